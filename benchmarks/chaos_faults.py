@@ -207,7 +207,7 @@ class Faults:
 
     async def _kill_service(self, name: str, kind: str) -> bool:
         """Its launcher starts it again."""
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, KeyError):  # it is dead, or waits for its next start
             os.kill(self._system.launcher.pid(name), signal.SIGKILL)
         self._note(kind, f"SIGKILL to {name}{', which keeps nothing' if name == 'redis' else ''}")
         return True
@@ -217,8 +217,10 @@ class Faults:
         if self._stopped:
             return False
         seconds = self.gap_s(*AWAY_S)
-        pids = [self._system.launcher.pid(name) for name in names]
-        processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+        processes = []
+        for name in names:
+            with suppress(psutil.NoSuchProcess, KeyError):
+                processes.append(psutil.Process(self._system.launcher.pid(name)))
         self._stop(processes)
         self._note(kind, f"SIGSTOP for {seconds:.1f} s to {', '.join(names)}")
         self._follow(self._resume(len(self.done) - 1, processes, seconds))

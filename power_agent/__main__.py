@@ -50,7 +50,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     """Build all parts of the service: its whole wiring.
 
     Raises:
-        TrefoilError: bad settings, a bad model repository, or no simulated node at the socket.
+        TrefoilError: bad settings, or a bad model repository.
     """
     settings = parser_main(PowerAgentSettings, "power_agent", argv)
     setup_logging("power_agent", settings.log_level, settings.log_json)
@@ -59,7 +59,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
         governor_of(settings.governor, settings.parts.get("governor", {}))
     clock = WallClock()
     client = install_simulated_node(settings.node_socket) if settings.node_socket else None
-    metrics = Metrics("power_agent", simulated=client is not None and bool(client.describe()["simulated"]))
+    metrics = Metrics("power_agent", simulated=client is not None)
     runtime = build_runtime(settings, client)
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
     inventory = Inventory(settings.node, Path("/proc") if client is None else None)

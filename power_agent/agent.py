@@ -12,14 +12,16 @@ import structlog
 from power_agent.clocks.clock_keeper import ClockKeeper
 from power_agent.devices.cpu import Cpu
 from power_agent.devices.driver_calls import DriverCalls
-from power_agent.devices.errors import DriverUnavailable
+from power_agent.devices.errors import DeviceError, DriverUnavailable, NodeUnreachable
+from power_agent.devices.gpus import driver_load_id
 from power_agent.devices.inventory import Inventory
 from power_agent.durability.publisher import Publisher
 from power_agent.energy.metering import Metering
+from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.factory import install_triton
 from power_agent.slices.adoption import add_cpu, adopt, list_devices
 from power_agent.slices.mig import MigInstances, enable_mig
-from power_agent.slices.node_state import Node
+from power_agent.slices.node_state import Device, Node
 from power_agent.slices.reconciler import Reconciler
 from power_agent.slices.slice_state import Slice
 from power_agent.slices.step_executor import StepExecutor
@@ -32,6 +34,8 @@ from trefoil.core.plan import NodePlan
 from trefoil.runtime.state import State
 
 EXIT_PATIENCE_S: Final = 1.5  # a service has 4 s to be gone
+WAIT_FIRST_S: Final = 0.1
+WAIT_MAX_S: Final = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -60,37 +64,78 @@ class AgentPart:
         """Adopt what runs, and the plan it runs by."""
         node, settings = self.node, self.node.settings
         node.journal.open()  # first: from here on this is the only agent of the node
-        self._driver_lock = lock_driver(settings.driver_marker)
         node.cordons.resume()
         try:
             self.executor.install = await asyncio.to_thread(install_triton, settings, self.executor.runtime)
         except (StartError, Unavailable) as error:  # without one it still meters and keeps the devices
             self.executor.install_failure = str(error)
             node.set_missing("triton", str(error))
-        await self._find_devices()
+        processes = await self._find_devices()
         await self.clocks.open()
         self.metering.open()
         await self.capabilities.open()
-        await adopt(node, self.mig, self.executor)
+        await adopt(node, self.mig, self.executor, processes)
         if node.journal.state.plan is not None:
             self.reconciler.resume(node.journal.state.plan)
         await self._newer_plan()
 
-    async def _find_devices(self) -> None:
-        """GPUs if there is a driver, and the CPUs if they are wanted; a node may have either."""
-        node = self.node
+    async def _find_devices(self) -> dict[str, RunningTriton]:
+        """Find the devices of the node; returns what runs on them, by tag.
+
+        Waits as long as the driver or the simulated node is there, or meant, and not ready: without them nobody can
+        tell what runs, and what runs serves on.
+        """
+        log, clock, pause_s, said = structlog.get_logger(), self.node.clock, WAIT_FIRST_S, ""
+        while True:
+            try:
+                processes = await self._open_devices()
+            except (DeviceError, NodeUnreachable) as error:
+                if str(error) != said:
+                    log.warning("waiting for the devices of this node", why=str(error))
+                    said = str(error)
+                await clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, WAIT_MAX_S)
+                continue
+            if said:
+                log.info("the devices of this node are ready", devices=sorted(self.node.devices))
+            return processes
+
+    async def _open_devices(self) -> dict[str, RunningTriton]:
+        """GPUs if there is a driver, and the CPUs if they are wanted; a node may have either.
+
+        Raises:
+            DeviceError, NodeUnreachable: the driver or the simulated node is not ready.
+        """
+        node, settings = self.node, self.node.settings
+        node.devices.clear()  # of a try before
+        loaded = driver_load_id(settings.driver_marker)
         try:
             observed = await self.calls.reopen()
+            node.set_missing("driver", "")
         except DriverUnavailable as error:
-            if node.settings.node_socket is not None:
-                raise  # a simulated node has a driver, or it is not the one that is meant
-            node.set_missing("driver", str(error))
+            if settings.node_socket is not None or loaded:
+                raise
+            node.set_missing("driver", str(error))  # no driver is loaded: `DriverWatch` sees it when one is
             observed = ()
+        if self._driver_lock is None:
+            self._driver_lock = lock_driver(settings.driver_marker)
+        if loaded != node.driver_load_id:  # it came while we waited
+            node.driver_load_id = loaded
+            node.journal.driver_changed(loaded)
         await list_devices(node, self.calls, self.inventory, observed)
         for device in list(node.devices.values()):
-            await enable_mig(node, self.calls, self.inventory, device)
+            await self._enable_mig(device)
         if self.cpu is not None:
             add_cpu(node, self.cpu, self.cpu_serves)
+        return await self.executor.processes()
+
+    async def _enable_mig(self, device: Device) -> None:
+        try:
+            await enable_mig(self.node, self.calls, self.inventory, device)
+        except DriverUnavailable:
+            raise
+        except DeviceError as error:  # of this GPU: it hides no other, and is asked again by `DriverWatch`
+            self.node.report_missing(device.device, str(error))
 
     async def _newer_plan(self) -> None:
         """What was decided while no agent was here."""

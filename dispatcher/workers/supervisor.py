@@ -2,9 +2,9 @@
 
 Each worker is a whole dispatcher of its own (`python -m dispatcher` again, with its number); all listen on the same
 ports (SO_REUSEPORT) and the kernel deals connections out. A worker that ends is started again at once, under a number
-that was never used; one that keeps ending is started ever more slowly; if none ever lives, that is given up. SIGTERM
-and SIGINT are passed on: all drain, and a second signal ends them fast. If this process is killed, the kernel tells the
-workers, which drain and end.
+that was never used; one that keeps ending is started ever more slowly, for ever. Only where none has ever lived is that
+given up. SIGTERM and SIGINT are passed on: all drain, and a second signal ends them fast. If this process is killed,
+the kernel tells the workers, which drain and end.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from trefoil.runtime.clock import Clock
 
 LOG = structlog.get_logger()
 SETTINGS_REFUSED: Final = 2  # the exit code of a TrefoilError: starting again cannot help
+NOT_STARTED: Final = 1
 STABLE_S: Final = 5.0  # a worker that lived so long did not fail to start
 STARTS_MAX: Final = 5  # of one place, before any worker has lived so long
 PAUSE_FIRST_S: Final = 0.2
@@ -47,6 +48,7 @@ class Supervisor:
         self._argv = list(argv)
         self._clock = clock
         self._workers: dict[int, asyncio.subprocess.Process] = {}  # by place
+        self._started_s: dict[int, float] = {}  # by place
         self._stopping = asyncio.Event()
         self._code = 0
         self._any_stable = False  # whether any worker ever lived for long
@@ -102,13 +104,17 @@ class Supervisor:
     async def _keep_alive(self, place: int, addresses: dict[str, str]) -> None:
         life, pause_s = 0, 0.0
         while not self._stopping.is_set():
-            started_s = self._clock.monotonic_s()
+            self._started_s[place] = self._clock.monotonic_s()
             worker = place + RESTART_STEP * life
-            code = await self._run_worker(place, worker, addresses)
+            try:
+                code = await self._run_worker(place, worker, addresses)
+            except OSError as error:  # no process or descriptor is left for it
+                LOG.error("worker not started", worker=worker, why=str(error))
+                code = NOT_STARTED
             if self._stopping.is_set():
                 return
-            stable = self._clock.monotonic_s() - started_s >= STABLE_S
-            self._any_stable = self._any_stable or stable
+            stable = self._lives_long(place)
+            self._any_stable = self._any_stable or stable or any(map(self._lives_long, self._workers))
             if not self._any_stable and (code == SETTINGS_REFUSED or life == STARTS_MAX):
                 LOG.error("no worker can be started", worker=worker, code=code)
                 self._code = code if code > 0 else 1
@@ -121,6 +127,9 @@ class Supervisor:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await self._stopping.wait()
+
+    def _lives_long(self, place: int) -> bool:
+        return self._clock.monotonic_s() - self._started_s[place] >= STABLE_S
 
     async def _run_worker(self, place: int, worker: int, addresses: dict[str, str]) -> int:
         values = {"worker": worker, "dispatcher": self.dispatcher, "supervisor_pid": os.getpid(), **addresses}

@@ -16,7 +16,13 @@ from typing import Any, Final
 
 import pynvml
 
-from power_agent.devices.errors import DeviceError, DeviceUnsupported, SliceMissing, translate_nvml_errors
+from power_agent.devices.errors import (
+    DeviceError,
+    DeviceUnsupported,
+    DriverUnavailable,
+    SliceMissing,
+    translate_nvml_errors,
+)
 
 MEBIBYTE: Final = 2**20
 
@@ -152,6 +158,8 @@ class Gpus:
                     name = self._name(index, uuid)
                     self._handles[uuid] = handle
                     found.append(self._observe(name, index, handle))
+            except DriverUnavailable:
+                raise  # gone for all of them
             except DeviceError as error:
                 lost[name] = error
         self.lost = lost

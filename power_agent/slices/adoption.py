@@ -14,7 +14,7 @@ import structlog
 
 from power_agent.devices.cpu import Cpu
 from power_agent.devices.driver_calls import DriverCalls
-from power_agent.devices.errors import DeviceError
+from power_agent.devices.errors import DeviceError, DriverUnavailable, NodeUnreachable
 from power_agent.devices.gpus import ObservedDevice
 from power_agent.devices.inventory import Inventory, ObservedSlice
 from power_agent.durability.journal_state import SliceRecord
@@ -34,7 +34,11 @@ NO_COMPUTE: Final = -1
 async def list_devices(
     node: Node, calls: DriverCalls, inventory: Inventory, observed: Sequence[ObservedDevice]
 ) -> None:
-    """List the GPUs into the node; one that it cannot govern is named in `missing` and hides none of the others."""
+    """List the GPUs into the node; one that it cannot govern is named in `missing` and hides none of the others.
+
+    Raises:
+        DriverUnavailable: the driver went away.
+    """
     for seen in observed:
         try:
             kind = device_type(seen.type)
@@ -66,6 +70,8 @@ async def _read_gauges(node: Node, calls: DriverCalls, inventory: Inventory, dev
 
     try:
         device.power_limit_w, device.clock_mhz = await calls.call(device.device, read)
+    except DriverUnavailable:
+        raise  # gone for all of them
     except DeviceError as error:
         structlog.get_logger().error("device lost", device=device.device, why=str(error))
         node.set_device(device, DeviceState.LOST)
@@ -77,10 +83,9 @@ def add_cpu(node: Node, cpu: Cpu, serve: bool) -> None:
     node.devices[cpu.device] = Device(cpu.device, cpu.type, DeviceState.ASLEEP, closed=closed)
 
 
-async def adopt(node: Node, mig: MigInstances, executor: StepExecutor) -> None:
-    """Adopt all instances and processes that are ours; end orphaned processes."""
+async def adopt(node: Node, mig: MigInstances, executor: StepExecutor, processes: dict[str, RunningTriton]) -> None:
+    """Adopt all instances and processes that are ours; end orphaned ones of `processes`, by tag."""
     log = structlog.get_logger()
-    processes = await executor.processes()
     adopted = {}
     for device in node.devices.values():
         found = await _find_slices(node, mig, device, processes)
@@ -98,7 +103,7 @@ async def adopt(node: Node, mig: MigInstances, executor: StepExecutor) -> None:
     for tag, process in processes.items():
         if process.alive:
             log.warning("ending a process whose slice is gone", tag=tag, id=process.id)
-            await executor.end_orphan(tag)
+            await _end_orphan(executor, tag)
     await asyncio.gather(*(_verify_serving(node, executor, part) for part in adopted.values() if part.running))
     for step in node.journal.close_unfinished():
         log.warning("unfinished step of a predecessor", slice=step.slice.name, verb=step.verb)
@@ -146,13 +151,20 @@ async def _adopt_one(
             await executor.attach(part, process)
         except TrefoilError as error:  # its variant left the repository, or Triton the machine
             trouble = f"adopted, but cannot be kept: {error}"
-            await executor.end_orphan(record.tag)
+            await _end_orphan(executor, record.tag)
     node.add_slice(part)
     if trouble:
         part.fail(trouble, node.clock.now_s())
     if device.state == DeviceState.LOST:
         part.fail("device lost", node.clock.now_s())
     return part
+
+
+async def _end_orphan(executor: StepExecutor, tag: str) -> None:
+    try:
+        await executor.end_orphan(tag)
+    except NodeUnreachable as error:
+        structlog.get_logger().warning("it went with its node", tag=tag, why=str(error))
 
 
 async def _verify_serving(node: Node, executor: StepExecutor, part: Slice) -> None:

@@ -21,6 +21,7 @@ from trefoil.core.fleet import DeviceKind, DeviceState
 
 PERIOD_S: Final = 2.0
 DCGM: Final = "dcgm"
+CAPABILITIES: Final = "capabilities"
 MODE_OFF: Final = "MIG mode "  # `mig` says these itself, with what it is doing about them
 
 
@@ -36,7 +37,8 @@ class CapabilityWatch:
         runtime: str,
         dcgm: Dcgm | None,
     ) -> None:
-        """rights: why nothing may be changed, and why MIG may not be configured (`capabilities`); runtime: its name."""
+        """rights: why nothing may be changed, and why MIG may not be configured (`capabilities`); it may block.
+        runtime: its name."""
         self._node = node
         self._inventory = inventory
         self._calls = calls
@@ -71,7 +73,12 @@ class CapabilityWatch:
         awake = [d for d in gpus if d.state != DeviceState.LOST]
         probe_for = (self._node.driver_load_id, [(d.device, d.mig_current, d.mig_pending) for d in awake])
         if probe_for != self._probed_for:
-            not_root, no_mig_device = self._rights()
+            try:
+                not_root, no_mig_device = await asyncio.to_thread(self._rights)
+            except Unavailable as error:  # a simulated node that is away: asked again next time
+                self._node.report_missing(CAPABILITIES, str(error))
+                return
+            self._node.report_missing(CAPABILITIES, "")
             probed = await asyncio.gather(*(self._probe(d.device, not_root, no_mig_device) for d in awake))
             devices = {name: whys for one in probed for name, whys in one.devices.items()}
             self.found = Capabilities(devices, {"root": not_root} if devices else {})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from power_agent.devices.driver_calls import DriverCalls
-from power_agent.devices.errors import DeviceError, DeviceLost
+from power_agent.devices.errors import DeviceError, DeviceLost, NodeUnreachable
 from power_agent.devices.gpus import driver_load_id
 from power_agent.devices.inventory import Inventory, ObservedSlice
 from power_agent.slices.adoption import list_devices
@@ -61,7 +61,8 @@ class DriverWatch:
         while True:
             try:
                 await self._check_driver()
-                self._node.report_missing("driver", "")
+                if self._node.driver_load_id:  # else none is loaded, and `missing` says so
+                    self._node.report_missing("driver", "")
             except (DeviceError, Unavailable) as error:
                 self._node.report_missing("driver", str(error))
             else:
@@ -184,7 +185,7 @@ class DriverWatch:
         for part in self._slices_of(device):
             if not self._reconciler.busy(part):
                 part.fail(f"device lost: {why}", self._node.clock.now_s())
-                await self._executor.stop_process(part)
+                await self._stop_process(part)
 
     async def _compare_instances(self, device: Device, listed: Sequence[ObservedSlice], before: _SlicesBefore) -> None:
         instances = {seen.key: seen for seen in listed}
@@ -216,7 +217,14 @@ class DriverWatch:
     async def _on_vanished(self, part: Slice, why: str) -> None:
         self._log.warning("instance vanished", slice=part.key.name, why=why)
         part.fail(why, self._node.clock.now_s())
-        await self._executor.stop_process(part)
+        await self._stop_process(part)
+
+    async def _stop_process(self, part: Slice) -> None:
+        try:
+            await self._executor.stop_process(part)
+        except NodeUnreachable as error:
+            self._log.warning("it went with its node", slice=part.key.name, why=str(error))
+            await self._executor.process_ended(part)
 
 
 def _forget_instance(part: Slice) -> None:

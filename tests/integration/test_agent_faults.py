@@ -295,3 +295,37 @@ def test_a_family_without_model_files_fails_on_its_slice_only_and_says_how_to_ma
 
     cluster.until(said, "the slice says what is missing, its neighbour serves")
     go(cluster, after())
+
+
+# The node is not there when the agent starts
+
+
+def test_an_agent_that_starts_before_its_node_waits_for_it(fresh):
+    wanted = before()
+    go(fresh, wanted)
+    fresh.kill_agent()
+    fresh.kill_node()
+    log = fresh.folder / "agent.log"
+    earlier = log.stat().st_size
+    fresh.launch_agent()
+    fresh.until(lambda: "waiting for the devices" in log.read_text()[earlier:], "the agent to say that it waits")
+    fresh.start_node()
+    fresh.until_agent_serves()
+    fresh.settle(wanted)
+    check(fresh, wanted)
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.05, 0.1, 0.2])
+def test_an_agent_starts_although_its_node_comes_and_goes_meanwhile(fresh, pause_s):
+    wanted = before()
+    go(fresh, wanted)
+    fresh.kill_agent()
+    fresh.launch_agent()
+    for _ in range(3):
+        time.sleep(pause_s)
+        fresh.kill_node()
+        fresh.start_node()
+    fresh.until_agent_serves()
+    fresh.until(lambda: all_serve(fresh, wanted), "all slices to serve again")
+    fresh.settle(wanted)
+    check(fresh, wanted)

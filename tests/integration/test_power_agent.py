@@ -532,21 +532,17 @@ async def test_a_stopped_meter_counts_work_but_no_joules_and_teardown_stops_all(
         await one.close()
 
 
-async def test_without_a_node_it_ends_with_one_clear_line(tmp_path):
+async def test_without_a_node_it_waits_and_says_so_until_it_is_told_to_end(tmp_path):
+    settings = {"node_socket": f"{tmp_path}/none.sock", "state_dir": tmp_path, "metrics_address": ""}
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "power_agent",
-            "--set",
-            f"node_socket={tmp_path}/none.sock",
-            "--set",
-            f"state_dir={tmp_path}",
-        ),
-        stderr=asyncio.subprocess.PIPE,
+        sys.executable, "-m", "power_agent", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
-    _, stderr = await process.communicate()
-    assert process.returncode == 2
-    last = stderr.decode().strip().splitlines()[-1]
-    assert last.startswith("error: no simulated node listens at")
-    assert "Remedy: start it" in last
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        while b"waiting for the devices of this node" not in (line := await process.stdout.readline()):
+            assert line, "it has ended"
+        process.send_signal(signal.SIGTERM)
+        await process.stdout.read()
+        assert await process.wait() == 0
+    assert b"simulated: start the node" in line

@@ -128,17 +128,31 @@ class FastCluster:
             return False
         return True
 
+    def kill_node(self) -> None:
+        """As the kernel would; all that runs on its slices goes with it."""
+        os.kill(self._node_pid, signal.SIGKILL)
+        self._stage.zygote.wait(self._node_pid)
+        self._node_pid = 0
+
     def start_agent(self, timeout_s: float = SETTLE_S, *, or_died: bool = False) -> float:
         """The agent; returns the seconds until it has adopted everything and serves (or has died as it was told)."""
         started_s = time.monotonic()
+        self.launch_agent()
+        self.until_agent_serves(timeout_s, or_died=or_died)
+        return time.monotonic() - started_s
+
+    def launch_agent(self) -> None:
+        """The agent's process, as far as it comes."""
         self.page[READY] = self.page[ENDED] = 0
         self._agent_pid = self._stage.zygote.run("agent", self.folder / "agent.log", **self._settings)
+
+    def until_agent_serves(self, timeout_s: float = SETTLE_S, *, or_died: bool = False) -> None:
+        """Wait until the agent has adopted everything and serves (or has died as it was told)."""
         self.until(lambda: self.page[READY] == 1 or (or_died and self.died), "the agent to serve", timeout_s)
         if self._channel is not None:
             self._channel.close()
         self._channel = grpc.insecure_channel(self._target, options=[("grpc.use_local_subchannel_pool", 1)])
         self.stub = power_agent_pb2_grpc.PowerAgentStub(self._channel)
-        return time.monotonic() - started_s
 
     @property
     def agent_runs(self) -> bool:

@@ -14,11 +14,11 @@ from protos.dispatcher.v1 import dispatcher_pb2
 from protos.types.v1 import plan_pb2
 from trefoil.cli.main import app
 from trefoil.cli.run import services
-from trefoil.cli.run.state_directory import Launch, StatePaths
+from trefoil.cli.run.state_directory import Failing, Launch, StatePaths
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.common import Revision
-from trefoil.core.errors import StaleRevision
+from trefoil.core.errors import StaleRevision, Unavailable
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode
 from trefoil.core.plan import (
@@ -272,11 +272,36 @@ def test_status(tmp_path: Path, running: Running) -> None:
     assert found["frozen"] is True
     assert found["rollout"] == "done"
     assert found["services"] == dict.fromkeys(services.SERVICES, True)
+    assert found["failing"] == {}
     assert found["nodes"][0]["devices"][0]["power_w"] == 231.5
     said = run(tmp_path, "status").stdout
     for part in ("SIMULATED", "7g.40gb digits-l", "asleep", "249 g/kWh", "frozen", "receipts digits", "-3.0 %"):
         assert part in said
     assert "receipts cats" not in said, "nothing is metered there"
+
+
+def test_status_shows_what_fails_also_when_it_is_the_controller(
+    tmp_path: Path, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = StatePaths(tmp_path)
+    paths.write_process("redis", None, Failing(12, "exit code 1", "no [moon]", 1e12))
+    said = run(tmp_path, "status").stdout
+    assert "redis fails: it ended 12 times in a row, last with exit code 1" in said
+    assert "no [moon]" in said
+    assert "mode act" in said
+
+    async def gone(*_: Any) -> Any:
+        raise Unavailable("nobody listens")
+
+    monkeypatch.setattr(SystemClient, "call", gone)
+    paths.write_process("redis", None, None)
+    paths.write_process("controller", None, Failing(1, "signal 9", "killed", 0.0))
+    found = document(tmp_path, "status")
+    assert found["failing"] == {"controller": {"ends": 1, "how": "signal 9", "last_error": "killed", "again_at_s": 0.0}}
+    assert "nobody listens" in found["unknown"]
+    said = run(tmp_path, "status").stdout
+    assert "the rest is not known: nobody listens" in said
+    assert "controller fails: it ended with signal 9, started again: killed" in said
 
 
 def test_plan_says_why_and_its_json_can_be_pinned(tmp_path: Path, running: Running) -> None:

@@ -7,34 +7,27 @@ import socket
 import stat
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trefoil.cli.run import processes, services
-from trefoil.cli.run.launcher import Launcher, clean_up, remove_runtime_files
+from trefoil.cli.run.launcher import Launcher, clean_up, remove_runtime_files, restart_pause_s
 from trefoil.cli.run.scenario import ServedFamily, System
 from trefoil.cli.run.services import Service
 from trefoil.cli.run.state_directory import AlreadyRunning, StateLock, StatePaths, to_toml
 from trefoil.core.errors import BinaryMissing, CatalogError, PortInUse, SettingError, StartError, TraceError
-from trefoil.runtime.clock import WallClock
+from trefoil.runtime.clock import ManualClock, WallClock
+from trefoil.runtime.proc import Identity
 from trefoil.runtime.socket_paths import socket_folder, temporary_folder
 
 CLOCK = WallClock()
 SERVE = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
-CRASH_WHEN_TOLD = """
-import pathlib, sys, time
-up = pathlib.Path(sys.argv[1])
-up.touch()
-while not up.with_name("crash").exists():
-    time.sleep(0.01)
-raise SystemExit(1)
-"""
 SYSTEM = System(port_offset=23_000)  # above those that systems beside this one get, `tests.support.ports`
 
 
@@ -120,19 +113,8 @@ async def test_a_crashed_service_is_started_again(tmp_path: Path, table: dict[st
         async with asyncio.timeout(60):
             while one.pid("controller") == before:
                 await asyncio.sleep(0.02)
-        assert [(e.service, e.exit_code, e.restarted) for e in one.exits] == [("controller", -9, True)]
+        assert [(e.service, e.exit_code) for e in one.exits] == [("controller", -9)]
         assert not one.failure
-
-
-async def test_a_service_that_crashes_again_and_again_is_given_up(tmp_path: Path, table: dict[str, Service]) -> None:
-    table["controller"] = service(tmp_path, "controller", CRASH_WHEN_TOLD, ("redis",))
-    async with launcher(tmp_path) as one:
-        (tmp_path / "crash").touch()  # not before it was seen to be up: then its start would have failed
-        async with asyncio.timeout(60):
-            await one.wait_for_failure()
-        assert "controller" in one.failure
-        assert one.exits[-1].restarted is False
-    await assert_nothing_left(tmp_path, one)
 
 
 async def test_restart_changes_settings_and_is_no_crash(tmp_path: Path, table: dict[str, Service]) -> None:
@@ -183,6 +165,120 @@ async def test_what_a_killed_launcher_left_is_cleaned_up(tmp_path: Path, table: 
     async with launcher(tmp_path) as again:
         assert again.launch is not None
     await assert_nothing_left(tmp_path, again)
+
+
+# Services that do not stay up, in a time of their own
+
+
+class Child:
+    """In place of a ChildProcess: ends when the test says so, or at once by the code in `dies`."""
+
+    started: ClassVar[list[tuple[float, str]]]
+    dies: ClassVar[dict[str, int]]
+
+    def __init__(self, command: processes.Command, _: str, clock: ManualClock) -> None:
+        if self.dies.get(command.name) == NO_PROCESS:
+            self.started.append((clock.monotonic_s(), command.name))
+            raise OSError("no process is left")
+        self.command, self.name, self.pid = command, command.name, len(self.started) + 1
+        self.identity, self.started_at_s = Identity(self.pid, 0), clock.now_s()
+        self.exit_code = self.dies.get(command.name)
+        self.started.append((clock.monotonic_s(), command.name))
+
+    def kill(self) -> None:
+        self.exit_code = self.exit_code or 0
+
+    async def stop(self, **_: Any) -> bool:
+        self.kill()
+        return True
+
+    def last_lines(self) -> str:
+        return "error: no moon"
+
+    def last_error(self) -> str:
+        return "no moon"
+
+
+NO_PROCESS = 1000
+
+
+@pytest.fixture
+async def system(
+    tmp_path: Path, table: dict[str, Service], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Launcher, ManualClock]]:
+    """A launched system of such children: redis, node, controller."""
+    monkeypatch.setattr(Child, "started", [], raising=False)
+    monkeypatch.setattr(Child, "dies", {}, raising=False)
+    monkeypatch.setattr("trefoil.cli.run.launcher.ChildProcess", Child)
+    for name in ("redis", "node", "controller"):
+        (tmp_path / f"{name}.up").touch()
+        table[name] = service(tmp_path, name)
+    clock = ManualClock()
+    async with launcher(tmp_path, clock=clock) as one:
+        yield one, clock
+
+
+def starts(name: str) -> list[float]:
+    return [round(at_s) for at_s, who in Child.started if who == name]
+
+
+@pytest.mark.parametrize("code", [1, 2, -11, NO_PROCESS])
+async def test_a_service_that_does_not_stay_up_is_started_again_for_ever_and_shown(
+    system: tuple[Launcher, ManualClock], code: int
+) -> None:
+    assert restart_pause_s(10**6) == 30.0, "after a year too"
+    one, clock = system
+    Child.dies["controller"] = 1 if code == NO_PROCESS else code
+    one._children["controller"].exit_code = 1
+    await clock.advance(0.5)
+    Child.dies["controller"] = code
+    await clock.advance(200)
+    assert starts("controller")[1:] == pytest.approx([0, 1, 3, 7, 15, 31, 61, 91, 121, 151, 181], abs=2.5)  # polled
+    assert (starts("redis"), starts("node"), one.failure) == ([0], [0], "")
+    failing = one.paths.failing()
+    assert failing.keys() == {"controller"}
+    assert failing["controller"].ends == len(starts("controller"))
+    assert failing["controller"].how == {-11: "signal 11", NO_PROCESS: "no process"}.get(code, f"exit code {code}")
+    assert failing["controller"].last_error == ("no process is left" if code == NO_PROCESS else "no moon")
+    assert clock.now_s() < failing["controller"].again_at_s <= clock.now_s() + 30
+
+    del Child.dies["controller"]
+    await clock.advance(failing["controller"].again_at_s - clock.now_s() + 25)
+    assert one.paths.failing().keys() == {"controller"}, "it is up, but has not stayed up yet"
+    await clock.advance(6)
+    assert one.paths.failing() == {}
+    before_s = clock.monotonic_s()
+    one._children["controller"].exit_code = -9
+    await clock.advance(0.5)
+    assert starts("controller")[-1] == pytest.approx(before_s, abs=1), "at once, as it had stayed up"
+
+
+async def test_a_node_that_does_not_stay_up_is_dead_and_ends_the_system(system: tuple[Launcher, ManualClock]) -> None:
+    one, clock = system
+    Child.dies["node"] = 1
+    one._children["node"].exit_code = 1
+    waiting = asyncio.create_task(one.wait_for_failure())
+    await clock.advance(10)
+    assert not waiting.done(), "a node that comes back is a driver that was loaded again"
+    await clock.advance(10)
+    await waiting
+    assert "node: ended with exit code 1" in one.failure
+    assert len(starts("node")) == 6
+    assert starts("controller") == [0]
+
+
+async def test_a_system_stops_at_once_while_a_service_waits_for_its_next_start(
+    system: tuple[Launcher, ManualClock],
+) -> None:
+    one, clock = system
+    Child.dies["controller"] = 1
+    one._children["controller"].exit_code = 1
+    await clock.advance(40)
+    with pytest.raises(KeyError):
+        one.pid("controller")
+    async with asyncio.timeout(60):
+        await one.stop()  # nobody moves the clock
+    assert not one.paths.run.exists()
 
 
 # The checks before anything is started

@@ -14,6 +14,7 @@ from trefoil.cli.run.processes import ChildProcess, Command
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.proc import Identity
 
+INFO = '{"level": "info", "event": "down"}'
 CLOCK = WallClock()
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 POLITE = "import time; print('up', flush=True); time.sleep(60)"
@@ -122,3 +123,18 @@ def test_an_identity_is_not_fooled_by_a_reused_number() -> None:
 @pytest.mark.parametrize("code", [0, 3])
 async def test_wait_returns_the_exit_code(tmp_path: Path, code: int) -> None:
     assert await child(tmp_path, f"raise SystemExit({code})", "exit").wait() == code
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("error: no moon", INFO), "no moon"), ((INFO,), "(it logged no error)"), ((), "(it logged nothing)")],
+)
+def test_the_last_error_is_no_line_of_progress(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    argv = (sys.executable, "-c", "import sys; print(*sys.argv[1:], sep='\\n')", *words)
+    one = ChildProcess(Command("one", argv, tmp_path / "one.log"), "launch", CLOCK)
+    one._popen.wait()
+    assert one.last_error() == said
+
+
+def test_a_log_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
+    assert "cannot be read" in processes.last_log_lines(tmp_path)

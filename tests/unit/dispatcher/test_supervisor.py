@@ -42,14 +42,18 @@ class WorkerId:
 
 @pytest.fixture
 def start(monkeypatch):
-    """Runs a supervisor whose workers are these, one after the other; returns (exit code, numbers started)."""
+    """Runs a supervisor whose workers are these, one after the other; returns (exit code, numbers started).
 
-    async def run(lives, workers=1, **settings):
+    refused: which starts fail for want of a process."""
+
+    async def run(lives, workers=1, refused=(), **settings):
         clock, started = Clock(), []
         todo = iter(lives)
 
         async def spawn(*argv, **_):
             started.append(int(next(a for a in argv if a.startswith("worker=")).removeprefix("worker=")))
+            if len(started) in refused:
+                raise OSError("no process is left")
             return WorkerId(clock, *next(todo, (None, 0)))
 
         monkeypatch.setattr(supervisor.asyncio, "create_subprocess_exec", spawn)
@@ -92,3 +96,13 @@ async def test_workers_that_never_live_are_given_up(start):
 async def test_a_worker_that_lived_once_is_never_given_up(start):
     code, started = await start([(STABLE_S, -9), *[(0.1, 1)] * 9, (0.1, 2)])
     assert (code, len(started)) == (0, 12)
+
+
+@pytest.mark.parametrize("code", [1, 2, -9])
+async def test_a_worker_that_never_lives_stops_none_that_has_lived_for_long(start, code):
+    code, started = await start([(None, 0), *[(1.0, 1)] * 5, *[(1.0, code)] * 20], workers=2)
+    assert (code, len(started)) == (0, 27)
+
+
+async def test_a_worker_for_which_there_is_no_process_is_tried_again(start):
+    assert await start([(STABLE_S, -9)] * 3, refused=(2, 3)) == (0, [0, 1000, 2000, 3000])

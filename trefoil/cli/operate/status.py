@@ -3,9 +3,12 @@
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from rich.console import Console
 
 from trefoil.cli.operate.decisions import show_decision
 from trefoil.cli.output import (
@@ -20,15 +23,18 @@ from trefoil.cli.output import (
     slices_text,
 )
 from trefoil.cli.run import services
+from trefoil.cli.run.state_directory import Failing, StatePaths
 from trefoil.cli.system_client import SystemClient, call_system
 from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading, CarbonScores
 from trefoil.core.common import Lease
 from trefoil.core.demand import LoadForecast, LoadWindow, ScaleSignal, TableAck
 from trefoil.core.energy import EnergySample
+from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout, RolloutState
 from trefoil.runtime import codec
+from trefoil.runtime.clock import WallClock
 from trefoil.runtime.state import State
 
 # Types of Redis values by key (docs/state.md), longest prefix first; what is listed in neither table is shown as text.
@@ -60,38 +66,71 @@ def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) ->
     """Show what runs: services, GPUs and their slices, carbon now, mode, and the plan's revision."""
 
     async def gather(system: SystemClient) -> dict[str, Any]:
-        healthy = await asyncio.gather(*(services.is_serving(system.launch.addresses[n]) for n in services.SERVICES))
-        answer = await system.plan()
-        return {
-            "cluster": system.launch.cluster,
-            "state_dir": system.launch.state_dir,
-            "inference": system.launch.addresses["inference"],
-            "rest": system.launch.addresses.get("rest", ""),
+        launch = system.launch
+        healthy = await asyncio.gather(*(services.is_serving(launch.addresses[n]) for n in services.SERVICES))
+        found = {
+            "cluster": launch.cluster,
+            "state_dir": launch.state_dir,
+            "inference": launch.addresses["inference"],
+            "rest": launch.addresses.get("rest", ""),
             "services": dict(zip(services.SERVICES, healthy, strict=True)),
-            "mode": ActMode(answer.mode).name.lower(),
-            "frozen": answer.frozen,
-            "pinned": answer.pinned,
-            "revision": as_json(answer.plan.revision),
-            "rollout": RolloutState(answer.rollout.state).name.lower(),
-            "exploring": answer.plan.exploration,
-            "nodes": [as_json(node) for node in await system.nodes()],
-            "carbon": [as_json(reading) for reading in await system.carbon()],
-            "carbon_refused": answer.carbon_refused,
-            "receipts": await system.receipts(),
+            "failing": {name: asdict(one) for name, one in StatePaths(Path(launch.state_dir)).failing().items()},
         }
+        try:
+            return found | await _gather_plan(system)
+        except Unavailable as error:  # the controller or Redis is among those that fail: the rest is shown
+            return found | {"unknown": str(error)}
 
     found = call_system(state_dir, gather)
     if as_json_:
         print_json(found)
         return
     out = console()
-    held = "".join(f", {word}" for word in ("frozen", "pinned", "exploring") if found[word])
     rest = f", HTTP on {found['rest']}" if found["rest"] else ""
     serving = f"serving on {found['inference']}{rest}"
-    out.print(f"{found['cluster']}: mode {found['mode']}{held}, rollout {found['rollout']}; {serving}")
+    if "unknown" in found:
+        out.print(f"{found['cluster']}: {serving}; the rest is not known: {found['unknown']}", markup=False)
+    else:
+        held = "".join(f", {word}" for word in ("frozen", "pinned", "exploring") if found[word])
+        out.print(f"{found['cluster']}: mode {found['mode']}{held}, rollout {found['rollout']}; {serving}")
     out.print(
         grid("Services", ("service", "healthy"), [(n, "yes" if ok else "NO") for n, ok in found["services"].items()])
     )
+    for name, failing in found["failing"].items():
+        out.print(_failing_text(name, Failing(**failing), WallClock().now_s()), markup=False)
+    if "unknown" not in found:
+        _print_plan(out, found)
+
+
+async def _gather_plan(system: SystemClient) -> dict[str, Any]:
+    """What the controller and Redis say.
+
+    Raises:
+        Unavailable: one of them does not answer.
+    """
+    answer = await system.plan()
+    return {
+        "mode": ActMode(answer.mode).name.lower(),
+        "frozen": answer.frozen,
+        "pinned": answer.pinned,
+        "revision": as_json(answer.plan.revision),
+        "rollout": RolloutState(answer.rollout.state).name.lower(),
+        "exploring": answer.plan.exploration,
+        "nodes": [as_json(node) for node in await system.nodes()],
+        "carbon": [as_json(reading) for reading in await system.carbon()],
+        "carbon_refused": answer.carbon_refused,
+        "receipts": await system.receipts(),
+    }
+
+
+def _failing_text(name: str, failing: Failing, now_s: float) -> str:
+    row = f" {failing.ends} times in a row, last" if failing.ends > 1 else ""
+    wait_s = failing.again_at_s - now_s
+    when = f"started again in {wait_s:.0f} s" if wait_s > 0 else "started again"
+    return f"{name} fails: it ended{row} with {failing.how}, {when}: {failing.last_error}"
+
+
+def _print_plan(out: Console, found: Mapping[str, Any]) -> None:
     for node in found["nodes"]:
         out.print(_devices_table(codec.from_plain(NodeStatus, node)))
     for reading in found["carbon"]:

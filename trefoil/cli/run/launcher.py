@@ -1,17 +1,17 @@
 """Launcher of a whole system on this machine: starts it, keeps it running, and takes all of it down again.
 
 Everything is checked before anything is started. Services start as soon as what they need answers; each must report
-itself healthy within a deadline, and one that dies shows its last words. A service that crashes later is started
-again, a bounded number of times. Teardown runs in reverse order on every way out: exception, signal, or normal end;
-what a SIGKILLed launcher left is cleaned up by the next one (`clean_up`). Whether the system serves is asked as a
-client asks: by a real inference through the inference port (`first_answer`).
+itself healthy within a deadline, and one that dies shows its last words. A service that ends later is started again for
+ever: at once, then, as long as it does not stay up, after growing pauses; the others go on. Only the simulated node,
+which is the hardware, ends the system if it does not stay up. Teardown runs in reverse order on every way out:
+exception, signal, or normal end; what a SIGKILLed launcher left is cleaned up by the next one (`clean_up`). Whether the
+system serves is asked as a client asks: by a real inference through the inference port (`first_answer`).
 """
 
 import asyncio
 import os
 import secrets
 import shutil
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from trefoil.cli.run.processes import ChildProcess, Command
 from trefoil.cli.run.scenario import System
 from trefoil.cli.run.services import Service
 from trefoil.cli.run.shutdown import uncancellable
-from trefoil.cli.run.state_directory import Launch, StateLock, StatePaths, to_toml, write_private
+from trefoil.cli.run.state_directory import Failing, Launch, StateLock, StatePaths, to_toml, write_private
 from trefoil.core.errors import StartError, TrefoilError, Unavailable
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.proc import Identity
@@ -37,9 +37,13 @@ START_DEADLINE_S: Final = 45.0
 POLL_S: Final = 0.1
 INFER_TIMEOUT_S: Final = 5.0
 FIRST_ANSWER_DEADLINE_S: Final = 60.0
-RESTARTS_MAX: Final = 5
-RESTARTS_WINDOW_S: Final = 60.0
-SETTINGS_REFUSED: Final = 2  # the exit code of a TrefoilError: starting again cannot help
+STABLE_S: Final = 30.0  # one that lived so long had started, also on a busy machine
+PAUSE_FIRST_S: Final = 1.0
+PAUSE_MAX_S: Final = 30.0
+EXITS_MAX: Final = 1000
+NODE: Final = "node"
+NODE_ENDS_MAX: Final = 5  # in a row: then it is dead, and with it all that could serve
+SETTINGS_REFUSED: Final = 2  # the exit code of a TrefoilError: its last line is the complaint
 STOP_ORDER: Final = (("dispatcher", "controller"), ("power_agent", "carbon_feed"), ("node",), ("redis",))
 
 
@@ -50,7 +54,6 @@ class ProcessExit:
     service: str
     exit_code: int
     at_s: float
-    restarted: bool
 
 
 class Launcher:
@@ -69,7 +72,7 @@ class Launcher:
         self.system = system
         self.paths = StatePaths(state_dir.resolve())
         self.exits: list[ProcessExit] = []
-        self.failure: str = ""  # why the system no longer is whole
+        self.failure: str = ""  # why nothing can be kept running
         self._clock = clock or WallClock()
         self._say = say
         self._kill_now = kill_now
@@ -77,7 +80,9 @@ class Launcher:
         self._lock = StateLock(self.paths)
         self._launch_id = secrets.token_hex(8)
         self._children: dict[str, ChildProcess] = {}
-        self._crash_times: dict[str, deque[float]] = {}
+        self._started_s: dict[str, float] = {}  # monotonic
+        self._again_s: dict[str, float] = {}  # monotonic: when one that ended is started again
+        self._failing: dict[str, Failing] = {}
         self._supervision: asyncio.Task[None] | None = None
         self._restarting: set[str] = set()  # being restarted on purpose: their end is no crash
         self._services: dict[str, Service] = {}
@@ -136,13 +141,16 @@ class Launcher:
 
     def _spawn(self, service: Service) -> None:
         command = Command(service.name, service.argv, self.paths.log(service.name), service.env, service.stop_grace_s)
-        child = ChildProcess(command, self._launch_id, self._clock)
-        self._children[service.name] = child
-        identity = child.identity
-        write_private(
-            self.paths.run / f"{service.name}.json",
-            f'{{"pid": {identity.pid}, "start_ticks": {identity.start_ticks}, "started_at_s": {child.started_at_s}}}\n',
-        )
+        self._children[service.name] = ChildProcess(command, self._launch_id, self._clock)
+        self._started_s[service.name] = self._clock.monotonic_s()
+        self._tell(service.name)
+
+    def _tell(self, name: str) -> None:
+        """Tell other commands of a service: its process, and how it fails."""
+        try:
+            self.paths.write_process(name, self._children.get(name), self._failing.get(name))
+        except OSError as error:  # of use to people only; it is written again when there is news
+            self._say(f"{name}: its file in {self.paths.run} cannot be written ({error})")
 
     async def _until_healthy(self, service: Service) -> None:
         child = self._children[service.name]
@@ -169,7 +177,9 @@ class Launcher:
         self._restarting.add(name)
         try:
             self._overrides[name] = _merge_settings(self._overrides.get(name, {}), overrides or {})
-            await self._children[name].stop(kill_now=self._kill_now)
+            if (child := self._children.get(name)) is not None:
+                await child.stop(kill_now=self._kill_now)
+            self._failing.pop(name, None)
             self._write_settings(service)
             self._spawn(service)
             await self._until_healthy(service)
@@ -177,38 +187,69 @@ class Launcher:
             self._restarting.discard(name)
 
     def pid(self, name: str) -> int:
-        """Process id of a service, as of its last start."""
+        """Process id of a service, as of its last start.
+
+        Raises:
+            KeyError: it has ended and waits for its next start.
+        """
         return self._children[name].pid
 
     async def wait_for_failure(self) -> None:
-        """Wait until a service cannot be kept running."""
-        while not self.failure:
-            await self._clock.sleep(POLL_S)
+        """Wait until the node is dead, the one service whose death ends all."""
+        assert self._supervision is not None, "the launcher has started"
+        await asyncio.shield(self._supervision)
 
     async def _supervise(self) -> None:
-        while True:
-            for name, child in list(self._children.items()):
-                if name not in self._restarting and (code := child.exit_code) is not None:
-                    await self._restart_crashed(self._services[name], child, code)
+        """Start again what ends. Nothing here waits for one service: the others are looked after all the time."""
+        while not self.failure:
+            for name, service in self._services.items():
+                if name not in self._restarting:
+                    self._keep_up(service)
             await self._clock.sleep(POLL_S)
 
-    async def _restart_crashed(self, service: Service, child: ChildProcess, code: int) -> None:
-        """A crash is mended by a new start, a bounded number of times; a refusal of its settings is not."""
+    def _keep_up(self, service: Service) -> None:
+        name, child = service.name, self._children.get(service.name)
+        if child is not None and (code := child.exit_code) is not None:
+            self._on_exit(child, code)
+            child = None
         now_s = self._clock.monotonic_s()
-        crashes_s = self._crash_times.setdefault(service.name, deque(maxlen=RESTARTS_MAX))
-        give_up = code == SETTINGS_REFUSED or (
-            len(crashes_s) == RESTARTS_MAX and now_s - crashes_s[0] < RESTARTS_WINDOW_S
-        )
-        self.exits.append(ProcessExit(service.name, code, self._clock.now_s(), not give_up))
+        if child is None:
+            if now_s >= self._again_s[name] and not self.failure:
+                self._start_again(service)
+        elif name in self._failing and now_s - self._started_s[name] >= STABLE_S:
+            del self._failing[name]
+            self._say(f"{name} stays up again")
+            self._tell(name)
+
+    def _on_exit(self, child: ChildProcess, code: int) -> None:
+        name = child.name
+        self.exits.append(ProcessExit(name, code, self._clock.now_s()))
+        del self.exits[:-EXITS_MAX]
         child.kill()  # what it may have left in its group
-        if give_up:
-            del self._children[service.name]
+        del self._children[name]
+        self._back_off(name, _exit_text(code), child.last_error())
+        if name == NODE and self._failing[name].ends > NODE_ENDS_MAX:
             self.failure = str(_exit_error(child, code))
             self._say(self.failure)
-            return
-        crashes_s.append(now_s)
-        self._say(f"{service.name} ended with {_exit_text(code)}; starting it again ({len(crashes_s)}/{RESTARTS_MAX})")
-        self._spawn(service)
+
+    def _start_again(self, service: Service) -> None:
+        try:
+            self._spawn(service)
+        except OSError as error:  # no process, descriptor or room on the disk is left for it
+            self._back_off(service.name, "no process", str(error))
+
+    def _back_off(self, name: str, how: str, last_error: str) -> None:
+        """Note that a service has ended, and when it is started again."""
+        now_s = self._clock.monotonic_s()
+        before = self._failing.get(name)
+        ends = 1 if before is None else before.ends + 1
+        pause_s = restart_pause_s(ends)
+        self._again_s[name] = now_s + pause_s
+        self._failing[name] = Failing(ends, how, last_error, self._clock.now_s() + pause_s)
+        row = f", {ends} times in a row" if ends > 1 else ""
+        when = f"starting it again in {pause_s:g} s" if pause_s else "starting it again"
+        self._say(f"{name} ended with {how}{row}; {when}; its last error: {last_error}")
+        self._tell(name)
 
     # End
 
@@ -264,6 +305,11 @@ async def _run_all(work: list[Awaitable[None]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def restart_pause_s(ends: int) -> float:
+    """Pause before the next start of a service that has ended so many times in a row [s]: none, then doubling."""
+    return 0.0 if ends <= 1 else min(PAUSE_MAX_S, PAUSE_FIRST_S * 2.0 ** min(ends - 2, 10))
 
 
 def _exit_error(child: ChildProcess, code: int) -> TrefoilError:

@@ -7,6 +7,7 @@ group by group; the kernel stops it when the launcher dies (parent-death signal)
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,9 @@ from trefoil.runtime.clock import Clock
 
 LAUNCH_ID: Final = "TREFOIL_LAUNCH_ID"
 LAST_LINES: Final = 15
+LINE_CHARACTERS: Final = 500
+PROGRESS: Final = re.compile(r'"level": "(debug|info)"')
+LAST_BYTES: Final = 64 * 1024  # of a log that may have grown for months
 POLL_S: Final = 0.05
 # A parent that died before the request is never told of. Python ignores SIGPIPE, which a command would inherit.
 _DIE_WITH_PARENT: Final = """
@@ -110,15 +114,23 @@ class ChildProcess:
         """Last lines that this start of the process logged."""
         return last_log_lines(self.command.log_path, count, self._log_from)
 
+    def last_error(self) -> str:
+        """Last of its last lines that does not report progress; a remark where all do."""
+        lines = self.last_lines().splitlines()
+        errors = (line for line in reversed(lines) if not PROGRESS.search(line))
+        return next(errors, "(it logged no error)").removeprefix("error: ")[:LINE_CHARACTERS]
+
 
 def last_log_lines(path: Path, count: int = LAST_LINES, from_byte: int = 0) -> str:
     """Last lines of a log file, or a remark that there are none."""
     try:
         with path.open("rb") as log:
-            log.seek(from_byte)
-            lines = log.read().decode(errors="replace").strip().splitlines()
+            log.seek(max(from_byte, log.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = log.read(LAST_BYTES).decode(errors="replace").strip().splitlines()
     except FileNotFoundError:
         lines = []
+    except OSError as error:  # of a failing disk: no reason to stop looking after the process
+        lines = [f"(its log cannot be read: {error})"]
     return "\n".join(lines[-count:]) if lines else "(it logged nothing)"
 
 

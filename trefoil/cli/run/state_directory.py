@@ -2,7 +2,7 @@
 
 <state_dir>/lock                 held while a supervisor lives
 <state_dir>/run/launch.json      0600: who supervises, where everything listens (holds the Redis password)
-<state_dir>/run/<service>.json   pid and start of each process
+<state_dir>/run/<service>.json   pid and start of each process; how it ended, as long as it does not stay up
 <state_dir>/config/<service>.toml, redis/, logs/, agent/, node/, dispatcher/, controller/
 """
 
@@ -10,11 +10,13 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import trefoil
+from trefoil.cli.run.processes import ChildProcess
 from trefoil.core.errors import NotFound, SettingError, StartError
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.socket_paths import socket_folder
@@ -44,6 +46,16 @@ class Launch:
     triton_ports: tuple[int, int]  # first, and one after the last
     started_at_s: float
     ready_at_s: float = 0.0  # 0: still starting
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """Failing service: one that ended and has not stayed up since."""
+
+    ends: int  # in a row
+    how: str  # its last end: "exit code 2", "signal 9"
+    last_error: str  # line of its log
+    again_at_s: float  # when it is, or was, started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +105,24 @@ class StatePaths:
         inside = self.state_dir / "node"
         folder = socket_folder(inside, "socket", self.state_dir)
         return folder / ("socket" if folder == inside else "node.socket")
+
+    def write_process(self, name: str, child: ChildProcess | None, failing: Failing | None) -> None:
+        """Write what is known of a service's process."""
+        values: dict[str, Any] = {}
+        if child is not None:
+            values |= asdict(child.identity) | {"started_at_s": child.started_at_s}
+        if failing is not None:
+            values["failing"] = asdict(failing)
+        write_private(self.run / f"{name}.json", json.dumps(values) + "\n")
+
+    def failing(self) -> dict[str, Failing]:
+        """Services that do not stay up, by name, as the supervisor last said."""
+        found = {}
+        for path in sorted(self.run.glob("*.json")):
+            with suppress(FileNotFoundError):  # the system is just being stopped
+                if "failing" in (values := json.loads(path.read_text())):
+                    found[path.stem] = Failing(**values["failing"])
+        return found
 
     def read_launch(self) -> Launch | None:
         """Read the launch file; None when there is none.

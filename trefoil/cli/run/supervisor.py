@@ -28,7 +28,7 @@ DOWN_DEADLINE_S: Final = 40.0
 
 
 async def supervise(system: System, state_dir: Path, signals: ShutdownSignals, pipe: "Pipe") -> int:
-    """Launch, report the first answer, and stay until a signal or until a service cannot be kept running."""
+    """Launch, report the first answer, and stay until a signal or until the node is dead."""
     try:
         async with Launcher(system, state_dir, say=pipe.say, kill_now=lambda: signals.kill_now) as launcher:
             answered_s = await first_answer(launcher, WallClock())
@@ -65,7 +65,8 @@ class Pipe:
 
     def _write(self, values: dict[str, Any]) -> None:
         text = json.dumps(values)
-        print(text, flush=True)
+        with suppress(OSError):  # the disk of the log is full: what it would say is in `status` too
+            print(text, flush=True)
         if self._file is not None:
             try:
                 print(text, file=self._file, flush=True)
