@@ -102,13 +102,14 @@ async def measure(system: EchoSystem, trouble: Trouble, rate_per_s: float, seed:
 
 
 async def _recovered(system: EchoSystem, over_s: float) -> float | None:
-    """Time until the controller decides, the agent publishes and every dispatcher worker acknowledges [s]."""
+    """Time until every service runs, the controller decides and the agent publishes [s]."""
     while (waited_s := system.clock.monotonic_s() - over_s) < RECOVERY_MAX_S:
         with suppress(TrefoilError):
             await system.client.call("Replan", controller_pb2.ReplanRequest())
             since_s = system.clock.now_s() - 2.0
             nodes = await system.client.nodes()
-            if nodes and all(node.observed_at_s >= since_s for node in nodes):
+            up = set(SERVICES) <= running_pids(system).keys()
+            if up and nodes and all(node.observed_at_s >= since_s for node in nodes):
                 return waited_s
         await system.clock.sleep(POLL_S)
     return None
