@@ -9,7 +9,7 @@ import datetime
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -35,6 +35,7 @@ from trefoil.core.plan import Plan
 from trefoil.core.units import grams
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Append, Increment, Put, Write
+from trefoil.runtime.sightings import unread
 from trefoil.runtime.state import Keys, State
 from trefoil.runtime.telemetry import Metrics
 
@@ -74,7 +75,8 @@ class Accountant:
         self._unwritten: dict[str, dict[str, float]] = {}
         self._minute: dict[str, list[EnergySample]] = {}
         self._folded: list[tuple[str, EnergySample]] = []
-        self._last: dict[str, EnergySample] = {}
+        self._told: dict[str, EnergySample] = {}  # of each device the last one, as its agent stamped it
+        self._last: dict[str, EnergySample] = {}  # the same, in our time
         self._answered: Counter[tuple[str, str]] = Counter()
         self._flushed_at_s = clock.now_s()
         self._log = structlog.get_logger()
@@ -87,14 +89,16 @@ class Accountant:
         """Read new samples of all nodes and book them; every few seconds write the totals."""
         readings = self.readings()
         for node in sorted(self._observation.inputs.nodes):
-            key = self._state.keys.energy(node)
+            key, offset_s = self._state.keys.energy(node), self._observation.inputs.clock_offsets_s.get(node, 0.0)
+            if offset_s is None:
+                continue
             try:
-                entries = await self._state.stream(key, EnergySample, self._ids.get(key, "0"))
+                entries = await unread(self._state, key, EnergySample, self._ids.get(key, "0"))
             except errors.StateUnavailable:
                 return  # the observer says so; the agents send again what was missed
             for entry_id, sample in entries:
                 self._ids[key] = entry_id
-                self._book(node, sample, readings, families)
+                self._book(node, sample, readings, families, offset_s)
         self._book_answers()
         self._reconcile()
         if self._clock.now_s() - self._flushed_at_s >= FLUSH_S:
@@ -124,7 +128,8 @@ class Accountant:
 
     async def flush(self) -> None:
         """Flush what is pending to totals:<family>:<hour>; nothing is lost when that fails."""
-        hour = datetime.datetime.fromtimestamp(self._clock.now_s(), datetime.UTC).strftime("%Y%m%d%H")
+        calendar_s = self._clock.now_s() + self._clock.calendar_ahead_s()
+        hour = datetime.datetime.fromtimestamp(calendar_s, datetime.UTC).strftime("%Y%m%d%H")
         keys = self._state.keys
         writes: list[Write] = [
             Increment(keys.totals(family, hour), dict(deltas), TOTALS_TTL_S)
@@ -155,11 +160,19 @@ class Accountant:
         return tuple(sorted([*known, now], key=lambda r: r.observed_at_s))
 
     def _book(
-        self, node: str, sample: EnergySample, readings: Sequence[CarbonReading], families: Sequence[str]
+        self,
+        node: str,
+        sample: EnergySample,
+        readings: Sequence[CarbonReading],
+        families: Sequence[str],
+        offset_s: float,
     ) -> None:
-        before = self._last.get(sample.device)
-        if before is not None and sample.seq <= before.seq and sample.ends_at_s <= before.ends_at_s:
+        told, before = self._told.get(sample.device), self._last.get(sample.device)
+        if told is not None and sample.seq <= told.seq and sample.ends_at_s <= told.ends_at_s:
             return  # sent again by an agent that was not sure
+        self._told[sample.device] = sample
+        if offset_s:
+            sample = replace(sample, starts_at_s=sample.starts_at_s + offset_s, ends_at_s=sample.ends_at_s + offset_s)
         if before is not None and sample.starts_at_s - before.ends_at_s > GAP_S:
             gap_s = sample.starts_at_s - before.ends_at_s
             self.unknown_s += gap_s

@@ -139,7 +139,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class VirtualClock:
-    """A `Clock` on a virtual loop. Clocks of several processes differ in their wall time by `skew_s`."""
+    """A wall clock on a virtual loop; `skew_s`: how far it was stepped."""
 
     def __init__(self, loop: VirtualLoop, epoch_s: float = 1_000_000.0, skew_s: float = 0.0) -> None:
         self._loop, self._epoch_s, self.skew_s = loop, epoch_s - START_S, skew_s
@@ -149,6 +149,9 @@ class VirtualClock:
 
     def monotonic_s(self) -> float:
         return self._loop.time()
+
+    def calendar_ahead_s(self) -> float:
+        return 0.0
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
