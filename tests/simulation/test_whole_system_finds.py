@@ -106,7 +106,7 @@ CASES: list[tuple[str, type, str, str, str, Callable[[System], None], str]] = [
         "acknowledgements are forgotten with Redis' data (eee52c3)",
         LiveAcks,
         "read",
-        "return tuple(self._seen[worker].ack for worker in sorted(self._seen))",
+        "return tuple(self._seen[worker].own for worker in sorted(self._seen))",
         "return tuple(there[worker] for worker in sorted(there))",
         acks_lost,
         "under requests",

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
+SHORTEST_S: Final = 1e-6
 START_S: Final = 1_000.0  # of the monotonic clock: a machine has run for a while before its services start
 
 
@@ -90,6 +91,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._scheduled, timer)
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]
+        """A wait too short to change the time that it is added to would be waited for without end."""
+        return self.call_at(
+            self._now_s + (max(delay, SHORTEST_S) if delay > 0 else delay), callback, *args, context=context
+        )
 
     def spend(self, seconds: float) -> None:
         """Called inside a call of `run_in_executor`: its answer takes that long."""
