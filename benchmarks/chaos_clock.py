@@ -25,6 +25,7 @@ PAIRS: Final = 64  # as in wall_steps.c
 SOURCE: Final = Path(__file__).with_name("wall_steps.c")
 FILE: Final = "WALL_STEPS"
 LASTS_S: Final = 10.0
+RESTARTED_S: Final = 25.0  # for services that start again meanwhile, on a calendar that the others do not have
 DRAWS_MAX_W: Final = 2 * 400.0  # of one GPU
 ROLES: Final = ("controller", "agent:node0", "feed:demo")
 
@@ -73,7 +74,7 @@ def troubles() -> tuple[Trouble, ...]:
     ]
     restarted = frozenset({"controller", "power_agent"})
     what = "wall clock of everybody +1 h, then controller and agent are killed"
-    return (*made, Trouble(what, partial(restarted_later, step_s=HOUR_S), LASTS_S, restarted))
+    return (*made, Trouble(what, partial(restarted_later, step_s=HOUR_S), RESTARTED_S, restarted))
 
 
 @asynccontextmanager
@@ -98,7 +99,7 @@ async def stepped(system: EchoSystem, who: str, step_s: int) -> AsyncIterator[No
 
 @asynccontextmanager
 async def restarted_later(system: EchoSystem, step_s: int) -> AsyncIterator[None]:
-    """Step everybody, then start two services again: on a calendar that the others do not have."""
+    """Step everybody, then have two services started again."""
     step({EVERYBODY: step_s})
     await system.clock.sleep(1.0)
     for name in ("controller", "power_agent"):
