@@ -77,9 +77,7 @@ class Leadership:
     async def cede_to(self, epoch: int) -> None:
         """Cede to a higher epoch that an agent obeys (Redis lost ours): release the lease, then take a higher one."""
         self._disk.save("epoch", {"epoch": max(epoch, int(self._disk.load_plain("epoch").get("epoch", 0)))})
-        if self._lease is not None:
-            lease, self._lease = self._lease, None
-            await self._state.release(lease)
+        await self.release()
 
     async def write(self, writes: Iterable[Write]) -> None:
         """Write to Redis under the lease: fenced, all or nothing.

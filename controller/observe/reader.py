@@ -23,7 +23,7 @@ from trefoil.core.plan import Rollout, RolloutState
 from trefoil.runtime.acks import LiveAcks
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Append, Put, Write
-from trefoil.runtime.sightings import AGREE_S, Sightings, unread
+from trefoil.runtime.sightings import AGREE_S, Sightings
 from trefoil.runtime.state import Keys, State
 from trefoil.runtime.telemetry import Metrics
 
@@ -96,7 +96,7 @@ class ObservationReader:
         await self._refresh_other_zones()
         self.observation.note_carbon()
         for key in await self._state.names(keys.load_prefix()):
-            for entry_id, window in await unread(self._state, key, LoadWindow, self._load_ids.get(key, "0")):
+            for entry_id, window in await self._state.stream(key, LoadWindow, self._load_ids.get(key, "0")):
                 self._load_ids[key] = entry_id
                 self.observation.windows.add(self._in_own_time(window), self.observation.catalog)
 

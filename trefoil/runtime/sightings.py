@@ -8,16 +8,13 @@ difference is learnt from that, and with it every other stamp of the same writer
 
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.state import State
 
 AGREE_S: Final = 1.0  # by which two clocks may differ, with the time that a value is on its way
 FRESH_S: Final = 5.0  # as old may a stamp be at the first look to be taken for one of a clock that agrees
 WATCH_S: Final = 3.0  # of sight, after which who has renewed nothing is silent, and its clock no longer in question
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -79,24 +76,3 @@ def _offset_s(known_s: float | None, stamp_s: float, from_s: float, until_s: flo
         if offset_s is not None and from_s - AGREE_S <= stamp_s + offset_s <= until_s + AGREE_S:
             return offset_s
     return until_s - stamp_s if sure else None
-
-
-async def unread(state: State, key: str, cls: type[T], after_id: str, count: int = 1000) -> list[tuple[str, T]]:
-    """Read the entries of a stream after the last one that was read, oldest first.
-
-    Ids are times of Redis' clock. A stream that was lost and began again under a clock set back has none beyond
-    `after_id`: then all that it holds are new.
-
-    Raises:
-        StateUnavailable: Redis does not answer.
-    """
-    found = await state.stream(key, cls, after_id, count)
-    if not found and after_id != "0":
-        newest = await state.tail(key, cls)
-        if newest and _place(newest[0][0]) < _place(after_id):
-            return await state.stream(key, cls, "0", count)
-    return found
-
-
-def _place(entry_id: str) -> tuple[Any, ...]:
-    return tuple(int(part) for part in entry_id.split("-"))

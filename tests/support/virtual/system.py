@@ -27,6 +27,7 @@ from tests.support.virtual.nodes import SERVES, Node
 from tests.support.virtual.planner import FAMILY, throughput_per_s
 from tests.support.virtual.promises import Promises
 from tests.support.virtual.redis import Server
+from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.common import Revision
 from trefoil.core.energy import EnergySample
@@ -168,7 +169,8 @@ class System:
     @property
     def redis_takes(self) -> bool:
         """Whether an agent or the feed can write now."""
-        return not (self.server.down or self.server.stopped)
+        server = self.server
+        return not (server.down or server.stopped or server.refuses or server.refuses_writes)
 
     def published(self, node: Node) -> None:
         """An agent writes its node's status."""
@@ -179,7 +181,10 @@ class System:
     def metered(self, node: Node, sample: EnergySample) -> None:
         """An agent writes an energy sample."""
         if self.redis_takes:
-            self.server.append(self.keys.energy(node.name), {b"d": codec.encode(sample)}, 500)
+            key = self.keys.energy(node.name)
+            if self.server.type(key) != "stream":
+                self.server.delete(key)
+            self.server.append(key, {b"d": codec.encode(sample)}, 500)
 
     def stopping(self, node: Node, key: SliceKey, revision: Revision) -> None:
         """An agent stops a slice that no plan wants any more."""
@@ -311,8 +316,10 @@ class Tokens:
         return b"%d" % (len(self._known) - 1)
 
     def decode(self, cls: type[Any], data: bytes) -> Any:
-        found = self._known[int(data)]
-        assert isinstance(found, cls), f"{found!r} was read as {cls.__name__}"
+        number = int(data) if data.isdigit() and len(data) < 10 else len(self._known)
+        found = self._known[number] if number < len(self._known) else None
+        if not isinstance(found, cls):
+            raise errors.InvalidInput(f"{data!r} are not a {cls.__name__}")
         return found
 
 

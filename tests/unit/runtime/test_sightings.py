@@ -2,11 +2,8 @@
 
 import pytest
 
-from tests.support.stores import state_on
-from tests.support.virtual.redis import Server
-from trefoil.core.demand import LoadWindow
 from trefoil.runtime.clock import ManualClock, SteadyClock
-from trefoil.runtime.sightings import FRESH_S, WATCH_S, Sightings, unread
+from trefoil.runtime.sightings import FRESH_S, WATCH_S, Sightings
 
 NOW_S = 1_795_000_000.0
 
@@ -73,20 +70,3 @@ def test_a_steady_clock_goes_on_whoever_steps_the_wall_clock():
     wall.jump(3600.25)
     assert clock.calendar_ahead_s() == 0.0, "as good as right"
     assert SteadyClock(wall).now_s() == wall.now_s(), "a restart takes the calendar of then"
-
-
-async def test_a_stream_that_began_again_under_an_earlier_clock_is_read():
-    clock = ManualClock(NOW_S)
-    server = Server(clock)
-    state = state_on(server, "default", clock)
-    key = state.keys.load("d", 0)
-    await state.append_unfenced(key, LoadWindow("d", 0, 1))
-    [(last, _)] = await unread(state, key, LoadWindow, "0")
-    assert await unread(state, key, LoadWindow, last) == []
-    server.flush()
-    clock.jump(-3600.0)
-    assert await unread(state, key, LoadWindow, last) == [], "nothing there"
-    await state.append_unfenced(key, LoadWindow("d", 0, 2))
-    [(again, window)] = await unread(state, key, LoadWindow, last)
-    assert (window.seq, again < last) == (2, True)
-    assert await unread(state, key, LoadWindow, again) == []
