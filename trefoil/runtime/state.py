@@ -66,6 +66,9 @@ class _Held:
     lease_data: bytes = b""
     values: dict[str, bytes] = field(default_factory=dict)  # by key, of those that never expire
     types: dict[str, str] = field(default_factory=dict)  # by key, of streams and hashes
+    deleted: set[str] = field(
+        default_factory=set
+    )  # of these, as somebody had overwritten them: their writer is to hear
     attempts: dict[str, bytes] = field(default_factory=dict)  # of which nobody knows whether they were written
     repaired_s: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -224,6 +227,9 @@ class State:
                     f"the lease of {lease.name} (epoch {lease.epoch}) is not held any more",
                     remedy="acquire the role again, then repeat",
                 )
+            if lost := held.deleted.intersection(write.key for write in operations):
+                held.deleted -= lost
+                raise state_errors.unreadable(min(lost), "somebody had overwritten it; it is deleted, and empty now")
             held.attempts |= values
             outcome, results = await self._fenced(lease, operations)
             if outcome == fenced.DONE:
@@ -282,6 +288,7 @@ class State:
                 if wrong or foreign:
                     puts = [fenced.PutBytes(key, held.values[key]) for key in wrong]
                     await self._fenced(lease, [*puts, *map(Delete, foreign)])
+                held.deleted |= set(foreign)
         except errors.StateUnavailable as error:
             self._log.warning("what others may have overwritten is not looked at", error=str(error))
             return

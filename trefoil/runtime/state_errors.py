@@ -49,7 +49,8 @@ def code_of(error: BaseException) -> str:
 def translate(error: Exception, timeout_s: float) -> errors.StateUnavailable:
     """Translate what a call to Redis has failed by."""
     code = code_of(error)
-    if isinstance(error, exceptions.AuthenticationError) or "password" in str(error).lower():
+    # While connecting, redis-py wraps the refusal of a password into a plain ConnectionError.
+    if code in ("NOAUTH", "WRONGPASS") or re.search("password|authentication", str(error), re.IGNORECASE):
         return errors.StateUnavailable(
             f"Redis refuses the password ({error})", remedy="correct the password in redis_url"
         )

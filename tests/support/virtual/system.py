@@ -257,8 +257,9 @@ class System:
 
 
 @contextlib.contextmanager
-def installed(system: System) -> Iterator[None]:
-    """The services' modules with this system's Redis, disks, agents and silence in them."""
+def installed(system: System, *, real_bytes: bool = False) -> Iterator[None]:
+    """The services' modules with this system's Redis, disks, agents and silence in them. `real_bytes`: values in Redis
+    are what Redis would hold, instead of numbers that stand for them."""
 
     def said(_logger: Any, name: str, event: Mapping[str, Any]) -> Mapping[str, Any]:
         process = PROCESS.get()
@@ -293,9 +294,10 @@ def installed(system: System) -> Iterator[None]:
         "controller.loop.decision_records.version": lambda _: "virtual",
         "dispatcher.service.state_sync.TableFile": lambda _: MemoryTable(system.opening),
         "trefoil.runtime.state.redis": Connected(system.server),
-        "trefoil.runtime.codec.encode": (tokens := Tokens()).encode,
-        "trefoil.runtime.codec.decode": tokens.decode,
     }
+    if not real_bytes:
+        tokens = Tokens()
+        replaced |= {"trefoil.runtime.codec.encode": tokens.encode, "trefoil.runtime.codec.decode": tokens.decode}
     with contextlib.ExitStack() as stack:
         for name, value in replaced.items():
             stack.enter_context(mock.patch(name, value))
@@ -323,9 +325,9 @@ class Tokens:
         return found
 
 
-def history(seed: int, faults: Callable[[System], None]) -> tuple[list[str], System]:
+def history(seed: int, faults: Callable[[System], None], *, real_bytes: bool = False) -> tuple[list[str], System]:
     """Play one history; what was broken, and the system as it ended."""
     with virtual_loop() as loop:
         system = System(loop, seed)
-        with installed(system):
+        with installed(system, real_bytes=real_bytes):
             return system.play(faults), system
