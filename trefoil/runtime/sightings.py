@@ -6,6 +6,7 @@ not, what changes under a reader's eyes was written between this look and the la
 difference is learnt from that, and with it every other stamp of the same writer can be read.
 """
 
+import math
 from collections.abc import Set
 from dataclasses import dataclass
 from typing import Final
@@ -39,7 +40,7 @@ class Sightings:
 
         It is the stamp itself where the clocks agree, and 0 where there is none, else never later than now.
         """
-        if not stamp_s:
+        if not (stamp_s and math.isfinite(stamp_s)):
             return 0.0
         now_s, known = self._clock.now_s(), self._known.get(name)
         if known is None:
