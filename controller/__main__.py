@@ -30,7 +30,7 @@ from trefoil.core.objective import Objective
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import rpc, service, telemetry
-from trefoil.runtime.clock import Clock, WallClock
+from trefoil.runtime.clock import Clock, SteadyClock, WallClock
 from trefoil.runtime.config import masked, parser_main
 from trefoil.runtime.repository import load_catalog
 from trefoil.runtime.service import MetricsPart, Part, ServerPart, StatePart
@@ -146,7 +146,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     rpc.check_listener(settings, settings.admin_address)
     rpc.check_port(settings.admin_address)
     structlog.get_logger().info("settings", **masked(settings))
-    return parts(settings, WallClock())
+    return parts(settings, SteadyClock(WallClock()))
 
 
 if __name__ == "__main__":

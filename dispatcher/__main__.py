@@ -22,7 +22,7 @@ from dispatcher.workers.supervisor import SETTINGS_REFUSED, end_with_supervisor,
 from protos.dispatcher.v1 import dispatcher_pb2_grpc
 from trefoil.core.errors import TrefoilError
 from trefoil.runtime import config, rpc
-from trefoil.runtime.clock import WallClock
+from trefoil.runtime.clock import SteadyClock, WallClock
 from trefoil.runtime.service import MetricsPart, Part, ServerPart, StatePart, main
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics, setup_logging
@@ -33,7 +33,7 @@ def build(argv: Sequence[str]) -> list[Part]:
     settings = config.parser_main(DispatcherSettings, "dispatcher", argv)
     setup_logging("dispatcher", settings.log_level, settings.log_json)
     structlog.get_logger().info("settings", **config.masked(settings))
-    clock = WallClock()
+    clock = SteadyClock(WallClock())
     metrics = Metrics("dispatcher")
     state = State.connect(settings.redis_url, settings.cluster, clock=clock, metrics=metrics)
     if settings.supervisor_pid:

@@ -38,7 +38,7 @@ from power_agent.watch.xid_watch import Quarantine, XidWatch
 from protos.power_agent.v1 import power_agent_pb2_grpc
 from trefoil.runtime import rpc
 from trefoil.runtime.audit import AuditLog
-from trefoil.runtime.clock import Clock, WallClock
+from trefoil.runtime.clock import Clock, SteadyClock, WallClock
 from trefoil.runtime.config import masked, parser_main
 from trefoil.runtime.repository import load_catalog
 from trefoil.runtime.service import MetricsPart, Part, ServerPart, StatePart, main
@@ -57,7 +57,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     structlog.get_logger().info("settings", **masked(settings))
     if settings.governor:
         governor_of(settings.governor, settings.parts.get("governor", {}))
-    clock = WallClock()
+    clock = SteadyClock(WallClock())
     client = install_simulated_node(settings.node_socket) if settings.node_socket else None
     metrics = Metrics("power_agent", simulated=client is not None)
     runtime = build_runtime(settings, client)

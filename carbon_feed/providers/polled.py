@@ -70,6 +70,11 @@ class PolledProvider:
             self.polling.resume(load_usage(self._usage_file), now_s, epoch)
             save_usage(self._usage_file, self.polling.usage)
 
+    def clock_stepped(self, step_s: float) -> None:
+        """Note a step of the wall clock: nothing is younger or older for it, and nobody waits longer."""
+        self._answered_at_s += step_s
+        self.polling.clock_stepped(step_s)
+
     async def read(self, now_s: float) -> Observation:
         self._now_s = now_s
         if self._task is not None and self._task.done():

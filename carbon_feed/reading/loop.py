@@ -30,7 +30,7 @@ from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Rung, Series, ZoneHealth
 from trefoil.core.common import Lease
 from trefoil.runtime import codec
-from trefoil.runtime.clock import Clock
+from trefoil.runtime.clock import Clock, SteadyClock
 from trefoil.runtime.state import Put, State, Write
 from trefoil.runtime.telemetry import Metrics
 
@@ -57,6 +57,7 @@ class ZoneLoop:
         self._settings = settings
         self._provider, self._secondary = provider, secondary
         self._state, self._clock = state, clock
+        self._steady, self._ahead_s = SteadyClock(clock), 0.0
         self._metrics = ZoneMetrics(metrics, settings)
         self._ladder = FallbackLadder(settings.carry_max_s, settings.static_g_per_kwh, settings.late_max_s)
         self._accepted: CarbonReading | None = None
@@ -116,6 +117,7 @@ class ZoneLoop:
     async def tick(self) -> float:
         """Run one round; returns when the next one is due at the latest."""
         await self._keep_lease()
+        self._note_step()
         now_s = self._clock.now_s()
         next_tick_at_s = await self._read(now_s, poll=self._may_poll())
         lease = self._election.lease
@@ -186,6 +188,15 @@ class ZoneLoop:
         """Whether Redis was compared with what we know since the role is ours."""
         lease = self._election.lease
         return lease is not None and lease.epoch == self._synced_epoch
+
+    def _note_step(self) -> None:
+        """Intervals are calendar time, which the feed follows; how long it waits is not."""
+        ahead_s = self._steady.calendar_ahead_s()
+        step_s, self._ahead_s = ahead_s - self._ahead_s, ahead_s
+        if step_s:
+            self._log.warning("the wall clock was stepped: the reading is judged by it", step_s=round(step_s, 1))
+            for polled in self._polled:
+                polled.clock_stepped(step_s)
 
     # What holds now
 

@@ -9,8 +9,8 @@ them: whoever repeats a write, or takes the role over, counts nothing twice and 
 import datetime
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -79,7 +79,8 @@ class Accountant:
         self._unwritten: dict[str, dict[str, float]] = {}
         self._minute: dict[str, list[EnergySample]] = {}
         self._folded: list[tuple[str, EnergySample]] = []
-        self._last: dict[str, EnergySample] = {}
+        self._told: dict[str, EnergySample] = {}  # of each device the last one, as its agent stamped it
+        self._last: dict[str, EnergySample] = {}  # the same, in our time
         self._answered: Counter[tuple[str, str]] = Counter()
         self._flushed_at_s = clock.now_s()
         self._log = structlog.get_logger()
@@ -100,14 +101,16 @@ class Accountant:
             return
         readings = self.readings()
         for node in sorted(self._observation.inputs.nodes):
-            key = self._state.keys.energy(node)
+            key, offset_s = self._state.keys.energy(node), self._observation.inputs.clock_offsets_s.get(node, 0.0)
+            if offset_s is None:
+                continue
             try:
                 entries = await self._state.stream(key, EnergySample, self._ids.get(key, "0"))
             except errors.StateUnavailable:
                 return  # the observer says so; the agents send again what was missed
             for entry_id, sample in entries:
                 self._ids[key] = entry_id
-                self._book(node, sample, readings, families)
+                self._book(node, sample, readings, families, offset_s)
         self._book_answers()
         self._reconcile()
         if self._clock.now_s() - self._flushed_at_s >= FLUSH_S:
@@ -148,12 +151,12 @@ class Accountant:
         elif not self._epoch:
             saved = self._disk.load_plain("accounting")
             self._ids = {str(key): str(entry_id) for key, entry_id in saved.get("ids", {}).items()}
-            self._hours = {hour: sums for hour, sums in saved.get("hours", {}).items() if hour in self._recent_hours()}
+            self._hours = self._still_kept(saved.get("hours", {}))
         else:
             self._epoch = epoch
             return
         self._epoch = epoch
-        self._unwritten, self._folded, self._last = {}, [], {}
+        self._unwritten, self._folded, self._told, self._last = {}, [], {}, {}
         if self._ids:  # of what was answered before, the one before has counted nearly all
             self._answered = Counter(self._observation.windows.answered)
 
@@ -162,13 +165,18 @@ class Accountant:
         found: dict[str, dict[str, dict[str, float]]] = {}
         for name in await self._state.names(prefix):
             family, _, hour = name.removeprefix(prefix).rpartition(":")
-            if hour in self._recent_hours():
+            if hour >= self._recent_hours()[-1]:
                 found.setdefault(hour, {})[family] = await self._state.totals(name)
         return found
 
     def _recent_hours(self) -> list[str]:
         times = (self._clock.now_s() - 3600.0 * ago for ago in range(HOURS_KEPT))
         return [datetime.datetime.fromtimestamp(at_s, datetime.UTC).strftime("%Y%m%d%H") for at_s in times]
+
+    def _still_kept(self, hours: Mapping[str, dict[str, dict[str, float]]]) -> dict[str, dict[str, dict[str, float]]]:
+        """Hours not over for long; one that is to come was booked before the clock was set back, and comes again."""
+        oldest = self._recent_hours()[-1]
+        return {hour: sums for hour, sums in hours.items() if hour >= oldest}
 
     async def flush(self) -> None:
         """Flush what is pending to totals:<family>:<hour>; nothing is lost when that fails."""
@@ -196,7 +204,7 @@ class Accountant:
             self._log.info("totals wait", error=str(error))
             return
         self._folded = []
-        self._hours = {hour: families for hour, families in self._hours.items() if hour in hours}
+        self._hours = self._still_kept(self._hours)
         self._disk.save("accounting", {"ids": self._ids, "hours": self._hours})
 
     def hold(self, from_s: float) -> None:
@@ -211,11 +219,19 @@ class Accountant:
         return tuple(sorted([*known, now], key=lambda r: r.observed_at_s))
 
     def _book(
-        self, node: str, sample: EnergySample, readings: Sequence[CarbonReading], families: Sequence[str]
+        self,
+        node: str,
+        sample: EnergySample,
+        readings: Sequence[CarbonReading],
+        families: Sequence[str],
+        offset_s: float,
     ) -> None:
-        before = self._last.get(sample.device)
-        if before is not None and sample.seq <= before.seq and sample.ends_at_s <= before.ends_at_s:
+        told, before = self._told.get(sample.device), self._last.get(sample.device)
+        if told is not None and sample.seq <= told.seq and sample.ends_at_s <= told.ends_at_s:
             return  # sent again by an agent that was not sure
+        self._told[sample.device] = sample
+        if offset_s:
+            sample = replace(sample, starts_at_s=sample.starts_at_s + offset_s, ends_at_s=sample.ends_at_s + offset_s)
         if before is not None and sample.starts_at_s - before.ends_at_s > GAP_S:
             gap_s = sample.starts_at_s - before.ends_at_s
             self.unknown_s += gap_s

@@ -2,9 +2,11 @@
 
 On trouble the last values stand, and the observation says why."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
+
+import structlog
 
 from controller.loop.core.decision import RUNG_DEGRADED, RUNG_KEPT, ControlState, Verdict
 from controller.loop.leadership import Leadership
@@ -13,7 +15,7 @@ from controller.observe.core.observation import Observation
 from controller.settings import CarbonSettings
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
-from trefoil.core.carbon import CarbonForecast, CarbonReading
+from trefoil.core.carbon import CarbonForecast, CarbonReading, Series, shift_forecast, shift_reading
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import ActMode
@@ -21,17 +23,22 @@ from trefoil.core.plan import Rollout, RolloutState
 from trefoil.runtime.acks import LiveAcks
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Append, Put, Write
+from trefoil.runtime.sightings import AGREE_S, Sightings
 from trefoil.runtime.state import Keys, State
 from trefoil.runtime.telemetry import Metrics
 
+LOG = structlog.get_logger()
+
 
 class ObservationReader:
-    """Reader of Redis into an observation; remembers how far each stream has been read."""
+    """Reader of Redis into an observation, in which all times are this process's; remembers how far each stream has
+    been read."""
 
     def __init__(self, observation: Observation, state: State, carbon: CarbonSettings, clock: Clock) -> None:
         self.observation = observation
         self._state, self._carbon, self._clock = state, carbon, clock
-        self._live = LiveAcks(state, clock)
+        self._live, self._sightings = LiveAcks(state, clock), Sightings(clock)
+        self._ahead_s = clock.calendar_ahead_s()
         self._load_ids: dict[str, str] = {}
         self._history_id = "0"
 
@@ -40,7 +47,8 @@ class ObservationReader:
         inputs = self.observation.inputs
         try:
             await self._refresh()
-            inputs.down = ""
+            unsure = sorted(node for node, offset_s in inputs.clock_offsets_s.items() if offset_s is None)
+            inputs.down = f"not seen yet whether {', '.join(unsure)} is stale or on another clock" if unsure else ""
         except errors.StateUnavailable as error:
             inputs.down = str(error)
         except errors.InvalidInput as error:
@@ -53,16 +61,30 @@ class ObservationReader:
         Raises:
             errors.StateUnavailable: Redis does not answer.
         """
-        keys, inputs = self._state.keys, self.observation.inputs
-        inputs.nodes |= {n.node: n for n in (await self._state.scan(keys.node_prefix(), NodeStatus)).values()}
+        inputs = self.observation.inputs
+        self.note_nodes((await self._state.scan(self._state.keys.node_prefix(), NodeStatus)).values())
         inputs.acks = await self._live.read()
         inputs.blind = self._live.blind
+
+    def note_nodes(self, found: Iterable[NodeStatus]) -> None:
+        """Note statuses as their agents wrote them; one that cannot be told from a stale one yet is of now."""
+        inputs = self.observation.inputs
+        for node in found:
+            own_s, offset_s = self._sightings.look(node.node, node.observed_at_s), self._sightings.offset_s(node.node)
+            own_s = own_s if offset_s is not None else self._clock.now_s()
+            inputs.nodes[node.node] = node if own_s == node.observed_at_s else replace(node, observed_at_s=own_s)
+            if offset_s == 0:
+                inputs.clock_offsets_s.pop(node.node, None)
+            else:
+                inputs.clock_offsets_s[node.node] = offset_s
 
     async def _refresh(self) -> None:
         keys, series, inputs = self._state.keys, self._carbon.series, self.observation.inputs
         await self.refresh_nodes()
-        inputs.carbon = await self._state.get(keys.carbon_now(series), CarbonReading) or inputs.carbon
-        inputs.carbon_forecast = await self._state.get(keys.carbon_forecast(series), CarbonForecast)
+        self._follow_calendar()
+        inputs.carbon = await self._reading(series) or inputs.carbon
+        forecast = await self._state.get(keys.carbon_forecast(series), CarbonForecast)
+        inputs.carbon_forecast = shift_forecast(forecast, -self._ahead_s) if forecast is not None else None
         count = self._carbon.history_max
         if self._history_id == "0":
             entries = await self._state.tail(keys.carbon_history(series), CarbonReading, count)
@@ -70,20 +92,49 @@ class ObservationReader:
             entries = await self._state.stream(keys.carbon_history(series), CarbonReading, self._history_id, count)
         for entry_id, reading in entries:
             self._history_id = entry_id
-            inputs.carbon_history.append(reading)
+            inputs.carbon_history.append(shift_reading(reading, -self._ahead_s))
         await self._refresh_other_zones()
         self.observation.note_carbon()
         for key in await self._state.names(keys.load_prefix()):
             for entry_id, window in await self._state.stream(key, LoadWindow, self._load_ids.get(key, "0")):
                 self._load_ids[key] = entry_id
-                self.observation.windows.add(window, self.observation.catalog)
+                self.observation.windows.add(self._in_own_time(window), self.observation.catalog)
+
+    def _in_own_time(self, window: LoadWindow) -> LoadWindow:
+        """A window by our clock; of a worker that acknowledges nothing any more it ended now at the latest."""
+        offset_s = self._live.offset_s(window.dispatcher, window.worker)
+        if offset_s is None:
+            offset_s = min(0.0, self._clock.now_s() - window.ends_at_s)
+            offset_s = offset_s if offset_s < -AGREE_S else 0.0
+        if not offset_s:
+            return window
+        return replace(window, starts_at_s=window.starts_at_s + offset_s, ends_at_s=window.ends_at_s + offset_s)
+
+    async def _reading(self, series: Series) -> CarbonReading | None:
+        reading = await self._state.get(self._state.keys.carbon_now(series), CarbonReading)
+        return shift_reading(reading, -self._ahead_s) if reading is not None else None
+
+    def _follow_calendar(self) -> None:
+        """Carbon is calendar time: after a step of the wall clock all of it lies elsewhere on ours."""
+        ahead_s, inputs = self._clock.calendar_ahead_s(), self.observation.inputs
+        step_s, self._ahead_s = ahead_s - self._ahead_s, ahead_s
+        if not step_s:
+            return
+        LOG.warning("the wall clock was stepped: carbon follows it, nothing else does", step_s=round(step_s, 1))
+        inputs.carbon = shift_reading(inputs.carbon, -step_s) if inputs.carbon is not None else None
+        if inputs.carbon_allowed is not None:
+            inputs.carbon_allowed = shift_reading(inputs.carbon_allowed, -step_s)
+        history = [shift_reading(reading, -step_s) for reading in inputs.carbon_history]
+        inputs.carbon_history.clear()
+        inputs.carbon_history.extend(history)
+        inputs.zones = tuple(shift_reading(reading, -step_s) for reading in inputs.zones)
 
     async def _refresh_other_zones(self) -> None:
         """Readings of the other zones that nodes lie in."""
         series, inputs = self._carbon.series, self.observation.inputs
         held = {reading.series.zone: reading for reading in inputs.zones}
         for zone in sorted({node.zone for node in inputs.nodes.values()} - {series.zone, ""}):
-            reading = await self._state.get(self._state.keys.carbon_now(replace(series, zone=zone)), CarbonReading)
+            reading = await self._reading(replace(series, zone=zone))
             if reading is not None:
                 held[zone] = reading
         inputs.zones = tuple(held[zone] for zone in sorted(held))

@@ -107,7 +107,7 @@ class RolloutRunner:
             case CommandNode():
                 return await self._command(effect)
             case QueryAgents(nodes):
-                self._reader.observation.inputs.nodes |= await self._agents.fresh(nodes)
+                self._reader.note_nodes((await self._agents.fresh(nodes)).values())
             case FindPath():
                 return find_path(effect)
             case Save("published", plan):

@@ -7,6 +7,7 @@ dispatcher that starts without Redis serves what it last knew, each slice once a
 import asyncio
 import os
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -17,18 +18,20 @@ from dispatcher.service.local_worker import LocalWorker
 from dispatcher.service.metrics import DispatcherMetrics
 from dispatcher.slice_health.core.ejection import Failure
 from dispatcher.workers.core.membership import RESTART_STEP
-from trefoil.core.carbon import CarbonRatio, CarbonReading
+from trefoil.core.carbon import CarbonRatio, CarbonReading, shift_reading
 from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.energy import ReceiptRates
 from trefoil.core.errors import InvalidInput, StateUnavailable, TrefoilError
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import codec
-from trefoil.runtime.state import State
+from trefoil.runtime.sightings import Sightings
+from trefoil.runtime.state import LEASE_TTL_S, State
 
 LOG = structlog.get_logger()
 WATCHERS_MAX: Final = 64
 WATCHER_WINDOWS_MAX: Final = 20
+UNLED_S: Final = LEASE_TTL_S / 2  # a lease that Redis lost, or whose time its clock jumped over, is back by then
 
 
 class StateSync:
@@ -50,10 +53,11 @@ class StateSync:
         self._pending: deque[LoadWindow] = deque(maxlen=local.settings.windows_pending_max)
         self._watchers: set[asyncio.Queue[LoadWindow]] = set()
         self._acks: dict[str, TableAck] = {}
+        self._sightings = Sightings(self._clock)
         self.trouble = ""
         self._away_since_s: float | None = None
         self._from_disk = False
-        self._controller = ""
+        self._controller, self._led_s = "", 0.0
         self._ratio_key = ""  # of the series that the receipts name
 
     async def init(self) -> None:
@@ -125,7 +129,8 @@ class StateSync:
             if node_key is None:
                 await self._read_all()
             elif (node := await self._state.get(node_key, NodeStatus)) is not None:
-                self._routing.set_nodes([*(n for n in self._routing.nodes.values() if n.node != node.node), node])
+                others = (n for n in self._routing.nodes.values() if n.node != node.node)
+                self._routing.set_nodes([*others, self._in_own_time(node)])
         except TrefoilError as error:
             if isinstance(error, StateUnavailable) and self._away_since_s is None:
                 self._away_since_s = self._clock.monotonic_s()
@@ -164,13 +169,22 @@ class StateSync:
         node_plans = await self._state.scan(keys.plan_node_prefix(), NodePlan)
         await self._scan_acks()
         self._routing.learn_variants(node_plans.values())
-        self._routing.set_nodes(nodes.values())
+        self._routing.set_nodes(map(self._in_own_time, nodes.values()))
         self._routing.set_acks(self._acks.values())
         holder = await self._state.holder("controller")
-        self._controller = holder.holder if holder is not None else ""
+        now_s = self._clock.monotonic_s()
+        if holder is not None:
+            self._controller, self._led_s = holder.holder, now_s
+        elif now_s - self._led_s >= UNLED_S:
+            self._controller = ""
         if plan is not None:
             self._routing.set_plan(plan)
             self._from_disk = False
+
+    def _in_own_time(self, node: NodeStatus) -> NodeStatus:
+        """A status with the time that it is of by our clock."""
+        own_s = self._sightings.look(node.node, node.observed_at_s)
+        return node if own_s == node.observed_at_s else replace(node, observed_at_s=own_s)
 
     def _update_rungs(self) -> None:
         """On which rungs we stand."""
@@ -203,6 +217,12 @@ class StateSync:
                 ratio = await self._state.get(self._ratio_key, CarbonRatio)
         except TrefoilError:  # of Redis the plan's reader complains; receipts say that their rates are old
             told = None
+        if told is not None:
+            told = replace(told, observed_at_s=self._sightings.look(keys.receipts(), told.observed_at_s))
+        if reading is not None:
+            reading = shift_reading(reading, -self._clock.calendar_ahead_s())
+        if ratio is not None:
+            ratio = replace(ratio, observed_at_s=ratio.observed_at_s - self._clock.calendar_ahead_s())
         self._accounting.set_receipt_rates(told, reading, self._clock.now_s())
         self._routing.set_carbon_ratio(ratio, reading)
 
@@ -271,7 +291,8 @@ class StateSync:
         if known is None:
             return
         plan, nodes = known
-        self._routing.set_nodes(nodes)
+        now_s = self._clock.now_s()
+        self._routing.set_nodes(replace(node, observed_at_s=min(node.observed_at_s, now_s)) for node in nodes)
         for target in (target for route in plan.routes for target in route.targets):
             self._routing.unprobed.add(target.slice)
             self._health.eject(target.slice, Failure.UNREACHABLE, "known from disk only, not probed yet")
@@ -285,11 +306,12 @@ class StateSync:
         """Slices that their agents tell of through Redis are not known from disk only: a worker that is started again
         serves at once, and with all its credits."""
         try:
-            nodes = await self._state.scan(self._state.keys.node_prefix(), NodeStatus)
+            found = await self._state.scan(self._state.keys.node_prefix(), NodeStatus)
         except TrefoilError:  # said already: then probes must tell
             return
         since_s = self._clock.now_s() - self._settings.node_stale_s
-        told = (device for node in nodes.values() if node.observed_at_s >= since_s for device in node.devices)
+        nodes = map(self._in_own_time, found.values())
+        told = (device for node in nodes if node.observed_at_s >= since_s for device in node.devices)
         self._health.trust(part.key for device in told for part in device.slices)
 
     def _save_table(self) -> None:

@@ -148,6 +148,9 @@ class Twin:
     async def refresh_nodes(self) -> None:
         self.shell._observe()
 
+    def note_nodes(self, found) -> None:
+        self.observation.inputs.nodes |= {node.node: node for node in found}
+
     async def write(self, writes) -> None:
         """One dispatcher, which drains for as long as the simulation's does."""
         for plan in (w.obj for w in writes if isinstance(getattr(w, "obj", None), Plan)):

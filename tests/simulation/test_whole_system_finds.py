@@ -82,7 +82,7 @@ def not_written(system: System) -> None:
     def look() -> None:
         if not done and system.loop.busy_until_s > system.loop.time():
             done.append(system.loop.time())
-            strike(system, "redis full", np.zeros(4))
+            strike(system, "redis refuses writes", np.zeros(4))
 
     system.every(0.05, 9.0, look)
 
@@ -90,7 +90,7 @@ def not_written(system: System) -> None:
 def released_unwritten(system: System) -> None:
     """An operator releases the controller while Redis refuses to write."""
     at(system, 9.0, "frozen", 0.4)
-    at(system, 11.5, "redis full", 0.9)
+    at(system, 11.5, "redis refuses writes", 0.9)
 
 
 def clients_wait(system: System) -> None:
@@ -106,7 +106,7 @@ CASES: list[tuple[str, type, str, str, str, Callable[[System], None], str]] = [
         "acknowledgements are forgotten with Redis' data (eee52c3)",
         LiveAcks,
         "read",
-        "return tuple(self._seen[worker].ack for worker in sorted(self._seen))",
+        "return tuple(self._seen[worker].own for worker in sorted(self._seen))",
         "return tuple(there[worker] for worker in sorted(there))",
         acks_lost,
         "under requests",

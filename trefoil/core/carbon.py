@@ -1,6 +1,6 @@
 """Grid carbon intensity: readings, forecasts, ratios."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from trefoil.core.common import Provenance
@@ -102,6 +102,30 @@ class CarbonForecast:
     bands: tuple[CarbonBand, ...] = ()
     provenance: Provenance | None = None
     fallback_reason: str = ""
+
+
+def shift_reading(reading: CarbonReading, seconds: float) -> CarbonReading:
+    """Shift the times of a reading, which are calendar time, onto a clock that differs by so much."""
+    if not seconds:
+        return reading
+    return replace(
+        reading,
+        starts_at_s=reading.starts_at_s + seconds,
+        ends_at_s=reading.ends_at_s + seconds,
+        observed_at_s=reading.observed_at_s + seconds,
+        fetched_at_s=reading.fetched_at_s + seconds,
+    )
+
+
+def shift_forecast(forecast: CarbonForecast, seconds: float) -> CarbonForecast:
+    """Shift the times of a forecast as those of a reading."""
+    if not seconds:
+        return forecast
+    bands = tuple(
+        replace(band, starts_at_s=band.starts_at_s + seconds, ends_at_s=band.ends_at_s + seconds)
+        for band in forecast.bands
+    )
+    return replace(forecast, issued_at_s=forecast.issued_at_s + seconds, bands=bands)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,16 @@
 
 An acknowledgement lives ACK_TTL_S after it was written; a worker without one is dead. But an emptied Redis has none of
 the living either, and one that stood still has let them expire: who stopped a slice on that would stop it under its
-requests. So a reader remembers what it has seen, and counts its age only while Redis could be read.
+requests. So a reader remembers what it has seen, and counts its age only while Redis could be read. `observed_at_s` is
+given in the reader's own time; where the worker's clock is another, as of the look before the one that found it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trefoil.core.demand import TableAck
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.sightings import Sightings
 from trefoil.runtime.state import ACK_TTL_S, State
 
 GLANCE_S: Final = 1.0  # of sight that one reading is worth at most: between two, Redis may have been away
@@ -20,6 +22,7 @@ FIRST_S: Final = 2.0  # of sight before nobody means nobody: workers write every
 class _Seen:
     ack: TableAck
     at_s: float  # in seconds of sight
+    own: TableAck  # in own time
 
 
 class LiveAcks:
@@ -28,7 +31,9 @@ class LiveAcks:
     def __init__(self, state: State, clock: Clock) -> None:
         self._state, self._clock = state, clock
         self._seen: dict[tuple[str, int], _Seen] = {}
+        self._sightings = Sightings(clock, ACK_TTL_S)
         self._read_at_s: float | None = None
+        self._looked_s = 0.0  # as `now_s`
         self.sight_s = 0.0
 
     @property
@@ -38,14 +43,21 @@ class LiveAcks:
             return ""
         return f"acknowledgements have been read for {self.sight_s:.1f} s only, of {FIRST_S:g} s"
 
+    def offset_s(self, dispatcher: str, worker: int) -> float | None:
+        """Seconds to add to a worker's stamps to have them in own time; None: no acknowledgement of it was seen."""
+        if (dispatcher, worker) not in self._seen:
+            return None
+        return self._sightings.offset_s(_name((dispatcher, worker)))
+
     async def read(self) -> tuple[TableAck, ...]:
         """Read the last acknowledgement of every worker that may be alive.
 
         Raises:
             StateUnavailable: Redis does not answer; nothing ages meanwhile.
         """
+        looked_s = self._clock.now_s() - ACK_TTL_S if self._read_at_s is None else self._looked_s
         found = (await self._state.scan(self._state.keys.ack_prefix(), TableAck)).values()
-        now_s = self._clock.monotonic_s()
+        self._looked_s, now_s = self._clock.now_s(), self._clock.monotonic_s()
         if self._read_at_s is not None:
             self.sight_s += min(GLANCE_S, now_s - self._read_at_s)
         self._read_at_s = now_s
@@ -53,14 +65,24 @@ class LiveAcks:
         for worker, seen in self._seen.items():  # what cannot be read is somebody's all the same
             if self._state.keys.ack(*worker) in self._state.unreadable:
                 there.setdefault(worker, seen.ack)
-                self._seen[worker] = _Seen(seen.ack, self.sight_s)
+                self._seen[worker] = replace(seen, at_s=self.sight_s)
         for worker, ack in there.items():
             known = self._seen.get(worker)
             if known is None or known.ack != ack:
-                self._seen[worker] = _Seen(ack, self.sight_s)
+                self._seen[worker] = _Seen(ack, self.sight_s, self._in_own_time(ack, looked_s))
         self._seen = {
             worker: seen
             for worker, seen in self._seen.items()
             if worker in there or (not seen.ack.leaving and self.sight_s - seen.at_s < ACK_TTL_S)
         }
-        return tuple(self._seen[worker].ack for worker in sorted(self._seen))
+        self._sightings.keep({_name(worker) for worker in self._seen})
+        return tuple(self._seen[worker].own for worker in sorted(self._seen))
+
+    def _in_own_time(self, ack: TableAck, looked_s: float) -> TableAck:
+        """An acknowledgement with a time at which it was surely not written yet, where its clock is another one."""
+        own_s = self._sightings.look(_name((ack.dispatcher, ack.worker)), ack.observed_at_s)
+        return ack if own_s == ack.observed_at_s else replace(ack, observed_at_s=min(own_s, looked_s))
+
+
+def _name(worker: tuple[str, int]) -> str:
+    return f"{worker[0]}:{worker[1]}"

@@ -50,7 +50,8 @@ class AuditLog:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             self._file = os.fdopen(descriptor, "a", encoding="utf-8")
-        self._file.write(json.dumps({"at_s": self._clock.now_s(), **entry}, separators=(",", ":")) + "\n")
+        at_s = self._clock.now_s() + self._clock.calendar_ahead_s()
+        self._file.write(json.dumps({"at_s": at_s, **entry}, separators=(",", ":")) + "\n")
         self._file.flush()
         if self._file.tell() > self._bytes_max:
             self.close()

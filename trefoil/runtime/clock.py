@@ -1,13 +1,18 @@
 """Clocks, the only place that reads time. Shells take a `Clock`; brains take `now_s` as a number.
 
-`now_s` is for humans and for values that cross machines; durations and leases are counted on `monotonic_s`.
+`now_s` is for humans and for values that cross machines; durations and leases are counted on `monotonic_s`. Services
+run on a `SteadyClock`, whose `now_s` no step of the wall clock moves, so that no difference of two such times is ever a
+step. Carbon is calendar time: who reads it shifts it by `calendar_ahead_s`. Stamps of other processes, whose clock may
+be another: trefoil/runtime/sightings.py.
 """
 
 import asyncio
 import heapq
 import itertools
 import time
-from typing import Protocol
+from typing import Final, Protocol
+
+STEP_MIN_S: Final = 0.5  # below it the wall clock was not stepped: two readings of it are never taken at once
 
 
 class Clock(Protocol):
@@ -19,6 +24,10 @@ class Clock(Protocol):
 
     def monotonic_s(self) -> float:
         """Time in seconds that never jump; comparable only inside one process."""
+        ...
+
+    def calendar_ahead_s(self) -> float:
+        """Seconds by which the calendar is ahead of `now_s`: steps of the wall clock that `now_s` did not follow."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -35,12 +44,42 @@ class WallClock:
     def monotonic_s(self) -> float:
         return time.monotonic()
 
+    def calendar_ahead_s(self) -> float:
+        return 0.0
+
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
     def block(self, seconds: float) -> None:
         """Sleep in a plain thread (never on an event loop)."""
         time.sleep(seconds)
+
+
+class SteadyClock:
+    """Clock of a service: `now_s` is what the wall clock said at the start plus the time since, whoever steps it.
+
+    A restart takes the calendar of then. Make one for a process: two made at different times may differ by a step.
+    """
+
+    def __init__(self, wall: Clock) -> None:
+        self._wall = wall
+        self._anchor_s = wall.now_s() - wall.monotonic_s()
+        self._ahead_s = 0.0
+
+    def now_s(self) -> float:
+        return self._anchor_s + self._wall.monotonic_s()
+
+    def monotonic_s(self) -> float:
+        return self._wall.monotonic_s()
+
+    def calendar_ahead_s(self) -> float:
+        ahead_s = self._wall.now_s() - self.now_s()
+        if abs(ahead_s - self._ahead_s) >= STEP_MIN_S:  # else what is moved by it would never be the same twice
+            self._ahead_s = ahead_s if abs(ahead_s) >= STEP_MIN_S else 0.0
+        return self._ahead_s
+
+    async def sleep(self, seconds: float) -> None:
+        await self._wall.sleep(seconds)
 
 
 class ManualClock:
@@ -57,6 +96,9 @@ class ManualClock:
 
     def monotonic_s(self) -> float:
         return self._elapsed_s
+
+    def calendar_ahead_s(self) -> float:
+        return 0.0
 
     async def sleep(self, seconds: float) -> None:
         if seconds <= 0:

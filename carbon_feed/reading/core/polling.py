@@ -190,6 +190,11 @@ class Polling:
         self._end()
         self._wait(now_s, retry_after_s)
 
+    def clock_stepped(self, step_s: float) -> None:
+        """Note a step of the wall clock: what was to be waited for is over when it would have been, or sooner."""
+        usage = self.usage
+        self.usage = replace(usage, next_s=usage.next_s + min(0.0, step_s), not_before_s=usage.not_before_s + step_s)
+
     def _end(self) -> None:
         assert self._in_flight
         self._in_flight = False

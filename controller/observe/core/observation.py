@@ -45,6 +45,8 @@ class LatestInputs:
     """Latest value of everything read, kept when Redis or its writer is down."""
 
     nodes: dict[str, NodeStatus] = field(default_factory=dict)
+    clock_offsets_s: dict[str, float | None] = field(default_factory=dict)
+    """Of nodes on another clock: what their stamps in streams lack to be in our time; None: it is not known yet."""
     acks: tuple[TableAck, ...] = ()
     carbon: CarbonReading | None = None
     carbon_allowed: CarbonReading | None = None

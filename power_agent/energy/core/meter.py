@@ -40,6 +40,7 @@ NOISE_J: Final = 1.0  # a smaller decrease is no reset
 STEP_FACTOR: Final = 3.0  # board limits are averages; a step beyond this times the limit is no measurement
 STEP_SLACK_S: Final = 1.0  # counters advance in lumps of up to 100 ms, power sensors average over 1 s
 SENSOR_UNCERTAINTY: Final = 0.05  # NVML documents power readings as accurate to 5 %
+STEP_S: Final = 0.5  # by which wall time and time that never jumps differ after a step of the wall clock
 HOLE_S: Final = 1.0  # farther apart, two power readings say little about the time between
 
 QUIET_S: Final = 5.0
@@ -257,8 +258,8 @@ def _sample(
     uncertainty = (UNCERTAINTY_SOLE if sole else UNCERTAINTY_SHARED) + reading.counter_uncertainty
     sample = EnergySample(
         device=state.device,
-        starts_at_s=state.at_s,
-        ends_at_s=max(reading.at_s, state.at_s),
+        starts_at_s=_starts_at_s(state, reading, length_s),
+        ends_at_s=reading.at_s,
         counter_j=delta_j,
         method=reading.method if known else EnergyMethod.NONE,
         attribution=parts.method,
@@ -270,6 +271,14 @@ def _sample(
         uncertainty_ratio=min(1.0, uncertainty),
     )
     return sample, parts
+
+
+def _starts_at_s(state: MeterState, reading: DeviceReading, length_s: float) -> float:
+    """When the last reading was, by the clock of this one: a predecessor may have run on another calendar."""
+    counted_s = reading.at_s - length_s
+    if state.at_s <= reading.at_s and (not length_s or abs(counted_s - state.at_s) < STEP_S):
+        return state.at_s
+    return counted_s
 
 
 def _serving_s(state: MeterState, reading: DeviceReading, length_s: float) -> float:

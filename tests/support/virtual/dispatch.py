@@ -95,7 +95,7 @@ class Worker:
                 self._end(request, "connection lost")
 
     async def _live(self, process: Process) -> None:
-        clock = self._system.clock
+        clock = self._system.clock_of(self.name)
         local = LocalWorker(
             DispatcherSettings(state_dir=self._system.folder, no_slice_wait_s=6.0, window_s=1.0), process.name, clock
         )
@@ -126,7 +126,7 @@ class Worker:
         assert self.process is not None
         self.open[request.id] = request
         if self.local is not None:
-            self.local.accounting.load.arrived(FAMILY, "", self._system.clock.now_s())
+            self.local.accounting.load.arrived(FAMILY, "", self.local.clock.now_s())
         self.process.start(self._system.loop, self._serve(request))
 
     def held(self) -> int:
@@ -195,7 +195,7 @@ class Worker:
 
     async def _once(self, local: LocalWorker, request: Request, attempt: int) -> bool:
         """One pick of one queue; False: the slice did not take it."""
-        clock = self._system.clock
+        clock = local.clock
         ticket = Ticket(
             id=request.id * 10 + attempt, family=FAMILY, slo_class="", tenant="", items=1, bytes=64,
             arrived_s=clock.monotonic_s(), deadline_s=None, min_accuracy=0.0, priority=0, sequence_id="",

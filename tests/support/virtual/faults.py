@@ -1,7 +1,7 @@
 """Faults of every kind that a running system is struck with (benchmarks/chaos_faults.py), drawn from a seed."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from protos.controller.v1 import controller_pb2 as pb
 from tests.support.virtual.loop import Process
 from tests.support.virtual.redis import Stream
-from tests.support.virtual.system import FAULTS_S, System
+from tests.support.virtual.system import FAULTS_S, PLACES, System
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SliceState
 from trefoil.runtime.state import LEASE_TTL_S
@@ -107,11 +107,7 @@ def agent_away(system: System, d: Any) -> None:
     node.answers = False
     system.promises.excuse(LONGEST_S + 4.0)
 
-    def back() -> None:
-        node.answers = True
-        node.work()
-
-    system.loop.call_later(seconds(d[1]), back)
+    system.loop.call_later(seconds(d[1]), node.restart)
 
 
 def slice_killed(system: System, d: Any) -> None:
@@ -283,6 +279,23 @@ async def _asked(method: Callable[[Any, Any], Any], request: Any) -> bool:
     return True
 
 
+def clock_stepped(system: System, d: Any) -> None:
+    """The wall clock of one process, or of Redis, is stepped by an hour, and often set right again."""
+    _step_for(system, PLACES[int(d[0] * len(PLACES)) :][:1], d)
+
+
+def clocks_stepped(system: System, d: Any) -> None:
+    """All wall clocks, as where all runs on one machine."""
+    _step_for(system, PLACES, d)
+
+
+def _step_for(system: System, places: Sequence[str], d: Any) -> None:
+    step_s = 3600.0 if d[1] < 0.5 else -3600.0
+    system.step_clocks(places, step_s)
+    if d[2] < 0.5:
+        system.loop.call_later(seconds(d[3]), system.step_clocks, places, -step_s)
+
+
 KINDS: dict[str, Callable[[System, Any], None]] = {
     "controller killed": controller_killed,
     "controller stopped": controller_stopped,
@@ -300,6 +313,8 @@ KINDS: dict[str, Callable[[System, Any], None]] = {
     "redis stopped": redis_stopped,
     "redis slow": redis_slow,
     "redis mute": redis_mute,
+    "clock stepped": clock_stepped,
+    "clocks stepped": clocks_stepped,
     "redis refuses writes": redis_refuses_writes,
     "redis refuses": redis_refuses,
     "key spoilt": key_spoilt,

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
+SHORTEST_S: Final = 1e-6
 START_S: Final = 1_000.0  # of the monotonic clock: a machine has run for a while before its services start
 
 
@@ -91,6 +92,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]
+        """A wait too short to change the time that it is added to would be waited for without end."""
+        return self.call_at(
+            self._now_s + (max(delay, SHORTEST_S) if delay > 0 else delay), callback, *args, context=context
+        )
+
     def spend(self, seconds: float) -> None:
         """Called inside a call of `run_in_executor`: its answer takes that long."""
         self._spent_s += seconds
@@ -139,7 +146,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class VirtualClock:
-    """A `Clock` on a virtual loop. Clocks of several processes differ in their wall time by `skew_s`."""
+    """A wall clock on a virtual loop; `skew_s`: how far it was stepped."""
 
     def __init__(self, loop: VirtualLoop, epoch_s: float = 1_000_000.0, skew_s: float = 0.0) -> None:
         self._loop, self._epoch_s, self.skew_s = loop, epoch_s - START_S, skew_s
@@ -149,6 +156,9 @@ class VirtualClock:
 
     def monotonic_s(self) -> float:
         return self._loop.time()
+
+    def calendar_ahead_s(self) -> float:
+        return 0.0
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

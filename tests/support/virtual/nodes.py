@@ -26,8 +26,8 @@ class Surroundings(Protocol):
     """What a node needs of the system around it."""
 
     loop: VirtualLoop
-    clock: Clock
 
+    def clock_of(self, place: str) -> Clock: ...
     def published(self, node: "Node") -> None: ...
     def metered(self, node: "Node", sample: EnergySample) -> None: ...
     def stopping(self, node: "Node", key: SliceKey, revision: Revision) -> None: ...
@@ -39,6 +39,7 @@ class Node:
 
     def __init__(self, system: Surroundings, name: str, gpus: int, rng: Generator) -> None:
         self.name, self._system, self._rng = name, system, rng
+        self.clock = system.clock_of(name)
         self.devices = {f"{name}/gpu{i}": DeviceState.ASLEEP for i in range(gpus)}
         self.slices: dict[SliceKey, SliceStatus] = {}
         self.cordons: dict[str, str] = {}
@@ -51,7 +52,7 @@ class Node:
         self._generation = 0
         self._said: tuple[Any, ...] = ()
         self._seq = 0
-        self._metered_s = system.clock.now_s()
+        self._metered_s = self.clock.now_s()
         self._start_s = float(rng.uniform(0.3, 1.5))
         system.every(1.0, float(rng.uniform(0, 1)), self._tick)
 
@@ -84,11 +85,19 @@ class Node:
                 )
                 for name, state in self.devices.items()
             ),
-            observed_at_s=self._system.clock.now_s(),
+            observed_at_s=self.clock.now_s(),
             simulated=True,
             agent_target=f"{self.name}:1",
             highest_epoch_seen=self.highest_epoch,
         )
+
+    def restart(self) -> None:
+        """Another agent, on the calendar of now; what the old one had read of the meters it goes on from."""
+        length_s = self.clock.now_s() - self._metered_s
+        self.clock = self._system.clock_of(self.name)
+        self._metered_s = self.clock.now_s() - length_s
+        self.answers = True
+        self.work()
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
@@ -128,7 +137,7 @@ class Node:
             self._system.published(self)
 
     def _set(self, key: SliceKey, **changes: Any) -> None:
-        self.slices[key] = replace(self.slices[key], since_s=self._system.clock.now_s(), **changes)
+        self.slices[key] = replace(self.slices[key], since_s=self.clock.now_s(), **changes)
 
     def _later(self, what: SliceKey | str, seconds: float) -> None:
         self._due_s[what] = self._system.loop.time() + seconds
@@ -163,7 +172,7 @@ class Node:
                 self._generation += 1
                 self.slices[key] = SliceStatus(
                     key, self._generation, "MIG-x", SliceState.STARTING, "", hosted, f"{key.name}:{self._generation}",
-                    "", self.applied, self._system.clock.now_s(), 2,
+                    "", self.applied, self.clock.now_s(), 2,
                 )  # fmt: skip
                 self._later(key, self._start_s)
             return
@@ -195,7 +204,7 @@ class Node:
         self.work()
         if not self.answers:
             return
-        now_s, before_s = self._system.clock.now_s(), self._metered_s
+        now_s, before_s = self.clock.now_s(), self._metered_s
         self._metered_s, self._seq = now_s, self._seq + 1
         for name, state in self.devices.items():
             joules = (60.0 if state == DeviceState.AWAKE else 20.0) * (now_s - before_s)

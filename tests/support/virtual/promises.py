@@ -215,7 +215,7 @@ class Promises:
             self.broken(f"{len(late)} of the last requests ended as {sorted({r.ends[0] for r in late})}")
         asked = system.controller.service.GetRollout(None, None)  # Redis may have missed the end of it
         last: Rollout = codec.from_proto(system.loop.run_until_complete(asked).rollout)
-        stuck = system.clock.now_s() - last.since_s > STUCK_S and last.state in UNDER_WAY
+        stuck = system.controller.clock.now_s() - last.since_s > STUCK_S and last.state in UNDER_WAY
         if last.state == RolloutState.HALTED or stuck:
             self.broken(f"the last rollout stands at {last.state.name}: {last.why}")
         self._judge_keys()

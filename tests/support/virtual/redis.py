@@ -151,7 +151,7 @@ class Server:
         found = self._keys.get(key)
         if found is None:
             return None
-        if found.ends_s < math.inf and self._clock.monotonic_s() >= found.ends_s:
+        if found.ends_s < math.inf and self._clock.now_s() >= found.ends_s:
             del self._keys[key]
             return None
         return found.value
@@ -160,7 +160,7 @@ class Server:
         """How long a key lives yet [s]; inf: for ever; None: it is not there."""
         if self.value(key) is None:
             return None
-        return self._keys[key].ends_s - self._clock.monotonic_s()
+        return self._keys[key].ends_s - self._clock.now_s()
 
     def names(self, prefix: str = "") -> list[str]:
         """All living keys that begin so, sorted."""
@@ -339,7 +339,7 @@ class Server:
         return 1
 
     def _end(self, ttl_ms: int) -> float:
-        return self._clock.monotonic_s() + ttl_ms / 1000 if ttl_ms else math.inf
+        return self._clock.now_s() + ttl_ms / 1000 if ttl_ms else math.inf
 
 
 class Client:

@@ -8,7 +8,7 @@ tables, loop, queues and routers, and `State` on Redis in this process; nodes, s
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -33,6 +33,7 @@ from trefoil.core.common import Revision
 from trefoil.core.energy import EnergySample
 from trefoil.core.fleet import SliceKey, SliceState
 from trefoil.runtime import codec, service
+from trefoil.runtime.clock import Clock, SteadyClock
 from trefoil.runtime.keys import Keys
 
 SERIES = Series("demo", Method.AVERAGE, Factors.LIFECYCLE)
@@ -40,6 +41,7 @@ EPOCH_S = 1_750_000_000.0
 FAULTS_S = (6.0, 20.0)  # between these, faults strike
 QUIET_S = 20.0  # after the last one, in which everything has to be well again
 CATALOG = digits()
+PLACES = ("controller", "dispatcher0", "dispatcher1", "node0", "node1", "feed", "redis")  # each with a wall clock
 DRAINS_S = 3.0  # drain_timeout_s and ack_timeout_s of the controllers here
 SETTINGS: Mapping[str, Any] = {
     "policy": "exact",
@@ -72,6 +74,7 @@ class Controller:
         self._starts = 0
         self.process: Process | None = None
         self.service: Any = None
+        self.clock: Clock = system.clock
 
     def start(self) -> None:
         """A new process."""
@@ -97,9 +100,10 @@ class Controller:
 
     async def _live(self) -> None:
         self._system.opening, self._system.starting = self.files, self
-        parts = main.parts(ControllerSettings(state_dir=self._system.folder, **SETTINGS), self._system.clock)
+        self.clock = self._system.clock_of("controller")
+        parts = main.parts(ControllerSettings(state_dir=self._system.folder, **SETTINGS), self.clock)
         wanted = [p for p in parts if not isinstance(p, service.MetricsPart | service.ServerPart)]
-        await service.run(wanted, self._system.clock, asyncio.Event())
+        await service.run(wanted, self.clock, asyncio.Event())
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -112,12 +116,13 @@ class System:
     def __init__(self, loop: VirtualLoop, seed: int) -> None:
         self.loop, self.seed = loop, seed
         self.clock = VirtualClock(loop, EPOCH_S)
+        self.walls = {place: VirtualClock(loop, EPOCH_S) for place in PLACES}
         self.rng = np.random.default_rng([seed, 7])
         self.folder = Path("/nowhere")
         self.opening = Files()
         self.starting: Controller | None = None
         self.keys = Keys("default")
-        self.server = Server(self.clock)
+        self.server = Server(self.walls["redis"])
         self.promises = Promises(self)
         self.server.on_write, self.server.on_lease = self.promises.written, self.promises.leased
         self.log: deque[str] = deque(maxlen=400)
@@ -149,6 +154,15 @@ class System:
     def note(self, text: str) -> None:
         """A line that a person reads who looks into a history."""
         self.log.append(f"{self.loop.time() - 1000.0:8.3f} {text}")
+
+    def clock_of(self, place: str) -> SteadyClock:
+        """Clock of a process that starts at a place now."""
+        return SteadyClock(self.walls[place])
+
+    def step_clocks(self, places: Iterable[str], step_s: float) -> None:
+        """Step the wall clocks of these places, as an operator or NTP does."""
+        for place in places:
+            self.walls[place].skew_s += step_s
 
     # --- what surrounds the services ----------------------------------------------------------------------------------
 
@@ -201,7 +215,7 @@ class System:
 
     def _read_carbon(self) -> None:
         if self.carbon_flows and self.redis_takes:
-            now_s = self.clock.now_s()
+            now_s = self.walls["feed"].now_s()
             reading = CarbonReading(SERIES, now_s, now_s + 7.0, self.intensity, Quality.MEASURED, observed_at_s=now_s)
             self.server.set(self.keys.carbon_now(SERIES), codec.encode(reading))
 

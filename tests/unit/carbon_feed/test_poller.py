@@ -31,6 +31,7 @@ class Told:
         self.retry_after_s = 0.0
         self.quality = Quality.ESTIMATED
         self.sent = 0
+        self.behind_s = 0.0  # the feed's wall clock
 
 
 class Metered:
@@ -48,7 +49,7 @@ class Metered:
 
     async def read(self, now_s):
         self._send()
-        return self.recent.remember(self._at(now_s // STEP_S * STEP_S))
+        return self.recent.remember(self._at((now_s - self.told.behind_s) // STEP_S * STEP_S))
 
     def history(self, now_s, count_max):
         return self.recent.newest(count_max)
@@ -167,6 +168,22 @@ async def test_a_failure_does_not_take_back_what_was_said_before_the_hard_ttl(ma
     assert (loop.reading.rung, loop.reading.intensity_g_per_kwh) == (Rung.CARRIED, 200.0)
     assert loop.reading.fallback_reason == "metered server_error: told to fail"
     assert loop.health(clock.now_s()).hard_stale
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+async def test_a_wall_clock_that_steps_costs_a_named_rung_until_it_is_right_again(make, provider, clock, step_s):
+    loop = make()
+    await loop.init()
+    await ticks(loop, 10)
+    assert loop.reading.rung == Rung.NORMAL
+    for ahead_s, fine in ((step_s, False), (-step_s, True)):
+        clock.jump(ahead_s)
+        provider.behind_s += ahead_s
+        sent = provider.sent
+        await ticks(loop, 340)
+        assert (loop.reading.intensity_g_per_kwh, loop.leading) == (200.0, True)
+        assert (loop.reading.rung == Rung.NORMAL) == fine, loop.reading.fallback_reason
+        assert 1 <= provider.sent - sent <= 7, "asked at its pace, at the soonest each 60 s, whatever the clock says"
 
 
 async def test_the_breaker_keeps_all_questions_back(make, provider, clock):

@@ -18,6 +18,7 @@ from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
 from tests.unit.controller.views import PLAN
 from trefoil.core.brains import PlanView
+from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading
 from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, Measured
 from trefoil.core.fleet import Hosted, SliceKey, SliceState, SliceStatus
@@ -25,7 +26,7 @@ from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import DecisionRecord, Plan
 from trefoil.core.plan_check import plan_digest
 from trefoil.runtime import codec
-from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.clock import Clock, ManualClock, SteadyClock
 
 OBJECTIVE = Objective("digits", ObjectiveMode.BUDGET, 75.0, 0.95, 0.95, number=1)
 NOW_S = 1_795_000_000.0
@@ -45,8 +46,8 @@ def several() -> Catalog:
 class World:
     """What a controller sees, the store that it reads, and a way to write there."""
 
-    def __init__(self, fixed: dict[str, float] | None = None) -> None:
-        self.clock = ManualClock(NOW_S)
+    def __init__(self, fixed: dict[str, float] | None = None, clock: Clock | None = None) -> None:
+        self.clock = clock or ManualClock(NOW_S)
         self.state = state_on(Server(self.clock), "default", self.clock)
         demand_fixed = {"digits": fixed} if fixed else {}
         settings = ControllerSettings(demand_initial_per_s={"digits": 20.0}, demand_fixed=demand_fixed)
@@ -132,3 +133,32 @@ async def test_a_fixed_demand_is_planned_for_whatever_comes():
 def test_an_unknown_trigger_is_refused():
     with pytest.raises(ValueError, match="no such trigger 'whim'; use some of start, loss"):
         ControllerSettings(causes=("carbon", "whim"))
+
+
+async def test_carbon_follows_the_calendar_and_nothing_else_does():
+    wall = ManualClock(NOW_S)
+    world = World(clock=SteadyClock(wall))
+    keys, series = world.state.keys, ControllerSettings().carbon.series
+    lease = await world.state.acquire("feed:demo", "a test")
+    assert lease is not None
+
+    async def read(age_s: float) -> PlanView:
+        now_s = wall.now_s()
+        made = CarbonReading(series, now_s - age_s, now_s + 300.0, 250.0, observed_at_s=now_s - age_s)
+        band = CarbonBand(now_s, now_s + 300.0, 200.0, 210.0, 220.0)
+        forecast = CarbonForecast(series, "persistence", now_s - age_s, (band,))
+        await world.state.put(lease, keys.carbon_now(series), made)
+        await world.state.put(lease, keys.carbon_forecast(series), forecast)
+        await world.state.append(lease, keys.carbon_history(series), made, 10)
+        await world.reader.refresh()
+        return world.seen.view({"digits": OBJECTIVE}, None, {}, {}, world.clock.now_s())
+
+    before = await read(60.0)
+    wall.jump(-3600.0)
+    after = await read(60.0)
+    assert after.now_s == before.now_s == NOW_S
+    assert (after.carbon.observed_at_s, after.carbon.rung) == (before.carbon.observed_at_s, before.carbon.rung)
+    assert after.carbon_forecast == before.carbon_forecast
+    assert [one.observed_at_s for one in after.carbon_history] == [NOW_S + 3600.0 - 60.0, NOW_S - 60.0], (
+        "what was read before the step was of an hour that is to come"
+    )

@@ -257,3 +257,13 @@ def test_readings_of_another_device_or_from_the_past_are_bugs():
     state, _ = meter(reading(5, 0))
     with pytest.raises(AssertionError, match="time went back"):
         advance(state, reading(4, 0), "node0", True)
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+def test_a_successor_on_another_calendar_meters_the_time_that_has_passed(step_s):
+    state, _ = meter(reading(0, 1000.0), reading(1, 1100.0))
+    after = (reading(3, 1400.0, serving_s=None), reading(4, 1500.0))
+    stepped = (dataclasses.replace(one, at_s=one.at_s + step_s) for one in after)
+    _, [first, second] = meter(*stepped, state=state)
+    assert (first.starts_at_s - step_s, first.ends_at_s - step_s, first.counter_j) == (1e9 + 1, 1e9 + 3, 300.0)
+    assert (second.starts_at_s, second.ends_at_s, second.counter_j) == (first.ends_at_s, 1e9 + 4 + step_s, 100.0)

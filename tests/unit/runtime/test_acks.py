@@ -91,6 +91,26 @@ async def test_a_worker_that_said_that_it_leaves_is_not_waited_for(seen: tuple[R
     assert await acks.read() == (ONE,)
 
 
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
+async def test_a_worker_on_another_clock_said_it_before_we_saw_it(
+    seen: tuple[Redis, ManualClock, LiveAcks], ahead_s: float
+):
+    redis, clock, acks = seen
+    clock.jump(10_000.0)
+    for _ in range(6):
+        said_s = clock.now_s() + 0.2
+        redis.holds = (replace(ONE, observed_at_s=said_s + ahead_s),)
+        looked_s = clock.now_s()
+        await clock.advance(0.5)
+        [ack] = await acks.read()
+        assert ack.observed_at_s <= said_s, "who drains a slice waits for what was said after it"
+        assert ack.observed_at_s >= looked_s - 5.0, "it is alive"
+    assert ack.observed_at_s == looked_s
+    offset_s = acks.offset_s("d", 0)
+    assert offset_s is not None
+    assert abs(offset_s + ahead_s) <= 0.5
+
+
 async def test_a_worker_whose_acknowledgement_cannot_be_read_is_not_taken_for_dead(
     seen: tuple[Redis, ManualClock, LiveAcks],
 ):
