@@ -56,7 +56,12 @@ async def world(state, tmp_path) -> AsyncIterator[World]:
     async with (
         FakeTriton(version=1) as slice_,
         dispatching(
-            state, tmp_path, rest_address="127.0.0.1:0", message_bytes_max=2**20, rest_json_bytes_max=2**16
+            state,
+            tmp_path,
+            rest_address="127.0.0.1:0",
+            message_bytes_max=2**20,
+            rest_json_bytes_max=2**16,
+            rest_decompressed_bytes_max=2**16,
         ) as running,
     ):
         plane = Plane(state)

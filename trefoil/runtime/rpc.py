@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import grpc
 import structlog
+from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -23,6 +24,7 @@ from trefoil.core import errors
 from trefoil.runtime.audit import AuditLog
 from trefoil.runtime.bearer import StreamToken, UnaryToken
 from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.request_limits import check_request
 from trefoil.runtime.scopes import Scopes, Tokens, asks_only
 from trefoil.runtime.telemetry import Metrics
 
@@ -346,7 +348,11 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def _observed(self, context: Any, method: str, scope: str, request: Any) -> AsyncIterator[None]:
         started_s = asyncio.get_running_loop().time()
         commands = self._audit is not None and not asks_only(method)
-        call = self._audit.record_request(method, context.peer(), scope, request) if self._audit and commands else ""
+        wrong = _wrong(request)
+        noted_request = request if wrong is None else None  # nobody has looked at how large it is, or what it holds
+        call = (
+            self._audit.record_request(method, context.peer(), scope, noted_request) if self._audit and commands else ""
+        )
         noted = False
 
         def note(code: grpc.StatusCode, why: str = "") -> None:
@@ -362,6 +368,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 self._metrics.observe("trefoil_rpc_duration_seconds", took_s, method=method)
 
         async def refuse(code: grpc.StatusCode, why: str, *trailers: tuple[str, str]) -> None:
+            why = errors.brief(why)
             note(code, why)  # first, as an answer is: who is told finds it noted
             await context.abort(code, why, trailers)
 
@@ -372,6 +379,8 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 await refuse(grpc.StatusCode.PERMISSION_DENIED, _NO_ROLE)
             if scope == "read" and not asks_only(method):
                 await refuse(grpc.StatusCode.PERMISSION_DENIED, _READ_TOKEN)
+            if wrong is not None:
+                raise wrong
             yield
         except errors.TrefoilError as error:
             await refuse(status_of(error), str(error), (ERROR_TRAILER, type(error).__name__))
@@ -387,6 +396,16 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             raise
         finally:
             note(grpc.StatusCode.OK)
+
+
+def _wrong(request: Any) -> errors.InvalidInput | None:
+    """What is wrong with a request, whatever method it is for."""
+    try:
+        if isinstance(request, Message):
+            check_request(request)
+    except errors.InvalidInput as error:
+        return error
+    return None
 
 
 _NO_TOKEN: Final = "no valid token. Remedy: send 'authorization: Bearer <token>'"

@@ -24,7 +24,7 @@ from dispatcher.service.graceful_shutdown import GracefulShutdown
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
 from dispatcher.workers.peer_links import Peers
-from trefoil.core.errors import TrefoilError
+from trefoil.core.errors import TrefoilError, brief
 from trefoil.runtime import rpc
 from trefoil.runtime.service import ServerPart
 from trefoil.runtime.telemetry import Metrics
@@ -198,7 +198,7 @@ def _mapped(behaviour: Handler) -> Handler:
         try:
             return await behaviour(request, context)
         except TrefoilError as error:
-            await context.abort(rpc.status_of(error), str(error))
+            await context.abort(rpc.status_of(error), brief(str(error)))
 
     return handle
 
