@@ -22,10 +22,9 @@ from grpc_reflection.v1alpha import reflection
 
 from trefoil.core import errors
 from trefoil.runtime.audit import AuditLog
-from trefoil.runtime.bearer import StreamToken, UnaryToken
 from trefoil.runtime.config import ServiceSettings
-from trefoil.runtime.request_limits import check_request
-from trefoil.runtime.scopes import Scopes, Tokens, asks_only
+from trefoil.runtime.connections import CallsUnderWay, connections_max, guard_connections
+from trefoil.runtime.scopes import Scopes, StreamToken, Tokens, UnaryToken, asks_only, check_request
 from trefoil.runtime.telemetry import Metrics
 
 MESSAGE_BYTES_MAX: Final = 64 * 2**20
@@ -56,6 +55,8 @@ class RpcServer:
     health: health.aio.HealthServicer
     port: int
     names: Sequence[str]
+    calls: CallsUnderWay = field(default_factory=CallsUnderWay)
+    _guarding: asyncio.Task[None] | None = field(default=None, init=False)
     _ending: asyncio.Future[None] | None = field(default=None, init=False)
     _cutting: asyncio.Future[None] | None = field(default=None, init=False)
 
@@ -64,6 +65,8 @@ class RpcServer:
         for name in ["", *self.names]:
             await self.serving(name, True)
         await self.server.start()
+        if self.port:
+            self._guarding = asyncio.create_task(guard_connections(self.port, self.calls.ports))
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Turn unhealthy, let calls in flight finish within the grace, cancel the rest. Called again, before it has
@@ -73,6 +76,8 @@ class RpcServer:
         destroyed the server ends the process with signal 11 (grpcio 1.85, AioServer.shutdown). Hence one grace that
         never ends and, once, none at all: these two cannot meet so.
         """
+        if self._guarding is not None:
+            self._guarding.cancel()
         await self.health.enter_graceful_shutdown()
         if self._ending is None:
             self._ending = asyncio.ensure_future(self.server.stop(NEVER_S))
@@ -110,13 +115,15 @@ def make_server(
     client_ca: Path | None = None,
     authenticated: bool = False,
     tokens: Scopes | None = None,
+    calls: CallsUnderWay | None = None,
 ) -> RpcServer:
     """Bind a server (not started) at `address`, default `settings.admin_address`.
 
     `intercept=False` leaves errors, tokens and metrics to the servicer (the dispatcher's raw data path). With `audit`,
     each call that is not a plain question is noted before and after it. `client_ca`: clients must present a certificate
     that one of these (PEM) signed. `authenticated`: the servicer knows its callers otherwise than by the token.
-    `tokens`: who may what, instead of the settings' two tokens.
+    `tokens`: who may what, instead of the settings' two tokens. `calls`: where a servicer without interceptor counts
+    what it has under way; connections without any may be closed (`connections.py`).
 
     Raises:
         errors.SettingError: a non-loopback listener without TLS and token.
@@ -128,12 +135,14 @@ def make_server(
     if not reuse_port:
         check_port(listen)
     tokens = tokens or (Tokens() if read_only else Tokens.from_settings(settings))
+    calls = calls or CallsUnderWay()
     server = grpc.aio.server(
-        interceptors=[_Interceptor(metrics, tokens, audit)] if intercept else [],
+        interceptors=[_Interceptor(metrics, tokens, audit, calls)] if intercept else [],
         options=[
             ("grpc.so_reuseport", int(reuse_port)),
             ("grpc.max_receive_message_length", message_bytes_max),
             ("grpc.max_send_message_length", -1),
+            ("grpc.max_allowed_incoming_connections", connections_max()),
             *options,
         ],
     )
@@ -143,7 +152,7 @@ def make_server(
         add(implementation, server)
     names = [name for _, _, name in services]
     reflection.enable_server_reflection([*names, HEALTH_SERVICE, reflection.SERVICE_NAME], server)
-    return RpcServer(server, servicer, _bind(server, settings, listen, client_ca), names)
+    return RpcServer(server, servicer, _bind(server, settings, listen, client_ca), names, calls)
 
 
 def _bind(server: grpc.aio.Server, settings: ServiceSettings, address: str, client_ca: Path | None) -> int:
@@ -303,8 +312,9 @@ def status_of(error: errors.TrefoilError) -> grpc.StatusCode:
 class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Checks the token's scope, keeps the audit log, counts and times calls, maps errors to statuses."""
 
-    def __init__(self, metrics: Metrics | None, tokens: Scopes, audit: AuditLog | None) -> None:
+    def __init__(self, metrics: Metrics | None, tokens: Scopes, audit: AuditLog | None, calls: CallsUnderWay) -> None:
         self._metrics = metrics
+        self._calls = calls
         self._tokens = tokens
         self._audit = audit
 
@@ -348,12 +358,11 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def _observed(self, context: Any, method: str, scope: str, request: Any) -> AsyncIterator[None]:
         started_s = asyncio.get_running_loop().time()
         commands = self._audit is not None and not asks_only(method)
-        wrong = _wrong(request)
+        wrong, peer = _wrong(request), context.peer()
         noted_request = request if wrong is None else None  # nobody has looked at how large it is, or what it holds
-        call = (
-            self._audit.record_request(method, context.peer(), scope, noted_request) if self._audit and commands else ""
-        )
+        call = self._audit.record_request(method, peer, scope, noted_request) if self._audit and commands else ""
         noted = False
+        self._calls.begin(peer)
 
         def note(code: grpc.StatusCode, why: str = "") -> None:
             nonlocal noted
@@ -395,6 +404,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await refuse(grpc.StatusCode.INTERNAL, f"bug in {method}: {error!r}")
             raise
         finally:
+            self._calls.end(peer)
             note(grpc.StatusCode.OK)
 
 

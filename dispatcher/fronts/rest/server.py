@@ -17,6 +17,7 @@ from dispatcher.service.graceful_shutdown import GracefulShutdown
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import StartError
 from trefoil.runtime import rpc
+from trefoil.runtime.connections import guard_connections
 
 KEEP_ALIVE_S = 75
 BACKLOG = 1024
@@ -61,7 +62,18 @@ class RestPart:
     async def run(self) -> None:
         """Serve HTTP until told to stop."""
         if self._server is not None:
-            await self._server.main_loop()
+            guarding = asyncio.create_task(guard_connections(self.port, self._busy))
+            try:
+                await self._server.main_loop()
+            finally:
+                guarding.cancel()
+
+    def _busy(self) -> set[int]:
+        """Ports of the clients whose whole request is there and not yet answered."""
+        assert self._server is not None
+        connections = self._server.server_state.connections
+        answering = (each for each in connections if isinstance(each, BoundedProtocol) and each.answering)
+        return {each.client[1] for each in answering if each.client is not None}
 
     async def shutdown(self) -> None:
         """Accept no more; requests under way have stop_grace_s to end."""
@@ -131,6 +143,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._steps = 0
         self._in_body = False
         self._head_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def answering(self) -> bool:
+        """Whether a whole request has come and its answer has not gone yet."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.more_body and not cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

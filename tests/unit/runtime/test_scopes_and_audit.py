@@ -13,6 +13,7 @@ from trefoil.runtime import rpc, scopes
 from trefoil.runtime.audit import REQUEST_CHARS_MAX, AuditLog
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.connections import CallsUnderWay
 
 NAME = "trefoil.power_agent.v1.PowerAgent"
 
@@ -121,7 +122,7 @@ async def test_a_refusal_is_noted_before_the_caller_is_told(audit, tmp_path):
             self.noted_then = lines(tmp_path)
             raise grpc.aio.AbortError
 
-    context, interceptor = Context(), rpc._Interceptor(None, scopes.Tokens(), audit)
+    context, interceptor = Context(), rpc._Interceptor(None, scopes.Tokens(), audit, CallsUnderWay())
     with pytest.raises(grpc.aio.AbortError):
         async with interceptor._observed(context, f"/{NAME}/Drain", "open", pb.DrainRequest()):
             raise errors.StaleRevision("too old")

@@ -1,0 +1,149 @@
+"""Idle connections go when descriptors are short, longest silent first; nobody else's do."""
+
+import asyncio
+import os
+import resource
+import socket
+from contextlib import suppress
+
+import grpc
+import pytest
+
+from trefoil.runtime import connections, rpc
+from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.connections import CallsUnderWay, ConnectionGuard
+
+pytestmark = pytest.mark.skipif(not os.path.isdir(connections.DESCRIPTORS), reason="Linux only")
+
+
+@pytest.fixture
+def limit(monkeypatch):
+    """Set how many descriptors this process may seem to open."""
+
+    def choose(most):
+        monkeypatch.setattr(connections.resource, "getrlimit", lambda _: (most, most))
+
+    return choose
+
+
+def opened():
+    return len(os.listdir(connections.DESCRIPTORS))
+
+
+class Clients:
+    """Clients of one port, in the order in which they last sent something."""
+
+    def __init__(self, number):
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=number)
+        self.port = self.listener.getsockname()[1]
+        self.ends, self.accepted = [], []
+        for _ in range(number):
+            self.ends.append(socket.create_connection(("127.0.0.1", self.port)))
+            self.accepted.append(self.listener.accept()[0])
+
+    async def speak(self, which, pause_s=0.02):
+        for index in which:
+            self.ends[index].send(b"x")
+            await asyncio.sleep(pause_s)
+
+    def alive(self):
+        found = set()
+        for index, end in enumerate(self.ends):
+            end.setblocking(False)
+            try:
+                if end.recv(1):
+                    found.add(index)
+            except BlockingIOError:
+                found.add(index)
+        return found
+
+    def close(self):
+        for each in (*self.ends, *self.accepted, self.listener):
+            each.close()
+
+
+@pytest.fixture
+def clients():
+    made = Clients(20)
+    yield made
+    made.close()
+
+
+def busy(clients, *indices):
+    return {clients.ends[index].getsockname()[1] for index in indices}
+
+
+async def test_nothing_is_closed_as_long_as_descriptors_are_there(clients, limit):
+    guard = ConnectionGuard()
+    await clients.speak(range(20), 0.0)
+    await asyncio.sleep(connections.QUIET_S + 0.05)
+    limit(opened() * 2)
+    assert guard.relieve(clients.port, set) == 0
+    assert clients.alive() == set(range(20))
+    guard.close()
+
+
+async def test_the_longest_silent_go_until_half_of_the_limit_is_free_and_the_busy_stay(clients, limit, monkeypatch):
+    guard = ConnectionGuard()
+    order = [*range(10, 20), *range(10)]
+    await clients.speak(order)
+    await asyncio.sleep(connections.QUIET_S + 0.05)
+    monkeypatch.setattr(connections, "HIGH_RATIO", 0.0)  # short, by whatever limit
+    limit(2 * (opened() - 8))  # eight more than half of them are open
+    closed = guard.relieve(clients.port, lambda: busy(clients, 10, 11))
+    assert closed in (7, 8)  # the guard's own one was closed while it looked
+    assert clients.alive() == set(range(20)) - set(order[2 : 2 + closed])
+    guard.close()
+
+
+async def test_without_a_single_descriptor_left_the_guard_still_works(clients):
+    guard = ConnectionGuard()
+    await clients.speak(range(20), 0.0)
+    await asyncio.sleep(connections.QUIET_S + 0.05)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened() + 30, hard))
+    taken = []
+    try:
+        with suppress(OSError):  # too many open files
+            while True:
+                taken.append(os.dup(0))
+        assert taken
+        assert guard.relieve(clients.port, set) == 20
+    finally:
+        for number in taken:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert clients.alive() == set()
+    guard.close()
+
+
+async def test_a_server_knows_which_of_its_connections_have_a_call(limit):
+    calls = CallsUnderWay()
+    server = rpc.make_server(ServiceSettings(admin_address="127.0.0.1:0"), [], intercept=False, calls=calls)
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def slow(data, context):
+        calls.begin(context.peer())
+        asked.set()
+        await answer.wait()
+        calls.end(context.peer())
+        return data
+
+    handlers = {"Slow": grpc.unary_unary_rpc_method_handler(slow)}
+    server.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.B", handlers),))
+    await server.start()
+    idle = socket.create_connection(("127.0.0.1", server.port))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        call = asyncio.ensure_future(channel.unary_unary("/a.B/Slow")(b"late"))
+        await asyncio.wait_for(asked.wait(), 30)
+        (port,) = calls.ports()
+        assert port != server.port
+        limit(8)  # fewer than are open: whatever may go goes
+        idle.settimeout(30)
+        received = await asyncio.to_thread(lambda: b"".join(iter(lambda: idle.recv(4096), b"")))
+        assert len(received) < 4096, "it got the server's settings at most, and its end"
+        answer.set()
+        assert await call == b"late"
+    assert not calls.ports()
+    idle.close()
+    await server.stop(0)
