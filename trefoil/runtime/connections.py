@@ -55,6 +55,16 @@ class CallsUnderWay:
         return {int(port) for port in found if port.isdigit()}
 
 
+def descriptors_short() -> bool:
+    """Whether descriptors are short: the lowest free one lies beyond HIGH_RATIO of the limit."""
+    try:
+        lowest_free = socket.socket(socket.AF_UNIX)
+    except OSError:  # none is left
+        return True
+    with lowest_free:
+        return lowest_free.fileno() >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] * HIGH_RATIO
+
+
 class ConnectionGuard:
     """Guard of the connections that come in at one port; belongs to one event loop.
 
@@ -69,16 +79,11 @@ class ConnectionGuard:
 
         `busy`: ports of clients that have something under way.
         """
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        lowest_free = limit
-        with suppress(OSError):  # none is left
-            lowest_free = os.dup(self._spare)
-            os.close(lowest_free)
-        if lowest_free < limit * HIGH_RATIO:
+        if not descriptors_short():
             return 0
         os.close(self._spare)
         try:
-            return _close_idle(port, busy(), limit)
+            return _close_idle(port, busy(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         finally:
             self._spare = os.open(os.devnull, os.O_RDONLY)
 
