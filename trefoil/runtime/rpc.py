@@ -28,6 +28,8 @@ from trefoil.runtime.scopes import Scopes, StreamToken, Tokens, UnaryToken, asks
 from trefoil.runtime.telemetry import Metrics
 
 MESSAGE_BYTES_MAX: Final = 64 * 2**20
+STREAMS_MAX: Final = 100
+"""Streams of answers that one server has open at once: each is told every change, whether its client reads or not."""
 ERROR_TRAILER: Final = "trefoil-error"
 NEVER_S: Final = 86_400.0  # a grace of gRPC's own, which RpcServer.stop ends long before
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
@@ -116,6 +118,7 @@ def make_server(
     authenticated: bool = False,
     tokens: Scopes | None = None,
     calls: CallsUnderWay | None = None,
+    streams_max: int = STREAMS_MAX,
 ) -> RpcServer:
     """Bind a server (not started) at `address`, default `settings.admin_address`.
 
@@ -123,7 +126,8 @@ def make_server(
     each call that is not a plain question is noted before and after it. `client_ca`: clients must present a certificate
     that one of these (PEM) signed. `authenticated`: the servicer knows its callers otherwise than by the token.
     `tokens`: who may what, instead of the settings' two tokens. `calls`: where a servicer without interceptor counts
-    what it has under way; connections without any may be closed (`connections.py`).
+    what it has under way; connections without any may be closed (`connections.py`). `streams_max`: streams of answers
+    that may be open at once.
 
     Raises:
         errors.SettingError: a non-loopback listener without TLS and token.
@@ -137,7 +141,7 @@ def make_server(
     tokens = tokens or (Tokens() if read_only else Tokens.from_settings(settings))
     calls = calls or CallsUnderWay()
     server = grpc.aio.server(
-        interceptors=[_Interceptor(metrics, tokens, audit, calls)] if intercept else [],
+        interceptors=[_Interceptor(metrics, tokens, audit, calls, streams_max)] if intercept else [],
         options=[
             ("grpc.so_reuseport", int(reuse_port)),
             ("grpc.max_receive_message_length", message_bytes_max),
@@ -312,8 +316,17 @@ def status_of(error: errors.TrefoilError) -> grpc.StatusCode:
 class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Checks the token's scope, keeps the audit log, counts and times calls, maps errors to statuses."""
 
-    def __init__(self, metrics: Metrics | None, tokens: Scopes, audit: AuditLog | None, calls: CallsUnderWay) -> None:
+    def __init__(
+        self,
+        metrics: Metrics | None,
+        tokens: Scopes,
+        audit: AuditLog | None,
+        calls: CallsUnderWay,
+        streams_max: int = STREAMS_MAX,
+    ) -> None:
         self._metrics = metrics
+        self._streams = 0
+        self._streams_max = streams_max
         self._calls = calls
         self._tokens = tokens
         self._audit = audit
@@ -343,7 +356,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _streaming(self, behaviour: Any, method: str, scope: str) -> Any:
         async def handle(request: Any, context: Any) -> None:
-            async with self._observed(context, method, scope, request):
+            async with self._observed(context, method, scope, request), self._one_more_stream():
                 responses = behaviour(request, context)
                 if not hasattr(responses, "__aiter__"):
                     await responses
@@ -353,6 +366,16 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                         await context.write(response)
 
         return handle
+
+    @contextlib.asynccontextmanager
+    async def _one_more_stream(self) -> AsyncIterator[None]:
+        if self._streams >= self._streams_max:
+            raise errors.Unavailable(f"{self._streams} streams are open here", remedy="close some, or ask instead")
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
 
     @contextlib.asynccontextmanager
     async def _observed(self, context: Any, method: str, scope: str, request: Any) -> AsyncIterator[None]:
