@@ -129,10 +129,10 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         if not plan.nodes:
             raise errors.PlanError("a plan without node plans", field="plan.nodes", value=(), remedy="take GetPlan's")
         routed = {route.family for route in plan.routes if any(not target.draining for target in route.targets)}
-        if not plan.degraded and (left_out := sorted(self._loop.core.objectives.keys() - routed)):
+        if left_out := sorted(self._loop.core.objectives.keys() - routed):
             raise errors.PlanError(
                 "families that have an objective and no route: nobody would serve them", field="plan.routes",
-                value=left_out, remedy="route them, or say in plan.degraded why not",
+                value=left_out, remedy="route them",
             )  # fmt: skip
         plan = replace(plan, objectives=view.objectives)
         check(plan, view.fleet, self._catalog, view.demand, view.objectives)

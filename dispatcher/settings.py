@@ -59,7 +59,7 @@ class DispatcherSettings(ServiceSettings):
     """A router instead of the plan's, for every family: a name of the table, or module:Class; empty = the plan's."""
     queue: str = ""
     """A queue instead of the plan's, for every family: a name of the table, or module:Class; empty = the plan's."""
-    message_bytes_max: int = Field(256 * 2**20, ge=-1)
+    message_bytes_max: int = Field(64 * 2**20, ge=-1)
     """Largest request accepted, once decompressed; -1 = no limit, also of what a few compressed bytes can become."""
     head_bytes_max: int = Field(16 * 2**20, ge=1)
     """Largest part of a request beside its raw_input_contents: names, parameters, tensors as typed contents. Parsed it
