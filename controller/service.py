@@ -125,6 +125,12 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             return pb.PinResponse(revision=self._revision())
         self._may_act("Pin")
         view = self._loop.view()
+        planned = sum(len(node.devices) for node in request.plan.nodes)
+        if planned > (known := sum(len(node.devices) for node in view.fleet.nodes)):
+            raise errors.PlanError(
+                f"more devices than the {known} that nodes report", field="plan.nodes.devices", value=planned,
+                remedy="plan on devices in `trefoil status`",
+            )  # fmt: skip
         plan: Plan = codec.from_proto(request.plan)
         if not plan.nodes:
             raise errors.PlanError("a plan without node plans", field="plan.nodes", value=(), remedy="take GetPlan's")

@@ -28,6 +28,8 @@ from trefoil.runtime.scopes import Scopes, StreamToken, Tokens, UnaryToken, asks
 from trefoil.runtime.telemetry import Metrics
 
 MESSAGE_BYTES_MAX: Final = 64 * 2**20
+CONNECTION_CALLS_MAX: Final = 4096
+"""Calls under way on one connection; a client's further ones wait in the client."""
 STREAMS_MAX: Final = 100
 """Streams of answers that one server has open at once: each is told every change, whether its client reads or not."""
 ERROR_TRAILER: Final = "trefoil-error"
@@ -147,6 +149,7 @@ def make_server(
             ("grpc.max_receive_message_length", message_bytes_max),
             ("grpc.max_send_message_length", -1),
             ("grpc.max_allowed_incoming_connections", connections_max()),
+            ("grpc.max_concurrent_streams", CONNECTION_CALLS_MAX),
             *options,
         ],
     )
