@@ -5,6 +5,7 @@ In the protobuf wire format the last value of a singular field, or of a map key,
 
 import functools
 import struct
+from contextlib import suppress
 from typing import Final
 
 VERSION_FIELD: Final = b"\x12"  # field 2, length-delimited, in ModelInferRequest and ModelInferResponse
@@ -38,7 +39,7 @@ def head_size(data: bytes) -> tuple[int, int]:
     """Bytes of a ModelInferRequest beside its raw contents, and its fields, of which no more are counted than one
     beyond FIELDS_MAX. What cannot be read counts as bytes beside: parsing tells what is wrong with it."""
     at = beside = fields = 0
-    try:
+    with suppress(IndexError):  # it is cut off
         while at < len(data) and fields <= FIELDS_MAX:
             begins, fields = at, fields + 1
             tag, at = _varint(data, at)
@@ -52,8 +53,6 @@ def head_size(data: bytes) -> tuple[int, int]:
             else:
                 break
             beside += at - begins if tag != RAW_INPUT_TAG else 0
-    except IndexError:
-        pass
     return beside + max(0, len(data) - at), fields
 
 
