@@ -65,14 +65,17 @@ async def _attacked(attack: str, system: EchoSystem) -> AsyncIterator[None]:
 
 
 def judge(attack: str, found: dict[str, Any]) -> None:
-    """Print what an attack met; raises AssertionError if a call waited for its status longer than it may."""
+    """Print what an attack met; raises AssertionError if a call waited for its status longer than it may.
+
+    On a machine that others use as well, as much longer as everything takes there.
+    """
+    slowed = max(1.0, found["slowed"])
     print(
         f"{attack}: {found['calls']} calls, {found['codes']}; slowest {found['slowest_s']:.2f} s ({found['slowest']}), "
-        f"beside {found['stood_still_s']:.2f} s in which its own process stood still"
+        f"beside {found['stood_still_s']:.2f} s in which its own process stood still; machine slowed {slowed:.1f} times"
     )
-    assert found["slowest_s"] <= STATUS_S, (
-        f"{found['slowest']} took {found['slowest_s']:.2f} s, a status is due in {STATUS_S:g} s"
-    )
+    late = f"{found['slowest']} took {found['slowest_s']:.2f} s, a status is due in {STATUS_S:g} s"
+    assert found["slowest_s"] <= STATUS_S * slowed, late
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from trefoil.runtime.clock import WallClock
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 STREAM: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 TIMEOUT_S: Final = 10.0
+WORK_S: Final = 0.005
 CLOCK: Final = WallClock()
 OPTIONS: Final = (("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
 BIG: Final = 2**63 - 1
@@ -44,13 +46,17 @@ Addresses = Mapping[str, str]
 
 @dataclass(slots=True)
 class Tally:
-    """What an attack's calls met, without the time in which this process's own loop stood still: `stood_still_s`."""
+    """What an attack's calls met, without the time in which this process's own loop stood still: `stood_still_s`.
+
+    `slowed`: how much longer a little work took than its CPU time, because others use the machine.
+    """
 
     calls: int = 0
     codes: Counter[str] = field(default_factory=Counter)
     slowest_s: float = 0.0
     slowest: str = ""
     stood_still_s: float = 0.0
+    slowed: float = 1.0
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def time(self, what: str, call: Awaitable[Any]) -> str:
@@ -70,8 +76,13 @@ class Tally:
         return code
 
     async def watch_itself(self) -> None:
-        """Measure how long this process stands still."""
-        while True:
+        """Measure how long this process stands still, and how busy the machine is."""
+        for n in itertools.count():
+            if n % 50 == 0:
+                wall_s, cpu_s = time.perf_counter(), time.process_time()
+                while time.process_time() - cpu_s < WORK_S:
+                    pass
+                self.slowed += ((time.perf_counter() - wall_s) / WORK_S - self.slowed) / (n // 50 + 1)
             before_s = CLOCK.monotonic_s()
             await CLOCK.sleep(0.01)
             self.stood_still_s += max(0.0, CLOCK.monotonic_s() - before_s - 0.02)

@@ -188,7 +188,10 @@ class RestApp:
         return HttpReply(200, codec.dumps(models))
 
     async def _infer(self, ask: HttpRequest, tenant: Tenant, model: str, version: str) -> HttpReply:
-        body = await self._body(ask, self._body_bytes_max)
+        if JSON_LENGTH in ask.headers or "content-encoding" in ask.headers:
+            body = await self._body(ask, self._body_bytes_max)
+        else:  # it is JSON, all of it
+            body = await self._body(ask, min(self._body_bytes_max, self._json_bytes_max), "rest_json_bytes_max")
         self._access.admit(tenant, len(body))
         body = await compression.decompress(body, ask.headers.get("content-encoding", ""), self._decompressed_bytes_max)
         data, form = await self._decoded(ask, body, model, version)

@@ -21,7 +21,7 @@ from trefoil.runtime import rpc
 from trefoil.runtime.connections import TICK_S, descriptors_short, guard_connections
 
 KEEP_ALIVE_S = 75
-BACKLOG = 1024
+BACKLOG = 4096  # who waits while descriptors are short
 
 
 class RestPart:
@@ -63,11 +63,12 @@ class RestPart:
     async def run(self) -> None:
         """Serve HTTP until told to stop."""
         if self._server is not None:
-            more = asyncio.gather(guard_connections(self.port, self._busy), self._accept())
-            try:
+            async with asyncio.TaskGroup() as group:
+                beside = (guard_connections(self.port, self._busy), self._accept())
+                tasks = [group.create_task(each) for each in beside]
                 await self._server.main_loop()
-            finally:
-                more.cancel()
+                for task in tasks:
+                    task.cancel()
 
     async def _accept(self) -> None:
         """Accept connections while descriptors are there; who comes when they are short waits in the kernel's queue,
