@@ -19,7 +19,7 @@ from typing import Final
 
 import structlog
 
-TICK_S: Final = 0.05
+TICK_S: Final = 0.1
 SAY_S: Final = 10.0  # between two lines of the log about it
 HIGH_RATIO: Final = 0.75
 LOW_RATIO: Final = 0.5
