@@ -120,6 +120,9 @@ def test_health_tells_late_from_impatient_and_sick_from_wrong():
     assert [health.on_deadline(B, "l", 1, 9.9, 0.0) for _ in range(9)] == [""] * 9, "nothing is known to be usual"
     health.on_answer(A, "l", 1, 0.1, 0.0)
     assert [health.on_deadline(A, "l", 1, 0.05, 0.0) for _ in range(9)] == [""] * 9, "no slice could meet that deadline"
+    for _ in range(500):
+        health.times.record_drop(A, "l", 1)  # clients that give no time take the prediction down, not what is usual
+    assert [health.on_deadline(A, "l", 1, 0.05, 30.0) for _ in range(9)] == [""] * 9
     assert [health.on_deadline(A, "l", 1, 0.3, 0.0) for _ in range(2)] == ["", ""]
     health.on_answer(A, "l", 1, 0.1, 0.0)
     assert [health.on_deadline(A, "l", 1, 0.3, 0.0) for _ in range(2)] == ["", ""]
