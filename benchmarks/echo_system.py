@@ -20,7 +20,7 @@ from power_agent.simulated.node_client import NodeClient
 from protos.controller.v1 import controller_pb2
 from tests.support.ports import free_offset
 from trefoil.cli.run.launcher import Launcher, first_answer
-from trefoil.cli.run.scenario import Carbon, ServedFamily, System
+from trefoil.cli.run.scenario import Carbon, Ports, ServedFamily, System
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SERVING, DeviceState, Hosted, SliceKey, SliceStatus
@@ -37,6 +37,7 @@ LAYOUTS: Final = (
 )
 SMALL: Final = (("2g.10gb", 0, 2), ("1g.5gb", 2, 1))  # 259 requests/s
 POLL_S: Final = 0.1
+REST_PORT: Final = 8120  # beside those that every system has
 
 
 Cut = tuple[tuple[str, int, int], ...]
@@ -163,6 +164,7 @@ async def running(
         demand_initial_per_s=50.0,
         carbon=Carbon(step_s=3600.0),  # no decision about carbon takes part
         port_offset=free_offset(),
+        ports=Ports(rest=REST_PORT),
     )
     settings = {name: dict(values) for name, values in (overrides or {}).items()}
     settings["dispatcher"] = settings.get("dispatcher", {}) | dispatcher_settings(workers)

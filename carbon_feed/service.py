@@ -16,6 +16,7 @@ from trefoil.runtime.clock import WallClock
 from trefoil.runtime.state import State
 
 FULL_NAME = "trefoil.carbon_feed.v1.CarbonFeed"
+ARCHIVES_MAX = 100  # clients that read archived forecasts at once, beside the watchers
 
 
 class GcFreeze:
@@ -48,10 +49,11 @@ def build(argv: Sequence[str]) -> list[service.Part]:
     loops = [ZoneLoop(zone, provider, state, clock, metrics, *others) for zone, (provider, *others) in made]
     servicer = CarbonFeedServicer(loops, load_zones(settings.zones_file), clock, settings.watchers_max)
     entries: list[rpc.ServiceEntry] = [(pb_grpc.add_CarbonFeedServicer_to_server, servicer, FULL_NAME)]
+    streams_max = settings.watchers_max + ARCHIVES_MAX
     return [
         service.StatePart(state),
         service.MetricsPart(metrics, settings.metrics_address),
         *loops,
         GcFreeze(),
-        service.ServerPart(lambda: rpc.make_server(settings, entries, metrics=metrics)),
+        service.ServerPart(lambda: rpc.make_server(settings, entries, metrics=metrics, streams_max=streams_max)),
     ]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from controller.explore.core.exploration import Explorer
@@ -17,7 +18,7 @@ from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog
-from trefoil.core.common import Revision
+from trefoil.core.common import IdentityKey, Revision
 from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import Expected, Plan, RolloutState
 from trefoil.core.plan_check import check
@@ -124,9 +125,21 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             return pb.PinResponse(revision=self._revision())
         self._may_act("Pin")
         view = self._loop.view()
+        planned = sum(len(node.devices) for node in request.plan.nodes)
+        if planned > (known := sum(len(node.devices) for node in view.fleet.nodes)):
+            raise errors.PlanError(
+                f"more devices than the {known} that nodes report", field="plan.nodes.devices", value=planned,
+                remedy="plan on devices in `trefoil status`",
+            )  # fmt: skip
         plan: Plan = codec.from_proto(request.plan)
         if not plan.nodes:
             raise errors.PlanError("a plan without node plans", field="plan.nodes", value=(), remedy="take GetPlan's")
+        routed = {route.family for route in plan.routes if any(not target.draining for target in route.targets)}
+        if left_out := sorted(self._loop.core.objectives.keys() - routed):
+            raise errors.PlanError(
+                "families that have an objective and no route: nobody would serve them", field="plan.routes",
+                value=left_out, remedy="route them",
+            )  # fmt: skip
         plan = replace(plan, objectives=view.objectives)
         check(plan, view.fleet, self._catalog, view.demand, view.objectives)
         why = f"pinned by the operator; {plan.why}" if plan.why else "pinned by the operator"
@@ -195,7 +208,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
     # --- small parts --------------------------------------------------------------------------------------------------
 
     def _plan(self) -> Any:
-        return codec.to_proto(self._loop.core.current) if self._loop.core.current is not None else None
+        return _plan_message(IdentityKey(self._loop.core.current)) if self._loop.core.current is not None else None
 
     def _revision(self) -> Any:
         return codec.to_proto(self._loop.core.current.revision) if self._loop.core.current is not None else None
@@ -281,6 +294,11 @@ def exploration(explorer: Explorer, plan: Plan | None) -> Any:
     """Exploration under way with its costs, as a message. It goes on until what it decided is in force."""
     under_way = explorer.run is not None or (plan is not None and plan.exploration)
     return pb.Exploration(under_way=under_way, text=explorer.text(), **explorer.totals.plain())
+
+
+@lru_cache(maxsize=2)  # made once, however many watch
+def _plan_message(plan: IdentityKey[Plan]) -> Any:
+    return codec.to_proto(plan.value)
 
 
 def _wire(mode: ActMode) -> Any:

@@ -22,9 +22,11 @@ class DispatcherSettings(ServiceSettings):
     """host:port that clients talk KServe v2 to."""
     rest_address: str = ""
     """host:port of KServe v2 over HTTP/1.1 (Triton's own is 8000); empty = none."""
-    rest_json_bytes_max: int = Field(64 * 2**20, ge=1)
-    """Largest JSON part, and largest body once decompressed, of a REST request; binary tensors are bounded by
-    message_bytes_max alone."""
+    rest_json_bytes_max: int = Field(4 * 2**20, ge=1)
+    """Largest JSON part of a REST request: nobody else is answered while it is read, about 30 ms a MiB. Binary tensors
+    are bounded by message_bytes_max alone."""
+    rest_decompressed_bytes_max: int = Field(64 * 2**20, ge=1)
+    """Largest body of a REST request once decompressed; no more than that is ever made of it."""
     front_tls_certificate: Path | None = None
     """PEM chain of the inference and REST ports; without it they take tls_certificate."""
     front_tls_key: Path | None = None
@@ -57,8 +59,11 @@ class DispatcherSettings(ServiceSettings):
     """A router instead of the plan's, for every family: a name of the table, or module:Class; empty = the plan's."""
     queue: str = ""
     """A queue instead of the plan's, for every family: a name of the table, or module:Class; empty = the plan's."""
-    message_bytes_max: int = Field(-1, ge=-1)
-    """Largest request accepted; -1 = no limit (gRPC's own default of 4 MB refuses ordinary images)."""
+    message_bytes_max: int = Field(64 * 2**20, ge=-1)
+    """Largest request accepted, once decompressed; -1 = no limit, also of what a few compressed bytes can become."""
+    head_bytes_max: int = Field(16 * 2**20, ge=1)
+    """Largest part of a request beside its raw_input_contents: names, parameters, tensors as typed contents. Parsed it
+    takes up to ten times as much memory."""
     window_s: float = Field(0.5, gt=0)
     """How often a load window is flushed."""
     windows_pending_max: int = Field(120, ge=1)

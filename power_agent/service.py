@@ -15,6 +15,8 @@ from trefoil.core.fleet import Step
 from trefoil.runtime import codec
 
 FULL_NAME: Final = "trefoil.power_agent.v1.PowerAgent"
+EPOCHS_AHEAD_MAX: Final = 1_000_000
+"""A controller takes one at each start, so that a new node may be this far behind, and no further."""
 
 
 class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: ignore[misc]
@@ -30,6 +32,7 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         """Apply a complete desired state; the answer has the steps that lead there."""
         if not request.HasField("plan"):
             raise InvalidInput("missing", field="plan", remedy="send a NodePlan")
+        self._refuse_far_epoch(request.plan.revision.epoch)
         applied = await self._reconciler.apply(codec.from_proto(request.plan))
         return power_agent_pb2.ApplyResponse(
             accepted=True, changed=applied.changed, steps=[step_message(step) for step in applied.steps]
@@ -43,6 +46,15 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         return power_agent_pb2.PreviewPlanResponse(
             changed=found.changed, steps=[step_message(step) for step in found.steps]
         )
+
+    def _refuse_far_epoch(self, epoch: int) -> None:
+        """Refuse an epoch that no controller can have reached: whoever is obeyed under it is obeyed for ever."""
+        highest = self._node.journal.state.highest_epoch
+        if epoch > highest + EPOCHS_AHEAD_MAX:
+            raise InvalidInput(
+                f"is more than {EPOCHS_AHEAD_MAX} ahead of {highest}, the highest seen", field="epoch", value=epoch,
+                remedy="send the node's highest_epoch_seen, or the next",
+            )  # fmt: skip
 
     async def Drain(self, request: Any, context: Any) -> Any:
         """Drain devices, or take them back into service; answered at once, the node's status shows the progress."""
@@ -58,6 +70,7 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         """Make or renew a clock lease; the answer names the supported clocks that it came to."""
         if not request.HasField("lease"):
             raise InvalidInput("missing", field="lease", remedy="send a ClockLease")
+        self._refuse_far_epoch(request.lease.epoch)
         held = self._clocks.set_clocks(codec.from_proto(request.lease), request.ttl_s)
         return power_agent_pb2.SetClocksResponse(lease=codec.to_proto(held))
 

@@ -7,7 +7,8 @@ alone; an old reading is carried; a planner that fails, or takes too long, leave
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import structlog
@@ -160,6 +161,7 @@ class ControlLoop:
         self._demand = DemandPublisher(state.keys, self.observation, leadership, clock)
         self._receipts = ReceiptPublisher(settings, state.keys, accountant.receipts, leadership, clock)
         self._lock = asyncio.Lock()
+        self._commands = 0  # that wait for the lock or have it
         self.observation.windows.load_budgets(disk.load_plain("budgets"), clock.now_s())
         disk.save_all("objectives", core.objectives.values())
 
@@ -265,9 +267,23 @@ class ControlLoop:
 
     # --- what operators change (called by the service) ---------------------------------------------------------------
 
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """An operator's turn; raises errors.Unavailable when too many wait for theirs: each may take a decision."""
+        if self._commands >= COMMANDS_MAX:
+            raise errors.Unavailable(
+                f"{self._commands} commands wait already", remedy="wait for one's answer, then send"
+            )
+        self._commands += 1
+        try:
+            async with self._lock:
+                yield
+        finally:
+            self._commands -= 1
+
     async def operate(self, control: ControlState, plan: Plan | None = None, why: str = "") -> None:
         """Change mode, freeze or pin; `plan` is rolled out all the same. What is released is planned afresh."""
-        async with self._lock:
+        async with self._turn():
             self._leadership.require()
             await self._perform(self.core.operate(control, plan, why))
         self._signals.announce()
@@ -275,7 +291,7 @@ class ControlLoop:
 
     async def replan(self, trigger: Trigger) -> DecisionRecord:
         """Decide now for this trigger, whatever the others say; returns the record."""
-        async with self._lock:
+        async with self._turn():
             self._leadership.require()
             await self._perform(self.core.replan(trigger))
             assert self.records.last is not None, "every decision is recorded"
@@ -283,10 +299,11 @@ class ControlLoop:
 
     async def set_objective(self, objective: Objective) -> str:
         """Set an accepted objective in force; returns what of it cannot be met, "" for nothing."""
-        async with self._lock:
+        async with self._turn():
             view = await self._perform(self.core.set_objective(objective))
         return await self._perform(self.core.unmet_objectives(view))
 
 
+COMMANDS_MAX: Final = 16
 MEMORY: Final = "planner_memory"
 UNREADABLE: Final = (errors.TrefoilError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)

@@ -14,14 +14,28 @@ from tritonclient.grpc import service_pb2 as pb
 from dispatcher.fronts.contracts import Contracts, unknown_model
 from dispatcher.request import request_parameters
 from dispatcher.request.core import kserve_wire
+from dispatcher.request.core.kserve_wire import FIELDS_MAX
 from dispatcher.request.request_parameters import RequestParameters
 from dispatcher.routing.async_queue import AsyncFamilyQueue
 from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from dispatcher.service.local_worker import LocalWorker
 from trefoil.core.brains import Pick, Ticket
-from trefoil.core.errors import InvalidInput, NotFound, Unavailable
+from trefoil.core.errors import InvalidInput, NotFound, Unavailable, brief
 
 _parse = pb.ModelInferRequest.FromString
+SMALL_BYTES: Final = 64 * 1024
+"""A request up to here is parsed at once; of a larger one it is seen first what parsing will make of it."""
+TEXT_CHARS_MAX: Final = 1024
+"""Of an id, a tensor's name or datatype, and a parameter's name: slices say them again in their errors."""
+SEQUENCE_CHARS_MAX: Final = 128
+"""Of a sequence's id: Triton's own limit."""
+DIMENSIONS_MAX: Final = 64
+ELEMENTS_MAX: Final = 2**56
+"""Of one tensor, empty dimensions left out: bytes are counted in 64 bits by everybody after us."""
+DEADLINE_MAX_S: Final = 30 * 86_400.0
+"""Whoever waits longer waits no longer than this: gRPC's own clock has an end, beyond which a deadline has passed."""
+ITEMS_MAX: Final = 2**20
+"""What one request counts for at most in loads and receipts."""
 ROUNDING_S: Final = 0.005
 ROUNDING_RATIO: Final = 0.01  # 1,491 ms are sent as 150 times 10 ms
 
@@ -49,6 +63,7 @@ class StatusError(Exception):
     """Request refused with a gRPC status that goes to the client as it is."""
 
     def __init__(self, code: grpc.StatusCode, details: str, trailers: Any = ()) -> None:
+        details = brief(details)
         super().__init__(code, details)
         self.code, self.details, self.trailers = code, details, trailers
 
@@ -91,10 +106,7 @@ class Admission:
             InvalidInput, NotFound, Unavailable: it cannot be served as it is. It does not count as arrived: demand is
                 what could be answered.
         """
-        try:
-            message = _parse(data)
-        except DecodeError as error:
-            raise InvalidInput(f"these {len(data)} bytes are not a ModelInferRequest") from error
+        message = parse_request(data, self._settings.head_bytes_max)
         family = message.model_name
         queue = self._queue_of(family)
         if message.model_version not in ("", kserve_wire.PUBLIC_VERSION):
@@ -115,7 +127,7 @@ class Admission:
             asked = request_parameters.extract(message.parameters)
             if len(message.parameters) != count:
                 payload = message.SerializeToString()
-        _refuse_shared_memory(message)
+        _check_tensors(message)
         if message.model_version:
             payload += kserve_wire.CLEAR_VERSION
         shape = message.inputs[0].shape if message.inputs else ()
@@ -126,7 +138,7 @@ class Admission:
             family=family,
             slo_class=self._load.class_name(asked.slo_class),
             tenant=caller.tenant,
-            items=max(1, shape[0]) if shape and self._batches(family) else 1,
+            items=min(max(1, shape[0]), ITEMS_MAX) if shape and self._batches(family) else 1,
             bytes=len(data),
             arrived_s=arrived_s,
             deadline_s=deadline_s,
@@ -159,8 +171,10 @@ class Admission:
     ) -> tuple[float | None, bool]:
         """The earliest of the caller's deadline, the request's `timeout` and, if it names neither, its family's; and
         whether it is that `timeout`."""
+        if deadline_s is not None:
+            deadline_s = min(deadline_s, arrived_s + DEADLINE_MAX_S)
         if timeout_s > 0:
-            own_s = arrived_s + timeout_s
+            own_s = arrived_s + min(timeout_s, DEADLINE_MAX_S)
             return (own_s, True) if deadline_s is None or own_s < deadline_s else (deadline_s, False)
         if deadline_s is None:
             settings = self._settings
@@ -183,13 +197,65 @@ class Admission:
 _NO_SEQUENCE = ("", False, False)
 
 
-def _refuse_shared_memory(message: Any) -> None:
-    for tensor in (*message.inputs, *message.outputs):
+def parse_request(data: bytes, head_bytes_max: int) -> Any:
+    """Parse the bytes of a ModelInferRequest. Raw contents cost what they are; everything else may cost many times its
+    bytes once parsed, and has a limit.
+
+    Raises:
+        InvalidInput: they are none, or more than it may hold.
+    """
+    if len(data) > SMALL_BYTES:
+        size, fields = kserve_wire.head_size(data)
+        if size > head_bytes_max:
+            raise InvalidInput(
+                f"the request has {size} bytes beside its raw_input_contents, at most {head_bytes_max} are taken",
+                remedy="send tensors as raw_input_contents, or raise the dispatcher's head_bytes_max",
+            )
+        if fields > FIELDS_MAX:
+            raise InvalidInput(f"the request has more than {FIELDS_MAX} tensors and parameters", remedy="send fewer")
+    try:
+        return _parse(data)
+    except DecodeError as error:
+        raise InvalidInput(f"these {len(data)} bytes are not a ModelInferRequest") from error
+
+
+def _check_tensors(message: Any) -> None:
+    """Check what slices must never see: what no server counts rightly, and what they cannot reach.
+
+    Raises:
+        InvalidInput: naming the field.
+    """
+    inputs, outputs = message.inputs, message.outputs
+    if len(inputs) + len(outputs) + len(message.parameters) > FIELDS_MAX:
+        raise InvalidInput(f"the request has more than {FIELDS_MAX} tensors and parameters", remedy="send fewer")
+    if len(message.id) > TEXT_CHARS_MAX:
+        raise _too_long("id", message.id)
+    for name in message.parameters:
+        if len(name) > TEXT_CHARS_MAX:
+            raise _too_long("parameters", name)
+    for tensor in inputs:
+        if len(tensor.datatype) > TEXT_CHARS_MAX:
+            raise _too_long("inputs.datatype", tensor.datatype)
+        elements = 1
+        for size in tensor.shape[: DIMENSIONS_MAX + 1]:
+            elements *= abs(size) or 1
+        if elements > ELEMENTS_MAX or len(tensor.shape) > DIMENSIONS_MAX:
+            raise InvalidInput(
+                "is larger than any tensor", field="inputs.shape", value=tensor.shape[: DIMENSIONS_MAX + 1],
+                remedy=f"at most {DIMENSIONS_MAX} sizes, whose product is at most {ELEMENTS_MAX}",
+            )  # fmt: skip
+    for tensor in (*inputs, *outputs):
+        if len(tensor.name) > TEXT_CHARS_MAX:
+            raise _too_long("name", tensor.name)
         if tensor.parameters and "shared_memory_region" in tensor.parameters:
             raise InvalidInput(
                 f"tensor '{tensor.name}' is in shared memory, which slices cannot reach",
                 remedy="send it in the request",
             )
+
+
+def _too_long(field: str, value: str) -> InvalidInput:
+    return InvalidInput(f"is longer than {TEXT_CHARS_MAX} characters", field=field, value=value, remedy="shorten it")
 
 
 def _priority(parameters: Any) -> int:
@@ -209,6 +275,9 @@ def _sequence(parameters: Any) -> tuple[str, bool, bool]:
     name = given.string_param or (str(number) if number else "")
     if not name:
         return _NO_SEQUENCE
+    if len(name) > SEQUENCE_CHARS_MAX:
+        remedy = f"at most {SEQUENCE_CHARS_MAX} characters"
+        raise InvalidInput("is too long", field="sequence_id", value=name, remedy=remedy)
     start = "sequence_start" in parameters and parameters["sequence_start"].bool_param
     end = "sequence_end" in parameters and parameters["sequence_end"].bool_param
     return name, start, end

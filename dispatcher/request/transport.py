@@ -21,6 +21,8 @@ CLOSE_GRACE_S: Final = 600.0  # calls in flight on a connection that is replaced
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", 64 * 1024),  # a slice's error says names and ids again: ours to shorten
+    ("grpc.absolute_max_metadata_size", 128 * 1024),
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),

@@ -30,6 +30,7 @@ from trefoil.runtime import codec
 from trefoil.runtime.telemetry import Metrics
 
 PRIORITY: Final = "priority"
+PRIORITY_DIGITS_MAX: Final = 20  # of 64 bits
 NAME: Final = "trefoil.dispatcher.v1.Dispatcher"
 
 
@@ -247,7 +248,7 @@ def _explained_parameters(params: Mapping[str, str]) -> tuple[RequestParameters,
         if name != PRIORITY:
             message.parameters[name].string_param = value
     text = params.get(PRIORITY, "0")
-    if not text.isdigit():
+    if not (text.isdecimal() and len(text) <= PRIORITY_DIGITS_MAX):
         raise InvalidInput("is not a whole number", field=PRIORITY, value=text, remedy="1 = highest, 0 = the default")
     return request_parameters.extract(message.parameters), int(text)
 

@@ -56,7 +56,12 @@ async def world(state, tmp_path) -> AsyncIterator[World]:
     async with (
         FakeTriton(version=1) as slice_,
         dispatching(
-            state, tmp_path, rest_address="127.0.0.1:0", message_bytes_max=2**20, rest_json_bytes_max=2**16
+            state,
+            tmp_path,
+            rest_address="127.0.0.1:0",
+            message_bytes_max=2**20,
+            rest_json_bytes_max=2**16,
+            rest_decompressed_bytes_max=2**16,
         ) as running,
     ):
         plane = Plane(state)
@@ -231,7 +236,8 @@ async def test_a_slices_own_error_comes_through_with_its_status(world):
         ("POST", INFER, {"Content_Encoding": "gzip"}, gzip.compress(BODY)[:-9], 400, "cut off"),
         ("POST", INFER, {"Content_Encoding": "deflate"}, zlib.compress(bytes(2**17)), 400, "once decompressed"),
         ("POST", INFER, {}, b" " * (2**16 + 1), 413, "rest_json_bytes_max"),
-        ("POST", INFER, {}, bytes(2**20 + 1), 413, "message_bytes_max"),
+        ("POST", INFER, {}, bytes(2**20 + 1), 413, "rest_json_bytes_max"),
+        ("POST", INFER, {"Inference_Header_Content_Length": "9"}, bytes(2**20 + 1), 413, "message_bytes_max"),
         ("POST", "/v2/repository/index", {}, b'{"ready":1}', 400, "expected a boolean"),
     ],
 )  # fmt: skip

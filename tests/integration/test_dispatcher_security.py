@@ -305,6 +305,19 @@ async def test_each_message_of_a_stream_counts(state, tmp_path, tenants):
         assert "tenant slow may send" in errors[2]
 
 
+async def test_a_compressed_request_counts_as_what_it_becomes(state, tmp_path):
+    async with serving(state, tmp_path, message_bytes_max=2**20) as world:
+        roots = grpc.ssl_channel_credentials(world.authority.certificate.read_bytes())
+        packed = {"compression": grpc.Compression.Gzip, "options": [("grpc.max_send_message_length", -1)]}
+        async with grpc.aio.secure_channel(world.running.address, roots, **packed) as channel:
+            infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            await infer(_message(), timeout=30)
+            with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as refused:
+                await infer(_message() + b"\x3a" + bytes((0x80, 0x80, 0x80, 0x08)) + bytes(2**24), timeout=30)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert len(world.slice.requests) == 1
+
+
 # Roles
 
 

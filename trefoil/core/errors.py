@@ -20,6 +20,33 @@ TrefoilError                  one clear line: field, value, remedy
     +-- BinaryMissing
 """
 
+from typing import Final
+
+VALUE_CHARS_MAX: Final = 200
+"""Characters of a value that an error shows: whoever sent megabytes does not get them back."""
+STATUS_BYTES_MAX: Final = 2000
+"""Bytes of UTF-8 that a gRPC status says: it travels in a header, which may grow to three times that (percent-encoded),
+and from 8 KiB on clients drop the status with its call."""
+
+
+def shown(value: object) -> str:
+    """Text of a value as an error shows it, at most VALUE_CHARS_MAX characters of it."""
+    if isinstance(value, str | bytes) and len(value) > VALUE_CHARS_MAX:
+        return f"{value[:VALUE_CHARS_MAX]!r}... ({len(value)} {'bytes' if isinstance(value, bytes) else 'characters'})"
+    text = repr(value)
+    return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}... ({len(text)} characters)"
+
+
+def brief(text: str) -> str:
+    """Text short enough for a status: both its ends where it is longer, for the remedy stands last."""
+    if len(text) <= STATUS_BYTES_MAX // 4:  # no character has more than four bytes
+        return text
+    data = text.encode("utf-8", "replace")
+    if len(data) <= STATUS_BYTES_MAX:
+        return text
+    half = STATUS_BYTES_MAX // 2 - 20
+    return f"{data[:half].decode('utf-8', 'ignore')} ... {data[-half:].decode('utf-8', 'ignore')}"
+
 
 class TrefoilError(Exception):
     """Error in one clear line. `field` and `value` name what is wrong, `remedy` what to do."""
@@ -27,7 +54,7 @@ class TrefoilError(Exception):
     def __init__(self, message: str, *, field: str = "", value: object = None, remedy: str = "") -> None:
         self.field, self.value, self.remedy = field, value, remedy
         head = (
-            f"{field} = {value!r}: {message}"
+            f"{field} = {shown(value)}: {message}"
             if field and value is not None
             else f"{field}: {message}"
             if field

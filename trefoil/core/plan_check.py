@@ -2,13 +2,16 @@
 
 Refused: overlapping or illegal placements; a CPU cut both in cores and by quota; a slice on an ASLEEP or LOST device;
 memory of cohosted variants above the slice's; a route to a slice or variant that is not planned; weights that do not
-sum to 1 per (family, stage); a missing stage; a clock outside the supported list; credits 0 on a live target; capacity
-below demand unless `degraded` says so; an objective older than the stored one.
+sum to 1 per (family, stage); a missing stage; a clock outside the supported list; credits 0 on a live target, or beyond
+CREDITS_MAX; what is named twice; numbers that are not finite; capacity below demand unless `degraded` says so; an
+objective older than the stored one.
 """
 
 import dataclasses
 import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import cache, lru_cache
@@ -27,6 +30,11 @@ from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
 WEIGHT_TOLERANCE: Final = 1e-6
 CAPACITY_TOLERANCE: Final = 1e-6  # relative: a solver's feasibility tolerance is no shortage
 SCALARS: Final = frozenset({str, float, int, bool, type(None)})
+CREDITS_MAX: Final = 4096
+"""Of a slice: workers deal them out one by one."""
+SLICES_MAX: Final = 1000
+"""Of a device, whose slices are compared pair by pair."""
+HOSTED_MAX: Final = {"stages": 64, "instances": 64, "max_batch": 65_536}
 CONTEXT_MIB: Final = 400  # overhead of one Triton with a CUDA context; an assumption until it is measured
 
 
@@ -120,6 +128,7 @@ def check(
         PlanError: the first rule broken, naming field, value and remedy.
     """
     observed = observations(fleet)
+    _refuse_twice("nodes", [node.node for node in plan.nodes])
     for node in plan.nodes:
         check_node(node, fleet, catalog, observed)
     hosted = {
@@ -129,6 +138,7 @@ def check(
         for part in d.slices
         for h in part.hosted
     }
+    _refuse_twice("routes", [route.family for route in plan.routes])
     for route in plan.routes:
         _check_route(route, hosted)
     if not plan.degraded:
@@ -142,6 +152,12 @@ def check(
                 value=objective.number,
                 remedy="plan again",
             )
+
+
+def _refuse_twice(field: str, names: Sequence[object]) -> None:
+    if len(set(names)) < len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise PlanError("planned twice", field=field, value=twice, remedy="name each once")
 
 
 def observations(fleet: FleetState) -> dict[str, DeviceStatus]:
@@ -164,6 +180,7 @@ def check_node(
         PlanError: the first rule broken.
     """
     observed = observations(fleet) if observed is None else observed
+    _refuse_twice(f"nodes[{node.node}].devices", [device.device for device in node.devices])
     for device in node.devices:
         if not device.device.startswith(f"{node.node}/"):
             raise PlanError("is not a device of this node", field=f"nodes[{node.node}].device", value=device.device)
@@ -198,7 +215,11 @@ def _check_device(device: PlannedDevice, type_name: str, observed: DeviceState, 
     for clock in clocks:
         if clock and clock not in kind.clocks_mhz:
             raise PlanError("not a supported clock", field=f"{here}.clock_mhz", value=clock, remedy=f"see {type_name}")
+    if len(device.slices) > SLICES_MAX:
+        raise PlanError(f"more than {SLICES_MAX} slices", field=f"{here}.slices", value=len(device.slices))
     for part in device.slices:
+        if part.key.device != device.device:
+            raise PlanError("a slice of another device", field=f"{here}.slices", value=part.key.name)
         _check_slice(part, type_name, catalog)
     cuts = {part.key.slice_type.partition(":")[0] for part in device.slices}
     if kind.kind == DeviceKind.CPU and len(cuts) > 1:
@@ -231,8 +252,13 @@ def _check_slice(part: PlannedSlice, type_name: str, catalog: Catalog) -> None:
         )
     if not part.hosted:
         raise PlanError("a slice that hosts nothing", field=f"slice {part.key.name}.hosted", value=())
+    if part.credits > CREDITS_MAX:
+        raise PlanError(f"more than {CREDITS_MAX}", field=f"slice {part.key.name}.credits", value=part.credits)
     need_mib = CONTEXT_MIB
     for hosted in part.hosted:
+        for name, most in HOSTED_MAX.items():
+            if getattr(hosted, name) > most:
+                raise PlanError(f"more than {most}", field=f"hosted.{name}", value=getattr(hosted, name))
         try:
             variant = catalog.family(hosted.family).variant(hosted.variant)
         except TrefoilError as error:
@@ -253,13 +279,17 @@ def _check_slice(part: PlannedSlice, type_name: str, catalog: Catalog) -> None:
 
 def _check_route(route: Route, hosted: Mapping[tuple[SliceKey, str, int], Any]) -> None:
     here = f"route {route.family}"
+    _refuse_twice(f"{here}.targets", [(target.slice.name, target.stage) for target in route.targets])
     for target in route.targets:
-        if (target.slice, target.variant, target.stage) not in hosted:
+        planned = hosted.get((target.slice, target.variant, target.stage))
+        if planned is None or planned.family != route.family:
             raise PlanError("routes to what is not planned", field=here, value=(target.slice.name, target.variant))
         if not target.draining and target.credits < 1:
             raise PlanError("a live target without credits", field=f"{here}.credits", value=target.credits)
-        if target.weight < 0:
-            raise PlanError("a negative weight", field=f"{here}.weight", value=target.weight)
+        if target.credits > CREDITS_MAX:
+            raise PlanError(f"more than {CREDITS_MAX}", field=f"{here}.credits", value=target.credits)
+        if not 0 <= target.weight < math.inf:
+            raise PlanError("a negative weight, or no number", field=f"{here}.weight", value=target.weight)
     live = sorted((t for t in route.targets if not t.draining), key=lambda t: t.stage)
     for stage, targets in groupby(live, key=lambda t: t.stage):
         total = sum(t.weight for t in targets)

@@ -17,6 +17,8 @@ from trefoil.runtime.clock import Clock
 
 FILE_BYTES_MAX: Final = 16 * 2**20
 REQUEST_CHARS_MAX: Final = 2000
+REQUEST_BYTES_MAX: Final = 256 * 1024
+"""Of a request that is written out, to be kept up to REQUEST_CHARS_MAX; a larger one is named by its size."""
 
 
 class AuditLog:
@@ -61,5 +63,7 @@ class AuditLog:
 def _text(request: Any) -> str:
     if not isinstance(request, Message):
         return ""
+    if (size := request.ByteSize()) > REQUEST_BYTES_MAX:
+        return f"({size} bytes)"
     text = json_format.MessageToJson(request, indent=None, preserving_proto_field_name=True)
     return text if len(text) <= REQUEST_CHARS_MAX else f"{text[:REQUEST_CHARS_MAX]}... ({len(text)} characters)"

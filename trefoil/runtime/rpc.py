@@ -16,17 +16,22 @@ from typing import Any, Final
 
 import grpc
 import structlog
+from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from trefoil.core import errors
 from trefoil.runtime.audit import AuditLog
-from trefoil.runtime.bearer import StreamToken, UnaryToken
 from trefoil.runtime.config import ServiceSettings
-from trefoil.runtime.scopes import Scopes, Tokens, asks_only
+from trefoil.runtime.connections import CallsUnderWay, connections_max, guard_connections
+from trefoil.runtime.scopes import Scopes, StreamToken, Tokens, UnaryToken, asks_only, check_request
 from trefoil.runtime.telemetry import Metrics
 
 MESSAGE_BYTES_MAX: Final = 64 * 2**20
+CONNECTION_CALLS_MAX: Final = 4096
+"""Calls under way on one connection; a client's further ones wait in the client."""
+STREAMS_MAX: Final = 100
+"""Streams of answers that one server has open at once: each is told every change, whether its client reads or not."""
 ERROR_TRAILER: Final = "trefoil-error"
 NEVER_S: Final = 86_400.0  # a grace of gRPC's own, which RpcServer.stop ends long before
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
@@ -54,6 +59,8 @@ class RpcServer:
     health: health.aio.HealthServicer
     port: int
     names: Sequence[str]
+    calls: CallsUnderWay = field(default_factory=CallsUnderWay)
+    _guarding: asyncio.Task[None] | None = field(default=None, init=False)
     _ending: asyncio.Future[None] | None = field(default=None, init=False)
     _cutting: asyncio.Future[None] | None = field(default=None, init=False)
 
@@ -62,6 +69,8 @@ class RpcServer:
         for name in ["", *self.names]:
             await self.serving(name, True)
         await self.server.start()
+        if self.port:
+            self._guarding = asyncio.create_task(guard_connections(self.port, self.calls.ports))
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Turn unhealthy, let calls in flight finish within the grace, cancel the rest. Called again, before it has
@@ -71,6 +80,8 @@ class RpcServer:
         destroyed the server ends the process with signal 11 (grpcio 1.85, AioServer.shutdown). Hence one grace that
         never ends and, once, none at all: these two cannot meet so.
         """
+        if self._guarding is not None:
+            self._guarding.cancel()
         await self.health.enter_graceful_shutdown()
         if self._ending is None:
             self._ending = asyncio.ensure_future(self.server.stop(NEVER_S))
@@ -108,13 +119,17 @@ def make_server(
     client_ca: Path | None = None,
     authenticated: bool = False,
     tokens: Scopes | None = None,
+    calls: CallsUnderWay | None = None,
+    streams_max: int = STREAMS_MAX,
 ) -> RpcServer:
     """Bind a server (not started) at `address`, default `settings.admin_address`.
 
     `intercept=False` leaves errors, tokens and metrics to the servicer (the dispatcher's raw data path). With `audit`,
     each call that is not a plain question is noted before and after it. `client_ca`: clients must present a certificate
     that one of these (PEM) signed. `authenticated`: the servicer knows its callers otherwise than by the token.
-    `tokens`: who may what, instead of the settings' two tokens.
+    `tokens`: who may what, instead of the settings' two tokens. `calls`: where a servicer without interceptor counts
+    what it has under way; connections without any may be closed (`connections.py`). `streams_max`: streams of answers
+    that may be open at once.
 
     Raises:
         errors.SettingError: a non-loopback listener without TLS and token.
@@ -126,12 +141,15 @@ def make_server(
     if not reuse_port:
         check_port(listen)
     tokens = tokens or (Tokens() if read_only else Tokens.from_settings(settings))
+    calls = calls or CallsUnderWay()
     server = grpc.aio.server(
-        interceptors=[_Interceptor(metrics, tokens, audit)] if intercept else [],
+        interceptors=[_Interceptor(metrics, tokens, audit, calls, streams_max)] if intercept else [],
         options=[
             ("grpc.so_reuseport", int(reuse_port)),
             ("grpc.max_receive_message_length", message_bytes_max),
             ("grpc.max_send_message_length", -1),
+            ("grpc.max_allowed_incoming_connections", connections_max()),
+            ("grpc.max_concurrent_streams", CONNECTION_CALLS_MAX),
             *options,
         ],
     )
@@ -141,7 +159,7 @@ def make_server(
         add(implementation, server)
     names = [name for _, _, name in services]
     reflection.enable_server_reflection([*names, HEALTH_SERVICE, reflection.SERVICE_NAME], server)
-    return RpcServer(server, servicer, _bind(server, settings, listen, client_ca), names)
+    return RpcServer(server, servicer, _bind(server, settings, listen, client_ca), names, calls)
 
 
 def _bind(server: grpc.aio.Server, settings: ServiceSettings, address: str, client_ca: Path | None) -> int:
@@ -301,8 +319,18 @@ def status_of(error: errors.TrefoilError) -> grpc.StatusCode:
 class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Checks the token's scope, keeps the audit log, counts and times calls, maps errors to statuses."""
 
-    def __init__(self, metrics: Metrics | None, tokens: Scopes, audit: AuditLog | None) -> None:
+    def __init__(
+        self,
+        metrics: Metrics | None,
+        tokens: Scopes,
+        audit: AuditLog | None,
+        calls: CallsUnderWay,
+        streams_max: int = STREAMS_MAX,
+    ) -> None:
         self._metrics = metrics
+        self._streams = 0
+        self._streams_max = streams_max
+        self._calls = calls
         self._tokens = tokens
         self._audit = audit
 
@@ -331,7 +359,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _streaming(self, behaviour: Any, method: str, scope: str) -> Any:
         async def handle(request: Any, context: Any) -> None:
-            async with self._observed(context, method, scope, request):
+            async with self._observed(context, method, scope, request), self._one_more_stream():
                 responses = behaviour(request, context)
                 if not hasattr(responses, "__aiter__"):
                     await responses
@@ -343,11 +371,24 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return handle
 
     @contextlib.asynccontextmanager
+    async def _one_more_stream(self) -> AsyncIterator[None]:
+        if self._streams >= self._streams_max:
+            raise errors.Unavailable(f"{self._streams} streams are open here", remedy="close some, or ask instead")
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
+
+    @contextlib.asynccontextmanager
     async def _observed(self, context: Any, method: str, scope: str, request: Any) -> AsyncIterator[None]:
         started_s = asyncio.get_running_loop().time()
         commands = self._audit is not None and not asks_only(method)
-        call = self._audit.record_request(method, context.peer(), scope, request) if self._audit and commands else ""
+        wrong, peer = _wrong(request), context.peer()
+        noted_request = request if wrong is None else None  # nobody has looked at how large it is, or what it holds
+        call = self._audit.record_request(method, peer, scope, noted_request) if self._audit and commands else ""
         noted = False
+        self._calls.begin(peer)
 
         def note(code: grpc.StatusCode, why: str = "") -> None:
             nonlocal noted
@@ -362,6 +403,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 self._metrics.observe("trefoil_rpc_duration_seconds", took_s, method=method)
 
         async def refuse(code: grpc.StatusCode, why: str, *trailers: tuple[str, str]) -> None:
+            why = errors.brief(why)
             note(code, why)  # first, as an answer is: who is told finds it noted
             await context.abort(code, why, trailers)
 
@@ -372,6 +414,8 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 await refuse(grpc.StatusCode.PERMISSION_DENIED, _NO_ROLE)
             if scope == "read" and not asks_only(method):
                 await refuse(grpc.StatusCode.PERMISSION_DENIED, _READ_TOKEN)
+            if wrong is not None:
+                raise wrong
             yield
         except errors.TrefoilError as error:
             await refuse(status_of(error), str(error), (ERROR_TRAILER, type(error).__name__))
@@ -386,7 +430,18 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await refuse(grpc.StatusCode.INTERNAL, f"bug in {method}: {error!r}")
             raise
         finally:
+            self._calls.end(peer)
             note(grpc.StatusCode.OK)
+
+
+def _wrong(request: Any) -> errors.InvalidInput | None:
+    """What is wrong with a request, whatever method it is for."""
+    try:
+        if isinstance(request, Message):
+            check_request(request)
+    except errors.InvalidInput as error:
+        return error
+    return None
 
 
 _NO_TOKEN: Final = "no valid token. Remedy: send 'authorization: Bearer <token>'"

@@ -133,6 +133,12 @@ def setup_logging(service: str, level: str = "info", json: bool | None = None) -
         cache_logger_on_first_use=False,
     )
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=f"{service}: %(name)s: %(message)s")
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_of_a_bug)
+
+
+def _of_a_bug(record: logging.LogRecord) -> bool:
+    """Leave out what gRPC logs with a traceback whenever a client leaves while its answer is being sent."""
+    return not (record.exc_info and type(record.exc_info[1]).__name__ == "ExecuteBatchError")
 
 
 def _add(_: Any, __: str, event: dict[str, Any], *, service: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ What access control refuses reaches no queue and is not booked as having arrived
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -24,8 +24,9 @@ from dispatcher.service.graceful_shutdown import GracefulShutdown
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
 from dispatcher.workers.peer_links import Peers
-from trefoil.core.errors import TrefoilError
+from trefoil.core.errors import TrefoilError, brief
 from trefoil.runtime import rpc
+from trefoil.runtime.connections import CallsUnderWay
 from trefoil.runtime.service import ServerPart
 from trefoil.runtime.telemetry import Metrics
 
@@ -51,6 +52,7 @@ class Fronts:
     access: AccessControl
     peers: Peers
     streams: Streams
+    calls: CallsUnderWay = field(default_factory=CallsUnderWay)
 
     @classmethod
     def build(cls, local: LocalWorker, contracts: Contracts, metrics: Metrics | None = None) -> "Fronts":
@@ -76,6 +78,7 @@ def make_server(fronts: Fronts) -> rpc.RpcServer:
         options=[*PENDING, *_ages(settings)],
         client_ca=settings.front_client_ca,
         authenticated=settings.authenticates,
+        calls=fronts.calls,
     )
 
 
@@ -131,8 +134,10 @@ def handlers(fronts: Fronts) -> Any:
     """The generic handler of all 20 methods."""
     access = fronts.access
     table: dict[str, Any] = {
-        "ModelInfer": grpc.unary_unary_rpc_method_handler(_infer(fronts.inference, access)),
-        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_stream(fronts.streams, access)),
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(_counted(_infer(fronts.inference, access), fronts.calls)),
+        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
+            _counted(_stream(fronts.streams, access), fronts.calls)
+        ),
     }
     for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
         if method.name in UNIMPLEMENTED:
@@ -145,6 +150,20 @@ def handlers(fronts: Fronts) -> Any:
                 response_serializer=getattr(pb, method.output_type.name).SerializeToString,
             )
     return grpc.method_handlers_generic_handler(SERVICE, table)
+
+
+def _counted(behaviour: Handler, calls: CallsUnderWay) -> Handler:
+    """Count what may take its time: its connection is not idle, however silent it is."""
+
+    async def counted(request: Any, context: Any) -> Any:
+        peer = context.peer()
+        calls.begin(peer)
+        try:
+            return await behaviour(request, context)
+        finally:
+            calls.end(peer)
+
+    return counted
 
 
 def _infer(inference: Inference, access: AccessControl) -> Handler:
@@ -198,7 +217,7 @@ def _mapped(behaviour: Handler) -> Handler:
         try:
             return await behaviour(request, context)
         except TrefoilError as error:
-            await context.abort(rpc.status_of(error), str(error))
+            await context.abort(rpc.status_of(error), brief(str(error)))
 
     return handle
 

@@ -15,23 +15,21 @@ from functools import partial
 from typing import Any, Final
 
 import grpc
-from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.contracts import Contracts
-from dispatcher.request.admission import Caller, StatusError
+from dispatcher.request.admission import Caller, StatusError, parse_request
 from dispatcher.request.core import kserve_wire
 from dispatcher.request.decoupled import DecoupledRequest
 from dispatcher.request.inference import Inference
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.workers.core.membership import WorkerId
-from trefoil.core.errors import TrefoilError
+from trefoil.core.errors import InvalidInput, TrefoilError
 
 SEQUENCE: Final = "sequence_id"
 GRPC_ERROR: Final = "triton_grpc_error"
 CLOSED: Final = "the connection to its slice was closed"
 STOPPING: Final = StatusError(grpc.StatusCode.UNAVAILABLE, "the dispatcher is stopping. Remedy: open the stream anew")
-_parse = pb.ModelInferRequest.FromString
 
 Write = Callable[[bytes], Awaitable[None]]
 
@@ -152,8 +150,8 @@ class _Stream:
 
     async def _message(self, data: bytes) -> _Message:
         try:
-            parsed = _parse(data)
-        except DecodeError:
+            parsed = parse_request(data, self._streams.local.settings.head_bytes_max)
+        except InvalidInput:
             parsed = pb.ModelInferRequest()  # admission refuses it
         parameters = parsed.parameters
         wants_final = kserve_wire.WANTS_FINAL in parameters and parameters[kserve_wire.WANTS_FINAL].bool_param

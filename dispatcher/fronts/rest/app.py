@@ -27,6 +27,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 JSON_LENGTH: Final = "inference-header-content-length"
 THREAD_BYTES: Final = 256 * 1024
 """Bodies from here on are parsed and written in a thread: others' requests must not wait for them."""
+INDEX_BYTES_MAX: Final = 64 * 1024
+"""Of a question for the repository's index."""
 DISCARDED_BYTES_MAX: Final = 16 * 2**20
 STATUS: Final = {
     grpc.StatusCode.NOT_FOUND: 404,
@@ -90,8 +92,9 @@ class RestApp:
         settings = fronts.local.settings
         self._kserve, self._inference = fronts.kserve, fronts.inference
         self._contracts, self._access = fronts.contracts, fronts.access
-        self._body_bytes_max = settings.message_bytes_max
+        self._body_bytes_max = settings.message_bytes_max if settings.message_bytes_max >= 0 else math.inf
         self._json_bytes_max = settings.rest_json_bytes_max
+        self._decompressed_bytes_max = settings.rest_decompressed_bytes_max
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """One ASGI scope."""
@@ -173,7 +176,7 @@ class RestApp:
         return await method(request, None)
 
     async def _index(self, ask: HttpRequest) -> HttpReply:
-        body = await self._body(ask)
+        body = await self._body(ask, INDEX_BYTES_MAX, "INDEX_BYTES_MAX")
         given = codec.parse(body) if body else {}
         ready = given.get("ready", False)
         if type(ready) is not bool:
@@ -185,9 +188,12 @@ class RestApp:
         return HttpReply(200, codec.dumps(models))
 
     async def _infer(self, ask: HttpRequest, tenant: Tenant, model: str, version: str) -> HttpReply:
-        body = await self._body(ask)
+        if JSON_LENGTH in ask.headers or "content-encoding" in ask.headers:
+            body = await self._body(ask, self._body_bytes_max)
+        else:  # it is JSON, all of it
+            body = await self._body(ask, min(self._body_bytes_max, self._json_bytes_max), "rest_json_bytes_max")
         self._access.admit(tenant, len(body))
-        body = await compression.decompress(body, ask.headers.get("content-encoding", ""), self._json_bytes_max)
+        body = await compression.decompress(body, ask.headers.get("content-encoding", ""), self._decompressed_bytes_max)
         data, form = await self._decoded(ask, body, model, version)
         answer = await self._while_there(ask.receive, self._inference.answer(data, Caller(tenant=tenant.name)))
         small = len(answer.data) < THREAD_BYTES
@@ -216,10 +222,9 @@ class RestApp:
             return codec.decode(body, length, model, version)
         return await asyncio.to_thread(codec.decode, body, length, model, version)
 
-    async def _body(self, ask: HttpRequest) -> bytes:
+    async def _body(self, ask: HttpRequest, most: float, limit: str = "message_bytes_max") -> bytes:
         """The whole body; raises ClientDisconnected, or HttpError when it is too large."""
         declared = ask.headers.get("content-length", "")
-        most = self._body_bytes_max if self._body_bytes_max >= 0 else math.inf
         parts, received = [], 0
         over = declared.isdigit() and int(declared) > most
         while True:
@@ -235,7 +240,7 @@ class RestApp:
             if not event.get("more_body", False) or (over and received > most + DISCARDED_BYTES_MAX):
                 break
         if over:
-            raise _too_large("the request is too large", "message_bytes_max", self._body_bytes_max)
+            raise _too_large("the request is too large", limit, int(most))
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
     async def _while_there(self, receive: Receive, answering: Any) -> Any:

@@ -21,6 +21,8 @@ from trefoil.core.errors import InvalidInput, TrefoilError
 
 Json = Mapping[str, Any]
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
+PARTS_MAX: Final = 100_000
+"""Of one JSON text: lists, objects and members (and such characters in strings, which nobody looks into)."""
 RAW_INPUT_FIELD: Final = b"\x3a"  # field 7, length-delimited, in ModelInferRequest
 _FLAGS: Final = ("sequence_start", "sequence_end")
 
@@ -53,7 +55,12 @@ def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[b
         binary = _parameters(message, _member(given, "parameters", dict, "request", {}))
         raw: list[bytes | memoryview] = []
         rest = memoryview(body)[header_length:]
-        for index, each in enumerate(_member(given, "inputs", list, "request")):
+        inputs = _member(given, "inputs", list, "request")
+        if len(inputs) > kserve_wire.FIELDS_MAX:
+            raise InvalidInput(
+                f"has more than {kserve_wire.FIELDS_MAX}", field="inputs", value=len(inputs), remedy="send fewer"
+            )
+        for index, each in enumerate(inputs):
             rest = _input(message, index, each, rest, raw)
         if rest.nbytes:
             raise InvalidInput(
@@ -107,8 +114,13 @@ def parse(text: bytes) -> Json:
     """Parse a JSON object.
 
     Raises:
-        InvalidInput: it is none.
+        InvalidInput: it is none, or has too many objects, lists and members: nobody else is answered while it is read.
     """
+    if (count := text.count(b"[") + text.count(b"{") + text.count(b":")) > PARTS_MAX:
+        raise InvalidInput(
+            f"the request JSON has {count} lists, objects and members, at most {PARTS_MAX} are taken",
+            remedy="send 'data' as one flat list, or use the binary data format",
+        )
     try:
         given = json.loads(text.decode())
     except (ValueError, RecursionError) as error:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import socket
 import ssl
+from contextlib import suppress
 from typing import Any, Final
 
 import uvicorn
@@ -17,9 +18,10 @@ from dispatcher.service.graceful_shutdown import GracefulShutdown
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import StartError
 from trefoil.runtime import rpc
+from trefoil.runtime.connections import TICK_S, descriptors_short, guard_connections
 
 KEEP_ALIVE_S = 75
-BACKLOG = 1024
+BACKLOG = 4096  # who waits while descriptors are short
 
 
 class RestPart:
@@ -56,12 +58,56 @@ class RestPart:
         self._socket = _bound(address, settings.workers > 1)
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
-        await self._server.startup(sockets=[self._socket])
+        await self._server.startup(sockets=[])  # connections are accepted here, for as long as there is room
 
     async def run(self) -> None:
         """Serve HTTP until told to stop."""
         if self._server is not None:
-            await self._server.main_loop()
+            async with asyncio.TaskGroup() as group:
+                beside = (guard_connections(self.port, self._busy), self._accept())
+                tasks = [group.create_task(each) for each in beside]
+                await self._server.main_loop()
+                for task in tasks:
+                    task.cancel()
+
+    async def _accept(self) -> None:
+        """Accept connections while descriptors are there; who comes when they are short waits in the kernel's queue,
+        where uvloop's own server would cut him off."""
+        assert self._server is not None
+        assert self._socket is not None
+        loop, config = asyncio.get_running_loop(), self._server.config
+        starting: set[asyncio.Task[None]] = set()
+        while True:
+            try:
+                if descriptors_short():
+                    await asyncio.sleep(TICK_S)
+                    continue
+                connection, _ = await loop.sock_accept(self._socket)
+            except OSError:  # it is gone already, or the last descriptor is
+                await asyncio.sleep(TICK_S)
+                continue
+            task = asyncio.create_task(self._start(loop, connection, config.ssl))
+            starting.add(task)
+            task.add_done_callback(starting.discard)
+
+    async def _start(
+        self, loop: asyncio.AbstractEventLoop, connection: socket.socket, context: ssl.SSLContext | None
+    ) -> None:
+        server = self._server
+        assert server is not None
+
+        def protocol() -> BoundedProtocol:
+            return BoundedProtocol(server.config, server.server_state, server.lifespan.state)
+
+        with suppress(OSError):  # a client that goes, or that TLS does not let in
+            await loop.connect_accepted_socket(protocol, connection, ssl=context)
+
+    def _busy(self) -> set[int]:
+        """Ports of the clients whose whole request is there and not yet answered."""
+        assert self._server is not None
+        connections = self._server.server_state.connections
+        answering = (each for each in connections if isinstance(each, BoundedProtocol) and each.answering)
+        return {each.client[1] for each in answering if each.client is not None}
 
     async def shutdown(self) -> None:
         """Accept no more; requests under way have stop_grace_s to end."""
@@ -131,6 +177,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._steps = 0
         self._in_body = False
         self._head_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def answering(self) -> bool:
+        """Whether a whole request has come and its answer has not gone yet."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.more_body and not cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -5,6 +5,7 @@ In the protobuf wire format the last value of a singular field, or of a map key,
 
 import functools
 import struct
+from contextlib import suppress
 from typing import Final
 
 VERSION_FIELD: Final = b"\x12"  # field 2, length-delimited, in ModelInferRequest and ModelInferResponse
@@ -27,6 +28,44 @@ def length(count: int) -> bytes:
         count >>= 7
     out.append(count)
     return bytes(out)
+
+
+FIELDS_MAX: Final = 4096
+"""Tensors, their raw contents, and parameters of one request."""
+RAW_INPUT_TAG: Final = 0x3A  # field 7, length-delimited, in ModelInferRequest
+
+
+def head_size(data: bytes) -> tuple[int, int]:
+    """Bytes of a ModelInferRequest beside its raw contents, and its fields, of which no more are counted than one
+    beyond FIELDS_MAX. What cannot be read counts as bytes beside: parsing tells what is wrong with it."""
+    at = beside = fields = 0
+    with suppress(IndexError):  # it is cut off
+        while at < len(data) and fields <= FIELDS_MAX:
+            begins, fields = at, fields + 1
+            tag, at = _varint(data, at)
+            if tag & 7 == 2:
+                size, at = _varint(data, at)
+                at += size
+            elif tag & 7 == 0:
+                _, at = _varint(data, at)
+            elif tag & 7 in (1, 5):
+                at += 8 if tag & 7 == 1 else 4
+            else:
+                break
+            beside += at - begins if tag != RAW_INPUT_TAG else 0
+    return beside + max(0, len(data) - at), fields
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Value, and where it ends; IndexError for one that is cut off."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
 
 
 def _string(tag: bytes, text: str) -> bytes:

@@ -27,6 +27,7 @@ from trefoil.core.fleet import NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import Objective
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import Plan, Route, RouteTarget
+from trefoil.core.plan_check import CREDITS_MAX
 
 SERVING: Final = frozenset({SliceState.READY, SliceState.SWAPPING})
 ONE_WORKER: Final = "routes a group of families, which needs all their requests in one worker"
@@ -107,6 +108,8 @@ def check_plan(plan: Plan, seen: Revision, workers: int = 1) -> None:
                 raise PlanError("a weight is finite and >= 0", field=f"{here}.weight", value=target.weight)
             if target.credits < 1 and not target.draining:
                 raise PlanError("a live target has at least one credit", field=f"{here}.credits", value=target.credits)
+            if target.credits > CREDITS_MAX:
+                raise PlanError(f"more than {CREDITS_MAX}", field=f"{here}.credits", value=target.credits)
         slices = [target.slice for target in route.targets]
         if len(set(slices)) < len(slices):
             raise PlanError("a slice is targeted twice", field=f"{here}.targets", value=[key.name for key in slices])

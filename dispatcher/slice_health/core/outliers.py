@@ -178,8 +178,7 @@ class SliceEvidence:
     def on_deadline(self, slice_: SliceKey, variant: str, items: int, waited_s: float, now_s: float) -> str:
         """Count a deadline that passed while the slice had the request; returns why that makes it an outlier, "" = it
         does not."""
-        predicted_s = self.times.predicted_s(slice_, variant, items, now_s)
-        usual_s = predicted_s or self.times.longest_s(slice_)
+        usual_s = self.times.usual_s(slice_, variant, items) or self.times.longest_s(slice_)
         lagging = now_s - self._lagged_at_s < LAGGED_S
         if lagging or not usual_s or waited_s < LATE_FACTOR * usual_s:
             return ""

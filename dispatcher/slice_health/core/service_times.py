@@ -22,8 +22,9 @@ SIZES: Final = 16  # 2**15 items and more are one size
 
 @dataclass(slots=True)
 class _Mean:
-    seconds: float
+    seconds: float  # what is predicted, which drops take from
     at_s: float
+    answers_s: float  # of the answers alone
 
 
 class ServiceTimes:
@@ -42,15 +43,21 @@ class ServiceTimes:
             size = SIZES - 1
         mean = sizes[size]
         if mean is None:
-            sizes[size] = _Mean(service_s, now_s)
+            sizes[size] = _Mean(service_s, now_s, service_s)
         else:
             mean.seconds += ALPHA * (service_s - mean.seconds)
+            mean.answers_s += ALPHA * (service_s - mean.answers_s)
             mean.at_s = now_s
 
     def predicted_s(self, slice_: SliceKey, variant: str, items: int, now_s: float) -> float:
         """Expected time from dispatch to answer, 0.0 = not known."""
         mean = self._mean(slice_, variant, items)
         return mean.seconds * 0.5 ** (max(0.0, now_s - mean.at_s) / HALF_LIFE_S) if mean is not None else 0.0
+
+    def usual_s(self, slice_: SliceKey, variant: str, items: int) -> float:
+        """Usual time from dispatch to answer, whatever was dropped; 0.0 = not known."""
+        mean = self._mean(slice_, variant, items)
+        return mean.answers_s if mean is not None else 0.0
 
     def longest_s(self, slice_: SliceKey) -> float:
         """The longest mean known of a slice, of any variant and size; else of any slice; 0.0 = none is."""

@@ -208,10 +208,6 @@ def refuse_plan(plan: NodePlan, node: str, devices: Sequence[SeenDevice], catalo
         )
     fleet = FleetState((NodeStatus(node, devices=tuple(DeviceStatus(d.device, d.type, d.state) for d in devices)),))
     check_node(plan, fleet, catalog)
-    names = [device.device for device in plan.devices]
-    for name in names:
-        if names.count(name) > 1:
-            raise PlanError("planned twice", field="devices", value=name, remedy="one entry per device")
     seen = {device.device: device for device in devices}
     for planned in plan.devices:
         _refuse_device(planned, seen[planned.device])
@@ -248,8 +244,6 @@ def _refuse_device(planned: PlannedDevice, seen: SeenDevice) -> None:
         remedy = f"setting mig_mode = enable, or sudo nvidia-smi -i {index} -mig 1 while the GPU is idle"
         raise PlanError("MIG mode is off", field=here, value="mig_current", remedy=remedy)
     for part in planned.slices:
-        if part.key.device != seen.device:
-            raise PlanError("a slice of another device", field=f"{here}.slices", value=part.key.name)
         for foreign in seen.foreign:
             if part.key.overlaps(foreign):
                 raise PlanError(

@@ -362,8 +362,8 @@ async def test_a_forecast_of_another_model(stub, gb):
     ("fields", "match"),
     [
         ({"horizon_s": -1}, r"horizon_s = -1.0: not a time ahead"),
-        ({"horizon_s": float("nan")}, "horizon_s = nan: not a time ahead"),
-        ({"horizon_s": float("inf")}, "horizon_s = inf: not a time ahead"),
+        ({"horizon_s": float("nan")}, "horizon_s = nan: is not a number"),
+        ({"horizon_s": float("inf")}, "horizon_s = inf: is not a number"),
         ({"step_s": 60}, r"step_s = 60.0: no such step. Remedy: give one of 300, 900, 1800, 3600"),
     ],
 )

@@ -1,6 +1,7 @@
 """Every rule of Plan.check refuses with a message that names field and value; legal plans pass."""
 
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given
@@ -32,7 +33,24 @@ def test_every_maximal_placement_of_an_a100_is_legal(placement):
 
 
 GOOD = plan_of(planned("3g.20gb", 0), planned("3g.20gb", 4, SMALL))
+FIRST, SECOND = GOOD.routes[0].targets
 BROKEN = {
+    "or no number": with_targets(GOOD, dataclasses.replace(FIRST, weight=math.nan), SECOND),
+    "credits = 4294967295: more than 4096": with_targets(GOOD, dataclasses.replace(FIRST, credits=2**32 - 1), SECOND),
+    r"targets = .*: planned twice": with_targets(GOOD, FIRST, FIRST),
+    r"nodes = 'node0': planned twice": dataclasses.replace(GOOD, nodes=GOOD.nodes * 2),
+    r"routes = 'toy': planned twice": dataclasses.replace(GOOD, routes=GOOD.routes * 2),
+    r"devices = 'node0/gpu0': planned twice": dataclasses.replace(
+        GOOD, nodes=(dataclasses.replace(GOOD.nodes[0], devices=GOOD.nodes[0].devices * 2),)
+    ),
+    r"\('.*', 'toy-l'\): routes to what is not planned": dataclasses.replace(
+        GOOD, routes=(dataclasses.replace(GOOD.routes[0], family="ghost"),)
+    ),
+    "hosted.stages = 4294967295: more than 64": plan_of(
+        dataclasses.replace(planned("3g.20gb"), hosted=(Hosted("toy", "toy-l", 2, 0, 2**32 - 1, 1, 8),))
+    ),
+    "a slice of another device": with_device(GOOD, slices=(planned("3g.20gb", device="node0/gpu1"),)),
+    "more than 1000 slices": with_device(GOOD, slices=(planned("1g.5gb"),) * 1001),
     "overlap": plan_of(planned("4g.20gb", 0), planned("2g.10gb", 2)),
     "starts at one of": plan_of(planned("3g.20gb", 2)),
     "no slice type": plan_of(

@@ -115,6 +115,15 @@ def test_what_comes_back_gets_twice_as_many_after_each_run_of_good_answers():
     assert B not in ramps, "one credit is all that it has"
 
 
+def test_clients_that_give_no_time_make_no_slice_late():
+    health = SliceEvidence(0.5, late_strikes=3, fault_strikes=2)
+    health.on_answer(A, "l", 1, 0.1, 0.0)
+    for _ in range(500):
+        health.times.record_drop(A, "l", 1)  # takes the prediction down, not what is usual
+    assert health.times.predicted_s(A, "l", 1, 0.0) < 0.001
+    assert [health.on_deadline(A, "l", 1, 0.05, 30.0) for _ in range(9)] == [""] * 9
+
+
 def test_health_tells_late_from_impatient_and_sick_from_wrong():
     health = SliceEvidence(0.5, late_strikes=3, fault_strikes=2)
     assert [health.on_deadline(B, "l", 1, 9.9, 0.0) for _ in range(9)] == [""] * 9, "nothing is known to be usual"

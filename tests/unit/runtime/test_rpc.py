@@ -1,4 +1,6 @@
 import asyncio
+import contextlib
+import math
 import subprocess
 import sys
 import time
@@ -112,6 +114,44 @@ async def test_a_bug_is_internal_and_an_own_status_passes(channel, metrics):
             await stub.GetIntensity(pb.GetIntensityRequest(zone=zone), timeout=5)
         assert failed.value.code() is code
         assert f'trefoil_rpc_requests_total{{code="{code.name}",method="/{NAME}/GetIntensity"' in metrics.text()
+
+
+async def test_what_no_service_can_use_is_refused_before_it_sees_it(channel):
+    stub = pb_grpc.CarbonFeedStub(channel)
+    for asked, words in (
+        (pb.GetForecastRequest(horizon_s=math.nan), r"horizon_s = nan: is not a number\. Remedy"),
+        (
+            pb.GetHistoryRequest(from_at={"seconds": 2**62}),
+            r"from_at = '46.* s and 0 ns': is not a time",
+        ),
+        (pb.GetManyRequest(zones=["x"] * 60_000), r"zones: the request has more than 50000 parts"),
+        (pb.GetIntensityRequest(zone="z" * 20_000), r"zone = 'z+'\.\.\. \(20000 characters\): is longer than 16384"),
+    ):
+        method = getattr(stub, type(asked).__name__.removesuffix("Request"))
+        with pytest.raises(errors.InvalidInput, match=words):
+            await rpc.call(method, asked, 5)
+
+
+async def test_no_more_streams_are_open_than_a_server_may_have(metrics, servicer):
+    entries = [(pb_grpc.add_CarbonFeedServicer_to_server, servicer, NAME)]
+    server = rpc.make_server(ServiceSettings(admin_address="127.0.0.1:0"), entries, metrics=metrics, streams_max=2)
+    await server.start()
+    async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
+        stub = pb_grpc.CarbonFeedStub(channel)
+        watching = [stub.WatchIntensity(pb.WatchIntensityRequest(zone="forever")) for _ in range(2)]
+        for call in watching:
+            await call.read()
+        with pytest.raises(grpc.aio.AioRpcError, match="2 streams are open here") as refused:
+            await anext(aiter(stub.WatchIntensity(pb.WatchIntensityRequest())))
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        watching[0].cancel()
+        await asyncio.wait_for(servicer.cancelled.wait(), 30)
+        async with asyncio.timeout(30):
+            while True:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    if await anext(aiter(stub.WatchIntensity(pb.WatchIntensityRequest()))):
+                        break
+    await server.stop(0)
 
 
 async def test_a_watcher_that_leaves_ends_its_handler(channel, servicer):

@@ -10,9 +10,10 @@ from protos.power_agent.v1 import power_agent_pb2 as pb
 from protos.power_agent.v1 import power_agent_pb2_grpc as pb_grpc
 from trefoil.core import errors
 from trefoil.runtime import rpc, scopes
-from trefoil.runtime.audit import REQUEST_CHARS_MAX, AuditLog
+from trefoil.runtime.audit import REQUEST_BYTES_MAX, REQUEST_CHARS_MAX, AuditLog
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.connections import CallsUnderWay
 
 NAME = "trefoil.power_agent.v1.PowerAgent"
 
@@ -121,7 +122,7 @@ async def test_a_refusal_is_noted_before_the_caller_is_told(audit, tmp_path):
             self.noted_then = lines(tmp_path)
             raise grpc.aio.AbortError
 
-    context, interceptor = Context(), rpc._Interceptor(None, scopes.Tokens(), audit)
+    context, interceptor = Context(), rpc._Interceptor(None, scopes.Tokens(), audit, CallsUnderWay())
     with pytest.raises(grpc.aio.AbortError):
         async with interceptor._observed(context, f"/{NAME}/Drain", "open", pb.DrainRequest()):
             raise errors.StaleRevision("too old")
@@ -150,3 +151,21 @@ def test_the_log_is_bounded_to_two_files_and_one_entry_to_its_limit(tmp_path):
         ["audit.1.jsonl"],
         ["audit.1.jsonl", "audit.jsonl"],
     )
+
+
+async def test_a_request_of_any_size_costs_a_line_of_the_log(audit, tmp_path):
+    audit.record_request("/x/Drain", "peer", "open", pb.DrainRequest(why="x" * REQUEST_BYTES_MAX))
+    audit.record_request("/x/Drain", "peer", "open", pb.DrainRequest(why="x" * REQUEST_CHARS_MAX))
+    large, long = lines(tmp_path)
+    assert large["request"].endswith("bytes)")
+    assert len(long["request"]) < REQUEST_CHARS_MAX + 40
+
+
+async def test_a_command_that_cannot_be_written_out_is_refused_and_noted(audit, tmp_path):
+    server = await serve(ServiceSettings(admin_address="127.0.0.1:0"), audit)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await ask(server, None, lambda stub: stub.Drain(pb.DrainRequest(patience_s=float("nan")), timeout=5))
+    await server.stop(0)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    asked, answered = lines(tmp_path)
+    assert (asked["request"], answered["code"]) == ("", "INVALID_ARGUMENT")

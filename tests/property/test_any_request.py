@@ -1,0 +1,264 @@
+"""Whatever a client or an operator sends is admitted or refused in one line, at a bounded cost; never a bug."""
+
+import contextlib
+import dataclasses
+import math
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
+
+from dispatcher.fronts.contracts import Contracts
+from dispatcher.request import admission
+from dispatcher.request.admission import Admission, Caller
+from dispatcher.request.core import kserve_wire
+from dispatcher.routing.core.routing_table import build_table, check_plan
+from dispatcher.service.local_worker import LocalWorker
+from dispatcher.settings import DispatcherSettings
+from protos.controller.v1 import controller_pb2
+from protos.power_agent.v1 import power_agent_pb2
+from tests.support.plans import CATALOG, SMALL, fleet, plan_of, planned
+from tests.unit.dispatcher.worlds import node, plan, route, status, target
+from trefoil.core.common import Revision
+from trefoil.core.errors import STATUS_BYTES_MAX, VALUE_CHARS_MAX, InvalidInput, TrefoilError, brief, shown
+from trefoil.core.plan_check import CREDITS_MAX, check, plan_digest
+from trefoil.runtime import codec
+from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.scopes import PARTS_MAX, TEXT_CHARS_MAX, check_request
+
+# Any message, after a good one: a few of its fields, at any depth, are something else.
+EXTREME = {
+    "int32": st.sampled_from([0, 1, -1, 2**31 - 1, -(2**31)]),
+    "int64": st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63), 2**62]),
+    "uint32": st.sampled_from([0, 1, 7, 2**31, 2**32 - 1]),
+    "uint64": st.sampled_from([0, 1, 2**63, 2**64 - 1]),
+    "float": st.sampled_from([0.0, -1.0, 0.5, 1e308, 5e-324, math.nan, math.inf, -math.inf]),
+    "text": st.sampled_from(["", "x", "node0/gpu0", "toy", "\0", "é" * 70, "x" * 5000, "x" * (TEXT_CHARS_MAX + 1)]),
+}
+
+
+def extreme(draw, field):
+    if field.enum_type is not None:
+        return draw(st.sampled_from([0, 1, 2, 3, 99, -1]))
+    kinds = {
+        1: "int32", 2: "int64", 3: "uint32", 4: "uint64", 5: "float", 6: "float", 9: "text",
+    }  # fmt: skip
+    if field.cpp_type == 7:
+        return draw(st.booleans())
+    value = draw(EXTREME[kinds[field.cpp_type]])
+    if field.cpp_type == 6 and abs(value) > 3e38 and math.isfinite(value):
+        value = 1.0
+    return value.encode() if field.type == field.TYPE_BYTES else value
+
+
+def spoil(draw, message):
+    """Change one thing of a message, somewhere."""
+    field = draw(st.sampled_from(list(message.DESCRIPTOR.fields)))
+    is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+    if is_map:
+        key, value = field.message_type.fields
+        made = extreme(draw, key)
+        if value.message_type is None:
+            getattr(message, field.name)[made] = extreme(draw, value)
+        else:
+            spoil(draw, getattr(message, field.name)[made])
+    elif field.is_repeated and field.message_type is not None:
+        held = getattr(message, field.name)
+        what = draw(st.sampled_from(["clear", "empty", "double", "into", "into", "into"]))
+        if what == "clear":
+            message.ClearField(field.name)
+        elif what == "empty" or not held:
+            held.add()
+        elif what == "double":
+            held.add().CopyFrom(held[0])
+        else:
+            spoil(draw, draw(st.sampled_from(list(held))))
+    elif field.is_repeated:
+        getattr(message, field.name).append(extreme(draw, field))
+    elif field.message_type is not None:
+        spoil(draw, getattr(message, field.name))
+    else:
+        setattr(message, field.name, extreme(draw, field))
+
+
+@st.composite
+def spoilt(draw, good):
+    message = type(good)()
+    message.CopyFrom(good)
+    for _ in range(draw(st.integers(1, 4))):
+        spoil(draw, message)
+    return message
+
+
+GOOD_PLAN = codec.to_proto(plan_of(planned("3g.20gb", 0), planned("3g.20gb", 4, SMALL)))
+
+
+@settings(max_examples=400)
+@given(spoilt(controller_pb2.PinRequest(plan=GOOD_PLAN)))
+def test_any_plan_is_refused_in_one_line_or_can_be_kept_compared_and_routed(request_):
+    accepted = False
+    with contextlib.suppress(InvalidInput):
+        check_request(request_)
+        made = codec.from_proto(request_.plan)
+        check(made, fleet(), CATALOG)
+        accepted = True
+    if not accepted:
+        return
+    assert codec.from_json(type(made), codec.to_json(made)) == made
+    assert codec.encode(codec.from_proto(codec.to_proto(made))) == codec.encode(made)
+    assert plan_digest(made)
+    made = dataclasses.replace(made, revision=Revision(1, 1, 0))
+    with contextlib.suppress(InvalidInput):  # a router, a queue or a stage that dispatchers do not have
+        check_plan(made, Revision())
+        build_table(made, ())
+
+
+@settings(max_examples=200)
+@given(
+    spoilt(power_agent_pb2.ApplyRequest(plan=GOOD_PLAN.nodes[0]))
+    | spoilt(power_agent_pb2.SetClocksRequest())
+    | spoilt(controller_pb2.SetObjectiveRequest())
+    | spoilt(controller_pb2.ReplanRequest())
+)
+def test_what_passes_the_limits_converts_there_and_back(request_):
+    try:
+        check_request(request_)
+    except InvalidInput:
+        return
+    for field, value in request_.ListFields():
+        if field.message_type is not None and field.message_type.full_name in codec.CLASSES:
+            try:
+                made = codec.from_proto(value)
+            except InvalidInput:  # an enum of another version
+                continue
+            assert codec.from_proto(codec.to_proto(made)) == made
+
+
+def test_a_request_of_too_many_parts_is_refused_before_anybody_looks_at_them():
+    request_ = controller_pb2.PinRequest()
+    request_.plan.nodes.add().devices.MergeFrom([type(GOOD_PLAN.nodes[0].devices[0])()] * (PARTS_MAX + 1))
+    started_s = time.process_time()
+    with pytest.raises(InvalidInput, match=rf"plan\.nodes\.devices: the request has more than {PARTS_MAX} parts"):
+        check_request(request_)
+    assert time.process_time() - started_s < 1.0
+    many = power_agent_pb2.WatchEnergyRequest(after_seq={str(n): n for n in range(PARTS_MAX + 1)})
+    with pytest.raises(InvalidInput, match=f"more than {PARTS_MAX} parts"):
+        check_request(many)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_none_is_refused_by_the_name_of_its_field(value):
+    request_ = controller_pb2.PinRequest(plan=GOOD_PLAN)
+    request_.plan.routes[0].targets[1].weight = value
+    with pytest.raises(InvalidInput, match=rf"plan\.routes\.targets\.weight = {value}: is not a number\. Remedy"):
+        check_request(request_)
+
+
+def test_credits_that_workers_would_deal_for_years_are_refused():
+    whole = plan([route([target(0, credits=CREDITS_MAX)])])
+    check_plan(whole, Revision())
+    with pytest.raises(TrefoilError, match=f"more than {CREDITS_MAX}"):
+        check_plan(plan([route([target(0, credits=2**32 - 1)])]), Revision())
+
+
+# What clients send
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory):
+    """Admission of a worker that routes `digits`."""
+    local = LocalWorker(DispatcherSettings(state_dir=tmp_path_factory.mktemp("d")), "d", ManualClock(1000.0))
+    local.routing.transport.connect = lambda _: None
+    local.routing.set_plan(plan([route([target(0)])]))
+    local.routing.set_nodes([node([status(0)])])
+    return Admission(local, Contracts(local))
+
+
+def good_request():
+    message = pb.ModelInferRequest(model_name="digits", id="7")
+    message.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
+    message.outputs.add(name="PROBABILITIES")
+    message.raw_input_contents.append(bytes(64))
+    message.parameters["trefoil_slo_ms"].double_param = 100.0
+    message.parameters["trefoil_min_accuracy"].string_param = "0.9"
+    message.parameters["priority"].uint64_param = 1
+    message.parameters["timeout"].int64_param = 1_000_000
+    message.parameters["sequence_id"].int64_param = 5
+    return message
+
+
+GOOD_REQUEST = good_request()
+
+
+@settings(max_examples=400)
+@given(spoilt(GOOD_REQUEST).map(lambda m: m.SerializeToString()) | st.binary(max_size=60), st.binary(max_size=4))
+def test_any_request_is_a_ticket_or_a_refusal(door, data, more):
+    try:
+        made = door.admit(data + more, Caller(), 100.0)
+    except TrefoilError:
+        return
+    ticket = made.ticket
+    assert 1 <= ticket.items <= admission.ITEMS_MAX
+    assert ticket.deadline_s is None or math.isfinite(ticket.deadline_s)
+    assert math.isfinite(ticket.slo_ms)
+    assert 0 <= ticket.min_accuracy <= 1
+    pb.ModelInferRequest.FromString(made.payload)
+
+
+@pytest.mark.parametrize("size", [2**63 - 1, 2**57, -(2**63)])
+def test_sizes_that_no_tensor_has_reach_no_slice(door, size):
+    message = good_request()
+    message.inputs[0].shape[:] = [size, 0, 8]
+    with pytest.raises(InvalidInput, match=r"inputs\.shape = \[-?\d+, 0, 8\]: is larger than any tensor"):
+        door.admit(message.SerializeToString(), Caller(), 100.0)
+
+
+@pytest.mark.parametrize("pad", [0, admission.SMALL_BYTES])
+def test_a_hundred_thousand_small_tensors_are_refused_whatever_comes_with_them(door, pad):
+    message = good_request()
+    message.raw_input_contents.append(bytes(pad))
+    data = message.SerializeToString() + b"\x2a\x00" * 100_000
+    with pytest.raises(InvalidInput, match="more than 4096 tensors and parameters"):
+        door.admit(data, Caller(), 100.0)
+
+
+def test_what_lies_beside_the_raw_contents_has_a_limit_and_raw_contents_have_not(door):
+    message = good_request()
+    message.raw_input_contents[0] = bytes(20 * 2**20)
+    door.admit(message.SerializeToString(), Caller(), 100.0)
+    message.inputs[0].contents.bytes_contents.append(bytes(17 * 2**20))
+    with pytest.raises(InvalidInput, match="beside its raw_input_contents"):
+        door.admit(message.SerializeToString(), Caller(), 100.0)
+
+
+@given(spoilt(GOOD_REQUEST))
+def test_the_head_is_measured_as_protobuf_writes_it(message):
+    data = message.SerializeToString()
+    fields = sum(len(value) if field.is_repeated else 1 for field, value in message.ListFields())
+    raw = list(message.raw_input_contents)
+    message.ClearField("raw_input_contents")
+    assert kserve_wire.head_size(data) == (len(message.SerializeToString()), fields)
+    assert sum(map(len, raw)) <= len(data)
+
+
+def test_who_sends_megabytes_does_not_get_them_back():
+    long = "n" * 10**7
+    assert len(shown(long)) < VALUE_CHARS_MAX + 40
+    assert len(shown([long, long])) < VALUE_CHARS_MAX + 40
+    assert "(10000000 characters)" in str(InvalidInput("is too long", field="id", value=long, remedy="shorten it"))
+    for text in (long, "é" * 10**6, "\U0001f600" * 10**6):
+        told = brief(f"begins {text} ends")
+        assert told.startswith("begins")
+        assert told.endswith("ends")
+        assert len(told.encode()) <= STATUS_BYTES_MAX
+    assert brief("short") == "short"
+
+
+def test_a_client_that_waits_for_ever_waits_a_month(door):
+    message = good_request()
+    message.parameters["timeout"].int64_param = 2**63 - 1
+    made = door.admit(message.SerializeToString(), Caller(), 100.0)
+    assert made.ticket.deadline_s == 100.0 + admission.DEADLINE_MAX_S
+    assert door.admit(GOOD_REQUEST.SerializeToString(), Caller(deadline_s=1e300), 100.0).ticket.deadline_s == 101.0
