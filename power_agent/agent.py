@@ -27,7 +27,15 @@ from power_agent.watch.capability_watch import CapabilityWatch
 from power_agent.watch.driver_watch import DriverWatch
 from power_agent.watch.slice_health import SliceHealth
 from power_agent.watch.xid_watch import XidWatch
-from trefoil.core.errors import Fenced, PlanError, StartError, StateUnavailable, TrefoilError, Unavailable
+from trefoil.core.errors import (
+    DiskUnavailable,
+    Fenced,
+    PlanError,
+    StartError,
+    StateUnavailable,
+    TrefoilError,
+    Unavailable,
+)
 from trefoil.core.plan import NodePlan
 from trefoil.runtime.state import State
 
@@ -98,7 +106,7 @@ class AgentPart:
             plan = await self.state.get(self.state.keys.plan_node(self.node.settings.node), NodePlan)
             if plan is not None and (self.node.plan is None or plan.revision > self.node.plan.revision):
                 await self.reconciler.apply(plan)
-        except (StateUnavailable, PlanError, Fenced) as error:
+        except (StateUnavailable, DiskUnavailable, PlanError, Fenced) as error:
             structlog.get_logger().warning("no plan was taken from Redis", why=str(error))
 
     async def run(self) -> None:

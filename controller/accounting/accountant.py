@@ -41,7 +41,7 @@ from trefoil.runtime.telemetry import Metrics
 TOTALS_TTL_S = 90 * 86_400.0
 MINUTES_MAX = 90 * 24 * 60 * 8  # 90 days of a node with eight devices
 FLUSH_S = 5.0
-SAMPLES_MAX = 100_000  # of one exploration: a day of one device
+SAMPLES_MAX = 100_000  # of one exploration: a day of one device; of minutes that wait: 8 devices for a week
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Accountant:
         self._recent: dict[str, _Recent] = {}
         self._unwritten: dict[str, dict[str, float]] = {}
         self._minute: dict[str, list[EnergySample]] = {}
-        self._folded: list[tuple[str, EnergySample]] = []
+        self._folded: deque[tuple[str, EnergySample]] = deque(maxlen=SAMPLES_MAX)
         self._last: dict[str, EnergySample] = {}
         self._answered: Counter[tuple[str, str]] = Counter()
         self._flushed_at_s = clock.now_s()
@@ -123,7 +123,10 @@ class Accountant:
         return sum(g for _, g in recent.grams) / answered if answered and recent.grams else None
 
     async def flush(self) -> None:
-        """Flush what is pending to totals:<family>:<hour>; nothing is lost when that fails."""
+        """Flush what is pending to totals:<family>:<hour>; nothing is lost when that fails.
+
+        While the disk cannot keep which samples are in them, totals wait: after a restart they would be booked twice.
+        """
         hour = datetime.datetime.fromtimestamp(self._clock.now_s(), datetime.UTC).strftime("%Y%m%d%H")
         keys = self._state.keys
         writes: list[Write] = [
@@ -136,12 +139,14 @@ class Accountant:
         if not writes:
             return
         try:
+            self._disk.check()
             await self._leadership.write(writes)
-        except (errors.Fenced, errors.StateUnavailable) as error:
+        except (errors.Fenced, errors.StateUnavailable, errors.DiskUnavailable) as error:
             self._log.info("totals wait", error=str(error))
             return
-        self._unwritten, self._folded = {}, []
-        self._disk.save("energy_ids", self._ids)
+        self._unwritten = {}
+        self._folded.clear()
+        self._disk.save_later("energy_ids", self._ids)
 
     def hold(self, from_s: float) -> None:
         """Retain samples from a time on; `inf` lets go of all."""

@@ -14,6 +14,7 @@ TrefoilError                  one clear line: field, value, remedy
 +-- NotFound                  a family, zone or node that nobody serves   NOT_FOUND
 +-- Unavailable               something that ought to answer does not     UNAVAILABLE
 |   +-- StateUnavailable      ... Redis
+|   +-- DiskUnavailable       ... a disk: full, read-only or failing
 +-- StartError                a part that cannot start here               exit 2
     +-- PortInUse
     +-- BinaryMissing
@@ -85,6 +86,10 @@ class Unavailable(TrefoilError):
 
 class StateUnavailable(Unavailable):
     """Unavailable Redis."""
+
+
+class DiskUnavailable(Unavailable):
+    """Unavailable disk: a file cannot be written or read; nothing has come of what should have been kept in it."""
 
 
 class StartError(TrefoilError):

@@ -345,8 +345,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     @contextlib.asynccontextmanager
     async def _observed(self, context: Any, method: str, scope: str, request: Any) -> AsyncIterator[None]:
         started_s = asyncio.get_running_loop().time()
-        commands = self._audit is not None and not asks_only(method)
-        call = self._audit.record_request(method, context.peer(), scope, request) if self._audit and commands else ""
+        call = ""
         noted = False
 
         def note(code: grpc.StatusCode, why: str = "") -> None:
@@ -355,7 +354,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 return
             noted = True
             took_s = asyncio.get_running_loop().time() - started_s
-            if self._audit is not None and commands:
+            if self._audit is not None and call:
                 self._audit.record_outcome(call, code.name, why, took_s * 1e3)
             if self._metrics is not None:
                 self._metrics.inc("trefoil_rpc_requests_total", method=method, code=code.name)
@@ -366,6 +365,8 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await context.abort(code, why, trailers)
 
         try:
+            if self._audit is not None and not asks_only(method):
+                call = self._audit.record_request(method, context.peer(), scope, request)
             if not scope:
                 await refuse(grpc.StatusCode.UNAUTHENTICATED, _NO_TOKEN)
             if scope == "denied":

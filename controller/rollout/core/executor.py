@@ -21,6 +21,7 @@ from controller.loop.core.effects import (
     QueryAgents,
     RefreshStatuses,
     Save,
+    SaveLater,
     Steps,
     TimeMetric,
     Wait,
@@ -198,9 +199,9 @@ class RolloutExecutor:
         step = 0 if first or self.published is None else self.published.revision.step + 1
         plan = replace(target, revision=replace(target.revision, step=step), nodes=(), routes=routes)
         self.rollout = replace(self.rollout, target=plan.revision, state=state, step=step)
+        yield Save({"published": plan})  # first: the next controller must know what dispatchers route by
         yield from self._write_until_done(Publish(plan=plan, rollout=self.rollout, drained=drained))
         self.published = plan
-        yield Save("published", plan)
         fields = {"name": name, "revision": str(plan.revision), "of": self.rollout.steps, "state": state.name}
         yield Log("rollout step", fields)
         yield NotifyWatchers()
@@ -220,7 +221,7 @@ class RolloutExecutor:
             changed = yield CommandNode(node, plan)
             self._confirmed.add(node.node)
             self.commanded[node.node] = plan
-            yield Save("commanded", list(self.commanded.values()))
+            yield SaveLater("commanded", list(self.commanded.values()))
             yield from self._write_until_done(Publish(node=plan))
             yield Log("node plan", {"node": node.node, "revision": str(revision), "changed": changed})
 

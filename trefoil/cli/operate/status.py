@@ -77,6 +77,7 @@ def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) ->
             "nodes": [as_json(node) for node in await system.nodes()],
             "carbon": [as_json(reading) for reading in await system.carbon()],
             "carbon_refused": answer.carbon_refused,
+            "disk_trouble": answer.disk_trouble,
             "receipts": await system.receipts(),
         }
 
@@ -99,6 +100,8 @@ def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) ->
         out.print(f"carbon {reading['series']['zone']}: {reading['intensity_g_per_kwh']:.0f} g/kWh ({kind})")
     if found["carbon_refused"]:
         out.print(f"carbon is not planned by: {found['carbon_refused']}")
+    if found["disk_trouble"]:
+        out.print(f"nothing new is decided: {found['disk_trouble']}", markup=False)
     for row in found["receipts"]:
         if row["residual"] is not None:
             out.print(
