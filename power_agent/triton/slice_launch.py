@@ -117,6 +117,11 @@ def prepare_slice(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
     for hosted in spec.hosted:
         family = contract(spec.source, hosted.family)
         write_family(spec.repository, spec.source, hosted, family, choose_backend(install, spec, family))
+    return launch_of(install, spec)
+
+
+def launch_of(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
+    """Launch of a slice whose repository is there already."""
     shm_prefix = f"trefoil-{spec.name}-{spec.grpc_port}-"
     return SliceLaunch(
         argv=_argv(install, spec, shm_prefix),
