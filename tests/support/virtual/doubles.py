@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from controller.loop.disk_store import DiskStore
@@ -21,7 +21,8 @@ CONTROLLER_HOLDS = ("objectives", "plans", "published", "commanded")  # dataclas
 class Files(dict[str, Any]):
     """A disk: what is on it outlives the processes that write to it."""
 
-    full = False
+    refuses: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether the next write fails: the disk is full, read-only, or broken at times."""
 
 
 class MemoryDisk(DiskStore):
@@ -55,7 +56,7 @@ class MemoryDisk(DiskStore):
         self._why = ""
 
     def _require_room(self) -> None:
-        if self._files.full:
+        if self._files.refuses():
             self._why = self._why or "the disk is full"
             raise errors.DiskUnavailable(self._why)
 
