@@ -72,9 +72,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     node.boot_id, node.driver_load_id = boot_id(), driver_load_id(settings.driver_marker)
     threads = ThreadPoolExecutor(4, "node")
     digests = ModelDigests(
-        settings.model_repository.absolute(),
-        (family.name for family in node.catalog.families),
-        stated_digests(settings.model_repository),
+        settings.model_repository.absolute(), node.catalog, stated_digests(settings.model_repository)
     )
     executor = StepExecutor(settings, clock, mig, runtime, threads, state, journal, digests, node.keep_last_reading)
     clocks = ClockKeeper(node, inventory, calls.call)

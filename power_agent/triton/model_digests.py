@@ -2,14 +2,16 @@
 
 A version is fixed for life, so a file under it that was cut short, replaced or removed is refused by name, and used
 again when it is put back. family.toml may state the digest of a variant's model file (`sha256`); of every other file
-this agent remembers what it found first. A file is read again only when its time, size or place has changed.
+this agent remembers what it found first. A file is read again only when its change time, size or place is another. Of a
+family that has no model files at all there is nothing to say: whoever wants to serve it is told how to make them.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from trefoil.core.catalog import Catalog
 from trefoil.core.errors import CatalogError
 from trefoil.runtime.model_files import contract, expected_files, version_files
 
@@ -21,17 +23,21 @@ READ_BYTES: Final = 2**20
 class ModelDigests:
     """Digests of the model files of a repository. Blocks while it reads files."""
 
-    def __init__(self, source: Path, families: Iterable[str], stated: Mapping[Version, str]) -> None:
+    def __init__(self, source: Path, catalog: Catalog, stated: Mapping[Version, str]) -> None:
         """stated: SHA-256 of the model file of those versions that family.toml states one for."""
-        self._source, self._families, self._stated = source, tuple(families), stated
+        self._source, self._stated = source, stated
+        self._versions = {family.name: [v.version for v in family.variants] for family in catalog.families}
+        self._model_file: dict[str, str] = {}  # of each family that has had any
         self._known: dict[Version, dict[str, str]] = {}
         self._read: dict[Path, tuple[tuple[int, ...], str]] = {}
 
     def refusals(self) -> dict[Version, str]:
         """Refusals of all versions that may not be loaded now: which file, and why."""
-        for family in self._families:
+        whys: dict[Version, str] = {}
+        for family, versions in self._versions.items():
             self._learn(family)
-        whys = {version: self._refusal(version) for version in list(self._known)}
+            if family in self._model_file:
+                whys |= {(family, version): self._refusal((family, version)) for version in versions}
         return {version: why for version, why in whys.items() if why}
 
     def check(self, family: str, version: int) -> None:
@@ -50,20 +56,25 @@ class ModelDigests:
             )
 
     def _learn(self, family: str) -> None:
-        """Remember what is seen for the first time; of a family without model files there is nothing to know."""
+        """Remember what is seen for the first time."""
         try:
             expected = expected_files(contract(self._source, family))
         except CatalogError:  # said by whoever wants to load it
             return
         for version, files in version_files(self._source, family, expected).items():
+            self._model_file[family] = expected[0]
             if (family, version) not in self._known:
                 found = {file.name: self._digest(file) for file in files}
                 stated = self._stated.get((family, version))
                 self._known[family, version] = found | ({expected[0]: stated} if stated else {})
 
     def _refusal(self, version: Version) -> str:
-        for name, digest in self._known.get(version, {}).items():
-            path = self._source / version[0] / str(version[1]) / name
+        folder = self._source / version[0] / str(version[1])
+        if version not in self._known:
+            name = self._model_file.get(version[0])
+            return f"{folder / name} is missing" if name else ""
+        for name, digest in self._known[version].items():
+            path = folder / name
             now = self._digest(path)
             if not now:
                 return f"{path} is missing or cannot be read"
@@ -75,7 +86,7 @@ class ModelDigests:
         """SHA-256 of a file; "" when it cannot be read."""
         try:
             stat = path.stat()
-            stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino, stat.st_dev)
+            stamp = (stat.st_ctime_ns, stat.st_size, stat.st_ino, stat.st_dev)
             known = self._read.get(path)
             if known is not None and known[0] == stamp:
                 return known[1]

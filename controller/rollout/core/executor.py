@@ -21,7 +21,6 @@ from controller.loop.core.effects import (
     QueryAgents,
     RefreshStatuses,
     Save,
-    SaveLater,
     Steps,
     TimeMetric,
     Wait,
@@ -208,7 +207,7 @@ class RolloutExecutor:
         return plan.revision
 
     def _command_nodes(self, devices: Devices, revision: Revision) -> Steps[None]:
-        """Apply first, then note it: a note without the command would never be commanded again."""
+        """Kept on disk first: Redis must not go back to an older one under the next controller, which commands anew."""
         fleet = self._observation.fleet(self._time.now_s)
         for node in fleet.nodes:
             if node.node in fleet.stale:
@@ -218,10 +217,10 @@ class RolloutExecutor:
             if node.node in self._confirmed and before is not None and _same(before, mine):
                 continue
             plan = sealed(NodePlan(node=node.node, devices=mine), revision)
+            yield Save({"commanded": list({**self.commanded, node.node: plan}.values())})
             changed = yield CommandNode(node, plan)
             self._confirmed.add(node.node)
             self.commanded[node.node] = plan
-            yield SaveLater("commanded", list(self.commanded.values()))
             yield from self._write_until_done(Publish(node=plan))
             yield Log("node plan", {"node": node.node, "revision": str(revision), "changed": changed})
 
