@@ -8,6 +8,7 @@ holds open goes on being written, as nothing but a failing disk can take that aw
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -19,13 +20,16 @@ from benchmarks.chaos_rows import Trouble
 from benchmarks.echo_family import FAMILY
 from benchmarks.echo_system import EchoSystem
 from protos.controller.v1 import controller_pb2
+from trefoil.cli.run import services
 from trefoil.core import errors
 
 FOLDERS: Final = ("controller", "agent", "dispatcher", "carbon_feed", "logs")
+STARTED: Final = {"controller": "controller", "agent": "power_agent", "carbon_feed": "carbon_feed"}
 DISK_MIB: Final = 32
 BALLAST: Final = "ballast"
 KIB: Final = 1024
-SAID_S: Final = 10.0  # within which a service says that it cannot write
+SAID_S: Final = 10.0  # within which a service says that it cannot load a variant
+STARTS_S: Final = 30.0
 
 
 @contextmanager
@@ -45,8 +49,12 @@ def troubles() -> tuple[Trouble, ...]:
     full = [Trouble(f"disk full under {name}", partial(_disk, (name,), _filled)) for name in FOLDERS]
     read_only = [Trouble(f"disk read-only under {name}", partial(_disk, (name,), _read_only)) for name in FOLDERS[:-1]]
     every = Trouble("disk full under all of them", partial(_disk, FOLDERS, _filled))
+    starts = [
+        Trouble(f"{service} starts on a full disk", partial(_starts, name, service), ended=frozenset({service}))
+        for name, service in STARTED.items()
+    ]
     changes = (("version folder removed", _removed), ("ONNX file cut short", _cut), ("ONNX file replaced", _replaced))
-    return (*full, every, *read_only, *(Trouble(what, partial(_model, how)) for what, how in changes))
+    return (*full, every, *starts, *read_only, *(Trouble(what, partial(_model, how)) for what, how in changes))
 
 
 def _run(*command: str) -> None:
@@ -67,6 +75,18 @@ async def _disk(
             lasting.enter_context(contextmanager(trouble)(path))
         if "controller" in names:
             await _refuses_what_it_cannot_keep(system)
+        yield
+
+
+@asynccontextmanager
+async def _starts(name: str, service: str, system: EchoSystem) -> AsyncIterator[None]:
+    """A service is killed while its disk is full, and serves again before there is room."""
+    async with _disk((name,), _filled, system):
+        os.kill(system.launcher.pid(service), signal.SIGKILL)
+        await system.clock.sleep(1.0)
+        async with asyncio.timeout(STARTS_S):
+            while not await services.is_serving(system.launch.addresses[service]):
+                await system.clock.sleep(0.1)
         yield
 
 
