@@ -25,7 +25,7 @@ from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading, Carb
 from trefoil.core.common import Lease
 from trefoil.core.demand import LoadForecast, LoadWindow, ScaleSignal, TableAck
 from trefoil.core.energy import EnergySample
-from trefoil.core.fleet import NodeStatus
+from trefoil.core.fleet import MISSING_MODEL, NodeStatus
 from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout, RolloutState
 from trefoil.runtime import codec
@@ -93,8 +93,12 @@ def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) ->
     out.print(
         grid("Services", ("service", "healthy"), [(n, "yes" if ok else "NO") for n, ok in found["services"].items()])
     )
-    for node in found["nodes"]:
-        out.print(_devices_table(codec.from_plain(NodeStatus, node)))
+    nodes = [codec.from_plain(NodeStatus, node) for node in found["nodes"]]
+    for node in nodes:
+        out.print(_devices_table(node))
+    for node in nodes:
+        for entry in (entry for entry in node.missing if entry.startswith(("disk: ", MISSING_MODEL))):
+            out.print(f"{node.node} cannot: {entry}", markup=False)
     for reading in found["carbon"]:
         kind = "simulated" if reading["simulated"] else reading["provider"]
         out.print(f"carbon {reading['series']['zone']}: {reading['intensity_g_per_kwh']:.0f} g/kWh ({kind})")
