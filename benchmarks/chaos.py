@@ -13,6 +13,10 @@ feed or a dispatcher worker is killed. Limits (benchmarks/chaos_verdict.py):
 
 Run: `make chaos` (about ten minutes; `--requests 6000` half a minute). Prints a table by kind of fault, writes
 out/bench/chaos.json, keeps the logs in out/bench/chaos, and exits with 1 when a limit is broken.
+
+`--redis`: instead, every error of Redis and every kind of key, each for 20 s under 100 requests/s (benchmarks/
+chaos_redis.py): no request may fail, no process end, decisions are back 5 s after it, and the joules that are booked
+are those of the driver's counters. Twenty minutes; `--lasts 5 --only OOM` one trouble, shorter.
 """
 
 import argparse
@@ -28,7 +32,11 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import chaos_redis
 from benchmarks.chaos_faults import Fault, Faults
+from benchmarks.chaos_redis import Relay
+from benchmarks.chaos_rows import LASTS_S, Row, joules, measure
+from benchmarks.chaos_rows import table as rows_table
 from benchmarks.chaos_verdict import SLOW_S, Logged, Verdict, judge
 from benchmarks.echo_family import executions
 from benchmarks.echo_load import EchoLoad
@@ -42,6 +50,9 @@ SEED: Final = 20261121
 DEADLINE_S: Final = 15.0  # of a request: longer than any stop, so that only what is lost fails
 QUIET_S: Final = 3.0  # before the first fault and after the last
 RETRY_S: Final = 0.5
+ROWS_RATE_PER_S: Final = 100.0
+RECOVERED_MAX_S: Final = 5.0
+JOULES_ERROR_MAX: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +130,26 @@ async def _strike(system: EchoSystem, faults: Faults, load: EchoLoad, size: Size
         await system.clock.sleep(min(pause_s, max(RETRY_S, left_s - QUIET_S)))
 
 
+async def redis_rows(
+    lasts_s: float, wanted: Callable[[str], bool], folder: Path, say: Callable[[str], None]
+) -> tuple[list[Row], float]:
+    """Rows of the troubles that Redis makes and whose names are wanted, and by how much the joules booked stray from
+    those counted (ratio)."""
+    relay = Relay(folder / "cluster" / "run" / "launch.json")
+    await relay.start()
+    rows: list[Row] = []
+    async with running(folder, Arrangement(), workers=2, say=say, overrides=relay.overrides) as system:
+        began = await joules(system)
+        for trouble in chaos_redis.troubles(relay, lasts_s):
+            if wanted(trouble.what):
+                rows.append(row := await measure(system, trouble, ROWS_RATE_PER_S, SEED + len(rows)))
+                say(
+                    f"{row.what}: {row.failed} of {row.requests} failed, {row.ended} ended, back in {row.recovered_s} s"
+                )
+        ended = await joules(system)
+    return rows, (ended[0] - began[0]) / (ended[1] - began[1]) - 1
+
+
 def failures(log: str) -> dict[int, Logged]:
     """Failed requests by nonce, from the dispatcher's log."""
     found = {}
@@ -161,6 +192,22 @@ def show(found: Found) -> None:
         out.print(f"BROKEN: {line}", highlight=False)
 
 
+def _redis(lasts_s: float, only: str) -> int:
+    rows, error_ratio = asyncio.run(
+        redis_rows(lasts_s, lambda what: only in what, OUT / "chaos-redis", say=lambda line: print(line, flush=True))
+    )
+    out = Console(width=120)
+    out.print(rows_table(f"Redis, {lasts_s:g} s each under {ROWS_RATE_PER_S:g} requests/s", rows))
+    out.print(f"joules booked against counted: {error_ratio:+.2%}")
+    values = {"commit": git_commit(), "machine": machine(), "joules_error_ratio": error_ratio}
+    write_json(OUT / "chaos-redis.json", values | {"rows": [asdict(row) for row in rows]})
+    broken = [row.what for row in rows if not row.clean or (row.recovered_s or 0.0) > RECOVERED_MAX_S]
+    broken += ["joules"] if abs(error_ratio) > JOULES_ERROR_MAX else []
+    for what in broken:
+        out.print(f"BROKEN: {what}", highlight=False)
+    return 1 if broken else 0
+
+
 def main(argv: list[str] | None = None) -> int:
     """`make chaos`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -173,7 +220,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=default.workers, help="dispatcher processes")
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--kind", action="append", default=[], help="only faults of this kind, e.g. 'Triton killed'")
+    parser.add_argument("--redis", action="store_true", help="instead: whatever Redis answers and holds")
+    parser.add_argument("--lasts", type=float, default=LASTS_S, help="seconds of each of these")
+    parser.add_argument("--only", default="", help="only those whose name has this in it")
     given = parser.parse_args(argv)
+    if given.redis:
+        return _redis(given.lasts, given.only)
     size = Size(given.requests, given.rate, tuple(given.gap), given.workers, given.seed, tuple(given.kind))
     found = asyncio.run(chaos(size, OUT / "chaos", say=lambda line: print(line, flush=True)))
     show(found)

@@ -114,6 +114,21 @@ async def _recovered(system: EchoSystem, over_s: float) -> float | None:
     return None
 
 
+async def joules(system: EchoSystem) -> tuple[float, float]:
+    """Joules that the controller has booked in Redis, at the moment that it has written them, and those on the driver's
+    own counters [J]."""
+    state = system.client.state
+
+    async def booked() -> float:
+        totals = [await state.totals(key) for key in await state.names(state.keys.totals_prefix())]
+        return sum(each.get("joules", 0.0) for each in totals)
+
+    before = await booked()
+    while (now := await booked()) == before:
+        await system.clock.sleep(POLL_S)
+    return now, float(sum(device["counter_j"] for device in system.node.truth()["devices"]))
+
+
 def running_pids(system: EchoSystem) -> dict[str, int]:
     """Pids of the services, and of the dispatcher's workers by place."""
     found = {}

@@ -146,9 +146,15 @@ class EchoSystem:
 
 @asynccontextmanager
 async def running(
-    folder: Path, arrangement: Arrangement, *, workers: int = 1, say: Callable[[str], None] = lambda _: None
+    folder: Path,
+    arrangement: Arrangement,
+    *,
+    workers: int = 1,
+    say: Callable[[str], None] = lambda _: None,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> AsyncIterator[EchoSystem]:
-    """Start, wait until the arrangement stands as a whole, and take everything down at the end. The logs stay."""
+    """Start, wait until the arrangement stands as a whole, and take everything down at the end. The logs stay.
+    `overrides`: settings by service."""
     shutil.rmtree(folder, ignore_errors=True)
     repository = make_repository(folder / "models")
     system = System(
@@ -158,7 +164,9 @@ async def running(
         carbon=Carbon(step_s=3600.0),  # no decision about carbon takes part
         port_offset=free_offset(),
     )
-    launcher = Launcher(system, folder / "cluster", say=say, overrides={"dispatcher": dispatcher_settings(workers)})
+    settings = {name: dict(values) for name, values in (overrides or {}).items()}
+    settings["dispatcher"] = settings.get("dispatcher", {}) | dispatcher_settings(workers)
+    launcher = Launcher(system, folder / "cluster", say=say, overrides=settings)
     async with launcher:
         await first_answer(launcher, WallClock())
         assert launcher.launch is not None
@@ -174,7 +182,7 @@ async def running(
             await echo.close()
 
 
-def dispatcher_settings(workers: int) -> Mapping[str, Any]:
+def dispatcher_settings(workers: int) -> dict[str, Any]:
     """Every failure is logged, with its slice. One process, where the dispatcher cannot be several."""
     several = {"workers": workers} if "workers" in DispatcherSettings.model_fields else {}
     return {"log_failures_per_s": 1000.0, **several}

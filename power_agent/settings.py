@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 
 from trefoil.core.parts import Kind, Value
 from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.fenced import LEASE_MAX_S
 
 
 class PowerAgentSettings(ServiceSettings):
@@ -60,7 +61,7 @@ class PowerAgentSettings(ServiceSettings):
     """How often the driver's listing is compared with what the agent made."""
     mig_mode: Literal["keep", "enable"] = "keep"
     """enable: switch MIG mode on where a GPU has it, is empty and has it off; it is never switched off."""
-    lease_ttl_s: float = Field(default=3.0, gt=1.0)
+    lease_ttl_s: float = Field(default=3.0, gt=1.0, le=LEASE_MAX_S)
     driver_marker_path: Path | None = None
     """File that changes with each load of the driver; None: `driver_load_id` beside the socket, or NVIDIA's device."""
     stop_slices_on_exit: bool = False

@@ -57,6 +57,16 @@ class _HistoryStream:
         """Remember that nobody knows whether the last appends are in the stream."""
         self._uncertain = True
 
+    async def check_stream(self) -> None:
+        """Become uncertain where the stream is empty, though this process has seen entries in it.
+
+        Raises:
+            errors.StateUnavailable: Redis does not answer.
+        """
+        if self._after_id != "0" and not await self._state.tail(self._key, CarbonReading, 1):
+            self._after_id = "0"
+            self.mark_uncertain()
+
     @property
     def is_uncertain(self) -> bool:
         """Whether the stream must be looked at before more is written."""

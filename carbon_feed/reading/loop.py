@@ -312,6 +312,8 @@ class ZoneLoop:
             return
         if self.reading.epoch != lease.epoch:
             self._put_in_force(replace(self.reading, epoch=lease.epoch), "role taken")
+        if self._verify_redis:
+            await self._recorder.check_stream()
         if self._recorder.is_uncertain:
             await self._recorder.start_leading(lease, self.reading, self._clock.now_s())
         if self._verify_redis:

@@ -2,7 +2,8 @@
 
 grams = counter_j / 3.6e6 x intensity at the sample x PUE (CONTRACTS section 4): idle, sleep, warm-up, moves included.
 A gap in a stream is booked as `unknown_s`, never interpolated; a sample without a method adds nothing and turns the
-per-request values of its time into None.
+per-request values of its time into None. Totals are written as whole sums, in one write with how far each stream is in
+them: whoever repeats a write, or takes the role over, counts nothing twice and leaves nothing out.
 """
 
 import datetime
@@ -34,14 +35,15 @@ from trefoil.core.energy import EnergySample, ReceiptRates
 from trefoil.core.plan import Plan
 from trefoil.core.units import grams
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.fenced import Append, Increment, Put, Write
-from trefoil.runtime.state import Keys, State
+from trefoil.runtime.fenced import Append, Put, SetFields, Write
+from trefoil.runtime.state import Keys, State, entry_order
 from trefoil.runtime.telemetry import Metrics
 
 TOTALS_TTL_S = 90 * 86_400.0
 MINUTES_MAX = 90 * 24 * 60 * 8  # 90 days of a node with eight devices
 FLUSH_S = 5.0
-SAMPLES_MAX = 100_000  # of one exploration: a day of one device; of minutes that wait: 8 devices for a week
+HOURS_KEPT = 2  # whose totals are written again each time: of whatever happens to them in Redis nothing stays
+SAMPLES_MAX = 100_000  # of one exploration: a day of one device
 
 
 @dataclass(slots=True)
@@ -69,7 +71,10 @@ class Accountant:
         self._settings, self._state, self._leadership, self._observation = settings, state, leadership, observation
         self.receipts, self._disk, self._metrics, self._clock = receipts, disk, metrics, clock
         self._joined_samples: deque[JoinedSample] = deque()
-        self._ids: dict[str, str] = {str(k): str(v) for k, v in disk.load_plain("energy_ids").items()}
+        self._ids: dict[str, str] = {}
+        self._hours: dict[str, dict[str, dict[str, float]]] = {}  # sums by hour, family and name, as they are written
+        self._attempted_ids: dict[str, str] = {}  # of the last write of totals
+        self._epoch = 0
         self._recent: dict[str, _Recent] = {}
         self._unwritten: dict[str, dict[str, float]] = {}
         self._minute: dict[str, list[EnergySample]] = {}
@@ -84,7 +89,15 @@ class Accountant:
         self.held: deque[EnergySample] = deque(maxlen=SAMPLES_MAX)
 
     async def refresh(self, families: Sequence[str]) -> None:
-        """Read new samples of all nodes and book them; every few seconds write the totals."""
+        """Read new samples of all nodes and book them; every few seconds write the totals. Not before the role is ours:
+        whoever has it books them."""
+        if self._leadership.epoch not in (0, self._epoch):
+            try:
+                await self._take_over(self._leadership.epoch)
+            except errors.StateUnavailable:
+                return  # the observer says so
+        if not self._epoch:
+            return
         readings = self.readings()
         for node in sorted(self._observation.inputs.nodes):
             key = self._state.keys.energy(node)
@@ -122,31 +135,70 @@ class Accountant:
         answered = self._observation.windows.answered_since(family, since_s)
         return sum(g for _, g in recent.grams) / answered if answered and recent.grams else None
 
-    async def flush(self) -> None:
-        """Flush what is pending to totals:<family>:<hour>; nothing is lost when that fails.
-
-        While the disk cannot keep which samples are in them, totals wait: after a restart they would be booked twice.
-        """
-        hour = datetime.datetime.fromtimestamp(self._clock.now_s(), datetime.UTC).strftime("%Y%m%d%H")
+    async def _take_over(self, epoch: int) -> None:
+        """Go on from what Redis says is accounted; where it says nothing newer, from what this process or its disk
+        knows."""
         keys = self._state.keys
-        writes: list[Write] = [
-            Increment(keys.totals(family, hour), dict(deltas), TOTALS_TTL_S)
-            for family, deltas in sorted(self._unwritten.items())
-            if deltas
-        ]
-        writes += [Append(keys.energy_minutes(node), sample, MINUTES_MAX) for node, sample in self._folded]
-        self._flushed_at_s = self._clock.now_s()
-        if not writes:
+        stored = (await self._state.fields(keys.accounted())).items()
+        accounted = {keys.energy(node): at for node, at in stored if entry_order(at) > (0, 0)}
+        ours = self._attempted_ids
+        if any(entry_order(at) > entry_order(ours.get(key, "0")) for key, at in accounted.items()):
+            self._hours = await self._stored_sums()
+            self._ids = accounted
+        elif not self._epoch:
+            saved = self._disk.load_plain("accounting")
+            self._ids = {str(key): str(entry_id) for key, entry_id in saved.get("ids", {}).items()}
+            self._hours = {hour: sums for hour, sums in saved.get("hours", {}).items() if hour in self._recent_hours()}
+        else:
+            self._epoch = epoch
             return
+        self._epoch = epoch
+        self._unwritten, self._last = {}, {}
+        self._folded.clear()
+        if self._ids:  # of what was answered before, the one before has counted nearly all
+            self._answered = Counter(self._observation.windows.answered)
+
+    async def _stored_sums(self) -> dict[str, dict[str, dict[str, float]]]:
+        prefix = self._state.keys.totals_prefix()
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for name in await self._state.names(prefix):
+            family, _, hour = name.removeprefix(prefix).rpartition(":")
+            if hour in self._recent_hours():
+                found.setdefault(hour, {})[family] = await self._state.totals(name)
+        return found
+
+    def _recent_hours(self) -> list[str]:
+        times = (self._clock.now_s() - 3600.0 * ago for ago in range(HOURS_KEPT))
+        return [datetime.datetime.fromtimestamp(at_s, datetime.UTC).strftime("%Y%m%d%H") for at_s in times]
+
+    async def flush(self) -> None:
+        """Flush what is pending to totals:<family>:<hour>; nothing is lost when that fails."""
+        self._flushed_at_s = self._clock.now_s()
+        if not self._epoch or not (any(self._unwritten.values()) or self._folded):
+            return
+        keys, hours = self._state.keys, self._recent_hours()
+        sums = self._hours.setdefault(hours[0], {})
+        for family, deltas in self._unwritten.items():
+            booked = sums.setdefault(family, {})
+            for name, delta in deltas.items():
+                booked[name] = booked.get(name, 0.0) + delta
+        self._unwritten = {}
+        writes: list[Write] = [
+            SetFields(keys.totals(family, hour), totals, TOTALS_TTL_S)
+            for hour, families in sorted(self._hours.items())
+            for family, totals in sorted(families.items())
+        ]
+        self._attempted_ids = dict(self._ids)
+        ids = {key.removeprefix(keys.energy("")): entry_id for key, entry_id in self._ids.items()}
+        writes += [Append(keys.energy_minutes(node), sample, MINUTES_MAX) for node, sample in self._folded]
         try:
-            self._disk.check()
-            await self._leadership.write(writes)
-        except (errors.Fenced, errors.StateUnavailable, errors.DiskUnavailable) as error:
+            await self._leadership.write([*writes, SetFields(keys.accounted(), ids)])
+        except (errors.Fenced, errors.StateUnavailable) as error:
             self._log.info("totals wait", error=str(error))
             return
-        self._unwritten = {}
         self._folded.clear()
-        self._disk.save_later("energy_ids", self._ids)
+        self._hours = {hour: families for hour, families in self._hours.items() if hour in hours}
+        self._disk.save_later("accounting", {"ids": self._ids, "hours": self._hours})
 
     def hold(self, from_s: float) -> None:
         """Retain samples from a time on; `inf` lets go of all."""

@@ -66,8 +66,10 @@ class Leadership:
                 return
             self._log.warning("lease lost", role=ROLE, epoch=self._lease.epoch)
             self._lease = None
-        floor = max(self._highest_seen(), self._kept_epoch())
-        self._disk.save("epoch", {"epoch": floor})  # before the role is taken: each try costs an epoch
+        kept = self._kept_epoch()
+        floor = max(self._highest_seen(), kept)
+        if floor > kept or self._disk.trouble:
+            self._disk.save("epoch", {"epoch": floor})  # before the role is taken: each try costs an epoch
         lease = await self._state.acquire(ROLE, self._holder, floor_epoch=floor)
         if lease is None:
             holder = await self._state.holder(ROLE)
@@ -92,9 +94,7 @@ class Leadership:
     async def cede_to(self, epoch: int) -> None:
         """Cede to a higher epoch that an agent obeys (Redis lost ours): release the lease, then take a higher one."""
         self._disk.save_later("epoch", {"epoch": max(epoch, self._kept_epoch())})  # the agent tells it again
-        if self._lease is not None:
-            lease, self._lease = self._lease, None
-            await self._state.release(lease)
+        await self.release()
 
     async def write(self, writes: Iterable[Write]) -> None:
         """Write to Redis under the lease: fenced, all or nothing.

@@ -143,22 +143,27 @@ class StateSync:
         """Who else serves: another worker has acknowledged, or has gone; without a key, all of them."""
         try:
             if ack_key is None:
-                self._acks = await self._state.scan(self._state.keys.ack_prefix(), TableAck)
+                await self._scan_acks()
             elif (ack := await self._state.get(ack_key, TableAck)) is not None:
                 self._acks[ack_key] = ack
-            else:
+            elif ack_key not in self._state.unreadable:
                 self._acks.pop(ack_key, None)
         except TrefoilError as error:
             self._log_trouble_once(error)
             return
         self._routing.set_acks(self._acks.values())
 
+    async def _scan_acks(self) -> None:
+        """All acknowledgements; of one that cannot be read now, the last one."""
+        found = await self._state.scan(self._state.keys.ack_prefix(), TableAck)
+        self._acks = {key: ack for key, ack in self._acks.items() if key in self._state.unreadable} | found
+
     async def _read_all(self) -> None:
         keys = self._state.keys
         plan = await self._state.get(keys.plan(), Plan)
         nodes = await self._state.scan(keys.node_prefix(), NodeStatus)
         node_plans = await self._state.scan(keys.plan_node_prefix(), NodePlan)
-        self._acks = await self._state.scan(keys.ack_prefix(), TableAck)
+        await self._scan_acks()
         self._routing.learn_variants(node_plans.values())
         self._routing.set_nodes(nodes.values())
         self._routing.set_acks(self._acks.values())

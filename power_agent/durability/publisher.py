@@ -41,6 +41,7 @@ class Publisher:
         self._renew_at_s = 0.0
         self._pending: deque[EnergySample] = deque()
         self._stream_in_step = False  # the stream holds everything up to what is pending
+        self._trouble = ""
         self._log = structlog.get_logger()
 
     def publish(self, samples: Sequence[EnergySample]) -> None:
@@ -51,24 +52,28 @@ class Publisher:
 
     async def run(self) -> None:
         """Publish until cancelled."""
-        seen, trouble = -1, ""
+        seen = -1
         while True:
             with contextlib.suppress(TimeoutError):  # nothing changed: publish all the same
                 async with asyncio.timeout(PERIOD_S):
                     seen = await self._node.changes.wait(seen)
-            try:
-                if await self._hold_lease():
-                    await self._write()
-                    trouble = ""
-            except (StateUnavailable, Fenced) as error:
-                self._stream_in_step = False
-                self._pending.clear()
-                if isinstance(error, Fenced):
-                    self._lease = None
-                if type(error).__name__ != trouble:
-                    trouble = type(error).__name__
-                    self._log.warning("cannot publish", why=str(error))
+            await self.step()
             await self._node.clock.sleep(GAP_S)
+
+    async def step(self) -> None:
+        """Publish once, if the lease is ours and Redis takes it. Public so that tests can drive it."""
+        try:
+            if await self._hold_lease():
+                await self._write()
+                self._trouble = ""
+        except (StateUnavailable, Fenced) as error:
+            self._stream_in_step = False
+            self._pending.clear()
+            if isinstance(error, Fenced):
+                self._lease = None
+            if type(error).__name__ != self._trouble:
+                self._trouble = type(error).__name__
+                self._log.warning("cannot publish", why=str(error))
 
     async def _hold_lease(self) -> bool:
         """Whether the lease is ours: acquired or renewed in time."""

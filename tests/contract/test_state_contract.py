@@ -13,7 +13,7 @@ from trefoil.core.common import Revision
 from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.plan import Plan, Rollout
 from trefoil.runtime.clock import ManualClock
-from trefoil.runtime.fenced import Append, Delete, Increment, Put
+from trefoil.runtime.fenced import Append, Delete, Put, SetFields
 from trefoil.runtime.state import State
 
 SERIES = Series("US-CAL-CISO", Method.AVERAGE, Factors.LIFECYCLE)
@@ -31,6 +31,10 @@ async def stores(request: pytest.FixtureRequest) -> AsyncIterator[Stores]:
 @pytest.fixture
 async def store(stores: Stores) -> State:
     return await stores.connect()
+
+
+def window(dispatcher: str, seq: int) -> LoadWindow:
+    return LoadWindow(dispatcher=dispatcher, seq=seq, starts_at_s=START_S, ends_at_s=START_S + 0.5)
 
 
 def reading(value: float) -> CarbonReading:
@@ -82,7 +86,7 @@ async def test_an_expired_lease_is_taken_over_and_the_old_holder_is_fenced(store
                 Put(old.keys.plan(), Plan(why="old")),
                 Append(old.keys.decisions(), Plan(), maxlen=10),
                 Delete(old.keys.rollout()),
-                Increment(old.keys.totals("digits", "h"), {"joules": 1.0}),
+                SetFields(old.keys.totals("digits", "h"), {"joules": 1.0}),
             ],
         )
     assert (await store.get(store.keys.plan(), Plan)).why == "new"
@@ -100,7 +104,7 @@ async def test_the_holder_stops_by_its_own_monotonic_clock(stores):
     clock.move(5.0)
     assert not store.holds(lease)
     with pytest.raises(errors.Fenced, match="not held any more"):
-        await store.put(lease, store.keys.plan(), Plan())
+        await store.put(lease, store.keys.plan(), Plan(why="x"))
     assert not await store.renew(lease)
 
 
@@ -111,7 +115,7 @@ async def test_renewing_keeps_the_role(stores):
     for _ in range(4):
         clock.move(4.0)
         assert await store.renew(lease, ttl_s=5.0)
-    await store.put(lease, store.keys.plan(), Plan())
+    await store.put(lease, store.keys.plan(), Plan(why="x"))
     assert (await store.holder("controller")).expires_at_s == pytest.approx(clock.now_s() + 5.0)
 
 
@@ -123,7 +127,7 @@ async def test_a_store_that_lost_its_data_never_sends_epochs_back(stores, store)
     assert lease.epoch == 4
     await stores.flush()
     with pytest.raises(errors.Fenced, match="lost its data"):
-        await store.put(lease, store.keys.plan(), Plan())
+        await store.put(lease, store.keys.plan(), Plan(why="x"))
     assert not store.holds(lease)
     again = await store.acquire("controller", "a")
     assert again.epoch == 5, "this process remembers"
@@ -153,15 +157,15 @@ async def test_put_and_get(stores, store):
 
 async def test_what_is_put_with_a_lifetime_is_gone_after_it(stores, store):
     lease = await store.acquire("controller", "a")
-    await store.put(lease, store.keys.rollout(), Rollout(), ttl_s=60)
+    await store.put(lease, store.keys.rollout(), Rollout(step=1), ttl_s=60)
     assert await store.get(store.keys.rollout(), Rollout) is not None
     assert 0 < await stores.ttl_s(store.keys.rollout()) <= 60
-    await store.put(lease, store.keys.rollout(), Rollout(), ttl_s=0.05)
+    await store.put(lease, store.keys.rollout(), Rollout(step=1), ttl_s=0.05)
     await stores.pass_s(0.06)
     assert await store.get(store.keys.rollout(), Rollout) is None
     assert await store.names(store.keys.rollout()) == []
-    await store.put(lease, store.keys.rollout(), Rollout(), ttl_s=60)
-    await store.put(lease, store.keys.rollout(), Rollout())
+    await store.put(lease, store.keys.rollout(), Rollout(step=1), ttl_s=60)
+    await store.put(lease, store.keys.rollout(), Rollout(step=1))
     assert await stores.ttl_s(store.keys.rollout()) == math.inf, "the last write says how long"
 
 
@@ -172,30 +176,29 @@ async def test_several_writes_are_one(store):
         [
             Put(store.keys.plan(), Plan(why="x")),
             Append(store.keys.decisions(), Plan(why="d"), maxlen=10),
-            Increment(store.keys.totals("digits", "h"), {"joules": 1.5, "requests": 2}, ttl_s=60),
+            SetFields(store.keys.totals("digits", "h"), {"joules": 1.5, "requests": 2}, ttl_s=60),
         ],
     )
     assert ids[0] == ids[2] == ""
     assert await store.stream(store.keys.decisions(), Plan) == [(ids[1], Plan(why="d"))]
-    await store.increment(lease, store.keys.totals("digits", "h"), {"joules": 0.1})
-    assert await store.totals(store.keys.totals("digits", "h")) == {"joules": 1.6, "requests": 2.0}
+    again = SetFields(store.keys.totals("digits", "h"), {"joules": 0.1, "grams": 1e-9})
+    for _ in range(2):
+        await store.write(lease, [again])
+    assert await store.totals(store.keys.totals("digits", "h")) == {"joules": 0.1, "requests": 2.0, "grams": 1e-9}
     await store.delete(lease, store.keys.plan())
     assert await store.get(store.keys.plan(), Plan) is None
 
 
-async def test_totals_add_in_extended_precision_and_keep_the_last_lifetime(stores, store):
+async def test_totals_keep_the_last_lifetime(stores, store):
     lease, key = await store.acquire("controller", "a"), store.keys.totals("digits", "h")
-    for _ in range(10):
-        await store.increment(lease, key, {"joules": 0.1, "grams": 1e-9}, ttl_s=60)
-    assert await store.totals(key) == {"joules": 1.0, "grams": 1e-8}
-    await store.increment(lease, key, {"joules": -1.0})
-    assert await store.totals(key) == pytest.approx({"joules": 0.0, "grams": 1e-8})
+    await store.write(lease, [SetFields(key, {"joules": 1.0}, ttl_s=60)])
+    await store.write(lease, [SetFields(key, {"joules": 2.0})])
     assert 30 < await stores.ttl_s(key) <= 60
 
 
 async def test_each_write_is_audited(store):
     lease = await store.acquire("controller", "a")
-    await store.write(lease, [Put(store.keys.plan(), Plan()), Put(store.keys.rollout(), Rollout())])
+    await store.write(lease, [Put(store.keys.plan(), Plan(why="x")), Put(store.keys.rollout(), Rollout(step=1))])
     written = await store.raw(store.keys.writes("controller"), 10)
     assert [entry["key"] for entry in written] == [store.keys.plan(), store.keys.rollout()]
     assert {entry["epoch"] for entry in written} == {"1"}
@@ -222,7 +225,7 @@ async def test_streams_are_bounded_and_read_in_order(store):
 async def test_scan_finds_the_keys_of_a_prefix_only(store):
     lease = await store.acquire("feed:GB", "a")
     await store.put(lease, store.keys.carbon_now(SERIES), reading(1))
-    await store.put(lease, store.keys.plan(), Plan())
+    await store.put(lease, store.keys.plan(), Plan(why="x"))
     assert await store.scan(store.keys.carbon_now_prefix(), CarbonReading) == {
         store.keys.carbon_now(SERIES): reading(1)
     }
@@ -232,7 +235,7 @@ async def test_scan_finds_the_keys_of_a_prefix_only(store):
 
 async def test_any_kind_of_key_is_shown_as_text(store):
     lease = await store.acquire("controller", "a")
-    await store.increment(lease, store.keys.totals("digits", "h"), {"joules": 2.5, "requests": 2})
+    await store.write(lease, [SetFields(store.keys.totals("digits", "h"), {"joules": 2.5, "requests": 2})])
     assert await store.raw(store.keys.totals("digits", "h"), 1) == {"joules": "2.5", "requests": "2"}
     assert await store.raw(store.keys.epoch("controller"), 1) == "1"
     assert await store.raw("nothing", 1) == "(none)"
@@ -240,8 +243,8 @@ async def test_any_kind_of_key_is_shown_as_text(store):
 
 
 async def test_loads_and_acks_need_no_lease_and_expire(stores, store):
-    await store.append_unfenced(store.keys.load("d1", 0), LoadWindow(seq=1))
-    await store.append_unfenced(store.keys.load("d1", 0), LoadWindow(seq=2))
+    await store.append_unfenced(store.keys.load("d1", 0), window("d1", 1))
+    await store.append_unfenced(store.keys.load("d1", 0), window("d1", 2))
     await store.put_unfenced(store.keys.ack("d1", 0), TableAck(dispatcher="d1"))
     assert [window.seq for _, window in await store.stream(store.keys.load("d1", 0), LoadWindow)] == [1, 2]
     assert await store.names(store.keys.load_prefix()) == [store.keys.load("d1", 0)]
@@ -250,7 +253,7 @@ async def test_loads_and_acks_need_no_lease_and_expire(stores, store):
     await store.delete_unfenced(store.keys.ack("d1", 0))
     assert await store.scan(store.keys.ack_prefix(), TableAck) == {}
     with pytest.raises(AssertionError, match="leased writer"):
-        await store.put_unfenced(store.keys.plan(), Plan())
+        await store.put_unfenced(store.keys.plan(), Plan(why="x"))
 
 
 # --- Hints ------------------------------------------------------------------------------------------------------------
@@ -260,7 +263,7 @@ async def test_changes_carry_key_names_and_tick(store):
     changes = store.changes(poll_s=0.2)
     assert await anext(changes) is None, "whatever changed before"
     lease = await store.acquire("controller", "a")
-    await store.put(lease, store.keys.plan(), Plan())
+    await store.put(lease, store.keys.plan(), Plan(why="x"))
     await store.delete(lease, store.keys.plan())
     await store.put_unfenced(store.keys.ack("d1", 0), TableAck())
     seen = [await anext(changes) for _ in range(4)]

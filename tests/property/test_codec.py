@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import math
 import pkgutil
 import typing
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 import trefoil.core
 from protos.types.v1 import carbon_pb2, common_pb2, energy_pb2, fleet_pb2, load_pb2, plan_pb2
-from trefoil.core import errors, plan
+from trefoil.core import carbon, errors, plan
 from trefoil.core.common import Provenance, Revision
 from trefoil.core.demand import LoadKey
 from trefoil.core.fleet import DeviceState, SliceKey
@@ -24,7 +25,7 @@ CLASSES = sorted(codec.MESSAGES, key=lambda cls: cls.__name__)
 SCALARS = {
     FieldDescriptor.CPPTYPE_UINT32: st.integers(0, 2**32 - 1),
     FieldDescriptor.CPPTYPE_UINT64: st.integers(0, 2**64 - 1),
-    FieldDescriptor.CPPTYPE_DOUBLE: st.floats(allow_nan=False),
+    FieldDescriptor.CPPTYPE_DOUBLE: st.floats(allow_nan=False, allow_infinity=False),
     FieldDescriptor.CPPTYPE_BOOL: st.booleans(),
     FieldDescriptor.CPPTYPE_STRING: st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
 }
@@ -161,3 +162,12 @@ def test_what_an_older_version_kept_is_read_without_the_fields_that_are_gone():
     kept = '{"family":"digits","lane":"any","router":"weighted"}'
     assert codec.from_json(plan.Route, kept) == plan.Route("digits", "weighted")
     assert codec.from_json(LoadKey, '{"family":"digits","lane":"any"}') == LoadKey("digits")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_no_message(value: float) -> None:
+    reading = carbon_pb2.CarbonReading(intensity_g_per_kwh=value)
+    route = plan_pb2.Route(params={"slo_ms": value})
+    for cls, message in ((carbon.CarbonReading, reading), (plan.Route, route)):
+        with pytest.raises(errors.InvalidInput, match="not a finite number"):
+            codec.decode(cls, message.SerializeToString())

@@ -13,7 +13,7 @@ from trefoil.core import errors
 from trefoil.core.common import Lease
 from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.plan import Plan
-from trefoil.runtime.fenced import Append, Delete, Increment, Put
+from trefoil.runtime.fenced import Append, Delete, Put, SetFields
 from trefoil.runtime.state import State
 
 pytestmark = pytest.mark.integration
@@ -85,7 +85,7 @@ class World:
                 return Append(store.keys.demand(str(what)), Plan(why=str(self.appended)), maxlen=value)
             case "delete":
                 return Delete(store.keys.plan_node(str(what)))
-        return Increment(store.keys.totals("digits", "h"), {what: value})
+        return SetFields(store.keys.totals("digits", "h"), {what: value})
 
     async def everything(self) -> dict[str, Any]:
         """All that stands there, without times and ids."""

@@ -14,6 +14,7 @@ TrefoilError                  one clear line: field, value, remedy
 +-- NotFound                  a family, zone or node that nobody serves   NOT_FOUND
 +-- Unavailable               something that ought to answer does not     UNAVAILABLE
 |   +-- StateUnavailable      ... Redis
+|   |   +-- StateUnreadable   ... a value in it, which is then as good as lost
 |   +-- DiskUnavailable       ... a disk: full, read-only or failing
 +-- StartError                a part that cannot start here               exit 2
     +-- PortInUse
@@ -85,7 +86,11 @@ class Unavailable(TrefoilError):
 
 
 class StateUnavailable(Unavailable):
-    """Unavailable Redis."""
+    """Unavailable Redis: it does not answer, or refuses."""
+
+
+class StateUnreadable(StateUnavailable):
+    """Unreadable value in Redis: of another type, or not what its writer writes; `field` is its key."""
 
 
 class DiskUnavailable(Unavailable):

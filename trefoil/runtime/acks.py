@@ -50,6 +50,10 @@ class LiveAcks:
             self.sight_s += min(GLANCE_S, now_s - self._read_at_s)
         self._read_at_s = now_s
         there = {(ack.dispatcher, ack.worker): ack for ack in found}
+        for worker, seen in self._seen.items():  # what cannot be read is somebody's all the same
+            if self._state.keys.ack(*worker) in self._state.unreadable:
+                there.setdefault(worker, seen.ack)
+                self._seen[worker] = _Seen(seen.ack, self.sight_s)
         for worker, ack in there.items():
             known = self._seen.get(worker)
             if known is None or known.ack != ack:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any, Final, TypeVar
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -74,6 +75,7 @@ CLASSES: Final[Mapping[str, type]] = {pb.DESCRIPTOR.full_name: cls for cls, pb i
 
 TIMESTAMP: Final = Timestamp.DESCRIPTOR.full_name
 MICROS_PER_S: Final = 1_000_000
+NUMBERS: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 
 T = TypeVar("T")
 Field = Any  # google.protobuf has two FieldDescriptors, of which the type stubs know one
@@ -98,7 +100,7 @@ def from_proto(message: Message) -> Any:
     """Convert a protobuf message to its core dataclass.
 
     Raises:
-        errors.InvalidInput: an enum value that this version does not know.
+        errors.InvalidInput: an enum value that this version does not know; a number that is not finite.
     """
     cls = CLASSES[message.DESCRIPTOR.full_name]
     return cls(**{name: read(message) for name, read in _readers(cls)})
@@ -283,6 +285,8 @@ def _reader(field: Field, annotation: Any) -> Callable[[Any], Any]:
     if _is_map(field):
         if field.message_type.fields_by_name["value"].message_type is not None:
             return lambda message: {key: from_proto(value) for key, value in getattr(message, name).items()}
+        if field.message_type.fields_by_name["value"].cpp_type in NUMBERS:
+            return lambda message: {key: _finite(name, value) for key, value in getattr(message, name).items()}
         return lambda message: dict(getattr(message, name))
     if core_field_name(field) != name:
 
@@ -302,7 +306,15 @@ def _reader(field: Field, annotation: Any) -> Callable[[Any], Any]:
         return functools.partial(_read_enum, name, annotation)
     if field.is_repeated:
         return lambda message: tuple(getattr(message, name))
+    if field.cpp_type in NUMBERS:
+        return lambda message: _finite(name, getattr(message, name))
     return lambda message: getattr(message, name)
+
+
+def _finite(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise errors.InvalidInput("not a finite number", field=name, value=value, remedy="send a number")
+    return value
 
 
 def _read_enum(name: str, enum: type[IntEnum], message: Any) -> IntEnum:

@@ -6,16 +6,54 @@ from typing import Any, Final
 
 from trefoil.runtime import codec
 
+DONE: Final = 1
+REFUSED: Final = 0
+UNREADABLE: Final = 2
+LEASE_MAX_S: Final = 60.0
+"""Longest lease: what stands at a lease's key for longer, or for ever, is none."""
+EPOCH_BYTES_MAX: Final = 64
+"""Bytes of an epoch's key that are read, and one more: what is longer is no epoch."""
+
+# Both scripts: the text at a key; false where there is none, or something of another type.
+_TEXT: Final = """
+local function text(key)
+  if redis.call('TYPE', key).ok ~= 'string' then return false end
+  return redis.call('GET', key)
+end
+"""
+
 # The one write script. KEYS: epoch:<role>, writes:<role>, then one key per operation.
 # ARGV: epoch, now_ms, channel, writes_max, then per operation: kind, number of arguments, arguments.
 # Nothing is written unless the writer's epoch is the one stored: an older writer has been overtaken, and a newer one
 # means that Redis lost its data, so that the holder must take the role again before anyone can take it below him.
-WRITE_SCRIPT: Final = """
-local epoch = redis.call('GET', KEYS[1])
+# Nothing is written either where a stream or hash is to be written to and something else is there: that is deleted, and
+# the writer hears of it, because what the key held before is lost and he may have to write more than this.
+WRITE_SCRIPT: Final = (
+    _TEXT
+    + """
+local epoch = text(KEYS[1])
 if epoch ~= ARGV[1] then return {0, epoch or ''} end
-local results = {1}
+local types = {append = 'stream', fields = 'hash'}
+local spoilt = {2}
 local a = 5
 for k = 3, #KEYS do
+  local wanted = types[ARGV[a]]
+  local found = wanted and redis.call('TYPE', KEYS[k]).ok
+  if found and found ~= 'none' and found ~= wanted then spoilt[#spoilt + 1] = KEYS[k] end
+  a = a + 2 + tonumber(ARGV[a + 1])
+end
+local function append(key, ...)
+  local id = redis.pcall('XADD', key, ...)
+  if type(id) == 'table' and id.err and (string.find(id.err, 'WRONGTYPE') or string.find(id.err, ' ID')) then
+    spoilt[#spoilt + 1] = key
+    return ''
+  end
+  return id
+end
+local results = {1}
+a = 5
+for k = 3, #KEYS do
+  if #spoilt > 1 then break end
   local kind, count = ARGV[a], tonumber(ARGV[a + 1])
   local arg = {}
   for i = 1, count do arg[i] = ARGV[a + 1 + i] end
@@ -26,30 +64,47 @@ for k = 3, #KEYS do
     else redis.call('SET', KEYS[k], arg[1], 'PX', arg[2]) end
     redis.call('PUBLISH', ARGV[3], KEYS[k])
   elseif kind == 'append' then
-    result = redis.call('XADD', KEYS[k], 'MAXLEN', arg[2], '*', 'd', arg[1])
+    result = append(KEYS[k], 'MAXLEN', arg[2], '*', 'd', arg[1])
+    if type(result) == 'table' then return result end
     if arg[3] ~= '0' then redis.call('PEXPIRE', KEYS[k], arg[3]) end
   elseif kind == 'delete' then
     redis.call('DEL', KEYS[k])
     redis.call('PUBLISH', ARGV[3], KEYS[k])
-  elseif kind == 'increment' then
-    for i = 2, count, 2 do redis.call('HINCRBYFLOAT', KEYS[k], arg[i], arg[i + 1]) end
+  elseif kind == 'fields' then
+    for i = 2, count, 2 do redis.call('HSET', KEYS[k], arg[i], arg[i + 1]) end
     if arg[1] ~= '0' then redis.call('PEXPIRE', KEYS[k], arg[1]) end
   else
     return redis.error_reply('unknown kind ' .. kind)
   end
-  redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'epoch', ARGV[1], 'key', KEYS[k], 'at_ms', ARGV[2])
   results[#results + 1] = result
+  local found = redis.call('TYPE', KEYS[2]).ok
+  if found ~= 'none' and found ~= 'stream' then redis.call('DEL', KEYS[2]) end
+  local note = redis.pcall(
+    'XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'epoch', ARGV[1], 'key', KEYS[k], 'at_ms', ARGV[2])
+  if type(note) == 'table' then redis.call('DEL', KEYS[2]) end
+end
+if #spoilt > 1 then
+  for i = 2, #spoilt do
+    redis.call('DEL', spoilt[i])
+    redis.call('PUBLISH', ARGV[3], spoilt[i])
+  end
+  return spoilt
 end
 return results
 """
+)
 
-# KEYS: epoch:<role>, lease:<role>. ARGV: verb, epoch, lease bytes, ttl_ms. Acquiring compares with the epoch that the
-# caller has read (ARGV[5]), because the lease, which holds the new epoch, is encoded by the caller.
-LEASE_SCRIPT: Final = """
-local stored = redis.call('GET', KEYS[1])
+# KEYS: epoch:<role>, lease:<role>. ARGV: verb, epoch, lease bytes, ttl_ms, the epoch that was read, the caller's last
+# lease. Acquiring compares with the epoch that the caller has read, because the lease, which holds the new epoch, is
+# encoded by the caller. A lease of his own, which he lost by its epoch, he need not wait for.
+LEASE_SCRIPT: Final = (
+    _TEXT
+    + f"""
+local stored = text(KEYS[1])
 if ARGV[1] == 'acquire' then
-  if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
-  if (stored or '') ~= ARGV[5] then return -1 end
+  local lease, left = text(KEYS[2]), redis.call('PTTL', KEYS[2])
+  if lease and left >= 0 and left <= {round(LEASE_MAX_S * 1000)} and lease ~= ARGV[6] then return 0 end
+  if string.sub(stored or '', 1, {EPOCH_BYTES_MAX + 1}) ~= ARGV[5] then return -1 end
   redis.call('SET', KEYS[1], ARGV[2])
   redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
   return 1
@@ -59,6 +114,7 @@ if ARGV[1] == 'renew' then redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
 else redis.call('DEL', KEYS[2]) end
 return 1
 """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +144,23 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class Increment:
-    """Operation HINCRBYFLOAT of several fields of a hash."""
+class PutBytes:
+    """Operation SET of a value that is encoded already; never expires."""
 
     key: str
-    deltas: Mapping[str, float]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SetFields:
+    """Operation HSET of several fields of a hash: whole values, so that doing it twice does nothing twice."""
+
+    key: str
+    fields: Mapping[str, float | str]
     ttl_s: float | None = None
 
 
-Write = Put | Append | Delete | Increment
+Write = Put | PutBytes | Append | Delete | SetFields
 
 
 def arguments(write: Write) -> tuple[str, Sequence[Any]]:
@@ -104,13 +168,20 @@ def arguments(write: Write) -> tuple[str, Sequence[Any]]:
     match write:
         case Put(_, obj, ttl_s):
             return "set", [codec.encode(obj), milliseconds(ttl_s)]
+        case PutBytes(_, data):
+            return "set", [data, 0]
         case Append(_, obj, maxlen, ttl_s):
             return "append", [codec.encode(obj), maxlen, milliseconds(ttl_s)]
         case Delete():
             return "delete", []
-        case Increment(_, deltas, ttl_s):
-            pairs = [part for name, delta in deltas.items() for part in (name, repr(float(delta)))]
-            return "increment", [milliseconds(ttl_s), *pairs]
+        case SetFields(_, fields, ttl_s):
+            pairs = [part for name, value in fields.items() for part in (name, str(value))]
+            return "fields", [milliseconds(ttl_s), *pairs]
+
+
+def is_spoilt(answer: str) -> bool:
+    """Whether Redis refused to append because something else stands at the stream's key, or its ids are used up."""
+    return "WRONGTYPE" in answer or "last possible ID" in answer or "equal or smaller than the target" in answer
 
 
 def milliseconds(seconds: float | None) -> int:

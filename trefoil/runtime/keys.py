@@ -128,6 +128,10 @@ class Keys:
         """Key of a family's load forecast."""
         return f"{self.prefix}forecast:load:{family}"
 
+    def accounted(self) -> str:
+        """Key of how far each node's energy stream is in the totals."""
+        return f"{self.prefix}accounted"
+
     def totals(self, family: str, hour: str) -> str:
         """Key of a family's totals of an hour."""
         return f"{self.totals_prefix()}{family}:{hour}"

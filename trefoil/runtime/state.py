@@ -1,15 +1,21 @@
 """State in Redis: every read, every write. One writer per key; a role's writes go through one script that fences them.
 
-All calls answer within `timeout_s` or raise `StateUnavailable`: serving never waits for Redis. Connecting is lazy, so
-a service starts, and goes on, without it. What each key means and what happens when it is lost: docs/state.md.
+All calls answer within `timeout_s` or raise `StateUnavailable`, whatever Redis answers: serving never waits for it.
+Connecting is lazy, so a service starts, and goes on, without it. A value that cannot be read is as good as lost: reads
+go on without it, it is named once, and its writer puts it right (`renew`). What each key means and what happens when it
+is lost: docs/state.md.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import math
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import redis.asyncio as redis
+import structlog
 from pydantic import SecretStr
 from redis import exceptions
 from redis.asyncio.retry import Retry
@@ -17,9 +23,9 @@ from redis.backoff import NoBackoff
 
 from trefoil.core import errors
 from trefoil.core.common import Lease
-from trefoil.runtime import codec, fenced
+from trefoil.runtime import codec, fenced, state_errors
 from trefoil.runtime.clock import Clock, WallClock
-from trefoil.runtime.fenced import Append, Delete, Increment, Put, Write
+from trefoil.runtime.fenced import Append, Delete, Put, SetFields, Write
 from trefoil.runtime.keys import Keys, series_name
 from trefoil.runtime.telemetry import Metrics
 
@@ -28,11 +34,12 @@ __all__ = [
     "LEASE_TTL_S",
     "Append",
     "Delete",
-    "Increment",
     "Keys",
     "Put",
+    "SetFields",
     "State",
     "Write",
+    "entry_order",
     "series_name",
 ]
 
@@ -43,8 +50,28 @@ WRITES_MAX: Final = 100_000
 LOADS_MAX: Final = 1_200
 LOADS_TTL_S: Final = 900.0
 ACK_TTL_S: Final = 5.0
+REPAIR_S: Final = 2.0
+PAGES_MAX: Final = 20  # of unreadable entries in a row, that one read of a stream goes past
+UNREADABLE_MAX: Final = 1_000
 
+_ENTRY_ID: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 T = TypeVar("T")
+Entries = list[tuple[Any, Mapping[bytes, bytes]]]
+
+
+@dataclass(slots=True)
+class _Held:
+    """What this process has written of a role that it holds."""
+
+    lease_data: bytes = b""
+    values: dict[str, bytes] = field(default_factory=dict)  # by key, of those that never expire
+    types: dict[str, str] = field(default_factory=dict)  # by key, of streams and hashes
+    deleted: set[str] = field(
+        default_factory=set
+    )  # of these, as somebody had overwritten them: their writer is to hear
+    attempts: dict[str, bytes] = field(default_factory=dict)  # of which nobody knows whether they were written
+    repaired_s: float = 0.0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class State:
@@ -62,6 +89,10 @@ class State:
         # By role: the epoch held and when it ends on our own monotonic clock, and the highest epoch ever seen.
         self._held_until_s: dict[tuple[str, int], float] = {}
         self._highest_epoch: dict[str, int] = {}
+        self._held: dict[str, _Held] = {}
+        self.unreadable: dict[str, str] = {}
+        """Keys that could not be read when they were read last, and why."""
+        self._log = structlog.get_logger()
         self._client: Any = client  # its stubs allow for decoded responses, which we do not ask for
         self._timeout_s = timeout_s
         self._write_script = client.register_script(fenced.WRITE_SCRIPT)
@@ -117,18 +148,23 @@ class State:
         started_s = self._clock.monotonic_s()
         async with self._guard():
             stored = await self._epoch(role)
-            epoch = max(int(stored or 0), floor_epoch, self._highest_epoch.get(role, 0)) + 1
-            lease = Lease(role, holder, epoch, self._clock.now_s() + ttl_s)
+            seen = [e for e in (floor_epoch, self._highest_epoch.get(role, 0)) if e <= state_errors.EPOCH_MAX]
+            lease = Lease(
+                role, holder, max(state_errors.parse_epoch(stored), *seen, 0) + 1, self._clock.now_s() + ttl_s
+            )
             taken = await self._lease(lease, "acquire", ttl_s, stored)
         if taken != 1:
             return None
-        self._highest_epoch[role] = epoch
-        self._held_until_s[role, epoch] = started_s + ttl_s
-        self._show_epoch(role, epoch)
+        self._highest_epoch[role] = lease.epoch
+        self._held_until_s[role, lease.epoch] = started_s + ttl_s
+        self._show_epoch(role, lease.epoch)
         return lease
 
     async def renew(self, lease: Lease, ttl_s: float = LEASE_TTL_S) -> bool:
-        """Renew a role. False: it is lost (overtaken, expired, or Redis was emptied); acquire it again."""
+        """Renew a role. False: it is lost (overtaken, expired, or Redis was emptied); acquire it again.
+
+        Every REPAIR_S it also writes again what this role has put and somebody else has overwritten or deleted.
+        """
         started_s = self._clock.monotonic_s()
         if not self.holds(lease):
             return False
@@ -137,6 +173,7 @@ class State:
             kept = await self._lease(renewed, "renew", ttl_s) == 1
         if kept:
             self._held_until_s[lease.name, lease.epoch] = started_s + ttl_s
+            await self._repair(lease)
         else:
             self._lose(lease)
         return kept
@@ -156,8 +193,15 @@ class State:
         return await self.get(self.keys.lease(role), Lease)
 
     def _lose(self, lease: Lease) -> None:
-        self._held_until_s.pop((lease.name, lease.epoch), None)
+        if self._held_until_s.pop((lease.name, lease.epoch), None) is not None:
+            held = self._of_role(lease.name)
+            held.values.clear()  # whoever takes the role next writes what he has
+            held.types.clear()
+            held.attempts.clear()
         self._show_epoch(lease.name, 0)
+
+    def _of_role(self, role: str) -> _Held:
+        return self._held.setdefault(role, _Held())
 
     def _show_epoch(self, role: str, epoch: int) -> None:
         if self._metrics is not None:
@@ -170,20 +214,42 @@ class State:
 
         Raises:
             errors.Fenced: the lease ended, or another holder has overtaken it: nothing was written.
+            errors.StateUnreadable: a stream or hash of the role was overwritten by somebody: it is deleted, and nothing
+                was written; repeat, with everything that the key should hold.
             errors.StateUnavailable: Redis does not answer; whether it was written is not known.
         """
         operations = list(writes)
-        if not self.holds(lease):
-            raise errors.Fenced(
-                f"the lease of {lease.name} (epoch {lease.epoch}) is not held any more",
-                remedy="acquire the role again, then repeat",
-            )
-        done, results = await self._fenced(lease, operations)
-        if not done:
+        values = {w.key: codec.encode(w.obj) for w in operations if isinstance(w, Put) and w.ttl_s is None}
+        held = self._of_role(lease.name)
+        async with held.lock:  # one after the other, so that what was written last is known
+            if not self.holds(lease):
+                raise errors.Fenced(
+                    f"the lease of {lease.name} (epoch {lease.epoch}) is not held any more",
+                    remedy="acquire the role again, then repeat",
+                )
+            if lost := held.deleted.intersection(write.key for write in operations):
+                held.deleted -= lost
+                raise state_errors.unreadable(min(lost), "somebody had overwritten it; it is deleted, and empty now")
+            held.attempts |= values
+            outcome, results = await self._fenced(lease, operations)
+            if outcome == fenced.DONE:
+                held.values |= values
+                for operation in operations:
+                    if isinstance(operation, Delete):
+                        held.values.pop(operation.key, None)
+                    elif isinstance(operation, Append | SetFields):
+                        held.types[operation.key] = "stream" if isinstance(operation, Append) else "hash"
+            for key in values:
+                held.attempts.pop(key, None)
+        if outcome == fenced.UNREADABLE:
+            error = state_errors.unreadable(results[0], "not of the type that its writer writes; deleted")
+            self._note(error)
+            raise error
+        if outcome == fenced.REFUSED:
             self._lose(lease)
             if self._metrics is not None:
                 self._metrics.inc("trefoil_writes_fenced_total", role=lease.name)
-            stored = results[0] or "none: Redis lost its data"
+            stored = results[0][: fenced.EPOCH_BYTES_MAX] or "none: Redis lost its data"
             raise errors.Fenced(
                 f"write of {lease.name} with epoch {lease.epoch} refused, stored epoch is {stored}",
                 remedy="acquire the role again, then repeat",
@@ -202,21 +268,51 @@ class State:
         """Delete by fenced DEL; raises like `write`."""
         await self.write(lease, [Delete(key)])
 
-    async def increment(self, lease: Lease, key: str, deltas: Mapping[str, float], ttl_s: float | None = None) -> None:
-        """Increment several fields by fenced HINCRBYFLOAT; raises like `write`."""
-        await self.write(lease, [Increment(key, deltas, ttl_s)])
+    async def _repair(self, lease: Lease) -> None:
+        """Write again what somebody else has overwritten or deleted of this role's values."""
+        held = self._of_role(lease.name)
+        now_s = self._clock.monotonic_s()
+        if now_s - held.repaired_s < REPAIR_S:
+            return
+        held.repaired_s = now_s
+        try:
+            async with held.lock:
+                stored = await self._values(list(held.values))
+                wrong = [key for key, data in stored.items() if data != held.values[key]]
+                for key in [key for key in wrong if key in held.attempts and stored[key] == held.attempts[key]]:
+                    held.values[key] = held.attempts.pop(key)
+                    wrong.remove(key)
+                types = await self._send(lambda pipeline: [pipeline.type(key) for key in held.types])
+                found = zip(held.types.items(), map(_text, types), strict=True)
+                foreign = [key for (key, wanted), kind in found if kind not in ("none", wanted)]
+                if wrong or foreign:
+                    puts = [fenced.PutBytes(key, held.values[key]) for key in wrong]
+                    await self._fenced(lease, [*puts, *map(Delete, foreign)])
+                held.deleted |= set(foreign)
+        except errors.StateUnavailable as error:
+            self._log.warning("what others may have overwritten is not looked at", error=str(error))
+            return
+        if wrong or foreign:
+            self._log.warning("somebody else wrote over keys", written_again=wrong, deleted=foreign, role=lease.name)
 
     # The two scripts
 
-    async def _epoch(self, role: str) -> str:
-        return _text(await self._client.get(self.keys.epoch(role)) or b"")
+    async def _epoch(self, role: str) -> bytes:
+        key = self.keys.epoch(role)
+        data = (await self._values([key], fenced.EPOCH_BYTES_MAX))[key]
+        return data if isinstance(data, bytes) else b""
 
-    async def _lease(self, lease: Lease, verb: str, ttl_s: float, expected: str = "") -> int:
+    async def _lease(self, lease: Lease, verb: str, ttl_s: float, expected: bytes = b"") -> int:
         keys = [self.keys.epoch(lease.name), self.keys.lease(lease.name)]
-        parts: list[Any] = [verb, lease.epoch, codec.encode(lease), fenced.milliseconds(ttl_s), expected]
-        return int(await self._lease_script(keys=keys, args=parts))
+        held, data = self._of_role(lease.name), codec.encode(lease)
+        lost = b"" if any(role == lease.name for role, _ in self._held_until_s) else held.lease_data
+        parts: list[Any] = [verb, lease.epoch, data, fenced.milliseconds(ttl_s), expected, lost]
+        done = int(await self._lease_script(keys=keys, args=parts))
+        if done == 1:
+            held.lease_data = data
+        return done
 
-    async def _fenced(self, lease: Lease, writes: Sequence[Write]) -> tuple[bool, Sequence[str]]:
+    async def _fenced(self, lease: Lease, writes: Sequence[Write]) -> tuple[int, Sequence[str]]:
         keys = [self.keys.epoch(lease.name), self.keys.writes(lease.name), *(write.key for write in writes)]
         now_ms = fenced.milliseconds(self._clock.now_s())
         parts: list[Any] = [lease.epoch, now_ms, self.keys.changed(), WRITES_MAX]
@@ -224,96 +320,202 @@ class State:
             kind, values = fenced.arguments(operation)
             parts += [kind, len(values), *values]
         async with self._guard():
-            done, *results = await self._write_script(keys=keys, args=parts)
-        return done == 1, [_text(result) for result in results]
+            outcome, *results = await self._write_script(keys=keys, args=parts)
+        return int(outcome), [_text(result) for result in results]
 
     # Unfenced writes: `load:*` and `ack:*` only, whose writer's id is new at each process start
 
     async def put_unfenced(self, key: str, obj: Any, ttl_s: float = ACK_TTL_S) -> None:
         """Put by SET a key that only this process can own."""
         self._assert_unfenced(key)
-        async with self._guard(), self._client.pipeline(transaction=False) as pipeline:
-            pipeline.set(key, codec.encode(obj), px=fenced.milliseconds(ttl_s))
-            pipeline.publish(self.keys.changed(), key)
-            await pipeline.execute()
+        data = codec.encode(obj)
+        await self._send(
+            lambda pipeline: (
+                pipeline.set(key, data, px=fenced.milliseconds(ttl_s)),
+                pipeline.publish(self.keys.changed(), key),
+            )
+        )
 
     async def append_unfenced(
         self, key: str, obj: Any, maxlen: int = LOADS_MAX, ttl_s: float | None = LOADS_TTL_S
     ) -> None:
-        """Append by XADD to a stream that only this process can own."""
+        """Append by XADD to a stream that only this process can own; what else stands there is deleted first."""
         self._assert_unfenced(key)
-        async with self._guard(), self._client.pipeline(transaction=False) as pipeline:
-            pipeline.xadd(key, {"d": codec.encode(obj)}, maxlen=maxlen, approximate=False)
+        fields = {"d": codec.encode(obj)}
+
+        def append(pipeline: Any) -> None:
+            pipeline.xadd(key, fields, maxlen=maxlen, approximate=False)
             if ttl_s is not None:
                 pipeline.pexpire(key, fenced.milliseconds(ttl_s))
-            await pipeline.execute()
+
+        try:
+            await self._send(append, key)
+        except errors.StateUnreadable as error:
+            self._note(error)
+            await self._send(lambda pipeline: pipeline.delete(key))
+            await self._send(append, key)
 
     async def delete_unfenced(self, *keys: str) -> None:
         """Delete by DEL keys that only this process can own, when it ends."""
         for key in keys:
             self._assert_unfenced(key)
+        await self._send(
+            lambda pipeline: [(pipeline.delete(key), pipeline.publish(self.keys.changed(), key)) for key in keys]
+        )
+
+    async def _send(self, commands: Callable[[Any], object], key: str = "") -> list[Any]:
+        """Send commands in one pipeline; `key`: of the stream that they append to."""
         async with self._guard(), self._client.pipeline(transaction=False) as pipeline:
-            for key in keys:
-                pipeline.delete(key)
-                pipeline.publish(self.keys.changed(), key)
-            await pipeline.execute()
+            commands(pipeline)
+            results: list[Any] = await pipeline.execute(raise_on_error=False)
+            for result in results:
+                if isinstance(result, Exception):
+                    if key and fenced.is_spoilt(str(result)):
+                        raise state_errors.unreadable(key, str(result))
+                    raise result
+        return results
 
     def _assert_unfenced(self, key: str) -> None:
         allowed = (self.keys.load_prefix(), self.keys.ack_prefix())
         assert key.startswith(allowed), f"{key} has a leased writer: use write() with the lease"
 
-    # Reads
+    # Reads: what cannot be read is as if it were not there
 
     async def get(self, key: str, cls: type[T]) -> T | None:
-        """Get the value of a key, None when there is none."""
-        async with self._guard():
-            data = await self._client.get(key)
-        return None if data is None else codec.decode(cls, data)
+        """Get the value of a key; None when there is none, or none that can be read."""
+        return self._decoded(key, cls, (await self._values([key]))[key])
 
     async def names(self, prefix: str) -> list[str]:
         """List all keys that begin so, sorted."""
         pattern = "".join(f"[{c}]" if c in "*?[" else "\\\\" if c == "\\" else c for c in prefix) + "*"
         async with self._guard():
-            return sorted({_text(key) async for key in self._client.scan_iter(match=pattern, count=1000)})
+            found = {key async for key in self._client.scan_iter(match=pattern, count=1000)}
+        return sorted(_text(key) for key in found if _is_text(key))
 
     async def scan(self, prefix: str, cls: type[T]) -> dict[str, T]:
-        """Scan all values whose key begins so, by full key."""
+        """Scan all values that can be read and whose key begins so, by full key."""
         keys = await self.names(prefix)
-        if not keys:
-            return {}
-        async with self._guard():
-            values = await self._client.mget(keys)
-        return {key: codec.decode(cls, data) for key, data in zip(keys, values, strict=True) if data is not None}
+        for gone in [key for key in self.unreadable if key.startswith(prefix) and key not in keys]:
+            del self.unreadable[gone]
+        decoded = {key: self._decoded(key, cls, data) for key, data in (await self._values(keys)).items()}
+        return {key: value for key, value in decoded.items() if value is not None}
 
     async def stream(self, key: str, cls: type[T], after_id: str = "0", count: int = 1000) -> list[tuple[str, T]]:
-        """Read at most `count` entries of a stream after an id, oldest first."""
-        async with self._guard():
-            entries = await self._client.xrange(key, min=f"({after_id}", max="+", count=count)
-        return _entries(cls, entries)
+        """Read at most `count` entries of a stream after an id, oldest first; all of one that was begun anew."""
+
+        async def page(after: str, size: int) -> Entries:
+            newest, entries = await self._send(
+                lambda pipeline: (
+                    pipeline.xrevrange(key, count=1),
+                    pipeline.xrange(key, min=f"({after}", max="+", count=size),
+                ),
+                key,
+            )
+            if not entries and newest and entry_order(newest[0][0]) < entry_order(after):
+                [entries] = await self._send(lambda pipeline: pipeline.xrange(key, min="-", max="+", count=size), key)
+            return list(entries)
+
+        return await self._readable(key, cls, page, after_id, count)
 
     async def tail(self, key: str, cls: type[T], count: int = 1) -> list[tuple[str, T]]:
         """Read the newest `count` entries of a stream, oldest first."""
-        async with self._guard():
-            entries = await self._client.xrevrange(key, count=count)
-        return _entries(cls, entries[::-1])
+
+        async def page(before: str, size: int) -> Entries:
+            first = before if before == "+" else f"({before}"
+            [entries] = await self._send(lambda pipeline: pipeline.xrevrange(key, max=first, count=size), key)
+            return list(entries)
+
+        return (await self._readable(key, cls, page, "+", count))[::-1]
+
+    async def fields(self, key: str) -> dict[str, str]:
+        """Read the fields of a hash."""
+        try:
+            [fields] = await self._send(lambda pipeline: pipeline.hgetall(key), key)
+        except errors.StateUnreadable as error:
+            self._note(error)
+            return {}
+        self.unreadable.pop(key, None)
+        return {_text(name): _text(value) for name, value in fields.items() if _is_text(name) and _is_text(value)}
 
     async def totals(self, key: str) -> dict[str, float]:
-        """Read the fields of a hash of totals."""
-        async with self._guard():
-            fields = await self._client.hgetall(key)
-        return {_text(name): float(value) for name, value in fields.items()}
+        """Read the fields of a hash of totals, those that are numbers."""
+        return {name: float(text) for name, text in (await self.fields(key)).items() if _is_number(text)}
+
+    async def _values(self, keys: Sequence[str], size_max: int = state_errors.VALUE_MAX_BYTES) -> dict[str, Any]:
+        """Bytes of each key, at most one more than `size_max`; b"" of none; an exception where it holds no text."""
+        found: dict[str, Any] = {}
+        if keys:
+            async with self._guard(), self._client.pipeline(transaction=False) as pipeline:
+                for key in keys:
+                    pipeline.getrange(key, 0, size_max)
+                found = dict(zip(keys, await pipeline.execute(raise_on_error=False), strict=True))
+                for data in found.values():
+                    if isinstance(data, Exception) and state_errors.code_of(data) != state_errors.WRONGTYPE:
+                        raise data
+        return found
+
+    def _decoded(self, key: str, cls: type[T], data: Any) -> T | None:
+        if isinstance(data, bytes) and not data:
+            self.unreadable.pop(key, None)
+            return None
+        try:
+            if isinstance(data, Exception):
+                raise state_errors.unreadable(key, str(data))
+            found: T = state_errors.decode_value(self.keys, key, cls, data)
+        except errors.StateUnreadable as error:
+            self._note(error)
+            return None
+        if self.unreadable.pop(key, None) is not None:
+            self._log.info("key is read again", key=key)
+        return found
+
+    async def _readable(
+        self, key: str, cls: type[T], page: Callable[[str, int], Awaitable[Entries]], at: str, count: int
+    ) -> list[tuple[str, T]]:
+        """Read pages until `count` entries are found that can be read, or the stream's end."""
+        found: list[tuple[str, T]] = []
+        bad: errors.StateUnreadable | None = None
+        try:
+            for _ in range(PAGES_MAX):
+                size = count - len(found)
+                entries = await page(at, size)
+                for entry_id, fields in entries:
+                    at = _text(entry_id)
+                    try:
+                        found.append((at, state_errors.decode_value(self.keys, key, cls, fields[b"d"])))
+                    except (errors.StateUnreadable, KeyError) as error:
+                        bad = state_errors.unreadable(key, f"entry {at} is none: {error}")
+                if len(entries) < size or len(found) == count:
+                    break
+        except errors.StateUnreadable as error:
+            bad = error
+        if bad is not None:
+            self._note(bad)
+        elif self.unreadable.pop(key, None) is not None:
+            self._log.info("key is read again", key=key)
+        return found
+
+    def _note(self, error: errors.StateUnreadable) -> None:
+        """Name a key that cannot be read, once."""
+        if error.field not in self.unreadable:
+            for forgotten in list(self.unreadable)[: max(0, len(self.unreadable) + 1 - UNREADABLE_MAX)]:
+                del self.unreadable[forgotten]
+            self._log.warning("key cannot be read; going on without it", why=str(error))
+            if self._metrics is not None:
+                self._metrics.inc("trefoil_state_unreadable_total")
+        self.unreadable[error.field] = str(error)
 
     async def raw(self, key: str, count: int) -> Any:
         """Read a key of any type as text, for people; of a stream the newest `count` entries."""
         async with self._guard():
             kind = _text(await self._client.type(key))
             if kind == "string":
-                return _readable(await self._client.get(key) or b"")
+                return _text(await self._client.get(key) or b"")
             if kind == "hash":
-                return {_text(name): _readable(value) for name, value in (await self._client.hgetall(key)).items()}
+                return {_text(name): _text(value) for name, value in (await self._client.hgetall(key)).items()}
             if kind == "stream":
                 entries = (await self._client.xrevrange(key, count=count))[::-1]
-                return [{_text(name): _readable(value) for name, value in fields.items()} for _, fields in entries]
+                return [{_text(name): _text(value) for name, value in fields.items()} for _, fields in entries]
         return f"({kind})"
 
     async def changes(self, poll_s: float = POLL_S) -> AsyncIterator[str | None]:
@@ -322,7 +524,7 @@ class State:
         Never raises for trouble with Redis: it ticks on and subscribes again.
         """
         while True:
-            with contextlib.suppress(errors.StateUnavailable):
+            with contextlib.suppress(errors.StateUnavailable):  # counted; whoever reads the keys says why
                 async for change in self._subscribed(poll_s):
                     yield change
             yield None
@@ -339,7 +541,7 @@ class State:
                 wait_s = max(0.0, poll_at_s - self._clock.monotonic_s())
                 async with self._guard(extra_s=wait_s):
                     message = await pubsub.get_message(timeout=wait_s)
-                if message is not None:
+                if message is not None and _is_text(message["data"]):
                     yield _text(message["data"])
                 if self._clock.monotonic_s() >= poll_at_s:
                     yield None
@@ -350,35 +552,38 @@ class State:
 
     @contextlib.asynccontextmanager
     async def _guard(self, extra_s: float = 0.0) -> AsyncIterator[None]:
-        """Bound the time of a call and turn connection trouble into `StateUnavailable`."""
+        """Bound the time of a call and turn whatever it fails by into `StateUnavailable`."""
         try:
             async with asyncio.timeout(self._timeout_s + extra_s):
                 yield
-        except (exceptions.ConnectionError, exceptions.TimeoutError, TimeoutError, OSError) as error:
+        except exceptions.DataError:  # of ours: a bug
+            raise
+        except (exceptions.RedisError, TimeoutError, OSError) as error:
             if self._metrics is not None:
                 self._metrics.inc("trefoil_state_errors_total")
-            # While connecting, redis-py wraps the refusal of a password into a plain ConnectionError.
-            if "authentication" in str(error).lower() or "password" in str(error):
-                raise errors.StateUnavailable(
-                    f"Redis refuses the password ({error})", remedy="correct the password in redis_url"
-                ) from error
-            raise errors.StateUnavailable(
-                f"Redis does not answer within {self._timeout_s:g} s ({error or type(error).__name__})",
-                remedy="start Redis, or correct redis_url; until then the last values stay in use",
-            ) from error
-        except exceptions.ResponseError as error:
-            if not str(error).startswith(("MISCONF", "OOM", "READONLY", "LOADING", "MASTERDOWN", "NOPERM")):
-                raise
-            raise errors.StateUnavailable(f"Redis refuses ({error})", remedy="mend the Redis server") from error
+            raise state_errors.translate(error, self._timeout_s) from error
 
 
 def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _readable(value: bytes) -> str:
-    return value.decode(errors="replace")
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
-def _entries(cls: type[T], entries: Any) -> list[tuple[str, T]]:
-    return [(_text(entry_id), codec.decode(cls, fields[b"d"])) for entry_id, fields in entries]
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def entry_order(entry_id: bytes | str) -> tuple[int, int]:
+    """Order of a stream's ids: milliseconds, number within them; (0, 0) of what is no id."""
+    found = _ENTRY_ID.fullmatch(_text(entry_id))
+    return (int(found[1]), int(found[2] or 0)) if found else (0, 0)

@@ -158,6 +158,7 @@ class ControlCore:
         self.not_before_s = -math.inf
         self._pending_trigger: Trigger | None = None
         self._epoch = 0
+        self._entered = False
         self._started_at_s = time.now_s
 
     @property
@@ -179,9 +180,9 @@ class ControlCore:
 
     def enter_epoch(self, epoch: int) -> Steps[None]:
         """Enter a new epoch: rewrite what readers need, and roll the plan in force out again."""
-        if epoch == self._epoch:
+        if epoch == self._epoch and self._entered:
             return
-        self._epoch = epoch
+        self._epoch, self._entered = epoch, False
         self.decision_number = yield OpenRecords(epoch)
         yield StopRollout()
         if self.explorer.run is not None:
@@ -189,12 +190,12 @@ class ControlCore:
             yield from self.explorer.abandon("the role was lost")
             self.plans = [p for p in self.plans if not p.exploration] or self.plans
         yield WriteObjectives(tuple(self.objectives.values()))
-        if self.current is None:
-            return
-        again = self._renumbered(self.current)
-        self.plans[-1] = again
-        yield Republish(again.revision)
-        if self.control.mode == ActMode.ACT:
+        if self.current is not None:
+            again = self._renumbered(self.current)
+            self.plans[-1] = again
+            yield Republish(again.revision)
+        self._entered = True  # not before: what could not be written is written at the next tick
+        if self.current is not None and self.control.mode == ActMode.ACT:
             again = replace(again, revision=replace(again.revision, number=again.revision.number + 1))
             yield from self._roll(again, "epoch")
 

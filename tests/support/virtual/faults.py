@@ -8,12 +8,29 @@ import numpy as np
 
 from protos.controller.v1 import controller_pb2 as pb
 from tests.support.virtual.loop import Process
+from tests.support.virtual.redis import Stream
 from tests.support.virtual.system import FAULTS_S, System
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SliceState
 from trefoil.runtime.state import LEASE_TTL_S
 
 LONGEST_S = 6.0
+WRITES_REFUSED = (
+    "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+    "Error running script (call to f_1): @user_script:9: -OOM command not allowed when used memory > 'maxmemory'.",
+    "Error running script (call to f_1): @user_script:9: -READONLY You can't write against a read only replica.",
+    "NOREPLICAS Not enough good replicas to write.",
+)
+ALL_REFUSED = (
+    "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+    "LOADING Redis is loading the dataset in memory",
+    "NOPERM this user has no permissions to run the 'evalsha' command",
+    "NOAUTH Authentication required.",
+    "NOSCRIPT No matching script. Please use EVAL.",
+    "CROSSSLOT Keys in request don't hash to the same slot",
+    "CLUSTERDOWN The cluster is down",
+    "unknown command 'GETRANGE'",
+)
 
 
 def drawn(system: System) -> None:
@@ -186,9 +203,41 @@ def redis_mute(system: System, d: Any) -> None:
     system.loop.call_later(seconds(d[0]) / 3, setattr, system.server, "mute", False)
 
 
-def redis_full(system: System, d: Any) -> None:
-    system.server.full = True
-    system.loop.call_later(seconds(d[0], 0.8) / 2, setattr, system.server, "full", False)
+def redis_refuses_writes(system: System, d: Any) -> None:
+    system.server.refuses_writes = WRITES_REFUSED[int(d[1] * len(WRITES_REFUSED))]
+    system.loop.call_later(seconds(d[0]), setattr, system.server, "refuses_writes", "")
+
+
+def redis_refuses(system: System, d: Any) -> None:
+    system.server.refuses = ALL_REFUSED[int(d[1] * len(ALL_REFUSED))]
+    system.loop.call_later(seconds(d[0]), setattr, system.server, "refuses", "")
+
+
+def key_spoilt(system: System, d: Any) -> None:
+    """Somebody writes over one of the keys, or over several in a row."""
+    rng = np.random.default_rng([int(draw * 2**31) for draw in d])
+
+    def spoil() -> None:
+        names = system.server.names(system.keys.prefix)
+        if names and system.redis_takes:
+            key = names[int(rng.integers(len(names)))]
+            spoilt: list[Any] = [
+                rng.bytes(int(rng.integers(1, 40))), b"\xff\xfe", b"9" * 70, b"0", [b"list"], Stream(), {b"a": b"hash"},
+                None, system.server.former(key), system.server.value(names[int(rng.integers(len(names)))]),
+            ]  # fmt: skip
+            value = spoilt[int(rng.integers(len(spoilt)))]
+            system.note(f"SPOILT {key}: {value!r:.60}")
+            system.server.spoil(key, value)
+            system.server.publish(system.keys.changed(), key)
+
+    for _ in range(int(rng.integers(1, 6))):
+        system.loop.call_later(float(rng.uniform(0.0, LONGEST_S)), spoil)
+
+
+def hints_garbled(system: System, d: Any) -> None:
+    """What is no key's name is published, and names of keys that nobody has."""
+    for text in (b"\xff\xfe\x00", b"", system.keys.node("nobody").encode(), system.keys.ack("nobody", 7).encode()):
+        system.server.publish_bytes(system.keys.changed(), text)
 
 
 def carbon_jumps(system: System, d: Any) -> None:
@@ -265,7 +314,10 @@ KINDS: dict[str, Callable[[System, Any], None]] = {
     "redis stopped": redis_stopped,
     "redis slow": redis_slow,
     "redis mute": redis_mute,
-    "redis full": redis_full,
+    "redis refuses writes": redis_refuses_writes,
+    "redis refuses": redis_refuses,
+    "key spoilt": key_spoilt,
+    "hints garbled": hints_garbled,
     "carbon jumps": carbon_jumps,
     "carbon silent": carbon_silent,
     "load changes": load_changes,

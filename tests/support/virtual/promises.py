@@ -4,12 +4,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from tests.support.virtual.planner import FAMILY, throughput_per_s
+from trefoil.cli.operate.status import decode_keys
 from trefoil.core.common import Revision
 from trefoil.core.fleet import SliceKey, SliceState
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout, RolloutState
 from trefoil.runtime import codec
 from trefoil.runtime.acks import FIRST_S
-from trefoil.runtime.state import ACK_TTL_S
+from trefoil.runtime.state import ACK_TTL_S, TIMEOUT_S, State
 
 if TYPE_CHECKING:
     from tests.support.virtual.loop import Process
@@ -46,6 +47,7 @@ class Promises:
         self._last = "{}"
         self._started_s = 0.0
         self._judged: set[str] = set()
+        self._last_put: dict[str, bytes] = {}
 
     def broken(self, text: str) -> None:
         """A promise was broken."""
@@ -79,6 +81,10 @@ class Promises:
         if writer is not who:
             self.broken(f"{who.name} and {writer.name} both wrote under epoch {epoch}")
         keys, decode = self._system.keys, codec.decode
+        if kind == "set":
+            self._last_put[key] = value
+        if kind == "delete":
+            return
         if key == keys.plan():
             self._take_plan(decode(Plan, value))
         elif key == keys.rollout():
@@ -212,6 +218,23 @@ class Promises:
         stuck = system.clock.now_s() - last.since_s > STUCK_S and last.state in UNDER_WAY
         if last.state == RolloutState.HALTED or stuck:
             self.broken(f"the last rollout stands at {last.state.name}: {last.why}")
+        self._judge_keys()
+
+    def _judge_keys(self) -> None:
+        """Every key that has a writer can be read, and is what he last wrote."""
+        system = self._system
+        state = State(system.server.client(), system.keys.cluster, system.clock, TIMEOUT_S)
+        system.loop.run_until_complete(decode_keys(state, "", 1))
+        alive = [f"{place}:{worker.name}:" for worker in system.workers for place in ("load", "ack")]
+        for key, why in state.unreadable.items():
+            short = key.removeprefix(system.keys.prefix)
+            if "is none" in why:
+                continue  # an entry in a stream that somebody else has put there: it goes with the others of its age
+            if not short.startswith(("load:", "ack:")) or short.startswith(tuple(alive)):
+                self.broken(f"{short} cannot be read: {why}")
+        for key, value in self._last_put.items():
+            if system.server.value(key) != value:
+                self.broken(f"{key} is not what its writer last wrote, but {system.server.value(key)!r:.80}")
 
 
 def told(found: list[str], log: Any) -> str:

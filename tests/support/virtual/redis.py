@@ -5,29 +5,29 @@ would hold; the two Lua scripts are those of trefoil/runtime/fenced.py, word for
 background: a key whose time is over is dropped when it is looked at.
 Faults: `down` (connections are refused), `stopped` (it stands still; what was sent is done when it goes on, though
 nobody waits for it any more), `slow_s` (each call takes that long), `mute` (it does what it is told, and the connection
-is lost before the answer), `full` (its disk is full: it answers, and refuses to write), `flush()` (all data is lost).
+is lost before the answer), `refuses` (it answers every command with this error), `refuses_writes` (every one that
+writes), `spoil()` (somebody writes over a key), `flush()` (all data is lost).
 """
 
 import asyncio
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
 from redis import exceptions
 
 from trefoil.runtime import fenced
 from trefoil.runtime.clock import Clock
 
+WRONGTYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
 HINTS_MAX: Final = 100_000  # waiting for one subscriber; more are dropped: hints may be lost
-TOTAL_DIGITS: Final = 17  # after the point, as HINCRBYFLOAT writes a long double
 
 EntryId = tuple[int, int]  # (milliseconds, number within them)
 Entry = tuple[EntryId, dict[bytes, bytes]]
-Totals = dict[bytes, np.longdouble]
+Totals = dict[bytes, bytes]
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Stream:
 
 @dataclass(slots=True)
 class _Key:
-    value: "bytes | Stream | Totals"
+    value: "bytes | Stream | Totals | list[bytes]"
     ends_s: float = math.inf
 
 
@@ -60,8 +60,10 @@ class Server:
         self.down = False
         self.stopped = False
         self.mute = False
-        self.full = False
+        self.refuses = ""
+        self.refuses_writes = ""
         self.slow_s = 0.0
+        self._former: dict[str, bytes] = {}
         self.on_write: Callable[[str, str, bytes, int, Any], None] = _unheard
         self.on_lease: Callable[[str, str, int, int, Any], None] = _unheard
 
@@ -92,6 +94,16 @@ class Server:
         """Up again, with its data."""
         self.down = False
 
+    def spoil(self, key: str, value: Any) -> None:
+        """Write over a key as somebody does who is none of us: bytes, a list, a Stream; None deletes it."""
+        self.delete(key)
+        if value is not None:
+            self._keys[key] = _Key(value)
+
+    def former(self, key: str) -> bytes | None:
+        """What a key held before the value that it was last set to."""
+        return self._former.get(key)
+
     def go_on(self) -> None:
         """After `stopped`: everything that was sent meanwhile is done now."""
         self.stopped = False
@@ -121,6 +133,10 @@ class Server:
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             self._waiting.append((command, answer))
             return await answer
+        if self.refuses:
+            await asyncio.sleep(0)
+            kind = exceptions.BusyLoadingError if self.refuses.startswith("LOADING") else exceptions.ResponseError
+            raise kind(self.refuses)
         result = command()
         if self.mute:
             await asyncio.sleep(0)
@@ -130,7 +146,7 @@ class Server:
 
     # Commands
 
-    def value(self, key: str) -> "bytes | Stream | Totals | None":
+    def value(self, key: str) -> "bytes | Stream | Totals | list[bytes] | None":
         """What a key of any kind holds."""
         found = self._keys.get(key)
         if found is None:
@@ -154,11 +170,13 @@ class Server:
         """GET."""
         found = self.value(key)
         if found is not None and not isinstance(found, bytes):
-            raise exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+            raise exceptions.ResponseError(WRONGTYPE)
         return found
 
     def set(self, key: str, value: bytes, ttl_ms: int = 0) -> None:
         """SET; `ttl_ms` 0 = for ever."""
+        if isinstance(before := self.value(key), bytes) and before != value:
+            self._former[key] = before
         self._keys[key] = _Key(value, self._end(ttl_ms))
 
     def delete(self, key: str) -> None:
@@ -177,7 +195,7 @@ class Server:
             stream = Stream()
             self._keys[key] = _Key(stream)
         if not isinstance(stream, Stream):
-            raise exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+            raise exceptions.ResponseError(WRONGTYPE)
         now = (int(self._clock.now_s() * 1000), 0)
         stream.last = now if now > stream.last else (stream.last[0], stream.last[1] + 1)
         stream.ids.append(stream.last)
@@ -193,23 +211,35 @@ class Server:
         if found is None:
             return Stream()
         if not isinstance(found, Stream):
-            raise exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+            raise exceptions.ResponseError(WRONGTYPE)
         return found
 
-    def increment(self, key: str, name: bytes, delta: str) -> None:
-        """HINCRBYFLOAT, in extended precision as Redis does it."""
-        totals = self.value(key)
-        if totals is None:
-            totals = {}
-            self._keys[key] = _Key(totals)
-        if not isinstance(totals, dict):
-            raise exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
-        totals[name] = np.longdouble(total_text(totals.get(name, np.longdouble(0)) + np.longdouble(delta)))
+    def type(self, key: str) -> str:
+        """TYPE; whatever no service writes is a list."""
+        found = self.value(key)
+        kinds = {bytes: "string", Stream: "stream", dict: "hash"}
+        return "none" if found is None else kinds.get(type(found), "list")
+
+    def totals(self, key: str) -> Totals:
+        """HGETALL."""
+        found = self.value(key)
+        if found is not None and not isinstance(found, dict):
+            raise exceptions.ResponseError(WRONGTYPE)
+        return dict(found or {})
+
+    def set_totals(self, key: str, fields: Totals) -> None:
+        """HSET."""
+        self._keys.setdefault(key, _Key({}))
+        self._keys[key].value = self.totals(key) | fields
 
     def publish(self, channel: str, key: str) -> None:
         """PUBLISH."""
+        self.publish_bytes(channel, key.encode())
+
+    def publish_bytes(self, channel: str, data: bytes) -> None:
+        """PUBLISH of what may be no text."""
         for inbox in self._subscribers.get(channel, ()):
-            inbox.put(key.encode())
+            inbox.put(data)
 
     def subscribe(self, channel: str, inbox: "_Inbox") -> None:
         """SUBSCRIBE."""
@@ -231,25 +261,35 @@ class Server:
         return self._lease(keys, args, who)
 
     def _refuse(self) -> None:
-        if self.full:
-            raise exceptions.ResponseError(
-                "MISCONF Redis is configured to save RDB snapshots, but is unable to persist"
-            )
+        if self.refuses_writes:
+            raise exceptions.ResponseError(self.refuses_writes)
+
+    def _text(self, key: str) -> bytes | None:
+        found = self.value(key)
+        return found if isinstance(found, bytes) else None
 
     def _write(self, keys: Sequence[str], args: Sequence[bytes], who: Any) -> list[Any]:
-        self._refuse()
-        epoch = self.get(keys[0])
+        epoch = self._text(keys[0])
         if epoch != args[0]:
             return [0, epoch or b""]
+        operations = list(_operations(keys[2:], args[4:]))
+        wanted = {"append": "stream", "fields": "hash"}
+        spoilt = [
+            key for key, kind, _ in operations if self.type(key) not in ("none", wanted.get(kind, self.type(key)))
+        ]
+        self._refuse()
+        for key in spoilt:
+            self.delete(key)
+            self.publish(args[2].decode(), key)
+        if spoilt:
+            return [2, *(key.encode() for key in spoilt)]
         results: list[Any] = [1]
-        at = 4
-        for key in keys[2:]:
-            kind, count = args[at].decode(), int(args[at + 1])
-            given = args[at + 2 : at + 2 + count]
-            at += 2 + count
+        for key, kind, given in operations:
             results.append(self._operation(kind, key, given, args[2].decode()).encode())
-            self.on_write(kind, key, given[0] if kind in ("set", "append") else b"", int(epoch), who)
+            self.on_write(kind, key, given[0] if kind in ("set", "append") else b"", int(args[0]), who)
             note = {b"epoch": args[0], b"key": key.encode(), b"at_ms": args[1]}
+            if self.type(keys[1]) not in ("none", "stream"):
+                self.delete(keys[1])
             self.append(keys[1], note, int(args[3]))
         return results
 
@@ -265,9 +305,8 @@ class Server:
         elif kind == "delete":
             self.delete(key)
             self.publish(channel, key)
-        elif kind == "increment":
-            for name, delta in zip(given[1::2], given[2::2], strict=True):
-                self.increment(key, name, delta.decode())
+        elif kind == "fields":
+            self.set_totals(key, dict(zip(given[1::2], given[2::2], strict=True)))
             if given[0] != b"0":
                 self.expire(key, int(given[0]))
         else:
@@ -281,11 +320,12 @@ class Server:
         return done
 
     def _leased(self, keys: Sequence[str], args: Sequence[bytes]) -> int:
-        verb, stored = args[0], self.get(keys[0])
+        verb, stored = args[0], self._text(keys[0])
         if verb == b"acquire":
-            if self.value(keys[1]) is not None:
+            lease, left_s = self._text(keys[1]), self.ttl_s(keys[1]) or 0.0
+            if lease is not None and left_s <= fenced.LEASE_MAX_S and lease != args[5]:
                 return 0
-            if (stored or b"") != args[4]:
+            if (stored or b"")[: fenced.EPOCH_BYTES_MAX + 1] != args[4]:
                 return -1
             self.set(keys[0], args[1])
             self.set(keys[1], args[2], int(args[3]))
@@ -334,49 +374,21 @@ class Client:
         found: bytes | None = await self._do(lambda: self._server.get(key))
         return found
 
-    async def mget(self, keys: Sequence[str]) -> list[bytes | None]:
-        def read() -> list[bytes | None]:
-            values = [self._server.value(key) for key in keys]
-            return [value if isinstance(value, bytes) else None for value in values]
-
-        found: list[bytes | None] = await self._do(read)
-        return found
-
     async def scan_iter(self, match: str, count: int) -> AsyncIterator[bytes]:
         prefix = _prefix(match)
         for name in await self._do(lambda: self._server.names(prefix)):
             yield name.encode()
 
-    async def xrange(self, key: str, min: str, max: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        assert min.startswith("("), "only what State asks for"
-        assert max == "+", "only what State asks for"
-        after = _id(min[1:])
-
-        def read() -> list[Entry]:
-            stream = self._server.stream(key)
-            first = bisect_right(stream.ids, after)
-            return stream.entries[first : first + count]
-
-        return [(_id_text(entry_id).encode(), fields) for entry_id, fields in await self._do(read)]
-
     async def xrevrange(self, key: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        found = await self._do(lambda: self._server.stream(key).entries[::-1][:count])
-        return [(_id_text(entry_id).encode(), fields) for entry_id, fields in found]
+        return _shown(await self._do(lambda: self._server.stream(key).entries[::-1][:count]))
 
     async def hgetall(self, key: str) -> Mapping[bytes, bytes]:
-        def read() -> dict[bytes, bytes]:
-            found = self._server.value(key)
-            if found is not None and not isinstance(found, dict):
-                raise exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
-            return {name: total_text(total).encode() for name, total in (found or {}).items()}
-
-        fields: Mapping[bytes, bytes] = await self._do(read)
+        fields: Mapping[bytes, bytes] = await self._do(lambda: self._server.totals(key))
         return fields
 
     async def type(self, key: str) -> bytes:
-        found = await self._do(lambda: self._server.value(key))
-        kinds = {bytes: b"string", Stream: b"stream", dict: b"hash"}
-        return b"none" if found is None else kinds[type(found)]
+        kind: str = await self._do(lambda: self._server.type(key))
+        return kind.encode()
 
 
 class Pipeline:
@@ -392,8 +404,15 @@ class Pipeline:
     async def __aexit__(self, *_: object) -> None:
         self._commands.clear()
 
+    def _write(self, command: Callable[[], Any]) -> None:
+        def unless_refused() -> Any:
+            self._server._refuse()
+            return command()
+
+        self._commands.append(unless_refused)
+
     def set(self, key: str, value: bytes, px: int = 0) -> None:
-        self._commands.append(lambda: self._server.set(key, value, px))
+        self._write(lambda: self._server.set(key, value, px))
 
     def publish(self, channel: str, key: str) -> None:
         self._commands.append(lambda: self._server.publish(channel, key))
@@ -402,15 +421,54 @@ class Pipeline:
         self._commands.append(lambda: self._server.delete(key))
 
     def pexpire(self, key: str, ttl_ms: int) -> None:
-        self._commands.append(lambda: self._server.expire(key, ttl_ms))
+        self._write(lambda: self._server.expire(key, ttl_ms))
 
     def xadd(self, key: str, fields: Mapping[str, bytes], maxlen: int, approximate: bool) -> None:
         given = {name.encode(): value for name, value in fields.items()}
-        self._commands.append(lambda: self._server.append(key, given, maxlen))
+        self._write(lambda: self._server.append(key, given, maxlen))
 
-    async def execute(self) -> list[Any]:
+    def getrange(self, key: str, start: int, end: int) -> None:
+        self._commands.append(lambda: (self._server.get(key) or b"")[start : end + 1])
+
+    def type(self, key: str) -> None:
+        self._commands.append(lambda: self._server.type(key).encode())
+
+    def hgetall(self, key: str) -> None:
+        self._commands.append(lambda: self._server.totals(key))
+
+    def xrange(self, key: str, min: str, max: str, count: int) -> None:
+        assert max == "+", "only what State asks for"
+
+        def read() -> Any:
+            stream = self._server.stream(key)
+            first = 0 if min == "-" else bisect_right(stream.ids, _id(min.removeprefix("(")))
+            return _shown(stream.entries[first : first + count])
+
+        self._commands.append(read)
+
+    def xrevrange(self, key: str, max: str = "+", count: int = 1) -> None:
+        def read() -> Any:
+            stream = self._server.stream(key)
+            end = len(stream.ids) if max == "+" else bisect_left(stream.ids, _id(max.removeprefix("(")))
+            return _shown(stream.entries[:end][::-1][:count])
+
+        self._commands.append(read)
+
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
         commands = tuple(self._commands)
-        done: list[Any] = await self._client._do(lambda: [command() for command in commands])
+
+        def run() -> list[Any]:
+            done: list[Any] = []
+            for command in commands:
+                try:
+                    done.append(command())
+                except exceptions.ResponseError as error:
+                    if raise_on_error:
+                        raise
+                    done.append(error)
+            return done
+
+        done: list[Any] = await self._client._do(run)
         return done
 
 
@@ -460,6 +518,20 @@ class PubSub:
         self._server.unsubscribe(self._inbox)
 
 
+def _shown(entries: Sequence[Entry]) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """Entries as a client gets them."""
+    return [(_id_text(entry_id).encode(), fields) for entry_id, fields in entries]
+
+
+def _operations(keys: Sequence[str], args: Sequence[bytes]) -> Iterator[tuple[str, str, Sequence[bytes]]]:
+    """Key, kind and arguments of each operation of the write script."""
+    at = 0
+    for key in keys:
+        count = int(args[at + 1])
+        yield key, args[at].decode(), args[at + 2 : at + 2 + count]
+        at += 2 + count
+
+
 def _unheard(*_: object) -> None:
     """Where nobody listens."""
 
@@ -488,8 +560,3 @@ def _id(text: str) -> EntryId:
 
 def _id_text(entry_id: EntryId) -> str:
     return f"{entry_id[0]}-{entry_id[1]}"
-
-
-def total_text(total: np.longdouble) -> str:
-    """As Redis prints a long double."""
-    return str(np.format_float_positional(total, precision=TOTAL_DIGITS, unique=False, trim="-"))

@@ -27,6 +27,7 @@ from tests.support.virtual.nodes import SERVES, Node
 from tests.support.virtual.planner import FAMILY, throughput_per_s
 from tests.support.virtual.promises import Promises
 from tests.support.virtual.redis import Server
+from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.common import Revision
 from trefoil.core.energy import EnergySample
@@ -154,7 +155,8 @@ class System:
     @property
     def redis_takes(self) -> bool:
         """Whether an agent or the feed can write now."""
-        return not (self.server.down or self.server.stopped)
+        server = self.server
+        return not (server.down or server.stopped or server.refuses or server.refuses_writes)
 
     def published(self, node: Node) -> None:
         """An agent writes its node's status."""
@@ -165,7 +167,10 @@ class System:
     def metered(self, node: Node, sample: EnergySample) -> None:
         """An agent writes an energy sample."""
         if self.redis_takes:
-            self.server.append(self.keys.energy(node.name), {b"d": codec.encode(sample)}, 500)
+            key = self.keys.energy(node.name)
+            if self.server.type(key) != "stream":
+                self.server.delete(key)
+            self.server.append(key, {b"d": codec.encode(sample)}, 500)
 
     def stopping(self, node: Node, key: SliceKey, revision: Revision) -> None:
         """An agent stops a slice that no plan wants any more."""
@@ -238,8 +243,9 @@ class System:
 
 
 @contextlib.contextmanager
-def installed(system: System) -> Iterator[None]:
-    """The services' modules with this system's Redis, disks, agents and silence in them."""
+def installed(system: System, *, real_bytes: bool = False) -> Iterator[None]:
+    """The services' modules with this system's Redis, disks, agents and silence in them. `real_bytes`: values in Redis
+    are what Redis would hold, instead of numbers that stand for them."""
 
     def said(_logger: Any, name: str, event: Mapping[str, Any]) -> Mapping[str, Any]:
         process = PROCESS.get()
@@ -274,9 +280,10 @@ def installed(system: System) -> Iterator[None]:
         "controller.loop.decision_records.version": lambda _: "virtual",
         "dispatcher.service.state_sync.TableFile": lambda _: MemoryTable(system.opening),
         "trefoil.runtime.state.redis": Connected(system.server),
-        "trefoil.runtime.codec.encode": (tokens := Tokens()).encode,
-        "trefoil.runtime.codec.decode": tokens.decode,
     }
+    if not real_bytes:
+        tokens = Tokens()
+        replaced |= {"trefoil.runtime.codec.encode": tokens.encode, "trefoil.runtime.codec.decode": tokens.decode}
     with contextlib.ExitStack() as stack:
         for name, value in replaced.items():
             stack.enter_context(mock.patch(name, value))
@@ -297,14 +304,16 @@ class Tokens:
         return b"%d" % (len(self._known) - 1)
 
     def decode(self, cls: type[Any], data: bytes) -> Any:
-        found = self._known[int(data)]
-        assert isinstance(found, cls), f"{found!r} was read as {cls.__name__}"
+        number = int(data) if data.isdigit() and len(data) < 10 else len(self._known)
+        found = self._known[number] if number < len(self._known) else None
+        if not isinstance(found, cls):
+            raise errors.InvalidInput(f"{data!r} are not a {cls.__name__}")
         return found
 
 
-def history(seed: int, faults: Callable[[System], None]) -> tuple[list[str], System]:
+def history(seed: int, faults: Callable[[System], None], *, real_bytes: bool = False) -> tuple[list[str], System]:
     """Play one history; what was broken, and the system as it ended."""
     with virtual_loop() as loop:
         system = System(loop, seed)
-        with installed(system):
+        with installed(system, real_bytes=real_bytes):
             return system.play(faults), system

@@ -18,7 +18,6 @@ from tests.support.plans import plan_of, planned
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
 from tests.support.virtual.system import System, history
-from tests.unit.controller.test_receipt_shell import World
 from trefoil.core.errors import DiskUnavailable
 from trefoil.core.plan import DecisionRecord, Plan
 from trefoil.runtime import codec
@@ -137,24 +136,6 @@ async def test_without_an_epoch_on_disk_the_role_is_left_to_others_and_taken_whe
     await clock.advance(1.0)
     await leader._step()
     assert leader.epoch  # who leads already, leads on
-
-
-async def test_totals_wait_while_nobody_could_say_which_samples_are_in_them(tmp_path, monkeypatch):
-    world = World(tmp_path)
-    await world.start()
-    disk = FailingDisk(monkeypatch)
-    for _ in range(6):
-        await world.second(2.0)
-    disk.fail()
-    for _ in range(12):
-        await world.second(2.0)
-    booked = world.accountant._unwritten["digits"]["requests"]
-    disk.mend()
-    for _ in range(6):
-        await world.second(2.0)
-    assert booked >= 60, "what was not kept has to wait"
-    assert world.accountant._unwritten.get("digits", {}).get("requests", 0) <= 50
-    await world.state.close()
 
 
 # --- the loop and its operators ---------------------------------------------------------------------------------------

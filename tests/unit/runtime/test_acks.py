@@ -23,6 +23,7 @@ class Redis:
     def __init__(self) -> None:
         self.keys = Keys("test")
         self.holds: tuple[TableAck, ...] | None = ()
+        self.unreadable: dict[str, str] = {}
 
     async def scan(self, prefix: str, cls: type[Any]) -> Mapping[str, Any]:
         assert prefix == self.keys.ack_prefix()
@@ -88,3 +89,15 @@ async def test_a_worker_that_said_that_it_leaves_is_not_waited_for(seen: tuple[R
     assert len(await acks.read()) == 2, "it still has what is in flight"
     redis.holds = (ONE,)
     assert await acks.read() == (ONE,)
+
+
+async def test_a_worker_whose_acknowledgement_cannot_be_read_is_not_taken_for_dead(
+    seen: tuple[Redis, ManualClock, LiveAcks],
+):
+    redis, clock, acks = seen
+    redis.holds = (ONE,)
+    await acks.read()
+    redis.holds, redis.unreadable = (), {redis.keys.ack(ONE.dispatcher, ONE.worker): "bytes of somebody else"}
+    assert await watch(clock, acks, 20.0) == (ONE,)
+    redis.unreadable = {}
+    assert await watch(clock, acks, 6.0) == ()

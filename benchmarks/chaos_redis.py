@@ -1,0 +1,277 @@
+"""Whatever Redis answers, and whatever stands in it, under load: every error and every key, one after the other.
+
+Errors that a Redis can be made to give by its own commands come from the real one (OOM, MISCONF, READONLY, NOREPLICAS,
+BUSY, NOPERM); the others (LOADING, NOAUTH, NOSCRIPT, CROSSSLOT, CLUSTERDOWN, garbage for an answer, silence) from a
+relay that the services reach it by. Keys of all kinds are overwritten ten times a second.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import redis.asyncio as redis
+
+from benchmarks.chaos_rows import LASTS_S, SERVICES, Trouble
+from benchmarks.echo_system import EchoSystem
+from trefoil.runtime.keys import Keys
+
+SPOIL_S: Final = 0.1
+GARBAGE: Final = bytes(range(128, 200))
+STANDING_IN: Final = {
+    "LOADING": b"-LOADING Redis is loading the dataset in memory\r\n",
+    "NOAUTH": b"-NOAUTH Authentication required.\r\n",
+    "NOSCRIPT": b"-NOSCRIPT No matching script. Please use EVAL.\r\n",
+    "CROSSSLOT": b"-CROSSSLOT Keys in request don't hash to the same slot\r\n",
+    "CLUSTERDOWN": b"-CLUSTERDOWN The cluster is down\r\n",
+    "an error of no kind": b"-ERR something else\r\n",
+    "garbage for an answer": b"\xff\xfe garbage\r\n",
+    "no answer": b"",
+}
+
+
+def connect(system: EchoSystem) -> Any:
+    """Connect to the system's Redis, past whatever stands in for it."""
+    return system.client.state._client
+
+
+async def config(system: EchoSystem, **values: str) -> None:
+    """Set Redis' configuration."""
+    for name, value in values.items():
+        await connect(system).config_set(name.replace("_", "-"), value)
+
+
+def configured(
+    wrong: dict[str, str], right: dict[str, str]
+) -> Callable[[EchoSystem], AbstractAsyncContextManager[None]]:
+    """Trouble by configuration."""
+
+    @asynccontextmanager
+    async def make(system: EchoSystem) -> AsyncIterator[None]:
+        await config(system, **wrong)
+        try:
+            yield
+        finally:
+            await config(system, **right)
+
+    return make
+
+
+@asynccontextmanager
+async def misconf(system: EchoSystem) -> AsyncIterator[None]:
+    """Its last save failed: no folder of that name can be replaced by a file."""
+    client = connect(system)
+    before = {}
+    for name in ("dir", "dbfilename", "save"):
+        found = await client.execute_command("CONFIG", "GET", name)
+        before[name] = (next(iter(found.values())) if isinstance(found, dict) else found[1]).decode()
+    blocked = Path(before["dir"]) / "blocked.rdb"
+    (blocked / "in the way").mkdir(parents=True)
+    await config(system, dbfilename=blocked.name, save="3600 1", stop_writes_on_bgsave_error="yes")
+    with suppress(redis.RedisError):
+        await client.bgsave()
+    try:
+        yield
+    finally:
+        await config(system, dbfilename=before["dbfilename"], save=before["save"])
+
+
+@asynccontextmanager
+async def readonly(system: EchoSystem) -> AsyncIterator[None]:
+    """It becomes a replica of nobody."""
+    client = connect(system)
+    await client.execute_command("REPLICAOF", "127.0.0.1", "1")
+    try:
+        yield
+    finally:
+        await client.execute_command("REPLICAOF", "NO", "ONE")
+
+
+@asynccontextmanager
+async def busy(system: EchoSystem) -> AsyncIterator[None]:
+    """A foreign script holds it, until it is killed."""
+    client = connect(system)
+    await config(system, lua_time_limit="100")
+    running = asyncio.create_task(client.eval("while true do end", 0))
+    try:
+        yield
+    finally:
+        await client.script_kill()
+        with suppress(redis.RedisError):
+            await running
+        await config(system, lua_time_limit="5000")
+
+
+@asynccontextmanager
+async def forbidden(system: EchoSystem) -> AsyncIterator[None]:
+    """The services' user may not run scripts."""
+    client = connect(system)
+    await client.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")
+    try:
+        yield
+    finally:
+        await client.execute_command("ACL", "SETUSER", "default", "+@all")
+
+
+class Relay:
+    """Relay between the services and Redis: passes bytes on, or gives one answer to every command."""
+
+    def __init__(self, launch_file: Path) -> None:
+        self._launch_file = launch_file
+        self.answer: bytes | None = None
+        self.port = 0
+        self._open: set[asyncio.StreamWriter] = set()
+
+    async def start(self) -> None:
+        """Listen on a free port."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1")
+        self.port = server.sockets[0].getsockname()[1]
+
+    @property
+    def overrides(self) -> dict[str, dict[str, str]]:
+        """Settings by which every service reaches Redis through this."""
+        return {service: {"redis_url": f"redis://127.0.0.1:{self.port}/0"} for service in SERVICES}
+
+    @asynccontextmanager
+    async def answering(self, answer: bytes) -> AsyncIterator[None]:
+        """Break all connections, and give this answer from now on."""
+        self.answer = answer
+        self._break()
+        try:
+            yield
+        finally:
+            self.answer = None
+            self._break()
+
+    def _break(self) -> None:
+        for writer in self._open:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError, ValueError):
+                await (self._pass(reader, writer) if self.answer is None else self._answer(reader, writer))
+        finally:
+            self._open.discard(writer)
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            for _ in range(int(line[1:])):
+                await reader.readexactly(int((await reader.readline())[1:]) + 2)
+            writer.write(self.answer or b"")
+            await writer.drain()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        url = urlsplit(json.loads(self._launch_file.read_text())["redis_url"])
+        up_reader, up_writer = await asyncio.open_connection(url.hostname, url.port)
+        up_writer.write(f"AUTH {url.password}\r\n".encode())
+        await up_reader.readline()
+
+        async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            while data := await source.read(2**16):
+                target.write(data)
+                await target.drain()
+
+        ways = [asyncio.create_task(copy(reader, up_writer)), asyncio.create_task(copy(up_reader, writer))]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            up_writer.close()
+
+
+def spoilt(name: str, find: Callable[[Keys, Sequence[str]], Sequence[str]], kind: str) -> Trouble:
+    """Trouble by overwriting keys again and again."""
+
+    @asynccontextmanager
+    async def make(system: EchoSystem) -> AsyncIterator[None]:
+        client, keys = connect(system), system.client.state.keys
+
+        async def again() -> None:
+            while True:
+                for key in find(keys, await system.client.state.names(keys.prefix)):
+                    await client.delete(key)
+                    await (client.rpush(key, GARBAGE) if kind == "a list" else client.set(key, GARBAGE))
+                    await client.publish(keys.changed(), key)
+                await system.clock.sleep(SPOIL_S)
+
+        spoiling = asyncio.create_task(again())
+        try:
+            yield
+        finally:
+            spoiling.cancel()
+            await asyncio.gather(spoiling, return_exceptions=True)
+
+    return Trouble(f"{name}: {kind}", make)
+
+
+@asynccontextmanager
+async def garbled_hints(system: EchoSystem) -> AsyncIterator[None]:
+    """Messages that are no text, a hundred times a second."""
+    client, keys = connect(system), system.client.state.keys
+
+    async def again() -> None:
+        while True:
+            await client.publish(keys.changed(), GARBAGE)
+            await system.clock.sleep(0.01)
+
+    garbling = asyncio.create_task(again())
+    try:
+        yield
+    finally:
+        garbling.cancel()
+        await asyncio.gather(garbling, return_exceptions=True)
+
+
+KEYS: Final[dict[str, Callable[[Keys], str]]] = {
+    "epoch": lambda keys: keys.epoch(""),
+    "lease": lambda keys: keys.lease(""),
+    "carbon:now": lambda keys: keys.carbon_now_prefix(),
+    "carbon:history": lambda keys: f"{keys.prefix}carbon:history:",
+    "carbon:forecast, ratio, scores": lambda keys: f"{keys.prefix}carbon:",
+    "objective": lambda keys: keys.objective_prefix(),
+    "plan, plan:node": lambda keys: keys.plan(),
+    "rollout": lambda keys: keys.rollout(),
+    "decisions": lambda keys: keys.decisions(),
+    "node": lambda keys: keys.node_prefix(),
+    "energy": lambda keys: keys.energy(""),
+    "receipts": lambda keys: keys.receipts(),
+    "load": lambda keys: keys.load_prefix(),
+    "ack": lambda keys: keys.ack_prefix(),
+    "demand": lambda keys: keys.demand(""),
+    "totals, accounted": lambda keys: keys.totals_prefix(),
+}
+
+
+def _of(prefix: Callable[[Keys], str]) -> Callable[[Keys, Sequence[str]], Sequence[str]]:
+    return lambda keys, names: [name for name in names if name.startswith(prefix(keys))]
+
+
+def troubles(relay: Relay, lasts_s: float = LASTS_S) -> tuple[Trouble, ...]:
+    """All troubles that Redis can make; the services reach it by this relay."""
+    no_room = configured({"maxmemory": "1", "maxmemory_policy": "noeviction"}, {"maxmemory": "0"})
+    no_replicas = configured({"min_replicas_to_write": "1"}, {"min_replicas_to_write": "0"})
+    by_itself = {
+        "OOM": no_room,
+        "MISCONF": misconf,
+        "READONLY": readonly,
+        "NOREPLICAS": no_replicas,
+        "BUSY": busy,
+        "NOPERM": forbidden,
+        "messages that are no text": garbled_hints,
+    }
+    found = [Trouble(name, make, lasts_s) for name, make in by_itself.items()]
+    for name, answer in STANDING_IN.items():
+        found.append(Trouble(name, lambda _, answer=answer: relay.answering(answer), lasts_s))  # type: ignore[misc]
+    for name, prefix in KEYS.items():
+        for kind in ("a list", "no UTF-8"):
+            one = spoilt(name, _of(prefix), kind)
+            found.append(Trouble(one.what, one.make, lasts_s))
+    return tuple(found)
