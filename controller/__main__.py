@@ -76,7 +76,8 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     catalog = load_catalog(settings.model_repository, settings.profile_overrides)
     planner, traits = planner_of("", row), find(Kind.PLANNER, row.planner, PLANNERS).traits
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
-    metrics, disk, signals = Metrics("controller"), DiskStore(settings.state_dir, settings.decisions_max), Signals()
+    metrics, signals = Metrics("controller"), Signals()
+    disk = DiskStore(settings.state_dir, settings.decisions_max, metrics)
     time = CoreTime(clock.now_s(), clock.monotonic_s())
     receipts = Receipts(catalog, settings.receipts.memory_s, settings.receipts.items_min)
     observation = Observation(settings, state.keys, catalog, forecaster_of(settings, row), time.now_s, receipts.window)

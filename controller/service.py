@@ -45,6 +45,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             frozen=control.frozen,
             pinned=control.pinned,
             carbon_refused=self._loop.observation.plannable_carbon(self._loop.clock.now_s()).why,
+            disk_trouble=self._disk.trouble,
         )
 
     async def WatchPlan(self, request: Any, context: Any) -> AsyncIterator[Any]:
@@ -91,6 +92,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             replans_by_cause=dict(loop.core.causes),
             reconfigurations_by_cause={cause: n for cause, n in loop.core.reconfigurations.items() if n},
         )
+        if self._disk.trouble:
+            response.why += f"\nnothing new is decided: {self._disk.trouble}"
         if loop.planner_runner.live is not None:
             response.exploration.CopyFrom(exploration(loop.core.explorer, plan))
         if plan is not None and objective.family in plan.expected:

@@ -30,9 +30,11 @@ from power_agent.slices.mig import MigInstances
 from power_agent.slices.node_state import Node
 from power_agent.slices.reconciler import Reconciler
 from power_agent.slices.step_executor import StepExecutor
+from power_agent.triton.model_digests import ModelDigests
 from power_agent.watch.capabilities import NOT_ROOT, effective_root, mig_device
 from power_agent.watch.capability_watch import CapabilityWatch
 from power_agent.watch.driver_watch import DriverWatch
+from power_agent.watch.model_watch import ModelWatch
 from power_agent.watch.slice_health import SliceHealth
 from power_agent.watch.xid_watch import Quarantine, XidWatch
 from protos.power_agent.v1 import power_agent_pb2_grpc
@@ -40,7 +42,7 @@ from trefoil.runtime import rpc
 from trefoil.runtime.audit import AuditLog
 from trefoil.runtime.clock import Clock, SteadyClock, WallClock
 from trefoil.runtime.config import masked, parser_main
-from trefoil.runtime.repository import load_catalog
+from trefoil.runtime.repository import load_catalog, stated_digests
 from trefoil.runtime.service import MetricsPart, Part, ServerPart, StatePart, main
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics, setup_logging
@@ -65,14 +67,17 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     inventory = Inventory(settings.node, Path("/proc") if client is None else None)
     calls = DriverCalls(inventory)
     mig = MigInstances(calls, inventory, clock, settings.in_use_retries_max, settings.in_use_backoff_s)
-    journal = Journal(settings.state_dir, boot_id(), driver_load_id(settings.driver_marker))
+    journal = Journal(settings.state_dir, boot_id(), driver_load_id(settings.driver_marker), metrics)
     node = Node(settings, clock, journal, load_catalog(settings.model_repository), metrics)
     node.boot_id, node.driver_load_id = boot_id(), driver_load_id(settings.driver_marker)
     threads = ThreadPoolExecutor(4, "node")
-    executor = StepExecutor(settings, clock, mig, runtime, threads, state, journal, node.keep_last_reading)
+    digests = ModelDigests(
+        settings.model_repository.absolute(), node.catalog, stated_digests(settings.model_repository)
+    )
+    executor = StepExecutor(settings, clock, mig, runtime, threads, state, journal, digests, node.keep_last_reading)
     clocks = ClockKeeper(node, inventory, calls.call)
     reconciler = Reconciler(node, executor, clocks)
-    energy_log = EnergyLog(settings.state_dir, int(settings.ring_s / settings.sample_period_s))
+    energy_log = EnergyLog(settings.state_dir, int(settings.ring_s / settings.sample_period_s), metrics)
     publisher = Publisher(node, state, energy_log)
     feed = EnergyFeed(energy_log)
     rapl, cpu, cpu_serves = _cpus(settings, clock, node, simulated=metrics.simulated)
@@ -88,11 +93,11 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     xids = XidWatch(node, inventory, quarantine, watch.fence, watch.poll_soon)
     capabilities = CapabilityWatch(node, inventory, calls, _rights(client), runtime.name, dcgm)
     parts = (node, inventory, calls, mig, executor, reconciler, clocks)
-    watches = (health, watch, xids, capabilities)
+    watches = (health, watch, xids, capabilities, ModelWatch(node, digests, executor.in_thread))
     agent = AgentPart(*parts, *watches, metering, publisher, state, cpu, cpu_serves)
     servicer = PowerAgentServicer(node, reconciler, clocks, feed)
     entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)
-    audit = AuditLog(settings.state_dir, clock)
+    audit = AuditLog(settings.state_dir, clock, metrics)
     server = ServerPart(lambda: rpc.make_server(settings, [entry], metrics=metrics, audit=audit))
     return [StatePart(state), MetricsPart(metrics, settings.metrics_address), agent, server]
 

@@ -27,9 +27,18 @@ from power_agent.slices.slice_state import Slice
 from power_agent.slices.step_executor import StepExecutor
 from power_agent.watch.capability_watch import CapabilityWatch
 from power_agent.watch.driver_watch import DriverWatch
+from power_agent.watch.model_watch import ModelWatch
 from power_agent.watch.slice_health import SliceHealth
 from power_agent.watch.xid_watch import XidWatch
-from trefoil.core.errors import Fenced, PlanError, StartError, StateUnavailable, TrefoilError, Unavailable
+from trefoil.core.errors import (
+    DiskUnavailable,
+    Fenced,
+    PlanError,
+    StartError,
+    StateUnavailable,
+    TrefoilError,
+    Unavailable,
+)
 from trefoil.core.plan import NodePlan
 from trefoil.runtime.state import State
 
@@ -53,6 +62,7 @@ class AgentPart:
     watch: DriverWatch
     xids: XidWatch
     capabilities: CapabilityWatch
+    models: ModelWatch
     metering: Metering
     publisher: Publisher
     state: State
@@ -143,13 +153,13 @@ class AgentPart:
             plan = await self.state.get(self.state.keys.plan_node(self.node.settings.node), NodePlan)
             if plan is not None and (self.node.plan is None or plan.revision > self.node.plan.revision):
                 await self.reconciler.apply(plan)
-        except (StateUnavailable, PlanError, Fenced) as error:
+        except (StateUnavailable, DiskUnavailable, PlanError, Fenced) as error:
             structlog.get_logger().warning("no plan was taken from Redis", why=str(error))
 
     async def run(self) -> None:
         """Run all loops until cancelled; a bug in one of them ends all."""
         loops = [part.run for part in (self.reconciler, self.clocks, self.health, self.watch, self.metering)]
-        loops += [part.run for part in (self.xids, self.capabilities, self.publisher)]
+        loops += [part.run for part in (self.xids, self.capabilities, self.models, self.publisher)]
         tasks = [asyncio.create_task(loop(), name=loop.__qualname__) for loop in loops]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

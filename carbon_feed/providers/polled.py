@@ -21,6 +21,7 @@ from carbon_feed.reading.core.polling import NEVER, Polling, PollLimits, PollUsa
 from carbon_feed.reading.core.validation import Cause, Refusal
 from trefoil.core import errors
 from trefoil.core.carbon import ZoneHealth
+from trefoil.runtime.files import FileTrouble, replace_file
 
 FIRST_ANSWER: Final = Refusal(Cause.UNAVAILABLE, "the first answer is awaited")
 
@@ -45,6 +46,7 @@ class PolledProvider:
         self.outcomes = 0
         """Regular questions that are over."""
         self._usage_file = usage_file
+        self._trouble = FileTrouble("usage", "a restart would forget how much of the provider's quota is spent")
         self._now_s = 0.0
         self._answer: Observation | None = None
         self._answered_at_s = NEVER
@@ -68,7 +70,7 @@ class PolledProvider:
         self._now_s = now_s
         if not self.polling.in_flight:
             self.polling.resume(load_usage(self._usage_file), now_s, epoch)
-            save_usage(self._usage_file, self.polling.usage)
+            self._save_usage()
 
     def clock_stepped(self, step_s: float) -> None:
         """Note a step of the wall clock: nothing is younger or older for it, and nobody waits longer."""
@@ -162,7 +164,7 @@ class PolledProvider:
                 self.outcomes += 1
                 known_after = self.provider.held(answer.ends_at_s) is not answer
                 self.polling.answered(now_s, math.inf if known_after else answer.ends_at_s)
-            save_usage(self._usage_file, self.polling.usage)
+            self._save_usage()
 
     def _refused(self, refusal: Refusal, now_s: float) -> None:
         self.refusal = refusal
@@ -189,7 +191,7 @@ class PolledProvider:
                 raise
             finally:
                 self.polling.extra_ended(self._now_s, retry_after_s)
-                save_usage(self._usage_file, self.polling.usage)
+                self._save_usage()
 
     def _spend(self) -> None:
         """One request is about to be sent.
@@ -204,7 +206,19 @@ class PolledProvider:
                 f"all {rules.quota_per_day} requests of today are spent",
                 remedy="raise quota_per_day if the account allows for it, or poll_s",
             )
-        save_usage(self._usage_file, self.polling.usage)
+        self._save_usage()
+
+    def _save_usage(self) -> None:
+        """Save what was spent, whole or not at all."""
+        if self._usage_file is None:
+            return
+        known = {name: value for name, value in asdict(self.polling.usage).items() if math.isfinite(value)}
+        try:
+            replace_file(self._usage_file, json.dumps(known))
+        except OSError as error:
+            self._trouble.begin(self._usage_file, error)
+        else:
+            self._trouble.end()
 
 
 def load_usage(path: Path | None) -> PollUsage:
@@ -219,16 +233,3 @@ def load_usage(path: Path | None) -> PollUsage:
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in parsed.values()):
         return PollUsage()
     return PollUsage(**parsed)
-
-
-def save_usage(path: Path | None, usage: PollUsage) -> None:
-    """Save usage to disk, whole or not at all; a full disk does not stop the feed."""
-    if path is None:
-        return
-    known = {name: value for name, value in asdict(usage).items() if math.isfinite(value)}
-    partial = path.with_suffix(".new")
-    try:
-        partial.write_text(json.dumps(known), encoding="utf-8")
-        partial.replace(path)
-    except OSError:  # the quota is kept in memory as well: only a restart forgets it
-        return

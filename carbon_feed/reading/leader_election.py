@@ -2,6 +2,9 @@
 
 Renewed twice a second, so that an emptied Redis is noticed well within one. The epoch is kept on disk, too: whoever
 emptied Redis cannot send it back. While Redis is silent the role is ours for as long as nobody else can have it.
+
+A disk that takes no epoch does not keep a feed from leading: readings are worth more than the guard against an emptied
+Redis and a restart of this process while the disk still refuses, which at worst costs followers a reading carried on.
 """
 
 import os
@@ -12,6 +15,7 @@ from typing import Final
 from trefoil.core import errors
 from trefoil.core.common import Lease
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.files import FileTrouble, Gauges, replace_file
 from trefoil.runtime.state import State
 
 RENEW_S: Final = 0.5
@@ -20,7 +24,7 @@ RENEW_S: Final = 0.5
 class LeaderElection:
     """Leader election of one zone, as this process sees it."""
 
-    def __init__(self, state: State, clock: Clock, name: str, epoch_file: Path) -> None:
+    def __init__(self, state: State, clock: Clock, name: str, epoch_file: Path, gauges: Gauges | None = None) -> None:
         self.name = name
         self.identity = f"{socket.gethostname()}:{os.getpid()}"
         self.holder = ""
@@ -29,6 +33,7 @@ class LeaderElection:
         self._lease: Lease | None = None
         self._check_at_s = float("-inf")
         self._highest_epoch = 0
+        self._trouble = FileTrouble("epoch", "the feed leads on, its epoch in memory", gauges)
 
     @property
     def lease(self) -> Lease | None:
@@ -41,6 +46,8 @@ class LeaderElection:
         if at_s < self._check_at_s:
             return False
         self._check_at_s = at_s + RENEW_S
+        if self._trouble.why:
+            self._save_epoch()
         return True
 
     async def renew(self) -> bool:
@@ -63,8 +70,8 @@ class LeaderElection:
         held = await self._state.holder(self.name)
         self.holder = held.holder if held is not None else ""
         if held is not None and held.epoch > self._highest_epoch:  # whoever empties Redis shall not send us back
-            self._highest_epoch = max(held.epoch, load_epoch(self._epoch_file))
-            save_epoch(self._epoch_file, self._highest_epoch)
+            self._highest_epoch = max(held.epoch, self._known_epoch())
+            self._save_epoch()
         return held is None
 
     async def acquire(self) -> Lease | None:
@@ -74,12 +81,27 @@ class LeaderElection:
             errors.StateUnavailable: Redis does not answer.
             errors.StartError: the disk does not hold an epoch where it should.
         """
-        lease = await self._state.acquire(self.name, self.identity, floor_epoch=load_epoch(self._epoch_file))
+        lease = await self._state.acquire(self.name, self.identity, floor_epoch=self._known_epoch())
         if lease is None:
             return None
-        save_epoch(self._epoch_file, lease.epoch)
         self._lease, self.holder, self._highest_epoch = lease, self.identity, lease.epoch
+        self._save_epoch()
         return lease
+
+    def _known_epoch(self) -> int:
+        try:
+            return max(self._highest_epoch, load_epoch(self._epoch_file))
+        except OSError as error:
+            self._trouble.begin(self._epoch_file, error)
+            return self._highest_epoch
+
+    def _save_epoch(self) -> None:
+        try:
+            save_epoch(self._epoch_file, self._highest_epoch)
+        except OSError as error:
+            self._trouble.begin(self._epoch_file, error)
+        else:
+            self._trouble.end()
 
     def forget(self) -> None:
         """Forget the lease: somebody overtook us, or Redis was emptied. It is to be taken again at once."""
@@ -98,6 +120,7 @@ def load_epoch(path: Path) -> int:
 
     Raises:
         errors.StartError: the file holds something else.
+        OSError: it cannot be read.
     """
     try:
         return int(path.read_text())
@@ -110,7 +133,5 @@ def load_epoch(path: Path) -> int:
 
 
 def save_epoch(path: Path, epoch: int) -> None:
-    """Save an epoch, whole or not at all."""
-    beside = path.with_suffix(".new")
-    beside.write_text(f"{epoch}\n")
-    beside.replace(path)
+    """Save an epoch, whole or not at all. Raises OSError."""
+    replace_file(path, f"{epoch}\n")

@@ -72,7 +72,7 @@ class ZoneLoop:
         self.history: History = self._recorder.history
         self.forecasts = ZoneForecasts(settings, provider, self.history, lambda: self.reading, self._metrics)
         self._election = LeaderElection(
-            state, clock, f"feed:{settings.zone}", settings.state_dir / f"epoch-{settings.zone}"
+            state, clock, f"feed:{settings.zone}", settings.state_dir / f"epoch-{settings.zone}", metrics
         )
         self._written: CarbonReading | None = None
         self._synced_epoch = 0
@@ -89,7 +89,6 @@ class ZoneLoop:
 
     async def init(self) -> None:
         """Read once, so that the first caller is answered. Nothing is written, and nobody is asked."""
-        self._settings.state_dir.mkdir(parents=True, exist_ok=True)
         self._metrics.set_speedup(self.speedup)
         for polled in self._polled:
             polled.restore_usage(self._clock.now_s())

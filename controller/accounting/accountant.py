@@ -78,7 +78,7 @@ class Accountant:
         self._recent: dict[str, _Recent] = {}
         self._unwritten: dict[str, dict[str, float]] = {}
         self._minute: dict[str, list[EnergySample]] = {}
-        self._folded: list[tuple[str, EnergySample]] = []
+        self._folded: deque[tuple[str, EnergySample]] = deque(maxlen=SAMPLES_MAX)
         self._told: dict[str, EnergySample] = {}  # of each device the last one, as its agent stamped it
         self._last: dict[str, EnergySample] = {}  # the same, in our time
         self._answered: Counter[tuple[str, str]] = Counter()
@@ -156,7 +156,8 @@ class Accountant:
             self._epoch = epoch
             return
         self._epoch = epoch
-        self._unwritten, self._folded, self._told, self._last = {}, [], {}, {}
+        self._unwritten, self._told, self._last = {}, {}, {}
+        self._folded.clear()
         if self._ids:  # of what was answered before, the one before has counted nearly all
             self._answered = Counter(self._observation.windows.answered)
 
@@ -203,9 +204,9 @@ class Accountant:
         except (errors.Fenced, errors.StateUnavailable) as error:
             self._log.info("totals wait", error=str(error))
             return
-        self._folded = []
+        self._folded.clear()
         self._hours = self._still_kept(self._hours)
-        self._disk.save("accounting", {"ids": self._ids, "hours": self._hours})
+        self._disk.save_later("accounting", {"ids": self._ids, "hours": self._hours})
 
     def hold(self, from_s: float) -> None:
         """Retain samples from a time on; `inf` lets go of all."""

@@ -25,6 +25,7 @@ from controller.loop.core.effects import (
     PlannerAnswer,
     RecordDecision,
     Republish,
+    RequireRoom,
     SavePlannerMemory,
     StartRollout,
     Steps,
@@ -115,7 +116,7 @@ class PlannerRunner:
     def save(self) -> None:
         """Save what the planner remembers now."""
         if self.live is not None:
-            self._disk.save(MEMORY, {"planner": self.name, "memory": self.live.memory()})
+            self._disk.save_later(MEMORY, {"planner": self.name, "memory": self.live.memory()})
 
     def _limit_hit(self, view: PlanView, seed: int, why: str, solve_ms: float = 0.0) -> PlannerAnswer:
         return PlannerAnswer(Decision(None, why, view.now_s + RETRY_S, why), seed, solve_ms, True, self._before)
@@ -163,7 +164,7 @@ class ControlLoop:
         self._lock = asyncio.Lock()
         self._commands = 0  # that wait for the lock or have it
         self.observation.windows.load_budgets(disk.load_plain("budgets"), clock.now_s())
-        disk.save_all("objectives", core.objectives.values())
+        disk.save_later("objectives", list(core.objectives.values()))
 
     @property
     def observation(self) -> Observation:
@@ -216,6 +217,8 @@ class ControlLoop:
                 self._log.warning("no decision: the role was lost", error=str(error))
             except errors.StateUnavailable as error:
                 self._log.warning("no decision: Redis is down", error=str(error))
+            except errors.DiskUnavailable:
+                return  # said once by the store, and by Explain and the metric for as long as it lasts
 
     async def _control(self) -> None:
         await self._perform(self.core.enter_epoch(self._leadership.epoch))
@@ -247,6 +250,8 @@ class ControlLoop:
                 self.planner_runner.save()
             case OpenRecords(epoch):
                 return self.records.newest(epoch)
+            case RequireRoom():
+                self._disk.check()
             case RecordDecision():
                 await self.records.write(effect)
             case WriteObjectives(objectives):

@@ -95,14 +95,15 @@ class DecisionRecords:
         """Write the record of a decision to disk, then to Redis.
 
         Raises:
+            errors.DiskUnavailable: the disk does not take the record; nothing was written.
             errors.StateUnavailable: Redis is down; the disk has the record.
             errors.Fenced: the role was lost.
         """
         planner = self._settings.planner or self._policy.planner
         record = self.last = decision_record(kept, planner, self._policy.name, self._given())
         await asyncio.to_thread(self._disk.save_decision, record, kept.answer.step.plan)
-        self._disk.save("budgets", self._budgets())
-        self._disk.save("counts", {"replans": kept.causes, "reconfigurations": kept.reconfigurations})
+        self._disk.save_later("budgets", self._budgets())
+        self._disk.save_later("counts", {"replans": kept.causes, "reconfigurations": kept.reconfigurations})
         verdict = kept.verdict
         outcome = NEW if verdict.outcome == ADVISED else verdict.outcome
         self._metrics.inc("trefoil_decisions_total", trigger=record.trigger, outcome=outcome)

@@ -1,25 +1,37 @@
-"""Files of the controller on its own disk: each is written beside and renamed, a broken one is set aside."""
+"""Files of the controller on its own disk: replaced in one step, a broken one is set aside.
 
+What must be known to be kept before anything comes of it (plans, objectives, mode, routes, epoch, decisions) is saved
+by `save` and `save_together`, which raise. What may be lost with a word (budgets, counts, what a planner remembers)
+goes through `save_later`, which waits in memory for room. `check` tells whether there is room again, by writing.
+"""
+
+import contextlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 
 from trefoil.core import errors
 from trefoil.core.plan import DecisionRecord, Plan
 from trefoil.runtime import codec
+from trefoil.runtime.files import FileTrouble, disk_error, replace_files
+from trefoil.runtime.telemetry import Metrics
 
 T = TypeVar("T")
+TRIAL: Final = "trial"
+CONSEQUENCE: Final = "the plan in force stays, nothing new is decided or accepted"
 
 
 class DiskStore:
-    """Store of JSON files in the controller's folder: written beside and renamed, a broken one is set aside."""
+    """Store of JSON files in the controller's folder."""
 
-    def __init__(self, root: Path, decisions_max: int) -> None:
+    def __init__(self, root: Path, decisions_max: int, metrics: Metrics | None = None) -> None:
         self._root, self._decisions_max = root, decisions_max
+        self._trouble = FileTrouble("state_dir", CONSEQUENCE, metrics)
+        self._waiting: dict[str, str] = {}
+        self._refused_chars = 0
         self._log = structlog.get_logger()
         try:
             (root / "decisions").mkdir(parents=True, exist_ok=True)
@@ -28,14 +40,77 @@ class DiskStore:
                 f"cannot be created ({error.strerror})", field="state_dir", value=str(root), remedy="make it writable"
             ) from error
 
+    @property
+    def trouble(self) -> str:
+        """Trouble of this disk: why nothing new can be kept; empty when all is kept."""
+        return self._trouble.why
+
     def save(self, name: str, obj: Any) -> None:
-        """Save one core dataclass, or plain JSON, under a name."""
-        plain = codec.to_plain(obj)
-        self._write(self._root / f"{name}.json", json.dumps(plain, sort_keys=True, indent=1, ensure_ascii=False))
+        """Save one core dataclass, or plain JSON, under a name. Raises as `save_together`."""
+        self.save_together({name: obj})
 
     def save_all(self, name: str, objects: Iterable[Any]) -> None:
-        """Save a list of core dataclasses under a name."""
+        """Save a list of core dataclasses under a name. Raises as `save_together`."""
         self.save(name, list(objects))
+
+    def save_together(self, values: Mapping[str, Any]) -> None:
+        """Save values, all or none.
+
+        Raises:
+            errors.DiskUnavailable: the disk holds what it held before.
+        """
+        texts = {name: _text(value) for name, value in values.items()}
+        before = {name: self._present_text(name) for name in texts} if len(texts) > 1 else {}
+        try:
+            self._replace(texts)
+        except errors.DiskUnavailable:
+            self._refused_chars = sum(map(len, texts.values()))
+            for name, text in before.items():  # where it failed between two of them
+                if text is None:
+                    self._forget(name)
+                elif self._present_text(name) != text:
+                    self._waiting[name] = text
+            raise
+
+    def save_later(self, name: str, obj: Any) -> None:
+        """Save a value that may be lost with a word: where the disk refuses, the newest waits until it does not."""
+        with contextlib.suppress(errors.DiskUnavailable):  # said by `_replace`
+            self._waiting[name] = _text(obj)
+            self._replace({name: self._waiting[name]})
+
+    def check(self) -> None:
+        """Check that there is room again, where there was none: write what waits, and as much as was refused.
+
+        Raises:
+            errors.DiskUnavailable: there is not.
+        """
+        if self.trouble:
+            self._replace({**self._waiting, TRIAL: " " * self._refused_chars})
+            self._forget(TRIAL)
+
+    def _replace(self, texts: Mapping[str, str]) -> None:
+        paths = {self._path(name): text for name, text in texts.items()}
+        try:
+            replace_files(paths)
+        except OSError as error:
+            raise self._trouble.begin(next(iter(paths)), error) from error
+        for name in texts:
+            self._waiting.pop(name, None)
+        if not self._waiting:
+            self._trouble.end()
+
+    def _forget(self, name: str) -> None:
+        with contextlib.suppress(OSError):  # a disk that lets nothing be deleted lets nothing be written: said then
+            self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self._root / f"{name}.json"
+
+    def _present_text(self, name: str) -> str | None:
+        try:
+            return self._path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
 
     def load(self, name: str, cls: type[T]) -> T | None:
         """Load what was saved under a name, None if nothing (readable) was."""
@@ -54,14 +129,15 @@ class DiskStore:
         return tree if isinstance(tree, dict) else {}
 
     def save_decision(self, record: Any, plan: Any | None) -> None:
-        """Save a decision record, and the plan it led to beside it; the oldest beyond `decisions_max` go."""
-        self.save(f"decisions/{record.id}", record)
-        if plan is not None:
-            self.save(f"decisions/{record.id}.plan", plan)
+        """Save a decision record, and the plan it led to beside it; the oldest beyond `decisions_max` go.
+        Raises as `save_together`.
+        """
+        name = f"decisions/{record.id}"
+        self.save_together({name: record} | ({f"{name}.plan": plan} if plan is not None else {}))
         ids = self.decision_ids()
         for old in ids[: max(0, len(ids) - self._decisions_max)]:
-            for suffix in (".json", ".plan.json"):
-                (self._root / "decisions" / f"{old}{suffix}").unlink(missing_ok=True)
+            for suffix in ("", ".plan"):
+                self._forget(f"decisions/{old}{suffix}")
 
     def decision(self, name: str) -> tuple[DecisionRecord, Plan | None] | None:
         """Decision record that is kept ("" = the newest), and the plan that the planner made; None: there is none."""
@@ -78,12 +154,14 @@ class DiskStore:
         return sorted(n for n in names if not n.endswith(".plan"))
 
     def _read(self, name: str) -> Any:
-        path = self._root / f"{name}.json"
+        path = self._path(name)
         try:
             return json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except OSError as error:  # what is on it may be whole: not to be taken for lost, and not to be set aside
+            raise disk_error(path, error, "read", "without it nothing can be known of what was in force") from error
+        except ValueError as error:
             self._set_aside(path, str(error))
             return None
 
@@ -91,7 +169,7 @@ class DiskStore:
         try:
             return codec.from_plain(cls, tree, name)  # type: ignore[no-any-return]
         except errors.InvalidInput as error:
-            self._set_aside(self._root / f"{name}.json", str(error))
+            self._set_aside(self._path(name), str(error))
             return None
 
     def _set_aside(self, path: Path, why: str) -> None:
@@ -101,14 +179,6 @@ class DiskStore:
         except OSError as error:
             self._log.warning("cannot set it aside", path=str(path), error=str(error))
 
-    def _write(self, path: Path, text: str) -> None:
-        """Never leaves half a file; a full disk is reported and does not stop control."""
-        beside = path.with_suffix(".tmp")
-        try:
-            with beside.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
-        except OSError as error:
-            self._log.error("cannot write; a restart will not know this", path=str(path), error=str(error))
+
+def _text(value: Any) -> str:
+    return json.dumps(codec.to_plain(value), sort_keys=True, indent=1, ensure_ascii=False)

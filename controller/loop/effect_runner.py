@@ -12,6 +12,7 @@ from controller.loop.core.effects import (
     Log,
     NotifyWatchers,
     Save,
+    SaveLater,
     Steps,
     TimeMetric,
     WakeLoop,
@@ -77,11 +78,14 @@ def perform_common(effect: Any, disk: DiskStore, metrics: Metrics, signals: Sign
     """Carry out an effect that control and rollouts have in common.
 
     Raises:
+        errors.DiskUnavailable: what must be kept is not.
         AssertionError: an effect that no shell knows.
     """
     match effect:
-        case Save(name, value):
-            disk.save(name, value)
+        case Save(values):
+            disk.save_together(values)
+        case SaveLater(name, value):
+            disk.save_later(name, value)
         case Log(event, fields, level):
             log = structlog.get_logger()
             (log.warning if level == "warning" else log.info)(event, **fields)

@@ -1,4 +1,9 @@
-"""Leadership of a controller: one lease, its epoch, and fenced writes under it."""
+"""Leadership of a controller: one lease, its epoch, and fenced writes under it.
+
+An epoch that cannot be kept on disk is not led under: should Redis be emptied and this process end, the next one could
+take the same epoch again, and agents and dispatchers would hold its plans for old ones. So it stands by and says why; a
+controller with a sound disk may take the role, and the plan in force stays meanwhile. Who leads already, leads on.
+"""
 
 import os
 import socket
@@ -50,6 +55,8 @@ class Leadership:
                 await self._step()
             except errors.StateUnavailable as error:
                 self._log_reason(f"Redis is down: {error}")
+            except errors.DiskUnavailable as error:
+                self._log_reason(f"standing by: no epoch can be kept: {error}")
             self._metrics.set("trefoil_lease_epoch", self.epoch, role=ROLE)
             await self._clock.sleep(LEASE_TTL_S / RENEWALS_PER_TTL if self.epoch else 0.5)
 
@@ -59,15 +66,25 @@ class Leadership:
                 return
             self._log.warning("lease lost", role=ROLE, epoch=self._lease.epoch)
             self._lease = None
-        floor = max(self._highest_seen(), int(self._disk.load_plain("epoch").get("epoch", 0)))
+        kept = self._kept_epoch()
+        floor = max(self._highest_seen(), kept)
+        if floor > kept or self._disk.trouble:
+            self._disk.save("epoch", {"epoch": floor})  # before the role is taken: each try costs an epoch
         lease = await self._state.acquire(ROLE, self._holder, floor_epoch=floor)
         if lease is None:
             holder = await self._state.holder(ROLE)
             self._log_reason(f"standing by: {holder.holder if holder else 'somebody'} holds the role")
             return
-        self._disk.save("epoch", {"epoch": lease.epoch})
+        try:
+            self._disk.save("epoch", {"epoch": lease.epoch})
+        except errors.DiskUnavailable:
+            await self._state.release(lease)
+            raise
         self._lease, self.why = lease, ""
         self._log.info("lease acquired", role=ROLE, epoch=lease.epoch)
+
+    def _kept_epoch(self) -> int:
+        return int(self._disk.load_plain("epoch").get("epoch", 0))
 
     def _log_reason(self, why: str) -> None:
         if why != self.why:
@@ -76,7 +93,7 @@ class Leadership:
 
     async def cede_to(self, epoch: int) -> None:
         """Cede to a higher epoch that an agent obeys (Redis lost ours): release the lease, then take a higher one."""
-        self._disk.save("epoch", {"epoch": max(epoch, int(self._disk.load_plain("epoch").get("epoch", 0)))})
+        self._disk.save_later("epoch", {"epoch": max(epoch, self._kept_epoch())})  # the agent tells it again
         await self.release()
 
     async def write(self, writes: Iterable[Write]) -> None:

@@ -20,10 +20,9 @@ from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import ActMode
 from trefoil.core.plan import Rollout, RolloutState
-from trefoil.runtime.acks import LiveAcks
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Append, Put, Write
-from trefoil.runtime.sightings import AGREE_S, Sightings
+from trefoil.runtime.sightings import AGREE_S, LiveAcks, Sightings
 from trefoil.runtime.state import Keys, State
 from trefoil.runtime.telemetry import Metrics
 

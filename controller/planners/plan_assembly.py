@@ -101,7 +101,7 @@ def _slice(
     constants: Mapping[str, float],
 ) -> PlannedSlice:
     column = columns.get(class_of(device, running))
-    version = inputs.view.catalog.family(running.family).variant(running.variant).version
+    version = inputs.known.family(running.family).variant(running.variant).version
     items = inputs.task(running.family).demand.items_mean
     batch = column.max_batch if column else max(1, math.ceil(items))
     hosted = Hosted(running.family, running.variant, version, stage=0, stages=1, instances=1, max_batch=batch)

@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from controller.observe.core.plannable import AWAKE_STATES, profiled_types, unplannable_reason
+from controller.observe.core.plannable import AWAKE_STATES, loadable_catalog, profiled_types, unplannable_reason
 from trefoil.core.brains import PlanView
+from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import DEVICE_TYPES, device_type
 from trefoil.core.errors import InvalidInput
@@ -74,9 +75,11 @@ class Task:
 @dataclass(frozen=True, slots=True)
 class PlanningInput:
     """A view, read. `lost` devices (or those out of service) are planned asleep until they may be used again; those
-    `unplannable`, with the reason, planners can do nothing with."""
+    `unplannable`, with the reason, planners can do nothing with. The view's catalogue has only variants that can be
+    loaded; `known` has what runs as well."""
 
     view: PlanView
+    known: Catalog
     devices: tuple[Device, ...]
     lost: tuple[tuple[str, str], ...]
     tasks: tuple[Task, ...]
@@ -127,7 +130,8 @@ def read_view(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unp
         Task(_filled(o, view), _floored(demand.get(o.family) or Demand(o.family, "", 0.0, 0.0), rate_floor_per_s))
         for o in sorted(view.objectives, key=lambda o: o.family)
     )
-    return PlanningInput(view, tuple(devices), tuple(lost), tasks, tuple(left))
+    seen = replace(view, catalog=loadable_catalog(view.catalog, view.fleet))
+    return PlanningInput(seen, view.catalog, tuple(devices), tuple(lost), tasks, tuple(left))
 
 
 def _running(status: DeviceStatus, planned: Mapping[SliceKey, object]) -> list[HostedSlice]:

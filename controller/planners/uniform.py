@@ -65,7 +65,7 @@ def columns_of(
     found = {}
     for key in sorted(counts):
         kind = types[key.device_type]
-        column = class_column(inputs.view.catalog, inputs.task(key[0]), kind, key[2], key[3], counts[key], constants)
+        column = class_column(inputs.known, inputs.task(key[0]), kind, key[2], key[3], counts[key], constants)
         if column is None:
             raise CatalogError(
                 f"no profile of {key[3]} on {key[2]} of {key[1]}, or it does not fit its memory",

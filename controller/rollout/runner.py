@@ -93,7 +93,7 @@ class RolloutRunner:
         plan, nodes = self._with_catalog_facts(stands[0]), stands[1]
         puts = [Put(self._keys.plan_node(n.node), n) for n in nodes]
         await self._leadership.write([Put(self._keys.plan(), plan), Put(self._keys.rollout(), self.rollout), *puts])
-        self._disk.save("published", plan)
+        self._disk.save_later("published", plan)  # the same routes under another number
         self._signals.announce()
 
     async def _carry_out(self, effect: Any) -> Any:
@@ -110,7 +110,7 @@ class RolloutRunner:
                 self._reader.note_nodes((await self._agents.fresh(nodes)).values())
             case FindPath():
                 return find_path(effect)
-            case Save("published", plan):
+            case Save({"published": plan}):
                 self._disk.save("published", self._with_catalog_facts(plan))
             case _:
                 perform_common(effect, self._disk, self._metrics, self._signals)

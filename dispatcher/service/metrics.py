@@ -35,6 +35,10 @@ class DispatcherMetrics:
         self._kept: Counter[tuple[str, str]] = Counter()
         self._forwarded: Counter[str] = Counter()
 
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        self._metrics.set(name, value, **labels)
+
     def window(self, window: LoadWindow) -> None:
         """Add one window, and show how things stand."""
         self._metrics.simulated = self._local.routing.simulated()

@@ -5,7 +5,6 @@ dispatcher that starts without Redis serves what it last knew, each slice once a
 """
 
 import asyncio
-import os
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from trefoil.core.errors import InvalidInput, StateUnavailable, TrefoilError
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import codec
+from trefoil.runtime.files import FileTrouble, replace_file
 from trefoil.runtime.sightings import Sightings
 from trefoil.runtime.state import LEASE_TTL_S, State
 
@@ -50,6 +50,7 @@ class StateSync:
         self._ack_key = state.keys.ack(*local.id)
         self._load_key = state.keys.load(*local.id)
         self._file = TableFile(local.settings.state_dir / "dispatcher")
+        self._disk = FileTrouble("table", "a worker that starts while Redis is away would know an older table", gauges)
         self._pending: deque[LoadWindow] = deque(maxlen=local.settings.windows_pending_max)
         self._watchers: set[asyncio.Queue[LoadWindow]] = set()
         self._acks: dict[str, TableAck] = {}
@@ -140,7 +141,7 @@ class StateSync:
         if self.trouble:
             LOG.info("plan and nodes are read again")
             self.trouble = ""
-        if self._routing.table != before:
+        if self._routing.table != before or self._disk.why:
             self._save_table()
 
     async def _read_acks(self, ack_key: str | None = None) -> None:
@@ -320,7 +321,9 @@ class StateSync:
         try:
             self._file.save(self._routing.plan, tuple(self._routing.nodes.values()))
         except OSError as error:
-            LOG.warning("the table cannot be kept on disk", path=str(self._file.path), why=str(error))
+            self._disk.begin(self._file.path, error)
+        else:
+            self._disk.end()
 
 
 class TableFile:
@@ -330,11 +333,10 @@ class TableFile:
         self.path = directory / "table.jsonl"
 
     def save(self, plan: Plan, nodes: tuple[NodeStatus, ...]) -> None:
-        """Replace the file in one step; raises OSError."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self.path.with_suffix(f".{os.getpid()}")  # workers of one dispatcher share the file
-        fresh.write_text("".join(f"{codec.to_json(each)}\n" for each in (plan, *nodes)), encoding="utf-8")
-        os.replace(fresh, self.path)
+        """Replace the file in one step, on the loop that serves: what a loss of power tears is not used. Raises
+        OSError.
+        """
+        replace_file(self.path, "".join(f"{codec.to_json(each)}\n" for each in (plan, *nodes)), sync=False)
 
     def load(self) -> tuple[Plan, tuple[NodeStatus, ...]] | None:
         """None if nothing was saved.

@@ -18,6 +18,7 @@ Pooling, scaling and averaging are inside the graphs: every variant takes IMAGE 
 returns PROBABILITIES float32 [N,10].
 """
 
+import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -187,6 +188,7 @@ memory_mib = {memory_mib}
 load_s = {load_s}
 macs = {macs}
 licence = "trained here on UCI Optical Recognition of Handwritten Digits, CC BY 4.0"
+sha256 = "{sha256}"
 """
 
 
@@ -203,6 +205,7 @@ def write_family(variants: Sequence[Variant], measured: Sequence[float], held_ou
             memory_mib=variant.memory_mib,
             load_s=LOAD_S,
             macs=variant.macs,
+            sha256=hashlib.sha256((HERE / str(variant.version) / "model.onnx").read_bytes()).hexdigest(),
         )
     (HERE / "family.toml").write_text(text)
     (HERE / "config.pbtxt").write_text(CONFIG)

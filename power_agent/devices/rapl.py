@@ -25,6 +25,7 @@ import structlog
 
 from trefoil.core.errors import Unavailable
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.files import FileTrouble, replace_file
 
 PACKAGE_W_MAX: Final = 1000.0  # no package draws more; bounds what a fall of its counter can mean
 SLACK_J: Final = 20.0  # zones are read one after the other, and are updated every millisecond or so
@@ -109,6 +110,7 @@ class RaplCounter:
         self._reading_path = reading_path
         self._last = self._load_reading()
         self._saved_s = float("-inf")
+        self._trouble = FileTrouble("rapl", "the CPUs' energy has a gap if the agent restarts meanwhile")
         self._starts = 0
 
     @property
@@ -148,13 +150,12 @@ class RaplCounter:
         """Save the last reading for a successor; also at the end of the agent."""
         if self._reading_path is None or self._last is None:
             return
-        beside = self._reading_path.with_suffix(".new")
         try:
-            self._reading_path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps(asdict(self._last)))
-            beside.replace(self._reading_path)
-        except OSError as error:  # a full disk costs a gap after the next restart, nothing now
-            structlog.get_logger().warning("cannot keep the RAPL reading", path=str(self._reading_path), why=str(error))
+            replace_file(self._reading_path, json.dumps(asdict(self._last)))
+        except OSError as error:
+            self._trouble.begin(self._reading_path, error)
+        else:
+            self._trouble.end()
 
     def _delta_uj(self, raw_uj: Mapping[str, int], now_s: float) -> int | None:
         """Microjoules since the last reading; None when nobody can know."""

@@ -20,12 +20,14 @@ What a successor makes of what it finds:
 - overrides are put back before anything else, cordons hold.
 Every unfinished step is then closed (`close_unfinished`): it is either finished by the plan or of no meaning any more.
 
-When the disk is full, nothing new is begun: `begin_step`, `accept_plan`, `set_cordon`, `release_cordon` and
-`begin_override` raise, and whatever has happened meanwhile is written as a whole as soon as there is room. The file is
-compacted into a new one, atomically, at each start, every few thousand lines and after trouble.
+When the disk is full, read-only or failing, nothing new is begun: `begin_step`, `accept_plan`, `set_cordon`,
+`release_cordon` and `begin_override` raise, and whatever has happened meanwhile is written as a whole as soon as there
+is room (`catch_up`). An agent that starts on such a disk adopts what runs, publishes and meters. The file is compacted
+into a new one, atomically, at each start, every few thousand lines and after trouble.
 """
 
 import asyncio
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -41,22 +43,24 @@ from power_agent.durability.journal_state import (
     encode,
     replay,
 )
-from trefoil.core.errors import StartError, TrefoilError
+from trefoil.core.errors import DiskUnavailable, StartError
 from trefoil.core.fleet import SliceKey, Step
 from trefoil.core.plan import NodePlan
 from trefoil.runtime import codec
+from trefoil.runtime.files import FileTrouble, replace_file
+from trefoil.runtime.telemetry import Metrics
 
 LINES_MAX: Final = 5000
 
 
-class JournalError(TrefoilError):
+class JournalError(DiskUnavailable):
     """Journal cannot be written, so nothing may be begun."""
 
 
 class Journal:
     """Write-ahead journal of one agent: append-only; one process at a time (flock). Belongs to one event loop."""
 
-    def __init__(self, directory: Path, boot_id: str, driver_load_id: str) -> None:
+    def __init__(self, directory: Path, boot_id: str, driver_load_id: str, metrics: Metrics | None = None) -> None:
         self._path = directory / "journal.jsonl"
         self._load = f"{boot_id}/{driver_load_id}"
         self._file: int | None = None
@@ -65,24 +69,25 @@ class Journal:
         self._lines = 0
         self._lines_max = LINES_MAX
         self._behind = False  # the file lacks something that the state holds
+        self._trouble = FileTrouble("journal", "nothing new is begun until then, what runs goes on", metrics)
         self.state = JournalState()
         self._log = structlog.get_logger()
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def open(self) -> JournalState:
-        """Open the journal: lock it, read what is there, compact it.
+        """Open the journal: lock it, read what is there, compact it if there is room.
 
         Raises:
             StartError: another agent of this node runs on the same state.
-            JournalError: the state directory cannot be written.
+            JournalError: the state directory cannot be made or read.
         """
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = (self._path.parent / "lock").open("w")
+            self._lock = _open_lock(self._path.parent / "lock")
             data = self._path.read_bytes() if self._path.exists() else b""
         except OSError as error:
-            raise self._trouble(error) from error
+            raise self._error(error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -94,7 +99,8 @@ class Journal:
         self.state = replay(data, self._load)
         if self.state.damaged:
             self._log.warning("journal lines passed over", count=self.state.damaged, path=str(self._path))
-        self._compact()
+        self._behind = True
+        self.catch_up()
         return self.state
 
     def close(self) -> None:
@@ -110,7 +116,7 @@ class Journal:
         self._load = f"{self._load.partition('/')[0]}/{driver_load_id}"
         self.state.drop_gpu_slices()
         self._behind = True
-        self._catch_up()
+        self.catch_up()
 
     # --- durable before they count ------------------------------------------------------------------------------------
 
@@ -121,9 +127,13 @@ class Journal:
             JournalError: it could not be written; the plan before stays.
         """
         self._write_before({"plan": codec.to_plain(plan)})
-        self.state.plan = plan  # before the sync: a compaction meanwhile must not drop it
+        before, self.state.plan = self.state.plan, plan  # before the sync: a compaction meanwhile must not drop it
         self.state.highest_epoch = max(self.state.highest_epoch, plan.revision.epoch)
-        await self.sync()
+        try:
+            await self.sync()
+        except JournalError:
+            self.state.plan, self._behind = before, True  # the line that may be there is not to be found again
+            raise
 
     async def set_cordon(self, cordon: Cordon) -> None:
         """Cordon a device: remember durably that it is out of service.
@@ -132,8 +142,9 @@ class Journal:
             JournalError: it could not be written; the device is in service as before.
         """
         self._write_before({"cordon": codec.to_plain(cordon)})
+        before = self.state.cordons.get(cordon.device)
         self.state.cordons[cordon.device] = cordon
-        await self.sync()
+        await self._sync_cordon(cordon.device, before)
 
     async def release_cordon(self, device: str) -> None:
         """Release a cordon; no-op when there is none.
@@ -143,8 +154,18 @@ class Journal:
         """
         if device in self.state.cordons:
             self._write_before({"release": device})
-            self.state.cordons.pop(device, None)
+            await self._sync_cordon(device, self.state.cordons.pop(device, None))
+
+    async def _sync_cordon(self, device: str, before: Cordon | None) -> None:
+        try:
             await self.sync()
+        except JournalError:
+            self._behind = True
+            if before is None:
+                self.state.cordons.pop(device, None)
+            else:
+                self.state.cordons[device] = before
+            raise
 
     def raise_lease_epoch(self, epoch: int) -> None:
         """Raise our own lease epoch, the floor of the next one if Redis loses its data. Blocks for one fsync."""
@@ -153,8 +174,9 @@ class Journal:
         try:
             if self._file is not None:
                 os.fsync(self._file)
-        except OSError as error:  # the lease itself is in Redis: this is the second line of defence
-            self._log.error("own epoch is not durable", path=str(self._path), why=str(error))
+        except OSError as error:  # the lease itself is in Redis, and the lock keeps a second agent off: it leads on
+            self._trouble.begin(self._path, error)
+            self._behind = True
 
     def next_generation(self) -> int:
         """Next generation: a number that no instance here ever had. `sync` comes before the instance is made."""
@@ -168,14 +190,15 @@ class Journal:
         Raises:
             JournalError: it cannot be, or some of it could not even be written.
         """
-        self._catch_up()
+        self.catch_up()
         if self._behind or self._file is None:
-            raise self._trouble(OSError(0, "not all of it is written"))
+            raise JournalError(self._trouble.why)
         file = os.dup(self._file)  # a compaction may close the file meanwhile; then all of it is on disk anyway
         try:
             await asyncio.to_thread(os.fsync, file)
         except OSError as error:
-            raise self._trouble(error) from error
+            self._behind = True
+            raise self._error(error) from error
         finally:
             os.close(file)
 
@@ -245,11 +268,12 @@ class Journal:
 
     def _write_before(self, entry: dict[str, Any]) -> None:
         """Write an entry that has to be there before something is done."""
-        self._catch_up(strict=True)
+        if self._behind:
+            self._compact()
         try:
             self._append(entry)
         except OSError as error:
-            raise self._trouble(error) from error
+            raise self._error(error) from error
 
     def _write_after(self, entry: dict[str, Any]) -> None:
         """Write an entry of what has happened; without room the state keeps it until there is."""
@@ -257,11 +281,11 @@ class Journal:
             try:
                 self._append(entry)
             except OSError as error:
-                self._log.error("journal falls behind", path=str(self._path), why=str(error))
+                self._trouble.begin(self._path, error)
                 self._behind = True
         if self._lines > self._lines_max:
             self._behind = True
-            self._catch_up()
+            self.catch_up()
 
     def _append(self, entry: dict[str, Any]) -> None:
         """One line by one call; half a line is taken back.
@@ -282,47 +306,38 @@ class Journal:
         self._size += len(line)
         self._lines += 1
 
-    def _catch_up(self, *, strict: bool = False) -> None:
-        """Write the whole state if the file lacks some of it."""
-        if self._behind:
-            try:
+    def catch_up(self) -> str:
+        """Catch up: write the whole state if the file lacks some; says why that cannot be, empty when it is whole."""
+        if self._behind or self._trouble.why:
+            with contextlib.suppress(JournalError):  # said when it began, and returned
                 self._compact()
-            except JournalError as error:
-                if strict:
-                    raise
-                self._log.error("journal stays behind", why=str(error))
+        return self._trouble.why
 
     def _compact(self) -> None:
         """Write what still matters to a new file and put it in place at once: old or new, never half of either."""
         entries = self.state.entries()
         data = b"".join(encode(entry, self._load) for entry in entries)
-        scratch = self._path.with_suffix(".new")
         try:
-            with scratch.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(self._path)
+            replace_file(self._path, data)
             fresh = os.open(self._path, os.O_WRONLY | os.O_APPEND)
-            _sync_directory(self._path.parent)
         except OSError as error:
-            raise self._trouble(error) from error
+            self._behind = True
+            raise self._error(error) from error
         if self._file is not None:
             os.close(self._file)
         self._file, self._size, self._lines, self._behind = fresh, len(data), len(entries), False
         self._lines_max = max(LINES_MAX, 2 * len(entries))
+        self._trouble.end()
 
-    def _trouble(self, error: OSError) -> JournalError:
-        return JournalError(
-            f"the journal {self._path} cannot be written: {error.strerror or error}",
-            remedy="make room on that disk, or mend its permissions; nothing new is begun until then",
-        )
+    def _error(self, error: OSError) -> JournalError:
+        return JournalError(str(self._trouble.begin(self._path, error)))
 
 
-def _sync_directory(directory: Path) -> None:
-    """Make a rename durable."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def _open_lock(path: Path) -> IO[str]:
+    """Open the file that is locked; one that cannot be written locks as well."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        return path.open("w")
+    except OSError:
+        if not path.exists():
+            raise
+        return path.open("r")

@@ -4,6 +4,9 @@ One line is one truth: it holds the samples of one reading and the meter's state
 are published. So a crash at any point neither loses nor repeats a joule: what is on disk is sent (again) by `seq`, what
 is not is still in the counter. A torn last line never counted. Two files of half the ring's length take turns.
 
+While the disk refuses, readings wait here and are not published; when more wait than a file holds, each two neighbours
+become one of twice the time: coarser, and no joule less.
+
 Whoever watches the stream has a position in it and no queue. One that is slower than the ring loses the oldest samples,
 and sees by `seq` that it did; nobody else notices.
 """
@@ -12,78 +15,95 @@ import itertools
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Final
+
+import structlog
 
 from power_agent.energy.core.meter import MeterState
 from power_agent.slices.node_state import ChangeNotifier
+from trefoil.core.accounting import fold
 from trefoil.core.energy import EnergySample
-from trefoil.core.errors import Unavailable
+from trefoil.core.errors import InvalidInput, Unavailable
 from trefoil.runtime import codec
+from trefoil.runtime.files import FileTrouble, LineFile
+from trefoil.runtime.telemetry import Metrics
 
 CHUNK: Final = 64  # samples that a watcher holds at once
 WATCHERS_MAX: Final = 32
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """One reading of all devices: its samples, and the meters' states after it. `number` counts lines."""
+
+    samples: tuple[EnergySample, ...]
+    states: Mapping[str, MeterState]
+    number: int = 0
+
+
 class EnergyLog:
     """Log of energy samples and meter states; append-only, bounded by `lines_max` readings."""
 
-    def __init__(self, directory: Path, lines_max: int) -> None:
-        self._paths = (directory / "energy.0.jsonl", directory / "energy.1.jsonl")
+    def __init__(self, directory: Path, lines_max: int, metrics: Metrics | None = None) -> None:
+        self._files = (LineFile(directory / "energy.0.jsonl"), LineFile(directory / "energy.1.jsonl"))
         self._half = max(1, lines_max // 2)
-        self._file: IO[str] | None = None
         self._active = 0
         self._lines = self._count = 0
+        self._trouble = FileTrouble("energy", "samples wait in memory and are sent when they are on disk", metrics)
+        self._waiting: deque[_Reading] = deque()
         self.states: dict[str, MeterState] = {}
         self.ring: deque[EnergySample] = deque()
         self._dropped = 0  # samples that the ring has let go since it was opened
 
     def open(self) -> None:
-        """Open the log and read what a predecessor left."""
-        read = [self._read(path) for path in self._paths]
-        newest = max(range(2), key=lambda i: int(read[i][-1]["n"]) if read[i] else -1)
-        self._active, lines = newest, read[1 - newest] + read[newest]
-        for line in lines:
-            self.ring.extend(codec.from_plain(EnergySample, sample, "sample") for sample in line["samples"])
-        if lines:
-            self.states = {
-                device: codec.from_plain(MeterState, state, "state") for device, state in lines[-1]["states"].items()
-            }
-        self._count = lines[-1]["n"] + 1 if lines else 0
-        self._lines = len(read[newest])
-        self._paths[newest].parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._paths[newest].open("a", encoding="utf-8")
-        if read[newest]:
-            self._file.write("\n")  # a torn line must not swallow the next one
+        """Open the log: read what a predecessor left."""
+        read = [_read(file.path) for file in self._files]
+        newest = max(range(2), key=lambda i: read[i][-1].number if read[i] else -1)
+        found = read[1 - newest] + read[newest]
+        for reading in found:
+            self.ring.extend(reading.samples)
+        if found:
+            self.states, self._count = dict(found[-1].states), found[-1].number + 1
+        self._active, self._lines = newest, len(read[newest])
 
-    def _read(self, path: Path) -> list[dict[str, Any]]:
-        lines: list[dict[str, Any]] = []
-        for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    def append(self, samples: Sequence[EnergySample], states: Mapping[str, MeterState]) -> list[EnergySample]:
+        """Append the samples and states of one reading, durably (against the end of this process).
+
+        Returns the samples that may be published, oldest first: those on disk. None while the disk refuses, and all
+        that waited once it does not.
+        """
+        self._waiting.append(_Reading(tuple(samples), dict(states)))
+        if len(self._waiting) > self._half:
+            self._waiting = deque(_in_pairs(list(self._waiting)))
+        written: list[EnergySample] = []
+        while self._waiting:
             try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
-                continue  # torn by a crash in mid-write
-        return lines
+                self._write(self._waiting[0])
+            except OSError as error:
+                self._trouble.begin(self._files[self._active].path, error)
+                return written
+            written += self._waiting.popleft().samples
+        self._trouble.end()
+        return written
 
-    def append(self, samples: Sequence[EnergySample], states: Mapping[str, MeterState]) -> None:
-        """Append the samples and states of one reading, durably (against the end of this process)."""
-        assert self._file is not None, "open() comes first"
+    def _write(self, reading: _Reading) -> None:
         if self._lines >= self._half:
-            self._file.close()
+            self._files[1 - self._active].restart()
+            self._files[self._active].close()
             self._active, self._lines = 1 - self._active, 0
-            self._file = self._paths[self._active].open("w", encoding="utf-8")
         line = {
             "n": self._count,
-            "samples": [codec.to_plain(sample) for sample in samples],
-            "states": {device: codec.to_plain(state) for device, state in states.items()},
+            "samples": [codec.to_plain(sample) for sample in reading.samples],
+            "states": {device: codec.to_plain(state) for device, state in reading.states.items()},
         }
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-        self._file.flush()
+        self._files[self._active].append(json.dumps(line, separators=(",", ":")).encode())
         self._count += 1
         self._lines += 1
-        self.states = dict(states)
-        self.ring.extend(samples)
-        while len(self.ring) > 2 * self._half * max(1, len(states)):
+        self.states = dict(reading.states)
+        self.ring.extend(reading.samples)
+        while len(self.ring) > 2 * self._half * max(1, len(reading.states)):
             self.ring.popleft()
             self._dropped += 1
 
@@ -96,9 +116,42 @@ class EnergyLog:
         ]
 
     def close(self) -> None:
-        """Close the file; it stays."""
-        if self._file is not None:
-            self._file.close()
+        """Close the files; they stay."""
+        for file in self._files:
+            file.close()
+
+
+def _read(path: Path) -> list[_Reading]:
+    """Readings of a file; lines that a crash or a failing disk has torn never counted."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        structlog.get_logger().error("energy log unreadable: metering begins anew", path=str(path), why=str(error))
+        return []
+    found = []
+    for text in lines:
+        try:
+            line = json.loads(text)
+            samples = tuple(codec.from_plain(EnergySample, sample, "sample") for sample in line["samples"])
+            states = {name: codec.from_plain(MeterState, state, "state") for name, state in line["states"].items()}
+            found.append(_Reading(samples, states, int(line["n"])))
+        except (InvalidInput, AttributeError, KeyError, TypeError, ValueError):
+            continue
+    return found
+
+
+def _in_pairs(readings: Sequence[_Reading]) -> list[_Reading]:
+    """Each two neighbours as one reading."""
+    made = []
+    for start in range(0, len(readings), 2):
+        pair = readings[start : start + 2]
+        by_device: dict[str, list[EnergySample]] = {}
+        for sample in (sample for one in pair for sample in one.samples):
+            by_device.setdefault(sample.device, []).append(sample)
+        made.append(_Reading(tuple(fold(samples) for samples in by_device.values()), pair[-1].states))
+    return made
 
 
 class EnergyFeed:

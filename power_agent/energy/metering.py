@@ -90,10 +90,10 @@ class Metering:
         devices = list(self._node.devices.values())
         found = await asyncio.gather(*(self._meter_device(device) for device in devices))
         samples = [sample for sample in found if sample is not None]
-        self._energy_log.append(samples, self._states)
-        if samples:
+        durable = self._energy_log.append(samples, self._states)
+        if durable:
             for publish in self._publish:
-                publish(samples)
+                publish(durable)
 
     async def _read_statistics(self, part: Slice) -> None:
         if part.triton is None:

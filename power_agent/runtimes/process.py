@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from power_agent.runtimes import launcher
 from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.cgroup import Cgroups, member_pids, remove_groups
@@ -28,6 +30,7 @@ from power_agent.triton.slice_launch import SliceLaunch, clean_shared_memory
 from trefoil.core.errors import StartError, Unavailable
 from trefoil.runtime import proc
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.files import replace_file
 
 MARK: Final = "TREFOIL_RUNTIME_ID"  # in the environment of all that belongs to one Triton
 EXEC_PATIENCE_S: Final = 10.0
@@ -251,15 +254,19 @@ class ProcessRuntime:
         deadline_s = self._clock.monotonic_s() + REMOVE_PATIENCE_S
         while not remove_groups(record.folders) and self._clock.monotonic_s() < deadline_s:
             self._clock.block(POLL_S)  # a process is gone a moment before its group is empty
-        return self._save(replace(record, ended=True, exit_code=exit_code))
+        ended = replace(record, ended=True, exit_code=exit_code)
+        try:
+            return self._save(ended)
+        except OSError as error:  # whoever looks after a restart sees that it is gone
+            structlog.get_logger().warning("end of a process not noted on disk", tag=record.tag, why=str(error))
+        with self._lock:
+            self._records[record.tag] = ended
+        return ended
 
     # --- files --------------------------------------------------------------------------------------------------------
 
     def _save(self, record: Record) -> Record:
-        path = self._path(record.tag)
-        fresh = path.with_name(f".{path.name}.new")
-        fresh.write_text(json.dumps(asdict(record), indent=1))
-        os.replace(fresh, path)
+        replace_file(self._path(record.tag), json.dumps(asdict(record), indent=1), sync=False)
         with self._lock:
             self._records[record.tag] = record
         return record
@@ -329,7 +336,8 @@ def _truncate_log(path: Path) -> None:
             return
         with path.open("r+b") as log:
             log.seek(-LOG_TAIL_BYTES, os.SEEK_END)
-            path.with_suffix(".log.1").write_bytes(log.read(LOG_TAIL_BYTES))
+            with contextlib.suppress(OSError):  # a full disk needs the room, and can do without the tail
+                path.with_suffix(".log.1").write_bytes(log.read(LOG_TAIL_BYTES))
             log.truncate(0)
     except FileNotFoundError:
         return

@@ -9,6 +9,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -23,20 +24,22 @@ from power_agent.slices.mig import MigInstances
 from power_agent.slices.slice_state import Slice
 from power_agent.triton.client import TritonClient, TritonUnready, VersionCounters
 from power_agent.triton.installation import TritonInstall
+from power_agent.triton.model_digests import ModelDigests
 from power_agent.triton.slice_launch import (
     SliceLaunch,
     SliceSpec,
     clean_shared_memory,
     grpc_port,
+    launch_of,
     prepare_slice,
 )
 from trefoil.core.common import Revision
 from trefoil.core.device_types import cpu_quota
-from trefoil.core.errors import StartError, StateUnavailable, TrefoilError
+from trefoil.core.errors import CatalogError, StartError, StateUnavailable, TrefoilError
 from trefoil.core.fleet import Hosted, SliceState
 from trefoil.core.plan import Plan
-from trefoil.runtime.acks import LiveAcks
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.sightings import LiveAcks
 from trefoil.runtime.state import State
 
 T = TypeVar("T")
@@ -54,6 +57,7 @@ class StepExecutor:
         threads: Executor,
         state: State,
         journal: Journal,
+        digests: ModelDigests,
         keep_last_reading: Callable[[Slice], None],
     ) -> None:
         self._settings = settings
@@ -67,6 +71,7 @@ class StepExecutor:
         self._state = state
         self.acks = LiveAcks(state, clock)
         self._journal = journal
+        self._digests = digests
         self._keep_last_reading = keep_last_reading
         self._by_name: Mapping[str, Callable[[Slice, Task], Awaitable[None]]] = {
             "drain": self._drain,
@@ -132,8 +137,13 @@ class StepExecutor:
     # --- processes ---------------------------------------------------------------------------------------------------
 
     async def attach(self, part: Slice, process: RunningTriton) -> None:
-        """Attach a slice to its process, which runs already."""
-        part.launch = await self.in_thread(lambda: self._prepare(part, part.hosted))
+        """Attach a slice to its process, which runs already; it needs its files only when it starts again."""
+        install, spec = self._install(), self._spec(part, part.hosted)
+        try:
+            part.launch = await self.in_thread(lambda: prepare_slice(install, spec))
+        except (CatalogError, OSError) as error:
+            self._log.warning("its files cannot be renewed; what runs goes on", slice=part.key.name, why=str(error))
+            part.launch = launch_of(install, spec)
         self._attached(part, process)
 
     def _attached(self, part: Slice, process: RunningTriton) -> None:
@@ -143,14 +153,26 @@ class StepExecutor:
             part.launch.grpc_target, part.launch.metrics_url, part.launch.repository, self._clock
         )
 
-    def _prepare(self, part: Slice, hosted: Sequence[Hosted]) -> SliceLaunch:
+    def _install(self) -> TritonInstall:
         if self.install is None:
             raise StartError(
                 f"no Triton can be started here: {self.install_failure}", remedy="then start the agent again"
             )
+        return self.install
+
+    def _prepare(self, part: Slice, hosted: Sequence[Hosted]) -> SliceLaunch:
+        launch = prepare_slice(self._install(), self._spec(part, hosted))  # says first what is not there at all
+        self._check_files(hosted)
+        return launch
+
+    def _check_files(self, hosted: Sequence[Hosted]) -> None:
+        for one in hosted:
+            self._digests.check(one.family, one.version)
+
+    def _spec(self, part: Slice, hosted: Sequence[Hosted]) -> SliceSpec:
         settings = self._settings
         port = grpc_port(settings.triton_port_base, part.key)
-        spec = SliceSpec(
+        return SliceSpec(
             name=part.key.name,
             repository=(settings.state_dir / "slices" / part.key.name).absolute(),
             source=settings.model_repository.absolute(),
@@ -161,7 +183,6 @@ class StepExecutor:
             cpu_cores=self._cpu.pinned_cores(part.key) if part.key.device == self._cpu.device else None,
             cpu_quota=cpu_quota(part.key.slice_type),
         )
-        return prepare_slice(self.install, spec)
 
     async def _start(self, part: Slice, task: Task) -> None:
         if part.state == SliceState.FAILED:
@@ -255,6 +276,7 @@ class StepExecutor:
             return
         part.move(SliceState.STARTING, task.why, self._clock.now_s())
         try:
+            await self.in_thread(lambda: self._check_files(part.hosted))
             for hosted in part.hosted:
                 await triton.heal(hosted, self._settings.swap_timeout_s)
         except TrefoilError as error:
@@ -275,6 +297,7 @@ class StepExecutor:
             if new == old:
                 continue
             try:
+                await self.in_thread(partial(self._check_files, (new,)))
                 result = await triton.swap(old, new, self._settings.swap_timeout_s, on_counters)
             except TrefoilError as error:
                 # The old variant goes on serving: the slice is as good as before, unless its Triton is gone.

@@ -9,7 +9,6 @@ Every version of the family is linked, only one is loaded, so a swap needs no fi
 
 import math
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from power_agent.triton.installation import TritonInstall
 from trefoil.core.device_types import cpu_quota
 from trefoil.core.errors import CatalogError, SettingError
 from trefoil.core.fleet import Hosted, SliceKey
+from trefoil.runtime.files import replace_file
 from trefoil.runtime.model_files import (
     CONFIG,
     ENGINES,
@@ -117,6 +117,11 @@ def prepare_slice(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
     for hosted in spec.hosted:
         family = contract(spec.source, hosted.family)
         write_family(spec.repository, spec.source, hosted, family, choose_backend(install, spec, family))
+    return launch_of(install, spec)
+
+
+def launch_of(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
+    """Launch of a slice whose repository is there already."""
     shm_prefix = f"trefoil-{spec.name}-{spec.grpc_port}-"
     return SliceLaunch(
         argv=_argv(install, spec, shm_prefix),
@@ -286,10 +291,9 @@ def write_family(
 def write_config(repository: Path, config: model_config_pb2.ModelConfig) -> None:
     """Replace a family's config.pbtxt of a slice at once, so that no Triton ever reads half of it."""
     folder = repository / config.name
-    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f".{CONFIG}.", delete=False) as file:
-        file.write(text_format.MessageToString(config))
-    os.chmod(file.name, 0o644)  # a Triton in a container runs as another user
-    os.replace(file.name, folder / CONFIG)
+    replace_file(
+        folder / CONFIG, text_format.MessageToString(config), sync=False
+    )  # readable: in a container it runs as another
 
 
 def read_config(repository: Path, family: str) -> model_config_pb2.ModelConfig:

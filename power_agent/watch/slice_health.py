@@ -61,6 +61,7 @@ class SliceHealth:
                 self._node.report_missing("node", "")
             except Unavailable as error:
                 self._node.report_missing("node", str(error))
+            self._node.report_missing("disk", self._node.journal.catch_up())
             await self._check_inference()  # also, and all the more, when the node does not answer
             self._raise_bugs()
             await clock.sleep(settings.health_poll_s)

@@ -19,8 +19,8 @@ from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import NodePlan, Plan, RolloutState
 from trefoil.core.policies import policy
 from trefoil.runtime import codec, service
-from trefoil.runtime.acks import GLANCE_S
 from trefoil.runtime.repository import load_catalog
+from trefoil.runtime.sightings import GLANCE_S
 from trefoil.runtime.state import ACK_TTL_S
 
 pytestmark = pytest.mark.integration

@@ -11,10 +11,10 @@ from controller.planners.base import BasePlanner
 from controller.planners.co2opt import Co2OptPlanner
 from controller.planners.exact import ExactPlanner
 from controller.planners.static_mix import StaticMixPlanner
-from tests.support.planning import applied, fleet, objective, reading, view
+from tests.support.planning import applied, digits, fleet, objective, reading, view
 from trefoil.core.brains import BudgetState
 from trefoil.core.demand import Demand
-from trefoil.core.fleet import DeviceState, FleetState
+from trefoil.core.fleet import MISSING_MODEL, DeviceState, FleetState
 from trefoil.core.objective import ObjectiveMode
 from trefoil.core.plan_check import check, plan_digest
 
@@ -40,6 +40,7 @@ situations = st.fixed_dictionaries(
         "horizon_s": st.floats(0.0, 4000.0),
         "stale": st.booleans(),
         "lost": st.booleans(),
+        "unloadable": st.sets(st.sampled_from([v.version for v in digits().families[0].variants]), max_size=3),
     }
 )
 
@@ -59,6 +60,8 @@ def shown(s, devices, current):
     if s["lost"]:
         gone = dataclasses.replace(nodes[0].devices[0], state=DeviceState.LOST, slices=())
         nodes[0] = dataclasses.replace(nodes[0], devices=(gone, *nodes[0].devices[1:]))
+    cannot = tuple(f"{MISSING_MODEL}digits/{version}: its file was cut short" for version in sorted(s["unloadable"]))
+    nodes[0] = dataclasses.replace(nodes[0], missing=cannot)
     requests = int(s["rate"] * s["elapsed_s"])
     one = view(
         s["intensity"],
@@ -96,6 +99,15 @@ def test_plans_are_legal_and_repeatable(planner, first, second, gpus, nodes):
             d.device for n in one.fleet.nodes for d in n.devices
         }
         assert plan.degraded == decision.degraded
+        newly = [
+            h
+            for n in plan.nodes
+            if n.node not in one.fleet.stale
+            for d in n.devices
+            for s in d.slices
+            for h in s.hosted
+        ]
+        assert not situation["unloadable"] & {h.version for h in newly}
         wanted = one.objectives[0]
         if isinstance(planner, ExactPlanner | StaticMixPlanner) and not decision.degraded:
             assert plan.expected["digits"].accuracy >= wanted.hard_min_accuracy - 1e-6

@@ -17,7 +17,7 @@ from tests.support.virtual.promises import told
 from tests.support.virtual.system import System, history
 from trefoil.core.fleet import SliceState
 from trefoil.core.plan import RolloutState
-from trefoil.runtime.acks import LiveAcks
+from trefoil.runtime.sightings import LiveAcks
 
 SEEDS = range(2)
 

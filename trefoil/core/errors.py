@@ -14,7 +14,8 @@ TrefoilError                  one clear line: field, value, remedy
 +-- NotFound                  a family, zone or node that nobody serves   NOT_FOUND
 +-- Unavailable               something that ought to answer does not     UNAVAILABLE
 |   +-- StateUnavailable      ... Redis
-|       +-- StateUnreadable   ... a value in it, which is then as good as lost
+|   |   +-- StateUnreadable   ... a value in it, which is then as good as lost
+|   +-- DiskUnavailable       ... a disk: full, read-only or failing
 +-- StartError                a part that cannot start here               exit 2
     +-- PortInUse
     +-- BinaryMissing
@@ -117,6 +118,10 @@ class StateUnavailable(Unavailable):
 
 class StateUnreadable(StateUnavailable):
     """Unreadable value in Redis: of another type, or not what its writer writes; `field` is its key."""
+
+
+class DiskUnavailable(Unavailable):
+    """Unavailable disk: a file cannot be written or read; nothing has come of what should have been kept in it."""
 
 
 class StartError(TrefoilError):

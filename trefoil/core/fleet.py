@@ -187,6 +187,11 @@ class DeviceStatus:
         return self.state != DeviceState.LOST and not self.cordon
 
 
+MISSING_MODEL: Final = "model "
+"""Entries of `NodeStatus.missing` that begin so name a variant, as `model family/version: why`, that the node cannot
+load."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """Status of a node, published by its agent every second and on change."""

@@ -35,6 +35,7 @@ class _Variant(_Model):
     load_s: Annotated[float, Field(ge=0)]
     macs: Annotated[int, Field(ge=0)]
     licence: Annotated[str, Field(min_length=1)]
+    sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
 
 class _Class(_Model):
@@ -123,19 +124,33 @@ def load_catalog(root: Path, profile_overrides: Mapping[str, Path] | None = None
     return Catalog(tuple(family for family, _ in loaded), tuple(chain.from_iterable(rows for _, rows in loaded)))
 
 
-def _read_family(path: Path) -> Family:
+def stated_digests(root: Path) -> dict[tuple[str, int], str]:
+    """Digests, SHA-256, of the model files that the families of a repository state, by family and version.
+
+    Raises:
+        errors.CatalogError: names file, field, value and remedy.
+    """
+    found = [_read_tree(path) for path in root.glob(f"*/{FAMILY_FILE}")]
+    return {(family.name, v.version): v.sha256 for family in found for v in family.variants if v.sha256}
+
+
+def _read_tree(path: Path) -> _Family:
     try:
         tree = tomllib.loads(_read(path))
     except tomllib.TOMLDecodeError as error:
         raise errors.CatalogError(f"{path} is not valid TOML: {error}", remedy="correct that line") from error
     try:
-        read = _Family.model_validate(tree)
+        return _Family.model_validate(tree)
     except ValidationError as error:
         raise _explain(error, str(path), tuple(_Family.model_fields)) from error
+
+
+def _read_family(path: Path) -> Family:
+    read = _read_tree(path)
     for field in ("name", "version"):
         values = [getattr(variant, field) for variant in read.variants]
         _assert_unique(values, f"variants.{field}", str(path))
-    variants = tuple(Variant(**variant.model_dump()) for variant in read.variants)
+    variants = tuple(Variant(**variant.model_dump(exclude={"sha256"})) for variant in read.variants)
     classes = {name: (entry.slo_ms, entry.slo_quantile) for name, entry in read.classes.items()}
     return Family(read.name, read.metric, variants, classes, read.generative, read.sequence_batching)
 

@@ -383,10 +383,8 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     @contextlib.asynccontextmanager
     async def _observed(self, context: Any, method: str, scope: str, request: Any) -> AsyncIterator[None]:
         started_s = asyncio.get_running_loop().time()
-        commands = self._audit is not None and not asks_only(method)
         wrong, peer = _wrong(request), context.peer()
-        noted_request = request if wrong is None else None  # nobody has looked at how large it is, or what it holds
-        call = self._audit.record_request(method, peer, scope, noted_request) if self._audit and commands else ""
+        call = ""
         noted = False
         self._calls.begin(peer)
 
@@ -396,7 +394,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 return
             noted = True
             took_s = asyncio.get_running_loop().time() - started_s
-            if self._audit is not None and commands:
+            if self._audit is not None and call:
                 self._audit.record_outcome(call, code.name, why, took_s * 1e3)
             if self._metrics is not None:
                 self._metrics.inc("trefoil_rpc_requests_total", method=method, code=code.name)
@@ -408,6 +406,11 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await context.abort(code, why, trailers)
 
         try:
+            if self._audit is not None and not asks_only(method):
+                noted_request = (
+                    request if wrong is None else None
+                )  # nobody has looked how large it is, or what it holds
+                call = self._audit.record_request(method, peer, scope, noted_request)
             if not scope:
                 await refuse(grpc.StatusCode.UNAUTHENTICATED, _NO_TOKEN)
             if scope == "denied":

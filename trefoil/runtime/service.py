@@ -7,6 +7,7 @@ no part does, the second one kills.
 """
 
 import asyncio
+import contextlib
 import faulthandler
 import signal
 import sys
@@ -107,7 +108,8 @@ def main(
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(run(build(sys.argv[1:] if argv is None else argv), WallClock()))
     except errors.TrefoilError as error:
-        print(f"error: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # of a full disk under stderr: the exit code still says it
+            print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:  # before the handlers were there
         return 130

@@ -8,14 +8,18 @@ difference is learnt from that, and with it every other stamp of the same writer
 
 import math
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from trefoil.core.demand import TableAck
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.state import ACK_TTL_S, State
 
 AGREE_S: Final = 1.0  # by which two clocks may differ, with the time that a value is on its way
 FRESH_S: Final = 5.0  # as old may a stamp be at the first look to be taken for one of a clock that agrees
 WATCH_S: Final = 3.0  # of sight, after which who has renewed nothing is silent, and its clock no longer in question
+GLANCE_S: Final = 1.0  # of sight that one reading is worth at most: between two, Redis may have been away
+FIRST_S: Final = 2.0  # of sight before nobody means nobody: workers write every second
 
 
 @dataclass(slots=True)
@@ -68,6 +72,83 @@ class Sightings:
         """Keep what is known of these writers; the others are gone."""
         for name in self._known.keys() - names:
             del self._known[name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    ack: TableAck
+    at_s: float  # in seconds of sight
+    own: TableAck  # in own time
+
+
+class LiveAcks:
+    """Acknowledgements of live workers, to be read every second or so. `sight_s`: for how long Redis was read.
+
+    An acknowledgement lives ACK_TTL_S after it was written; a worker without one is dead. But an emptied Redis has none
+    of the living either, and one that stood still has let them expire: who stopped a slice on that would stop it under
+    its requests. So a reader remembers what it has seen, and counts its age only while Redis could be read.
+    `observed_at_s` is given in the reader's own time; where the worker's clock is another, as of the look before the
+    one that found it.
+    """
+
+    def __init__(self, state: State, clock: Clock) -> None:
+        self._state, self._clock = state, clock
+        self._seen: dict[tuple[str, int], _Seen] = {}
+        self._sightings = Sightings(clock, ACK_TTL_S)
+        self._read_at_s: float | None = None
+        self._looked_s = 0.0  # as `now_s`
+        self.sight_s = 0.0
+
+    @property
+    def blind(self) -> str:
+        """Reason why the absence of acknowledgements proves nothing yet, "" when it does."""
+        if self.sight_s >= FIRST_S:
+            return ""
+        return f"acknowledgements have been read for {self.sight_s:.1f} s only, of {FIRST_S:g} s"
+
+    def offset_s(self, dispatcher: str, worker: int) -> float | None:
+        """Seconds to add to a worker's stamps to have them in own time; None: no acknowledgement of it was seen."""
+        if (dispatcher, worker) not in self._seen:
+            return None
+        return self._sightings.offset_s(_name((dispatcher, worker)))
+
+    async def read(self) -> tuple[TableAck, ...]:
+        """Read the last acknowledgement of every worker that may be alive.
+
+        Raises:
+            StateUnavailable: Redis does not answer; nothing ages meanwhile.
+        """
+        looked_s = self._clock.now_s() - ACK_TTL_S if self._read_at_s is None else self._looked_s
+        found = (await self._state.scan(self._state.keys.ack_prefix(), TableAck)).values()
+        self._looked_s, now_s = self._clock.now_s(), self._clock.monotonic_s()
+        if self._read_at_s is not None:
+            self.sight_s += min(GLANCE_S, now_s - self._read_at_s)
+        self._read_at_s = now_s
+        there = {(ack.dispatcher, ack.worker): ack for ack in found}
+        for worker, seen in self._seen.items():  # what cannot be read is somebody's all the same
+            if self._state.keys.ack(*worker) in self._state.unreadable:
+                there.setdefault(worker, seen.ack)
+                self._seen[worker] = replace(seen, at_s=self.sight_s)
+        for worker, ack in there.items():
+            known = self._seen.get(worker)
+            if known is None or known.ack != ack:
+                self._seen[worker] = _Seen(ack, self.sight_s, self._in_own_time(ack, looked_s))
+        self._seen = {
+            worker: seen
+            for worker, seen in self._seen.items()
+            if worker in there or (not seen.ack.leaving and self.sight_s - seen.at_s < ACK_TTL_S)
+        }
+        self._sightings.keep({_name(worker) for worker in self._seen})
+        return tuple(self._seen[worker].own for worker in sorted(self._seen))
+
+    def _in_own_time(self, ack: TableAck, looked_s: float) -> TableAck:
+        """An acknowledgement with a time at which it was surely not written yet, where its clock is another one."""
+        own_s = self._sightings.look(_name((ack.dispatcher, ack.worker)), ack.observed_at_s)
+        return ack if own_s == ack.observed_at_s else replace(ack, observed_at_s=min(own_s, looked_s))
+
+
+def _name(worker: tuple[str, int]) -> str:
+    return f"{worker[0]}:{worker[1]}"
 
 
 def _offset_s(known_s: float | None, stamp_s: float, from_s: float, until_s: float, sure: bool) -> float | None:

@@ -5,6 +5,7 @@ page built on it can pass simulated GPUs off as real ones.
 """
 
 import logging
+import os
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -115,9 +116,39 @@ def _make(metric: Metric, registry: CollectorRegistry) -> Any:
     return prometheus.Histogram(metric.name, metric.help, metric.labels, registry=registry, buckets=metric.buckets)
 
 
+class LogStream:
+    """Stream of log lines to stderr that never fails: where its disk is full, lines are lost, and counted afterwards.
+
+    Straight to the descriptor: a buffer that cannot be written would raise at every later line, and again at the end.
+    """
+
+    def __init__(self, descriptor: int = 2) -> None:
+        self._descriptor = descriptor
+        self._torn = False
+        self._lost = 0
+
+    def write(self, text: str) -> None:
+        """Write whole lines, or lose them. Half a line is ended before the next, with how many were lost."""
+        head = "\n" if self._torn else ""
+        if self._lost:
+            head += f'{{"event": "log lines lost: stderr could not be written", "count": {self._lost}}}\n'
+        data = (head + text).encode(errors="backslashreplace")
+        try:
+            while data:  # a pipe takes parts; a disk that fills takes a part and says why at the next
+                data = data[os.write(self._descriptor, data) :]
+                self._torn = bool(data)
+            self._lost = 0
+        except OSError:
+            self._lost += 1
+
+    def flush(self) -> None:
+        """Hold nothing back: there is nothing to flush."""
+
+
 def setup_logging(service: str, level: str = "info", json: bool | None = None) -> None:
     """Set up structured logs to stderr: pretty on a terminal, JSON otherwise. Every line carries the service's name."""
     as_json = not sys.stderr.isatty() if json is None else json
+    stream = LogStream()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -129,10 +160,10 @@ def setup_logging(service: str, level: str = "info", json: bool | None = None) -
             structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(stream),  # type: ignore[arg-type]
         cache_logger_on_first_use=False,
     )
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=f"{service}: %(name)s: %(message)s")
+    logging.basicConfig(stream=stream, level=logging.WARNING, format=f"{service}: %(name)s: %(message)s")
     logging.getLogger("grpc._cython.cygrpc").addFilter(_of_a_bug)
 
 

@@ -45,7 +45,8 @@ from controller.loop.core.effects import (
     NextSeed,
     PlannerAnswer,
     RecordCandidate,
-    Save,
+    RequireRoom,
+    SaveLater,
     SavePlannerMemory,
     Steps,
     TellPlanner,
@@ -123,7 +124,7 @@ class Explorer:
         )
         self._retain_from(now_s)
         self.run.totals.explorations, self.totals.explorations = 1, self.totals.explorations + 1
-        yield Save(TOTALS, self.totals.plain())
+        yield SaveLater(TOTALS, self.totals.plain())
         yield AddMetric("trefoil_exploring", 1, gauge=True)
         yield Log("exploration", {"trigger": trigger.cause, "why": trigger.why})
         yield from self.step(view, current, rollout)
@@ -188,6 +189,7 @@ class Explorer:
         if patient and (rollout[0] == RolloutState.APPLYING or unplanned_slices_stand(view)):
             return
         view = replace(view, trigger=run.trigger.cause)
+        yield RequireRoom()
         answer = yield CallPlanner(view, (yield NextSeed()), ask=True)
         if isinstance(answer.step, Decision):
             yield from self._decided(view, answer)
@@ -386,7 +388,7 @@ class Explorer:
         self.run = None
         self._retain_from(math.inf)
         yield SavePlannerMemory()
-        yield Save(TOTALS, self.totals.plain())
+        yield SaveLater(TOTALS, self.totals.plain())
         yield AddMetric("trefoil_exploring", 0, gauge=True)
         yield AddMetric("trefoil_explorations_total", labels={"outcome": outcome})
         fields: dict[str, Any] = {"outcome": outcome, "why": why, **run.totals.plain()}

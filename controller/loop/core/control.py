@@ -37,7 +37,9 @@ from controller.loop.core.effects import (
     RecordCandidate,
     RecordDecision,
     Republish,
+    RequireRoom,
     Save,
+    SaveLater,
     StartRollout,
     Steps,
     StopRollout,
@@ -214,7 +216,7 @@ class ControlCore:
             forced, self._pending_trigger = self._pending_trigger, None
             try:
                 yield from self._decide(view, trigger)
-            except (errors.Fenced, errors.StateUnavailable):
+            except (errors.Fenced, errors.StateUnavailable, errors.DiskUnavailable):
                 self._pending_trigger = forced  # nothing is in force of it: it is still asked for
                 raise
         elif (
@@ -268,6 +270,7 @@ class ControlCore:
     # --- deciding -----------------------------------------------------------------------------------------------------
 
     def _decide(self, view: PlanView, trigger: Trigger) -> Steps[None]:
+        yield RequireRoom()
         if trigger.cause == "slo":
             self.slo_margin.raise_on_breach(view)
             view = self.view()
@@ -294,8 +297,7 @@ class ControlCore:
         versions: Mapping[str, str] | None = None,
     ) -> Steps[None]:
         """Record what was decided on `view`, and put it in force. `decision`: what is made of the answer."""
-        verdict = judge(judged, trigger, decision or answer.decision, self.control)
-        self.last_verdict = verdict
+        judgement = verdict = judge(judged, trigger, decision or answer.decision, self.control)
         plan, effect = verdict.plan, verdict.outcome
         if plan is not None:
             effect = yield from self._count(trigger.cause, reconfigures(self.current, plan))
@@ -303,9 +305,14 @@ class ControlCore:
         if decision is not None:  # a replay compares with what the planner made
             verdict = replace(verdict, decision=answer.decision)
         yield self._record_effect(view, trigger, answer, verdict, effect, plan or self.current, versions)
-        self._set_basis(view, verdict)  # not before: what could not be written has to trigger again
+        plans = self._plans_with(plan) if plan is not None else self.plans
         if plan is not None:
-            yield from self._put_in_force(plan)
+            yield Save({"plans": plans})
+        self.last_verdict = judgement
+        self._set_basis(view, verdict)  # not before: what could not be written has to trigger again
+        self.plans = plans
+        if plan is not None:
+            yield from self._roll(plan, plan.why)
         yield NotifyWatchers()
 
     def _record_effect(
@@ -403,11 +410,16 @@ class ControlCore:
         return plan
 
     def _deploy(self, plan: Plan) -> Steps[Plan]:
-        """Put a plan in force in place of the candidate before it, and begin its rollout."""
+        """Put a plan in force in place of the candidate before it, and begin its rollout.
+
+        The disk need not have it: the next controller goes back to the plan before the exploration.
+        """
         newer = self.current is None or self.current.revision < plan.revision
         plan = plan if newer and plan.revision.epoch == self._epoch else self._renumbered(plan)
         self.plan_basis = plan_basis(self.view(), plan, math.inf)
-        yield from self._put_in_force(plan)
+        self.plans = self._plans_with(plan)
+        yield SaveLater("plans", self.plans)
+        yield from self._roll(plan, plan.why)
         yield NotifyWatchers()
         return plan
 
@@ -418,17 +430,19 @@ class ControlCore:
         if decision.plan is not None:
             decision = replace(decision, plan=replace(decision.plan, exploration=False))
         judged = replace(view, current=None) if trial else view
-        yield from self._judge(view, judged, wanted.trigger, wanted.answer, decision, wanted.versions)
+        try:
+            yield from self._judge(view, judged, wanted.trigger, wanted.answer, decision, wanted.versions)
+        except (errors.Fenced, errors.StateUnavailable, errors.DiskUnavailable):
+            self._pending_trigger = wanted.trigger  # the exploration is over: what it was for is still asked for
+            raise
         return self.current
 
     # --- acting -------------------------------------------------------------------------------------------------------
 
-    def _put_in_force(self, plan: Plan) -> Steps[None]:
-        """The numbered plan becomes the plan in force and is rolled out."""
+    def _plans_with(self, plan: Plan) -> list[Plan]:
+        """The plans that are kept when the numbered one becomes the plan in force."""
         saved = self.plans[:-1] if self.current is not None and self.current.exploration else self.plans
-        self.plans = [*saved, plan][-self.settings.plans_kept :]
-        yield Save("plans", list(self.plans))
-        yield from self._roll(plan, plan.why)
+        return [*saved, plan][-self.settings.plans_kept :]
 
     def _roll(self, plan: Plan, why: str) -> Steps[None]:
         self.plans[-1] = plan
@@ -442,17 +456,26 @@ class ControlCore:
     # --- what operators change ----------------------------------------------------------------------------------------
 
     def operate(self, control: ControlState, plan: Plan | None = None, why: str = "") -> Steps[None]:
-        """Change mode, freeze or pin; `plan` is rolled out all the same. What is released is planned afresh."""
+        """Change mode, freeze or pin; `plan` is rolled out all the same. What is released is planned afresh.
+
+        Raises:
+            errors.DiskUnavailable: it cannot be kept; nothing is changed.
+        """
         released = bool(self.control.hold_reason) and not control.hold_reason
-        self.control = control
-        yield Save("control", {"mode": control.mode.name, "frozen": control.frozen, "pinned": control.pinned})
+        held = {"mode": control.mode.name, "frozen": control.frozen, "pinned": control.pinned}
         if plan is not None:
             view = self.view()
-            yield from self.explorer.abandon(why or "another plan takes over")
             numbered = replace(self._renumbered(plan), why=why or plan.why, created_at_s=view.now_s)
+            plans = self._plans_with(numbered)
+            yield Save({"control": held, "plans": plans})
+            self.control, self.plans = control, plans
+            yield from self.explorer.abandon(why or "another plan takes over")
             self.plan_basis = plan_basis(view, numbered, math.inf)
-            yield from self._put_in_force(numbered)
-        elif control.hold_reason:
+            yield from self._roll(numbered, numbered.why)
+            return
+        yield Save({"control": held})
+        self.control = control
+        if control.hold_reason:
             yield from self._run_explorer(self.explorer.stop(self.view(), control.hold_reason, self.current))
         elif released:
             self._pending_trigger = Trigger("start", "the operator released the controller")
@@ -462,10 +485,19 @@ class ControlCore:
         yield from self._decide(self.view(), trigger)
 
     def set_objective(self, objective: Objective) -> Steps[PlanView]:
-        """Set an accepted objective in force; returns the view that it is judged on."""
-        yield WriteObjectives((objective,))
+        """Set an accepted objective in force; returns the view that it is judged on.
+
+        Raises:
+            errors.DiskUnavailable, errors.Fenced, errors.StateUnavailable: it is not in force.
+        """
+        before = list(self.objectives.values())
+        yield Save({"objectives": list({**self.objectives, objective.family: objective}.values())})
+        try:
+            yield WriteObjectives((objective,))
+        except (errors.Fenced, errors.StateUnavailable):
+            yield SaveLater("objectives", before)
+            raise
         self.objectives[objective.family] = objective
-        yield Save("objectives", list(self.objectives.values()))
         self.observation.windows.restart_budget(objective.family)
         return replace(self.view(), trigger="objective")
 

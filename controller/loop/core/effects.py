@@ -1,8 +1,8 @@
 """Effects: what a core wants done, as values; the answer to each is what a shell sends back.
 
 A core's method is a generator: it yields one effect, is given its answer, and goes on; `return` ends the step. What
-cannot be done is raised inside it (`errors.Fenced`, `errors.StateUnavailable`, `errors.Unavailable`, ...), so that a
-step that was not recorded leaves nothing behind that says it was. Time comes with each answer, in its `CoreTime`.
+cannot be done is raised inside it (`errors.Fenced`, `errors.StateUnavailable`, `errors.DiskUnavailable`, ...), so
+that a step that was not recorded leaves nothing behind that says it was. Time comes with each answer (`CoreTime`).
 Effects are not frozen: a simulated year makes half a million, and a frozen one takes three times as long to make.
 """
 
@@ -103,8 +103,13 @@ class OpenRecords:
 
 
 @dataclass(slots=True)
+class RequireRoom:
+    """Require room on the disk before deciding. Raises DiskUnavailable: what came of it could not be kept."""
+
+
+@dataclass(slots=True)
 class RecordDecision:
-    """Record a decision. Raises Fenced, StateUnavailable: nothing may come of it."""
+    """Record a decision. Raises Fenced, StateUnavailable, DiskUnavailable: nothing may come of it."""
 
     id: str
     view: PlanView
@@ -129,7 +134,14 @@ class WriteObjectives:
 
 @dataclass(slots=True)
 class Save:
-    """Save a value on disk under a name."""
+    """Save values on disk by name, all or none. Raises DiskUnavailable: nothing may come of them."""
+
+    values: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class SaveLater:
+    """Save a value on disk under a name, as soon as there is room; a restart before that does without."""
 
     name: str
     value: Any

@@ -28,7 +28,7 @@ from functools import lru_cache
 from typing import Final
 
 from controller.forecasters.last_max import Z_90
-from controller.observe.core.plannable import out_of_service_reason, usable_devices
+from controller.observe.core.plannable import out_of_service_reason, unloadable_variants, usable_devices
 from trefoil.core.brains import PlanView
 from trefoil.core.common import IdentityKey
 from trefoil.core.demand import Demand
@@ -74,6 +74,7 @@ class PlanBasis:
     devices: frozenset[str]
     lost: frozenset[SliceKey] = frozenset()
     next_tick_at_s: float = math.inf
+    unloadable: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ def plan_basis(view: PlanView, plan: Plan, next_tick_at_s: float) -> PlanBasis:
         capacity_per_s={family: e.capacity_per_s for family, e in plan.expected.items()},
         objective_numbers={o.family: o.number for o in view.objectives},
         devices=usable_devices(view.fleet),
+        unloadable=frozenset(unloadable_variants(view.fleet)),
         lost=frozenset(_lost_slices(view, plan)),
         next_tick_at_s=next_tick_at_s,
     )
@@ -122,6 +124,7 @@ def evaluate_triggers(
     if not rolling:
         holding |= _losses(view, view.current, basis, thresholds)
     found += _devices(view, basis)
+    found += _models(view, basis)
     found += _objectives(view, basis)
     for demand in view.demand:
         found += _load_at_once(demand, basis, thresholds)
@@ -166,6 +169,14 @@ def _devices(view: PlanView, basis: PlanBasis) -> list[Trigger]:
         whys = {d.device: out_of_service_reason(d) for node in view.fleet.nodes for d in node.devices}
         return [Trigger("loss", "; ".join(f"{name}: {whys.get(name) or 'its node is stale'}" for name in gone))]
     return [Trigger("loss", f"{', '.join(back)}: can be used (again)")] if back else []
+
+
+def _models(view: PlanView, basis: PlanBasis) -> list[Trigger]:
+    now = unloadable_variants(view.fleet)
+    gone, back = sorted(now.keys() - basis.unloadable), sorted(basis.unloadable - now.keys())
+    if gone:
+        return [Trigger("loss", "; ".join(f"{name} cannot be loaded: {now[name]}" for name in gone))]
+    return [Trigger("loss", f"{', '.join(back)}: can be loaded again")] if back else []
 
 
 def _objectives(view: PlanView, basis: PlanBasis) -> list[Trigger]:

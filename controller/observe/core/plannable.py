@@ -1,14 +1,16 @@
-"""Plannable devices: which may take slices, and for each of the others the reason why not."""
+"""Plannable devices and variants: which may take slices and be loaded, and for the others the reason why not."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Final
 
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.common import IdentityKey
 from trefoil.core.device_types import DEVICE_TYPES, device_type
 from trefoil.core.errors import NotFound
-from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus, FleetState
+from trefoil.core.fleet import MISSING_MODEL, DeviceKind, DeviceState, DeviceStatus, FleetState
 
 AWAKE_STATES: Final = frozenset({DeviceState.AWAKE, DeviceState.WAKING})
 
@@ -61,3 +63,39 @@ def usable_devices(fleet: FleetState) -> frozenset[str]:
 def _usable(fleet: IdentityKey[FleetState]) -> frozenset[str]:
     known = fleet.value
     return frozenset(d.device for node in known.nodes if node.node not in known.stale for d in node.devices if d.usable)
+
+
+def unloadable_variants(fleet: FleetState) -> Mapping[str, str]:
+    """Variants that a node cannot load now, as `family/version`, each with the reason: none of them is planned."""
+    return _unloadable(IdentityKey(fleet)) if any(node.missing for node in fleet.nodes) else NOTHING
+
+
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@lru_cache(maxsize=64)
+def _unloadable(fleet: IdentityKey[FleetState]) -> Mapping[str, str]:
+    found = {}
+    for node in fleet.value.nodes:
+        for entry in node.missing:
+            name, _, why = entry.partition(": ")
+            if name.startswith(MISSING_MODEL):
+                found[name.removeprefix(MISSING_MODEL)] = f"{node.node}: {why}"
+    return found
+
+
+def loadable_catalog(catalog: Catalog, fleet: FleetState) -> Catalog:
+    """Catalogue without the variants that a node cannot load; a family that has no other stays whole."""
+    refused = unloadable_variants(fleet)
+    return _loadable(IdentityKey(catalog), frozenset(refused)) if refused else catalog
+
+
+@lru_cache(maxsize=16)
+def _loadable(catalog: IdentityKey[Catalog], refused: frozenset[str]) -> Catalog:
+    families, gone = [], set()
+    for family in catalog.value.families:
+        left = tuple(v for v in family.variants if f"{family.name}/{v.version}" not in refused)
+        gone |= {(family.name, v.name) for v in family.variants if left and v not in left}
+        families.append(replace(family, variants=left) if left and left != family.variants else family)
+    rows = tuple(row for row in catalog.value.rows if (row.family, row.variant) not in gone)
+    return Catalog(tuple(families), rows)

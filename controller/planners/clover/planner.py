@@ -363,7 +363,7 @@ def base_joules(
     graph = pod.space.deployed(pod.base).graph
     for (variant, name, shape), n in graph.weights:
         kind = next(k for k, _ in pod.space.kinds if k.name == name)
-        column = class_column(inputs.view.catalog, pod.task, kind, shape, variant, 1, constants)
+        column = class_column(inputs.known, pod.task, kind, shape, variant, 1, constants)
         if column is None:
             outcome = known.get(pod.base.key)
             return outcome.joules if outcome is not None else None

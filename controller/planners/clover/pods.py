@@ -130,7 +130,9 @@ def pods_of(inputs: PlanningInput, standardised: bool, artifact: bool) -> tuple[
             counts = Counter(d.type.name for d in devices)
             kinds = tuple((next(d.type for d in devices if d.type.name == n), counts[n]) for n in sorted(counts))
             variants = inputs.view.catalog.family(task.family).by_accuracy()
-            found.append(Pod(task, tuple(devices), Space(kinds, variants, standardised, artifact)))
+            known = inputs.known.family(task.family).by_accuracy()
+            without = tuple(v.name for v in known if v not in variants)
+            found.append(Pod(task, tuple(devices), Space(kinds, variants, standardised, artifact, without)))
     return tuple(found)
 
 
@@ -230,7 +232,7 @@ def _columns(
 ) -> tuple[Column, ...]:
     """Operating points of what is hosted, as far as it is profiled: the largest batch that a slice accepts."""
     found = [
-        class_column(inputs.view.catalog, pod.task, kind, shape, variant, 1, constants)
+        class_column(inputs.known, pod.task, kind, shape, variant, 1, constants)
         for pod, setup, _ in chosen
         for kind, _ in pod.space.kinds
         for (variant, name, shape), _ in setup.graph.weights

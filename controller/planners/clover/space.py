@@ -166,12 +166,16 @@ def distances(kind: DeviceType, variants: tuple[Variant, ...], graph: Graph, tim
 
 @dataclass(frozen=True)
 class Space:
-    """Space of configurations of a pod. `kinds`: its device types and how many devices there are of each, in order."""
+    """Space of configurations of a pod. `kinds`: its device types and how many devices there are of each, in order.
+
+    `without`: variants of the family that cannot be loaded now; what was measured with them is of another space.
+    """
 
     kinds: tuple[tuple[DeviceType, int], ...]
     variants: tuple[Variant, ...]
     standardised: bool = True
     artifact: bool = False
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for kind, _ in self.kinds:
@@ -188,7 +192,8 @@ class Space:
     @property
     def size_key(self) -> str:
         """Key of the pod's size, for which measurements hold."""
-        return ",".join(f"{n}x{kind.name}" for kind, n in self.kinds) + ("" if self.standardised else "/fleet")
+        size = ",".join(f"{n}x{kind.name}" for kind, n in self.kinds) + ("" if self.standardised else "/fleet")
+        return size + "".join(f"/without {name}" for name in self.without)
 
     def units(self, kind: DeviceType) -> tuple[Setup, ...]:
         """Setups of one device of that type: every distinct graph."""

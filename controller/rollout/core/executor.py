@@ -198,16 +198,16 @@ class RolloutExecutor:
         step = 0 if first or self.published is None else self.published.revision.step + 1
         plan = replace(target, revision=replace(target.revision, step=step), nodes=(), routes=routes)
         self.rollout = replace(self.rollout, target=plan.revision, state=state, step=step)
+        yield Save({"published": plan})  # first: the next controller must know what dispatchers route by
         yield from self._write_until_done(Publish(plan=plan, rollout=self.rollout, drained=drained))
         self.published = plan
-        yield Save("published", plan)
         fields = {"name": name, "revision": str(plan.revision), "of": self.rollout.steps, "state": state.name}
         yield Log("rollout step", fields)
         yield NotifyWatchers()
         return plan.revision
 
     def _command_nodes(self, devices: Devices, revision: Revision) -> Steps[None]:
-        """Apply first, then note it: a note without the command would never be commanded again."""
+        """Kept on disk first: Redis must not go back to an older one under the next controller, which commands anew."""
         fleet = self._observation.fleet(self._time.now_s)
         for node in fleet.nodes:
             if node.node in fleet.stale:
@@ -217,10 +217,10 @@ class RolloutExecutor:
             if node.node in self._confirmed and before is not None and _same(before, mine):
                 continue
             plan = sealed(NodePlan(node=node.node, devices=mine), revision)
+            yield Save({"commanded": list({**self.commanded, node.node: plan}.values())})
             changed = yield CommandNode(node, plan)
             self._confirmed.add(node.node)
             self.commanded[node.node] = plan
-            yield Save("commanded", list(self.commanded.values()))
             yield from self._write_until_done(Publish(node=plan))
             yield Log("node plan", {"node": node.node, "revision": str(revision), "changed": changed})
 

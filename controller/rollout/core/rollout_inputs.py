@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from controller.observe.core.plannable import AWAKE_STATES, mig_off
+from controller.observe.core.plannable import AWAKE_STATES, loadable_catalog, mig_off
 from controller.rollout.core.interim_routes import (
     RolloutInputs,
     interim_routes,
@@ -106,7 +106,7 @@ def _fastest(view: PlanView, rows: Rows, kind: str, part: PlannedSlice, hosted: 
     objective = next((o for o in view.objectives if o.family == hosted.family), None)
     now = rows.get((kind, part.key.slice_type, hosted.family, hosted.variant))
     best, best_row = hosted, now
-    for variant in view.catalog.family(hosted.family).by_accuracy():
+    for variant in loadable_catalog(view.catalog, view.fleet).family(hosted.family).by_accuracy():
         row = rows.get((kind, part.key.slice_type, hosted.family, variant.name))
         if row is None or (objective is not None and variant.accuracy < objective.hard_min_accuracy):
             continue

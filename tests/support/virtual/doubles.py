@@ -1,8 +1,9 @@
 """What processes in virtual time have instead of a disk, metrics and gRPC."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from controller.loop.disk_store import DiskStore
@@ -20,6 +21,9 @@ CONTROLLER_HOLDS = ("objectives", "plans", "published", "commanded")  # dataclas
 class Files(dict[str, Any]):
     """A disk: what is on it outlives the processes that write to it."""
 
+    refuses: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether the next write fails: the disk is full, read-only, or broken at times."""
+
 
 class MemoryDisk(DiskStore):
     """`controller.loop.disk_store.DiskStore` without files. A killed process writes nothing more."""
@@ -27,14 +31,34 @@ class MemoryDisk(DiskStore):
     def __init__(self, files: Files, decisions_max: int) -> None:
         self._files, self._max = files, decisions_max
         self._process = PROCESS.get()
+        self._why, self._later = "", {}
 
-    def save(self, name: str, obj: Any) -> None:
+    @property
+    def trouble(self) -> str:
+        return self._why
+
+    def save_together(self, values: Mapping[str, Any]) -> None:
         if self._process is not None and self._process.dead:
             return
-        self._files[name] = obj if name in CONTROLLER_HOLDS else json.dumps(obj)
+        self._require_room()
+        for name, obj in values.items():
+            self._files[name] = obj if name in CONTROLLER_HOLDS else json.dumps(obj)
+            self._later.pop(name, None)
 
-    def save_all(self, name: str, objects: Iterable[Any]) -> None:
-        self.save(name, list(objects))
+    def save_later(self, name: str, obj: Any) -> None:
+        self._later[name] = obj
+        with contextlib.suppress(errors.DiskUnavailable):
+            self.save(name, obj)
+
+    def check(self) -> None:
+        self._require_room()
+        self.save_together(dict(self._later))
+        self._why = ""
+
+    def _require_room(self) -> None:
+        if self._files.refuses():
+            self._why = self._why or "the disk is full"
+            raise errors.DiskUnavailable(self._why)
 
     def load(self, name: str, cls: type[Any]) -> Any:
         return self._files.get(name)
@@ -47,6 +71,7 @@ class MemoryDisk(DiskStore):
         return found
 
     def save_decision(self, record: DecisionRecord, plan: Plan | None) -> None:
+        self._require_room()
         kept = self._files.setdefault("decisions", {})
         kept[record.id] = (record, plan)
         for old in list(kept)[: max(0, len(kept) - self._max)]:

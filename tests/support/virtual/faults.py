@@ -154,6 +154,20 @@ def device_cordoned(system: System, d: Any) -> None:
         system.loop.call_later(seconds(d[2], 1.0), lambda: back() if device in node.cordons else None)
 
 
+def disk_full(system: System, d: Any) -> None:
+    """The controller's, for a time; or one at which half of all writes fail. Its process may have to start on it."""
+    files, rng = system.controller.files, np.random.default_rng(int(d[1] * 1e6))
+    files.refuses = (lambda: True) if d[0] < 0.5 else (lambda: bool(rng.random() < 0.5))
+    if d[2] < 0.3:
+        system.controller.kill()
+        system.controller.start()
+
+    def room() -> None:
+        files.refuses = lambda: False
+
+    system.loop.call_later(seconds(d[3], 1.0), room)
+
+
 def redis_down(system: System, d: Any) -> None:
     system.server.fall()
     system.loop.call_later(seconds(d[0]), system.server.rise)
@@ -324,4 +338,5 @@ KINDS: dict[str, Callable[[System, Any], None]] = {
     "load changes": load_changes,
     "replanned": replanned,
     "frozen": frozen,
+    "disk full": disk_full,
 }

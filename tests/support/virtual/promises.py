@@ -9,7 +9,7 @@ from trefoil.core.common import Revision
 from trefoil.core.fleet import SliceKey, SliceState
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout, RolloutState
 from trefoil.runtime import codec
-from trefoil.runtime.acks import FIRST_S
+from trefoil.runtime.sightings import FIRST_S
 from trefoil.runtime.state import ACK_TTL_S, TIMEOUT_S, State
 
 if TYPE_CHECKING:

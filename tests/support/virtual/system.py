@@ -284,7 +284,7 @@ def installed(system: System, *, real_bytes: bool = False) -> Iterator[None]:
         return made
 
     replaced: dict[str, Any] = {
-        "controller.__main__.DiskStore": lambda _, decisions_max: MemoryDisk(system.opening, decisions_max),
+        "controller.__main__.DiskStore": lambda _, decisions_max, __: MemoryDisk(system.opening, decisions_max),
         "controller.__main__.Metrics": lambda _: Silent(),
         "controller.__main__.AgentClients": lambda clock, timeout_s, tries, _: NodeAgents(
             system.nodes, clock, timeout_s, tries

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+import structlog
 
 from carbon_feed.reading.core.observation import Observation
 from carbon_feed.reading.leader_election import load_epoch, save_epoch
@@ -10,6 +11,7 @@ from carbon_feed.reading.loop import ZoneLoop
 from carbon_feed.service import CarbonFeedServicer
 from carbon_feed.settings import CarbonFeedSettings
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
+from tests.support.failing_disk import ERRORS, FailingDisk
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Quality, Rung
 from trefoil.runtime.clock import ManualClock
@@ -170,3 +172,34 @@ def test_the_disk_remembers_the_epoch(tmp_path):
     path.write_text("seven")
     with pytest.raises(errors.StartError, match="not a number"):
         load_epoch(path)
+
+
+@pytest.mark.parametrize("code", ERRORS)
+async def test_a_feed_whose_disk_refuses_leads_and_reads_on_and_keeps_its_epoch_when_there_is_room(
+    state, provider, clock, metrics, tmp_path, monkeypatch, code
+):
+    state._clock = clock
+    disk = FailingDisk(monkeypatch, code)
+    disk.fail()
+    loop = ZoneLoop(CarbonFeedSettings(state_dir=tmp_path / "state"), provider, state, clock, metrics)
+    with structlog.testing.capture_logs() as log:
+        await loop.init()
+        for _ in range(3):
+            await tick(loop)
+        assert loop.leading
+        assert (await stored(state, loop)).intensity_g_per_kwh == 200.0
+        assert len([line for line in log if line["event"] == "disk"]) == 1
+        assert 'trefoil_disk_trouble{file="epoch",simulated="true"} 1.0' in metrics.text()
+        disk.mend()
+        await tick(loop)
+    assert load_epoch(tmp_path / "state" / "epoch-demo") == (await stored(state, loop)).epoch
+    assert 'trefoil_disk_trouble{file="epoch",simulated="true"} 0.0' in metrics.text()
+    await loop.shutdown()
+
+
+async def test_an_epoch_that_cannot_be_read_does_not_end_the_feed(loop, tmp_path):
+    (tmp_path / "epoch-demo").mkdir()  # an I/O error of its own kind
+    await loop.init()
+    await tick(loop)
+    assert loop.leading
+    await loop.shutdown()

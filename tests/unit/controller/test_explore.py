@@ -16,7 +16,7 @@ from controller.loop.core.effects import (
     Deploy,
     NextSeed,
     RecordCandidate,
-    Save,
+    SaveLater,
     SavePlannerMemory,
     Steps,
     TellPlanner,
@@ -89,7 +89,7 @@ class FakeDisk:
     def load_plain(self, name):
         return self.files.get(name, {})
 
-    def save(self, name, value) -> None:
+    def save_later(self, name, value) -> None:
         self.files[name] = value
 
 
@@ -162,8 +162,8 @@ class Bench:
                 self.planner_runner.tell(candidate, measurement)
             case SavePlannerMemory():
                 self.planner_runner.save()
-            case Save(name, value):
-                self.disk.save(name, value)
+            case SaveLater(name, value):
+                self.disk.save_later(name, value)
             case RecordCandidate(view, trigger, thought, _):
                 self._record(view, trigger, thought)
                 return replace(thought.step.plan, exploration=True)

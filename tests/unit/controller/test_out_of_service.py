@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from controller.loop.core.triggers import CAUSES, HoldTimers, Thresholds, evaluate_triggers, plan_basis
-from controller.observe.core.plannable import profiled_types, unplannable_reason
+from controller.observe.core.plannable import loadable_catalog, profiled_types, unplannable_reason
 from controller.planners.exact.planner import ExactPlanner
 from controller.rollout.core.rollout_inputs import best_path, fleet_snapshot, rollout_refusal
 from tests.support.planners import layout, plan_of
@@ -120,3 +120,32 @@ def test_what_can_be_planned_follows_from_the_profile_and_the_mode(kind, mig_on,
         assert bool(found) == (kind not in profiled_types(CATALOG))
     else:
         assert (why in found) if why else not found
+
+
+def test_a_variant_that_a_node_cannot_load_and_its_end_fire_like_a_loss_and_name_the_file():
+    plan = plan_of({GPU0: (), GPU1: ()})
+    whole = replace(view(), fleet=fleet(2), current=plan)
+    why = "/models/digits/2/model.onnx is missing or cannot be read"
+    (node,) = whole.fleet.nodes
+    lacking = replace(whole, fleet=FleetState((replace(node, missing=("rapl: no", f"model digits/2: {why}")),)))
+    for before, after, said in (
+        (whole, lacking, f"digits/2 cannot be loaded: node0: {why}"),
+        (lacking, whole, "digits/2: can be loaded again"),
+    ):
+        fired, _ = evaluate_triggers(after, plan_basis(before, plan, float("inf")), HoldTimers(), Thresholds(), CAUSES)
+        assert (fired.cause, fired.why) == ("loss", said)
+        again, _ = evaluate_triggers(after, plan_basis(after, plan, float("inf")), HoldTimers(), Thresholds(), CAUSES)
+        assert again is None
+
+
+def test_a_family_whose_every_variant_cannot_be_loaded_stays_whole():
+    (node,) = fleet(1).nodes
+    (family,) = CATALOG.restrict({"digits"}).families
+    for refused in (1, len(family.variants)):
+        missing = tuple(f"model digits/{v.version}: gone" for v in family.variants[:refused])
+        left = loadable_catalog(CATALOG, FleetState((replace(node, missing=missing),)))
+        kept = family.variants[1:] if refused == 1 else family.variants
+        assert left.family("digits").variants == kept
+        assert {row.variant for row in left.rows if row.family == "digits"} == {v.name for v in kept}
+        assert left.family("albert") == CATALOG.family("albert")
+    assert loadable_catalog(CATALOG, fleet(1)) is CATALOG

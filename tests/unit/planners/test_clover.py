@@ -25,6 +25,7 @@ from trefoil.core.catalog import Catalog, Family
 from trefoil.core.demand import Demand, Measured
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.errors import ProfileMissing
+from trefoil.core.fleet import MISSING_MODEL
 from trefoil.core.objective import ObjectiveMode
 from trefoil.core.plan_check import check, plan_digest
 from trefoil.core.policies import POLICIES, PRESETS
@@ -323,3 +324,28 @@ def test_a_large_pod_is_served_at_ten_devices_and_errs_on_the_safe_side():
     a, b = (replace(p, points=points)(setup) for p in (small, large))
     assert a.joules == pytest.approx(b.joules)
     assert a.p95_ms == b.p95_ms
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_cannot_be_loaded_meanwhile_is_neither_asked_for_nor_decided_on(seed):
+    """Variants come and go while it explores, and its controller is started again now and then."""
+    drawn, planner, one, cannot = rng(seed), CloverPlanner(), lambda_view(), ()
+    versions = [variant.version for variant in one.catalog.families[0].variants]
+    for _ in range(30):
+        if drawn.random() < 0.2:
+            cannot = drawn.choice(versions, drawn.integers(0, len(versions)), replace=False)
+        if drawn.random() < 0.1:
+            memory, planner = json.loads(json.dumps(planner.memory())), CloverPlanner()
+            planner.recall(memory)
+        missing = tuple(f"{MISSING_MODEL}digits/{version}: its file was cut short" for version in cannot)
+        one = replace(one, fleet=replace(one.fleet, nodes=(replace(one.fleet.nodes[0], missing=missing),)))
+        step = planner.ask(one, drawn)
+        if step.plan is None:
+            continue
+        hosts = [h.version for n in step.plan.nodes for d in n.devices for s in d.slices for h in s.hosted]
+        assert not {*hosts} & {*cannot}
+        if isinstance(step, Candidate):
+            out = served(one, step.plan)
+            told = Measured("digits", out.p95_ms, out.p99_ms, 1.0, out.accuracy, None, out.rate_per_s, 10.0, out.joules)
+            planner.tell(step, Measurement((told,), 10.0, 100.0, 0))
+        one = replace(one, fleet=applied(step.plan, one.fleet), current=step.plan)

@@ -8,6 +8,7 @@ import pytest
 
 from protos.power_agent.v1 import power_agent_pb2 as pb
 from protos.power_agent.v1 import power_agent_pb2_grpc as pb_grpc
+from tests.support.failing_disk import FailingDisk
 from trefoil.core import errors
 from trefoil.runtime import rpc, scopes
 from trefoil.runtime.audit import REQUEST_BYTES_MAX, REQUEST_CHARS_MAX, AuditLog
@@ -169,3 +170,19 @@ async def test_a_command_that_cannot_be_written_out_is_refused_and_noted(audit, 
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     asked, answered = lines(tmp_path)
     assert (asked["request"], answered["code"]) == ("", "INVALID_ARGUMENT")
+
+
+async def test_a_command_that_cannot_be_noted_is_refused_and_a_question_is_answered(audit, tmp_path, monkeypatch):
+    server = await serve(ServiceSettings(admin_address="127.0.0.1:0"), audit)
+    disk = FailingDisk(monkeypatch)
+    disk.fail()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await ask(server, "", command)
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert "no command is carried out that cannot be noted" in refused.value.details()
+    await ask(server, "", read)
+    disk.mend()
+    await ask(server, "", command)
+    await server.stop(0)
+    asked, answered = lines(tmp_path)
+    assert (asked["call"], answered["code"]) == (answered["call"], "OK")

@@ -1,7 +1,9 @@
 import inspect
-import io
 import json
+import os
 import re
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -35,7 +37,7 @@ def test_declarations_follow_the_conventions(metric):
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_what_is_declared_is_written_by_each_of_its_services(metric):
     """A page built on a metric that nobody writes shows a calm that is not there."""
-    runtime = "".join((ROOT / "trefoil" / "runtime" / f"{name}.py").read_text() for name in ("rpc", "state"))
+    runtime = "".join((ROOT / "trefoil" / "runtime" / f"{name}.py").read_text() for name in ("files", "rpc", "state"))
     common = runtime + inspect.getsource(Metrics)
     for service in metric.services:
         own = "".join(path.read_text() for path in (ROOT / service).rglob("*.py"))
@@ -94,19 +96,62 @@ def test_served_over_http_and_the_port_is_given_back(unused_tcp_port):
     metrics.serve("127.0.0.1", unused_tcp_port)()
 
 
-def test_logs_are_json_without_a_terminal(monkeypatch):
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
+def test_logs_are_json_without_a_terminal(capfd):
     telemetry.setup_logging("controller", "info")
     import structlog
 
     structlog.get_logger().info("decided", plan=3)
     structlog.get_logger().debug("not shown")
-    (line,) = stream.getvalue().splitlines()
+    (line,) = capfd.readouterr().err.splitlines()
     logged = json.loads(line)
     assert logged.pop("timestamp").endswith("Z")
     assert logged == {"service": "controller", "event": "decided", "plan": 3, "level": "info"}
     structlog.reset_defaults()
+
+
+def test_a_log_on_a_full_disk_loses_lines_and_ends_no_process_and_says_how_many_were_lost(tmp_path):
+    """A real process whose stderr is /dev/full, then a file: its logs by both libraries, a warning, its exit."""
+    code = """
+import logging, os, sys, warnings
+import structlog
+from trefoil.runtime.telemetry import setup_logging
+setup_logging("controller", "info")
+log = structlog.get_logger()
+for number in range(3):
+    log.warning("structured", number=number)
+    logging.getLogger("grpc").error("plain %d", number)
+warnings.warn("heard")
+os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), 2)
+log.info("there is room again")
+print("went on")
+"""
+    kept = tmp_path / "log"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(kept)], stderr=full, stdout=subprocess.PIPE, text=True, check=True
+        )
+    assert done.stdout == "went on\n"
+    lost, line = map(json.loads, kept.read_text().splitlines()[:2])
+    assert (lost["count"], line["event"]) == (6, "there is room again")
+
+
+def test_half_a_line_on_a_disk_that_filled_is_ended_before_the_next(tmp_path, monkeypatch):
+    """The first line finds room for 4 bytes, the second for none, the third for all."""
+    rooms, kept, write = [4, 0, 0], tmp_path / "log", os.write
+
+    def scarce(file, data):
+        room = rooms.pop(0) if rooms else len(data)
+        if not room:
+            raise OSError(28, "No space left on device")
+        return write(file, data[:room])
+
+    with kept.open("wb") as file:
+        stream = telemetry.LogStream(file.fileno())
+        monkeypatch.setattr(telemetry.os, "write", scarce)
+        for text in ("first line\n", "second line\n", "third line\n"):
+            stream.write(text)
+    first, lost, third = kept.read_text().splitlines()
+    assert (first, json.loads(lost)["count"], third) == ("firs", 2, "third line")
 
 
 def test_observing_many_times_at_once_is_observing_many_times():

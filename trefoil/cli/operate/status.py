@@ -30,7 +30,7 @@ from trefoil.core.common import Lease
 from trefoil.core.demand import LoadForecast, LoadWindow, ScaleSignal, TableAck
 from trefoil.core.energy import EnergySample
 from trefoil.core.errors import Unavailable
-from trefoil.core.fleet import NodeStatus
+from trefoil.core.fleet import MISSING_MODEL, NodeStatus
 from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout, RolloutState
 from trefoil.runtime import codec
@@ -119,6 +119,7 @@ async def _gather_plan(system: SystemClient) -> dict[str, Any]:
         "nodes": [as_json(node) for node in await system.nodes()],
         "carbon": [as_json(reading) for reading in await system.carbon()],
         "carbon_refused": answer.carbon_refused,
+        "disk_trouble": answer.disk_trouble,
         "receipts": await system.receipts(),
     }
 
@@ -131,13 +132,19 @@ def _failing_text(name: str, failing: Failing, now_s: float) -> str:
 
 
 def _print_plan(out: Console, found: Mapping[str, Any]) -> None:
-    for node in found["nodes"]:
-        out.print(_devices_table(codec.from_plain(NodeStatus, node)))
+    nodes = [codec.from_plain(NodeStatus, node) for node in found["nodes"]]
+    for node in nodes:
+        out.print(_devices_table(node))
+    for node in nodes:
+        for entry in (entry for entry in node.missing if entry.startswith(("disk: ", MISSING_MODEL))):
+            out.print(f"{node.node} cannot: {entry}", markup=False)
     for reading in found["carbon"]:
         kind = "simulated" if reading["simulated"] else reading["provider"]
         out.print(f"carbon {reading['series']['zone']}: {reading['intensity_g_per_kwh']:.0f} g/kWh ({kind})")
     if found["carbon_refused"]:
         out.print(f"carbon is not planned by: {found['carbon_refused']}")
+    if found["disk_trouble"]:
+        out.print(f"nothing new is decided: {found['disk_trouble']}", markup=False)
     for row in found["receipts"]:
         if row["residual"] is not None:
             out.print(

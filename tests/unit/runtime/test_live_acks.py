@@ -9,9 +9,9 @@ import pytest
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck
 from trefoil.core.errors import StateUnavailable
-from trefoil.runtime.acks import FIRST_S, LiveAcks
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.keys import Keys
+from trefoil.runtime.sightings import FIRST_S, LiveAcks
 
 ONE = TableAck("d", 0, Revision(1, 1), observed_at_s=1.0)
 OTHER = replace(ONE, worker=1)

@@ -1,0 +1,101 @@
+"""Digests of model files: what a variant was when it was first seen is what it must be at every later load.
+
+A version is fixed for life, so a file under it that was cut short, replaced or removed is refused by name, and used
+again when it is put back. family.toml may state the digest of a variant's model file (`sha256`); of every other file
+this agent remembers what it found first. A file is read again only when its change time, size or place is another. Of a
+family that has no model files at all there is nothing to say: whoever wants to serve it is told how to make them.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from trefoil.core.catalog import Catalog
+from trefoil.core.errors import CatalogError
+from trefoil.runtime.model_files import contract, expected_files, version_files
+
+Version = tuple[str, int]
+"""Family and version."""
+READ_BYTES: Final = 2**20
+
+
+class ModelDigests:
+    """Digests of the model files of a repository. Blocks while it reads files."""
+
+    def __init__(self, source: Path, catalog: Catalog, stated: Mapping[Version, str]) -> None:
+        """stated: SHA-256 of the model file of those versions that family.toml states one for."""
+        self._source, self._stated = source, stated
+        self._versions = {family.name: [v.version for v in family.variants] for family in catalog.families}
+        self._model_file: dict[str, str] = {}  # of each family that has had any
+        self._known: dict[Version, dict[str, str]] = {}
+        self._read: dict[Path, tuple[tuple[int, ...], str]] = {}
+
+    def refusals(self) -> dict[Version, str]:
+        """Refusals of all versions that may not be loaded now: which file, and why."""
+        whys: dict[Version, str] = {}
+        for family, versions in self._versions.items():
+            self._learn(family)
+            if family in self._model_file:
+                whys |= {(family, version): self._refusal((family, version)) for version in versions}
+        return {version: why for version, why in whys.items() if why}
+
+    def check(self, family: str, version: int) -> None:
+        """Check a version before it is loaded.
+
+        Raises:
+            CatalogError: a file of it is not what it was, or is gone.
+        """
+        self._learn(family)
+        if why := self._refusal((family, version)):
+            raise CatalogError(
+                why,
+                field=f"family {family}: version",
+                value=version,
+                remedy="put the file back, or give it a new version",
+            )
+
+    def _learn(self, family: str) -> None:
+        """Remember what is seen for the first time."""
+        try:
+            expected = expected_files(contract(self._source, family))
+        except CatalogError:  # said by whoever wants to load it
+            return
+        for version, files in version_files(self._source, family, expected).items():
+            self._model_file[family] = expected[0]
+            if (family, version) not in self._known:
+                found = {file.name: self._digest(file) for file in files}
+                stated = self._stated.get((family, version))
+                self._known[family, version] = found | ({expected[0]: stated} if stated else {})
+
+    def _refusal(self, version: Version) -> str:
+        folder = self._source / version[0] / str(version[1])
+        if version not in self._known:
+            name = self._model_file.get(version[0])
+            return f"{folder / name} is missing" if name else ""
+        for name, digest in self._known[version].items():
+            path = folder / name
+            now = self._digest(path)
+            if not now:
+                return f"{path} is missing or cannot be read"
+            if now != digest:
+                return f"{path} has another digest (SHA-256 {now[:12]}) than this version ({digest[:12]})"
+        return ""
+
+    def _digest(self, path: Path) -> str:
+        """SHA-256 of a file; "" when it cannot be read."""
+        try:
+            stat = path.stat()
+            stamp = (stat.st_ctime_ns, stat.st_size, stat.st_ino, stat.st_dev)
+            known = self._read.get(path)
+            if known is not None and known[0] == stamp:
+                return known[1]
+            made = hashlib.sha256()
+            with path.open("rb") as file:
+                while part := file.read(READ_BYTES):
+                    made.update(part)
+        except OSError:
+            self._read.pop(path, None)
+            return ""
+        self._read[path] = stamp, made.hexdigest()
+        return made.hexdigest()

@@ -1,0 +1,115 @@
+"""Model files that change underneath are refused by name, and used again when they are put back."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import structlog
+
+from power_agent.durability.journal import Journal
+from power_agent.settings import PowerAgentSettings
+from power_agent.slices.node_state import Node
+from power_agent.triton.model_digests import ModelDigests
+from power_agent.watch.model_watch import ModelWatch
+from trefoil.core.errors import CatalogError
+from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.repository import load_catalog, stated_digests
+from trefoil.runtime.telemetry import Metrics
+
+MODELS = Path("model_repository")
+CATALOG = load_catalog(MODELS)
+SECOND = ("digits", 2)
+
+
+@pytest.fixture
+def models(tmp_path):
+    shutil.copytree(MODELS, tmp_path / "models")
+    return tmp_path / "models"
+
+
+def removed(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def emptied(folder: Path) -> None:
+    (folder / "model.onnx").unlink()
+
+
+def cut(folder: Path) -> None:
+    os.truncate(folder / "model.onnx", 100)
+
+
+def changed(folder: Path) -> None:
+    """One bit, its size and its time as before."""
+    file = folder / "model.onnx"
+    data, stat = bytearray(file.read_bytes()), file.stat()
+    data[len(data) // 2] ^= 1
+    file.unlink()
+    file.write_bytes(bytes(data))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [removed, emptied, cut, changed])
+@pytest.mark.parametrize("stated", [True, False], ids=["stated", "seen"])
+def test_what_is_not_what_it_was_is_refused_until_it_is_put_back(models, change, stated):
+    digests = ModelDigests(models, CATALOG, stated_digests(models) if stated else {})
+    assert digests.refusals() == {}
+    folder, kept = models / "digits" / "2", models / "kept"
+    shutil.copytree(folder, kept)
+    change(folder)
+    found = digests.refusals()
+    assert list(found) == [SECOND]
+    assert str(folder / "model.onnx") in found[SECOND]
+    with pytest.raises(CatalogError, match=r"version = 2: .*model.onnx .*Remedy: put the file back"):
+        digests.check(*SECOND)
+    digests.check("digits", 1)
+    shutil.rmtree(folder, ignore_errors=True)
+    kept.rename(folder)
+    assert digests.refusals() == {}
+    digests.check(*SECOND)
+
+
+@pytest.mark.parametrize("change", [removed, cut, changed])
+def test_what_family_toml_states_holds_for_an_agent_that_starts_later_as_well(models, change):
+    change(models / "digits" / "2")
+    assert list(ModelDigests(models, CATALOG, stated_digests(models)).refusals()) == [SECOND]
+
+
+def test_of_a_family_without_model_files_nothing_is_said(models):
+    for version in (1, 2, 3, 4):
+        removed(models / "digits" / str(version))
+    digests = ModelDigests(models, CATALOG, stated_digests(models))
+    assert digests.refusals() == {}
+    digests.check("albert", 1)
+
+
+def test_a_file_is_read_once_while_it_is_the_same(models, monkeypatch):
+    digests, opened = ModelDigests(models, CATALOG, {}), []
+    real = Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *rest, **more: opened.append(path) or real(path, *rest, **more))
+    for _ in range(3):
+        assert digests.refusals() == {}
+    assert len([path for path in opened if path.name == "model.onnx"]) == 4
+
+
+async def test_the_node_names_it_once_and_its_end_once(models, tmp_path):
+    settings = PowerAgentSettings(node_socket=tmp_path / "node.sock", state_dir=tmp_path, model_repository=models)
+    node = Node(settings, ManualClock(1e9), Journal(tmp_path, "b", "1"), CATALOG, Metrics("power_agent"))
+
+    async def at_once(call):
+        return call()
+
+    watch = ModelWatch(node, ModelDigests(models, CATALOG, {}), at_once)
+    folder, kept = models / "digits" / "2", models / "kept"
+    await watch.refresh()
+    with structlog.testing.capture_logs() as log:
+        folder.rename(kept)
+        for _ in range(3):
+            await watch.refresh()
+        assert node.missing == (f"model digits/2: {folder / 'model.onnx'} is missing or cannot be read",)
+        kept.rename(folder)
+        for _ in range(3):
+            await watch.refresh()
+    assert node.missing == ()
+    assert [line["event"] for line in log] == ["missing", "back"]

@@ -1,0 +1,170 @@
+"""Files that are whole or as before, on a disk that may be full, read-only or failing: replaced, or appended by lines.
+
+What comes of a file that cannot be written is for its owner to say; `FileTrouble` says it once, and when it is over.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from trefoil.core import errors
+
+REMEDY: Final = "make room on that disk, or mend it or its permissions; nothing needs to be started again"
+
+
+class Gauges(Protocol):
+    """Gauges of a service: trefoil.runtime.telemetry.Metrics."""
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+
+
+def replace_file(path: Path, content: str | bytes, sync: bool = True) -> None:
+    """Replace a file in one step: written beside, synced, renamed. Blocks for the sync, which only the loss of power
+    needs.
+
+    Raises:
+        OSError: the file is as it was before, and nothing is left beside it.
+    """
+    replace_files({path: content}, sync)
+
+
+def replace_files(contents: Mapping[Path, str | bytes], sync: bool = True) -> None:
+    """Replace files of one disk together: all are written beside and synced before the first is renamed.
+
+    Raises:
+        OSError: nothing was replaced, unless the disk failed between two renames; nothing is left beside them.
+    """
+    beside = {path: path.with_name(f".{path.name}.{os.getpid()}.new") for path in contents}
+    try:
+        for path, content in contents.items():
+            data = content.encode() if isinstance(content, str) else content
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(beside[path], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            try:
+                _write_all(descriptor, data)
+                if sync:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        for path in contents:
+            os.replace(beside[path], path)
+    except OSError:
+        for left in beside.values():
+            with contextlib.suppress(OSError):  # of a read-only disk: there is nothing to take away
+                left.unlink(missing_ok=True)
+        raise
+    for folder in {path.parent for path in contents} if sync else ():
+        _sync_folder(folder)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        written = os.write(descriptor, data)
+        if not written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        data = data[written:]
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames durable. They are done: what fails here could only be told by calling them undone."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class LineFile:
+    """File of lines, each appended by one system call: a SIGKILL leaves whole lines, and half a line is taken back."""
+
+    def __init__(self, path: Path, mode: int = 0o644) -> None:
+        self.path, self._mode = path, mode
+        self._file: int | None = None
+        self.size = 0
+
+    def append(self, line: bytes) -> None:
+        """Append a line (without its newline). A torn one of a predecessor is ended first.
+
+        Raises:
+            OSError: the line is not there.
+        """
+        if self._file is None:
+            self._open()
+        assert self._file is not None
+        data = line + b"\n"
+        try:
+            if os.write(self._file, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):  # then it is a torn line, which readers pass over and `_open` ends
+                os.ftruncate(self._file, self.size)
+            self.close()
+            raise
+        self.size += len(data)
+
+    def restart(self) -> None:
+        """Empty the file. Raises OSError."""
+        self.close()
+        self._open(os.O_TRUNC)
+
+    def close(self) -> None:
+        """Close the file; the next line opens it again."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            os.close(file)
+
+    def _open(self, flags: int = 0) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | flags, self._mode)
+        try:
+            size = os.fstat(file).st_size
+            if size and os.pread(file, 1, size - 1) != b"\n":
+                size += os.write(file, b"\n")
+        except OSError:
+            os.close(file)
+            raise
+        self._file, self.size = file, size
+
+
+def disk_error(path: Path, error: OSError, verb: str, consequence: str) -> errors.DiskUnavailable:
+    """Error of a file that the disk refuses to have read or written, and what comes of it."""
+    why = f"cannot be {verb} ({error.strerror or error}): {consequence}"
+    return errors.DiskUnavailable(why, field="file", value=str(path), remedy=REMEDY)
+
+
+class FileTrouble:
+    """Trouble of one file of a service: logged once when it begins and once when it is over, and shown as a metric."""
+
+    def __init__(self, name: str, consequence: str, gauges: Gauges | None = None) -> None:
+        """name: as the metric's label `file`; consequence: what comes of it meanwhile, in words."""
+        self._name, self._consequence, self._gauges = name, consequence, gauges
+        self.why = ""
+        """Why it cannot be written; empty when it can."""
+        self._show()
+
+    def begin(self, path: Path, error: OSError) -> errors.DiskUnavailable:
+        """Note that the file cannot be written; returns the error for those who have to be refused for it."""
+        refusal = disk_error(path, error, "written", self._consequence)
+        if not self.why:
+            structlog.get_logger().error("disk", file=self._name, why=str(refusal))
+        self.why = str(refusal)
+        self._show()
+        return refusal
+
+    def end(self) -> None:
+        """Note that it can be written (again)."""
+        if self.why:
+            self.why = ""
+            structlog.get_logger().info("disk: written again", file=self._name)
+            self._show()
+
+    def _show(self) -> None:
+        if self._gauges is not None:
+            self._gauges.set("trefoil_disk_trouble", float(bool(self.why)), file=self._name)
