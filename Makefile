@@ -69,7 +69,7 @@ bench-overload: setup  ## ten times what the slices can answer, for a minute: re
 bench-planner: setup  ## `exact` from 1 to 100,000 GPUs: time, proven gap, objective, memory, mapping (two minutes)
 	$(BIN)/python -m benchmarks.planner $(ARGS)
 
-chaos: setup  ## 200,000 requests while everything around them is killed, stopped and rebuilt (ten minutes; ARGS='--requests 6000')
+chaos: setup  ## 200,000 requests while everything around them is killed, stopped and rebuilt (ten minutes; ARGS='--requests 6000'; ARGS=--redis or --rows: tables of troubles, twenty minutes)
 	$(BIN)/python -m benchmarks.chaos $(ARGS)
 
 soak: setup  ## half an hour at 70 % load: the dispatcher's memory and descriptors (ARGS='--minutes 5')

@@ -14,6 +14,8 @@ feed or a dispatcher worker is killed. Limits (benchmarks/chaos_verdict.py):
 Run: `make chaos` (about ten minutes; `--requests 6000` half a minute). Prints a table by kind of fault, writes
 out/bench/chaos.json, keeps the logs in out/bench/chaos, and exits with 1 when a limit is broken.
 
+`--rows`: instead, a table of disks that are full or read-only, model files that change, clocks that step, clients and
+operators that send nonsense, services that do not stay up (needs root and cc; twenty minutes).
 `--redis`: instead, every error of Redis and every kind of key, each for 20 s under 100 requests/s (benchmarks/
 chaos_redis.py): no request may fail, no process end, decisions are back 5 s after it, and the joules that are booked
 are those of the driver's counters. Twenty minutes; `--lasts 5 --only OOM` one trouble, shorter.
@@ -22,6 +24,7 @@ are those of the driver's counters. Twenty minutes; `--lasts 5 --only OOM` one t
 import argparse
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -32,10 +35,10 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import chaos_redis
+from benchmarks import chaos_clients, chaos_clock, chaos_disk, chaos_redis, chaos_up
 from benchmarks.chaos_faults import Fault, Faults
 from benchmarks.chaos_redis import Relay
-from benchmarks.chaos_rows import LASTS_S, Row, joules, measure
+from benchmarks.chaos_rows import LASTS_S, RATE_PER_S, Row, run_rows
 from benchmarks.chaos_rows import table as rows_table
 from benchmarks.chaos_verdict import SLOW_S, Logged, Verdict, judge
 from benchmarks.echo_family import executions
@@ -50,8 +53,8 @@ SEED: Final = 20261121
 DEADLINE_S: Final = 15.0  # of a request: longer than any stop, so that only what is lost fails
 QUIET_S: Final = 3.0  # before the first fault and after the last
 RETRY_S: Final = 0.5
-ROWS_RATE_PER_S: Final = 100.0
 RECOVERED_MAX_S: Final = 5.0
+STARTED_MAX_S: Final = 35.0  # of rows in which services end: they are started again after at most 30 s
 JOULES_ERROR_MAX: Final = 0.01
 
 
@@ -133,21 +136,20 @@ async def _strike(system: EchoSystem, faults: Faults, load: EchoLoad, size: Size
 async def redis_rows(
     lasts_s: float, wanted: Callable[[str], bool], folder: Path, say: Callable[[str], None]
 ) -> tuple[list[Row], float]:
-    """Rows of the troubles that Redis makes and whose names are wanted, and by how much the joules booked stray from
-    those counted (ratio)."""
+    """Rows of what Redis answers and holds; see `run_rows`."""
     relay = Relay(folder / "cluster" / "run" / "launch.json")
     await relay.start()
-    rows: list[Row] = []
-    async with running(folder, Arrangement(), workers=2, say=say, overrides=relay.overrides) as system:
-        began = await joules(system)
-        for trouble in chaos_redis.troubles(relay, lasts_s):
-            if wanted(trouble.what):
-                rows.append(row := await measure(system, trouble, ROWS_RATE_PER_S, SEED + len(rows)))
-                say(
-                    f"{row.what}: {row.failed} of {row.requests} failed, {row.ended} ended, back in {row.recovered_s} s"
-                )
-        ended = await joules(system)
-    return rows, (ended[0] - began[0]) / (ended[1] - began[1]) - 1
+    return await run_rows(chaos_redis.troubles(relay, lasts_s), folder, wanted, say, relay.overrides)
+
+
+async def other_rows(
+    wanted: Callable[[str], bool], folder: Path, say: Callable[[str], None]
+) -> tuple[list[Row], float]:
+    """Rows of disks, model files, clocks, clients, operators and services that do not stay up; see `run_rows`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with chaos_disk.small_disks(folder), chaos_clock.stepped_clocks(folder.with_name("chaos-clock")):
+        sources = (chaos_disk, chaos_clients, chaos_up, chaos_clock)
+        return await run_rows([one for each in sources for one in each.troubles()], folder, wanted, say)
 
 
 def failures(log: str) -> dict[int, Logged]:
@@ -192,16 +194,17 @@ def show(found: Found) -> None:
         out.print(f"BROKEN: {line}", highlight=False)
 
 
-def _redis(lasts_s: float, only: str) -> int:
-    rows, error_ratio = asyncio.run(
-        redis_rows(lasts_s, lambda what: only in what, OUT / "chaos-redis", say=lambda line: print(line, flush=True))
-    )
-    out = Console(width=120)
-    out.print(rows_table(f"Redis, {lasts_s:g} s each under {ROWS_RATE_PER_S:g} requests/s", rows))
+def _judge_rows(name: str, rows: list[Row], error_ratio: float, recovered_max_s: float) -> int:
+    out = Console(width=140)
+    out.print(rows_table(f"{name}, under {RATE_PER_S:g} requests/s", rows))
     out.print(f"joules booked against counted: {error_ratio:+.2%}")
     values = {"commit": git_commit(), "machine": machine(), "joules_error_ratio": error_ratio}
-    write_json(OUT / "chaos-redis.json", values | {"rows": [asdict(row) for row in rows]})
-    broken = [row.what for row in rows if not row.clean or (row.recovered_s or 0.0) > RECOVERED_MAX_S]
+    write_json(OUT / f"chaos-{name}.json", values | {"rows": [asdict(row) for row in rows]})
+    broken = [
+        f"{row.what}: {row.broken or row.codes or row.ended or f'back after {row.recovered_s} s'}"
+        for row in rows
+        if not row.clean or (row.recovered_s or 0.0) > recovered_max_s
+    ]
     broken += ["joules"] if abs(error_ratio) > JOULES_ERROR_MAX else []
     for what in broken:
         out.print(f"BROKEN: {what}", highlight=False)
@@ -221,11 +224,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--kind", action="append", default=[], help="only faults of this kind, e.g. 'Triton killed'")
     parser.add_argument("--redis", action="store_true", help="instead: whatever Redis answers and holds")
-    parser.add_argument("--lasts", type=float, default=LASTS_S, help="seconds of each of these")
-    parser.add_argument("--only", default="", help="only those whose name has this in it")
+    parser.add_argument("--rows", action="store_true", help="instead: disks, model files, clocks, clients, operators")
+    parser.add_argument("--lasts", type=float, default=LASTS_S, help="seconds of each row of --redis")
+    parser.add_argument("--only", default="", help="only rows whose name has this in it")
     given = parser.parse_args(argv)
-    if given.redis:
-        return _redis(given.lasts, given.only)
+    if given.redis or given.rows:
+
+        def wanted(what: str) -> bool:
+            return given.only in what
+
+        def say(line: str) -> None:
+            print(line, flush=True)
+
+        if given.redis:
+            made = asyncio.run(redis_rows(given.lasts, wanted, OUT / "chaos-redis", say))
+            return _judge_rows("redis", *made, RECOVERED_MAX_S)
+        return _judge_rows("rows", *asyncio.run(other_rows(wanted, OUT / "chaos-rows", say)), STARTED_MAX_S)
     size = Size(given.requests, given.rate, tuple(given.gap), given.workers, given.seed, tuple(given.kind))
     found = asyncio.run(chaos(size, OUT / "chaos", say=lambda line: print(line, flush=True)))
     show(found)

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import psutil
 from rich.table import Table
@@ -19,7 +20,7 @@ from rich.table import Table
 from benchmarks.chaos_faults import Fault
 from benchmarks.chaos_verdict import SLOW_S, recoveries
 from benchmarks.echo_load import OK, WRONG, EchoLoad
-from benchmarks.echo_system import EchoSystem
+from benchmarks.echo_system import Arrangement, EchoSystem, running
 from protos.controller.v1 import controller_pb2
 from trefoil.core.errors import TrefoilError
 
@@ -28,6 +29,9 @@ QUIET_S: Final = 2.0  # of load before the trouble
 RECOVERY_MAX_S: Final = 60.0
 DEADLINE_S: Final = 15.0
 POLL_S: Final = 0.1
+RATE_PER_S: Final = 100.0
+WORKERS: Final = 2
+SEED: Final = 20261121
 SERVICES: Final = ("dispatcher", "controller", "power_agent", "carbon_feed")
 MIB: Final = 2**20
 
@@ -56,11 +60,12 @@ class Row:
     memory_after_mib: float
     recovered_s: float | None
     details: tuple[str, ...] = field(default=())
+    broken: str = ""  # what the trouble itself found wrong, e.g. with what an attacker was answered
 
     @property
     def clean(self) -> bool:
         """Nothing failed, nothing ended, all is as before."""
-        return not self.failed and not self.ended and self.recovered_s is not None
+        return not self.failed and not self.ended and not self.broken and self.recovered_s is not None
 
 
 async def measure(system: EchoSystem, trouble: Trouble, rate_per_s: float, seed: int) -> Row:
@@ -71,8 +76,7 @@ async def measure(system: EchoSystem, trouble: Trouble, rate_per_s: float, seed:
     loading = asyncio.create_task(load.run(), name="load")
     try:
         await system.clock.sleep(QUIET_S)
-        async with trouble.make(system):
-            await system.clock.sleep(trouble.lasts_s)
+        broken = await _suffer(system, trouble)
         over_s = system.clock.monotonic_s()
         recovered_s = await _recovered(system, over_s)
         await system.clock.sleep(QUIET_S)
@@ -98,7 +102,39 @@ async def measure(system: EchoSystem, trouble: Trouble, rate_per_s: float, seed:
         memory_mib(system),
         recovered_s,
         tuple(f"{record.code}: {record.details[:120]}" for record in bad[:3]),
+        broken,
     )
+
+
+async def _suffer(system: EchoSystem, trouble: Trouble) -> str:
+    """Make the trouble and end it; what it found wrong itself."""
+    try:
+        async with trouble.make(system):
+            await system.clock.sleep(trouble.lasts_s)
+    except AssertionError as error:
+        return str(error) or "an assertion of the trouble"
+    return ""
+
+
+async def run_rows(
+    troubles: Sequence[Trouble],
+    folder: Path,
+    wanted: Callable[[str], bool],
+    say: Callable[[str], None],
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+) -> tuple[list[Row], float]:
+    """Rows of the troubles whose names are wanted, one after the other on one system, and by how much the joules booked
+    stray from those counted meanwhile (ratio)."""
+    rows: list[Row] = []
+    async with running(folder, Arrangement(), workers=WORKERS, say=say, overrides=overrides) as system:
+        began = await joules(system)
+        for trouble in troubles:
+            if wanted(trouble.what):
+                rows.append(row := await measure(system, trouble, RATE_PER_S, SEED + len(rows)))
+                back = "never back" if row.recovered_s is None else f"back in {row.recovered_s:.1f} s"
+                say(f"{row.what}: {row.failed} of {row.requests} failed, {row.ended} ended, {back} {row.broken}")
+        ended = await joules(system)
+    return rows, (ended[0] - began[0]) / (ended[1] - began[1]) - 1
 
 
 async def _recovered(system: EchoSystem, over_s: float) -> float | None:
