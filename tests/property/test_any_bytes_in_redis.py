@@ -4,6 +4,7 @@ A whole system in virtual time (tests/support/virtual), its values real bytes. H
 when, and what Redis refuses meanwhile; `System` checks its promises all along, and 20 s after the last of it.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,11 +17,11 @@ from tests.support.virtual.redis import Stream
 from tests.support.virtual.system import FAULTS_S, System, history
 from trefoil.runtime import state_errors
 
-FORMER, OTHERS, APPENDED = "its former value", "another key's value", "an entry"
+FORMER, OTHERS, APPENDED, STREAM = "its former value", "another key's value", "an entry", "a stream"
 
 VALUES = st.one_of(
     st.binary(max_size=60),
-    st.sampled_from([FORMER, OTHERS, None, [b"a list"], Stream(), {b"a": b"hash"}]),
+    st.sampled_from([FORMER, OTHERS, STREAM, None, [b"a list"], {b"a": b"hash"}]),
     st.binary(max_size=30).map(lambda data: (APPENDED, data)),
     st.just(bytes(state_errors.VALUE_MAX_BYTES + 2)),
 )
@@ -41,7 +42,9 @@ def spoil(system: System, number: int, value: Any) -> None:
     if value == FORMER:
         value = server.former(key)
     elif value == OTHERS:
-        value = server.value(names[(number + 1) % len(names)])
+        value = copy.deepcopy(server.value(names[(number + 1) % len(names)]))
+    elif value == STREAM:
+        value = Stream()
     elif isinstance(value, tuple):
         stream = server.value(key) if server.type(key) == "stream" else Stream()
         server.spoil(key, stream)

@@ -196,7 +196,6 @@ class State:
         if self._held_until_s.pop((lease.name, lease.epoch), None) is not None:
             held = self._of_role(lease.name)
             held.values.clear()  # whoever takes the role next writes what he has
-            held.types.clear()
             held.attempts.clear()
         self._show_epoch(lease.name, 0)
 

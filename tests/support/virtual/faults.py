@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -219,7 +220,7 @@ def key_spoilt(system: System, d: Any) -> None:
             key = names[int(rng.integers(len(names)))]
             spoilt: list[Any] = [
                 rng.bytes(int(rng.integers(1, 40))), b"\xff\xfe", b"9" * 70, b"0", [b"list"], Stream(), {b"a": b"hash"},
-                None, system.server.former(key), system.server.value(names[int(rng.integers(len(names)))]),
+                None, system.server.former(key), deepcopy(system.server.value(names[int(rng.integers(len(names)))])),
             ]  # fmt: skip
             value = spoilt[int(rng.integers(len(spoilt)))]
             system.note(f"SPOILT {key}: {value!r:.60}")
