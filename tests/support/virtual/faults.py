@@ -210,6 +210,19 @@ def redis_refuses(system: System, d: Any) -> None:
     system.loop.call_later(seconds(d[0]), setattr, system.server, "refuses", "")
 
 
+def redis_refuses_some(system: System, d: Any) -> None:
+    """Now and then, each time with another error."""
+    rng = np.random.default_rng([int(draw * 2**31) for draw in d])
+    texts = (*WRITES_REFUSED, *ALL_REFUSED)
+
+    def refusal(_number: int) -> str:
+        return texts[int(rng.integers(len(texts)))] if rng.random() < 0.3 else ""
+
+    before = system.server.refusal
+    system.server.refusal = refusal
+    system.loop.call_later(seconds(d[0]), setattr, system.server, "refusal", before)
+
+
 def key_spoilt(system: System, d: Any) -> None:
     """Somebody writes over one of the keys, or over several in a row."""
     rng = np.random.default_rng([int(draw * 2**31) for draw in d])
@@ -332,6 +345,7 @@ KINDS: dict[str, Callable[[System, Any], None]] = {
     "clocks stepped": clocks_stepped,
     "redis refuses writes": redis_refuses_writes,
     "redis refuses": redis_refuses,
+    "redis refuses some": redis_refuses_some,
     "key spoilt": key_spoilt,
     "hints garbled": hints_garbled,
     "carbon jumps": carbon_jumps,

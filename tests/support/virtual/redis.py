@@ -62,6 +62,9 @@ class Server:
         self.mute = False
         self.refuses = ""
         self.refuses_writes = ""
+        self.refusal: Callable[[int], str] = _no_refusal
+        """Error that a command is answered with, by its number; "": none."""
+        self.commands = 0
         self.slow_s = 0.0
         self._former: dict[str, bytes] = {}
         self.on_write: Callable[[str, str, bytes, int, Any], None] = _unheard
@@ -133,10 +136,10 @@ class Server:
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             self._waiting.append((command, answer))
             return await answer
-        if self.refuses:
+        self.commands += 1
+        if refusal := self.refuses or self.refusal(self.commands):
             await asyncio.sleep(0)
-            kind = exceptions.BusyLoadingError if self.refuses.startswith("LOADING") else exceptions.ResponseError
-            raise kind(self.refuses)
+            raise (exceptions.BusyLoadingError if refusal.startswith("LOADING") else exceptions.ResponseError)(refusal)
         result = command()
         if self.mute:
             await asyncio.sleep(0)
@@ -530,6 +533,10 @@ def _operations(keys: Sequence[str], args: Sequence[bytes]) -> Iterator[tuple[st
         count = int(args[at + 1])
         yield key, args[at].decode(), args[at + 2 : at + 2 + count]
         at += 2 + count
+
+
+def _no_refusal(_number: int) -> str:
+    return ""
 
 
 def _unheard(*_: object) -> None:
