@@ -20,7 +20,7 @@ from dispatcher.workers.core.membership import RESTART_STEP
 from trefoil.core.carbon import CarbonRatio, CarbonReading, shift_reading
 from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.energy import ReceiptRates
-from trefoil.core.errors import InvalidInput, StateUnavailable, TrefoilError
+from trefoil.core.errors import InvalidInput, PlanError, StateUnavailable, TrefoilError
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import codec
@@ -133,7 +133,9 @@ class StateSync:
                 others = (n for n in self._routing.nodes.values() if n.node != node.node)
                 self._routing.set_nodes([*others, self._in_own_time(node)])
         except TrefoilError as error:
-            if isinstance(error, StateUnavailable) and self._away_since_s is None:
+            if not isinstance(error, StateUnavailable):
+                self._away_since_s = None
+            elif self._away_since_s is None:
                 self._away_since_s = self._clock.monotonic_s()
             self._log_trouble_once(error)
             return
@@ -181,6 +183,8 @@ class StateSync:
         if plan is not None:
             self._routing.set_plan(plan)
             self._from_disk = False
+        elif why := self._state.unreadable.get(keys.plan()):
+            raise PlanError(why)
 
     def _in_own_time(self, node: NodeStatus) -> NodeStatus:
         """A status with the time that it is of by our clock."""
