@@ -7,7 +7,7 @@ relay that the services reach it by. Keys of all kinds are overwritten ten times
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -187,47 +187,44 @@ class Relay:
             up_writer.close()
 
 
-def spoilt(name: str, find: Callable[[Keys, Sequence[str]], Sequence[str]], kind: str) -> Trouble:
-    """Trouble by overwriting keys again and again."""
-
-    @asynccontextmanager
-    async def make(system: EchoSystem) -> AsyncIterator[None]:
-        client, keys = connect(system), system.client.state.keys
-
-        async def again() -> None:
-            while True:
-                for key in find(keys, await system.client.state.names(keys.prefix)):
-                    await client.delete(key)
-                    await (client.rpush(key, GARBAGE) if kind == "a list" else client.set(key, GARBAGE))
-                    await client.publish(keys.changed(), key)
-                await system.clock.sleep(SPOIL_S)
-
-        spoiling = asyncio.create_task(again())
-        try:
-            yield
-        finally:
-            spoiling.cancel()
-            await asyncio.gather(spoiling, return_exceptions=True)
-
-    return Trouble(f"{name}: {kind}", make)
-
-
 @asynccontextmanager
-async def garbled_hints(system: EchoSystem) -> AsyncIterator[None]:
-    """Messages that are no text, a hundred times a second."""
-    client, keys = connect(system), system.client.state.keys
+async def repeated(again: Callable[[], Awaitable[object]], every_s: float) -> AsyncIterator[None]:
+    """Do it again and again meanwhile."""
 
-    async def again() -> None:
+    async def for_ever() -> None:
         while True:
-            await client.publish(keys.changed(), GARBAGE)
-            await system.clock.sleep(0.01)
+            await again()
+            await asyncio.sleep(every_s)
 
-    garbling = asyncio.create_task(again())
+    task = asyncio.create_task(for_ever())
     try:
         yield
     finally:
-        garbling.cancel()
-        await asyncio.gather(garbling, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def spoilt(name: str, prefix: Callable[[Keys], str], kind: str, lasts_s: float) -> Trouble:
+    """Trouble by overwriting the keys that begin so."""
+
+    def make(system: EchoSystem) -> AbstractAsyncContextManager[None]:
+        client, state = connect(system), system.client.state
+
+        async def overwrite() -> None:
+            for key in await state.names(prefix(state.keys)):
+                await client.delete(key)
+                await (client.rpush(key, GARBAGE) if kind == "a list" else client.set(key, GARBAGE))
+                await client.publish(state.keys.changed(), key)
+
+        return repeated(overwrite, SPOIL_S)
+
+    return Trouble(f"{name}: {kind}", make, lasts_s)
+
+
+def garbled_hints(system: EchoSystem) -> AbstractAsyncContextManager[None]:
+    """Messages that are no text, a hundred times a second."""
+    client, channel = connect(system), system.client.state.keys.changed()
+    return repeated(lambda: client.publish(channel, GARBAGE), 0.01)
 
 
 KEYS: Final[dict[str, Callable[[Keys], str]]] = {
@@ -250,10 +247,6 @@ KEYS: Final[dict[str, Callable[[Keys], str]]] = {
 }
 
 
-def _of(prefix: Callable[[Keys], str]) -> Callable[[Keys, Sequence[str]], Sequence[str]]:
-    return lambda keys, names: [name for name in names if name.startswith(prefix(keys))]
-
-
 def troubles(relay: Relay, lasts_s: float = LASTS_S) -> tuple[Trouble, ...]:
     """All troubles that Redis can make; the services reach it by this relay."""
     no_room = configured({"maxmemory": "1", "maxmemory_policy": "noeviction"}, {"maxmemory": "0"})
@@ -270,8 +263,5 @@ def troubles(relay: Relay, lasts_s: float = LASTS_S) -> tuple[Trouble, ...]:
     found = [Trouble(name, make, lasts_s) for name, make in by_itself.items()]
     for name, answer in STANDING_IN.items():
         found.append(Trouble(name, lambda _, answer=answer: relay.answering(answer), lasts_s))  # type: ignore[misc]
-    for name, prefix in KEYS.items():
-        for kind in ("a list", "no UTF-8"):
-            one = spoilt(name, _of(prefix), kind)
-            found.append(Trouble(one.what, one.make, lasts_s))
+    found += [spoilt(name, prefix, kind, lasts_s) for name, prefix in KEYS.items() for kind in ("a list", "no UTF-8")]
     return tuple(found)

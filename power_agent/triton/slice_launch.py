@@ -291,9 +291,8 @@ def write_family(
 def write_config(repository: Path, config: model_config_pb2.ModelConfig) -> None:
     """Replace a family's config.pbtxt of a slice at once, so that no Triton ever reads half of it."""
     folder = repository / config.name
-    replace_file(
-        folder / CONFIG, text_format.MessageToString(config), sync=False
-    )  # readable: in a container it runs as another
+    # Readable for everybody: a Triton in a container runs as another user.
+    replace_file(folder / CONFIG, text_format.MessageToString(config), sync=False)
 
 
 def read_config(repository: Path, family: str) -> model_config_pb2.ModelConfig:

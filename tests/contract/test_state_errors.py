@@ -8,7 +8,7 @@ power agent's and the feed's is shown on their own publishing loops.
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -225,7 +225,7 @@ async def test_nothing_that_stands_at_a_key_is_read_as_what_it_is_not(how: str) 
     assert lease is not None
     good = NodeStatus(node="node1", observed_at_s=START_S)
     server.set(KEYS.node("node1"), codec.encode(good))
-    other = codec.encode(replace_node(good, "node2"))
+    other = codec.encode(replace(good, node="node2"))
     value = {"stream": Stream(), "other": other, "former": other}.get(str(SPOILT[how]), SPOILT[how])
     server.spoil(KEYS.node("node0"), value)
     assert await state.get(KEYS.node("node0"), NodeStatus) is None
@@ -241,10 +241,6 @@ async def test_nothing_that_stands_at_a_key_is_read_as_what_it_is_not(how: str) 
             await state.write(lease, writes)
     assert [plan.why for _, plan in await state.tail(KEYS.decisions(), Plan)] == ["d"]
     assert (await state.totals(KEYS.totals("digits", "h")))["joules"] == 1.0
-
-
-def replace_node(status: NodeStatus, name: str) -> NodeStatus:
-    return NodeStatus(node=name, observed_at_s=status.observed_at_s)
 
 
 async def test_bad_entries_of_a_stream_cost_themselves_only() -> None:

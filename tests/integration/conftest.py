@@ -1,4 +1,4 @@
-"""A carbon feed beside a Redis of its own; seconds in which the machine ran."""
+"""A carbon feed beside a Redis of its own; a stage for power agents; seconds in which the machine ran."""
 
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tests.support.awake import Awake
+from tests.support.fast_cluster import Stage
 from tests.support.feed_process import FeedProcess
 from tests.support.redis_server import RedisServer
 from trefoil.runtime.state import State
@@ -24,6 +25,16 @@ async def own_state(redis_server: RedisServer) -> AsyncIterator[State]:
     connected = State.connect(redis_server.url, "c", timeout_s=30.0)
     yield connected
     await connected.close()
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    """What the agents of one module share."""
+    one = Stage()
+    try:
+        yield one
+    finally:
+        one.close()
 
 
 @pytest.fixture

@@ -23,15 +23,6 @@ RATE = 10.0  # of the agent's clock: a lease of 10 s ends after one
 DEVICES = ("A100-SXM4-40GB", "Tesla P4")
 
 
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    one = Stage()
-    try:
-        yield one
-    finally:
-        one.close()
-
-
 @pytest.fixture
 def cluster(stage: Stage, request: pytest.FixtureRequest) -> Iterator[FastCluster]:
     one = FastCluster(stage, devices=DEVICES, rate=getattr(request, "param", RATE))

@@ -7,7 +7,6 @@ and slices that both plans have never touched. Back and forth between two plans,
 import itertools
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -29,15 +28,6 @@ CASES = (  # seed, what its repartition has to contain, how many writes later th
 )
 STEPS_MAX = 4  # instances to create or destroy: each costs a dozen writes, and each write two deaths
 AGAIN_EVERY = 5  # each fifth successor is killed too, while it recovers
-
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    one = Stage()
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 class Shuttle:

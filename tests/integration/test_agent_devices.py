@@ -31,15 +31,6 @@ A100, T4, H100 = "A100-SXM4-40GB", "Tesla T4", "H100-SXM5-80GB"
 LOG_TAIL = 3000
 
 
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    one = Stage()
-    try:
-        yield one
-    finally:
-        one.close()
-
-
 class Bench:
     """A cluster and the plans for it."""
 

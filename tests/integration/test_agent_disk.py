@@ -3,7 +3,6 @@
 import itertools
 import os
 import shutil
-from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from tests.support.agent_cluster import key, node_plan, planned
 from tests.support.failing_disk import fill, small_disk
 from tests.support.fast_checks import identity
-from tests.support.fast_cluster import FastCluster, Stage
+from tests.support.fast_cluster import FastCluster
 from tests.support.triton_process import MODELS
 from trefoil.core.fleet import SliceState
 from trefoil.core.plan import NodePlan, PlannedSlice
@@ -20,15 +19,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 LEFT, RIGHT = key("4g.20gb", 0), key("3g.20gb", 4)
 numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    one = Stage()
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 def plan(*parts: PlannedSlice) -> NodePlan:

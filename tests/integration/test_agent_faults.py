@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.agent_cluster import key, node_plan, planned
 from tests.support.fast_checks import check, identity, untouched
-from tests.support.fast_cluster import FastCluster, Stage
+from tests.support.fast_cluster import FastCluster
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey, SliceState, SliceStatus
 from trefoil.core.plan import NodePlan, PlannedSlice
 from trefoil.core.plan_check import sealed
@@ -25,15 +25,6 @@ LEFT, RIGHT = key("4g.20gb", 0), key("3g.20gb", 4)
 CREATE_GI, CREATE_CI = "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"
 DESTROY_CI, DESTROY_GI = "nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy"
 numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    one = Stage()
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 @pytest.fixture(scope="module")

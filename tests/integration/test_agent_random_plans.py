@@ -8,7 +8,6 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -16,7 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.support.fast_checks import check, untouched
-from tests.support.fast_cluster import AFTER, BEFORE, NODE, FastCluster, Stage
+from tests.support.fast_cluster import AFTER, BEFORE, NODE, FastCluster
 from tests.support.random_plans import Planner
 from trefoil.core.plan import NodePlan
 
@@ -32,15 +31,6 @@ CALLS = (
     "nvmlDeviceSetGpuLockedClocks",
 )
 CODES = {"nvmlDeviceSetGpuLockedClocks": (999,)}
-
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    one = Stage()
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 class Walk:

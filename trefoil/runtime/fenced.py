@@ -163,6 +163,11 @@ class SetFields:
 Write = Put | PutBytes | Append | Delete | SetFields
 
 
+def encoded(write: Write) -> Write:
+    """Encode the value of a Put that never expires; every other operation as it is."""
+    return PutBytes(write.key, codec.encode(write.obj)) if isinstance(write, Put) and write.ttl_s is None else write
+
+
 def arguments(write: Write) -> tuple[str, Sequence[Any]]:
     """Kind and arguments of one operation, as WRITE_SCRIPT reads them."""
     match write:
@@ -177,11 +182,6 @@ def arguments(write: Write) -> tuple[str, Sequence[Any]]:
         case SetFields(_, fields, ttl_s):
             pairs = [part for name, value in fields.items() for part in (name, str(value))]
             return "fields", [milliseconds(ttl_s), *pairs]
-
-
-def is_spoilt(answer: str) -> bool:
-    """Whether Redis refused to append because something else stands at the stream's key, or its ids are used up."""
-    return "WRONGTYPE" in answer or "last possible ID" in answer or "equal or smaller than the target" in answer
 
 
 def milliseconds(seconds: float | None) -> int:

@@ -66,9 +66,8 @@ class _Held:
     lease_data: bytes = b""
     values: dict[str, bytes] = field(default_factory=dict)  # by key, of those that never expire
     types: dict[str, str] = field(default_factory=dict)  # by key, of streams and hashes
-    deleted: set[str] = field(
-        default_factory=set
-    )  # of these, as somebody had overwritten them: their writer is to hear
+    # Of these the ones that were deleted because somebody had overwritten them: their writer is to hear of it.
+    deleted: set[str] = field(default_factory=set)
     attempts: dict[str, bytes] = field(default_factory=dict)  # of which nobody knows whether they were written
     repaired_s: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -148,10 +147,9 @@ class State:
         started_s = self._clock.monotonic_s()
         async with self._guard():
             stored = await self._epoch(role)
-            seen = [e for e in (floor_epoch, self._highest_epoch.get(role, 0)) if e <= state_errors.EPOCH_MAX]
-            lease = Lease(
-                role, holder, max(state_errors.parse_epoch(stored), *seen, 0) + 1, self._clock.now_s() + ttl_s
-            )
+            seen = (state_errors.parse_epoch(stored), floor_epoch, self._highest_epoch.get(role, 0))
+            epoch = max(each for each in seen if each <= state_errors.EPOCH_MAX) + 1
+            lease = Lease(role, holder, epoch, self._clock.now_s() + ttl_s)
             taken = await self._lease(lease, "acquire", ttl_s, stored)
         if taken != 1:
             return None
@@ -217,8 +215,8 @@ class State:
                 was written; repeat, with everything that the key should hold.
             errors.StateUnavailable: Redis does not answer; whether it was written is not known.
         """
-        operations = list(writes)
-        values = {w.key: codec.encode(w.obj) for w in operations if isinstance(w, Put) and w.ttl_s is None}
+        operations = [fenced.encoded(write) for write in writes]
+        values = {write.key: write.data for write in operations if isinstance(write, fenced.PutBytes)}
         held = self._of_role(lease.name)
         async with held.lock:  # one after the other, so that what was written last is known
             if not self.holds(lease):
@@ -369,7 +367,7 @@ class State:
             results: list[Any] = await pipeline.execute(raise_on_error=False)
             for result in results:
                 if isinstance(result, Exception):
-                    if key and fenced.is_spoilt(str(result)):
+                    if key and state_errors.is_spoilt(result):
                         raise state_errors.unreadable(key, str(result))
                     raise result
         return results
@@ -403,15 +401,11 @@ class State:
         """Read at most `count` entries of a stream after an id, oldest first; all of one that was begun anew."""
 
         async def page(after: str, size: int) -> Entries:
-            newest, entries = await self._send(
-                lambda pipeline: (
-                    pipeline.xrevrange(key, count=1),
-                    pipeline.xrange(key, min=f"({after}", max="+", count=size),
-                ),
-                key,
-            )
-            if not entries and newest and entry_order(newest[0][0]) < entry_order(after):
-                [entries] = await self._send(lambda pipeline: pipeline.xrange(key, min="-", max="+", count=size), key)
+            [entries] = await self._send(lambda pipeline: pipeline.xrange(key, f"({after}", "+", size), key)
+            if not entries:
+                [newest] = await self._send(lambda pipeline: pipeline.xrevrange(key, count=1), key)
+                if newest and entry_order(newest[0][0]) < entry_order(after):
+                    [entries] = await self._send(lambda pipeline: pipeline.xrange(key, "-", "+", size), key)
             return list(entries)
 
         return await self._readable(key, cls, page, after_id, count)

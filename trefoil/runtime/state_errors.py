@@ -46,6 +46,12 @@ def code_of(error: BaseException) -> str:
     return found[1] if found else ""
 
 
+def is_spoilt(error: BaseException) -> bool:
+    """Whether Redis refused because something else stands at the key, or a stream's ids are used up."""
+    used_up = ("last possible ID", "equal or smaller than the target")
+    return code_of(error) == WRONGTYPE or any(words in str(error) for words in used_up)
+
+
 def translate(error: Exception, timeout_s: float) -> errors.StateUnavailable:
     """Translate what a call to Redis has failed by."""
     code = code_of(error)
