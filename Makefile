@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup export-efficientnet demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak reproduce-clover test test-all gate-system gate-service gate-quick test-system test-node test-dispatcher test-agent test-quick fuzz check lint types imports protos lock clean
+.PHONY: help setup export-efficientnet demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak reproduce-clover results test test-all gate-system gate-service gate-quick test-system test-node test-dispatcher test-agent test-quick fuzz check lint types imports protos lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -75,8 +75,11 @@ chaos: setup  ## 200,000 requests while everything around them is killed, stoppe
 soak: setup  ## half an hour at 70 % load: the dispatcher's memory and descriptors (ARGS='--minutes 5')
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 
-reproduce-clover: setup  ## CLOVER at equal load, five seeds, every figure (about two hours; ARGS=--quick: two minutes)
+reproduce-clover: setup  ## CLOVER at equal load, five seeds, every figure (hours, kept run by run; ARGS=--quick: two minutes)
 	$(BIN)/trefoil reproduce clover $(ARGS)
+
+results: setup  ## the tables of benchmarks/RESULTS.md from what studies left (ARGS='--take clover': its newest summary)
+	$(BIN)/python -m benchmarks.results $(ARGS)
 
 # The gate. Three lanes at once, because most tests with real processes wait: whole systems; single services; what needs no
 # processes, which is nice, so that it does not disturb the others. A test with real processes that fails is run once more

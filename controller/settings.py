@@ -146,9 +146,9 @@ class ExploreSettings(Settings):
     p95_requests_min: int = Field(default=40, ge=1)
     """Answers below which a p95 says nothing."""
     backlog_s_max: float = Field(default=4.0, gt=0)
-    """Requests that arrived and did not end, in seconds of arrivals: more breaks a measurement off."""
+    """Requests that arrived and did not end, in seconds of arrivals: more breaks a measurement off once settled."""
     queue_share_max: float = Field(default=0.25, gt=0, lt=1)
-    """The same as a share of the route's queue: long before anything is rejected."""
+    """The same as a share of the route's queue, from the rollout's first step on: long before any is rejected."""
 
 
 class ReceiptSettings(Settings):

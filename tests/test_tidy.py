@@ -170,6 +170,13 @@ def test_pynvml_stays_behind_the_devices_package():
     assert not outside
 
 
+def test_tables_of_results_are_made_of_what_was_kept():
+    """No figure is written by hand, and the tables of a section come from one commit: `make results`."""
+    from benchmarks.results import RESULTS, with_tables
+
+    assert with_tables(RESULTS.read_text()) == RESULTS.read_text()
+
+
 def test_stubs_are_current(tmp_path):
     """The committed stubs are what `make protos` writes."""
     from protos.generate import generate

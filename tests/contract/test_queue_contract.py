@@ -192,4 +192,4 @@ def test_an_unknown_queue_is_refused_by_name(name):
 
 def test_a_class_that_is_no_queue_is_refused_with_what_it_lacks():
     with pytest.raises(SettingError, match="has no method limit, check, push"):
-        find(Kind.QUEUE, "tests.support.own_router:RoundRobin", QUEUES)
+        find(Kind.QUEUE, "tests.support.own_router:LongestIdle", QUEUES)

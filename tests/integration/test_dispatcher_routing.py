@@ -173,7 +173,7 @@ async def test_explain_tells_where_a_request_would_go_and_why_others_cannot_have
         await admin.ExplainRequest(dispatcher_pb2.ExplainRequestRequest(family="faces"), None)
 
 
-@pytest.mark.parametrize("router", ["least_loaded", "tests.support.own_router:RoundRobin"])
+@pytest.mark.parametrize("router", ["least_loaded", "tests.support.own_router:LongestIdle"])
 async def test_a_router_of_the_operators_choice_serves_instead_of_the_plans(state, tmp_path, router):
     async with (
         FakeTriton(4) as slice_,

@@ -2,20 +2,24 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import results
 from trefoil.cli.main import app
 from trefoil.core.units import grams
-from trefoil.reproduce import sweeps
-from trefoil.reproduce.clover import Options, Study, traces
+from trefoil.reproduce import runs, sweeps
+from trefoil.reproduce.clover import KNOWING, Options, Study, traces
 from trefoil.reproduce.experiment import BASE_INTENSITY
 from trefoil.reproduce.figures import all_figures, sweep_figures
 from trefoil.reproduce.opportunities import partitions
 from trefoil.reproduce.runs import PUE, RunResult
 from trefoil.reproduce.scores import json_finite, mean_objective, objective_curve
+from trefoil.simulator.books.intervals import Interval, histogram_of
 
 SMALL = Options(("efficientnet",), (1,), 9.0, 9.0, 18.0, 1, False)
 
@@ -27,12 +31,16 @@ def played(tmp_path_factory):
     return folder, all_figures(Study(SMALL, folder, said.append), folder), said
 
 
+def kept_runs(played):
+    return [json.loads(p.read_text()) for p in (played[0] / "runs").glob("*.json")]
+
+
 @pytest.mark.long
 def test_every_scheme_met_the_same_load_slo_and_fleet(played):
     _, found, _ = played
     rows = found["equal"]["efficientnet"]["rows"]
-    assert {"base", "co2opt", "blover", "clover", "oracle", "exact", "static_mix at clover's accuracy"} <= set(rows)
-    kept = [json.loads(p.read_text()) for p in (played[0] / "runs").glob("*.json")]
+    assert {"base", "co2opt", "blover", "clover", "clover, guided", "oracle", "exact", "static_mix"} <= set(rows)
+    kept = kept_runs(played)
     main = [run for run in kept if not run["spec"]["label"].startswith("reference")]
     for name in ("rate_per_s", "slo_ms", "gpus", "items", "trace", "seed"):
         assert len({run["spec"][name] for run in main}) == 1, name
@@ -50,7 +58,7 @@ def test_what_must_hold_holds(played):
     assert rows["co2opt"]["grams_per_request"]["mean"] < rows["base"]["grams_per_request"]["mean"]
     assert rows["clover"]["evaluations"]["mean"] > 0
     floor = rows["clover"]["accuracy"]["mean"]
-    assert rows["static_mix at clover's accuracy"]["accuracy"]["mean"] >= floor - 0.002
+    assert rows["static_mix"]["accuracy"]["mean"] >= floor - 0.002
 
 
 @pytest.mark.long
@@ -93,7 +101,7 @@ def test_a_threshold_is_judged_by_the_last_hour_of_runs_that_begin_at_different_
     monkeypatch.setattr(sweeps, "LAMBDAS", (0.1,))
     monkeypatch.setattr(sweeps, "LOSSES_PCT", (0.4,))
     found = sweeps.lambda_sweep(study_of(played), "efficientnet")
-    assert found["threshold_pct"]["0.4"]["accuracy_loss_pct"] <= 0.4 + 1e-6
+    assert found["threshold_pct"]["0.4"]["accuracy_loss_pct"] < 0.8  # while it explores it also tries what loses more
     assert found["threshold_pct_exact"]["0.4"]["accuracy_loss_pct"] <= 0.4 + 0.05
     assert found["threshold_pct_exact"]["0.4"]["saving_pct"] > 5  # mixes across GPUs what CLOVER has on none
     assert found["lambda"]["0.1"]["saving_pct"] < 100
@@ -154,8 +162,13 @@ def test_sweeps_leave_a_table_and_a_picture_each(played, monkeypatch, tmp_path):
 def test_a_gpu_kept_busy_saves_by_being_cut_where_one_at_a_low_load_only_draws_its_idle_power():
     rows = {row["layout"]: row for row in partitions("efficientnet")}
     fine = rows["C3 7x1g"]
-    assert fine["busy_carbon_saving_pct"] > 30 > fine["carbon_saving_pct"] > -10
-    assert fine["busy_p95_over_c1"] > 1  # a small slice is slower than the whole
+    # The paper's 30 % with b1 lies between the two, and neither is it: the text does not say how busy its GPU was.
+    assert fine["carbon_saving_pct"] == pytest.approx(0.50, abs=0.05)
+    assert fine["busy_carbon_saving_pct"] == pytest.approx(81.8, abs=0.1)
+    assert (fine["p95_over_c1"], fine["busy_p95_over_c1"]) == (
+        pytest.approx(0.33, abs=0.01),
+        pytest.approx(1.14, abs=0.01),
+    )
     assert rows["C1 7g"]["busy_carbon_saving_pct"] == 0.0
 
 
@@ -208,7 +221,7 @@ def test_who_misses_its_accuracy_is_not_compared_by_grams():
 def test_what_answered_nothing_has_no_curve_and_no_number(played):
     study = study_of(played)
     run = next(iter(study.runs.values()))
-    silent = dict(run.series) | {"efficientnet.rate_per_s": [0.0] * len(run.series["at_s"])}
+    silent = dict(run.series) | {"efficientnet.answered_per_s": [0.0] * len(run.series["at_s"])}
     mute = RunResult(run.spec, run.summary, silent)
     reference = study.reference("efficientnet", 1)
     assert objective_curve(mute, reference).objective == ()
@@ -216,3 +229,49 @@ def test_what_answered_nothing_has_no_curve_and_no_number(played):
     assert math.isnan(share)
     assert math.isnan(lost)
     assert json_finite({"a": [math.nan, 1.0], "b": (math.inf, "x", None)}) == {"a": [None, 1.0], "b": [None, "x", None]}
+
+
+def test_a_run_is_played_again_when_what_it_imports_has_changed(tmp_path, monkeypatch):
+    """And only then: CLOVER's runs outlive a change of `exact`, and no run outlives one of the simulator."""
+    shutil.copytree(runs.SOURCES, tmp_path / "ours", ignore=shutil.ignore_patterns("out", ".*", "tests", "__pycache__"))
+    monkeypatch.setattr(runs, "SOURCES", tmp_path / "ours")
+    hashes = runs.source_hash.__wrapped__
+    before = {policy: hashes(policy) for policy in ("clover", "exact", "")}
+    with (tmp_path / "ours/controller/planners/exact/search.py").open("a") as file:
+        file.write("# another search\n")
+    assert hashes("clover") == before["clover"]
+    assert hashes("exact") != before["exact"]
+    assert hashes() != before[""]
+    with (tmp_path / "ours/trefoil/core/queueing.py").open("a") as file:
+        file.write("# another law\n")
+    assert hashes("clover") != before["clover"]
+
+
+def test_an_exact_quantile_is_that_of_the_latencies():
+    values = np.random.default_rng(1).gamma(4.0, 30.0, 20_001)
+    kept = Interval(0.0, 1.0, latency=histogram_of(values), max_ms=values.max(), latencies_ms=[values[:9], values[9:]])
+    binned = Interval(0.0, 1.0, latency=histogram_of(values), max_ms=values.max())
+    for q in (0.5, 0.95, 0.99):
+        assert kept.quantile_ms(q) == np.sort(values)[math.ceil(q * values.size) - 1]
+        assert binned.quantile_ms(q) == pytest.approx(kept.quantile_ms(q), rel=0.004)
+
+
+@pytest.mark.long
+def test_tables_say_what_was_played(played, monkeypatch, tmp_path):
+    monkeypatch.setattr(results, "KEPT", tmp_path)
+    found = json_finite(played[1]) | {"command": "x", "commit": "c", "sources": "s", "seeds": [1], "machine": "m"}
+    (tmp_path / "clover.json").write_text(json.dumps(found))
+    text = results.with_tables(
+        "a\n<!-- clover/equal-efficientnet -->\nby hand\n<!-- / -->\n<!-- clover/made -->\n<!-- / -->\nb"
+    )
+    assert "by hand" not in text
+    assert text == results.with_tables(text)
+    rows = found["equal"]["efficientnet"]["rows"]
+    for label, row in rows.items():
+        line = next(line for line in text.splitlines() if line.startswith((f"| {label} |", f"| {label}, at clover's")))
+        assert f"{100 * row['slo_attainment']['mean']:.1f} [" in line
+        assert ("| yes |" in line) == (label in KNOWING)
+    assert {run["spec"]["knows_truth"] for run in kept_runs(played) if run["spec"]["label"] in KNOWING} == {True}
+    assert "commit c, sources s, seeds 1" in text
+    with pytest.raises(KeyError):
+        results.with_tables("<!-- clover/no-such-table -->\n<!-- / -->")

@@ -11,7 +11,7 @@ from trefoil.simulator.scenario.schema import Arrivals, FamilyObjective, PolicyC
 SHORT = {"duration_s": 90.0, "warmup_s": 30.0}
 
 
-@pytest.mark.parametrize("router", ["least_loaded", "tests.support.own_router:RoundRobin"])
+@pytest.mark.parametrize("router", ["least_loaded", "tests.support.own_router:LongestIdle"])
 def test_any_router_serves_a_simulated_fleet(router):
     found = simulate(scenario(**SHORT, policy=PolicyChoice(router=router)))
     served = found.summary.families["digits"]

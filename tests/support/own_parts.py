@@ -8,7 +8,7 @@ import os
 EXAMPLES = {
     "planner": "tests.support.seam.planner:Ceiling",
     "forecaster": "tests.support.seam.forecaster:Promised",
-    "router": "tests.support.own_router:RoundRobin",
+    "router": "tests.support.own_router:LongestIdle",
     "queue": "tests.support.own_queue:Urgent",
     "governor": "tests.support.seam.governor:Stairs",
 }

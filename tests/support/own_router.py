@@ -1,4 +1,4 @@
-"""A router of one's own, as docs/policies.md shows one: `--router tests.support.own_router:RoundRobin`."""
+"""A router of one's own, as docs/policies.md shows one: `--router tests.support.own_router:LongestIdle`."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from dispatcher.routing.routers.single_queue import SingleQueueRouter
 from trefoil.core.plan import RouteTarget
 
 
-class RoundRobin(SingleQueueRouter):
-    """Whoever has a credit, in turn."""
+class LongestIdle(SingleQueueRouter):
+    """Whoever has a credit, the longest idle first."""
 
-    name = "round_robin"
-    _measure = "when it was last chosen"
+    name = "longest_idle"
+    _measure = "when it was last chosen or answered"
 
     def _deal(self, live: Sequence[RouteTarget]) -> None:
         pass
@@ -21,4 +21,4 @@ class RoundRobin(SingleQueueRouter):
         return self._credits.take(min(free, key=self._score)) if free else None
 
     def _score(self, account: Account) -> float:
-        return account.taken_at
+        return account.changed_at

@@ -103,6 +103,7 @@ def clover(
     from trefoil.reproduce.clover import FAMILIES, QUICK, Options, Study
     from trefoil.reproduce.experiment import data_folder
     from trefoil.reproduce.figures import all_figures
+    from trefoil.reproduce.runs import source_hash
     from trefoil.reproduce.scores import json_finite
 
     unknown = sorted(set(family or ()) - set(FAMILIES))
@@ -115,6 +116,7 @@ def clover(
     say = (lambda _text: None) if as_json else (lambda text: screen.print(text))
     found: dict[str, Any] = {
         "paper": "CLOVER, SC 23", "basis": "simulated on modelled profiles", "commit": git_commit(),
+        "sources": source_hash(),
         "machine": machine(),
         "command": shlex.join(["trefoil", *sys.argv[1:]]),
         "seeds": list(options.seeds), "hours": options.hours, "speedup": options.speedup,
@@ -131,7 +133,9 @@ def clover(
     for name in options.families:
         screen.print(_equal_load_table(name, found["equal"][name]))
         for claim, values in found["equal"][name]["claims"].items():
-            screen.print(f"  {claim}: {', '.join(f'{v:.2f}' for v in values)}")
+            by = values if isinstance(values, dict) else {"": values}
+            for label, each in by.items():
+                screen.print(f"  {f'{claim}, {label}'.removesuffix(', ')}: {', '.join(f'{v:.2f}' for v in each)}")
         method = found["paper_method"][name]
         saved, alone = ([f"{v:.1f}" for v in method[k]] for k in (
             "saving_pct", "of_which_base_alone_by_its_load_pct"))  # fmt: skip

@@ -54,14 +54,13 @@ POLICIES: Final[Mapping[str, Policy]] = {
 PRESETS: Final[Mapping[str, Mapping[str, float]]] = {
     "paper": {},  # the defaults: CLOVER's text, with Eq. 6 fixed
     "literal": {"literal": 1.0},  # Eq. 6 as printed, which rewards a violation where f < 0
+    "guided": {"guided": 1.0, "warm": 1.0},  # ours: neighbours by a fitted law, rounds from the best graph known
     "artifact": {  # CLOVER's public code
         "literal": 1.0,
         "artifact": 1.0,
         "lambda": 0.1,
         "base_intensity": 250.0,
         "first_accepted": 1.0,
-        "warm": 0.0,
-        "guided": 0.0,
         "carbon_base_g_per_kwh": 250.0,  # its 5 % are of a fixed base: for the shell's triggers, not for the planner
         "limit_s": 0.0,
         "measured_max": 10.0,

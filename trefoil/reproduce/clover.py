@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from trefoil.core.policies import PRESETS
 from trefoil.reproduce.experiment import (
     GPUS,
     LOAD,
@@ -20,14 +21,32 @@ from trefoil.reproduce.experiment import (
     spec_of,
     trace_of,
 )
-from trefoil.reproduce.runs import RunResult, Spec, run_all
+from trefoil.reproduce.runs import REPOSITORY, RunResult, Spec, run_all
 from trefoil.reproduce.scores import Curve, objective_curve, over_seeds, saving_pct, scheme_row
+from trefoil.runtime.repository import load_family
 
 FAMILIES: Final = ("yolo", "albert", "efficientnet")
 MAIN_TRACE: Final = "ciso-march"
 SEEDS: Final = (1, 2, 3, 4, 5)
 HOURS: Final = 48.0
 LARGEST: Final = "7g.40gb"
+KNOWING: Final = frozenset(
+    {
+        "base, fewest GPUs",
+        "oracle",
+        "exact, all awake",
+        "exact",
+        "static_mix",
+        "static_mix, all awake",
+        "exact budget",
+        "exact budget, all awake",
+    }
+)
+"""Schemes that are told the true profile of their seed."""
+PLANNED: Final = tuple(
+    f"{scheme}{how}" for scheme in ("static_mix", "exact budget") for how in ("", ", all awake", ", modelled profile")
+)
+"""Schemes that are held to CLOVER's accuracy, seed by seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +107,29 @@ class Study:
 
 
 def schemes_of(study: Study, family: str) -> dict[str, list[Spec]]:
-    """Specs of the schemes at equal load, SLO, fleet and lambda.
+    """Specs of the schemes at equal load, SLO, fleet and lambda; CLOVER as printed, and with what is ours in it.
 
-    Those that plan by a profile have taken it on the very hardware, as ORACLE has; `exact` once more with the modelled
+    Those of `KNOWING` have taken their profile on the very hardware, as ORACLE has; `exact` once more with the modelled
     profile, whose errors it does not know.
     """
+    best = load_family(REPOSITORY / family)[0].best.name
+    guided = tuple(sorted(PRESETS["guided"].items()))
+    fewest = {"variants": (best,), "shapes": (LARGEST,), "constants": (("clocks", 0.0),)}
+
+    def of(label: str, policy: str, **changes: Any) -> list[Spec]:
+        return study.specs(family, label, policy, knows_truth=label in KNOWING, **changes)
+
     return {
-        "base": study.specs(family, "base", "base"),
-        "co2opt": study.specs(family, "co2opt", "co2opt"),
-        "blover": study.specs(family, "blover", "blover"),
-        "clover": study.specs(family, "clover", "clover"),
-        "oracle": study.specs(family, "oracle", "oracle", knows_truth=True),
-        "exact, all awake": study.specs(family, "exact, all awake", "exact", awake_min=GPUS, knows_truth=True),
-        "exact": study.specs(family, "exact", "exact", knows_truth=True),
-        "exact, modelled profile": study.specs(family, "exact, modelled profile", "exact"),
+        "base": of("base", "base"),
+        "base, fewest GPUs": of("base, fewest GPUs", "exact", **fewest),
+        "co2opt": of("co2opt", "co2opt"),
+        "blover": of("blover", "blover"),
+        "clover": of("clover", "clover"),
+        "clover, guided": of("clover, guided", "clover", constants=guided),
+        "oracle": of("oracle", "oracle"),
+        "exact, all awake": of("exact, all awake", "exact", awake_min=GPUS),
+        "exact": of("exact", "exact"),
+        "exact, modelled profile": of("exact, modelled profile", "exact"),
     }
 
 
@@ -109,13 +137,16 @@ def floored_of(study: Study, family: str, accuracy: Mapping[int, float]) -> dict
     """Specs of plans that are held to CLOVER's own mean accuracy, seed by seed."""
 
     def held(label: str, policy: str, **changes: Any) -> list[Spec]:
-        specs = study.specs(family, label, policy, mode="budget", knows_truth=True, **changes)
+        specs = study.specs(family, label, policy, mode="budget", knows_truth=label in KNOWING, **changes)
         return [replace(spec, min_accuracy=round(accuracy[spec.seed], 6)) for spec in specs]
 
     return {
-        "static_mix at clover's accuracy": held("static_mix at clover's accuracy", "static_mix"),
-        "exact budget at clover's accuracy": held("exact budget at clover's accuracy", "exact"),
+        "static_mix": held("static_mix", "static_mix"),
+        "static_mix, all awake": held("static_mix, all awake", "static_mix", awake_min=GPUS),
+        "static_mix, modelled profile": held("static_mix, modelled profile", "static_mix"),
+        "exact budget": held("exact budget", "exact"),
         "exact budget, all awake": held("exact budget, all awake", "exact", awake_min=GPUS),
+        "exact budget, modelled profile": held("exact budget, modelled profile", "exact"),
     }
 
 
@@ -158,22 +189,27 @@ def claims(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         pairs = zip(each(mine, "grams_per_request"), each(other, "grams_per_request"), strict=True)
         return [saving_pct(m, o) for m, o in pairs]
 
-    evaluated = [c / b if b else float("nan") for c, b in zip(
-        each("clover", "evaluations"), each("blover", "evaluations"), strict=True)]  # fmt: skip
+    def evaluated(mine: str) -> list[float]:
+        pairs = zip(each(mine, "evaluations"), each("blover", "evaluations"), strict=True)
+        return [c / b if b else float("nan") for c, b in pairs]
+
     ahead = [c - b for c, b in zip(
         each("clover", "objective_after_8h"), each("blover", "objective_after_8h"), strict=True)]  # fmt: skip
     return {
         "clover_behind_oracle_after_8h_pct": gap("clover", "oracle", "objective_after_8h"),
+        "guided_behind_oracle_after_8h_pct": gap("clover, guided", "oracle", "objective_after_8h"),
         "exact_behind_oracle_pct": gap("exact", "oracle", "objective"),
         "exact_all_awake_behind_oracle_pct": gap("exact, all awake", "oracle", "objective"),
         "clover_ahead_of_blover_after_8h": ahead,
-        "clover_evaluations_over_blovers": evaluated,
+        "clover_evaluations_over_blovers": evaluated("clover"),
+        "guided_evaluations_over_blovers": evaluated("clover, guided"),
         "saving_of_clover_against_base_pct": saved("clover", "base"),
         "saving_of_exact_against_base_pct": saved("exact", "base"),
-        "saving_of_exact_budget_against_clover_pct": saved("exact budget at clover's accuracy", "clover"),
-        "saving_of_exact_budget_against_static_mix_pct": saved(
-            "exact budget at clover's accuracy", "static_mix at clover's accuracy"
-        ),
+        "saving_against_clover_at_its_accuracy_pct": {label: saved(label, "clover") for label in PLANNED},
+        "saving_of_exact_budget_against_static_mix_pct": {
+            how or "sleeping": saved(f"exact budget{how}", f"static_mix{how}")
+            for how in ("", ", all awake", ", modelled profile")
+        },
     }
 
 

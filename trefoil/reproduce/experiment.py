@@ -84,6 +84,7 @@ def reference_spec(family: str, seed: int, load: float = LOAD) -> Spec:
         hours=SLO_HOURS,
         items=ITEMS[family],
         constant_g_per_kwh=CONSTANT_G,
+        exact_quantiles=True,
     )
 
 

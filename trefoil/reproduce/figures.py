@@ -171,7 +171,7 @@ def _fig12(study: Study, folder: Path) -> Any:
     widths_s = [min(WINDOW_H, hours - n * WINDOW_H) * HOUR_S / speedup for n in range(math.ceil(hours / WINDOW_H))]
     for family in study.options.families:
         found[family] = {}
-        for scheme in ("blover", "clover"):
+        for scheme in ("blover", "clover", "clover, guided"):
             runs = [study.runs[s] for s in schemes_of(study, family)[scheme]]
             time_pct, inside, count = [0.0] * len(widths_s), 0, 0
             for run in runs:

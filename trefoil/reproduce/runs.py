@@ -1,21 +1,27 @@
 """Runs of a reproduction as values, and many of them side by side on all cores.
 
-A `Spec` says everything that a run depends on, so that its result can be kept on disk under a hash of it: what was
-interrupted goes on where it was. Runs are simulations (trefoil.simulator); their truth differs from what planners are
-told by the noise of the spec.
+A `Spec` and the sources that a run imports say everything that it depends on, so that its result can be kept on disk
+under a hash of both: what was interrupted goes on where it was, and what another version played is played again. Runs
+are simulations (trefoil.simulator); their truth differs from what planners are told by the noise of the spec.
 """
 
+import ast
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from controller.planners.table import PLANNERS
 from controller.settings import FixedDemand, TriggerSettings
 from trefoil.core.catalog import Catalog
+from trefoil.core.device_types import DEVICE_TYPES
+from trefoil.core.policies import POLICIES
 from trefoil.runtime.repository import load_family
 from trefoil.simulator.run import simulate
 from trefoil.simulator.scenario.inputs import Provided
@@ -32,9 +38,10 @@ from trefoil.simulator.scenario.schema import (
     Served,
     Zone,
 )
-from trefoil.simulator.scenario.truth import pair
 
-VERSION: Final = 3  # of what a kept result means
+SOURCES: Final = Path(__file__).parents[2]
+TABLE: Final = "controller.planners.table"  # imports every planner
+OURS: Final = frozenset({"trefoil", "controller", "dispatcher", "power_agent", "carbon_feed"})
 PUE: Final = 1.5  # CLOVER section 5.1
 HOUR_S: Final = 3600.0
 MEASURE_S: Final = 60.0  # over which a tail latency is watched
@@ -48,6 +55,7 @@ class Spec:
     hours             of the trace; `speedup` of them pass in one simulated hour (load and moves run in simulated time)
     variants, shapes  what the planner may use; empty: all
     energy, latency   factors on the profile's active joules and service times, by slice type ("" = every one)
+    sleep    factor on what a sleeping GPU draws
     """
 
     family: str
@@ -79,7 +87,9 @@ class Spec:
     shapes: tuple[str, ...] = ()
     energy: tuple[tuple[str, float], ...] = ()
     latency: tuple[tuple[str, float], ...] = ()
+    sleep: float = 1.0
     device: str = "A100-SXM4-40GB"
+    exact_quantiles: bool = False
     knows_truth: bool = False
     """The planner has profiled the very hardware (ORACLE); else it is told the model, and the truth differs."""
 
@@ -91,8 +101,40 @@ class Spec:
     @property
     def key(self) -> str:
         """Key of the run, whatever process computes it."""
-        text = json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True)
+        text = json.dumps({"sources": source_hash(self.policy), **asdict(self)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+@cache
+def source_hash(policy: str = "") -> str:
+    """Hash of every module of ours that a run imports, and of the repository's families and profiles.
+
+    Of a policy: without the planners that only others need, so that who improves one does not play all of them again.
+    """
+    files = {path for suffix in ("*.toml", "*.csv") for path in REPOSITORY.glob(f"*/{suffix}")}
+    left, seen = [__name__], set[str]()
+    if policy:
+        left.append(PLANNERS[POLICIES[policy].planner].make.__module__)
+        seen.add(TABLE)
+    while left:
+        name = left.pop()
+        if name in seen or name.partition(".")[0] not in OURS:
+            continue
+        seen.add(name)
+        path = SOURCES.joinpath(*name.split("."))
+        source = next((one for one in (path.with_suffix(".py"), path / "__init__.py") if one.exists()), None)
+        if source is None:
+            continue  # a name in a module, not a module
+        files.add(source)
+        for node in ast.walk(ast.parse(source.read_bytes())):
+            if isinstance(node, ast.Import):
+                left += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                left += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +172,7 @@ def scenario_of(spec: Spec) -> Scenario:
         fidelity=spec.fidelity,  # type: ignore[arg-type]
         step_s=spec.step_s,
         series_s=spec.span_s / spec.bins,
+        exact_quantiles=spec.exact_quantiles,
         nodes=(Node(name="node", zone="grid", devices=(spec.device,) * per_node, count=spec.gpus // per_node),),
         families=(
             Served(
@@ -193,13 +236,21 @@ def run_spec(spec: Spec) -> RunResult:
         errors.TrefoilError: the spec cannot be run.
     """
     known, truth = catalogs(spec)
-    scenario = scenario_of(spec)
-    if spec.knows_truth:
-        names = [f"{node}/gpu{i}" for n in scenario.nodes for node in n.names for i in range(len(n.devices))]
-        actual, _ = pair(known, names, scenario.noise, scenario.seed, truth)
-        known = actual.catalog
-    plain = json.loads(simulate(scenario, Provided(catalog=known, truth=truth)).to_json())
+    provided = Provided(catalog=known, truth=truth, knows_truth=spec.knows_truth)
+    with _sleeping_at(spec.device, spec.sleep):
+        plain = json.loads(simulate(scenario_of(spec), provided).to_json())
     return RunResult(spec, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])
+
+
+@contextmanager
+def _sleeping_at(device: str, ratio: float) -> Iterator[None]:
+    """Let GPUs of a type draw that much of their sleep power, for hardware and planners alike, in this process."""
+    usual = DEVICE_TYPES[device]
+    DEVICE_TYPES[device] = replace(usual, sleep_w=usual.sleep_w * ratio)
+    try:
+        yield
+    finally:
+        DEVICE_TYPES[device] = usual
 
 
 def run_all(

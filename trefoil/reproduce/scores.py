@@ -52,7 +52,7 @@ class Curve:
 
 
 def objective_curve(result: RunResult, reference: Reference, weight: float = LAMBDA) -> Curve:
-    """Objective (Eq. 3) of every bin, from what was really drawn and answered in it."""
+    """Objective (Eq. 3) of every bin, from what was really drawn and answered in it; who was refused is a miss."""
     family, series = result.spec.family, result.series
     width_s = result.spec.span_s / result.spec.bins
     base_g = grams(reference.joules, BASE_INTENSITY, PUE)
@@ -61,7 +61,7 @@ def objective_curve(result: RunResult, reference: Reference, weight: float = LAM
         series["at_s"],
         series["intensity_g_per_kwh"],
         series["grams"],
-        series[f"{family}.rate_per_s"],
+        series[f"{family}.answered_per_s"],
         series[f"{family}.accuracy"],
         series[f"{family}.p95_ms"],
         strict=True,

@@ -413,11 +413,11 @@ def engines_for(inputs: Inputs, now_s: float) -> tuple[Engine, ...]:
     if scenario.fidelity == "fluid":
         gap_scv = {served.name: served.arrivals.gap_scv for served in scenario.families}
         return tuple(FluidEngine(f, flow, overhead_ms, now_s, gap_scv[f], chosen) for f, flow in flows.items())
-    router = chosen or inputs.policy.router
+    router, keeps = chosen or inputs.policy.router, scenario.exact_quantiles
     if find(Kind.ROUTER, router, ROUTERS).traits.group:
-        return (RequestEngine(flows, _engine_rng(inputs, 0), overhead_ms, now_s, router, queue),)
+        return (RequestEngine(flows, _engine_rng(inputs, 0), overhead_ms, now_s, router, queue, keeps),)
     return tuple(
-        RequestEngine({family: flow}, _engine_rng(inputs, place), overhead_ms, now_s, chosen, queue)
+        RequestEngine({family: flow}, _engine_rng(inputs, place), overhead_ms, now_s, chosen, queue, keeps)
         for place, (family, flow) in enumerate(flows.items())
     )
 

@@ -154,7 +154,7 @@ class Bounds(Protocol):
 
     @property
     def backlog_s_max(self) -> float:
-        """Largest backlog in seconds of arrivals."""
+        """Largest backlog in seconds of arrivals, once the rollout has settled."""
 
     @property
     def queue_share_max(self) -> float:
@@ -167,16 +167,22 @@ def slo_s(view: PlanView, family: str) -> float:
 
 
 def break_off_reason(
-    view: PlanView, plan: Plan, since: Sequence[LoadWindow], settled: Sequence[LoadWindow], bounds: Bounds
+    view: PlanView,
+    plan: Plan,
+    since: Sequence[LoadWindow],
+    settled: Sequence[LoadWindow],
+    bounds: Bounds,
+    measuring: bool,
 ) -> tuple[str, str]:
     """Reason to break a measurement off, and the family to blame; "" twice while it is bearable.
 
-    `since` are the load windows from its first rollout step on, `settled` those that count as its measurement.
+    `since` are the load windows from its first rollout step on, `settled` those that count as its measurement. Until
+    it is measured only the queue's room counts: what waits behind a rollout is not the candidate's doing.
     """
     queue = {r.family: r.queue_requests_max for r in plan.routes}
     for demand in view.demand:
         family = demand.family
-        limit = max(BACKLOG_MIN, bounds.backlog_s_max * demand.rate_per_s)
+        limit = max(BACKLOG_MIN, bounds.backlog_s_max * demand.rate_per_s) if measuring else math.inf
         if queue.get(family):
             limit = min(limit, bounds.queue_share_max * queue[family])
         waits = tally(since, family).backlog

@@ -5,8 +5,8 @@ Phases: ASK -> DEPLOY -> ROLL (the ordinary rollout) -> SETTLE (load windows of 
 -> MEASURE (until `requests_min` requests of every family that is asked for, or `measure_s`) -> METER (until the energy
 of that interval is known) -> tell, ASK again; BACK after a candidate that had to be left: to the plan before it.
 A candidate that cannot carry the load, or that no rollout reaches without falling below what the load needs, is told
-as a violation and never deployed. p95 and backlog are bounded from the first step of a rollout on: beyond, the
-candidate is left and told as a violation. A step takes one tick; nothing here waits.
+as a violation and never deployed. The queue's room is bounded from the first step of a rollout on, p95 and backlog
+once it has settled: beyond, the candidate is left and told as a violation. A step takes one tick; nothing here waits.
 Whatever ends an exploration (freeze, pin, mode, objective, loss, a lost lease) leaves a good plan in force: the one
 before it, or one that was measured within the SLO where the one before no longer suits.
 """
@@ -282,7 +282,9 @@ class Explorer:
             return "", ""
         since = self._windows.begun_since(run.windows_from_s)
         settled = self._windows.begun_since(run.settled_s)
-        return candidate_measurement.break_off_reason(view, run.now.candidate.plan, since, settled, self._settings)
+        measuring = run.phase in (Phase.MEASURE, Phase.METER)
+        plan = run.now.candidate.plan
+        return candidate_measurement.break_off_reason(view, plan, since, settled, self._settings, measuring)
 
     def _break_off(self, view: PlanView, outcome: str, why: str, blamed: str = "") -> Steps[None]:
         run = self.run

@@ -60,8 +60,8 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "literal": 0.0,
     "first_accepted": 0.0,  # the first neighbour of a round becomes the centre, whatever it is: the artifact's
     "artifact": 0.0,  # draws neighbours as the artifact does: points of the raw space, until one is near
-    "warm": 1.0,  # a round begins at the best graph known, by the intensity of now; 0: at the deployed one
-    "guided": 1.0,  # neighbours are drawn by how the known graphs near them keep the SLO; 0: all alike
+    "warm": 0.0,  # ours, 1: a round begins at the best graph known, by the intensity of now; 0: at the deployed one
+    "guided": 0.0,  # ours, 1: neighbours are drawn by how known graphs near them keep the SLO; 0: all alike
     "carbon_base_g_per_kwh": 0.0,  # read by the shell that evaluates the triggers
     "pod_devices": 0.0,  # devices of a family's pod; 0: families take the devices in turn
     "measure_on": 1.0,  # 1: the system, 0: profiles
@@ -217,10 +217,13 @@ class CloverPlanner:
             if all(key in known for key in search.seen):
                 return search, known
         rate, centre = pod.task.demand.rate_per_s, pod.current_setup()
-        if self.random:  # in the raw space nothing is recognised but what runs
-            kept = {f"{pod.space.size_key}|{setup.key}" for setup in (centre, pod.base)}
-            mine = self._known.get(pod.family, {})
-            self._known[pod.family] = {key: outcome for key, outcome in mine.items() if key in kept}
+        kept = {f"{pod.space.size_key}|{setup.key}" for setup in (centre, pod.base)}
+        self._known[pod.family] = {
+            key: outcome
+            for key, outcome in self._known.get(pod.family, {}).items()
+            # What was refused or left was not measured. In BLOVER's raw space nothing is recognised but what runs.
+            if math.isfinite(outcome.p95_ms) and (key in kept or not self.random)
+        }
         if inputs.view.trigger in CONTRADICTED:  # a sample of some hundred requests may have been lucky
             self._known.get(pod.family, {}).pop(f"{pod.space.size_key}|{centre.key}", None)
         queue = [centre]

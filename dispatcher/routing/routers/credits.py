@@ -4,7 +4,8 @@ A credit is taken by a Pick and given back by on_done, whatever the outcome. Cou
 it (drained, ejected) and comes back still owes what it has in flight.
 
 A decision costs the same for 2 slices as for 2,000: a pool keeps those with a free credit in a heap by (in flight, last
-chosen). Entries are not searched for when a slice changes; they are recognised as old when they come to the top.
+chosen or answered): of idle ones the longest idle comes first. Entries are not searched for when a slice changes; they
+are recognised as old when they come to the top.
 """
 
 import heapq
@@ -25,7 +26,7 @@ class Account:
     slice: SliceKey
     limit: int = 0
     in_flight: int = 0
-    taken_at: int = 0
+    changed_at: int = 0  # the number of the last take or return of one of its credits
     order: int = 0  # in the table: among slices never chosen, the first
     pool: "Pool | None" = None
     lane: tuple[str, str, int] | None = None  # of the queue, for routers that have several
@@ -61,11 +62,13 @@ class Pool:
         if len(heap) >= self._size_max:
             self._build()
         else:
-            heapq.heappush(heap, (account.in_flight, account.taken_at, account.order, account))
+            heapq.heappush(heap, (account.in_flight, account.changed_at, account.order, account))
 
     def _build(self) -> None:
         self.heap[:] = sorted(
-            (each.in_flight, each.taken_at, each.order, each) for each in self._accounts if each.in_flight < each.limit
+            (each.in_flight, each.changed_at, each.order, each)
+            for each in self._accounts
+            if each.in_flight < each.limit
         )
 
 
@@ -74,7 +77,7 @@ class Credits:
 
     def __init__(self) -> None:
         self._accounts: dict[SliceKey, Account] = {}
-        self._takes = 0
+        self._changes = 0
         self._last = Account(SliceKey())
 
     def limit(self, limits: Mapping[SliceKey, int]) -> None:
@@ -99,17 +102,17 @@ class Credits:
         return account if account is not None and account.in_flight < account.limit else None
 
     def take_idlest(self, pool: Pool) -> CreditPick | None:
-        """Take a credit of a pool's idlest slice: the one with the fewest requests in flight, then the longest not
-        chosen (round robin among the idle). None: no slice has a credit."""
+        """Take a credit of a pool's idlest slice: the one with the fewest requests in flight, then the one that was
+        chosen or answered longest ago, so that of idle ones the longest idle. None: no slice has a credit."""
         heap = pool.heap
         while heap:
-            in_flight, taken_at, order, account = heap[0]
-            if account.taken_at == taken_at and account.in_flight == in_flight:
-                self._takes = taken_at = self._takes + 1
-                account.taken_at = taken_at
+            in_flight, changed_at, order, account = heap[0]
+            if account.changed_at == changed_at and account.in_flight == in_flight:
+                self._changes = changed_at = self._changes + 1
+                account.changed_at = changed_at
                 account.in_flight = in_flight = in_flight + 1
                 if in_flight < account.limit:
-                    heapq.heapreplace(heap, (in_flight, taken_at, order, account))
+                    heapq.heapreplace(heap, (in_flight, changed_at, order, account))
                 else:
                     heapq.heappop(heap)
                 return account.pick
@@ -119,8 +122,8 @@ class Credits:
     def take(self, account: Account) -> CreditPick:
         """Take a credit of this very slice."""
         assert account.in_flight < account.limit, f"no credit left on {account.slice}"
-        self._takes += 1
-        account.taken_at = self._takes
+        self._changes += 1
+        account.changed_at = self._changes
         account.in_flight += 1
         if account.in_flight < account.limit and account.pool is not None:
             account.pool.offer(account)
@@ -133,6 +136,8 @@ class Credits:
         self._last = account = pick.account
         assert account.in_flight > 0, f"more requests over than sent on {account.slice}"
         account.in_flight -= 1
+        self._changes += 1
+        account.changed_at = self._changes
         if account.in_flight < account.limit:
             if account.pool is not None:
                 account.pool.offer(account)

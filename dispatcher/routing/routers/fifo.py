@@ -4,7 +4,7 @@ Source: CLOVER section 4.1 (one FIFO of requests; an instance that finishes pull
 Data: live targets k of the route with credits c_k; weights are not read.
 Decision: the slice that serves a request.
 Formulation: on arrival, if nobody waits and some slice has a credit: the one with the fewest requests in flight, then
-    the longest not chosen. Otherwise wait; a slice with a free credit takes the request that waits longest.
+    the longest idle. Otherwise wait; a slice with a free credit takes the request that waits longest.
 Deviations: CLOVER's instances hold one request at a time; here c_k, of which one executes and the rest hide the way
     there. The variant mix is what the pool yields: it follows speed and load, so a plan's accuracy does not bind.
     Floors and priorities of single requests: routers/single_queue.py, queues/fifo.py.

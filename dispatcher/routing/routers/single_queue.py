@@ -142,7 +142,7 @@ class SingleQueueRouter(ABC):
         if queue.waiting:
             lanes = frozenset(queue.lanes())
             accounts = [each for each in accounts if lanes.isdisjoint(each.lanes)]
-        best = min(accounts, key=lambda each: (self._score(each), each.taken_at, each.order), default=None)
+        best = min(accounts, key=lambda each: (self._score(each), each.changed_at, each.order), default=None)
         return self._credits.take(best) if best is not None else None
 
     def _lane(self, floor: float) -> int:

@@ -143,7 +143,7 @@ class Weighted:
             waiting = self._queue.depth(each.key)
             accounts = [self._credits.account(target.slice) for target in each.targets]
             order = sorted(
-                accounts, key=lambda one: (one.in_flight >= one.limit, one.in_flight, one.taken_at, one.order)
+                accounts, key=lambda one: (one.in_flight >= one.limit, one.in_flight, one.changed_at, one.order)
             )
             for at, account in enumerate(order):
                 why = (

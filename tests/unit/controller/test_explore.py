@@ -327,6 +327,20 @@ async def test_a_queue_that_grows_ends_even_a_rollout(bench: Bench) -> None:
     assert "more than 25" in bench.explorer.run.now.why
 
 
+async def test_what_a_rollout_leaves_waiting_is_judged_once_it_has_settled(bench: Bench) -> None:
+    roomy = replace(FIRST, routes=tuple(replace(route, queue_requests_max=10_000) for route in FIRST.routes))
+    bench.planner = Remembers(roomy, SECOND)
+    bench.explorer = bench.explorers()
+    await bench.begin()
+    bench.rolling, bench.answers = 20, False
+    while bench.explorer.run.phase is Phase.ROLL:  # ten seconds of arrivals wait, four would be too many
+        await bench.tick()
+    assert bench.explorer.run.phase is Phase.SETTLE
+    await bench.until(Phase.MEASURE, 15.0)
+    await bench.until(Phase.BACK, 2.0)
+    assert "requests of toy wait, more than 80" in bench.explorer.run.now.why
+
+
 async def test_what_waits_before_anything_serves_is_not_held_against_the_first_candidate(bench: Bench) -> None:
     bench.current, bench.answers = None, False
     await bench.begin()

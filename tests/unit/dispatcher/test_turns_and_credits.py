@@ -66,7 +66,7 @@ def test_the_idlest_slice_is_the_one_that_a_search_finds(limits, steps):
     pool, held = Pool(accounts), []
     for what, number in steps:
         free = [each for each in accounts if each.in_flight < each.limit]
-        expected = min(free, key=lambda each: (each.in_flight, each.taken_at, each.order), default=None)
+        expected = min(free, key=lambda each: (each.in_flight, each.changed_at, each.order), default=None)
         if what == "back":
             if held:
                 credits.give_back(held.pop(number % len(held)))

@@ -1,5 +1,6 @@
 """CLOVER, BLOVER and ORACLE as planners: what they ask for, when they stop, what they remember."""
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -279,7 +280,9 @@ def test_the_fleet_graph_explores_too():
 
 
 def test_presets_are_constants_that_the_planner_reads():
-    assert set(PRESETS) == {"paper", "literal", "artifact"}
+    assert set(PRESETS) == {"paper", "literal", "artifact", "guided"}
+    assert not PRESETS["paper"]
+    assert all(CONSTANTS[name] == 0 for name in PRESETS["guided"])  # what is ours is asked for by our name
     for name in ("clover", "blover", "oracle"):
         assert POLICIES[name].router == "fifo"
         for preset in PRESETS.values():
@@ -291,6 +294,15 @@ def test_presets_are_constants_that_the_planner_reads():
             )
             assert isinstance(decision, Decision)
             assert decision.plan is not None
+
+
+def test_what_was_left_before_it_was_measured_may_be_tried_again():
+    """It fell with the backlog of one rollout: that says nothing of the next round's."""
+    one, planner, number = lambda_view(), CloverPlanner(), itertools.count()
+    first = explore(planner, one, rng(), fails=lambda _: next(number) > 0)  # all but what runs
+    left = {plan_digest(c.plan) for c in first.candidates[1:]}
+    again = explore(planner, replace(first.view, trigger="carbon"), rng())
+    assert left & {plan_digest(c.plan) for c in again.candidates}
 
 
 def test_many_mixes_at_once_are_served_as_one_by_one_and_as_the_shared_kernel():

@@ -41,6 +41,7 @@ class Interval:
     joules: dict[SliceKey, float] = field(default_factory=dict)
     by_variant: dict[str, float] = field(default_factory=dict)
     queued: float = 0.0
+    latencies_ms: list[Counts] = field(default_factory=list)  # of every answer, where they are kept
 
     def add(self, other: "Interval") -> None:
         """Add the interval that follows. `joules` stay those of the first: they are booked by interval."""
@@ -53,6 +54,7 @@ class Interval:
         self.latency += other.latency
         self.sum_ms += other.sum_ms
         self.max_ms = max(self.max_ms, other.max_ms)
+        self.latencies_ms += other.latencies_ms
         for variant, count in other.by_variant.items():
             self.by_variant[variant] = self.by_variant.get(variant, 0.0) + count
 
@@ -73,6 +75,12 @@ class Interval:
             self.by_variant,
             self.queued,
         )
+
+    def quantile_ms(self, q: float) -> float:
+        """Quantile of the latencies [ms]: exact where they are kept, else of the histogram; 0.0 for none."""
+        if self.latencies_ms:
+            return float(np.quantile(np.concatenate(self.latencies_ms), q, method="inverted_cdf"))
+        return quantile_ms(self.latency, q, self.max_ms)
 
     @property
     def histogram(self) -> Histogram:
@@ -110,12 +118,14 @@ def load_cells(found: Mapping[str, Interval], items: Mapping[str, float]) -> tup
 
 
 def quantile_ms(counts: Counts, q: float, max_ms: float = math.inf) -> float:
-    """Quantile of counts in latency buckets [ms]; 0.0 for none."""
+    """Quantile of counts in latency buckets [ms], spread evenly over the logarithm in each; 0.0 for none."""
     total = float(counts.sum())
     if total <= 0:
         return 0.0
-    bucket = int(np.searchsorted(np.cumsum(counts), q * total - 1e-9))
-    return min(float(FLOOR_MS * 2 ** ((min(bucket, BUCKETS - 1) + 0.5) / PER_OCTAVE)), max_ms)
+    reached = np.cumsum(counts)
+    bucket = min(int(np.searchsorted(reached, q * total - 1e-9)), BUCKETS - 1)
+    within = 1.0 - (reached[bucket] - q * total) / counts[bucket] if counts[bucket] > 0 else 0.5
+    return min(float(FLOOR_MS * 2 ** ((bucket + within) / PER_OCTAVE)), max_ms)
 
 
 def histogram_of(latency_ms: npt.NDArray[np.float64]) -> Counts:

@@ -223,6 +223,7 @@ class Ledger:
         for family, one in self._bin.families.items():
             ended = one.answered + one.rejected
             row[f"{family}.rate_per_s"] = one.arrived / width_s
+            row[f"{family}.answered_per_s"] = one.answered / width_s
             row[f"{family}.p95_ms"] = quantile_ms(one.latency, 0.95, one.max_ms)
             row[f"{family}.attainment"] = min(1.0, one.within_slo / ended) if ended else 1.0
             row[f"{family}.accuracy"] = one.accuracy_sum / one.answered if one.answered else math.nan

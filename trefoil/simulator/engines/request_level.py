@@ -443,7 +443,10 @@ class RequestLevel:
 
 
 class RequestEngine:
-    """Engine of requests one by one, through the live queue and router; `router` and `queue` instead of the plan's."""
+    """Engine of requests one by one, through the live queue and router; `router` and `queue` instead of the plan's.
+
+    `keeps_latencies`: intervals hold the latency of each answer, for exact quantiles.
+    """
 
     def __init__(
         self,
@@ -453,8 +456,9 @@ class RequestEngine:
         now_s: float,
         router: str = "",
         queue: str = "",
+        keeps_latencies: bool = False,
     ) -> None:
-        self.families = tuple(flows)
+        self.families, self._keeps_latencies = tuple(flows), keeps_latencies
         self._flows, self._router, self._queue = flows, router, queue
         self._services: dict[str, dict[SliceKey, SliceService]] = {family: {} for family in flows}
         nowhere = {family: Route(family, router or "fifo", queue or "fifo") for family in flows}
@@ -492,6 +496,7 @@ class RequestEngine:
             sum_ms=float(window.latency_ms.sum()),
             max_ms=float(window.latency_ms.max(initial=0.0)),
             queued=window.queued,
+            latencies_ms=[window.latency_ms] if self._keeps_latencies else [],
         )
         for key, busy_s in window.busy_s.items():
             service = self._services[family][key]

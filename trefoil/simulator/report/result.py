@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rich.table import Table
 
 from trefoil.core.plan import DecisionRecord
-from trefoil.simulator.books.intervals import Interval, quantile_ms
+from trefoil.simulator.books.intervals import Interval
 from trefoil.simulator.simulation import Simulation
 
 DIGITS = 9  # significant, in JSON
@@ -205,7 +205,7 @@ def _family(simulation: Simulation, family: str) -> FamilySummary:
 
 
 def _quantiles(one: Interval) -> dict[str, Any]:
-    return {f"p{q}_ms": quantile_ms(one.latency, q / 100, one.max_ms) for q in (50, 95, 99)}
+    return {f"p{q}_ms": one.quantile_ms(q / 100) for q in (50, 95, 99)}
 
 
 def _per(total: float, count: float) -> float:

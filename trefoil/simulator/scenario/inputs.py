@@ -46,6 +46,7 @@ class Provided:
     """Values handed over from Python instead of read from files.
 
     catalog  what the planner is told (families and rows); truth: what holds before noise, if that is another
+    knows_truth  the planner is told the true figures of these rows, noise included
     arrivals family -> arrival times [s], ascending, from -warmup_s on
     carbon   zone -> (seconds per value, values [g/kWh]) from time zero on
     planner  an object with plan(view, rng), or ask/tell
@@ -53,6 +54,7 @@ class Provided:
 
     catalog: Catalog | None = None
     truth: Catalog | None = None
+    knows_truth: bool = False
     arrivals: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     carbon: Mapping[str, tuple[float, Sequence[float]]] = field(default_factory=dict)
     planner: Planner | None = None
@@ -111,7 +113,15 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
     for served in scenario.families:
         _check_profile(served, known.family(served.name), given.truth or known, types)
     names = [d.name for d in devices]
-    truth, estimate = pair(known, names, scenario.noise, scenario.seed, given.truth, scenario.policy.blind)
+    truth, estimate = pair(
+        known,
+        names,
+        scenario.noise,
+        scenario.seed,
+        given.truth,
+        blind=scenario.policy.blind,
+        knows_truth=given.knows_truth,
+    )
     policy = scenario.policy.row
     params = None if given.planner else constants_of("", policy)
     planner = with_policy_parts(given.planner, policy) if given.planner else planner_of("", policy)

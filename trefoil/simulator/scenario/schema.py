@@ -262,6 +262,8 @@ class Scenario(Settings):
     """Of the fluid model."""
     series_s: float = Field(default=0.0, ge=0)
     """Width of the reported series' bins; 0: some 500 bins."""
+    exact_quantiles: bool = False
+    """Keep every latency (8 bytes a request), so that p50, p95 and p99 of the run are not a histogram's."""
     nodes: tuple[Node, ...] = Field(default=(Node(),), min_length=1)
     families: tuple[Served, ...] = Field(min_length=1)
     carbon: Carbon = Carbon()
@@ -276,6 +278,8 @@ class Scenario(Settings):
         if (self.hours > 0) == (self.duration_s > 0):
             raise ValueError("set hours or duration_s, one of them, above 0")
         check_policy(self.policy.runs, fluid=self.fidelity == "fluid")
+        if self.exact_quantiles and self.fidelity == "fluid":
+            raise ValueError("exact_quantiles needs fidelity request: a flow has no single latencies")
         names = [name for node in self.nodes for name in node.names]
         if len(set(names)) < len(names):
             raise ValueError(f"two nodes have one name: {sorted(n for n in names if names.count(n) > 1)}")

@@ -1,0 +1,57 @@
+"""`make results`: the tables of RESULTS.md from what studies have left, kept beside it as JSON.
+
+Each section names its study, and its tables stand between marks. `--take` keeps a study's newest summary first; without
+it only the text is made anew. A tidy test holds that text and JSON agree, so that no figure is written by hand.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from trefoil.reproduce.tables import clover_tables, provenance
+
+HERE: Final = Path(__file__).parent
+RESULTS: Final = HERE / "RESULTS.md"
+KEPT: Final = HERE / "results"
+STUDIES: Final[Mapping[str, tuple[Path, Callable[[Mapping[str, Any]], dict[str, str]]]]] = {
+    "clover": (Path("out/reproduce/clover/summary.json"), clover_tables),
+}
+MARK: Final = re.compile(r"<!-- (\w+)/([\w-]+) -->\n.*?<!-- / -->", re.DOTALL)
+UNUSED: Final = ("fig04", "fig09", "fig10", "fig11", "fig13", "bases")  # figures that have no table
+
+
+def take(study: str) -> None:
+    """Keep the newest summary of a study, without what no table shows."""
+    source, _ = STUDIES[study]
+    found = json.loads(source.read_text(encoding="utf-8"))
+    for name in UNUSED:
+        found["figures"].pop(name, None)
+    KEPT.mkdir(exist_ok=True)
+    (KEPT / f"{study}.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def with_tables(text: str) -> str:
+    """Text with every table that is marked made anew. Raises KeyError for a mark that no study has a table for."""
+    tables: dict[str, dict[str, str]] = {}
+    for study, (_, make) in STUDIES.items():
+        path = KEPT / f"{study}.json"
+        if path.exists():
+            found = json.loads(path.read_text(encoding="utf-8"))
+            tables[study] = make(found) | {"made": provenance(found)}
+    return MARK.sub(lambda m: f"<!-- {m[1]}/{m[2]} -->\n{tables[m[1]][m[2]]}\n<!-- / -->", text)
+
+
+def main() -> None:
+    """Make RESULTS.md anew."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--take", nargs="*", choices=[*STUDIES], help="studies whose newest summary is kept first")
+    for study in parser.parse_args().take or ():
+        take(study)
+    RESULTS.write_text(with_tables(RESULTS.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

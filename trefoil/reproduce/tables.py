@@ -1,0 +1,212 @@
+"""Tables of benchmarks/RESULTS.md from a study's summary.json: what is printed there is what was played."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from trefoil.reproduce.clover import KNOWING, PLANNED
+
+Row = Sequence[Any]
+CLAIMS: Final = {
+    "clover_behind_oracle_after_8h_pct": "CLOVER behind ORACLE after 8 h, % of f",
+    "guided_behind_oracle_after_8h_pct": "the same, preset `guided`",
+    "clover_evaluations_over_blovers": "CLOVER's evaluations over BLOVER's",
+    "guided_evaluations_over_blovers": "the same, preset `guided`",
+    "clover_ahead_of_blover_after_8h": "CLOVER ahead of BLOVER after 8 h, points of f",
+    "exact_behind_oracle_pct": "`exact` behind ORACLE, % of f",
+    "exact_all_awake_behind_oracle_pct": "the same, all GPUs awake",
+}
+SCORED: Final = {
+    "in SLO, %": ("slo_attainment", 100.0, 1),
+    "accuracy lost, %": ("accuracy_loss_pct", 1.0, 2),
+}
+
+
+def markdown(columns: Row, rows: Iterable[Row]) -> str:
+    """Table in Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def clover_tables(found: Mapping[str, Any]) -> dict[str, str]:
+    """Tables of `trefoil reproduce clover` by name; `found` is its summary.json."""
+    families = list(found["equal"])
+    tables = {f"equal-{family}": _equal(found["equal"][family]) for family in families}
+    tables["claims"] = _claims(found["equal"])
+    tables["savings"] = _savings(found["equal"])
+    tables["paper-method"] = _paper_method(found)
+    figures = found["figures"]
+    tables["fig2"] = _fig2(figures["fig02"])
+    tables["fig3"] = _fig3(figures["fig03"])
+    tables["fig12"] = _fig12(figures["fig12"])
+    if "loads" in found:
+        tables["levers"] = _levers(found)
+        tables["loads"] = _by_case(found["loads"], "load")
+        tables["fig14"] = _fig14(figures["fig14"])
+        tables["fig15"] = _fig15(figures["fig15"])
+        tables["fig16"] = _by_case(figures["fig16"], "trace", accuracy=True)
+        tables["turned"] = _turned(found["turned_by_30_pct"])
+    return tables
+
+
+def provenance(found: Mapping[str, Any]) -> str:
+    """Line that says what a section's tables come from."""
+    seeds = ", ".join(str(seed) for seed in found["seeds"])
+    made = f"commit {found['commit']}, sources {found['sources']}, seeds {seeds}"
+    return f"`{found['command']}`, {made}; {found['machine']}."
+
+
+def _each(values: Iterable[float | None], digits: int = 1) -> str:
+    return ", ".join("-" if value is None else f"{value:.{digits}f}" for value in values)
+
+
+def _spread(one: Mapping[str, Any], scale: float = 1.0, digits: int = 1) -> str:
+    return f"{scale * one['mean']:.{digits}f} [{scale * one['low']:.{digits}f}, {scale * one['high']:.{digits}f}]"
+
+
+def _equal(found: Mapping[str, Any]) -> str:
+    rows = []
+    base = found["rows"]["base"]["grams_per_request"]["all"]
+    for label, row in found["rows"].items():
+        saved = [100 * (1 - mine / other) for mine, other in zip(row["grams_per_request"]["all"], base, strict=True)]
+        spread = {"mean": sum(saved) / len(saved), "low": min(saved), "high": max(saved)}
+        rows.append(
+            [
+                f"{label}, at clover's accuracy" if label in PLANNED else label,
+                "yes" if label in KNOWING else "",
+                _spread(spread),
+                *(_spread(row[key], scale, digits) for key, scale, digits in SCORED.values()),
+                f"{row['objective']['mean']:.2f}",
+                _each(row["objective_after_8h"]["all"], 2),
+                f"{row['evaluations']['mean']:.0f}",
+            ]
+        )
+    columns = ["scheme", "told the truth", "saving against BASE, %", *SCORED, "f, all hours", "f after 8 h, each seed"]
+    return markdown([*columns, "evaluations"], rows)
+
+
+def _claims(equal: Mapping[str, Any]) -> str:
+    rows = [[text, *(_each(one["claims"][name], 2) for one in equal.values())] for name, text in CLAIMS.items()]
+    return markdown(["each seed", *equal], rows)
+
+
+def _savings(equal: Mapping[str, Any]) -> str:
+    against = {f: one["claims"]["saving_against_clover_at_its_accuracy_pct"] for f, one in equal.items()}
+    mixed = {f: one["claims"]["saving_of_exact_budget_against_static_mix_pct"] for f, one in equal.items()}
+    rows = [[f"{label} against clover", *(_each(by[label]) for by in against.values())] for label in PLANNED]
+    hows = next(iter(mixed.values()))
+    rows += [[f"exact budget against static_mix, {how}", *(_each(by[how]) for by in mixed.values())] for how in hows]
+    return markdown(["grams saved, %, each seed", *equal], rows)
+
+
+def _paper_method(found: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            family,
+            _each(one["saving_pct"]),
+            _each(one["of_which_base_alone_by_its_load_pct"]),
+            _each(found["equal"][family]["claims"]["saving_of_clover_against_base_pct"]),
+        ]
+        for family, one in found["paper_method"].items()
+    ]
+    return markdown(["%, each seed", "paper's method", "of which BASE alone by its load", "at equal load"], rows)
+
+
+def _fig2(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    rows = []
+    for family, points in found.items():
+        kept = max((p for p in points if p["relative_accuracy"] >= 0.95), key=lambda p: p["carbon_saving_pct"])
+        most = max(points, key=lambda p: p["carbon_saving_pct"])
+        rows.append(
+            [family, len(points), f"{kept['carbon_saving_pct']:.1f} at {kept['relative_accuracy']:.3f}", kept["mix"],
+             f"{most['carbon_saving_pct']:.1f} at {most['relative_accuracy']:.3f}"]
+        )  # fmt: skip
+    columns = ["four GPUs", "mixes", "best saving at >= 95 % of the accuracy, %", "its mix", "best of all, %"]
+    return markdown(columns, rows)
+
+
+def _fig3(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    columns = {
+        "saving at one load, %": ("carbon_saving_pct", 1),
+        "p95 over C1": ("p95_over_c1", 2),
+        "saving kept busy, %": ("busy_carbon_saving_pct", 1),
+        "its p95 over C1": ("busy_p95_over_c1", 2),
+    }
+    rows = [
+        [family, row["layout"], *(f"{row[key]:.{digits}f}" for key, digits in columns.values())]
+        for family, layouts in found.items()
+        for row in layouts
+    ]
+    return markdown(["one GPU", "layout", *columns], rows)
+
+
+def _fig12(found: Mapping[str, Any]) -> str:
+    rows = [
+        [family, scheme, _each(one["time_pct_by_window"], 2), f"{one['time_pct']:.2f}", f"{one['evaluations']:.0f}",
+         _each([one["within_slo_pct"]])]
+        for family, by in found.items() for scheme, one in by.items()
+    ]  # fmt: skip
+    windows = "% of the time, by windows of 8 h"
+    return markdown(["application", "scheme", windows, "in all", "evaluations", "of them in SLO, %"], rows)
+
+
+def _levers(found: Mapping[str, Any]) -> str:
+    tight, loose = found["ablation"], found["ablation_loose_slo"]
+    rows = [
+        [levers, *(_each(by[f][levers]["saving_pct"] for f in by) for by in (tight, loose))]
+        for levers in next(iter(tight.values()))
+    ]
+    columns = [f"levers ({', '.join(tight)}; saving in %)", "SLO = BASE's p95", "SLO = 2 x BASE's p95"]
+    return markdown(columns, rows)
+
+
+def _by_case(found: Mapping[str, Any], name: str, accuracy: bool = False) -> str:
+    """Saving and share in SLO (or accuracy) of each scheme but BASE, a case a row."""
+    key, scale, digits = ("accuracy", 1.0, 3) if accuracy else ("slo_attainment", 100.0, 0)
+    first = next(iter(found.values()))
+    schemes = [scheme for scheme in next(iter(first.values())) if scheme != "base"]
+    rows = []
+    for case in first:
+        cells = []
+        for by in found.values():
+            pairs = [(by[case][scheme]["saving_pct"], scale * by[case][scheme][key]) for scheme in schemes]
+            cells.append(", ".join(f"{saved:.1f} / {other:.{digits}f}" for saved, other in pairs))
+        rows.append([case, *cells])
+    what = "accuracy" if accuracy else "in SLO, %"
+    return markdown([name, *(f"{f}: {', '.join(schemes)} (saving, % / {what})" for f in found)], rows)
+
+
+def _fig14(found: Mapping[str, Any]) -> str:
+    names = {
+        "lambda": "clover, lambda",
+        "threshold_pct": "clover, loss, %, <=",
+        "threshold_pct_exact": "`exact`, loss, %, <=",
+    }
+
+    def cell(one: Mapping[str, float]) -> str:
+        return f"{one['saving_pct']:.1f} / {one['accuracy_loss_pct']:.2f}"
+
+    rows = [
+        [f"{text} {value}", *(cell(by[sweep][value]) for by in found.values())]
+        for sweep, text in names.items()
+        for value in next(iter(found.values()))[sweep]
+    ]
+    return markdown(["saving, % / accuracy lost, %", *found], rows)
+
+
+def _fig15(found: Mapping[str, Any]) -> str:
+    rows = []
+    for family, by in found.items():
+        for gpus, ones in by.items():
+            for policy, one in ones.items():
+                kept = f"{one['p95_over_slo']:.2f}", f"{100 * one['slo_attainment']:.0f}"
+                rows.append([family, gpus, policy, *kept, f"{one['accuracy']:.3f}"])
+    return markdown(["application", "GPUs", "scheme", "p95 over the SLO", "in SLO, %", "accuracy"], rows)
+
+
+def _turned(found: Mapping[str, Any]) -> str:
+    rows = []
+    for family, one in found.items():
+        for by, text in (("by_grams", "grams"), ("by_f", "f")):
+            flips = "; ".join(f"{case}: {', '.join(pairs)}" for case, pairs in one[by]["flips"].items() if pairs)
+            rows.append([family, text, ", ".join(one[by]["order"]), f"{one[by]['flipped']}", flips or "none"])
+    return markdown(["application", "by", "order, best first", "cases that change it", "which"], rows)
