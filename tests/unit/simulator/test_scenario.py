@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.planning import digits
+from trefoil.core.catalog import Catalog
 from trefoil.core.errors import InvalidInput, ProfileMissing, SettingError, TraceError
 from trefoil.simulator import Scenario
 from trefoil.simulator.scenario.inputs import prepare
-from trefoil.simulator.scenario.schema import Arrivals, Carbon, FamilyObjective, Node, Served, Zone
+from trefoil.simulator.scenario.schema import Arrivals, Carbon, FamilyObjective, Node, Noise, Served, Zone
+from trefoil.simulator.scenario.truth import pair
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -119,3 +122,15 @@ def test_blind_planner_is_told_no_profile():
     assert blind.truth.catalog.rows
     with pytest.raises(SettingError, match=r"policy.blind = True: oracle cannot plan without profiles.*clover"):
         prepare(scenario(policy={"name": "oracle", "blind": True}))
+
+
+def test_a_planner_knows_the_truth_only_where_the_run_says_so():
+    known, noise, names = digits(), Noise(latency=0.05, energy=0.05, device_power=0.03), ["n/gpu0"]
+    truth, estimate = pair(known, names, noise, 1)
+    assert estimate.catalog.rows == known.rows
+    with pytest.raises(AssertionError, match="told the truth"):
+        pair(truth.catalog, names, noise, 1, known)  # what differs is the power of devices alone
+    seen = Catalog(known.families, known.rows[:2])
+    told, estimate = pair(seen, names, noise, 1, known, knows_truth=True)
+    assert told.catalog.rows == truth.catalog.rows
+    assert estimate.catalog.rows == truth.catalog.rows[:2]
