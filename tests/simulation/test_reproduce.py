@@ -19,6 +19,7 @@ from trefoil.reproduce.figures import all_figures, sweep_figures
 from trefoil.reproduce.opportunities import partitions
 from trefoil.reproduce.runs import PUE, RunResult
 from trefoil.reproduce.scores import json_finite, mean_objective, objective_curve
+from trefoil.reproduce.tables import clover_tables
 from trefoil.simulator.books.intervals import Interval, histogram_of
 
 SMALL = Options(("efficientnet",), (1,), 9.0, 9.0, 18.0, 1, False)
@@ -151,6 +152,11 @@ def test_sweeps_leave_a_table_and_a_picture_each(played, monkeypatch, tmp_path):
     for name in ("fig14", "fig15", "fig16", "bases", "ablation", "loads", "turned"):
         assert (tmp_path / f"{name}.csv").read_text().count("\n") > 2, name
         assert (tmp_path / f"{name}.png").stat().st_size > 5000, name
+    whole = played[1] | found | {"figures": played[1]["figures"] | found["figures"]}
+    for name, table in clover_tables(whole).items():
+        lines = table.splitlines()
+        assert len(lines) > 2, name
+        assert len({line.count("|") for line in lines}) == 1, name
     fleets = found["figures"]["fig15"]["efficientnet"]
     assert fleets["2"]["base"]["rejected"] > 0
     assert fleets["10"]["base"]["saving_pct"] == 0.0
