@@ -3,7 +3,7 @@
 Run: make a virtual environment, install requirements/train.txt in it, then `python model_repository/digits/train.py`.
 Data: UCI "Optical Recognition of Handwritten Digits" (CC BY 4.0), the 1,797 images that ship inside scikit-learn.
 Split: by a fixed seed a stratified third is kept from training, and halved: validation.npz (299 images) sets the
-accuracies that plans go by, heldout.npz (300) is what loads send, so that answers are judged on images that set nothing.
+accuracies that plans go by, heldout.npz (300) is what loads send: answers are judged on images that set nothing.
 Writes: both, 1/ to 4/ model.onnx, config.pbtxt (the tensor contract), family.toml (measured accuracies).
 
 The variants differ in how much of the image they read and how much they compute, as real families do:
@@ -195,7 +195,9 @@ sha256 = "{sha256}"
 
 def write_family(variants: Sequence[Variant], measured: Sequence[float], images: int) -> None:
     """Write family.toml and the tensor contract."""
-    source = f"{images} validation images (half of a stratified third, seed {SEED}), onnxruntime {onnxruntime.__version__}"
+    source = (
+        f"{images} validation images (half of a stratified third, seed {SEED}), onnxruntime {onnxruntime.__version__}"
+    )
     text = FAMILY
     for variant, value in zip(variants, measured, strict=True):
         text += VARIANT.format(
