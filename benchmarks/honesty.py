@@ -1,7 +1,8 @@
 """Is the saving real? Three controls that must find none, on the demo's own machinery.
 
     equal_joules     every variant costs what the best one costs: exact may save nothing against the static mix
-    permuted_labels  answers are checked against shuffled labels: the measured accuracy must fall to chance
+    permuted_labels  answers are checked against shuffled labels: the measured accuracy must fall to chance, and below the
+                     floor, so that this demo ends with 1
     meter_off        nothing measures energy: joules and grams must be unknown (null), never 0 or an estimate
 
 Run: `make honesty` (about ten minutes; `--only NAME` for one). Prints a table, writes out/bench/honesty.json, and exits
@@ -55,6 +56,8 @@ class Finding:
 def judge_saving(report: Mapping[str, Any]) -> tuple[str, bool]:
     """exact against the static mix, in grams per answered request."""
     saving_pct = report["saving_pct"]["static_mix"]
+    if saving_pct is None:
+        return "exact is below its accuracy floor", False
     grams = ", ".join(f"{name} {1e3 * report[name]['grams_per_request']:.4f} mg" for name in PAIR)
     return f"saving {saving_pct:+.2f} % ({grams})", abs(saving_pct) < SAVING_PCT_MAX
 
@@ -110,8 +113,10 @@ def play(control: Control, folder: Path, more: Sequence[str]) -> Finding:
     sets = [word for key, value in control.settings.items() for word in ("--set", f"{key}={value}")]
     words = ["demo", *["--quick"] * control.quick, "--out", str(out), "--set", f"policies={json.dumps(PAIR)}"]
     argv = [str(Path(sys.executable).parent / "trefoil"), *words, *sets, *more]
-    subprocess.run(argv, check=True, cwd=ROOT)
+    code = subprocess.run(argv, check=False, cwd=ROOT).returncode
     report = json.loads((out / "report.json").read_text())
+    if code != int(report["missed_floor"]["exact"]):
+        raise subprocess.CalledProcessError(code, argv)
     figure, passed = control.judge(report)
     command = shlex.join(["trefoil", *argv[1:]]).replace(f"{ROOT}/", "")
     where = str((out / "report.json").relative_to(ROOT)) if out.is_relative_to(ROOT) else str(out / "report.json")

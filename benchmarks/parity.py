@@ -76,7 +76,7 @@ class Case:
 CARBON_ONLY: Final = Case(
     "carbon_only",
     same_plans=True,
-    settings={"objective_mode": "lambda", "lambda_weight": 0.2, "load.peak_per_s": 40.0, "load.base_per_s": 26.0},
+    settings={"objective_mode": "lambda", "lambda_weight": 0.3},
     controller={"causes": ["carbon"], "demand_fixed": {"digits": PINNED}},
 )
 CLOVER: Final = Case(

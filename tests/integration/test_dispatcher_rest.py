@@ -122,6 +122,18 @@ async def test_health_metadata_configuration_statistics_and_the_index(world):
     assert "secret" not in json.dumps(config)
 
 
+async def test_health_is_answered_in_json_as_kserves_own_client_reads_it(world):
+    """KServe's InferenceRESTClient takes the JSON key; Triton's client takes the status and ignores the body."""
+    for what in ("live", "ready"):
+        status, headers, body = await world.raw("GET", f"/v2/health/{what}")
+        assert (status, headers["content-type"]) == (200, "application/json")
+        assert json.loads(body) == {what: True}
+    await world.plane.node(node([]))
+    await until(lambda: not world.running.local.routing.table.live("digits"))
+    status, _, body = await world.raw("GET", "/v2/health/ready")
+    assert (status, json.loads(body)) == (400, {"ready": False})
+
+
 @pytest.mark.parametrize("algorithm", [None, "gzip", "deflate"])
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False])

@@ -108,9 +108,9 @@ class Clients:
             self.wrong += not np.allclose(values(reply)[0], self.answers[version][i], atol=1e-5)
 
 
-def test_the_committed_graphs_have_the_accuracy_that_family_toml_states(answers):
+def test_the_committed_graphs_have_the_accuracy_that_family_toml_states(tmp_path):
     family = tomllib.loads((MODELS / "digits" / "family.toml").read_text())
-    _, labels = heldout()
+    answers, (_, labels) = expected(tmp_path, "validation.npz"), heldout("validation.npz")
     stated = {v["version"]: v["accuracy"] for v in family["variants"]}
     measured = {v: float(np.mean(answers[v].argmax(axis=1) == labels)) for v in VERSIONS}
     assert measured == pytest.approx(stated, abs=1e-6)

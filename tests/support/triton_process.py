@@ -52,15 +52,15 @@ def install() -> TritonInstall:
 
 
 @cache
-def heldout() -> tuple[np.ndarray, np.ndarray]:
-    with np.load(MODELS / "digits" / "heldout.npz") as data:
+def heldout(file: str = "heldout.npz") -> tuple[np.ndarray, np.ndarray]:
+    with np.load(MODELS / "digits" / file) as data:
         return data["images"], data["labels"]
 
 
-def expected(folder: Path) -> dict[int, np.ndarray]:
+def expected(folder: Path, file: str = "heldout.npz") -> dict[int, np.ndarray]:
     """Probabilities of every version on the held-out images, by onnxruntime itself in Triton's environment."""
     output = folder / "expected.npz"
-    images, family = MODELS / "digits" / "heldout.npz", MODELS / "digits"
+    images, family = MODELS / "digits" / file, MODELS / "digits"
     done = subprocess.run(
         [str(ENVIRONMENT / "bin" / "python3"), "-c", EXPECT, str(images), str(family), str(output)],
         capture_output=True,

@@ -154,7 +154,8 @@ class RestApp:
             good = (await self._kserve.ServerLive(pb.ServerLiveRequest(), None)).live
         else:
             good = (await self._kserve.ServerReady(pb.ServerReadyRequest(), None)).ready
-        return HttpReply(200 if good else 400)
+        # Triton's body is empty and its client looks at the status alone; KServe's own client reads this key.
+        return HttpReply(200 if good else 400, codec.dumps({what: good}))
 
     async def _model(self, ask: HttpRequest, model: str, version: str, what: str | None) -> HttpReply:
         named = {"name": model, "version": version}

@@ -148,7 +148,7 @@ def test_bad_input_is_one_line_and_changes_nothing(serving: Serving, tmp_path: P
     nonsense.write_text('{"plan": {"nodes": "all of them"}}')
     refusals = {
         ("mode", "sometimes"): "observe, advise, act",
-        ("objective", "set", "--min-accuracy", "0.999"): "at most 0.993322",
+        ("objective", "set", "--min-accuracy", "0.999"): "at most 0.993311",
         ("objective", "set", "--lambda", "0.1", "--min-accuracy", "0.9"): "--lambda",
         ("pin", str(nonsense)): "nodes",
         ("replay", "9.999999"): "no such decision",

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli import recorded
-from trefoil.cli.demo import report
+from trefoil.cli.demo import report, run_demo
 from trefoil.cli.demo.results import Exploration, Report, read_report
 
 TOP_LEVEL = {
     "simulated", "triton_version", "gpus", "duration_s", "carbon_speedup", "seed", "commit", "pad_overrun_ratio",
-    "saving_pct", "accuracy", "base", "static_mix", "exact",
+    "saving_pct", "saving_uncorrected_pct", "accuracy", "missed_floor", "spread", "base", "static_mix", "exact",
 }  # fmt: skip
 PER_RUN = {
     "requests", "answered", "failed", "slo", "latency_ms_p50", "latency_ms_p95", "latency_ms_p99", "slo_attainment",
-    "accuracy", "joules_per_request", "grams_per_request", "idle_share", "replans", "reconfigurations", "exploration",
+    "accuracy", "accuracy_profile",
+    "joules_per_request", "grams_per_request", "idle_share", "replans", "reconfigurations", "exploration",
 }  # fmt: skip
 
 
@@ -37,10 +38,37 @@ def test_report_json_has_the_promised_fields() -> None:
     assert set(values["saving_pct"]) == {"base", "static_mix"}
 
 
-def test_savings_are_of_grams_per_request() -> None:
+def test_savings_are_of_grams_per_request_at_the_accuracy_that_we_have() -> None:
     values = recorded.report().to_json()
-    assert values["saving_pct"]["base"] == pytest.approx(100 * (1 - 0.0022 / 0.0035))
+    assert values["saving_uncorrected_pct"]["base"] == pytest.approx(100 * (1 - 0.0022 / 0.0035))
+    assert values["saving_pct"]["base"] == pytest.approx(100 * (1 - 0.0022 / (0.0035 - 0.02 * 0.014)))
     assert values["saving_pct"]["static_mix"] == pytest.approx(100 * (1 - 0.0022 / 0.0024))
+
+
+@pytest.mark.parametrize(("field", "value"), [("accuracy", 0.9549), ("accuracy_profile", 0.9549)])
+def test_a_run_below_its_floor_has_saved_nothing(field: str, value: float) -> None:
+    one = recorded.report()
+    missed = replace(one, runs={**one.runs, "exact": replace(one.runs["exact"], **{field: value})})
+    values = missed.to_json()
+    assert values["missed_floor"] == {"base": False, "static_mix": False, "exact": True}
+    assert values["saving_pct"] == {"base": None, "static_mix": None}
+    assert "saving of exact against base: none, below the accuracy floor" in "\n".join(report.report_lines(missed))
+    assert "below the accuracy floor, so no saving" in report.report_html(missed, {})
+    assert run_demo.exit_code(missed) == 1
+    assert run_demo.exit_code(one) == 0
+
+
+def test_the_simulated_seeds_say_how_far_one_run_is_to_be_believed() -> None:
+    values = recorded.report().to_json()["spread"]
+    each = [100 * (1 - ours / (0.0024 + 0.02 * gap)) for ours, gap in ((22e-4, 0), (23e-4, 0.001), (20e-4, -0.006))]
+    assert [one["saving_pct"]["static_mix"] for one in values["seeds"]] == pytest.approx(each)
+    assert values["saving_pct"]["static_mix"]["mean"] == pytest.approx(sum(each) / 3)
+    assert values["saving_pct"]["static_mix"]["lowest"] == pytest.approx(min(each))
+    assert values["missed_floor_seeds"] == [9]
+    lines = "\n".join(report.report_lines(recorded.report()))
+    assert "one draw" in lines
+    assert "simulated, 3 seeds: saving of exact against static_mix at equal accuracy" in lines
+    assert "exact below the floor under 1 of 3 seeds" in lines
 
 
 def test_a_written_report_reads_back(tmp_path: Path) -> None:
@@ -110,7 +138,7 @@ def explored() -> Report:
     one = recorded.report()
     cost = Exploration(2, 9, 1, 1, 180.0, 41_250.0, 37)
     ours = replace(one.runs["exact"], exploration=cost)
-    return replace(one, runs={"base": one.runs["base"], "clover": ours})
+    return replace(one, runs={"base": one.runs["base"], "clover": ours}, spread=None)
 
 
 def test_a_report_without_exact_is_of_the_policy_named_last(tmp_path: Path) -> None:
@@ -128,5 +156,5 @@ def test_a_report_without_exact_is_of_the_policy_named_last(tmp_path: Path) -> N
 
 def test_both_savings_are_printed_whatever_their_sign() -> None:
     lines = "\n".join(report.report_lines(recorded.report()))
-    assert "against base: +37.1 %" in lines
+    assert "against base: +31.7 % at equal accuracy (+37.1 % as it ran)" in lines
     assert "against static_mix: +8.3 %" in lines

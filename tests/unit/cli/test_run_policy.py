@@ -1,5 +1,6 @@
 """How a run begins: the load, and with its second 0 the clock of the carbon trace."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 import pytest
 
 from trefoil.cli.demo import run_policy
+from trefoil.cli.load.arrivals import RateProfile
 from trefoil.cli.load.generator import LEAD_S
 from trefoil.cli.load.process import LoadPlan
+from trefoil.cli.load.result import LoadResult, Record
 from trefoil.core.errors import StartError
 from trefoil.runtime.clock import ManualClock
 
+RECORD = Record(0.0, 0.0, 40.0, "OK", 1, 1, "digits-l")
 PLAN = LoadPlan(((0.0, 26.0), (10.0, 26.0)), 2.0, "images.npz", "digits", 7)
 STEP_S = 5.0
 
@@ -87,3 +91,26 @@ async def test_a_feed_that_dies_leaves_no_load(monkeypatch, tmp_path):
     with pytest.raises(StartError, match="died"):
         await world.begin(monkeypatch, tmp_path)
     assert world.stopped == 1
+
+
+def test_the_slo_is_measured_in_rounds_of_the_same_load() -> None:
+    points = ((0.0, 26.0), (3.0, 26.0), (4.0, 40.0), (8.0, 26.0))
+    three = run_policy.repeated(points, 3)
+    assert three[:4] == points
+    assert three[-1] == (24.0, 26.0)
+    assert RateProfile(three).expected == pytest.approx(3 * RateProfile(points).expected)
+
+
+def test_a_stumble_of_a_second_does_not_decide_the_slo() -> None:
+    """Every tenth request takes 80 ms; then all of one second take four times as long."""
+    calm = [
+        replace(RECORD, intended_s=n / 40, latency_ms=80.0 if n % 10 == 0 else 40.0 + n % 7) for n in range(24 * 40)
+    ]
+    stumbled = [replace(r, latency_ms=4 * r.latency_ms) if 9 <= r.intended_s < 10 else r for r in calm]
+    found = [
+        run_policy.median_of_rounds(LoadResult(tuple(records), 0.0, 24.0, 7, ""), 8.0, 95.0)
+        for records in (calm, stumbled)
+    ]
+    assert found == [80.0, 80.0]
+    once = LoadResult(tuple(stumbled[: 15 * 40]), 0.0, 15.0, 7, "")
+    assert run_policy.median_of_rounds(once, 15.0, 95.0) > 150, "as one measurement of 15 s it does"

@@ -28,8 +28,8 @@ def test_the_shipped_files_load() -> None:
     assert load_system(SHIPPED / "up.toml", System).policy == "exact"
     shipped = load_system(SHIPPED / "demo.toml", Scenario)
     assert shipped.policies == ("base", "static_mix", "exact")
-    assert shipped.duration_s == pytest.approx(84.0)
-    assert shipped.carbon.speedup == pytest.approx(48 * 3600 / 84)
+    assert shipped.duration_s == pytest.approx(108.0)
+    assert shipped.carbon.speedup == pytest.approx(24 * 3600 / 108)
     assert (shipped.availability.replicas_min, shipped.availability.spread_min) == (1, 1)
 
 

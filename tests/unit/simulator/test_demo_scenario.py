@@ -38,7 +38,7 @@ def test_the_same_settings_stand_in_the_scenario():
 
 
 def test_with_the_demand_fixed_only_carbon_decides():
-    settings = demo(objective_mode="lambda", lambda_weight=0.2)
+    settings = demo(objective_mode="lambda", lambda_weight=0.3)
     scenario, given = demo_scenario(settings, "exact", SLO, controller=FIXED)
     found, again = simulate_demo(scenario, given), simulate_demo(scenario, given)
     assert found.to_json() == again.to_json()

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from trefoil.cli.demo import plots
 from trefoil.cli.demo.results import Exploration, Report, Series, Summary, write_json
+from trefoil.cli.demo.spread import summary
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 UNKNOWN: Final = "not metered"
@@ -29,6 +30,7 @@ ROWS: Final[tuple[tuple[str, Show, str], ...]] = (
     ("joules / request", lambda run: _number_text(run.joules_per_request, 2, 1, "J"), "lower"),
     ("idle share of energy", lambda run: _percent_text(run.idle_share), "lower"),
     ("accuracy, measured", lambda run: _percent_text(run.accuracy, 2), "higher"),
+    ("accuracy of the variants", lambda run: _percent_text(run.accuracy_profile, 2), "higher"),
     ("SLO attainment", lambda run: _percent_text(run.slo_attainment, 2), "higher"),
     ("latency p50 / p95 / p99", lambda run: _latencies_text(run), "lower"),
     ("requests", lambda run: f"{run.requests:,}", ""),
@@ -68,16 +70,48 @@ def savings_caption(report: Report) -> str:
     subject = report.subject
     for name, run in report.runs.items():
         if name != subject:
-            saving = report.saving_pct(name)
-            shown = UNKNOWN if saving is None else f"{saving:+.1f} %"
             parts.append(
-                f"saving of {subject} against {name}: {shown} (requests {run.requests:,}, accuracy {run.accuracy:.4f})"
+                f"saving of {subject} against {name}: {saving_text(report, name)} (requests {run.requests:,}, accuracy "
+                f"{run.accuracy:.4f})"
             )
     ours = report.runs[subject]
     parts.append(
         f"{subject}: requests {ours.requests:,}, accuracy {ours.accuracy:.4f}, floor {report.accuracy_floor:.4f}"
     )
-    return "\n".join(parts)
+    return "\n".join([*parts, *spread_lines(report)])
+
+
+def saving_text(report: Report, against: str) -> str:
+    """Saving of the live run, which is one draw, with and without the correction for accuracy."""
+    if report.missed_floor(report.subject):
+        return "none, below the accuracy floor"
+    saving, plain = report.saving_pct(against), report.saving_pct(against, corrected=False)
+    if saving is None or plain is None:
+        return UNKNOWN
+    return f"{saving:+.1f} % at equal accuracy ({plain:+.1f} % as it ran), one draw"
+
+
+def spread_lines(report: Report) -> list[str]:
+    """Savings of the simulated seeds, at equal accuracy: the figure, of which the live run is one draw."""
+    spread, subject = report.spread, report.subject
+    if spread is None:
+        return []
+    lines, count = [], len(spread.seeds)
+    for name in report.runs:
+        if name != subject:
+            values = spread.savings_pct(subject, name)
+            found = summary(values)
+            lines.append(
+                f"simulated, {count} seed{'s' * (count > 1)}: saving of {subject} against {name} at equal accuracy {found['mean']:+.1f} "
+                f"% (deviation {found['deviation']:.1f}, {found['lowest']:+.1f} to {found['highest']:+.1f}; "
+                f"this seed's twin {values[0]:+.1f} %)"
+            )
+    missed = spread.missed(subject, report.accuracy_floor)
+    lines.append(
+        f"simulated: {subject} below the floor under {len(missed)} of {count} seeds; "
+        f"accuracy costs {1e3 * spread.price_g:.2f} mg per request and unit"
+    )
+    return lines
 
 
 def report_rows(report: Report) -> tuple[tuple[str, Show, str], ...]:
@@ -113,6 +147,11 @@ def report_html(report: Report, series: Mapping[str, Series]) -> str:
         slo=slo,
         titles=RUN_TITLES,
         savings={name: report.saving_pct(name) for name in others},
+        plain={name: report.saving_pct(name, corrected=False) for name in others},
+        missed=report.missed_floor(report.subject),
+        spread=report.spread and {name: summary(report.spread.savings_pct(report.subject, name)) for name in others},
+        by_seed={name: report.spread.savings_pct(report.subject, name) if report.spread else [] for name in others},
+        missed_seeds=report.spread.missed(report.subject, report.accuracy_floor) if report.spread else [],
         rows=[
             (label, {name: show(run) for name, run in report.runs.items()}) for label, show, _ in report_rows(report)
         ],

@@ -8,10 +8,11 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from trefoil.cli.demo.spread import Outcome, Spread, saving_pct
 from trefoil.cli.run.state_directory import CHECKOUT
 
 CAUSES: Final = ("carbon", "load", "slo", "objective")
@@ -55,7 +56,8 @@ class Summary:
     latency_ms_p95: float
     latency_ms_p99: float
     slo_attainment: float
-    accuracy: float
+    accuracy: float  # measured on labels, of images that set no profile
+    accuracy_profile: float  # of the variants that answered, by family.toml: what plans and the price of accuracy go by
     joules_per_request: float | None
     grams_per_request: float | None
     idle_share: float | None
@@ -100,27 +102,50 @@ class Report:
     machine: str
     started_at: str
     runs: Mapping[str, Summary]
+    spread: Spread | None = None  # None: nothing was simulated, and accuracy has no price
 
     @property
     def subject(self) -> str:
         """Name of the run that the others are compared with."""
         return subject(self.runs)
 
-    def saving_pct(self, against: str) -> float | None:
-        """Saving in grams per answered request against another run at the same offered load, in percent of it."""
-        ours, theirs = self.runs[self.subject].grams_per_request, self.runs[against].grams_per_request
-        if ours is None or not theirs:
+    def saving_pct(self, against: str, *, corrected: bool = True) -> float | None:
+        """Saving in grams per answered request against another run at the same offered load, in percent of it.
+
+        Corrected: what the other run had needed at our accuracy stands for what it took. None: nothing was metered, or
+        our run is below the floor, and what it has not spent is no saving.
+        """
+        ours, theirs = _outcome(self.runs[self.subject]), _outcome(self.runs[against])
+        if ours is None or theirs is None or self.missed_floor(self.subject):
             return None
-        return 100 * (1 - ours / theirs)
+        return saving_pct(ours, theirs, self.spread.price_g if self.spread is not None and corrected else 0.0)
+
+    def missed_floor(self, name: str) -> bool:
+        """Whether a run ended below the floor, by its labels or by the variants that answered.
+
+        A policy that measures candidates has an objective of its own, and no floor of the mean.
+        """
+        run = self.runs[name]
+        return run.exploration is None and min(run.accuracy, run.accuracy_profile) < self.accuracy_floor
 
     def to_json(self) -> dict[str, Any]:
         """JSON values of report.json: runs stand at top level, savings and accuracies beside each other."""
-        values = asdict(self)
+        values = asdict(replace(self, spread=None))
         runs = values.pop("runs")
         others = [name for name in runs if name != self.subject]
         values["saving_pct"] = {name: self.saving_pct(name) for name in others}
+        values["saving_uncorrected_pct"] = {name: self.saving_pct(name, corrected=False) for name in others}
         values["accuracy"] = {name: run.accuracy for name, run in self.runs.items()}
+        values["missed_floor"] = {name: self.missed_floor(name) for name in self.runs}
+        if self.spread is not None:
+            values["spread"] = self.spread.to_json(self.subject, self.accuracy_floor)
         return {**values, **runs}
+
+
+def _outcome(run: Summary) -> Outcome | None:
+    if run.grams_per_request is None or run.joules_per_request is None:
+        return None
+    return Outcome(run.grams_per_request, run.joules_per_request, run.accuracy_profile, run.slo_attainment)
 
 
 def subject(names: Iterable[str]) -> str:
@@ -146,9 +171,10 @@ def read_report(path: Path) -> Report:
     values = json.loads(path.read_text())
     names = list(values["accuracy"])
     runs = {name: _summary(values.pop(name)) for name in names}
-    for derived in ("saving_pct", "accuracy"):
+    for derived in ("saving_pct", "saving_uncorrected_pct", "accuracy", "missed_floor"):
         values.pop(derived)
-    return Report(**{**values, "gpus": tuple(values["gpus"]), "runs": runs})
+    spread = Spread.from_json(values["spread"]) if values["spread"] else None
+    return Report(**{**values, "gpus": tuple(values["gpus"]), "runs": runs, "spread": spread})
 
 
 def _summary(values: Mapping[str, Any]) -> Summary:

@@ -1,11 +1,14 @@
 """`trefoil demo`: the same arrivals and carbon against each policy in turn, on fresh clusters, and what was saved.
 
 The SLO is measured first: `slo_rule.factor` times the p95 of BASE under the demo's own load profile, compressed into
-`measure_s` (mean and peak both occur, in the same proportion). It is printed and then fixed for every run.
+`measure_s` (mean and peak both occur, in the same proportion), the median of `rounds` of them. It is printed and then
+fixed for every run. After the runs the same scenario is simulated under several seeds (spread.py): one run is one draw.
 """
 
+import asyncio
 import shlex
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +19,7 @@ from trefoil.cli.demo import report
 from trefoil.cli.demo.live_view import View, view_for
 from trefoil.cli.demo.results import Report, git_commit, machine, write_json
 from trefoil.cli.demo.run_policy import DemoContext, RunResult, measure_p95_ms, run_policy
+from trefoil.cli.demo.spread import Spread, simulate_spread
 from trefoil.cli.output import console, print_json
 from trefoil.cli.run import services
 from trefoil.cli.run.scenario import Scenario, Slo
@@ -35,7 +39,10 @@ class Outcome:
 
 
 def run_demo(scenario: Scenario, out: Path, *, as_json: bool) -> int:
-    """Run every policy and write the report; returns the exit code. On every way out nothing is left running."""
+    """Run every policy and write the report; returns the exit code, 1 when the run it is about missed the floor.
+
+    On every way out nothing is left running.
+    """
     clock = WallClock()
     started_at_s = clock.now_s()
     screen = console()
@@ -54,7 +61,7 @@ def run_demo(scenario: Scenario, out: Path, *, as_json: bool) -> int:
     report.write_report(out, outcome.report, {name: one.series for name, one in outcome.runs.items()})
     if as_json:
         print_json(outcome.report.to_json())
-        return 0
+        return exit_code(outcome.report)
     if screen.is_terminal:
         screen.print(report.report_table(outcome.report))
     else:
@@ -62,7 +69,12 @@ def run_demo(scenario: Scenario, out: Path, *, as_json: bool) -> int:
             screen.print(line, soft_wrap=True)
     took_s = clock.now_s() - started_at_s
     screen.print(f"report: {out / 'report.html'} and {out / 'report.json'} ({took_s:.0f} s)", soft_wrap=True)
-    return 0
+    return exit_code(outcome.report)
+
+
+def exit_code(found: Report) -> int:
+    """Exit code of a demo: 1 when the run that it is about ended below its floor."""
+    return int(found.missed_floor(found.subject))
 
 
 async def _run_policies(
@@ -79,8 +91,24 @@ async def _run_policies(
     for number, policy in enumerate(scenario.policies, 1):
         runs[policy] = await run_policy(context, policy, slo, number)
         write_json(out / policy / "series.json", runs[policy].to_json())
-    outcomes.append(Outcome(_report(scenario, runs, started), runs))
+    spread = await _simulate(context, slo)
+    outcomes.append(Outcome(_report(scenario, runs, started, spread), runs))
     return 0
+
+
+async def _simulate(context: DemoContext, slo: Slo) -> Spread:
+    """The same scenario under other seeds, in a thread: an interrupt ends it after the simulation that it is in."""
+    scenario = context.scenario
+    context.view.say(f"simulating the same scenario under {scenario.simulated_seeds} seeds, this one first")
+    unwanted = threading.Event()
+    try:
+        found = await asyncio.to_thread(
+            simulate_spread, scenario, slo, scenario.policies, wanted=lambda: not unwanted.is_set()
+        )
+    finally:
+        unwanted.set()
+    assert found is not None, "it was wanted to its end"
+    return found
 
 
 async def _measure_slo(context: DemoContext) -> Slo:
@@ -89,7 +117,7 @@ async def _measure_slo(context: DemoContext) -> Slo:
     latency_ms = max(SLO_ROUND_MS, round(rule.factor * p95_ms / SLO_ROUND_MS) * SLO_ROUND_MS)
     context.view.say(
         f"SLO: {rule.factor:g} x {p95_ms:.1f} ms (p{rule.percentile:g} of {rule.policy} under the demo's load profile, "
-        f"in {rule.measure_s:.0f} s) = {latency_ms:.0f} ms, fixed for all runs"
+        f"in {rule.measure_s:.0f} s, median of {rule.rounds}) = {latency_ms:.0f} ms, fixed for all runs"
     )
     return Slo(percentile=rule.percentile, latency_ms=latency_ms)
 
@@ -107,7 +135,7 @@ def _announcement(scenario: Scenario) -> str:
     )
 
 
-def _report(scenario: Scenario, runs: Mapping[str, RunResult], started: str) -> Report:
+def _report(scenario: Scenario, runs: Mapping[str, RunResult], started: str, spread: Spread) -> Report:
     batches = sum(run.batches for run in runs.values())
     best = services.served_family(scenario).best.accuracy
     return Report(
@@ -124,4 +152,5 @@ def _report(scenario: Scenario, runs: Mapping[str, RunResult], started: str) -> 
         machine=machine(),
         started_at=started,
         runs={name: run.summary for name, run in runs.items()},
+        spread=spread,
     )

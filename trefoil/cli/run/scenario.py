@@ -121,7 +121,8 @@ class SloRule(Settings):
     percentile: float = Field(default=95.0, gt=0, lt=100)
     factor: float = Field(default=1.5, gt=0)
     policy: str = "base"
-    measure_s: float = Field(default=15.0, gt=0)
+    measure_s: float = Field(default=8.0, gt=0)
+    rounds: int = Field(default=3, ge=1)  # of measure_s each; the median counts, so that a stumble does not decide it
     provisional_ms: float = Field(default=200.0, gt=0)  # stands while BASE is being measured; it decides nothing
 
 
@@ -268,6 +269,7 @@ class Scenario(System):
     name: str = "demo"
     policies: tuple[str, ...] = ("base", "static_mix", "exact")
     warmup_s: float = Field(default=6.0, ge=0)  # of load at the base rate before each run; sent, answered, not counted
+    simulated_seeds: int = Field(default=8, ge=1)  # that say how far one live run is to be believed, its own first
     load: Load = Load()
     slo_rule: SloRule = SloRule()
 
@@ -293,7 +295,7 @@ class Scenario(System):
         """The same scenario with fewer steps: for tests and a first look."""
         steps = min(steps, self.carbon.steps)
         carbon = self.carbon.model_copy(update={"steps": steps})
-        rule = self.slo_rule.model_copy(update={"measure_s": min(self.slo_rule.measure_s, 5.0)})
+        rule = self.slo_rule.model_copy(update={"measure_s": min(self.slo_rule.measure_s, 4.0)})
         return self.model_copy(update={"carbon": carbon, "slo_rule": rule})
 
 

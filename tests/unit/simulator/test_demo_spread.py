@@ -1,0 +1,36 @@
+"""Savings of the demo under several seeds: at equal accuracy, the live seed first."""
+
+from pathlib import Path
+
+import pytest
+
+from trefoil.cli.demo.spread import Outcome, Spread, saving_pct, simulate_spread
+from trefoil.cli.run.scenario import Scenario, Slo, load_system
+from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
+
+DEMO = Path("deploy/config/demo.toml")
+SLO = Slo(percentile=95.0, latency_ms=105.0)
+SHORT = {"carbon.steps": 2, "carbon.step_s": 4.0, "warmup_s": 2.0, "load.ramp_s": 1.0, "simulated_seeds": 2}
+
+
+def test_the_first_seed_is_the_live_runs_and_accuracy_has_a_price():
+    demo = load_system(DEMO, Scenario, SHORT)
+    found = simulate_spread(demo, SLO, ("static_mix",))
+    assert [one.seed for one in found.seeds] == [demo.seed, demo.seed + 1]
+    twin = simulate_demo(*demo_scenario(demo, "static_mix", SLO)).summary
+    assert found.seeds[0].runs["static_mix"].grams_per_request == twin.grams_per_request
+    assert found.seeds[0].runs != found.seeds[1].runs, "other arrivals"
+    assert 0 < found.price_g < 0.1
+    assert Spread.from_json(found.to_json("static_mix", 0.97)) == found
+
+
+def test_nobody_wants_it_any_more():
+    demo = load_system(DEMO, Scenario, SHORT)
+    assert simulate_spread(demo, SLO, ("exact",), wanted=lambda: False) is None
+
+
+def test_grams_saved_by_being_less_accurate_are_no_saving():
+    cheap, dear = Outcome(0.9e-3, 5.0, 0.96, 1.0), Outcome(1.0e-3, 5.0, 0.97, 1.0)
+    assert saving_pct(cheap, dear, 0.0) == pytest.approx(10.0)
+    assert saving_pct(cheap, dear, 0.01) == pytest.approx(0.0)
+    assert saving_pct(dear, cheap, 0.01) == pytest.approx(0.0)

@@ -1,0 +1,134 @@
+"""Spread of a demo's savings: its own scenario, simulated under several seeds, and the price of accuracy in it.
+
+One live run is one draw. Each seed here gives other arrivals; the first one is the seed of the live run, its simulated
+twin. Two runs seldom end at the same mean accuracy, and accuracy costs grams, so that savings are compared at the
+accuracy of the run they are of: the other run's grams are corrected by `price_g` per unit of accuracy, which is what
+`static_mix` pays for PRICE_STEP more of it, in the mean of all seeds. Accuracy is here that of the variants that
+answered, by family.toml: the mean that was planned for, without the luck of which image met which variant.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, Final
+
+from trefoil.cli.run.scenario import Scenario, Slo
+from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
+
+OBLIVIOUS: Final = "static_mix"
+PRICE_STEP: Final = 0.005
+MARGIN: Final = "accuracy_margin"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Outcome of one run, as far as savings are made of it."""
+
+    grams_per_request: float
+    joules_per_request: float
+    accuracy: float
+    slo_attainment: float
+
+
+@dataclass(frozen=True, slots=True)
+class SeedRuns:
+    """Runs of every policy under one seed."""
+
+    seed: int
+    runs: Mapping[str, Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Spread over seeds, the live run's own first. `price_g`: grams per request and unit of accuracy."""
+
+    slo_ms: float
+    price_g: float
+    seeds: tuple[SeedRuns, ...]
+
+    def savings_pct(self, subject: str, against: str) -> list[float]:
+        """Savings at equal accuracy of each seed [%]."""
+        return [saving_pct(one.runs[subject], one.runs[against], self.price_g) for one in self.seeds]
+
+    def missed(self, subject: str, floor: float) -> list[int]:
+        """Seeds under which a policy ended below the floor."""
+        return [one.seed for one in self.seeds if one.runs[subject].accuracy < floor]
+
+    def to_json(self, subject: str, floor: float) -> dict[str, Any]:
+        """JSON values of it: each seed with its savings, and their mean, deviation and ends by opponent."""
+        others = [name for name in self.seeds[0].runs if name != subject]
+        found = {name: self.savings_pct(subject, name) for name in others}
+        return {
+            "basis": "simulated",
+            "slo_ms": self.slo_ms,
+            "price_mg_per_accuracy": 1e3 * self.price_g,
+            "saving_pct": {name: summary(values) for name, values in found.items()},
+            "missed_floor_seeds": self.missed(subject, floor),
+            "seeds": [
+                {
+                    "seed": one.seed,
+                    "saving_pct": {name: found[name][n] for name in others},
+                    "runs": {name: _plain(run) for name, run in one.runs.items()},
+                }
+                for n, one in enumerate(self.seeds)
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Spread":
+        """Spread that `to_json` wrote."""
+        seeds = [SeedRuns(s["seed"], {n: Outcome(**r) for n, r in s["runs"].items()}) for s in values["seeds"]]
+        return cls(values["slo_ms"], values["price_mg_per_accuracy"] / 1e3, tuple(seeds))
+
+
+def saving_pct(ours: Any, theirs: Any, price_g: float) -> float:
+    """Saving in grams per request at equal accuracy, in percent of what the other run had needed at ours."""
+    there = theirs.grams_per_request + price_g * (ours.accuracy - theirs.accuracy)
+    return float(100 * (1 - ours.grams_per_request / there))
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Mean, standard deviation of one draw, lowest and highest."""
+    deviation = stdev(values) if len(values) > 1 else 0.0
+    return {"mean": fmean(values), "deviation": deviation, "lowest": min(values), "highest": max(values)}
+
+
+def simulate_spread(
+    scenario: Scenario, slo: Slo, names: Iterable[str], wanted: Callable[[], bool] = lambda: True
+) -> Spread | None:
+    """Simulate the policies under `simulated_seeds` seeds; None once nobody wants it any more."""
+    seeds, dear = [], []
+    for seed in range(scenario.seed, scenario.seed + scenario.simulated_seeds):
+        drawn = scenario.model_copy(update={"seed": seed})
+        asked = dict.fromkeys((*names, OBLIVIOUS))
+        runs: dict[str, Outcome] = {}
+        for name in asked:
+            if not wanted():
+                return None
+            runs[name] = _simulated(drawn, name, slo)
+        margin = scenario.params.get(MARGIN, 0.0) + PRICE_STEP
+        drawn = drawn.model_copy(update={"params": {**scenario.params, MARGIN: margin}})
+        more, mix = _simulated(drawn, OBLIVIOUS, slo), runs[OBLIVIOUS]
+        dear.append((more.grams_per_request - mix.grams_per_request, more.accuracy - mix.accuracy))
+        seeds.append(SeedRuns(seed, {name: runs[name] for name in names}))
+    bought = sum(accuracy for _, accuracy in dear)
+    return Spread(slo.latency_ms, sum(grams for grams, _ in dear) / bought if bought > 0 else 0.0, tuple(seeds))
+
+
+def simulated_slo(scenario: Scenario) -> Slo:
+    """SLO by the scenario's rule, of the simulated policy that the rule names: where nothing runs live."""
+    rule = scenario.slo_rule
+    provisional = Slo(percentile=rule.percentile, latency_ms=rule.provisional_ms)
+    given, arrivals = demo_scenario(scenario, rule.policy, provisional)
+    return Slo(
+        percentile=rule.percentile, latency_ms=float(round(rule.factor * simulate_demo(given, arrivals).summary.p95_ms))
+    )
+
+
+def _simulated(scenario: Scenario, policy: str, slo: Slo) -> Outcome:
+    found = simulate_demo(*demo_scenario(scenario, policy, slo)).summary
+    return Outcome(found.grams_per_request, found.joules_per_request, found.accuracy, found.slo_attainment)
+
+
+def _plain(run: Outcome) -> dict[str, float]:
+    return {name: getattr(run, name) for name in Outcome.__dataclass_fields__}
