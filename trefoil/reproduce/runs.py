@@ -80,6 +80,9 @@ class Spec:
     energy: tuple[tuple[str, float], ...] = ()
     latency: tuple[tuple[str, float], ...] = ()
     device: str = "A100-SXM4-40GB"
+    forecast: str = "none"
+    past: tuple[float, ...] = ()
+    """Intensities of the hours before the trace begins, oldest first."""
     knows_truth: bool = False
     """The planner has profiled the very hardware (ORACLE); else it is told the model, and the truth differs."""
 
@@ -140,7 +143,7 @@ def scenario_of(spec: Spec) -> Scenario:
                 objective=wanted,
             ),
         ),
-        carbon=Carbon(zones={"grid": zone}, speedup=spec.speedup),
+        carbon=Carbon(zones={"grid": zone}, speedup=spec.speedup, forecast=spec.forecast),  # type: ignore[arg-type]
         policy=PolicyChoice(name=spec.policy, constants=dict(spec.constants)),
         control=ControlSettings(
             tick_s=spec.tick_s if spec.fidelity == "request" else 0.0,
@@ -198,7 +201,8 @@ def run_spec(spec: Spec) -> RunResult:
         names = [f"{node}/gpu{i}" for n in scenario.nodes for node in n.names for i in range(len(n.devices))]
         actual, _ = pair(known, names, scenario.noise, scenario.seed, truth)
         known = actual.catalog
-    plain = json.loads(simulate(scenario, Provided(catalog=known, truth=truth)).to_json())
+    given = Provided(catalog=known, truth=truth, carbon_before={"grid": spec.past} if spec.past else {})
+    plain = json.loads(simulate(scenario, given).to_json())
     return RunResult(spec, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])
 
 

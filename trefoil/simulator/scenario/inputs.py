@@ -48,6 +48,7 @@ class Provided:
     catalog  what the planner is told (families and rows); truth: what holds before noise, if that is another
     arrivals family -> arrival times [s], ascending, from -warmup_s on
     carbon   zone -> (seconds per value, values [g/kWh]) from time zero on
+    carbon_before  zone -> values [g/kWh] as long as the zone's own, before time zero, oldest first
     planner  an object with plan(view, rng), or ask/tell
     """
 
@@ -55,6 +56,7 @@ class Provided:
     truth: Catalog | None = None
     arrivals: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     carbon: Mapping[str, tuple[float, Sequence[float]]] = field(default_factory=dict)
+    carbon_before: Mapping[str, Sequence[float]] = field(default_factory=dict)
     planner: Planner | None = None
 
 
@@ -129,7 +131,7 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         objectives={s.name: _objective(s, scenario, fleet_rows, params) for s in scenario.families},
         items={s.name: s.items for s in scenario.families},
         arrivals=arrivals,
-        carbon={z: intensity_of(z, scenario.carbon, given.carbon.get(z)) for z in sorted({d.zone for d in devices})},
+        carbon={z: _intensity(z, scenario, given) for z in sorted({d.zone for d in devices})},
         policy=policy,
         planner=planner,
     )
@@ -244,6 +246,11 @@ def _arrivals(served: Served, scenario: Scenario, index: int, given: Provided) -
         times, rates = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
         rate = Rate(times, rates)
     return ArrivalStream(rate, settings.gap_scv, rng, -scenario.warmup_s)
+
+
+def _intensity(zone: str, scenario: Scenario, given: Provided) -> Intensity:
+    found, before = intensity_of(zone, scenario.carbon, given.carbon.get(zone)), given.carbon_before.get(zone)
+    return found if before is None else replace(found, played=replace(found.played, lead_g_per_kwh=tuple(before)))
 
 
 class SimulatedSettings(ControllerSettings):
