@@ -1,5 +1,6 @@
 """ForecastFeed in simulated time: what they may know, and what they buy beside none and a perfect one."""
 
+import io
 import json
 import math
 import pickle
@@ -7,12 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from carbon_feed.reading.core.trace_playback import Playback
 from tests.simulation.test_shell import A100, REPOSITORY
 from trefoil.core.carbon import Series
+from trefoil.core.objective import FLOOR_TOLERANCE
 from trefoil.simulator import Provided, Scenario, simulate
-from trefoil.simulator.report.forecast_value import MODELS, compare_forecasts
+from trefoil.simulator.report.forecast_value import MODELS, Comparison, compare_forecasts, run_of
 from trefoil.simulator.report.result import result
 from trefoil.simulator.scenario.carbon import ForecastFeed
 from trefoil.simulator.scenario.inputs import Intensity, planner_for, prepare
@@ -66,6 +69,42 @@ def test_a_model_knows_nothing_after_its_origin(name, speedup):
         assert seen.model == name
         assert len(seen.bands) >= 95
         assert all(math.isfinite(b.p10_g_per_kwh + b.p50_g_per_kwh + b.p90_g_per_kwh) for b in seen.bands)
+
+
+def test_a_run_that_ends_below_its_floor_is_marked_and_saves_nothing():
+    reachable = scenario(0.5)
+    wanted = reachable.families[0].objective.model_copy(update={"below_best_pct": 0.1})
+    served = reachable.families[0].model_copy(update={"objective": wanted, "arrivals": Arrivals(rate_per_s=90.0)})
+    held, missed = simulate(reachable), simulate(reachable.model_copy(update={"families": (served,)}))
+    assert (held.summary.floor_missed, missed.summary.floor_missed) == (False, True)
+    assert missed.summary.accuracy < missed.summary.families["digits"].floor - FLOOR_TOLERANCE
+    for one, word in ((held, False), (missed, True)):
+        console = Console(width=200, record=True, file=io.StringIO())
+        console.print(one.table())
+        assert ("MISSED" in console.export_text()) is word
+    floors = {"digits": missed.summary.families["digits"].floor}
+    row = run_of("perfect", missed.summary, held.summary, 0.0, floors)
+    compared = Comparison("two", 1, 1800.0, floors, None, (run_of("none", held.summary, held.summary, 0.0, {}), row))
+    assert math.isnan(row.saving_ratio)
+    assert compared.captured["perfect"] is None
+    assert json.loads(compared.to_json())["rows"][1]["saving_ratio"] is None
+
+
+def test_a_past_that_is_given_is_history_and_makes_a_forecast_from_the_start():
+    values = duck(9)
+    given = Provided(carbon={"grid": (HOUR_S, values[168:])}, carbon_before={"grid": values[:168]})
+    for provided, bands in ((given, True), (replace(given, carbon_before={}), False)):
+        view = Simulation(prepare(scenario(forecast="blend"), provided)).view()
+        assert bool(view.carbon_forecast.bands) is bands
+        assert len(view.carbon_history) == (96 if bands else 0)
+
+
+def test_a_budget_holds_what_is_counted_and_nothing_of_the_warm_up():
+    simulation = Simulation(prepare(scenario().model_copy(update={"warmup_s": 1800.0})))
+    simulation.run(4 * 900.0)
+    (budget,) = simulation.view().budgets
+    assert budget.elapsed_s == pytest.approx(4 * 900.0, abs=900.0)
+    assert budget.requests == pytest.approx(4 * 900.0 * 40.0, rel=1e-3)
 
 
 def test_asked_hour_by_hour_it_says_nearly_what_it_says_when_asked_once():

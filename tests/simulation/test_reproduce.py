@@ -42,7 +42,7 @@ def test_every_scheme_met_the_same_load_slo_and_fleet(played):
     rows = found["equal"]["efficientnet"]["rows"]
     assert {"base", "co2opt", "blover", "clover", "clover, guided", "oracle", "exact", "static_mix"} <= set(rows)
     kept = kept_runs(played)
-    main = [run for run in kept if not run["spec"]["label"].startswith("reference")]
+    main = [run for run in kept if not run["spec"]["label"].startswith(("reference", "frontier"))]
     for name in ("rate_per_s", "slo_ms", "gpus", "items", "trace", "seed"):
         assert len({run["spec"][name] for run in main}) == 1, name
     arrived = {run["summary"]["arrived"] for run in main}
@@ -60,6 +60,16 @@ def test_what_must_hold_holds(played):
     assert rows["clover"]["evaluations"]["mean"] > 0
     floor = rows["clover"]["accuracy"]["mean"]
     assert rows["static_mix"]["accuracy"]["mean"] >= floor - 0.002
+
+
+@pytest.mark.long
+def test_the_optimum_stands_beside_every_scheme_and_none_is_far_below_it(played):
+    (row,) = played[1]["equal"]["efficientnet"]["optimum"].values()
+    assert row["optimum"]["accuracy"] >= row["at_accuracy"] - 1e-6
+    assert row["optimum"]["grid_error_ratio"] < 0.005
+    above = row["above_optimum_pct"]
+    assert above["exact budget"] > -1.0
+    assert above["clover"] > above["exact budget, perfect forecast"]
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """`trefoil simulate` and `trefoil reproduce`: a scenario, or a paper at equal load, in simulated time."""
 
 import json
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -132,10 +133,12 @@ def clover(
         return
     for name in options.families:
         screen.print(_equal_load_table(name, found["equal"][name]))
+        screen.print(_optimum_table(name, found["equal"][name]["optimum"]))
         for claim, values in found["equal"][name]["claims"].items():
             by = values if isinstance(values, dict) else {"": values}
             for label, each in by.items():
-                screen.print(f"  {f'{claim}, {label}'.removesuffix(', ')}: {', '.join(f'{v:.2f}' for v in each)}")
+                shown = ", ".join(f"{v:.2f}" if math.isfinite(v) else "floor missed" for v in each)
+                screen.print(f"  {f'{claim}, {label}'.removesuffix(', ')}: {shown}")
         method = found["paper_method"][name]
         saved, alone = ([f"{v:.1f}" for v in method[k]] for k in (
             "saving_pct", "of_which_base_alone_by_its_load_pct"))  # fmt: skip
@@ -153,3 +156,18 @@ def _equal_load_table(family: str, found: dict[str, Any]) -> Any:
     columns = ("scheme", "g/request", "accuracy", "p95 / SLO", "in SLO", "objective f, %", "evaluations")
     title = f"{family}: equal load {found['rate_per_s']:.1f}/s; mean (lowest to highest) of the seeds"
     return grid(title, columns, rows)
+
+
+def _optimum_table(family: str, found: dict[int, Any]) -> Any:
+    """Grams above the offline optimum, each at the accuracy that it reached."""
+    labels = [k for k, v in next(iter(found.values()))["above_optimum_pct"].items() if v is not None]
+    rows = []
+    for seed, row in found.items():
+        best, above = row["optimum"], row["above_optimum_pct"]
+        known = f"{1e3 * best['grams_per_request']:.4f}" if best else "-"
+        rows.append([
+            str(seed), f"{row['at_accuracy']:.4f}", known,
+            *("-" if above[k] is None else f"{above[k]:+.1f}" for k in labels),
+        ])  # fmt: skip
+    columns = ("seed", "clover's accuracy", "optimum there, mg/request", *labels)
+    return grid(f"{family}: grams above the optimum of a perfect forecast at the same accuracy, %", columns, rows)

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Final
+
+FLOOR_TOLERANCE: Final = 5e-4  # of accuracy: what a mean over a window may lie below its floor, and still have held it
 
 
 class ObjectiveMode(IntEnum):
@@ -42,3 +45,8 @@ class Objective:
     hard_min_accuracy: float = 0.0
     replicas_min: int = 0
     spread_min: int = 0
+
+
+def floor_missed(accuracy: float, floor: float) -> bool:
+    """Whether a mean accuracy is below its floor by more than `FLOOR_TOLERANCE`: what it saved is then no saving."""
+    return accuracy < floor - FLOOR_TOLERANCE

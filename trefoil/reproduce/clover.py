@@ -4,6 +4,7 @@ Source: CLOVER (SC 23) section 5; what its public code does differently: docs/po
 (SLO and C_base come from it), then the schemes at equal load, then those that are given CLOVER's own accuracy as floor.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from trefoil.reproduce.experiment import (
     spec_of,
     trace_of,
 )
+from trefoil.reproduce.optimum import measured_frontiers, optimum_row
+from trefoil.reproduce.past import past_of
 from trefoil.reproduce.runs import REPOSITORY, RunResult, Spec, run_all
 from trefoil.reproduce.scores import Curve, objective_curve, over_seeds, saving_pct, scheme_row
 from trefoil.runtime.repository import load_family
@@ -40,11 +43,20 @@ KNOWING: Final = frozenset(
         "static_mix, all awake",
         "exact budget",
         "exact budget, all awake",
+        "exact budget, no past",
+        "exact budget, perfect forecast",
     }
 )
 """Schemes that are told the true profile of their seed."""
-PLANNED: Final = tuple(
-    f"{scheme}{how}" for scheme in ("static_mix", "exact budget") for how in ("", ", all awake", ", modelled profile")
+PLANNED: Final = (
+    "static_mix",
+    "static_mix, all awake",
+    "static_mix, modelled profile",
+    "exact budget",
+    "exact budget, all awake",
+    "exact budget, modelled profile",
+    "exact budget, no past",
+    "exact budget, perfect forecast",
 )
 """Schemes that are held to CLOVER's accuracy, seed by seed."""
 
@@ -134,7 +146,12 @@ def schemes_of(study: Study, family: str) -> dict[str, list[Spec]]:
 
 
 def floored_of(study: Study, family: str, accuracy: Mapping[int, float]) -> dict[str, list[Spec]]:
-    """Specs of plans that are held to CLOVER's own mean accuracy, seed by seed."""
+    """Specs of plans that are held to CLOVER's own mean accuracy, seed by seed.
+
+    `exact` plans a budget by the feed's own forecast from the days before; without any, and by a perfect one, to say
+    what that is worth.
+    """
+    known = {"forecast": "blend", "past": past_of(MAIN_TRACE)}
 
     def held(label: str, policy: str, **changes: Any) -> list[Spec]:
         specs = study.specs(family, label, policy, mode="budget", knows_truth=label in KNOWING, **changes)
@@ -144,9 +161,11 @@ def floored_of(study: Study, family: str, accuracy: Mapping[int, float]) -> dict
         "static_mix": held("static_mix", "static_mix"),
         "static_mix, all awake": held("static_mix, all awake", "static_mix", awake_min=GPUS),
         "static_mix, modelled profile": held("static_mix, modelled profile", "static_mix"),
-        "exact budget": held("exact budget", "exact"),
-        "exact budget, all awake": held("exact budget, all awake", "exact", awake_min=GPUS),
-        "exact budget, modelled profile": held("exact budget, modelled profile", "exact"),
+        "exact budget": held("exact budget", "exact", **known),
+        "exact budget, all awake": held("exact budget, all awake", "exact", awake_min=GPUS, **known),
+        "exact budget, modelled profile": held("exact budget, modelled profile", "exact", **known),
+        "exact budget, no past": held("exact budget, no past", "exact"),
+        "exact budget, perfect forecast": held("exact budget, perfect forecast", "exact", forecast="perfect"),
     }
 
 
@@ -160,6 +179,7 @@ def headline(study: Study) -> dict[str, Any]:
         accuracy = {spec.seed: study.runs[spec]["accuracy"] for spec in by["clover"]}
         second[family] = floored_of(study, family, accuracy)
     study.run([spec for by in second.values() for specs in by.values() for spec in specs])
+    frontiers = measured_frontiers(study.run, list(study.references.values()))
     for family in study.options.families:
         references = {s: study.reference(family, s) for s in study.options.seeds}
         rows = {
@@ -172,12 +192,21 @@ def headline(study: Study) -> dict[str, Any]:
             "base_j_per_request": {s: r.joules for s, r in references.items()},
             "rows": rows,
             "claims": claims(rows),
+            "optimum": {
+                s: optimum_row(
+                    frontiers[r],
+                    {label: study.runs[specs[n]] for label, specs in (first[family] | second[family]).items()},
+                    study.runs[second[family]["exact budget"][n]].series["intensity_g_per_kwh"],
+                    accuracy=study.runs[first[family]["clover"][n]]["accuracy"],
+                )
+                for n, (s, r) in enumerate(references.items())
+            },
         }
     return found
 
 
 def claims(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Claims that the paper stands for, seed by seed: what came out, whichever way."""
+    """Claims that the paper stands for, seed by seed: what came out, whichever way. NaN: a floor was missed."""
 
     def each(label: str, name: str) -> tuple[float, ...]:
         return tuple(rows[label][name]["all"])
@@ -187,7 +216,8 @@ def claims(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
     def saved(mine: str, other: str) -> list[float]:
         pairs = zip(each(mine, "grams_per_request"), each(other, "grams_per_request"), strict=True)
-        return [saving_pct(m, o) for m, o in pairs]
+        missed = [m or o for m, o in zip(each(mine, "floor_missed"), each(other, "floor_missed"), strict=True)]
+        return [math.nan if gone else saving_pct(m, o) for (m, o), gone in zip(pairs, missed, strict=True)]
 
     def evaluated(mine: str) -> list[float]:
         pairs = zip(each(mine, "evaluations"), each("blover", "evaluations"), strict=True)

@@ -90,6 +90,9 @@ class Spec:
     sleep: float = 1.0
     device: str = "A100-SXM4-40GB"
     exact_quantiles: bool = False
+    forecast: str = "none"
+    past: tuple[float, ...] = ()
+    """Intensities of the hours before the trace begins, oldest first."""
     knows_truth: bool = False
     """The planner has profiled the very hardware (ORACLE); else it is told the model, and the truth differs."""
 
@@ -183,7 +186,7 @@ def scenario_of(spec: Spec) -> Scenario:
                 objective=wanted,
             ),
         ),
-        carbon=Carbon(zones={"grid": zone}, speedup=spec.speedup),
+        carbon=Carbon(zones={"grid": zone}, speedup=spec.speedup, forecast=spec.forecast),  # type: ignore[arg-type]
         policy=PolicyChoice(name=spec.policy, constants=dict(spec.constants)),
         control=ControlSettings(
             tick_s=spec.tick_s if spec.fidelity == "request" else 0.0,
@@ -236,7 +239,8 @@ def run_spec(spec: Spec) -> RunResult:
         errors.TrefoilError: the spec cannot be run.
     """
     known, truth = catalogs(spec)
-    provided = Provided(catalog=known, truth=truth, knows_truth=spec.knows_truth)
+    before = {"grid": spec.past} if spec.past else {}
+    provided = Provided(catalog=known, truth=truth, knows_truth=spec.knows_truth, carbon_before=before)
     with _sleeping_at(spec.device, spec.sleep):
         plain = json.loads(simulate(scenario_of(spec), provided).to_json())
     return RunResult(spec, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])

@@ -135,6 +135,7 @@ def scheme_row(
         "p95_over_slo": each(lambda r: r["p95_ms"] / references[r.spec.seed].slo_ms),
         "p99_ms": each(lambda r: r["p99_ms"]),
         "slo_attainment": each(lambda r: r["slo_attainment"]),
+        "floor_missed": each(lambda r: float(r["floor_missed"])),
         "rejected": each(lambda r: r["rejected"]),
         "objective": each(lambda r: curves[r.spec.seed].mean()),
         "objective_after_8h": each(lambda r: curves[r.spec.seed].mean(SETTLED_S)),

@@ -33,6 +33,7 @@ def clover_tables(found: Mapping[str, Any]) -> dict[str, str]:
     tables = {f"equal-{family}": _equal(found["equal"][family]) for family in families}
     tables["claims"] = _claims(found["equal"])
     tables["savings"] = _savings(found["equal"])
+    tables["optimum"] = _optimum(found["equal"])
     tables["paper-method"] = _paper_method(found)
     figures = found["figures"]
     tables["fig2"] = _fig2(figures["fig02"])
@@ -96,6 +97,15 @@ def _savings(equal: Mapping[str, Any]) -> str:
     hows = next(iter(mixed.values()))
     rows += [[f"exact budget against static_mix, {how}", *(_each(by[how]) for by in mixed.values())] for how in hows]
     return markdown(["grams saved, %, each seed", *equal], rows)
+
+
+def _optimum(equal: Mapping[str, Any]) -> str:
+    """Grams above the offline optimum at the accuracy that each scheme reached."""
+    by_family = {f: list(one["optimum"].values()) for f, one in equal.items()}
+    labels = list(next(iter(by_family.values()))[0]["above_optimum_pct"])
+    rows = [[label, *(_each(s["above_optimum_pct"][label] for s in by_family[f]) for f in equal)] for label in labels]
+    errors = [_each((100 * s["optimum"]["grid_error_ratio"] for s in by_family[f] if s["optimum"]), 2) for f in equal]
+    return markdown(["above the optimum, %, each seed", *equal], [*rows, ["error of its grid", *errors]])
 
 
 def _paper_method(found: Mapping[str, Any]) -> str:

@@ -210,6 +210,8 @@ class Simulation:
         self.observation.windows.forget(self.now_s)
         for family, objective in self.core.objectives.items():
             if objective.mode == ObjectiveMode.BUDGET:
+                if self.now_s <= EPSILON_S:  # a window holds what is counted, and nothing from before it
+                    self.observation.windows.restart_budget(family)
                 self.observation.windows.open_budget(family, objective.window_s, self.now_s)
         exploring = self.core.explorer
         if exploring.live is not None:

@@ -8,12 +8,14 @@ forecast and with a floor that is `FLOOR_STEP` higher: the grams that this costs
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from rich.table import Table
 
+from trefoil.core.objective import floor_missed
 from trefoil.simulator.report.result import Summary, json_safe
 from trefoil.simulator.run import simulate
 from trefoil.simulator.scenario.inputs import Provided, prepare
@@ -29,7 +31,7 @@ class ForecastRun:
     """Outcome of one run. Grams of all that was drawn, in all and per answer.
 
     `equal_grams_per_request`: at `none`'s accuracy; `saving_ratio`: of that against `none`; `above_floor`: the least of
-    any family, accuracy less its floor.
+    any family, accuracy less its floor. A run that missed its floor has no saving: NaN.
     """
 
     forecast: str
@@ -60,7 +62,8 @@ class Comparison:
     def captured(self) -> Mapping[str, float | None]:
         """Share by forecast of a perfect one's saving; None where a perfect one saves (next to) nothing."""
         best = self.rows[-1].saving_ratio
-        return {row.forecast: row.saving_ratio / best if best > SAVING_MIN else None for row in self.rows}
+        known = {row.forecast: row.saving_ratio / best if best > SAVING_MIN else math.nan for row in self.rows}
+        return {name: share if math.isfinite(share) else None for name, share in known.items()}
 
     def to_json(self) -> str:
         """JSON document: the same bytes for the same scenario and seed."""
@@ -83,7 +86,8 @@ class Comparison:
             share = captured[row.forecast]
             table.add_row(
                 row.forecast, f"{row.grams:,.1f}", f"{row.grams_per_request * 1e3:.4f}", f"{row.accuracy:.5f}",
-                f"{row.above_floor:+.5f}", f"{row.equal_grams_per_request * 1e3:.4f}", f"{row.saving_ratio:+.2%}",
+                f"{row.above_floor:+.5f}", f"{row.equal_grams_per_request * 1e3:.4f}",
+                f"{row.saving_ratio:+.2%}" if math.isfinite(row.saving_ratio) else "floor missed",
                 "-" if share is None else f"{share:.0%}", f"{row.slo_attainment:.2%}", str(row.replans),
                 str(row.reconfigurations),
             )  # fmt: skip
@@ -110,7 +114,7 @@ def compare_forecasts(
     gained = dearer.accuracy - none.accuracy
     price = (dearer.grams_per_request - none.grams_per_request) / gained if gained > FLOOR_STEP / 4 else None
     floors = _floors(scenario, provided)
-    rows = tuple(_row(name, one, none, price or 0.0, floors) for name, one in zip(MODELS, summaries, strict=True))
+    rows = tuple(run_of(name, one, none, price or 0.0, floors) for name, one in zip(MODELS, summaries, strict=True))
     return Comparison(scenario.name, scenario.seed, scenario.span_s, floors, price, rows)
 
 
@@ -137,16 +141,19 @@ def _floors(scenario: Scenario, provided: Provided | None) -> dict[str, float]:
     return {family: o.min_accuracy for family, o in sorted(prepare(scenario, provided).objectives.items())}
 
 
-def _row(name: str, one: Summary, none: Summary, price: float, floors: Mapping[str, float]) -> ForecastRun:
+def run_of(name: str, one: Summary, none: Summary, price: float, floors: Mapping[str, float]) -> ForecastRun:
+    """Run of a forecast against one without: `price` is the grams of a unit of accuracy."""
     equal = one.grams_per_request - price * (one.accuracy - none.accuracy)
+    saving = 1 - equal / none.grams_per_request if none.grams_per_request else 0.0
+    above = min((one.families[family].accuracy - floor for family, floor in floors.items()), default=0.0)
     return ForecastRun(
         forecast=name,
         grams=one.grams,
         grams_per_request=one.grams_per_request,
         accuracy=one.accuracy,
-        above_floor=min(one.families[family].accuracy - floor for family, floor in floors.items()),
+        above_floor=above,
         equal_grams_per_request=equal,
-        saving_ratio=1 - equal / none.grams_per_request if none.grams_per_request else 0.0,
+        saving_ratio=math.nan if floor_missed(above, 0.0) else saving,
         slo_attainment=one.slo_attainment,
         answered=one.answered,
         replans=one.replans,

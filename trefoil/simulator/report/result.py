@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
+from trefoil.core.objective import floor_missed
 from trefoil.core.plan import DecisionRecord
 from trefoil.simulator.books.intervals import Interval
 from trefoil.simulator.simulation import Simulation
@@ -36,6 +37,10 @@ class FamilySummary:
     slo_ms: float
     slo_attainment: float
     accuracy: float
+    floor: float
+    """Of the accuracy, as the objective has it."""
+    floor_missed: bool
+    """Accuracy is below it by more than `FLOOR_TOLERANCE`: what this run saves is no saving."""
     mix: Mapping[str, float]
     """Share of the answers by variant."""
 
@@ -64,6 +69,7 @@ class Summary:
     p99_ms: float
     slo_attainment: float
     accuracy: float
+    floor_missed: bool
     power_w: float
     decisions: int
     replans: int
@@ -123,7 +129,8 @@ class Result:
         for name, f in s.families.items():
             table.add_row(
                 name, f"{f.answered:,}", f"{f.grams_per_request:.4g}", f"{f.joules_per_request:.4g}", f"{f.p95_ms:.1f}",
-                f"{f.slo_ms:.1f}", f"{f.slo_attainment:.2%}", f"{f.accuracy:.4f}",
+                f"{f.slo_ms:.1f}", f"{f.slo_attainment:.2%}",
+                f"{f.accuracy:.4f}" + (f", floor {f.floor:.4f} MISSED" if f.floor_missed else ""),
             )  # fmt: skip
         table.caption_justify = "left"
         explored = f"; {s.evaluations} evaluations, {s.exploration_s:.0f} s exploring" if s.evaluations else ""
@@ -152,6 +159,7 @@ def _summary(simulation: Simulation) -> Summary:
     joules, co2 = sum(c.joules for c in ledger.by_zone.values()), sum(c.grams for c in ledger.by_zone.values())
     ended = whole.answered + whole.rejected
     explored = simulation.core.explorer.totals
+    families = {f: _family(simulation, f) for f in sorted(ledger.total)}
     return Summary(
         scenario=scenario.name,
         policy=scenario.policy.name,
@@ -171,6 +179,7 @@ def _summary(simulation: Simulation) -> Summary:
         **_quantiles(whole),
         slo_attainment=_per(whole.within_slo, ended),
         accuracy=_per(whole.accuracy_sum, whole.answered),
+        floor_missed=any(f.floor_missed for f in families.values()),
         power_w=joules / scenario.span_s,
         decisions=simulation.core.decision_number,
         replans=sum(simulation.core.causes.values()),
@@ -183,13 +192,14 @@ def _summary(simulation: Simulation) -> Summary:
         exploration_j=explored.spent_j,
         exploration_violations=explored.violations,
         causes=dict(sorted(simulation.core.causes.items())),
-        families={f: _family(simulation, f) for f in sorted(ledger.total)},
+        families=families,
         zones={z: {"joules": c.joules, "grams": c.grams} for z, c in sorted(ledger.by_zone.items())},
     )
 
 
 def _family(simulation: Simulation, family: str) -> FamilySummary:
     one, cost = simulation.ledger.total[family], simulation.ledger.cost[family]
+    objective, accuracy = simulation.core.objectives[family], _per(one.accuracy_sum, one.answered)
     return FamilySummary(
         arrived=round(one.arrived),
         answered=round(one.answered),
@@ -197,9 +207,11 @@ def _family(simulation: Simulation, family: str) -> FamilySummary:
         grams_per_request=_per(cost.grams, one.answered),
         joules_per_request=_per(cost.joules, one.answered),
         **_quantiles(one),
-        slo_ms=simulation.core.objectives[family].slo_ms,
+        slo_ms=objective.slo_ms,
         slo_attainment=_per(one.within_slo, one.answered + one.rejected),
-        accuracy=_per(one.accuracy_sum, one.answered),
+        accuracy=accuracy,
+        floor=objective.min_accuracy,
+        floor_missed=floor_missed(accuracy, objective.min_accuracy),
         mix={v: _per(n, one.answered) for v, n in sorted(one.by_variant.items())},
     )
 

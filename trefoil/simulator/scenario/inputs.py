@@ -49,6 +49,7 @@ class Provided:
     knows_truth  the planner is told the true figures of these rows, noise included
     arrivals family -> arrival times [s], ascending, from -warmup_s on
     carbon   zone -> (seconds per value, values [g/kWh]) from time zero on
+    carbon_before  zone -> values [g/kWh] as long as the zone's own, before time zero, oldest first
     planner  an object with plan(view, rng), or ask/tell
     """
 
@@ -57,6 +58,7 @@ class Provided:
     knows_truth: bool = False
     arrivals: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     carbon: Mapping[str, tuple[float, Sequence[float]]] = field(default_factory=dict)
+    carbon_before: Mapping[str, Sequence[float]] = field(default_factory=dict)
     planner: Planner | None = None
 
 
@@ -139,7 +141,7 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         objectives={s.name: _objective(s, scenario, fleet_rows, params) for s in scenario.families},
         items={s.name: s.items for s in scenario.families},
         arrivals=arrivals,
-        carbon={z: intensity_of(z, scenario.carbon, given.carbon.get(z)) for z in sorted({d.zone for d in devices})},
+        carbon={z: _intensity(z, scenario, given) for z in sorted({d.zone for d in devices})},
         policy=policy,
         planner=planner,
     )
@@ -254,6 +256,11 @@ def _arrivals(served: Served, scenario: Scenario, index: int, given: Provided) -
         times, rates = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
         rate = Rate(times, rates)
     return ArrivalStream(rate, settings.gap_scv, rng, -scenario.warmup_s)
+
+
+def _intensity(zone: str, scenario: Scenario, given: Provided) -> Intensity:
+    found, before = intensity_of(zone, scenario.carbon, given.carbon.get(zone)), given.carbon_before.get(zone)
+    return found if before is None else replace(found, played=replace(found.played, lead_g_per_kwh=tuple(before)))
 
 
 class SimulatedSettings(ControllerSettings):
