@@ -20,13 +20,15 @@ NEED_TOLERANCE: Final = 1e-9
 class RolloutInputs:
     """Inputs of a rollout: what it has to respect, as functions so that it knows no profile.
 
-    `capacity(family, device, slice_type, variant, count)` is the rate of a pool of equal slices [1/s];
+    `capacity(family, device, slice_type, variant, count)` is the rate of a pool of equal slices [1/s] within the SLO,
+    `sustained` the rate at which requests do not pile up;
     `swappable(old, new)` whether both fit the slice's memory at once; `fastest(part)` the same slice with the fastest
     variants that may serve for a moment; `same_type(a, b)` whether two devices are interchangeable.
     """
 
     needs: Mapping[str, float]
     capacity: Callable[[str, str, str, str, int], float]
+    sustained: Callable[[str, str, str, str, int], float]
     swappable: Callable[[PlannedSlice, PlannedSlice], bool]
     fastest: Callable[[PlannedSlice], PlannedSlice]
     same_type: Callable[[str, str], bool]

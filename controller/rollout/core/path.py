@@ -9,7 +9,8 @@ Formulation: a hop leads to a waypoint in at most three steps:
   2 shift   routes to what stays and what is new, leaving slices draining; stop them, start what they blocked, swap to
             slower variants (their shares are cut before they slow down); wait READY
   3 settle  the routes of the waypoint
-A hop is legal when every step of it routes at least min(need, capacity at first, capacity at last) of each family. All
+A hop is legal when every step of it routes at least min(need, capacity at first, capacity at last) of each family. If
+that is less than the need, because one of both cannot carry it within the SLO, the same holds of sustained rates. All
 units hop together if that is legal, else as many at a time as is legal (a unit: slices that go, with those that need
 their place); else a sleeping device carries the target of a device while that one is rebuilt (surge); else what runs
 first swaps to its fastest variants; else HALTED.
@@ -274,13 +275,20 @@ class _PathBuilder:
         self._present: set[SliceKey] = set(snapshot.present)
         self._routes = serving_routes(snapshot.routes, self._ready)
         self._steps: list[Step] = []
-        before = routed_capacity(self._routes, self._ready, inputs)
         after = [p for d in goal.values() for p in d.slices]
-        self._floor = {
+        strict = self._floor(inputs, after)
+        short = {family: need for family, need in inputs.needs.items() if strict[family] < need}
+        sustained = replace(inputs, needs=short, capacity=inputs.sustained)
+        self._laws = ((inputs, strict), (sustained, self._floor(sustained, after)))
+        self.refused = ""
+
+    def _floor(self, inputs: RolloutInputs, after: Sequence[PlannedSlice]) -> dict[str, float]:
+        """What each family's slices have to carry on the way, by one law of capacity [1/s]."""
+        before = routed_capacity(self._routes, self._ready, inputs)
+        return {
             family: min(need, before.get(family, 0.0), capacity_of(family, after, inputs))
             for family, need in inputs.needs.items()
         }
-        self.refused = ""
 
     def settled(self, blocked: str) -> Iterator[Step]:
         """The steps; the last one routes exactly as the target says, or over what serves where not all of it stands."""
@@ -392,10 +400,11 @@ class _PathBuilder:
 
     def _enough(self, *routed: Mapping[SliceKey, PlannedSlice]) -> bool:
         """Whether each of these sets of slices carries what the load needs, or at least what it ever did."""
-        for family, floor in sorted(self._floor.items()):
-            distinct = {id(parts): parts for parts in routed}.values()
-            during = min(capacity_of(family, parts.values(), self._inputs) for parts in distinct)
-            if during < floor - NEED_TOLERANCE:
-                self.refused = f"{family} would have {during:.1f}/s of the {floor:.1f}/s it needs"
-                return False
+        distinct = {id(parts): parts for parts in routed}.values()
+        for inputs, floors in self._laws:
+            for family, floor in sorted(floors.items()):
+                during = min(capacity_of(family, parts.values(), inputs) for parts in distinct)
+                if during < floor - NEED_TOLERANCE:
+                    self.refused = f"{family} would have {during:.1f}/s of the {floor:.1f}/s it needs"
+                    return False
         return True

@@ -2,7 +2,8 @@
 
 Formulation: capacity = `trefoil.core.queueing.rate_max` at the slice's highest clock and batch 1, by the objective's
 SLO and the gaps of the demand. Relaxed inputs count a slice's saturation rate instead, less a reserve: for the seconds
-of a rollout the SLO may be missed, requests may not pile up. They are the second choice, and the rollout says so.
+of a rollout the SLO may be missed, requests may not pile up. They are the second choice, and the rollout says so. Where
+what stands, or the target, misses the SLO anyway, saturation rates bind all the same: else nothing would.
 A family without any profile: capacity in compute slices, need = half of what is routed to now. Nothing is known of its
 speed before it is measured; what keeps half of the hardware serving leaves no request without a slice.
 Deviations: none.
@@ -43,15 +44,17 @@ def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
     demand = {d.family: d for d in view.demand}
     rows, profiled = _rows(IdentityKey(view.catalog.rows)), _profiled(IdentityKey(view.catalog.rows))
 
-    @lru_cache(maxsize=4096)
-    def capacity(family: str, device: str, kind: str, variant: str, count: int) -> float:
+    def sustained(family: str, device: str, kind: str, variant: str, count: int) -> float:
         if family not in profiled:
             return count * _compute_slices(types.get(device, ""), kind)
         row = rows.get((types.get(device, ""), kind, family, variant))
-        if row is None or family not in objectives:
-            return 0.0
-        if relaxed:
-            return SATURATION * row.throughput_per_s * count
+        return 0.0 if row is None or family not in objectives else SATURATION * row.throughput_per_s * count
+
+    @lru_cache(maxsize=4096)
+    def capacity(family: str, device: str, kind: str, variant: str, count: int) -> float:
+        row = rows.get((types.get(device, ""), kind, family, variant))
+        if relaxed or row is None or family not in objectives:
+            return sustained(family, device, kind, variant, count)
         gap_scv = demand[family].gap_scv if family in demand else 1.0
         objective = objectives[family]
         return rate_max(row, objective.slo_ms, objective.slo_quantile, gap_scv, count)
@@ -70,6 +73,7 @@ def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
     return RolloutInputs(
         needs=needs,
         capacity=capacity,
+        sustained=sustained,
         swappable=lambda old, new: _fits(view.catalog, types, old, new),
         fastest=fastest,
         same_type=lambda a, b: types.get(a) == types.get(b),

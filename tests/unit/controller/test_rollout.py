@@ -22,11 +22,16 @@ def capacity(family: str, device: str, kind: str, variant: str, count: int) -> f
     return slice_type(A100_40GB, kind).sm_count * PER_SM[variant] * count * (1 - 0.5 / (1 + count))
 
 
-def rollout_inputs(need: float, swappable: bool = True) -> RolloutInputs:
+def rollout_inputs(need: float, swappable: bool = True, late: frozenset[str] = frozenset()) -> RolloutInputs:
+    """`late`: variants that cannot keep the SLO at any rate."""
+
+    def within_slo(family: str, device: str, kind: str, variant: str, count: int) -> float:
+        return 0.0 if variant in late else capacity(family, device, kind, variant, count)
+
     def fastest(part: PlannedSlice) -> PlannedSlice:
         return replace(part, hosted=(Hosted("toy", SMALL.name, SMALL.version, 0, 1, 1, 8),))
 
-    return RolloutInputs({"toy": need}, capacity, lambda *_: swappable, fastest, lambda *_: True)
+    return RolloutInputs({"toy": need}, within_slo, capacity, lambda *_: swappable, fastest, lambda *_: True)
 
 
 def device_of(name: str, parts: tuple[PlannedSlice, ...]) -> PlannedDevice:
@@ -74,7 +79,8 @@ def rollouts(draw: st.DrawFn) -> tuple[FleetSnapshot, Plan, RolloutInputs]:
         then[names[0]] = (planned("7g.40gb", 0, SMALL, names[0]),)
     keys = [p.key for parts in now.values() for p in parts]
     dead = frozenset(draw(st.sets(st.sampled_from(keys), max_size=1)) if keys else set())
-    return standing_of(now, dead), plan_of(then), rollout_inputs(draw(st.floats(0, 200)), draw(st.booleans()))
+    late = draw(st.frozensets(st.sampled_from([SMALL.name, LARGE.name])))
+    return standing_of(now, dead), plan_of(then), rollout_inputs(draw(st.floats(0, 200)), draw(st.booleans()), late)
 
 
 class Agents:
@@ -84,8 +90,16 @@ class Agents:
         self.ready, self.present = dict(standing.ready), set(standing.present)
         self.terms = terms
         wanted = [p for d in target.nodes[0].devices for p in d.slices]
-        before = routed_capacity(standing.routes, self.ready, terms).get("toy", 0.0)
-        self.floor = min(terms.needs["toy"], before, capacity_of("toy", wanted, terms))
+        # Also where nothing keeps the SLO: what serves on the way keeps requests from piling up.
+        self.laws = (terms, replace(terms, capacity=terms.sustained))
+        self.floors = [
+            min(
+                law.needs["toy"],
+                routed_capacity(standing.routes, self.ready, law).get("toy", 0.0),
+                capacity_of("toy", wanted, law),
+            )
+            for law in self.laws
+        ]
 
     def play(self, step: Step) -> None:
         (route,) = step.routes
@@ -106,10 +120,13 @@ class Agents:
             if self.ready.get(k) != part:
                 assert k in step.ready, "starts or swaps a slice nobody waits for"
         # While the step is under way a swapped slice serves one of two variants; the slower one has to suffice.
-        during = {k: min((self.ready[k], layout[k]), key=lambda p: capacity_of("toy", [p], self.terms)) for k in live}
-        if step.name == "start":
-            during = {k: self.ready[k] for k in live}
-        assert capacity_of("toy", list(during.values()), self.terms) >= self.floor - 1e-6, "below the floor"
+        for law, floor in zip(self.laws, self.floors, strict=True):
+            during = {
+                k: min((self.ready[k], layout[k]), key=lambda p, law=law: capacity_of("toy", [p], law)) for k in live
+            }
+            if step.name == "start":
+                during = {k: self.ready[k] for k in live}
+            assert capacity_of("toy", list(during.values()), law) >= floor - 1e-6, "below the floor"
         self.ready, self.present = layout, set(layout)
 
     def _placements(self, step: Step) -> None:
