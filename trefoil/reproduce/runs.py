@@ -22,6 +22,7 @@ from controller.settings import FixedDemand, TriggerSettings
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import DEVICE_TYPES
 from trefoil.core.policies import POLICIES
+from trefoil.runtime.files import replace_file
 from trefoil.runtime.repository import load_family
 from trefoil.simulator.run import simulate
 from trefoil.simulator.scenario.inputs import Provided
@@ -291,8 +292,5 @@ def _load_result(folder: Path | None, spec: Spec) -> RunResult | None:
 
 def _save_result(folder: Path | None, result: RunResult) -> RunResult:
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{result.spec.key}.partial"
-        partial.write_text(json.dumps(asdict(result), allow_nan=True), encoding="utf-8")
-        os.replace(partial, folder / f"{result.spec.key}.json")
+        replace_file(folder / f"{result.spec.key}.json", json.dumps(asdict(result), allow_nan=True), sync=False)
     return result

@@ -7,7 +7,6 @@ version of this program, and is refused for another.
 
 import gc
 import hashlib
-import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from trefoil.core import errors
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.files import replace_file
 from trefoil.simulator.report.result import Result, result
 from trefoil.simulator.scenario.inputs import Provided, planner_for, prepare
 from trefoil.simulator.scenario.schema import Scenario
@@ -108,12 +108,9 @@ def _stamp(scenario: Scenario) -> bytes:
 
 def save_checkpoint(path: Path, simulation: Simulation) -> None:
     """Write a checkpoint, after any rollout that is under way; the file is replaced whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     simulation.run_until_settled()
     body = pickle.dumps(simulation, protocol=pickle.HIGHEST_PROTOCOL)
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(_stamp(simulation.scenario) + hashlib.sha256(body).digest() + body)
-    os.replace(partial, path)
+    replace_file(path, _stamp(simulation.scenario) + hashlib.sha256(body).digest() + body, sync=False)
 
 
 def load_checkpoint(path: Path, scenario: Scenario) -> Simulation:

@@ -6,8 +6,6 @@ it (no coordinated omission). A request that was rejected, failed or never sent 
 
 import json
 import math
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,6 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trefoil.runtime.files import replace_file
 
 OK: Final = "OK"
 NOT_SENT: Final = "NOT_SENT"  # the generator's bound on requests in flight was reached
@@ -127,10 +127,8 @@ class LoadResult:
 
     def write(self, path: Path, slo_ms: float, slo_quantile: float = 0.95, *, with_records: bool = True) -> None:
         """Write the result as one JSON file, atomically."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            json.dump(self.to_dict(slo_ms, slo_quantile, with_records=with_records), file, allow_nan=False)
-        os.replace(file.name, path)
+        found = self.to_dict(slo_ms, slo_quantile, with_records=with_records)
+        replace_file(path, json.dumps(found, allow_nan=False), sync=False)
 
     def to_dict(self, slo_ms: float, slo_quantile: float = 0.95, *, with_records: bool = True) -> dict[str, Any]:
         """JSON values of the result; records as columns."""
