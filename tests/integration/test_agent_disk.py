@@ -89,7 +89,8 @@ def test_a_model_file_that_changes_is_refused_by_name_what_runs_goes_on_and_it_i
         wanted = plan(planned("4g.20gb", 0, 2), planned("3g.20gb", 4, 2))  # nobody should ask for it, and somebody does
         cluster.apply(wanted)
         cluster.until(lambda: "model.onnx" in cluster.tail().partition("could not load")[2], "the load to be refused")
-        assert states(cluster) == {LEFT: (SliceState.READY, 1), RIGHT: (SliceState.READY, 2)}
+        before = {LEFT: (SliceState.READY, 1), RIGHT: (SliceState.READY, 2)}
+        cluster.until(lambda: states(cluster) == before, "both to serve as before, between two attempts")
         assert identity(cluster.inspect()) == was
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(kept, folder)
