@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup export-efficientnet demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak reproduce-clover results test test-all gate-system gate-service gate-quick test-system test-node test-dispatcher test-agent test-quick fuzz check lint types imports protos lock clean
+.PHONY: help setup export-efficientnet export-albert demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak reproduce-clover results test test-all gate-system gate-service gate-quick test-system test-node test-dispatcher test-agent test-quick fuzz check lint types imports protos lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,8 +45,13 @@ setup: .venv/.ready .venv-triton/.ready  ## create both environments from the ha
 	$(BIN)/python -m tests.support.perf_analyzer .venv-perf/debian
 	@touch $@
 
+export = .venv-export/bin/python model_repository/$(1)/export.py $(if $(filter undefined,$(origin ARGS)),--random-weights,$(ARGS))
+
 export-efficientnet: .venv-export/.ready  ## export EfficientNet B1, B3, B5, B7 with random weights (ARGS= for the hub's)
-	.venv-export/bin/python model_repository/efficientnet/export.py $(if $(filter undefined,$(origin ARGS)),--random-weights,$(ARGS))
+	$(call export,efficientnet)
+
+export-albert: .venv-export/.ready  ## export ALBERT base, large, xlarge, xxlarge with random weights (four minutes, 3.7 GB of memory; ARGS= for the hub's)
+	$(call export,albert)
 
 demo: setup  ## the main job: three runs on this machine, a table and out/demo/report.html (<= 8 minutes)
 	$(BIN)/trefoil demo $(ARGS)

@@ -1,8 +1,8 @@
 """Is the saving real? Three controls that must find none, on the demo's own machinery.
 
     equal_joules     every variant costs what the best one costs: exact may save nothing against the static mix
-    permuted_labels  answers are checked against shuffled labels: the measured accuracy must fall to chance, and below the
-                     floor, so that this demo ends with 1
+    permuted_labels  answers are checked against shuffled labels: the measured accuracy must fall to chance (which is
+                     below the floor, so that this demo ends with 1)
     meter_off        nothing measures energy: joules and grams must be unknown (null), never 0 or an estimate
 
 Run: `make honesty` (about ten minutes; `--only NAME` for one). Prints a table, writes out/bench/honesty.json, and exits

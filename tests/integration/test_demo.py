@@ -18,7 +18,8 @@ from trefoil.cli.demo.results import read_report, read_series
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 # The demo's own files and code, only shorter: two carbon steps of five seconds.
 SHORT = {
-    "carbon.steps": 2, "carbon.step_s": 5, "warmup_s": 2, "slo_rule.measure_s": 2, "load.ramp_s": 2, "simulated_seeds": 1
+    "carbon.steps": 2, "carbon.step_s": 5, "warmup_s": 2, "slo_rule.measure_s": 2, "load.ramp_s": 2,
+    "simulated_seeds": 1,
 }  # fmt: skip
 INTERRUPT_SEEDS = (1, 2, 3)
 

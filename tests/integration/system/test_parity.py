@@ -5,27 +5,29 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.parity import CARBON_ONLY, JOULES_RATIO_MAX, P95_RATIO_MAX, Compared, compare
+from benchmarks.parity import CARBON_ONLY, JOULES_RATIO_MAX, P95_RATIO_MAX, Compared, calibrate, compare
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 P50_RATIO_MAX = 0.25
+P95_RATIO_MIN = -0.5
 
 
 def same_times(found: Compared) -> bool:
-    """The medians are alike, and the simulated p95 is not above the live one.
+    """The medians are alike, and so is the p95: not above the live one, nor less than half of it.
 
-    Other tests on the same cores lengthen the live p95 by any factor: `make bench-simulator` measures it alone.
+    Other tests on the same cores lengthen the live p95; `make bench-simulator` measures it alone, to 20 % both ways.
     """
     p50_ratio = found.simulated.p50_ms / found.live.p50_ms - 1
-    return abs(p50_ratio) <= P50_RATIO_MAX and found.p95_ratio <= P95_RATIO_MAX
+    return abs(p50_ratio) <= P50_RATIO_MAX and P95_RATIO_MIN <= found.p95_ratio <= P95_RATIO_MAX
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 async def test_live_and_simulated_take_the_same_plans_in_turn_at_the_same_cost(tmp_path: Path) -> None:
-    found = await compare(CARBON_ONLY, tmp_path / "first", Console(), short=True)
+    delays = await calibrate(tmp_path / "calibration", Console())
+    found = await compare(CARBON_ONLY, delays, tmp_path / "first", Console(), short=True)
     print(found)
     if not same_times(found):
-        found = await compare(CARBON_ONLY, tmp_path / "again", Console(), short=True)
+        found = await compare(CARBON_ONLY, delays, tmp_path / "again", Console(), short=True)
         print(found)
     assert found.live.answered == found.live.requests
     assert found.live.requests == found.simulated.requests, "the very same arrivals"

@@ -101,10 +101,10 @@ def spread_lines(report: Report) -> list[str]:
         if name != subject:
             values = spread.savings_pct(subject, name)
             found = summary(values)
+            ends = f"{found['lowest']:+.1f} to {found['highest']:+.1f}"
             lines.append(
-                f"simulated, {count} seed{'s' * (count > 1)}: saving of {subject} against {name} at equal accuracy {found['mean']:+.1f} "
-                f"% (deviation {found['deviation']:.1f}, {found['lowest']:+.1f} to {found['highest']:+.1f}; "
-                f"this seed's twin {values[0]:+.1f} %)"
+                f"simulated, {count} seed{'s' * (count > 1)}: saving of {subject} against {name} at equal accuracy "
+                f"{found['mean']:+.1f} % (deviation {found['deviation']:.1f}, {ends}; its twin {values[0]:+.1f} %)"
             )
     missed = spread.missed(subject, report.accuracy_floor)
     lines.append(
