@@ -20,13 +20,17 @@ from trefoil.core.plan import Plan, Route
 
 @dataclass(frozen=True, slots=True)
 class BudgetState:
-    """Accuracy budget: what a family's window has served so far. `accuracy_sum` adds each answer's variant accuracy."""
+    """Accuracy budget: what a family's window has served so far. `accuracy_sum` adds each answer's variant accuracy.
+
+    `day`: requests of each hour of the day (UTC), as it last was; empty until a whole day is known.
+    """
 
     family: str
     window_s: float
     elapsed_s: float
     requests: int
     accuracy_sum: float
+    day: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

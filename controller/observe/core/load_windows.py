@@ -27,6 +27,8 @@ from trefoil.core.latency import Histogram, merge, quantile_ms
 DISPERSION_MIN: Final = 20  # windows of a worker below which nothing is said
 DISPERSION_SIGMAS: Final = 2.6
 BUDGET_BUCKETS: Final = 240
+HOUR_S: Final = 3600.0
+DAY_HOURS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class LoadWindows:
         self._budgets: dict[str, _Budget] = {}
         self._arrivals: dict[str, Counter[int]] = {}
         self._first_bin: int | None = None
+        self._hours: dict[str, Counter[int]] = {}  # arrivals of the last day, by hour
+        self._first_hour: int | None = None
         self.answered: Counter[tuple[str, str]] = Counter()
         self._on_window = on_window
         self.hold_from_s = math.inf  # windows that end after it are kept however old: they are being measured
@@ -88,6 +92,8 @@ class LoadWindows:
             if cell.answered:
                 self.answered[cell.key.family, cell.key.variant] += cell.answered
                 self._charge_budget(cell.key.family, cell.key.variant, cell.answered, window.ends_at_s, catalog)
+        if self._first_hour is None:
+            self._first_hour = int(window.starts_at_s // HOUR_S)
         first = int(window.starts_at_s // self._settings.bin_s)
         self._first_bin = first if self._first_bin is None else min(first, self._first_bin)
 
@@ -222,8 +228,18 @@ class LoadWindows:
             if budget.rolls:  # however long ago the oldest bucket that is left began
                 elapsed_s = budget.window_s
             requests, accuracy_sum = sum(budget.requests, 0.0), sum(budget.accuracy_sums, 0.0)
-            found.append(BudgetState(family, budget.window_s, elapsed_s, round(requests), accuracy_sum))
+            day = self._day(family, now_s)
+            found.append(BudgetState(family, budget.window_s, elapsed_s, round(requests), accuracy_sum, day))
         return tuple(found)
+
+    def _day(self, family: str, now_s: float) -> tuple[float, ...]:
+        """Arrivals by hour of the day, of the last 24 whole hours; empty where not all of them were seen."""
+        this = int(now_s // HOUR_S)
+        if self._first_hour is None or self._first_hour >= this - DAY_HOURS:  # the first hour is seen in part
+            return ()
+        counts = self._hours.get(family, Counter())
+        latest = {hour % DAY_HOURS: float(counts[hour]) for hour in range(this - DAY_HOURS, this)}
+        return tuple(latest[at] for at in range(DAY_HOURS))
 
     def dump_budgets(self) -> dict[str, object]:
         """Dump all budgets as JSON, so that a restart does not forget what was served."""
@@ -231,6 +247,8 @@ class LoadWindows:
             family: {
                 "window_s": b.window_s,
                 "buckets": [list(row) for row in zip(b.starts_s, b.requests, b.accuracy_sums, strict=True)],
+                "hours": [[hour, n] for hour, n in sorted(self._hours.get(family, Counter()).items())],
+                "first_hour": self._first_hour,
             }
             for family, b in self._budgets.items()
         }
@@ -244,8 +262,18 @@ class LoadWindows:
             assert isinstance(window_s, int | float)
             starts_s, requests, sums = (deque(float(row[i]) for row in buckets) for i in range(3))
             self._budgets[family] = _Budget(float(window_s), now_s, starts_s, requests, sums)
+            hours, first = entry.get("hours", []), entry.get("first_hour")
+            assert isinstance(hours, list)
+            self._hours[family] = Counter({int(hour): n for hour, n in hours})
+            self._first_hour = first if isinstance(first, int) else self._first_hour
 
     def _count_arrivals(self, family: str, arrived: int, window: LoadWindow) -> None:
+        hour = int((window.starts_at_s + window.ends_at_s) / 2 // HOUR_S)
+        hours = self._hours.setdefault(family, Counter())
+        if hour not in hours:
+            for old in [one for one in hours if one < hour - DAY_HOURS]:
+                del hours[old]
+        hours[hour] += arrived
         width = self._settings.bin_s
         counts = self._arrivals.setdefault(family, Counter())
         length_s = window.ends_at_s - window.starts_at_s

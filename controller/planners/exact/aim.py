@@ -95,11 +95,11 @@ def _budget(inputs: PlanningInput, problem: Problem, task: Task, constants: Mapp
     rate = task.mean_per_s
     floor = floor_of(task, constants)
     reaction_s = constant_for(objective, constants, "reaction_s")
-    required, left_s = required_mean(floor, budget, rate, objective.window_s, reaction_s)
+    required, left_s = required_mean(floor, budget, rate, objective.window_s, reaction_s, view.now_s)
     hull, hull_rate = _frontier(problem, task, constants)
     if not hull:
         return FamilyAim(0.0, objective.hard_min_accuracy, "")
-    intervals, source = distribution(view, left_s, reaction_s)
+    intervals, source = distribution(view, left_s, reaction_s, budget.day if budget is not None else ())
     intensity, ratio = _dirtiest_intensity(inputs)
     intervals = [(w, ci * ratio) for w, ci in intervals]
     found = price(hull, intervals, intensity, hull_rate, min(required, hull[-1].accuracy))

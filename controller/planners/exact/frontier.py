@@ -5,8 +5,10 @@ Source: DESIGN section 4, mode budget. The window's problem is: over intervals i
 where P is the power of the cheapest plan of accuracy A. On the lower convex hull of (A, P) it is solved by buying
 accuracy where it is cheapest: the step from hull point j to j + 1 costs CI_i * slope_j per unit. The last step bought
 is the window's dual, the price; it also says what accuracy the current interval has to reach.
-Data: the frontier at the current demand; the distribution of intensity (a forecast, else what was seen); the budget.
-Deviations: the rest of the window is taken to have the current demand; the budget spent corrects it tick by tick.
+Data: the frontier at the current demand; the distribution of intensity (a forecast, else what was seen); the budget,
+and the requests of each hour of the day where a whole day is known: weights w_i are the requests of an interval then.
+Deviations: an interval of another demand is taken to have the frontier of the current one, per request; before a day is
+known the rest of the window is taken to have the current demand. The budget spent corrects both tick by tick.
 """
 
 import math
@@ -27,6 +29,7 @@ WHOLE_DEVICES_MAX: Final = (
     8  # from so many devices on, a fraction of one says as much of the price, in a third of the time
 )
 REPAID: Final = 2.0  # times what a full window lacks: of a plan's steady error a third remains, and it swings little
+HOUR_S: Final = 3600.0
 LEFT_MIN: Final = 0.04  # of a window: its last part is planned as one, its first is too short to tell a rate
 
 
@@ -156,43 +159,65 @@ def price(
     return Price(cost / rate_per_s / 3.6e6, target, required, why)
 
 
-def distribution(view: PlanView, left_s: float, reaction_s: float) -> tuple[list[tuple[float, float]], str]:
+def load_ratio(day: Sequence[float], begins_s: float, ends_s: float) -> float:
+    """Requests of an interval over those of as long a time of a mean day; 1 where no `day` (by the hour) is known."""
+    total = sum(day)
+    if total <= 0 or ends_s <= begins_s:
+        return 1.0
+    found, at_s = 0.0, begins_s
+    while at_s < ends_s - 1e-6:
+        hour = math.floor(at_s / HOUR_S + 1e-9)
+        until_s = min(ends_s, (hour + 1) * HOUR_S)
+        found += day[hour % len(day)] * (until_s - at_s)
+        at_s = until_s
+    return len(day) * found / (total * (ends_s - begins_s))
+
+
+def distribution(
+    view: PlanView, left_s: float, reaction_s: float, day: Sequence[float] = ()
+) -> tuple[list[tuple[float, float]], str]:
     """(weight, intensity) of the rest of the window: a forecast, else what was seen, and the present in either case.
+
+    Weights are seconds, times the load of that hour of the `day` over its mean.
 
     The present reading counts to the end of its interval. A forecast counts from there on as far as it reaches; where
     it ends before the window does, or has gaps, the intensities seen stand for the rest. Without one the present counts
     as long again as a decision takes to change.
     """
     now = max(view.carbon.intensity_g_per_kwh, 0.0)
-    ahead, source = _ahead(view, left_s)
-    past, readings = _past(view)
-    if not ahead:
+    bands, source = _ahead(view, left_s)
+    past, readings = _past(view, day)
+    here = load_ratio(day, view.now_s, view.now_s + min(left_s, HOUR_S))
+    if not bands:
         present = min(1.0, (max(0.0, view.carbon.ends_at_s - view.now_s) + reaction_s) / left_s)
         rest = [(w * (1 - present), ci) for w, ci in past if present < 1]
-        return [(present, now), *rest], f"{readings} readings{source}"
+        return [(here * present, now), *rest], f"{readings} readings{source}"
     present_s = min(left_s, max(view.carbon.ends_at_s - view.now_s, 1e-3 * left_s))
-    covered_s = sum(w for w, _ in ahead)
+    ahead = [(load_ratio(day, begins_s, ends_s) * (ends_s - begins_s), ci) for begins_s, ends_s, ci in bands]
+    covered_s = sum(ends_s - begins_s for begins_s, ends_s, _ in bands)
     unknown_s = left_s - present_s - covered_s
     if unknown_s <= 1e-6 * left_s:
-        return [(present_s, now), *ahead], source
+        return [(here * present_s, now), *ahead], source
     rest = [(w * unknown_s, ci) for w, ci in past]
-    return [(present_s, now), *ahead, *rest], f"{source} for {covered_s:.0f} s, then {readings} readings"
+    return [(here * present_s, now), *ahead, *rest], f"{source} for {covered_s:.0f} s, then {readings} readings"
 
 
-def _past(view: PlanView) -> tuple[list[tuple[float, float]], int]:
-    """(share of the time, intensity) of what was seen, the present reading included, and the number of readings."""
+def _past(view: PlanView, day: Sequence[float]) -> tuple[list[tuple[float, float]], int]:
+    """(share of the load, intensity) of what was seen, the present reading included, and the number of readings."""
     seen: dict[float, tuple[float, float]] = {}
     for reading in (*view.carbon_history, view.carbon):
         seen[reading.starts_at_s] = (max(0.0, reading.ends_at_s - reading.starts_at_s), reading.intensity_g_per_kwh)
     usual = [w for w, _ in seen.values() if w > 0]
     default = sum(usual) / len(usual) if usual else 1.0
-    past = [(w or default, max(0.0, ci)) for w, ci in seen.values()]
+    past = [
+        ((w or default) * load_ratio(day, at_s, at_s + (w or default)), max(0.0, ci)) for at_s, (w, ci) in seen.items()
+    ]
     total = sum(w for w, _ in past)
     return [(w / total, ci) for w, ci in past], len(past)
 
 
-def _ahead(view: PlanView, left_s: float) -> tuple[list[tuple[float, float]], str]:
-    """(seconds, intensity) of the forecast between the present interval and the window's end; else why there is none.
+def _ahead(view: PlanView, left_s: float) -> tuple[list[tuple[float, float, float]], str]:
+    """(begin, end, intensity) of the forecast from the present interval to the window's end; else why there is none.
 
     Medians: an hour taken for what it may turn out to be (its 10, 50 and 90 % lines as 30 : 40 : 30) was no better.
     """
@@ -203,24 +228,24 @@ def _ahead(view: PlanView, left_s: float) -> tuple[list[tuple[float, float]], st
     if why:
         return [], f", {why}"
     at_s, ends_s = max(view.now_s, view.carbon.ends_at_s), view.now_s + left_s
-    ahead: list[tuple[float, float]] = []
+    ahead: list[tuple[float, float, float]] = []
     for band in forecast.bands:
         begins_s, until_s = max(at_s, band.starts_at_s), min(ends_s, band.ends_at_s)
         if until_s > begins_s and math.isfinite(band.p50_g_per_kwh):
-            ahead.append((until_s - begins_s, max(0.0, band.p50_g_per_kwh)))
+            ahead.append((begins_s, until_s, max(0.0, band.p50_g_per_kwh)))
             at_s = until_s
     return ahead, f"forecast {forecast.model}" if ahead else ", the forecast does not reach beyond the present interval"
 
 
 def required_mean(
-    floor: float, budget: BudgetState | None, rate_per_s: float, window_s: float, reaction_s: float
+    floor: float, budget: BudgetState | None, rate_per_s: float, window_s: float, reaction_s: float, now_s: float = 0.0
 ) -> tuple[float, float]:
     """The mean accuracy that the rest of the window has to reach, and its length [s].
 
     Once a window is full it rolls, and as long again is planned ahead: no shorter time holds all hours of a day, and
     whoever plans the night by itself buys accuracy at night. What the window lacks is made up for in that time.
     A debt is spread over few requests (none while a move still takes effect): it must be payable by what will surely
-    come. A surplus is spread over many, so that it lasts.
+    come. A surplus is spread over many, so that it lasts. Where a whole day is known, its hours say how many come.
     """
     if budget is None:
         return floor, max(window_s, 1.0)
@@ -231,8 +256,10 @@ def required_mean(
     debt = floor * budget.requests - budget.accuracy_sum
     if budget.elapsed_s >= window_s:
         left_s, debt = window_s, REPAID * debt
-    if debt > 0:
-        ahead = max(left_s - reaction_s, LEFT_MIN * window_s) * min(rate_per_s, seen_per_s)
+    paying_s = max(left_s - reaction_s, LEFT_MIN * window_s) if debt > 0 else left_s
+    if sum(budget.day) > 0:
+        mean_per_s = sum(budget.day) / len(budget.day) / HOUR_S
+        ahead = paying_s * mean_per_s * load_ratio(budget.day, now_s, now_s + paying_s)
     else:
-        ahead = left_s * max(rate_per_s, seen_per_s)
+        ahead = paying_s * (min if debt > 0 else max)(rate_per_s, seen_per_s)
     return floor + debt / max(ahead, 1.0), left_s

@@ -1,6 +1,7 @@
 """What load windows say, whatever their order and however they are aligned."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -67,6 +68,36 @@ def test_measured_counts_refusals_as_misses_and_weighs_accuracy_by_answers():
     assert measured.rate_per_s == pytest.approx(1.0)
     assert found.items_mean("toy") == 2.0
     assert found.measured("other", 10.5, CATALOG, None) is None
+
+
+def test_the_hours_of_the_day_are_known_after_a_whole_day_and_outlive_a_restart_and_a_new_objective():
+    def hour(number):  # in two windows; each hour of the day has its own load, the second day twice as much
+        load = (number % 24 + 1) * (1 + number // 24)
+        return [
+            window(2 * number + i, 3600.0 * number + 1800 * i, 3600.0 * number + 1800 * (i + 1), load, large=load)
+            for i in (0, 1)
+        ]
+
+    found = book()
+    for number in range(24):
+        for one in hour(number):
+            found.add(one, CATALOG)
+    assert found.budgets(24 * 3600.0)[0].day == ()  # the first hour may have been seen in part
+    for number in range(24, 30):
+        for one in hour(number):
+            found.add(one, CATALOG)
+    now_s = 30 * 3600.0 - 60.0  # the hour that is under way does not count
+    day = found.budgets(now_s)[0].day
+    assert day[0] == 2 * 2 * 1
+    assert day[4] == 2 * 2 * 5
+    assert day[5] == 2 * 6
+    assert day[23] == 2 * 24
+    assert found.budgets(now_s + 120.0)[0].day[5] == 2 * 2 * 6
+    again = LoadWindows(WindowSettings())
+    again.load_budgets(json.loads(json.dumps(found.dump_budgets())), now_s)
+    again.restart_budget("toy")
+    again.open_budget("toy", 100.0, now_s)
+    assert again.budgets(now_s)[0].day == day
 
 
 def test_a_full_window_stays_full_whenever_it_is_looked_at():

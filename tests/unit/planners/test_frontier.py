@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.planners.columns import columns, undominated
-from controller.planners.exact.frontier import Point, distribution, frontier, price, required_mean
+from controller.planners.exact.frontier import Point, distribution, frontier, load_ratio, price, required_mean
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of, value_lambda
 from controller.planners.exact.planner import CONSTANTS
@@ -104,6 +104,39 @@ def test_history_counts_by_length_and_the_present_lasts_a_while():
     assert sum(w for w, _ in intervals) == pytest.approx(1.0)
     assert intervals[0] == (pytest.approx(0.2), 300.0)  # 7 s of its interval and 7 s to react, of 70 s
     assert distribution(one, 10.0, 7.0)[0] == [(1.0, 300.0)]
+
+
+DAY = tuple(30.0 if 8 <= hour < 20 else 10.0 for hour in range(24))  # 20 in the mean
+NIGHT_S, NOON_S = 24 * 3600.0 * 20_000, 24 * 3600.0 * 20_000 + 12 * 3600.0
+
+
+def test_load_by_the_hour_weighs_what_is_to_come():
+    assert load_ratio((), 0.0, 7200.0) == load_ratio((0.0,) * 24, 0.0, 7200.0) == 1.0
+    assert load_ratio(DAY, NIGHT_S, NIGHT_S + 1800.0) == pytest.approx(0.5)
+    assert load_ratio(DAY, NIGHT_S + 7.5 * 3600, NIGHT_S + 8.5 * 3600) == pytest.approx(1.0)
+    assert load_ratio(DAY, NOON_S, NOON_S + 48 * 3600) == pytest.approx(1.0)
+
+
+def test_a_clean_night_of_few_requests_weighs_less_than_a_dirty_day():
+    dark = [
+        CarbonBand(NIGHT_S + 3600.0 * h, NIGHT_S + 3600.0 * (h + 1), *3 * (300.0 if 8 <= h < 20 else 100.0,))
+        for h in range(24)
+    ]
+    one = replace(view(100.0), now_s=NIGHT_S, carbon_forecast=CarbonForecast(SERIES, "m", NIGHT_S, tuple(dark)))
+    one = replace(one, carbon=replace(one.carbon, starts_at_s=NIGHT_S, ends_at_s=NIGHT_S + 3600.0))
+    for day, share in (((), 0.5), (DAY, 0.25)):
+        intervals, _ = distribution(one, 24 * 3600.0, 10.0, day)
+        assert sum(w for w, ci in intervals if ci == 100.0) / sum(w for w, _ in intervals) == pytest.approx(share)
+
+
+def test_a_debt_is_spread_over_the_requests_that_the_hours_of_the_day_promise():
+    budget = BudgetState(
+        "f", 86_400.0, 43_200.0, 400, 0.96 * 400, DAY
+    )  # 240 requests in the hours of the night to come
+    night, _ = required_mean(0.97, budget, 30.0 / 3600, 86_400.0, 0.0, NOON_S + 8 * 3600.0)
+    assert night == pytest.approx(0.97 + 4.0 / 120)
+    day, _ = required_mean(0.97, budget, 10.0 / 3600, 86_400.0, 0.0, NIGHT_S + 8 * 3600.0)
+    assert day == pytest.approx(0.97 + 4.0 / 360)
 
 
 def ahead(*values: float, start_s: float = NOW_S, step_s: float = 7.0, series: Series = SERIES) -> CarbonForecast:
