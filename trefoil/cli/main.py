@@ -117,6 +117,9 @@ def demo(
     ] = "",
     preset: Annotated[str, typer.Option(help="Constants of that policy, e.g. artifact; default: the paper's.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Three carbon steps instead of all: a first look.")] = False,
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="Start nothing: only simulate the scenario under its seeds.")
+    ] = False,
     planner: Planner = "",
     forecaster: Forecaster = "",
     router: Router = "",
@@ -128,7 +131,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Play the same load and carbon against several policies, and report what was saved. Ends by itself."""
-    from trefoil.cli.demo.run_demo import QUICK_STEPS, run_demo
+    from trefoil.cli.demo.run_demo import QUICK_STEPS, run_demo, simulate_only
     from trefoil.cli.run.scenario import Scenario, load_system, overrides_against_base
     from trefoil.cli.run.state_directory import resolve_path
 
@@ -139,6 +142,9 @@ def demo(
     scenario = load_system(resolve_path(config), Scenario, overrides)
     if quick:
         scenario = scenario.shortened(QUICK_STEPS)
+    if simulated:
+        simulate_only(scenario, as_json=as_json)
+        return
     code = run_demo(scenario, out, as_json=as_json)
     if code:
         raise typer.Exit(code)

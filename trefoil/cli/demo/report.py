@@ -10,7 +10,7 @@ from rich.table import Table
 
 from trefoil.cli.demo import plots
 from trefoil.cli.demo.results import Exploration, Report, Series, Summary, write_json
-from trefoil.cli.demo.spread import summary
+from trefoil.cli.demo.spread import Spread, summary
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 UNKNOWN: Final = "not metered"
@@ -78,7 +78,7 @@ def savings_caption(report: Report) -> str:
     parts.append(
         f"{subject}: requests {ours.requests:,}, accuracy {ours.accuracy:.4f}, floor {report.accuracy_floor:.4f}"
     )
-    return "\n".join([*parts, *spread_lines(report)])
+    return "\n".join([*parts, *(spread_lines(report.spread, subject, report.accuracy_floor) if report.spread else [])])
 
 
 def saving_text(report: Report, against: str) -> str:
@@ -91,13 +91,10 @@ def saving_text(report: Report, against: str) -> str:
     return f"{saving:+.1f} % at equal accuracy ({plain:+.1f} % as it ran), one draw"
 
 
-def spread_lines(report: Report) -> list[str]:
+def spread_lines(spread: Spread, subject: str, floor: float) -> list[str]:
     """Savings of the simulated seeds, at equal accuracy: the figure, of which the live run is one draw."""
-    spread, subject = report.spread, report.subject
-    if spread is None:
-        return []
     lines, count = [], len(spread.seeds)
-    for name in report.runs:
+    for name in spread.seeds[0].runs:
         if name != subject:
             values = spread.savings_pct(subject, name)
             found = summary(values)
@@ -106,7 +103,7 @@ def spread_lines(report: Report) -> list[str]:
                 f"simulated, {count} seed{'s' * (count > 1)}: saving of {subject} against {name} at equal accuracy "
                 f"{found['mean']:+.1f} % (deviation {found['deviation']:.1f}, {ends}; its twin {values[0]:+.1f} %)"
             )
-    missed = spread.missed(subject, report.accuracy_floor)
+    missed = spread.missed(subject, floor)
     lines.append(
         f"simulated: {subject} below the floor under {len(missed)} of {count} seeds; "
         f"accuracy costs {1e3 * spread.price_g:.2f} mg per request and unit"

@@ -17,9 +17,9 @@ from typing import Final
 
 from trefoil.cli.demo import report
 from trefoil.cli.demo.live_view import View, view_for
-from trefoil.cli.demo.results import Report, git_commit, machine, write_json
+from trefoil.cli.demo.results import Report, git_commit, machine, subject, write_json
 from trefoil.cli.demo.run_policy import DemoContext, RunResult, measure_p95_ms, run_policy
-from trefoil.cli.demo.spread import Spread, simulate_spread
+from trefoil.cli.demo.spread import Spread, simulate_spread, simulated_slo
 from trefoil.cli.output import console, print_json
 from trefoil.cli.run import services
 from trefoil.cli.run.scenario import Scenario, Slo
@@ -70,6 +70,28 @@ def run_demo(scenario: Scenario, out: Path, *, as_json: bool) -> int:
     took_s = clock.now_s() - started_at_s
     screen.print(f"report: {out / 'report.html'} and {out / 'report.json'} ({took_s:.0f} s)", soft_wrap=True)
     return exit_code(outcome.report)
+
+
+def simulate_only(scenario: Scenario, *, as_json: bool) -> None:
+    """Simulate the demo under its seeds, by an SLO of the simulated policy that the rule names; nothing is started."""
+    slo = simulated_slo(scenario)
+    spread = simulate_spread(scenario, slo, scenario.policies)
+    assert spread is not None, "it was wanted to its end"
+    about = subject(scenario.policies)
+    floor = scenario.accuracy.floor(services.served_family(scenario).best.accuracy)
+    if as_json:
+        print_json({"commit": git_commit(), "accuracy_floor": floor, **spread.to_json(about, floor)})
+        return
+    screen = console()
+    for one in spread.seeds:
+        runs = "  ".join(
+            f"{name}={1e3 * run.grams_per_request:.4f} mg, {run.joules_per_request:.2f} J, {run.accuracy:.4f}, "
+            f"{run.slo_attainment:.3f} in SLO"
+            for name, run in one.runs.items()
+        )
+        screen.print(f"seed {one.seed}: {runs}", soft_wrap=True, highlight=False)
+    for line in [f"SLO: {slo.latency_ms:.0f} ms, simulated", *report.spread_lines(spread, about, floor)]:
+        screen.print(line, soft_wrap=True, highlight=False)
 
 
 def exit_code(found: Report) -> int:
