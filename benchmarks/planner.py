@@ -159,7 +159,7 @@ def view_of(case: Case, gpus: int, load: float) -> PlanView:
             )
             assert column is not None
             number = sum(1 for d in world.devices if d.type is kind)
-            rate += number * column.rate_per_slice(1) / len(case.families)
+            rate += number * column.capacity_per_s(1) / len(case.families)
         demand.append(Demand(task.family, "", load * rate, 1.1 * load * rate))
     return replace(bare, demand=tuple(demand))
 

@@ -5,6 +5,7 @@ Result: per class (family, device type, slice type, variant) a `Column` with the
 A class whose memory does not fit, or that cannot meet the SLO even alone and idle, has no column. Dominated columns go.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.queueing import ServiceTime, rate_max, service_time, utilisation_max
 from trefoil.core.units import MS_PER_S
 
-TIERS: Final = (1, 2, 4, 7, 14, 28, 70)
+TIERS: Final = (*range(1, 15), 20, 28, 40, 70, 280)  # pool sizes whose rate is computed; `Column.pieces` joins them
 GAP_SCV_STEP: Final = 0.25  # a measured SCV is noisy: rounded, so that the plan does not follow its noise
 
 
@@ -48,9 +49,17 @@ def class_of(device: Device, running: HostedSlice) -> ClassKey:
     )
 
 
+class Piece(NamedTuple):
+    """Piece of a pool's capacity: slope_per_s * slices - less_per_s from `size` slices on, up to the next piece."""
+
+    size: int
+    slope_per_s: float
+    less_per_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Column of the program: one class of slices. `tiers`: (pool size from which it holds, rate of one slice [1/s])."""
+    """Column of the program: one class of slices. `tiers`: (size of the pool, rate of one slice in it [1/s])."""
 
     key: ClassKey
     accuracy: float
@@ -92,9 +101,31 @@ class Column:
         """Rate at which one slice is always busy [1/s]."""
         return MS_PER_S / self.service.mean_ms
 
-    def rate_per_slice(self, slices: int) -> float:
-        """Rate of one slice in a pool of that many [1/s]."""
-        return max((rate for size, rate in self.tiers if size <= slices), default=0.0)
+    def capacity_per_s(self, slices: int) -> float:
+        """Rate of a whole pool of that many slices within the SLO [1/s]."""
+        pieces = _pieces(self.tiers, self.saturation_per_s)
+        at = bisect_right(pieces, slices, key=lambda piece: piece.size) - 1
+        return pieces[at].slope_per_s * slices - pieces[at].less_per_s if at >= 0 else 0.0
+
+    @property
+    def pieces(self) -> "tuple[Piece, ...]":
+        """Pieces of the capacity as a function of the pool's size, ascending."""
+        return _pieces(self.tiers, self.saturation_per_s)
+
+
+@lru_cache(maxsize=65536)
+def _pieces(tiers: tuple[tuple[int, float], ...], saturation_per_s: float) -> tuple[Piece, ...]:
+    """Between two tiers every further slice adds what those up to the lower one added in the mean, and no more than it
+    could do alone: the more slices, the more each adds, so that this lies below the law. The last tier is flat.
+    """
+    found = []
+    for at, (size, rate) in enumerate(tiers):
+        slope = rate
+        if at and size < max(TIERS):
+            before, slower = tiers[at - 1]
+            slope = max(rate, min((size * rate - before * slower) / (size - before), saturation_per_s))
+        found.append(Piece(size, slope, (slope - rate) * size))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,10 +377,9 @@ def _beats(a: Column, b: Column, kind: DeviceType) -> bool:
     fitting = replaces(kind, a.slice_type, b.slice_type)
     if not fitting or a.load_j * fitting > b.load_j + 1e-9 or a.start_j * fitting > b.start_j + 1e-9:
         return False
-    sizes = {size for size, _ in b.tiers} | {size - 1 for size, _ in b.tiers if size > 1} | {max(TIERS)}
-    return all(
-        a.rate_per_slice(fitting * size) * fitting * size >= b.rate_per_slice(size) * size - 1e-9 for size in sizes
-    )
+    ends = {size for size, _ in b.tiers} | {-(-size // fitting) for size, _ in a.tiers}
+    ends |= {size - 1 for size in ends if size > 1} | {max(TIERS)}  # both are straight in between
+    return all(a.capacity_per_s(fitting * size) >= b.capacity_per_s(size) - 1e-9 for size in sorted(ends))
 
 
 @cache

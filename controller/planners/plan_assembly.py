@@ -162,7 +162,7 @@ def capacity_per_s(
     """Capacity of a plan for a family: the rate at which its first class is full, shares as planned [1/s]."""
     total = sum(rate for key, rate in traffic.items() if key[0] == family)
     limits = [
-        total / traffic[c.key] * c.rate_per_slice(slices[c.key]) * slices[c.key]
+        total / traffic[c.key] * c.capacity_per_s(slices[c.key])
         for c in columns
         if c.family == family and traffic.get(c.key, 0.0) > 0
     ]

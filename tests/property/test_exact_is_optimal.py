@@ -1,34 +1,42 @@
-"""`exact` against brute force over the same capacity model, and what must be monotone whatever the numbers."""
+"""`exact` against brute force over layouts, by the queueing law and by the request-level kernel, and what must be
+monotone whatever the numbers."""
 
 import dataclasses
+import functools
 import itertools
 import math
+from collections import Counter
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from controller.planners.columns import TIERS, columns
+from controller.planners.columns import columns
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of
-from controller.planners.exact.planner import CONSTANTS
+from controller.planners.exact.planner import CONSTANTS, classes_missing_slo
 from controller.planners.exact.search import solve
 from controller.planners.planning_input import read_view
 from tests.support.planning import digits, fleet, objective, row, view
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import A100_40GB
-from trefoil.core.queueing import rate_max
+from trefoil.core.queueing import ServerClass, arrivals_s, rate_max, serve_weighted, service_time
 
 TIGHT = Limits(nodes=100_000, gap=1e-9)
 LARGE = ("3g.20gb", "4g.20gb", "7g.40gb")
-LAYOUTS = ((), ("7g.40gb",), ("3g.20gb", "4g.20gb"), ("3g.20gb", "3g.20gb"))  # of one GPU, with these types only
+SMALL = ("1g.5gb", "2g.10gb")
+LAYOUTS = {  # of one GPU, with these types only
+    LARGE: ((), ("7g.40gb",), ("3g.20gb", "4g.20gb"), ("3g.20gb", "3g.20gb")),
+    SMALL: ((), *(("1g.5gb",) * ones + ("2g.10gb",) * twos for ones, twos in ((7, 0), (5, 1), (3, 2), (1, 3)))),
+}
 EXACT = {**CONSTANTS, "overhead_ms": 0.0, "transport_gap_ms": 0.0}
 
 
-def small_catalog(service_ms, accuracies):
-    """Two variants on the three large slice types."""
+def small_catalog(service_ms, accuracies, shapes=LARGE):
+    """Two variants on a few slice types."""
     base = digits(accuracy={"s": accuracies[0], "l": accuracies[1]}, service_ms={"s": (1.0,) * 5, "l": (1.0,) * 5})
-    rows = tuple(row(v, s, ms) for (v, s), ms in zip(itertools.product("sl", LARGE), service_ms, strict=True))
+    rows = tuple(row(v, s, ms) for (v, s), ms in zip(itertools.product("sl", shapes), service_ms, strict=False))
     return Catalog(base.families, rows)
 
 
@@ -38,32 +46,53 @@ def problem_of(one):
     return Problem(groups_of(world.devices), found, world.tasks, one.move_horizon_s)
 
 
-def brute_force(one, gpus, value_j, target):
+def by_law(profile, slo_ms, quantile, slices):
+    """What a pool serves within the SLO by the queueing law [1/s]."""
+    return rate_max(profile, slo_ms, quantile, 1.0, slices)
+
+
+@functools.cache
+def by_kernel(profile, slo_ms, quantile, slices, requests=10_000):
+    """What a pool serves within the SLO, request by request: the highest rate at which it attains it [1/s]."""
+    low, high = 0.0, slices * profile.throughput_per_s
+    for _ in range(9):
+        rng, middle = np.random.default_rng(5), (low + high) / 2
+        pool = (ServerClass(slices, service_time(profile)),)
+        attained = serve_weighted(pool, arrivals_s(middle, 1.0, requests, rng), rng).attainment(slo_ms)
+        low, high = (middle, high) if attained >= quantile else (low, middle)
+    return low
+
+
+def brute_force(one, gpus, value_j, target, shapes=LARGE, capacity=by_law):
     """The least watts over every layout, every variant on every slice and every split; None when nothing works."""
-    best = None
-    for layouts in itertools.combinations_with_replacement(LAYOUTS, gpus):
-        slots = [s for layout in layouts for s in layout]
+    best, seen = None, set()
+    for layouts in itertools.combinations_with_replacement(LAYOUTS[shapes], gpus):
+        slots = Counter(s for layout in layouts for s in layout)
         idle = sum(A100_40GB.idle_w if layout else A100_40GB.sleep_w for layout in layouts)
-        for hosted in {
-            tuple(sorted(zip(slots, chosen, strict=True))) for chosen in itertools.product("sl-", repeat=len(slots))
-        }:
-            power = split(one, hosted, value_j, target)
+        choices = [
+            [((shape, "s", small), (shape, "l", used - small)) for used in range(n + 1) for small in range(used + 1)]
+            for shape, n in sorted(slots.items())
+        ]
+        for chosen in itertools.product(*choices):
+            hosted = tuple(part for parts in chosen for part in parts if part[2])
+            if (hosted, idle) in seen:
+                continue
+            seen.add((hosted, idle))
+            power = split(one, hosted, value_j, target, capacity)
             if power is not None and (best is None or idle + power < best):
                 best = idle + power
     return best
 
 
-def split(one, hosted, value_j, target):
+def split(one, hosted, value_j, target, capacity):
     """The best split of the traffic over hosted slices: a linear program with one coupling constraint, by its dual."""
     demand, wanted = one.demand[0], one.objectives[0]
     family = one.catalog.family("digits")
     top = max(v.accuracy for v in family.variants)
     classes = []
-    for shape, name in sorted({h for h in hosted if h[1] != "-"}):
+    for shape, name, count in hosted:
         profile = one.catalog.lookup(A100_40GB.name, shape, "digits", name, 1410)
-        count = hosted.count((shape, name))
-        tier = max(t for t in TIERS if t <= count)
-        pooled = rate_max(profile, wanted.slo_ms, wanted.slo_quantile, 1.0, tier) / tier * count
+        pooled = capacity(profile, wanted.slo_ms, wanted.slo_quantile, count)
         accuracy = family.variant(name).accuracy
         cost = profile.energy_active_j_per_batch + value_j * (top - accuracy)
         classes.append((cost, accuracy - target, pooled))
@@ -125,6 +154,60 @@ def test_the_program_finds_what_brute_force_finds(service_ms, accuracies, rate, 
     )
     assert top <= max(accuracies)
     assert total == pytest.approx(expected, rel=2e-5, abs=2e-3)
+
+
+@given(
+    rate=st.floats(20.0, 250.0),
+    slo_ms=st.sampled_from([30.0, 40.0, 55.0, 80.0]),
+    gpus=st.integers(1, 2),
+    share=st.sampled_from([0.0, 0.5, 0.9]),
+)
+@example(rate=90.0, slo_ms=30.0, gpus=2, share=0.5)  # three slices of one variant, four of two
+@example(rate=140.0, slo_ms=40.0, gpus=2, share=0.5)
+@settings(max_examples=12, deadline=None)
+def test_pools_of_any_number_of_small_slices_count_as_what_they_are(rate, slo_ms, gpus, share):
+    one = small_view(rate, slo_ms, gpus)
+    target = share and ACCURACIES[0] + share * (ACCURACIES[1] - ACCURACIES[0])
+    found = solve(problem_of(one), Aim(target={"digits": target}), TIGHT)
+    expected = brute_force(one, gpus, 0.0, target, SMALL)
+    assert (found is None) == (expected is None)
+    if found is not None:
+        assert found.power_w == pytest.approx(expected, rel=2e-5, abs=2e-3)
+
+
+ACCURACIES = (0.94, 0.96)
+LAW_ERROR = 0.03  # of capacity, between the law and a sample of the kernel
+
+
+def small_view(rate, slo_ms, gpus):
+    """Two variants on small slices, as the digits' `s` and `m`."""
+    catalog = small_catalog((22.0, 13.0, 30.0, 17.0), ACCURACIES, SMALL)
+    wanted = [objective(slo_ms=slo_ms, min_accuracy=0.0)]
+    return view(rate=rate, high=rate, catalog=catalog, devices=fleet(gpus), wanted=wanted, horizon_s=0.0)
+
+
+@pytest.mark.parametrize(("rate", "slo_ms", "gpus", "target"), [
+    (90.0, 30.0, 2, 0.95), (90.0, 45.0, 2, 0.955), (140.0, 40.0, 2, 0.95), (60.0, 40.0, 1, 0.95),
+])  # fmt: skip
+def test_no_layout_that_the_kernel_lets_pass_is_cheaper(rate, slo_ms, gpus, target):
+    """Each class is served by itself: brute force with 3 % less than the kernel's capacity is never below the plan."""
+    one = small_view(rate, slo_ms, gpus)
+    problem = problem_of(one)
+    found = solve(problem, Aim(target={"digits": target}), TIGHT)
+    assert found is not None
+    assert not classes_missing_slo(found, problem.columns, problem.tasks, EXACT)
+
+    def scaled(factor):
+        def capacity(*pool):
+            return by_kernel(*pool) * factor
+
+        return brute_force(one, gpus, 0.0, target, SMALL, capacity)
+
+    dearest = scaled(1 - LAW_ERROR)
+    assert dearest is None or found.power_w <= dearest + 2e-3
+    cheapest = scaled(1 + LAW_ERROR)
+    assert cheapest is not None
+    assert found.power_w >= cheapest - 2e-3
 
 
 @given(
@@ -204,3 +287,15 @@ def test_dropping_dominated_columns_loses_nothing(service_ms, accuracies, rate, 
             return s.power_w + value_j * one.demand[0].rate_per_s * (top - s.accuracy["digits"])
 
         assert math.isclose(total(a), total(b), rel_tol=2e-5, abs_tol=2e-3)
+
+
+@pytest.mark.parametrize("slo_ms", [30.0, 40.0, 60.0])
+def test_a_large_pool_counts_as_nearly_what_the_law_gives(slo_ms):
+    one = small_view(90.0, slo_ms, 40)
+    found = problem_of(one).columns
+    assert found
+    for column in found:
+        profile = one.catalog.lookup(A100_40GB.name, column.slice_type, "digits", column.variant, 1410)
+        for slices in (8, 17, 27, 39, 69, 150):
+            law = by_law(profile, slo_ms, 0.95, slices)
+            assert 0.988 * law <= column.capacity_per_s(slices) <= 1.002 * law

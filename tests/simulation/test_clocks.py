@@ -45,7 +45,7 @@ def scenario(clocks: float, slo_ms: float) -> Scenario:
     )
 
 
-def run(clocks: float, slo_ms: float = 1500.0):
+def run(clocks: float, slo_ms: float = 1300.0):
     asked = scenario(clocks, slo_ms)
     times = np.arange(-60.0, asked.duration_s, 1 / RATE)  # whenever the planner looks, it sees this rate
     shell = Simulation(prepare(asked, Provided(arrivals={FAMILY: times})))

@@ -407,7 +407,7 @@ def classes_missing_slo(
             if column.family != task.family or rate <= 0:
                 continue
             number = solution.slices[column.key]
-            full = column.rate_per_slice(number) * number * scale.get(column.key, 1.0)
+            full = column.capacity_per_s(number) * scale.get(column.key, 1.0)
             trial = (number, column.service, gap_scv(task), requests, limit_ms)
             if full >= rate and 1 - _attained(full, *trial) <= allowed:
                 continue

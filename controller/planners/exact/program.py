@@ -7,7 +7,8 @@ type, variant, clock) in pool tier t; r[k] traffic [1/s].
 Formulation (watts, weighed with the carbon of their zone): min baseline and sleep power + sum(energy_k * r_k)
   + moves / H + value * sum((best - accuracy_k) * r_k)   so that
   sum_k x[k] <= sum_gcf y * count(c, s) per slot; sum_cf y <= devices of g, the rest sleep
-  n_t b[k, t] <= x[k, t] <= (n_t+1 - 1) b[k, t]; sum_t b[k, t] <= 1; r_k <= sum_t rate_kt * x[k, t]
+  n_t b[k, t] <= x[k, t] <= (n_t+1 - 1) b[k, t]; sum_t b[k, t] <= 1; r_k <= sum_t slope_kt * x[k, t] - less_kt * b[k, t]
+    (a tier of one number of slices is its b alone: x = n_t b, r_k <= min(capacity, demand) b)
   sum_k r_k = demand per family at its high quantile (energy and accuracy count at the mean)
   sum (accuracy_k - hard minimum) r_k >= 0; where asked: sum (accuracy_k - target) r_k >= 0, or >= -lack at a price
   sum x >= replicas, sum y >= spread
@@ -23,7 +24,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import zip_longest
+from typing import Final, NamedTuple
 
 from controller.planners.columns import ClassKey, Column
 from controller.planners.exact.milp import Program
@@ -65,6 +67,14 @@ class Shape:
     counts: Mapping[ClassKey, tuple[int, int]] = field(default_factory=dict)
 
 
+class Part(NamedTuple):
+    """Part of a class: a variable, and what one of it is in slices and in capacity [1/s]."""
+
+    variable: int
+    slices: float
+    rate_per_s: float
+
+
 @dataclass(slots=True)
 class Builder:
     """A `Program`, and which of its variables mean what."""
@@ -75,9 +85,10 @@ class Builder:
     program: Program = field(default_factory=Program)
     columns: list[Column] = field(default_factory=list)
     layouts: list[tuple[int, Configuration, int, int]] = field(default_factory=list)  # group, option, clock, variable
-    counts: dict[ClassKey, list[tuple[int, float]]] = field(default_factory=dict)  # (variable, rate of one slice)
+    counts: dict[ClassKey, list["Part"]] = field(default_factory=dict)
     fixed: dict[ClassKey, int] = field(default_factory=dict)  # slices of devices that stay as they are
     traffic: dict[ClassKey, int] = field(default_factory=dict)
+    needs: dict[int, tuple[ClassKey, float]] = field(default_factory=dict)  # choice -> traffic that fewer do not serve
     short: dict[str, int] = field(default_factory=dict)
     _slots: dict[Slot, list[tuple[int, float]]] = field(default_factory=dict)  # what offers slices of a slot
     _free: dict[Slot, int] = field(default_factory=dict)  # slices that a slot can have at most
@@ -146,43 +157,52 @@ class Builder:
         self.counts[key] = []
         if not free:  # only as many as stay
             self.fixed[key] = must
-            most_per_s = column.rate_per_slice(must) * scale * must
-            self.traffic[key] = self.program.variable(cost, 0, most_per_s)
+            self.traffic[key] = self.program.variable(cost, 0, column.capacity_per_s(must) * scale)
             return
         limit = must + min(free, enough(column, scale, task), self.shape.counts.get(key, (0, free))[1])
         if self.shape.best_rate:
             count = self.program.variable(self._load_w(column), must, limit)
-            self.counts[key].append((count, max(r for s, r in column.tiers if s <= max(1, limit)) * scale))
+            most = max(1, limit)
+            self.counts[key].append(Part(count, 1, column.capacity_per_s(most) * scale / most))
         else:
             self._tiers(column, scale, must, limit)
         flow = self.program.variable(cost, 0, INFINITE)
-        self.program.row([(flow, 1.0), *((c, -rate) for c, rate in self.counts[key])], high=0)
+        self.program.row([(flow, 1.0), *((p.variable, -p.rate_per_s) for p in self.counts[key])], high=0)
         self.traffic[key] = flow
 
     def _tiers(self, column: Column, scale: float, must: int, limit: int) -> None:
-        low = self.shape.counts.get(column.key, (0, limit))[0]
-        sizes = [size for size, _ in column.tiers if size <= limit]
+        key, load_w, wanted = column.key, self._load_w(column), self._tasks[column.family].demand.rate_p90_per_s
+        low = self.shape.counts.get(key, (0, limit))[0]
         chosen = []
-        for size, rate in column.tiers:
-            most = min([s for s in sizes if s > size], default=limit + 1) - 1
+        for piece, following in zip_longest(column.pieces, column.pieces[1:]):
+            size, most = piece.size, min(limit, following.size - 1 if following else limit)
             if size > limit or most < low:
                 continue
-            count = self.program.variable(self._load_w(column), 0, most, integer=True)
-            tier = self.program.variable(0.0, 0, 1, integer=True)
+            one = most == size
+            tier = self.program.variable(load_w * size if one else 0.0, 0, 1, integer=True)
+            chosen.append((tier, 1.0))
+            if size > max(must, _replicas(self._tasks[column.family])):
+                self.needs[tier] = key, column.capacity_per_s(size - 1) * scale
+            if one:
+                full = min(column.capacity_per_s(size) * scale, wanted)
+                self.counts[key].append(Part(tier, size, full))
+                continue
+            count = self.program.variable(load_w, 0, most, integer=True)
             self.program.row([(count, 1.0), (tier, -float(most))], high=0)
             self.program.row([(count, 1.0), (tier, -float(size))], low=0)
-            self.counts[column.key].append((count, rate * scale))
-            chosen.append(tier)
+            self.counts[key].append(Part(count, 1, piece.slope_per_s * scale))
+            if piece.less_per_s > 0:
+                self.counts[key].append(Part(tier, 0, -piece.less_per_s * scale))
         if len(chosen) > 1:
-            self.program.row([(t, 1.0) for t in chosen], high=1)
+            self.program.row(chosen, high=1)
         if must:
-            self.program.row([(c, 1.0) for c, _ in self.counts[column.key]], low=must)
+            self.program.row([(p.variable, p.slices) for p in self.counts[key] if p.slices], low=must)
 
     def _fit(self) -> None:
         used: dict[Slot, list[tuple[int, float]]] = defaultdict(list)
         hosted: Counter[Slot] = Counter()
         for key, parts in self.counts.items():
-            used[slot_of(key)] += [(variable, 1.0) for variable, _ in parts]
+            used[slot_of(key)] += [(p.variable, p.slices) for p in parts if p.slices]
             hosted[slot_of(key)] += self._hosted[key] if parts else 0
         for slot, terms in used.items():
             if terms:
@@ -207,7 +227,7 @@ class Builder:
             self.program.row([(self.traffic[c.key], c.accuracy - floor) for c in mine], low=0)
         least = min(max(task.objective.replicas_min, task.objective.spread_min), _slices_most(self.problem))
         if least > 1:
-            slices = [(v, 1.0) for c in mine for v, _ in self.counts[c.key]]
+            slices = [(p.variable, p.slices) for c in mine for p in self.counts[c.key] if p.slices]
             self.program.row(slices, low=least - sum(self.fixed.get(c.key, 0) for c in mine))
         if task.objective.spread_min > 1:
             spread = min(task.objective.spread_min, self.problem.number)
@@ -250,7 +270,7 @@ class Builder:
         """Price what a group of classes has more than stands before."""
         before -= sum(self.fixed.get(c.key, 0) for c in same)
         more = self.program.variable(cost_w * self.problem.weight(same[0].key.zone), 0, INFINITE)
-        terms = [(v, 1.0) for c in same for v, _ in self.counts[c.key]]
+        terms = [(p.variable, p.slices) for c in same for p in self.counts[c.key] if p.slices]
         self.program.row([*terms, (more, -1.0)], high=before)
 
 
@@ -267,11 +287,16 @@ def useful(group: Group, slots: list[str]) -> list[Configuration]:
 
 def enough(column: Column, scale: float, task: Task) -> int:
     """The fewest slices of one class that serve all of a family's demand, or its replicas: more are of no use."""
-    least = max(1, task.objective.replicas_min, task.objective.spread_min)
-    for size, rate in reversed(column.tiers):
-        if size * rate * scale <= task.demand.rate_p90_per_s:
-            return max(least, math.ceil(task.demand.rate_p90_per_s / (rate * scale) - 1e-9))
+    least = _replicas(task)
+    wanted = task.demand.rate_p90_per_s / scale
+    for piece in reversed(column.pieces):
+        if column.capacity_per_s(piece.size) <= wanted:
+            return max(least, math.ceil((wanted + piece.less_per_s) / piece.slope_per_s - 1e-9))
     return max(least, column.tiers[0][0])
+
+
+def _replicas(task: Task) -> int:
+    return max(1, task.objective.replicas_min, task.objective.spread_min)
 
 
 def _slices_most(problem: Problem) -> int:

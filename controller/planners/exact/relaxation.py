@@ -10,9 +10,12 @@ Source: DESIGN section 4, mode budget.
 The ladder where those cannot be met, first match wins; its names are what `Decision.degraded` starts with:
   slo_out_of_reach        nothing in the fleet is fast enough even when idle: the fastest is aimed at instead
   accuracy_out_of_reach   nothing that meets the SLO is accurate enough: the most accurate is aimed at instead
-  short_of_capacity       the fleet cannot serve this demand within SLO and floor: as much as it can serve
-With a plan in force the first two keep it (the objective is at fault, not the plan); the third replaces it only by a
-plan that serves more. With nothing running, the closest plan is taken.
+  short_of_capacity       the fleet cannot serve this demand within SLO and floor: all of it is served (its mean, where
+                          the peak is too much), with as large a share within the SLO as every class can reach; where
+                          not even slices that are always busy serve it all: as much as can be served within the SLO,
+                          and full queues refuse of the rest
+With a plan in force the first two keep it (the objective is at fault, not the plan); so does the last, unless another
+plan serves more. With nothing running, the closest plan is taken.
 """
 
 from collections.abc import Mapping
@@ -29,6 +32,7 @@ from trefoil.core.objective import ObjectiveMode
 
 SLACK: Final = 1e-6  # of accuracy: below what the solver's tolerance moves
 EASE: Final = 1.25  # the SLO grows by this until the fleet can serve something
+SHARE_STEP: Final = 0.01  # of requests within the SLO, in overload
 SERVED_GAIN: Final = 1.01  # a plan that serves less than this more is not worth a change
 
 
@@ -61,16 +65,53 @@ def relaxed(
     aim = replace(aim, target=target)
     if solve(problem, aim, limits) is not None:
         return problem, aim, "; ".join(reasons)
-    aim = replace(aim, shortage_allowed=True)
-    short = solve(problem, aim, limits)
-    missing = short.shortage_per_s if short else sum(t.demand.rate_p90_per_s for t in tasks)
     wanted = sum(t.demand.rate_p90_per_s for t in tasks)
     names = ", ".join(t.family for t in tasks)
+    overload = _served_late(inputs, problem, aim, constants)
+    if overload is not None:
+        problem, share = overload
+        served = sum(t.demand.rate_p90_per_s for t in problem.tasks)
+        reasons.append(
+            f"short_of_capacity: {names} need {wanted:.1f}/s within SLO and floor; {len(inputs.devices)} devices serve "
+            f"{served:.1f}/s, {share:.0%} of it within the SLO"
+        )
+        return problem, aim, "; ".join(reasons)
+    aim = replace(aim, shortage_allowed=True)
+    short = solve(problem, aim, limits)
+    missing = short.shortage_per_s if short else wanted
     reasons.append(
         f"short_of_capacity: {names} need {wanted:.1f}/s within SLO and floor, {wanted - missing:.1f}/s is the most "
         f"that {len(inputs.devices)} devices serve"
     )
     return problem, aim, "; ".join(reasons)
+
+
+def _served_late(
+    inputs: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]
+) -> tuple[Problem, float] | None:
+    """The problem at the highest share within the SLO at which the fleet serves all, and that share; None: at none.
+
+    All is the demand's high quantile; where that is more than slices can serve that are always busy, its mean.
+    """
+    any_plan = Limits(int(constants["solver_nodes"]), gap=1.0)
+    mean = tuple(replace(t, demand=replace(t.demand, rate_p90_per_s=t.mean_per_s)) for t in problem.tasks)
+    for demanded in (problem.tasks, mean):
+        best, low, high = None, 0, round(max(t.objective.slo_quantile for t in demanded) / SHARE_STEP)
+        while high - low > 1:
+            share = (middle := (low + high) // 2) * SHARE_STEP
+            tasks = tuple(
+                replace(t, objective=replace(t.objective, slo_quantile=min(share, t.objective.slo_quantile)))
+                for t in demanded
+            )
+            found = tuple(c for t in tasks for c in columns(inputs.view.catalog, t, inputs.devices, constants))
+            late = replace(problem, columns=found, tasks=tasks)
+            if solve(late, aim, any_plan) is None:
+                high = middle
+            else:
+                best, low = (late, share), middle
+        if best is not None:
+            return best
+    return None
 
 
 def _eased(inputs: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> tuple[Task, str]:
@@ -94,6 +135,8 @@ def _eased(inputs: PlanningInput, problem: Problem, task: Task, constants: Mappi
 def better_than_current(inputs: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> bool:
     """Whether the relaxed plan should replace what runs."""
     if inputs.nothing_runs:
+        return True
+    if any(t.objective.slo_quantile < inputs.task(t.family).objective.slo_quantile for t in problem.tasks):
         return True
     if not aim.shortage_allowed or problem.columns == ():
         return False

@@ -293,7 +293,7 @@ def refit(problem: Problem, aim: Aim, counts: Solution) -> Solution | None:
                 c.key,
                 (c.energy_j * problem.weight(c.key.zone) + value * (best - c.accuracy)) * mean,
                 c.accuracy,
-                c.rate_per_slice(n) * n * problem.scale.get(c.key, 1.0),
+                c.capacity_per_s(n) * problem.scale.get(c.key, 1.0),
             )
             for c, n in mine
         ]
