@@ -7,7 +7,8 @@ requirements/export.txt and export-torch.in into which you installed `ultralytic
 
     python model_repository/yolo/export.py --weights FOLDER
 
-FOLDER holds yolov5l.pt, yolov5x.pt and yolov5x6.pt (releases 6.2 or 7.0 of the project). Not tested here: what is
+FOLDER holds yolov5l.pt, yolov5x.pt and yolov5x6.pt (releases 6.2 or 7.0 of the project). Never run on the
+project's own checkpoints here, which this licence and network keep away (README.md says what was tried): what is
 exported is checked against torch, as for every family.
 
 Every variant takes IMAGE uint8 [N,640,640,3] (RGB, letterboxed) and returns DETECTIONS float32 [N,300,6]: left, top,

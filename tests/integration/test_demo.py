@@ -91,7 +91,7 @@ def test_the_demo_reports_what_it_promises_and_leaves_nothing(tmp_path: Path) ->
     assert "\x1b" not in said
     for part in (
         "SIMULATED",
-        "SLO: 1.5 x",
+        "SLO: 2 x",
         "fixed for all runs",
         "saving of exact against base",
         "simulated, 1 seed",

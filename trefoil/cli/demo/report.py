@@ -88,7 +88,8 @@ def saving_text(report: Report, against: str) -> str:
     saving, plain = report.saving_pct(against), report.saving_pct(against, corrected=False)
     if saving is None or plain is None:
         return UNKNOWN
-    return f"{saving:+.1f} % at equal accuracy ({plain:+.1f} % as it ran), one draw"
+    unfair = f"; {against} is below the floor" if report.missed_floor(against) else ""
+    return f"{saving:+.1f} % at equal accuracy ({plain:+.1f} % as it ran), one draw{unfair}"
 
 
 def spread_lines(spread: Spread, subject: str, floor: float) -> list[str]:
@@ -103,9 +104,9 @@ def spread_lines(spread: Spread, subject: str, floor: float) -> list[str]:
                 f"simulated, {count} seed{'s' * (count > 1)}: saving of {subject} against {name} at equal accuracy "
                 f"{found['mean']:+.1f} % (deviation {found['deviation']:.1f}, {ends}; its twin {values[0]:+.1f} %)"
             )
-    missed = spread.missed(subject, floor)
+    below = ", ".join(f"{name} under {len(spread.missed(name, floor))} of {count}" for name in spread.seeds[0].runs)
     lines.append(
-        f"simulated: {subject} below the floor under {len(missed)} of {count} seeds; "
+        f"simulated: below the floor {below} seeds, which makes no fair saving; "
         f"accuracy costs {1e3 * spread.price_g:.2f} mg per request and unit"
     )
     return lines
