@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.system.conftest import Serving, wanted
+from tests.integration.system.conftest import DEMAND_PER_S, Serving, wanted
 from tests.support.system import load, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]  # dozens of commands, each a process
@@ -50,7 +50,7 @@ def test_status_shows_what_runs_and_that_it_is_simulated(serving: Serving):
 def test_plan_says_why_in_words_and_numbers(serving: Serving):
     answer = serving.system.ask("plan")
     assert shares(answer) == pytest.approx({"digits-l": 0.82, "digits-m": 0.18}, abs=0.15)
-    assert "60.0/s" in answer["why"]
+    assert f"{DEMAND_PER_S:.1f}/s" in answer["why"]
     expected = answer["expected"]
     assert expected["capacity_per_s"] > 60
     assert expected["accuracy"] > 0.97
