@@ -53,7 +53,7 @@ export-efficientnet: .venv-export/.ready  ## export EfficientNet B1, B3, B5, B7 
 export-albert: .venv-export/.ready  ## export ALBERT base, large, xlarge, xxlarge with random weights (four minutes, 3.7 GB of memory; ARGS= for the hub's)
 	$(call export,albert)
 
-demo: setup  ## the main job: three runs on this machine, a table and out/demo/report.html (<= 8 minutes)
+demo: setup  ## the main job: three runs on this machine, a table and out/demo/report.html (about nine minutes)
 	$(BIN)/trefoil demo $(ARGS)
 
 honesty: setup  ## three controls in which the demo must find no saving, accuracy or joules (about ten minutes)
