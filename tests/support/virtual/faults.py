@@ -218,9 +218,12 @@ def redis_refuses_some(system: System, d: Any) -> None:
     def refusal(_number: int) -> str:
         return texts[int(rng.integers(len(texts)))] if rng.random() < 0.3 else ""
 
-    before = system.server.refusal
+    def over() -> None:
+        if system.server.refusal is refusal:  # else another one began since, and ends itself
+            system.server.refusal = lambda _: ""
+
     system.server.refusal = refusal
-    system.loop.call_later(seconds(d[0]), setattr, system.server, "refusal", before)
+    system.loop.call_later(seconds(d[0]), over)
 
 
 def key_spoilt(system: System, d: Any) -> None:
@@ -276,6 +279,9 @@ def frozen(system: System, d: Any) -> None:
     place = system.controller
     if place.service is not None and place.process is not None:
         asked = place.process.start(system.loop, _asked(place.service.Freeze, pb.FreezeRequest(frozen=True)))
+        asked.add_done_callback(
+            lambda task: setattr(system.promises, "frozen", system.promises.frozen or _granted(task))
+        )
         system.loop.call_later(seconds(d[0]), lambda: released(system) if _granted(asked) else None)
 
 
@@ -285,8 +291,8 @@ def released(system: System) -> None:
     def over(task: "asyncio.Task[bool]") -> None:
         if not _granted(task):
             system.loop.call_later(1.0, released, system)
-        else:
-            system.promises.released_s = system.loop.time()
+        elif system.promises.frozen:  # who releases what another operator has released already starts nothing
+            system.promises.frozen, system.promises.released_s = False, system.loop.time()
 
     if place.service is None or place.process is None or place.process.stopped:
         system.loop.call_later(1.0, released, system)

@@ -41,6 +41,7 @@ class Promises:
         self._seen: dict[str, Revision] = {}
         self._left_s: dict[SliceKey, float] = {}
         self._looked_s = system.loop.time()
+        self.frozen = False
         self.released_s: float | None = None
         """When an operator let the controller go on by itself."""
         self._decided: dict[str, str] = {}
