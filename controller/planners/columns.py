@@ -103,12 +103,12 @@ class Column:
 
     def capacity_per_s(self, slices: int) -> float:
         """Rate of a whole pool of that many slices within the SLO [1/s]."""
-        pieces = _pieces(self.tiers, self.saturation_per_s)
+        pieces = self.pieces
         at = bisect_right(pieces, slices, key=lambda piece: piece.size) - 1
         return pieces[at].slope_per_s * slices - pieces[at].less_per_s if at >= 0 else 0.0
 
     @property
-    def pieces(self) -> "tuple[Piece, ...]":
+    def pieces(self) -> tuple[Piece, ...]:
         """Pieces of the capacity as a function of the pool's size, ascending."""
         return _pieces(self.tiers, self.saturation_per_s)
 

@@ -225,7 +225,7 @@ class CloverPlanner:
             if math.isfinite(outcome.p95_ms) and (key in kept or not self.random)
         }
         if inputs.view.trigger in CONTRADICTED:  # a sample of some hundred requests may have been lucky
-            self._known.get(pod.family, {}).pop(f"{pod.space.size_key}|{centre.key}", None)
+            self._known[pod.family].pop(f"{pod.space.size_key}|{centre.key}", None)
         queue = [centre]
         if base_joules(inputs, pod, {}, constants) is None and pod.base != centre:
             queue.insert(0, pod.base)

@@ -85,7 +85,7 @@ class Builder:
     program: Program = field(default_factory=Program)
     columns: list[Column] = field(default_factory=list)
     layouts: list[tuple[int, Configuration, int, int]] = field(default_factory=list)  # group, option, clock, variable
-    counts: dict[ClassKey, list["Part"]] = field(default_factory=dict)
+    counts: dict[ClassKey, list[Part]] = field(default_factory=dict)
     fixed: dict[ClassKey, int] = field(default_factory=dict)  # slices of devices that stay as they are
     traffic: dict[ClassKey, int] = field(default_factory=dict)
     needs: dict[int, tuple[ClassKey, float]] = field(default_factory=dict)  # choice -> traffic that fewer do not serve

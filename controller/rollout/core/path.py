@@ -277,9 +277,10 @@ class _PathBuilder:
         self._steps: list[Step] = []
         after = [p for d in goal.values() for p in d.slices]
         strict = self._floor(inputs, after)
-        short = {family: need for family, need in inputs.needs.items() if strict[family] < need}
-        sustained = replace(inputs, needs=short, capacity=inputs.sustained)
-        self._laws = ((inputs, strict), (sustained, self._floor(sustained, after)))
+        self._laws = [(inputs, strict)]
+        if short := {family: need for family, need in inputs.needs.items() if strict[family] < need}:
+            sustained = replace(inputs, needs=short, capacity=inputs.sustained)
+            self._laws.append((sustained, self._floor(sustained, after)))
         self.refused = ""
 
     def _floor(self, inputs: RolloutInputs, after: Sequence[PlannedSlice]) -> dict[str, float]:

@@ -8,7 +8,7 @@ answered, by family.toml: the mean that was planned for, without the luck of whi
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any, Final
 
@@ -68,7 +68,7 @@ class Spread:
                 {
                     "seed": one.seed,
                     "saving_pct": {name: found[name][n] for name in others},
-                    "runs": {name: _plain(run) for name, run in one.runs.items()},
+                    "runs": {name: asdict(run) for name, run in one.runs.items()},
                 }
                 for n, one in enumerate(self.seeds)
             ],
@@ -81,10 +81,10 @@ class Spread:
         return cls(values["slo_ms"], values["price_mg_per_accuracy"] / 1e3, tuple(seeds))
 
 
-def saving_pct(ours: Any, theirs: Any, price_g: float) -> float:
+def saving_pct(ours: Outcome, theirs: Outcome, price_g: float) -> float:
     """Saving in grams per request at equal accuracy, in percent of what the other run had needed at ours."""
     there = theirs.grams_per_request + price_g * (ours.accuracy - theirs.accuracy)
-    return float(100 * (1 - ours.grams_per_request / there))
+    return 100 * (1 - ours.grams_per_request / there)
 
 
 def summary(values: list[float]) -> dict[str, float]:
@@ -97,10 +97,9 @@ def simulate_spread(
     scenario: Scenario, slo: Slo, names: Iterable[str], wanted: Callable[[], bool] = lambda: True
 ) -> Spread | None:
     """Simulate the policies under `simulated_seeds` seeds; None once nobody wants it any more."""
-    seeds, dear = [], []
+    seeds, dear, asked = [], [], dict.fromkeys((*names, OBLIVIOUS))
     for seed in range(scenario.seed, scenario.seed + scenario.simulated_seeds):
         drawn = scenario.model_copy(update={"seed": seed})
-        asked = dict.fromkeys((*names, OBLIVIOUS))
         runs: dict[str, Outcome] = {}
         for name in asked:
             if not wanted():
@@ -128,7 +127,3 @@ def simulated_slo(scenario: Scenario) -> Slo:
 def _simulated(scenario: Scenario, policy: str, slo: Slo) -> Outcome:
     found = simulate_demo(*demo_scenario(scenario, policy, slo)).summary
     return Outcome(found.grams_per_request, found.joules_per_request, found.accuracy, found.slo_attainment)
-
-
-def _plain(run: Outcome) -> dict[str, float]:
-    return {name: getattr(run, name) for name in Outcome.__dataclass_fields__}

@@ -220,11 +220,6 @@ class Noise(Settings):
     seed: int | None = Field(default=None, ge=0)
     """None: the scenario's. Set, to judge several seeds of the load by one truth."""
 
-    @property
-    def any(self) -> bool:
-        """True if truth and estimate differ at all."""
-        return max(self.latency, self.energy, self.device_power) > 0
-
 
 class Costs(Settings):
     """Costs beside serving. Defaults: the live system on one machine (docs/policies.md)."""
