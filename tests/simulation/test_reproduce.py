@@ -13,7 +13,7 @@ from benchmarks import results
 from trefoil.cli.main import app
 from trefoil.core.units import grams
 from trefoil.reproduce import runs, sweeps
-from trefoil.reproduce.clover import KNOWING, Options, Study, traces
+from trefoil.reproduce.clover import Options, Study, traces
 from trefoil.reproduce.experiment import BASE_INTENSITY
 from trefoil.reproduce.figures import all_figures, sweep_figures
 from trefoil.reproduce.opportunities import partitions
@@ -284,11 +284,13 @@ def test_tables_say_what_was_played(played, monkeypatch, tmp_path):
     assert "by hand" not in text
     assert text == results.with_tables(text)
     rows = found["equal"]["efficientnet"]["rows"]
+    told = {run["spec"]["label"]: run["spec"]["knows_truth"] for run in kept_runs(played)}
     for label, row in rows.items():
         line = next(line for line in text.splitlines() if line.startswith((f"| {label} |", f"| {label}, at clover's")))
         assert f"{100 * row['slo_attainment']['mean']:.1f} [" in line
-        assert ("| yes |" in line) == (label in KNOWING)
-    assert {run["spec"]["knows_truth"] for run in kept_runs(played) if run["spec"]["label"] in KNOWING} == {True}
+        assert ("| yes |" in line) == told[label]
+    assert {told[label] for label in ("oracle", "exact", "static_mix", "exact budget", "base, fewest GPUs")} == {True}
+    assert {told[label] for label in ("base", "clover", "blover", "exact, modelled profile")} == {False}
     assert "commit c, sources s, seeds 1" in text
     with pytest.raises(KeyError):
         results.with_tables("<!-- clover/no-such-table -->\n<!-- / -->")

@@ -33,32 +33,7 @@ MAIN_TRACE: Final = "ciso-march"
 SEEDS: Final = (1, 2, 3, 4, 5)
 HOURS: Final = 48.0
 LARGEST: Final = "7g.40gb"
-KNOWING: Final = frozenset(
-    {
-        "base, fewest GPUs",
-        "oracle",
-        "exact, all awake",
-        "exact",
-        "static_mix",
-        "static_mix, all awake",
-        "exact budget",
-        "exact budget, all awake",
-        "exact budget, no past",
-        "exact budget, perfect forecast",
-    }
-)
-"""Schemes that are told the true profile of their seed."""
-PLANNED: Final = (
-    "static_mix",
-    "static_mix, all awake",
-    "static_mix, modelled profile",
-    "exact budget",
-    "exact budget, all awake",
-    "exact budget, modelled profile",
-    "exact budget, no past",
-    "exact budget, perfect forecast",
-)
-"""Schemes that are held to CLOVER's accuracy, seed by seed."""
+TRUTH: Final[Mapping[str, Any]] = {"knows_truth": True}  # its profile was taken on the very hardware
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,28 +96,26 @@ class Study:
 def schemes_of(study: Study, family: str) -> dict[str, list[Spec]]:
     """Specs of the schemes at equal load, SLO, fleet and lambda; CLOVER as printed, and with what is ours in it.
 
-    Those of `KNOWING` have taken their profile on the very hardware, as ORACLE has; `exact` once more with the modelled
+    Those that plan by a profile have taken it on the very hardware, as ORACLE has; `exact` once more with the modelled
     profile, whose errors it does not know.
     """
     best = load_family(REPOSITORY / family)[0].best.name
-    guided = tuple(sorted(PRESETS["guided"].items()))
-    fewest = {"variants": (best,), "shapes": (LARGEST,), "constants": (("clocks", 0.0),)}
-
-    def of(label: str, policy: str, **changes: Any) -> list[Spec]:
-        return study.specs(family, label, policy, knows_truth=label in KNOWING, **changes)
-
-    return {
-        "base": of("base", "base"),
-        "base, fewest GPUs": of("base, fewest GPUs", "exact", **fewest),
-        "co2opt": of("co2opt", "co2opt"),
-        "blover": of("blover", "blover"),
-        "clover": of("clover", "clover"),
-        "clover, guided": of("clover, guided", "clover", constants=guided),
-        "oracle": of("oracle", "oracle"),
-        "exact, all awake": of("exact, all awake", "exact", awake_min=GPUS),
-        "exact": of("exact", "exact"),
-        "exact, modelled profile": of("exact, modelled profile", "exact"),
+    schemes: dict[str, tuple[str, Mapping[str, Any]]] = {
+        "base": ("base", {}),
+        "base, fewest GPUs": (
+            "exact",
+            {**TRUTH, "variants": (best,), "shapes": (LARGEST,), "constants": (("clocks", 0.0),)},
+        ),
+        "co2opt": ("co2opt", {}),
+        "blover": ("blover", {}),
+        "clover": ("clover", {}),
+        "clover, guided": ("clover", {"constants": tuple(sorted(PRESETS["guided"].items()))}),
+        "oracle": ("oracle", TRUTH),
+        "exact, all awake": ("exact", {**TRUTH, "awake_min": GPUS}),
+        "exact": ("exact", TRUTH),
+        "exact, modelled profile": ("exact", {}),
     }
+    return {label: study.specs(family, label, policy, **changes) for label, (policy, changes) in schemes.items()}
 
 
 def floored_of(study: Study, family: str, accuracy: Mapping[int, float]) -> dict[str, list[Spec]]:
@@ -151,21 +124,23 @@ def floored_of(study: Study, family: str, accuracy: Mapping[int, float]) -> dict
     `exact` plans a budget by the feed's own forecast from the days before; without any, and by a perfect one, to say
     what that is worth.
     """
-    known = {"forecast": "blend", "past": past_of(MAIN_TRACE)}
-
-    def held(label: str, policy: str, **changes: Any) -> list[Spec]:
-        specs = study.specs(family, label, policy, mode="budget", knows_truth=label in KNOWING, **changes)
-        return [replace(spec, min_accuracy=round(accuracy[spec.seed], 6)) for spec in specs]
-
+    past, awake = {"forecast": "blend", "past": past_of(MAIN_TRACE)}, {**TRUTH, "awake_min": GPUS}
+    schemes: dict[str, tuple[str, Mapping[str, Any]]] = {
+        "static_mix": ("static_mix", TRUTH),
+        "static_mix, all awake": ("static_mix", awake),
+        "static_mix, modelled profile": ("static_mix", {}),
+        "exact budget": ("exact", {**TRUTH, **past}),
+        "exact budget, all awake": ("exact", {**awake, **past}),
+        "exact budget, modelled profile": ("exact", past),
+        "exact budget, no past": ("exact", TRUTH),
+        "exact budget, perfect forecast": ("exact", {**TRUTH, "forecast": "perfect"}),
+    }
     return {
-        "static_mix": held("static_mix", "static_mix"),
-        "static_mix, all awake": held("static_mix, all awake", "static_mix", awake_min=GPUS),
-        "static_mix, modelled profile": held("static_mix, modelled profile", "static_mix"),
-        "exact budget": held("exact budget", "exact", **known),
-        "exact budget, all awake": held("exact budget, all awake", "exact", awake_min=GPUS, **known),
-        "exact budget, modelled profile": held("exact budget, modelled profile", "exact", **known),
-        "exact budget, no past": held("exact budget, no past", "exact"),
-        "exact budget, perfect forecast": held("exact budget, perfect forecast", "exact", forecast="perfect"),
+        label: [
+            replace(spec, min_accuracy=round(accuracy[spec.seed], 6))
+            for spec in study.specs(family, label, policy, mode="budget", **changes)
+        ]
+        for label, (policy, changes) in schemes.items()
     }
 
 
@@ -235,7 +210,9 @@ def claims(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "guided_evaluations_over_blovers": evaluated("clover, guided"),
         "saving_of_clover_against_base_pct": saved("clover", "base"),
         "saving_of_exact_against_base_pct": saved("exact", "base"),
-        "saving_against_clover_at_its_accuracy_pct": {label: saved(label, "clover") for label in PLANNED},
+        "saving_against_clover_at_its_accuracy_pct": {
+            label: saved(label, "clover") for label, row in rows.items() if row["held"]
+        },
         "saving_of_exact_budget_against_static_mix_pct": {
             how or "sleeping": saved(f"exact budget{how}", f"static_mix{how}")
             for how in ("", ", all awake", ", modelled profile")

@@ -117,7 +117,7 @@ def evaluations_of(result: RunResult, slo_ms: float) -> list[dict[str, Any]]:
 def scheme_row(
     runs: Sequence[RunResult], references: Mapping[int, Reference], weight: float = LAMBDA
 ) -> dict[str, Any]:
-    """Row of one scheme over all of its seeds."""
+    """Row of one scheme over all of its seeds. `held`: to an accuracy."""
 
     def each(pick: Callable[[RunResult], float]) -> dict[str, Any]:
         return asdict(over_seeds([pick(run) for run in runs]))
@@ -125,6 +125,8 @@ def scheme_row(
     curves = {run.spec.seed: objective_curve(run, references[run.spec.seed], weight) for run in runs}
     return {
         "scheme": runs[0].spec.label,
+        "knows_truth": runs[0].spec.knows_truth,
+        "held": runs[0].spec.mode == "budget",
         "seeds": [run.spec.seed for run in runs],
         "grams_per_request": each(lambda r: r["grams_per_request"]),
         "joules_per_request": each(lambda r: r["joules_per_request"]),
