@@ -25,7 +25,7 @@ from controller.service import FULL_NAME, ControllerService
 from controller.settings import ControllerSettings
 from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core.catalog import Catalog
-from trefoil.core.errors import SettingError, TrefoilError
+from trefoil.core.errors import RoleFree, SettingError, TrefoilError
 from trefoil.core.objective import Objective
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import NodePlan, Plan
@@ -58,9 +58,12 @@ class ControlPart:
 
     async def run(self) -> None:
         """Run the lease keeper and the control loop until one of them fails."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._leadership.maintain(), name="lease")
-            tasks.create_task(self._loop.run(), name="loop")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._leadership.maintain(), name="lease")
+                tasks.create_task(self._loop.run(), name="loop")
+        except* RoleFree as free:
+            raise free.exceptions[0] from None
 
     async def shutdown(self) -> None:
         """Stop the loop, write pending totals, give the lease back and close channels."""

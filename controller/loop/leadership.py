@@ -3,6 +3,10 @@
 An epoch that cannot be kept on disk is not led under: should Redis be emptied and this process end, the next one could
 take the same epoch again, and agents and dispatchers would hold its plans for old ones. So it stands by and says why; a
 controller with a sound disk may take the role, and the plan in force stays meanwhile. Who leads already, leads on.
+
+A controller knows what it read from its disk at its start and what it did since. Once another has led, that is not
+enough: objectives, plans and commands may be newer. It stands by, and as soon as the role is free it ends, to be
+started again and read what is on the disk by then.
 """
 
 import os
@@ -35,6 +39,9 @@ class Leadership:
         self._highest_seen = highest_seen
         self._holder = f"{socket.gethostname()}:{os.getpid()}"
         self._lease: Lease | None = None
+        self._known_epoch = self._kept_epoch()  # the highest that this process led under, or found at its start
+        self._led = self._another_led = False
+        self._seen: Lease | None = None  # of another controller, when it was first seen here
         self._log = structlog.get_logger()
         self.why = "not acquired yet"
 
@@ -49,7 +56,11 @@ class Leadership:
             raise errors.Unavailable(f"this controller is not in charge: {self.why}")
 
     async def maintain(self) -> None:
-        """Acquire and renew the lease for ever; `epoch` changes when it was lost in between."""
+        """Acquire and renew the lease for ever; `epoch` changes when it was lost in between.
+
+        Raises:
+            errors.RoleFree: another controller has led meanwhile; start anew.
+        """
         while True:
             try:
                 await self._step()
@@ -68,20 +79,43 @@ class Leadership:
             self._lease = None
         kept = self._kept_epoch()
         floor = max(self._highest_seen(), kept)
+        if kept > self._known_epoch or (self._led and floor > self._known_epoch):
+            self._another_led = True
+        if self._another_led:
+            await self._await_free()
+            return
         if floor > kept or self._disk.trouble:
-            self._disk.save("epoch", {"epoch": floor})  # before the role is taken: each try costs an epoch
+            self._keep_epoch(floor)  # before the role is taken: each try costs an epoch
         lease = await self._state.acquire(ROLE, self._holder, floor_epoch=floor)
         if lease is None:
-            holder = await self._state.holder(ROLE)
-            self._log_reason(f"standing by: {holder.holder if holder else 'somebody'} holds the role")
+            await self._stand_by()
             return
         try:
-            self._disk.save("epoch", {"epoch": lease.epoch})
+            self._keep_epoch(lease.epoch)
         except errors.DiskUnavailable:
             await self._state.release(lease)
             raise
-        self._lease, self.why = lease, ""
+        self._lease, self._led, self.why = lease, True, ""
         self._log.info("lease acquired", role=ROLE, epoch=lease.epoch)
+
+    async def _stand_by(self) -> Lease | None:
+        holder = await self._state.holder(ROLE)
+        if holder is not None and holder.holder != self._holder:
+            self._seen = self._seen or holder
+            self._another_led |= self._led or holder != self._seen  # it is not the one of a process that is dead
+        self._log_reason(f"standing by: {holder.holder if holder else 'somebody'} holds the role")
+        return holder
+
+    async def _await_free(self) -> None:
+        if await self._stand_by() is None:
+            raise errors.RoleFree(
+                "another controller has led since this one read its disk, and the role is free now",
+                remedy="start it again: it goes on from what the other has left",
+            )
+
+    def _keep_epoch(self, epoch: int) -> None:
+        self._disk.save("epoch", {"epoch": epoch})
+        self._known_epoch = max(self._known_epoch, epoch)
 
     def _kept_epoch(self) -> int:
         return int(self._disk.load_plain("epoch").get("epoch", 0))
@@ -93,7 +127,8 @@ class Leadership:
 
     async def cede_to(self, epoch: int) -> None:
         """Cede to a higher epoch that an agent obeys (Redis lost ours): release the lease, then take a higher one."""
-        self._disk.save_later("epoch", {"epoch": max(epoch, self._kept_epoch())})  # the agent tells it again
+        self._known_epoch = max(epoch, self._kept_epoch())
+        self._disk.save_later("epoch", {"epoch": self._known_epoch})  # the agent tells it again
         await self.release()
 
     async def write(self, writes: Iterable[Write]) -> None:

@@ -104,6 +104,10 @@ class StaleRevision(Fenced):
     """Stale command, older than one already obeyed."""
 
 
+class RoleFree(TrefoilError):
+    """Free role that another process has held meanwhile: who stood by starts anew, to know what that one did."""
+
+
 class NotFound(TrefoilError):
     """Unknown family, zone or node; the message names those that are served."""
 

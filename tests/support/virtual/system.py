@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -82,7 +83,7 @@ class Controller:
             self._starts += 1
             self.process = Process(f"controller.{self._starts}")
             task = self.process.start(self._system.loop, self._live())
-            task.add_done_callback(self._ended)
+            task.add_done_callback(partial(self._ended, self.process))
 
     def replace(self) -> Process:
         """Start another one beside the process that runs here; the old one is left to the caller."""
@@ -105,9 +106,16 @@ class Controller:
         wanted = [p for p in parts if not isinstance(p, service.MetricsPart | service.ServerPart)]
         await service.run(wanted, self.clock, asyncio.Event())
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self._system.promises.broken(f"a controller ended by {task.exception()!r}")
+    def _ended(self, process: Process, task: "asyncio.Task[None]") -> None:
+        """One that has stood by ends once the role is free; its supervisor starts it again."""
+        ended = None if task.cancelled() else task.exception()
+        if isinstance(ended, errors.RoleFree):
+            process.kill()
+            if self.process is process:
+                self.process, self.service = None, None
+                self._system.loop.call_later(1.0, self.start)
+        elif ended is not None:
+            self._system.promises.broken(f"a controller ended by {ended!r}")
 
 
 class System:
@@ -293,6 +301,7 @@ def installed(system: System, *, real_bytes: bool = False) -> Iterator[None]:
         "controller.__main__.load_catalog": lambda *_: CATALOG,
         "controller.__main__.ControllerService": serviced,
         "controller.loop.decision_records.version": lambda _: "virtual",
+        "controller.loop.leadership.socket.gethostname": lambda: getattr(PROCESS.get(), "name", "here"),
         "dispatcher.service.state_sync.TableFile": lambda _: MemoryTable(system.opening),
         "trefoil.runtime.state.redis": Connected(system.server),
     }

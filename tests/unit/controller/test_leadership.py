@@ -1,0 +1,82 @@
+"""Who has stood by while another controller led starts anew before it takes the role: its memory is of before."""
+
+import pytest
+
+from controller.loop.disk_store import DiskStore
+from controller.loop.leadership import Leadership
+from tests.support.stores import state_on
+from tests.support.virtual.redis import Server
+from trefoil.core.errors import RoleFree
+from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.state import LEASE_TTL_S
+from trefoil.runtime.telemetry import Metrics
+
+
+class Host:
+    """Redis and a folder, and controllers on them that are told apart by name."""
+
+    def __init__(self, folder, monkeypatch):
+        self.clock, self.folder, self._patch = ManualClock(1000.0), folder, monkeypatch
+        self.server = Server(self.clock)
+
+    def controller(self, name: str, highest_seen: int = 0, folder: str = "") -> Leadership:
+        self._patch.setattr("controller.loop.leadership.socket.gethostname", lambda: name)
+        store = DiskStore(self.folder / folder, 10)
+        state = state_on(self.server, "default", self.clock)
+        return Leadership(state, store, self.clock, Metrics("controller"), lambda: highest_seen)
+
+    async def passes(self, seconds: float, *alive: Leadership) -> None:
+        for _ in range(round(seconds)):
+            await self.clock.advance(1.0)
+            for one in alive:
+                await one._step()
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    return Host(tmp_path, monkeypatch)
+
+
+async def test_a_standby_starts_anew_once_the_role_is_free(host):
+    first, standby = host.controller("a"), host.controller("b", folder="elsewhere")
+    await first._step()
+    await host.passes(10.0, first, standby)
+    assert first.epoch
+    await first.release()
+    with pytest.raises(RoleFree, match="another controller has led"):
+        await standby._step()
+    again = host.controller("b", folder="elsewhere")
+    await again._step()
+    assert again.epoch > 1
+
+
+async def test_after_a_dead_one_the_role_is_taken_at_once(host):
+    await host.controller("a")._step()  # and is never heard of again
+    after = host.controller("b")
+    await host.passes(LEASE_TTL_S + 1.0, after)
+    assert after.epoch
+
+
+@pytest.mark.parametrize("folder", ["", "elsewhere"])
+async def test_one_that_was_stopped_and_overtaken_starts_anew_even_if_redis_has_forgotten_the_other(host, folder):
+    seen = [0]
+    stopped = host.controller("a")
+    stopped._highest_seen = lambda: seen[0]
+    await stopped._step()
+    await host.passes(LEASE_TTL_S + 1.0)
+    other = host.controller("b", folder=folder, highest_seen=stopped._known_epoch)
+    await other._step()
+    seen[0] = other.epoch  # as agents tell
+    assert other.epoch > stopped._known_epoch
+    host.server.flush()
+    with pytest.raises(RoleFree):
+        await host.passes(1.0, stopped)
+
+
+async def test_one_that_only_redis_has_forgotten_takes_the_role_again(host):
+    alone = host.controller("a")
+    await alone._step()
+    before = alone.epoch
+    host.server.flush()
+    await host.passes(2.0, alone)
+    assert alone.epoch > before
