@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
 
-DAY_S: Final = 86_400.0
 DAYS: Final = 7  # one of each weekday: more days average the season in, fewer leave a weekend to chance
 
 

@@ -10,9 +10,10 @@ from typing import Final, Protocol
 import numpy as np
 
 from carbon_feed.forecast.bands import LeadErrors, Quantiles
-from carbon_feed.forecast.daily_rows import DAY_S, DAYS, Values
+from carbon_feed.forecast.daily_rows import DAYS, Values
 from carbon_feed.forecast.incremental import Incremental
 from trefoil.core import errors
+from trefoil.core.units import DAY_S
 
 HORIZON_S: Final = 96 * 3600.0
 STEP_S: Final = 3600.0

@@ -24,6 +24,7 @@ from carbon_feed.reading.core.trace_playback import (
 from carbon_feed.settings import CarbonFeedSettings, TraceSettings
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Quality
+from trefoil.core.units import HOUR_S
 
 VALUE_NAME: Final = re.compile(r"carbon.?intensity|^intensity", re.IGNORECASE)
 TIME_NAMES: Final = (re.compile(r"date", re.IGNORECASE), re.compile(r"time|hour", re.IGNORECASE))
@@ -31,7 +32,6 @@ FACTOR_NAMES: Final = {
     Factors.DIRECT: re.compile(r"direct", re.IGNORECASE),
     Factors.LIFECYCLE: re.compile(r"lca|life.?cycle", re.IGNORECASE),
 }
-HOUR_S: Final = 3600.0
 TOLERANCE_S: Final = 1e-3
 NO_VALUE: Final = ("", "null", "none", "na", "n/a", "nan")
 

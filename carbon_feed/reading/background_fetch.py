@@ -16,7 +16,7 @@ from carbon_feed.history.core.history import History
 from carbon_feed.providers.base import LiveProvider, Provider, ProviderFailure
 from carbon_feed.reading.core.fallback import forecast_of
 from carbon_feed.reading.core.observation import Observation, reading_of
-from carbon_feed.reading.core.polling import BACK_OFF_MAX_RATIO, DAY_S, JITTER_RATIO, back_off_s
+from carbon_feed.reading.core.polling import BACK_OFF_MAX_RATIO, JITTER_RATIO, back_off_s
 from carbon_feed.reading.core.validation import (
     CLOCK_SLACK_S,
     Cause,
@@ -27,11 +27,11 @@ from carbon_feed.reading.core.validation import (
 from carbon_feed.settings import CarbonFeedSettings
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonForecast, CarbonReading
+from trefoil.core.units import DAY_S, HOUR_S
 
 NOT_GIVEN: Final = (Cause.FORBIDDEN, Cause.NO_DATA, Cause.GONE)
 NOT_GIVEN_S: Final = 6 * 3600.0
 EARLY_S: Final = DAY_S  # a next time further off than this and the pace: the clock was set back
-HOUR_S: Final = 3600.0
 PIECE_S: Final = 4 * DAY_S  # of the past in one question: five-minute values of more are long to read
 REACH_S: Final[Mapping[str, float]] = {  # what they offer at most; another provider is asked for all of our horizon
     "neso": 48 * 3600.0,

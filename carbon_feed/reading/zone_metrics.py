@@ -5,13 +5,13 @@ from typing import Final
 
 import structlog
 
-from carbon_feed.forecast.daily_rows import DAY_S
 from carbon_feed.forecast.scores import pool_scores
 from carbon_feed.providers import PolledProvider, Provider
 from carbon_feed.reading.core.polling import Breaker
 from carbon_feed.reading.core.validation import Cause, Refusal
 from carbon_feed.settings import CarbonFeedSettings
 from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading, CarbonScores, Rung
+from trefoil.core.units import DAY_S
 from trefoil.runtime.state import series_name
 from trefoil.runtime.telemetry import Metrics
 

@@ -39,10 +39,10 @@ from tests.support.carbon_answers import (
 from tests.support.carbon_server import CarbonServer, Reply
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Method, Quality, Rung
+from trefoil.core.units import HOUR_S
 from trefoil.runtime import config
 
 SECRET = "s3cret-value"
-HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)

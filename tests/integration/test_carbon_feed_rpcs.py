@@ -14,11 +14,11 @@ from tests.support.feed_process import TIMEOUT_S, FeedProcess
 from tests.support.redis_server import RedisServer
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Quality, Rung
+from trefoil.core.units import HOUR_S
 from trefoil.runtime import codec, rpc
 
 pytestmark = pytest.mark.integration
 
-HOUR_S = 3600.0
 LEAD_IN_H = 60
 
 

@@ -14,6 +14,7 @@ from carbon_feed.reading.core.trace_playback import Playback
 from tests.simulation.test_shell import A100, REPOSITORY
 from trefoil.core.carbon import Series
 from trefoil.core.objective import FLOOR_TOLERANCE
+from trefoil.core.units import HOUR_S
 from trefoil.simulator import Provided, Scenario, simulate
 from trefoil.simulator.report.forecast_value import MODELS, Comparison, compare_forecasts, run_of
 from trefoil.simulator.report.result import result
@@ -22,7 +23,6 @@ from trefoil.simulator.scenario.inputs import Intensity, planner_for, prepare
 from trefoil.simulator.scenario.schema import Arrivals, Carbon, FamilyObjective, Node, Served, Zone
 from trefoil.simulator.simulation import Simulation
 
-HOUR_S = 3600.0
 OWN = ("persistence", "climatology", "blend")
 SERIES = Series("grid")
 

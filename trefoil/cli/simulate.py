@@ -1,7 +1,6 @@
 """`trefoil simulate` and `trefoil reproduce`: a scenario, or a paper at equal load, in simulated time."""
 
 import json
-import math
 import shlex
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trefoil.cli.options import Forecaster, Governor, Planner, Queue, Router, Sets, non_empty, parse_sets
-from trefoil.cli.output import AsJson, Guarded, console, grid, print_json
+from trefoil.cli.output import AsJson, Guarded, console, print_json
 from trefoil.core.errors import SettingError
 
 if TYPE_CHECKING:
@@ -100,12 +99,15 @@ def clover(
     as_json: AsJson = False,
 ) -> None:
     """CLOVER (SC 23): ten A100s, three applications, 48 h of carbon. Runs kept in --out are not played again."""
+    from rich.markdown import Markdown
+
     from trefoil.cli.demo.results import git_commit, machine
     from trefoil.reproduce.clover import FAMILIES, QUICK, Options, Study
     from trefoil.reproduce.experiment import data_folder
     from trefoil.reproduce.figures import all_figures
     from trefoil.reproduce.runs import source_hash
     from trefoil.reproduce.scores import json_finite
+    from trefoil.reproduce.tables import clover_tables
 
     unknown = sorted(set(family or ()) - set(FAMILIES))
     if unknown:
@@ -131,43 +133,6 @@ def clover(
     if as_json:
         print_json(json_finite(found))
         return
-    for name in options.families:
-        screen.print(_equal_load_table(name, found["equal"][name]))
-        screen.print(_optimum_table(name, found["equal"][name]["optimum"]))
-        for claim, values in found["equal"][name]["claims"].items():
-            by = values if isinstance(values, dict) else {"": values}
-            for label, each in by.items():
-                shown = ", ".join(f"{v:.2f}" if math.isfinite(v) else "floor missed" for v in each)
-                screen.print(f"  {f'{claim}, {label}'.removesuffix(', ')}: {shown}")
-        method = found["paper_method"][name]
-        saved, alone = ([f"{v:.1f}" for v in method[k]] for k in (
-            "saving_pct", "of_which_base_alone_by_its_load_pct"))  # fmt: skip
-        screen.print(f"  paper's method (BASE at a fifth of the load): {saved} %, BASE alone by its load {alone} %")
+    for name, table in clover_tables(json.loads((out / "summary.json").read_text(encoding="utf-8"))).items():
+        screen.print(f"[bold]{name}[/bold]", Markdown(table))
     screen.print(f"written to {out}/summary.json, with a CSV and a PNG per figure")
-
-
-def _equal_load_table(family: str, found: dict[str, Any]) -> Any:
-    rows = []
-    for label, row in found["rows"].items():
-        rows.append([
-            label, *(f"{row[k]['mean']:.4g} ({row[k]['low']:.4g} to {row[k]['high']:.4g})" for k in (
-                "grams_per_request", "accuracy", "p95_over_slo", "slo_attainment", "objective", "evaluations")),
-        ])  # fmt: skip
-    columns = ("scheme", "g/request", "accuracy", "p95 / SLO", "in SLO", "objective f, %", "evaluations")
-    title = f"{family}: equal load {found['rate_per_s']:.1f}/s; mean (lowest to highest) of the seeds"
-    return grid(title, columns, rows)
-
-
-def _optimum_table(family: str, found: dict[int, Any]) -> Any:
-    """Grams above the offline optimum, each at the accuracy that it reached."""
-    labels = [k for k, v in next(iter(found.values()))["above_optimum_pct"].items() if v is not None]
-    rows = []
-    for seed, row in found.items():
-        best, above = row["optimum"], row["above_optimum_pct"]
-        known = f"{1e3 * best['grams_per_request']:.4f}" if best else "-"
-        rows.append([
-            str(seed), f"{row['at_accuracy']:.4f}", known,
-            *("-" if above[k] is None else f"{above[k]:+.1f}" for k in labels),
-        ])  # fmt: skip
-    columns = ("seed", "clover's accuracy", "optimum there, mg/request", *labels)
-    return grid(f"{family}: grams above the optimum of a perfect forecast at the same accuracy, %", columns, rows)

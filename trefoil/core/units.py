@@ -5,6 +5,8 @@ from typing import Final
 J_PER_KWH: Final = 3.6e6
 MG_PER_G: Final = 1e3
 MS_PER_S: Final = 1e3
+HOUR_S: Final = 3600.0
+DAY_S: Final = 86_400.0
 G_PER_LB: Final = 453.59237
 
 

@@ -214,7 +214,7 @@ def claims(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             label: saved(label, "clover") for label, row in rows.items() if row["held"]
         },
         "saving_of_exact_budget_against_static_mix_pct": {
-            how or "sleeping": saved(f"exact budget{how}", f"static_mix{how}")
+            how.removeprefix(", ") or "sleeping": saved(f"exact budget{how}", f"static_mix{how}")
             for how in ("", ", all awake", ", modelled profile")
         },
     }

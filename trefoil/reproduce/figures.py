@@ -8,12 +8,12 @@ from typing import Any, Final
 from carbon_feed.providers.trace import load_trace
 from carbon_feed.settings import TraceSettings
 from trefoil.core.carbon import Factors
-from trefoil.core.units import grams
+from trefoil.core.units import HOUR_S, grams
 from trefoil.reproduce import opportunities, plots, sweeps
 from trefoil.reproduce.clover import Study, curves, headline, paper_method, schemes_of, traces
 from trefoil.reproduce.experiment import BASE_INTENSITY, data_folder
 from trefoil.reproduce.plots import write_csv
-from trefoil.reproduce.runs import HOUR_S, PUE
+from trefoil.reproduce.runs import PUE
 from trefoil.reproduce.scores import evaluations_of, over_seeds, saving_pct
 
 WINDOW_H: Final = 8.0

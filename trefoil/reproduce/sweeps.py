@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from trefoil.core.device_types import A100_40GB_WHOLE, device_type
 from trefoil.core.power import SWEEP_IDLE_W
+from trefoil.core.units import HOUR_S
 from trefoil.reproduce.clover import LARGEST, MAIN_TRACE, Study
 from trefoil.reproduce.experiment import (
     CONSTANT_G,
@@ -24,7 +25,7 @@ from trefoil.reproduce.experiment import (
     spec_of,
     trace_of,
 )
-from trefoil.reproduce.runs import HOUR_S, REPOSITORY, RunResult, Spec
+from trefoil.reproduce.runs import REPOSITORY, RunResult, Spec
 from trefoil.reproduce.scores import mean_objective, objective_curve, over_seeds, saving_pct
 from trefoil.runtime.repository import load_family
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from trefoil.core import errors
+from trefoil.core.units import HOUR_S
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.files import replace_file
 from trefoil.simulator.report.result import Result, result
@@ -24,7 +25,6 @@ from trefoil.simulator.scenario.inputs import Provided, planner_for, prepare
 from trefoil.simulator.scenario.schema import Scenario
 from trefoil.simulator.simulation import Simulation
 
-HOUR_S = 3600.0
 CHECKPOINT = "checkpoint"
 GC_THRESHOLDS = (20_000, 20, 50)  # a run makes frozen values by the million, and no cycles among them
 CHECKPOINT_EVERY_S = 10.0  # of wall time, at the end of a simulated hour

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from carbon_feed.history.core.history import History, Values, check_series
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonRatio, CarbonReading
+from trefoil.core.units import DAY_S
 
-DAY_S: Final = 86_400.0
 WINDOW_DAYS: Final = 30
 NEAR_DAYS: Final = 0.5 / 24
 SLACK_DAYS: Final = 1e-9

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from carbon_feed.reading.core.hour_of_week import HOUR_S, HourOfWeekProfile
+from carbon_feed.reading.core.hour_of_week import HourOfWeekProfile
 from carbon_feed.reading.core.observation import Observation, is_unchanged, next_as_of, reading_of
 from carbon_feed.reading.core.validation import (
     CLOCK_SLACK_S,
@@ -23,6 +23,7 @@ from carbon_feed.reading.core.validation import (
 )
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, Quality, Rung, Series
 from trefoil.core.common import Basis, Provenance
+from trefoil.core.units import HOUR_S
 
 RETRY_S: Final = 1.0
 PROVIDERS_MAX: Final = 2

@@ -8,8 +8,9 @@ Formulation: c(t) = m[k(t)] + (c - m[k(t0)]) exp(-(t - t0) / tau), tau = 12 h: w
 import math
 from typing import Final
 
+from trefoil.core.units import HOUR_S
+
 HOURS: Final = 168
-HOUR_S: Final = 3600.0
 EPOCH_HOUR: Final = 72  # 1970-01-01 was a Thursday; hour 0 is Monday 00:00 UTC
 FADE_S: Final = 12 * HOUR_S
 WEEKS: Final = 8  # the weight of a new value is at least 1/8: the profile follows the season

@@ -19,8 +19,8 @@ from enum import StrEnum
 from typing import Final
 
 from carbon_feed.reading.core.validation import Cause, Refusal
+from trefoil.core.units import DAY_S
 
-DAY_S: Final = 86_400.0
 JITTER_RATIO: Final = 0.1
 RETRY_RATIO: Final = 0.1  # of poll_s: after the first failure
 FIRST_RATIO: Final = 0.2  # of poll_s: the soonest that an answer is asked for again when its interval ends

@@ -23,11 +23,11 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.common import IdentityKey
 from trefoil.core.demand import LoadWindow, Measured
 from trefoil.core.latency import Histogram, merge, quantile_ms
+from trefoil.core.units import HOUR_S
 
 DISPERSION_MIN: Final = 20  # windows of a worker below which nothing is said
 DISPERSION_SIGMAS: Final = 2.6
 BUDGET_BUCKETS: Final = 240
-HOUR_S: Final = 3600.0
 DAY_HOURS: Final = 24
 
 

@@ -22,6 +22,7 @@ from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem
 from controller.planners.exact.search import estimate, solve
 from trefoil.core.brains import BudgetState, PlanView
+from trefoil.core.units import HOUR_S
 
 RELATIVE_TOLERANCE: Final = 5e-3  # of power: a hull point that lies closer to the chord is not worth a solve
 STEEP_J: Final = 1e5  # per request and unit of accuracy: more than any plan saves
@@ -29,7 +30,6 @@ WHOLE_DEVICES_MAX: Final = (
     8  # from so many devices on, a fraction of one says as much of the price, in a third of the time
 )
 REPAID: Final = 2.0  # times what a full window lacks: of a plan's steady error a third remains, and it swings little
-HOUR_S: Final = 3600.0
 LEFT_MIN: Final = 0.04  # of a window: its last part is planned as one, its first is too short to tell a rate
 
 

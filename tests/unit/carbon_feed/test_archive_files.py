@@ -12,8 +12,7 @@ from carbon_feed.history.forecast_files import ForecastFiles
 from tests.unit.carbon_feed.test_history import SERIES, T0_S
 from trefoil.core.carbon import CarbonBand, CarbonForecast
 from trefoil.core.common import Basis, Provenance
-
-DAY_S = 86_400.0
+from trefoil.core.units import DAY_S
 
 grams = st.integers(0, 15_000).map(lambda tenths: tenths / 10)
 

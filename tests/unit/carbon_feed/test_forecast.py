@@ -21,11 +21,11 @@ from carbon_feed.forecast.scores import ScoreSums, pool_scores
 from carbon_feed.providers.trace import load_trace
 from trefoil.cli.main import app
 from trefoil.core import errors
+from trefoil.core.units import HOUR_S
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = Path(os.environ.get("TREFOIL_DATA", ROOT / ".." / "shared" / "data")) / "carbon"
 DUCK = ROOT / "carbon_feed" / "data" / "synthetic_duck_72h.csv"
-HOUR_S = 3600.0
 H = 96
 
 values = hnp.arrays(

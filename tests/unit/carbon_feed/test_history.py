@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from carbon_feed.history.core.history import AddResult, History
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
+from trefoil.core.units import HOUR_S
 
 SERIES = Series("GB", Method.AVERAGE, Factors.DIRECT)
-HOUR_S = 3600.0
 T0_S = 1_795_000_000.0 // HOUR_S * HOUR_S
 
 

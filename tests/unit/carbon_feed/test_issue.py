@@ -15,10 +15,11 @@ from carbon_feed.forecast.live_forecaster import LiveForecaster
 from carbon_feed.forecast.resample import resample
 from carbon_feed.history.core.history import History
 from tests.unit.carbon_feed.test_forecast import duck, trained
-from tests.unit.carbon_feed.test_history import HOUR_S, SERIES, T0_S, said
+from tests.unit.carbon_feed.test_history import SERIES, T0_S, said
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonBand, CarbonForecast
 from trefoil.core.common import Basis
+from trefoil.core.units import HOUR_S
 
 BLEND = MODELS["blend"]
 TRUTH = duck(30)

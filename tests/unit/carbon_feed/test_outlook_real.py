@@ -15,11 +15,11 @@ from carbon_feed.serving.forecasts import ZoneForecasts
 from carbon_feed.settings import CarbonFeedSettings
 from tests.unit.carbon_feed.test_outlook import Played
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
+from trefoil.core.units import HOUR_S
 from trefoil.runtime.telemetry import Metrics
 
 DATA = Path(os.environ.get("TREFOIL_DATA", Path(__file__).resolve().parents[3] / ".." / "shared" / "data")) / "carbon"
 SERIES = Series("US-CAL-CISO", Method.AVERAGE, Factors.LIFECYCLE)
-HOUR_S = 3600.0
 T0_S = 1_641_000_000.0 // 86_400.0 * 86_400.0
 LEARN, PLAYED, H = 70 * 24, 4 * 24, 96
 

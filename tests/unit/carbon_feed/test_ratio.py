@@ -14,9 +14,10 @@ from carbon_feed.forecast.backtest import trace_means
 from carbon_feed.history.core.history import History
 from carbon_feed.history.core.ratio import EXPANDING, MONTH, SAME_HOUR, WINDOWS, ratio
 from carbon_feed.providers.trace import load_trace
-from tests.unit.carbon_feed.test_history import HOUR_S, SERIES, T0_S, kept, said
+from tests.unit.carbon_feed.test_history import SERIES, T0_S, kept, said
 from trefoil.core import errors
 from trefoil.core.carbon import Method
+from trefoil.core.units import HOUR_S
 
 DATA = Path(os.environ.get("TREFOIL_DATA", Path(__file__).resolve().parents[3] / ".." / "shared" / "data")) / "carbon"
 

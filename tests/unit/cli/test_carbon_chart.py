@@ -13,8 +13,8 @@ from trefoil.cli.carbon.chart import (
     save_intensity_png,
 )
 from trefoil.core.carbon import CarbonBand, CarbonReading
+from trefoil.core.units import HOUR_S
 
-HOUR_S = 3600.0
 NOON_S = 20_700 * 86400 + 12 * HOUR_S  # Friday
 
 

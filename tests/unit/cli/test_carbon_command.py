@@ -36,11 +36,11 @@ from trefoil.core.carbon import (
     ZoneHealth,
 )
 from trefoil.core.errors import Unavailable
+from trefoil.core.units import HOUR_S
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.proc import Identity
 
-HOUR_S = 3600.0
 NOW_S = 1_795_000_000.0
 BEGIN_S = NOW_S // HOUR_S * HOUR_S
 CISO = Series("US-CAL-CISO", Method.AVERAGE, Factors.LIFECYCLE)

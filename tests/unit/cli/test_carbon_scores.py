@@ -2,8 +2,7 @@
 
 from trefoil.cli.carbon.scores import by_day, by_part, csv_rows, scores_document, table_rows
 from trefoil.core.carbon import CarbonScore, CarbonScores
-
-HOUR_S = 3600.0
+from trefoil.core.units import HOUR_S
 
 
 def scores(count: int, step_s: float, samples: int = 10) -> tuple[CarbonScore, ...]:

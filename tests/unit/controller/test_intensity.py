@@ -29,11 +29,11 @@ from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, Quality, Rung, Series
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import Rollout, RolloutState
+from trefoil.core.units import HOUR_S
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
 
 NOW_S = 1_795_000_000.0
-HOUR_S = 3600.0
 SERIES = CarbonSettings().series
 OBJECTIVE = Objective("digits", ObjectiveMode.BUDGET, 75.0, 0.95, 0.95, number=1, window_s=24 * HOUR_S)
 STAND_INS = ("carried", "profile", "static", "expired")

@@ -29,10 +29,10 @@ from trefoil.cli.carbon.client import (
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, grid, print_json, writing
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, CarbonScores, Series
 from trefoil.core.errors import SettingError, Unavailable
+from trefoil.core.units import HOUR_S
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 
-HOUR_S: Final = 3600.0
 ROWS_MAX: Final = 24  # of a forecast's table; more are put together
 TOGETHER: Final = (1, 2, 3, 4, 6, 8, 12, 24, 36, 48, 72, 96)
 STEPS_MIN: Final = (0, 5, 15, 30, 60)

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from trefoil.core.carbon import CarbonScore, CarbonScores
+from trefoil.core.units import HOUR_S
 
 PCT: Final = 100.0
-HOUR_S: Final = 3600.0
 DAY_S: Final = 24 * HOUR_S
 PARTS: Final = 4
 COLUMNS: Final = ("model", "ahead", "MAPE %", "MAE g/kWh", "bias g/kWh", "in 10-90 % band", "samples")

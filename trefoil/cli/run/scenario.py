@@ -14,10 +14,10 @@ from trefoil.core import policies
 from trefoil.core.device_types import DEVICE_TYPES, NEVER_LIVE
 from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.parts import Kind, Value, find
+from trefoil.core.units import HOUR_S
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
 
-HOUR_S: Final = 3600.0
 PORT_MAX: Final = 65535
 # Triton ports of a simulated node: two per memory slice, eight memory slices a device (power_agent).
 TRITON_PORTS_PER_DEVICE: Final = 16

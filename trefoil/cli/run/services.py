@@ -16,11 +16,12 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from trefoil.cli.run.scenario import HOUR_S, TRITON_PORTS_PER_DEVICE, System
+from trefoil.cli.run.scenario import TRITON_PORTS_PER_DEVICE, System
 from trefoil.cli.run.state_directory import Launch, StatePaths, resolve_path
 from trefoil.core.catalog import Family
 from trefoil.core.errors import BinaryMissing, PortInUse, StateUnavailable
 from trefoil.core.parts import Kind, Value
+from trefoil.core.units import HOUR_S
 from trefoil.runtime import rpc
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.proc import Identity

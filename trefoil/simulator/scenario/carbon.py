@@ -21,9 +21,9 @@ from carbon_feed.settings import DEFAULT_TRACE, TraceSettings
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.common import Basis, Provenance
+from trefoil.core.units import HOUR_S
 from trefoil.simulator.scenario.schema import Carbon, Zone
 
-HOUR_S: Final = 3600.0
 NONE: Final = "none"
 PERFECT: Final = "perfect"
 LEAD_IN_MAX: Final = 24_000  # intervals before time zero: 80 days of five minutes, more than a model looks back
