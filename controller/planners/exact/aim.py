@@ -35,11 +35,12 @@ DEMAND_STEP: Final = 1.08  # the frontier is that of the demand rounded up to su
 
 @dataclass(frozen=True, slots=True)
 class FamilyAim:
-    """Aim of one family: value of accuracy [J], target of its mean, and why."""
+    """Aim of one family: value of accuracy [J], target of its mean, and why; `lacks`: a budget needs more than that."""
 
     value_j: float
     target: float
     why: str
+    lacks: bool = False
 
 
 def aim_of(inputs: PlanningInput, problem: Problem, constants: Mapping[str, float]) -> tuple[Aim, dict[str, FamilyAim]]:
@@ -105,13 +106,14 @@ def _budget(inputs: PlanningInput, problem: Problem, task: Task, constants: Mapp
     found = price(hull, intervals, intensity, hull_rate, min(required, hull[-1].accuracy))
     value = min(STEEP_J, found.grams * J_PER_KWH / max(intensity, INTENSITY_MIN))
     target = max(objective.hard_min_accuracy, min(found.target, hull[-1].accuracy))
-    short = "" if required <= hull[-1].accuracy + 1e-9 else f", out of reach: {hull[-1].accuracy:.4f} is the most"
+    lacks = required > hull[-1].accuracy + 1e-9
+    short = f", out of reach: {hull[-1].accuracy:.4f} is the most" if lacks else ""
     why = (
         f"budget: the remaining {left_s:.0f} s need a mean accuracy of {required:.4f} for {floor:.4f} "
         f"over the window{short}; price {found.grams * 1e3:.3f} mg per request and unit of accuracy ({source}), so "
         f">= {target:.4f} now"
     )
-    return FamilyAim(value, target, why)
+    return FamilyAim(value, target, why, lacks)
 
 
 def _dirtiest_intensity(inputs: PlanningInput) -> tuple[float, float]:

@@ -55,6 +55,7 @@ CONSTANTS: Final[Mapping[str, float]] = {
 }
 TOLERANCE: Final = 0.25  # of the allowed misses: what a sample of the kernel's size can say
 BACK_OFF: Final = 0.95
+TARGET_STEP: Final = 1e-6  # of accuracy: what is less is the solver's tolerance
 ROUNDS_MAX: Final = 4
 SEED: Final = 20231112  # any: the kernel's sample has to be one sample
 SHARE_STEP: Final = 0.01  # of a family's traffic
@@ -113,7 +114,7 @@ class ExactPlanner:
         draft, degraded = None, ""
         if constants["demand_step"] > 1:
             coarse = replace(inputs, tasks=rounded_demand(inputs.tasks, constants["demand_step"]))
-            problem, fine, family_aims = _posed_problem(coarse, constants)
+            coarse, problem, fine, family_aims = _posed_problem(coarse, constants)
             for up in (True, False):  # at the top of what can be reached there is no higher target
                 aim = on_grid(problem, fine, up)
                 draft = self._draft(coarse, problem, aim, constants)
@@ -121,7 +122,7 @@ class ExactPlanner:
                     inputs = coarse
                     break
         if draft is None:
-            problem, aim, family_aims = _posed_problem(inputs, constants)
+            inputs, problem, aim, family_aims = _posed_problem(inputs, constants)
             draft = self._draft(inputs, problem, aim, constants)
         if draft is None and (eased := joint_targets(inputs, problem, aim, family_aims, constants)):
             aim, family_aims = eased
@@ -209,12 +210,34 @@ class ExactPlanner:
         )
 
 
-def _posed_problem(inputs: PlanningInput, constants: Mapping[str, float]) -> tuple[Problem, Aim, dict[str, FamilyAim]]:
-    """The program of a view and its aim."""
+Posed = tuple[PlanningInput, Problem, Aim, dict[str, FamilyAim]]
+
+
+def _posed_problem(inputs: PlanningInput, constants: Mapping[str, float]) -> Posed:
+    """The program of a view and its aim.
+
+    The floor comes before the margin of the demand, as in overload: a family whose budget needs more accuracy than
+    there is at its high quantile, which every breach of the SLO raises, is planned at its mean.
+    """
+    posed = _posed(inputs, constants)
+    lacking = {family: aim.target for family, aim in posed[-1].items() if aim.lacks}
+    if not lacking:
+        return posed
+    lean = replace(inputs, tasks=tuple(_at_mean(t) if t.family in lacking else t for t in inputs.tasks))
+    leaner = _posed(lean, constants)
+    gains = any(leaner[-1][family].target > target + TARGET_STEP for family, target in lacking.items())
+    return leaner if gains else posed
+
+
+def _at_mean(task: Task) -> Task:
+    return replace(task, demand=replace(task.demand, rate_p90_per_s=task.mean_per_s))
+
+
+def _posed(inputs: PlanningInput, constants: Mapping[str, float]) -> Posed:
     found = tuple(c for t in inputs.tasks for c in columns(inputs.view.catalog, t, inputs.devices, constants))
     groups, (weights, _) = groups_of(inputs.devices, found), weights_of(inputs)
     problem = Problem(groups, found, inputs.tasks, inputs.view.move_horizon_s, weights=weights)
-    return problem, *aim_of(inputs, problem, constants)
+    return inputs, problem, *aim_of(inputs, problem, constants)
 
 
 def _solved_and_checked(

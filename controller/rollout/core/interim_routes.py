@@ -22,15 +22,16 @@ class RolloutInputs:
 
     `capacity(family, device, slice_type, variant, count)` is the rate of a pool of equal slices [1/s] within the SLO,
     `sustained` the rate at which requests do not pile up;
-    `swappable(old, new)` whether both fit the slice's memory at once; `fastest(part)` the same slice with the fastest
-    variants that may serve for a moment; `same_type(a, b)` whether two devices are interchangeable.
+    `swappable(old, new)` whether both fit the slice's memory at once; `faster(part, steps)` the same slice with faster
+    variants that may serve for a moment, so many steps of accuracy below its own at most; `same_type(a, b)` whether two
+    devices are interchangeable.
     """
 
     needs: Mapping[str, float]
     capacity: Callable[[str, str, str, str, int], float]
     sustained: Callable[[str, str, str, str, int], float]
     swappable: Callable[[PlannedSlice, PlannedSlice], bool]
-    fastest: Callable[[PlannedSlice], PlannedSlice]
+    faster: Callable[[PlannedSlice, int], PlannedSlice]
     same_type: Callable[[str, str], bool]
 
 

@@ -13,12 +13,13 @@ A hop is legal when every step of it routes at least min(need, capacity at first
 that is less than the need, because one of both cannot carry it within the SLO, the same holds of sustained rates. All
 units hop together if that is legal, else as many at a time as is legal (a unit: slices that go, with those that need
 their place); else a sleeping device carries the target of a device while that one is rebuilt (surge); else what runs
-first swaps to its fastest variants; else HALTED.
+first swaps to faster variants, the most accurate that make room; else HALTED.
 Deviations: none. Stateless: after a crash or a newer plan the steps are computed again from what stands then.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import count
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -163,14 +164,22 @@ def _waypoint_choices(
     for helped, spare in surges:
         surged = {**snapshot.devices, spare.device: spare}
         yield f"a sleeping device carries {helped} while it is rebuilt", [surged, {**goal, spare.device: spare}, goal]
-    light_now, light_goal = _lighter(snapshot.devices, inputs, snapshot.fixed), _lighter(goal, inputs, snapshot.fixed)
-    yield "what runs has its fastest variants while devices are rebuilt", [light_now, light_goal, goal]
-    for helped, spare in surges:
-        light = _lighter({spare.device: spare}, inputs, snapshot.fixed)
-        yield (
-            f"fastest variants, and a sleeping device carries {helped} while it is rebuilt",
-            [{**light_now, **light}, {**light_goal, **light}, goal],
+    before: tuple[Devices, ...] = ()
+    for steps in count(1):
+        light_now, light_goal, *light = (
+            _lighter(devices, inputs, snapshot.fixed, steps)
+            for devices in (snapshot.devices, goal, *({spare.device: spare} for _, spare in surges))
         )
+        if before == (light_now, light_goal, *light):
+            return
+        before = (light_now, light_goal, *light)
+        yield "what runs has faster variants while devices are rebuilt", [light_now, goal]
+        yield "all that serves has faster variants while devices are rebuilt", [light_now, light_goal, goal]
+        for (helped, _), helper in zip(surges, light, strict=True):
+            yield (
+                f"faster variants, and a sleeping device carries {helped} while it is rebuilt",
+                [{**light_now, **helper}, {**light_goal, **helper}, goal],
+            )
 
 
 def _surges(
@@ -189,10 +198,10 @@ def _surges(
                 break
 
 
-def _lighter(devices: Devices, inputs: RolloutInputs, fixed: frozenset[str]) -> Devices:
-    """The same slices with their fastest variants."""
+def _lighter(devices: Devices, inputs: RolloutInputs, fixed: frozenset[str], steps: int) -> Devices:
+    """The same slices with faster variants."""
     return {
-        name: device if name in fixed else replace(device, slices=tuple(inputs.fastest(part) for part in device.slices))
+        name: device if name in fixed else replace(device, slices=tuple(inputs.faster(p, steps) for p in device.slices))
         for name, device in devices.items()
     }
 

@@ -59,10 +59,9 @@ def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
         objective = objectives[family]
         return rate_max(row, objective.slo_ms, objective.slo_quantile, gap_scv, count)
 
-    def fastest(part: PlannedSlice) -> PlannedSlice:
-        return replace(
-            part, hosted=tuple(_fastest(view, rows, types.get(part.key.device, ""), part, h) for h in part.hosted)
-        )
+    def faster(part: PlannedSlice, steps: int) -> PlannedSlice:
+        kind = types.get(part.key.device, "")
+        return replace(part, hosted=tuple(_faster(view, rows, kind, part, h, steps) for h in part.hosted))
 
     needs = {d.family: d.rate_per_s for d in view.demand if d.family in objectives and d.family in profiled}
     for route in view.current.routes if view.current else ():
@@ -75,7 +74,7 @@ def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
         capacity=capacity,
         sustained=sustained,
         swappable=lambda old, new: _fits(view.catalog, types, old, new),
-        fastest=fastest,
+        faster=faster,
         same_type=lambda a, b: types.get(a) == types.get(b),
     )
 
@@ -105,17 +104,17 @@ def _rows(rows: IdentityKey[tuple[ProfileRow, ...]]) -> Rows:
     return found
 
 
-def _fastest(view: PlanView, rows: Rows, kind: str, part: PlannedSlice, hosted: Hosted) -> Hosted:
-    """The fastest variant that fits and is not below the hard floor; the same when there is none faster."""
+def _faster(view: PlanView, rows: Rows, kind: str, part: PlannedSlice, hosted: Hosted, steps: int) -> Hosted:
+    """So many steps towards the fastest variant that fits and is not below the hard floor, each to a faster one."""
     objective = next((o for o in view.objectives if o.family == hosted.family), None)
-    now = rows.get((kind, part.key.slice_type, hosted.family, hosted.variant))
-    best, best_row = hosted, now
-    for variant in loadable_catalog(view.catalog, view.fleet).family(hosted.family).by_accuracy():
+    best, best_row = hosted, rows.get((kind, part.key.slice_type, hosted.family, hosted.variant))
+    for variant in reversed(loadable_catalog(view.catalog, view.fleet).family(hosted.family).by_accuracy()):
         row = rows.get((kind, part.key.slice_type, hosted.family, variant.name))
         if row is None or (objective is not None and variant.accuracy < objective.hard_min_accuracy):
             continue
-        if best_row is None or row.throughput_per_s > best_row.throughput_per_s:
+        if steps and (best_row is None or row.throughput_per_s > best_row.throughput_per_s):
             best, best_row = replace(hosted, variant=variant.name, version=variant.version), row
+            steps -= 1
     return best
 
 

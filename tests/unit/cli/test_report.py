@@ -45,7 +45,7 @@ def test_savings_are_of_grams_per_request_at_the_accuracy_that_we_have() -> None
     assert values["saving_pct"]["static_mix"] == pytest.approx(100 * (1 - 0.0022 / 0.0024))
 
 
-@pytest.mark.parametrize(("field", "value"), [("accuracy", 0.9549), ("accuracy_profile", 0.9549)])
+@pytest.mark.parametrize(("field", "value"), [("accuracy", 0.9544), ("accuracy_profile", 0.9544)])
 def test_a_run_below_its_floor_has_saved_nothing(field: str, value: float) -> None:
     one = recorded.report()
     missed = replace(one, runs={**one.runs, "exact": replace(one.runs["exact"], **{field: value})})
@@ -56,6 +56,8 @@ def test_a_run_below_its_floor_has_saved_nothing(field: str, value: float) -> No
     assert "below the accuracy floor, so no saving" in report.report_html(missed, {})
     assert run_demo.exit_code(missed) == 1
     assert run_demo.exit_code(one) == 0
+    held = replace(one, runs={**one.runs, "exact": replace(one.runs["exact"], **{field: 0.9546})})
+    assert not held.missed_floor("exact"), "the tolerance of every report"
 
 
 def test_the_simulated_seeds_say_how_far_one_run_is_to_be_believed() -> None:

@@ -14,7 +14,7 @@ from trefoil.core.device_types import A100_40GB, placements, slice_type
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route, RouteTarget
 
-PER_SM = {SMALL.name: 1.5, LARGE.name: 0.4}
+PER_SM = {SMALL.name: 1.5, "between": 0.6, LARGE.name: 0.4}
 
 
 def capacity(family: str, device: str, kind: str, variant: str, count: int) -> float:
@@ -28,10 +28,10 @@ def rollout_inputs(need: float, swappable: bool = True, late: frozenset[str] = f
     def within_slo(family: str, device: str, kind: str, variant: str, count: int) -> float:
         return 0.0 if variant in late else capacity(family, device, kind, variant, count)
 
-    def fastest(part: PlannedSlice) -> PlannedSlice:
+    def faster(part: PlannedSlice, steps: int) -> PlannedSlice:
         return replace(part, hosted=(Hosted("toy", SMALL.name, SMALL.version, 0, 1, 1, 8),))
 
-    return RolloutInputs({"toy": need}, within_slo, capacity, lambda *_: swappable, fastest, lambda *_: True)
+    return RolloutInputs({"toy": need}, within_slo, capacity, lambda *_: swappable, faster, lambda *_: True)
 
 
 def device_of(name: str, parts: tuple[PlannedSlice, ...]) -> PlannedDevice:
@@ -224,15 +224,29 @@ def test_a_sleeping_gpu_carries_the_load_while_the_only_awake_one_is_rebuilt():
     assert found.steps[-1].devices["node0/gpu1"].target == DeviceState.ASLEEP
 
 
-def test_what_runs_swaps_to_its_fastest_variants_when_that_makes_room():
+def test_what_runs_swaps_to_faster_variants_when_that_makes_room():
     now = {f"node0/gpu{i}": (planned("7g.40gb", 0, LARGE, f"node0/gpu{i}"),) for i in (0, 1)}
     then = {
         f"node0/gpu{i}": tuple(planned(k, s, LARGE, f"node0/gpu{i}") for k, s in (("4g.20gb", 0), ("3g.20gb", 4)))
         for i in (0, 1)
     }
     found = steps_of(now, then, 45)
-    assert "fastest variants" in found.why
+    assert "faster variants" in found.why
     assert {p.hosted[0].variant for p in found.steps[0].ready.values()} == {SMALL.name}
+
+
+@pytest.mark.parametrize(("need", "lowest"), [(35, "between"), (45, SMALL.name)])
+def test_no_variant_is_faster_than_makes_room(need, lowest):
+    def faster(part: PlannedSlice, steps: int) -> PlannedSlice:
+        name = "between" if steps == 1 else SMALL.name
+        return replace(part, hosted=(Hosted("toy", name, 1, 0, 1, 1, 8),))
+
+    parts = {f"node0/gpu{i}": (("4g.20gb", 0), ("3g.20gb", 4)) for i in (0, 1)}
+    now = {name: (planned("7g.40gb", 0, LARGE, name),) for name in parts}
+    then = {name: tuple(planned(kind, start, LARGE, name) for kind, start in each) for name, each in parts.items()}
+    found = plan_path(standing_of(now), plan_of(then), replace(rollout_inputs(need), faster=faster))
+    passed = {hosted.variant for step in found.steps for part in step.ready.values() for hosted in part.hosted}
+    assert passed == {lowest, LARGE.name}
 
 
 def test_halts_naming_what_is_missing_when_the_only_gpu_must_be_rebuilt_under_load():

@@ -74,11 +74,12 @@ def test_capacity_is_pooled_and_relaxed_terms_count_saturation():
     assert rules.capacity("digits", GPU0, "1g.5gb", "unknown", 1) == 0
 
 
-def test_the_fastest_variant_respects_the_hard_floor():
+def test_faster_variants_give_as_little_accuracy_as_asked_and_respect_the_hard_floor():
     (part,) = LARGE
-    light = rollout_inputs(seen(fleet())).fastest(part)
-    assert light.hosted[0].variant == "digits-s"  # digits-xs is below 0.9
-    assert light.key == part.key
+    inputs = rollout_inputs(seen(fleet()))
+    light = [inputs.faster(part, steps) for steps in (1, 2, 9)]
+    assert [one.hosted[0].variant for one in light] == ["digits-m", "digits-s", "digits-s"]  # digits-xs is below 0.9
+    assert {one.key for one in light} == {part.key}
 
 
 def test_small_variants_swap_in_place():

@@ -125,6 +125,18 @@ def test_a_debt_buys_accuracy_back_and_a_surplus_is_spent():
     assert found["debt"] > found["surplus"]
 
 
+def test_the_floor_of_a_window_comes_before_the_margin_of_the_demand():
+    def planned(mean):
+        served = BudgetState("digits", 1200.0, 900.0, 40_000, 40_000 * mean)
+        wanted = [objective(slo_ms=75.0, window_s=1200.0)]
+        return expected(decide(view(rate=52.0, high=83.0, budgets=[served], wanted=wanted)).plan)
+
+    assert planned(0.98).capacity_per_s >= 83.0, "nothing is owed: there is room for the high quantile"
+    owing = planned(0.968)  # the rest needs 0.993: 0.966 is the most with that room, 0.989 without
+    assert owing.accuracy > 0.98
+    assert owing.capacity_per_s >= 52.0 - 1e-6
+
+
 def test_the_margin_plans_above_the_floor():
     plan = decide(view(wanted=[objective(mode=INSTANT, params={"accuracy_margin": 0.004})])).plan
     assert expected(plan).accuracy >= 0.977 - 1e-6

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from trefoil.cli.demo.spread import Outcome, Spread, saving_pct
 from trefoil.cli.run.state_directory import CHECKOUT
+from trefoil.core.objective import floor_missed
 
 CAUSES: Final = ("carbon", "load", "slo", "objective")
 
@@ -121,12 +122,12 @@ class Report:
         return saving_pct(ours, theirs, self.spread.price_g if self.spread is not None and corrected else 0.0)
 
     def missed_floor(self, name: str) -> bool:
-        """Whether a run ended below the floor, by its labels or by the variants that answered.
+        """Whether a run missed the floor, by its labels or by the variants that answered.
 
         A policy that measures candidates has an objective of its own, and no floor of the mean.
         """
         run = self.runs[name]
-        return run.exploration is None and min(run.accuracy, run.accuracy_profile) < self.accuracy_floor
+        return run.exploration is None and floor_missed(min(run.accuracy, run.accuracy_profile), self.accuracy_floor)
 
     def to_json(self) -> dict[str, Any]:
         """JSON values of report.json: runs stand at top level, savings and accuracies beside each other."""

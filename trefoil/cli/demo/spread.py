@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from typing import Any, Final
 
 from trefoil.cli.run.scenario import Scenario, Slo
+from trefoil.core.objective import floor_missed
 from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
 
 OBLIVIOUS: Final = "static_mix"
@@ -51,8 +52,8 @@ class Spread:
         return [saving_pct(one.runs[subject], one.runs[against], self.price_g) for one in self.seeds]
 
     def missed(self, subject: str, floor: float) -> list[int]:
-        """Seeds under which a policy ended below the floor."""
-        return [one.seed for one in self.seeds if one.runs[subject].accuracy < floor]
+        """Seeds under which a policy missed the floor."""
+        return [one.seed for one in self.seeds if floor_missed(one.runs[subject].accuracy, floor)]
 
     def to_json(self, subject: str, floor: float) -> dict[str, Any]:
         """JSON values of it: each seed with its savings, and their mean, deviation and ends by opponent."""
