@@ -62,10 +62,11 @@ class Shape:
     `best_rate`: every slice counts at the rate of the largest pool that there can be, and counts may be fractions: a
     relaxation, whose optimum bounds the problem's from below. `columns`, `layouts`, `counts`: a restriction to these
     classes, (group, configuration, clock), and pool tiers between (lowest, highest) numbers of slices, whose optimum
-    bounds from above.
+    bounds from above. `tight`: with what whole slices and devices imply and fractions do not; dear in a small program.
     """
 
     best_rate: bool = False
+    tight: bool = False
     columns: Collection[ClassKey] | None = None
     layouts: Collection[tuple[int, Configuration, int]] | None = None
     counts: Mapping[ClassKey, tuple[int, int]] = field(default_factory=dict)
@@ -111,7 +112,8 @@ class Builder:
         shapes: dict[Slot, int] = dict.fromkeys((slot_of(c.key) for c in self.columns), 0)
         for index, group in enumerate(self.problem.groups):
             self._stay(group) if group.must_stay else self._devices(index, group, shapes)
-        self._awake()
+        if self.shape.tight:
+            self._awake()
         for column in self.columns:
             self._class(column)
         self._fit()
@@ -154,8 +156,6 @@ class Builder:
 
     def _awake(self) -> None:
         """Whole numbers of devices: few, and most of what a plan costs depends on them."""
-        if self.shape.best_rate:
-            return
         for place in sorted({g.place for g in self.problem.groups if not g.must_stay}):
             terms = [(v, 1.0) for g, o, _, v in self.layouts if self.problem.groups[g].place == place and o.slices]
             number = sum(g.number for g in self.problem.groups if g.place == place and not g.must_stay)
@@ -256,7 +256,7 @@ class Builder:
 
     @property
     def _covers(self) -> bool:
-        return not (self.aim.shortage_allowed or self.shape.best_rate) and self.problem.number <= COVER_DEVICES
+        return self.shape.tight and not self.aim.shortage_allowed and self.problem.number <= COVER_DEVICES
 
     def _cover(self, mine: list[Column], wanted: float, floor: float) -> None:
         """Classes that a family has at least."""
