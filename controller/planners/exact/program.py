@@ -11,7 +11,9 @@ Formulation (watts, weighed with the carbon of their zone): min baseline and sle
     (a tier of one number of slices is its b alone: x = n_t b, r_k <= min(capacity, demand) b)
   sum_k r_k = demand per family at its high quantile (energy and accuracy count at the mean)
   sum (accuracy_k - hard minimum) r_k >= 0; where asked: sum (accuracy_k - target) r_k >= 0, or >= -lack at a price
-  sum x >= replicas, sum y >= spread
+  sum x >= replicas, sum y >= spread; sum y = devices awake per place, whole
+  what whole slices imply and fractions do not: a family has a class as accurate as its floor; it has two, unless one
+    that accurate serves all of its demand
   moves: slices started, models loaded, devices woken beyond what runs now, each with its joules.
 `value` is the price of accuracy [J per request and unit of accuracy]: intensity multiplies every joule alike, so all
 modes reduce to it: budget: price / intensity; instant: 0 with a target; lambda: CLOVER Eq. 3 (`value_lambda`).
@@ -34,7 +36,9 @@ from controller.planners.planning_input import Task
 from trefoil.core.fleet import Configuration
 
 TIE_J: Final = 1e-6  # equal plans: fewer slices
+NEAR: Final = 1e-6  # of accuracy and of demand: more than the solver's tolerance lets through
 INFINITE: Final = float("inf")
+COVER_DEVICES: Final = 3  # beyond them the rows cost the solver more than they prove
 SHORTAGE_J: Final = 1e6  # a request that nothing can serve in time outweighs every joule
 
 Place = tuple[str, str]  # device type, zone
@@ -58,10 +62,11 @@ class Shape:
     `best_rate`: every slice counts at the rate of the largest pool that there can be, and counts may be fractions: a
     relaxation, whose optimum bounds the problem's from below. `columns`, `layouts`, `counts`: a restriction to these
     classes, (group, configuration, clock), and pool tiers between (lowest, highest) numbers of slices, whose optimum
-    bounds from above.
+    bounds from above. `tight`: with what whole slices and devices imply and fractions do not; dear in a small program.
     """
 
     best_rate: bool = False
+    tight: bool = False
     columns: Collection[ClassKey] | None = None
     layouts: Collection[tuple[int, Configuration, int]] | None = None
     counts: Mapping[ClassKey, tuple[int, int]] = field(default_factory=dict)
@@ -90,6 +95,7 @@ class Builder:
     traffic: dict[ClassKey, int] = field(default_factory=dict)
     needs: dict[int, tuple[ClassKey, float]] = field(default_factory=dict)  # choice -> traffic that fewer do not serve
     short: dict[str, int] = field(default_factory=dict)
+    _pools: dict[ClassKey, list[tuple[int, float]]] = field(default_factory=dict)  # choice of a tier, its capacity
     _slots: dict[Slot, list[tuple[int, float]]] = field(default_factory=dict)  # what offers slices of a slot
     _free: dict[Slot, int] = field(default_factory=dict)  # slices that a slot can have at most
     _hosted: Counter[ClassKey] = field(default_factory=Counter)
@@ -106,6 +112,8 @@ class Builder:
         shapes: dict[Slot, int] = dict.fromkeys((slot_of(c.key) for c in self.columns), 0)
         for index, group in enumerate(self.problem.groups):
             self._stay(group) if group.must_stay else self._devices(index, group, shapes)
+        if self.shape.tight:
+            self._awake()
         for column in self.columns:
             self._class(column)
         self._fit()
@@ -146,6 +154,14 @@ class Builder:
                 self._free[slot] = self._free.get(slot, 0) + number * most
         self.program.row([(v, 1.0) for v in variables], high=number)
 
+    def _awake(self) -> None:
+        """Whole numbers of devices: few, and most of what a plan costs depends on them."""
+        for place in sorted({g.place for g in self.problem.groups if not g.must_stay}):
+            terms = [(v, 1.0) for g, o, _, v in self.layouts if self.problem.groups[g].place == place and o.slices]
+            number = sum(g.number for g in self.problem.groups if g.place == place and not g.must_stay)
+            awake = self.program.variable(0.0, 0, number, integer=True)
+            self.program.row([*terms, (awake, -1.0)], low=0, high=0)
+
     def _class(self, column: Column) -> None:
         key, task = column.key, self._tasks[column.family]
         mean, weight = self.problem.mean_share(key.family), self.problem.weight(key.zone)
@@ -173,7 +189,8 @@ class Builder:
     def _tiers(self, column: Column, scale: float, must: int, limit: int) -> None:
         key, load_w, wanted = column.key, self._load_w(column), self._tasks[column.family].demand.rate_p90_per_s
         low = self.shape.counts.get(key, (0, limit))[0]
-        chosen = []
+        chosen: list[tuple[int, float]] = []
+        pools = self._pools[key] = []
         for piece, following in zip_longest(column.pieces, column.pieces[1:]):
             size, most = piece.size, min(limit, following.size - 1 if following else limit)
             if size > limit or most < low:
@@ -181,6 +198,7 @@ class Builder:
             one = most == size
             tier = self.program.variable(load_w * size if one else 0.0, 0, 1, integer=True)
             chosen.append((tier, 1.0))
+            pools.append((tier, column.capacity_per_s(most) * scale))
             if size > max(must, _replicas(self._tasks[column.family])):
                 self.needs[tier] = key, column.capacity_per_s(size - 1) * scale
             if one:
@@ -225,6 +243,8 @@ class Builder:
             self.program.row([(lack, 1.0), *((self.traffic[c.key], c.accuracy - target) for c in mine)], low=0)
         if floor > 0:
             self.program.row([(self.traffic[c.key], c.accuracy - floor) for c in mine], low=0)
+        if self._covers and not any(self.fixed.get(c.key) for c in mine):
+            self._cover(mine, wanted, floor)
         least = min(max(task.objective.replicas_min, task.objective.spread_min), _slices_most(self.problem))
         if least > 1:
             slices = [(p.variable, p.slices) for c in mine for p in self.counts[c.key] if p.slices]
@@ -233,6 +253,23 @@ class Builder:
             spread = min(task.objective.spread_min, self.problem.number)
             spread -= sum(n for g in self.problem.groups if g.must_stay for _, n in layouts_of(g))
             self.program.row([(v, 1.0) for _, o, _, v in self.layouts if o.slices], low=spread)
+
+    @property
+    def _covers(self) -> bool:
+        return self.shape.tight and not self.aim.shortage_allowed and self.problem.number <= COVER_DEVICES
+
+    def _cover(self, mine: list[Column], wanted: float, floor: float) -> None:
+        """Classes that a family has at least."""
+        accurate, several = [], []
+        for column in mine:
+            reaches = column.accuracy >= floor - NEAR
+            for tier, capacity in self._pools.get(column.key, ()):
+                alone = reaches and capacity >= wanted * (1 - NEAR)
+                several.append((tier, 2.0 if alone else 1.0))
+                if reaches:
+                    accurate.append((tier, 1.0))
+        self.program.row(accurate, low=1)
+        self.program.row(several, low=2)
 
     def _load_w(self, column: Column) -> float:
         """What one more slice of a model that nothing runs yet costs; `_moves` prices the others."""

@@ -76,7 +76,7 @@ def _between(problem: Problem, aim: Aim, limits: Limits) -> Solution | None:
     lowest = bound.objective
     best = _restricted(relaxed, bound, limits)
     if best is None or _gap(best, lowest) > limits.gap:
-        best, lowest = _whole(Builder(problem, aim).build(), best, lowest, limits)
+        best, lowest = _whole(Builder(problem, aim, Shape(tight=True)).build(), best, lowest, limits)
     return None if best is None else replace(best, gap=_gap(best, lowest))
 
 
@@ -157,7 +157,7 @@ def _restriction(relaxed: Builder, bound: Result, extra: int) -> Shape:
     for key, parts in relaxed.counts.items():
         number = sum(bound.values[p.variable] * p.slices for p in parts)
         counts[key] = (int(number / 2) if number >= MANY else 0, int(2 * number) + MANY)
-    return Shape(columns=columns, layouts=chosen, counts=counts)
+    return Shape(tight=True, columns=columns, layouts=chosen, counts=counts)
 
 
 def _solution(builder: Builder, result: Result, gap: float) -> Solution:
