@@ -1,10 +1,13 @@
 """What a family looks like from outside: one metadata and one configuration, under its public name and version "1".
 
-All variants of a family agree on names, types and shapes, so any live slice can tell; it is asked once. The slice's own
-configuration is not passed on: it names variants and paths, and changes when they swap.
+All variants of a family agree on names, types and shapes, so any live slice can tell at first; then one of each variant
+is asked, as largest batches differ, and another one when the one that told is replaced. The slice's own configuration
+is not passed on: it names variants and paths, and changes when they swap.
 """
 
 import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +16,7 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.request.core.kserve_wire import BYTES_PER_ELEMENT, PUBLIC_VERSION
+from dispatcher.routing.core.routing_table import Endpoint
 from dispatcher.routing.core.sequences import IDLE_DEFAULT_S
 from dispatcher.service.local_worker import LocalWorker
 from trefoil.core.errors import NotFound, Unavailable
@@ -56,13 +60,23 @@ class Contract:
         return request
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Contract that one slice told, as long as it is that one."""
+
+    contract: Contract
+    slice: SliceKey
+    endpoint: Endpoint | None
+
+
 class Contracts:
-    """Contracts by family, asked of a live slice once each."""
+    """Contracts by family, each what its live slices have told."""
 
     def __init__(self, local: LocalWorker) -> None:
         self._routing = local.routing
         self._known: dict[str, Contract] = {}
-        self._asking = asyncio.Lock()
+        self._told: dict[str, dict[str, _Told]] = {}  # family -> variant
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def known(self, family: str) -> Contract | None:
         """Contract of a family if it was learned already."""
@@ -77,10 +91,33 @@ class Contracts:
         """
         if family not in self._routing.table.routes:
             raise unknown_model(family)
-        async with self._asking:
-            if family not in self._known:
-                self._known[family] = await self._ask(family)
+        if family not in self._known:
+            async with self._asking[family]:
+                if family not in self._known:
+                    await self._ask_any(family)
         return self._known[family]
+
+    def to_ask(self, family: str) -> dict[str, SliceKey]:
+        """Live slices to ask: one of each variant of which none has told that is still there."""
+        table, told = self._routing.table, self._told.get(family, {})
+        alive = set(table.alive.get(family, ()))
+        found: dict[str, SliceKey] = {}
+        for target in table.planned[family].targets if alive else ():
+            one = told.get(target.variant)
+            if target.slice in alive and not (one and one.slice in alive and self._is_same(one)):
+                found.setdefault(target.variant, target.slice)
+        return found
+
+    async def learn(self, family: str) -> None:
+        """Ask the slices that are to be asked; those that do not tell are asked the next time.
+
+        Raises:
+            Unavailable: none of them told.
+        """
+        async with self._asking[family]:
+            whys = [await self._ask(family, variant, slice_) for variant, slice_ in self.to_ask(family).items()]
+        if whys and all(whys):
+            raise Unavailable(f"the contract of {family} is not renewed: {'; '.join(whys)}")
 
     async def from_slice(self, family: str, slice_: SliceKey) -> Contract:
         """Ask one slice for the contract of a family; raises AioRpcError."""
@@ -91,14 +128,42 @@ class Contracts:
         config = await connection.ask("ModelConfig", wanted, pb.ModelConfigResponse, ASK_TIMEOUT_S)
         return published(family, metadata, config.config)
 
-    async def _ask(self, family: str) -> Contract:
+    async def _ask_any(self, family: str) -> None:
         why = self._routing.table.why.get(family) or "no slice is live"
+        variants = {target.slice: target.variant for target in self._routing.table.planned[family].targets}
         for slice_ in self._routing.table.alive.get(family, ()):
-            try:
-                return await self.from_slice(family, slice_)
-            except grpc.aio.AioRpcError as error:
-                why = f"{slice_.name} answers {error.code().name} {error.details()}"
+            why = await self._ask(family, variants.get(slice_, ""), slice_)
+            if not why:
+                return
         raise Unavailable(f"the contract of {family} is not known yet: {why}", remedy="try again")
+
+    async def _ask(self, family: str, variant: str, slice_: SliceKey) -> str:
+        """Why a slice did not tell, "" if it did."""
+        endpoint = self._routing.table.endpoints.get(slice_)
+        try:
+            contract = await self.from_slice(family, slice_)
+        except grpc.aio.AioRpcError as error:
+            return f"{slice_.name} answers {error.code().name} {error.details()}"
+        except Unavailable as error:
+            return str(error)
+        told = self._told.setdefault(family, {})
+        told[variant] = _Told(contract, slice_, endpoint)
+        alive = set(self._routing.table.alive.get(family, ()))
+        for gone in [v for v, one in told.items() if v != variant and not (one.slice in alive and self._is_same(one))]:
+            del told[gone]
+        self._known[family] = _least(contract, [one.contract for one in told.values()])
+        return ""
+
+    def _is_same(self, told: _Told) -> bool:
+        return self._routing.table.endpoints.get(told.slice) == told.endpoint
+
+
+def _least(contract: Contract, others: Iterable[Contract]) -> Contract:
+    """The contract with the largest batch that all variants take."""
+    config = pb.ModelConfigResponse()
+    config.CopyFrom(contract.config)
+    config.config.max_batch_size = min(other.config.config.max_batch_size for other in others)
+    return Contract(contract.metadata, config)
 
 
 def published(family: str, metadata: Any, config: Any) -> Contract:

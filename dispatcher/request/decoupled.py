@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.request.admission import Request, StatusError
@@ -53,7 +54,7 @@ class DecoupledRequest:
             try:
                 connection = self._transport.connection(pick.slice)
                 await self._run(request, connection, wants_final)
-            except (grpc.aio.AioRpcError, Unavailable, StatusError) as error:
+            except (grpc.aio.AioRpcError, Unavailable, DecodeError, StatusError) as error:
                 if self._over:
                     if isinstance(error, StatusError):
                         raise

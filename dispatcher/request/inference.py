@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.contracts import Contracts
@@ -333,7 +334,8 @@ class Inference:
                 call = connection.infer(payload, timeout=timeout_s)
                 data = await call
                 trailers = await call.trailing_metadata()
-            except (grpc.aio.AioRpcError, Unavailable) as error:
+                version = _parse_answer(data).model_version
+            except (grpc.aio.AioRpcError, Unavailable, DecodeError) as error:
                 refused = status(error)
                 failure = self.slice_failed(request, refused)
                 if failure is not Failure.UNREACHABLE or not self.may_retry(request, attempts):
@@ -349,7 +351,7 @@ class Inference:
             except BaseException:
                 self.end(request, "CANCELLED", executed=True)  # a bug: the credit must come back whatever happens
                 raise
-            variant = self.record_answer(request, _parse_answer(data).model_version)
+            variant = self.record_answer(request, version)
             return Answer(data + self.answer_suffix(request, variant), trailers, variant, pick.slice)
 
     def upstream_request(self, request: Request) -> tuple[bytes, float | None]:
@@ -403,9 +405,11 @@ def refusal(error: TrefoilError) -> StatusError:
     return StatusError(code, str(error))
 
 
-def status(error: grpc.aio.AioRpcError | Unavailable) -> StatusError:
+def status(error: grpc.aio.AioRpcError | Unavailable | DecodeError) -> StatusError:
     """Convert what came back from a slice to a status to be passed on unchanged: an AioRpcError that escapes would
     become UNKNOWN."""
+    if isinstance(error, DecodeError):
+        return StatusError(grpc.StatusCode.INTERNAL, f"what the slice answered is no inference response: {error}")
     if isinstance(error, Unavailable):
         return StatusError(grpc.StatusCode.UNAVAILABLE, str(error))
     return StatusError(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))

@@ -47,7 +47,7 @@ def extract(parameters: Any) -> RequestParameters:
     found = RequestParameters(
         slo_class=_text("trefoil_class", values.get("trefoil_class")),
         min_accuracy=_number("trefoil_min_accuracy", values.get("trefoil_min_accuracy"), 0.0, 1.0),
-        slo_ms=_number("trefoil_slo_ms", values.get("trefoil_slo_ms"), 0.0, math.inf),
+        slo_ms=_number("trefoil_slo_ms", values.get("trefoil_slo_ms"), math.ulp(0.0), math.inf),
         receipt=_flag("trefoil_receipt", values.get("trefoil_receipt")),
     )
     for name in ours:
@@ -83,7 +83,7 @@ def _number(name: str, parameter: Any, low: float, high: float) -> float:
     if parameter is None:
         return 0.0
     raw = _value(parameter)
-    remedy = f"a number in {low:g}..{high:g}"
+    remedy = "a number > 0" if math.isinf(high) else f"a number in {low:g}..{high:g}"
     try:
         number = math.nan if isinstance(raw, bool) or raw is None else float(raw)
     except ValueError:

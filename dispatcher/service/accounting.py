@@ -6,6 +6,7 @@ the cell without slice. Sums over all cells are therefore exact. `arrived_per_s[
 floor(starts_at) + i. The rates that price answers are kept beside.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import Histogram, bucket, from_counts
 
 OTHER: Final = "other"
+CLASS_WINDOWS: Final = 120
+"""A class that no request of so many windows (a minute) had makes room for another one."""
 SECONDS_MAX: Final = 60
 
 
@@ -90,17 +93,21 @@ class LoadCounters:
         self._dispatcher = dispatcher
         self._worker = worker
         self._classes_max = classes_max
-        self._classes: set[str] = {""}
+        self._classes: dict[str, float] = {"": math.inf}  # the window in which each was seen last
         self._starts_at_s = now_s
         self._seq = 0
         self._cells: dict[CellKey, _Cell] = {}
 
     def class_name(self, slo_class: str) -> str:
-        """Name of a class as it is counted: at most classes_max are told apart, the rest is "other"."""
-        if slo_class not in self._classes:
-            if len(self._classes) > self._classes_max:
+        """Name of a class as it is counted: at most classes_max of late are told apart, the rest is "other"."""
+        if not slo_class:
+            return slo_class
+        if slo_class not in self._classes and len(self._classes) > self._classes_max:
+            oldest = min(self._classes, key=self._classes.__getitem__)
+            if self._seq - self._classes[oldest] < CLASS_WINDOWS:
                 return OTHER
-            self._classes.add(slo_class)
+            del self._classes[oldest]
+        self._classes[slo_class] = self._seq
         return slo_class
 
     def arrived(self, family: str, slo_class: str, now_s: float, tenant: str = "") -> None:

@@ -227,17 +227,22 @@ class Prober:
                 raise error
 
     def _learn_contracts(self) -> None:
-        """Ask for a family's contract as soon as a slice can tell: later there may be none."""
-        unknown = [f for f, alive in self._routing.table.alive.items() if alive and self._contracts.known(f) is None]
-        if unknown and (self._learning is None or self._learning.done()):
-            self._learning = asyncio.create_task(self._ask(unknown), name="learn contracts")
+        """Ask for contracts as soon as a slice can tell, later there may be none; and again when they may differ."""
+        if self._learning is None or self._learning.done():
+            asked = [family for family in self._routing.table.alive if self._contracts.to_ask(family)]
+            if asked:
+                self._learning = asyncio.create_task(self._learn_all(asked), name="learn contracts")
 
-    async def _ask(self, families: list[str]) -> None:
-        for family in families:
-            try:
-                await self._contracts.fetch(family)
-            except TrefoilError as error:
-                LOG.debug("contract not known yet", family=family, why=str(error))
+    async def _learn_all(self, families: list[str]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for family in families:
+                tasks.create_task(self._learn(family))
+
+    async def _learn(self, family: str) -> None:
+        try:
+            await self._contracts.learn(family)
+        except TrefoilError as error:
+            LOG.debug("contract not learned", family=family, why=str(error))
 
     def _stale_slices(self) -> list[SliceKey]:
         """Slices that are routed to although their node's status is stale."""

@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.request import request_parameters
 from dispatcher.request.core import kserve_wire
-from dispatcher.service.accounting import OTHER, SECONDS_MAX, LoadCounters
+from dispatcher.service.accounting import CLASS_WINDOWS, OTHER, SECONDS_MAX, LoadCounters
 from tests.unit.dispatcher.worlds import key
 from trefoil.core.common import Revision
 from trefoil.core.errors import InvalidInput
@@ -88,7 +88,8 @@ def test_knobs_are_read_in_every_type_that_clients_can_send_and_taken_out():
     [
         ("trefoil_min_accuracy", -0.1), ("trefoil_min_accuracy", 1.1), ("trefoil_min_accuracy", "high"),
         ("trefoil_min_accuracy", True), ("trefoil_min_accuracy", float("nan")), ("trefoil_slo_ms", float("inf")),
-        ("trefoil_class", 1), ("trefoil_class", "x" * 65), ("trefoil_class", "a\nb"), ("trefoil_clas", "gold"),
+        ("trefoil_slo_ms", 0), ("trefoil_class", 1), ("trefoil_class", "x" * 65), ("trefoil_class", "a\nb"),
+        ("trefoil_clas", "gold"),
     ],
 )  # fmt: skip
 def test_bad_knobs_are_named(name, value):
@@ -171,3 +172,14 @@ def test_a_wall_clock_that_jumps_loses_no_arrival_and_costs_no_memory(jump_s):
 def test_classes_beyond_the_bound_are_counted_together():
     book = LoadCounters("d", 0, 0.0, classes_max=2)
     assert [book.class_name(name) for name in ("", "a", "b", "c", "a", "d")] == ["", "a", "b", OTHER, "a", OTHER]
+
+
+def test_a_class_that_nobody_asks_for_any_more_makes_room_for_another():
+    book = LoadCounters("d", 0, 0.0, classes_max=2)
+    for name in ("junk", "gold"):
+        book.class_name(name)
+    for window in range(CLASS_WINDOWS):
+        assert book.class_name("silver") == OTHER, window
+        assert book.class_name("gold") == "gold"
+        book.close_window(window + 1.0, Revision())
+    assert [book.class_name(name) for name in ("silver", "gold", "junk", "")] == ["silver", "gold", OTHER, ""]
