@@ -11,6 +11,7 @@ TrefoilError                  one clear line: field, value, remedy
 +-- Infeasible                an objective that nothing can meet          FAILED_PRECONDITION
 +-- Fenced                    a writer that is no longer the holder       FAILED_PRECONDITION
 |   +-- StaleRevision         ... a revision older than one seen
++-- RoleFree                  a role that another process has held        exit 2
 +-- NotFound                  a family, zone or node that nobody serves   NOT_FOUND
 +-- Unavailable               something that ought to answer does not     UNAVAILABLE
 |   +-- StateUnavailable      ... Redis
