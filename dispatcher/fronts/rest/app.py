@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 from dispatcher.fronts import kserve
 from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.fronts.rest import codec, compression
+from dispatcher.fronts.rest.codec_process import CodecProcess
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.core.tenants import ADMIN, Tenant
 from trefoil.core.errors import InvalidInput, TrefoilError
@@ -25,8 +26,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON_LENGTH: Final = "inference-header-content-length"
-THREAD_BYTES: Final = 256 * 1024
-"""Bodies from here on are parsed and written in a thread: others' requests must not wait for them."""
+PROCESS_BYTES: Final = 256 * 1024
+"""JSON from here on is read and written in a process of its own: others' requests must not wait for it."""
 INDEX_BYTES_MAX: Final = 64 * 1024
 """Of a question for the repository's index."""
 DISCARDED_BYTES_MAX: Final = 16 * 2**20
@@ -95,6 +96,11 @@ class RestApp:
         self._body_bytes_max = settings.message_bytes_max if settings.message_bytes_max >= 0 else math.inf
         self._json_bytes_max = settings.rest_json_bytes_max
         self._decompressed_bytes_max = settings.rest_decompressed_bytes_max
+        self._large = CodecProcess()
+
+    async def close(self) -> None:
+        """Give back what the application holds."""
+        await self._large.close()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """One ASGI scope."""
@@ -197,10 +203,10 @@ class RestApp:
         body = await compression.decompress(body, ask.headers.get("content-encoding", ""), self._decompressed_bytes_max)
         data, form = await self._decoded(ask, body, model, version)
         answer = await self._while_there(ask.receive, self._inference.answer(data, Caller(tenant=tenant.name)))
-        small = len(answer.data) < THREAD_BYTES
-        written, length = (
-            codec.encode(answer.data, form) if small else await asyncio.to_thread(codec.encode, answer.data, form)
-        )
+        if len(answer.data) < PROCESS_BYTES or form.all_binary:
+            written, length = codec.encode(answer.data, form)
+        else:
+            written, length = await self._large.encode(answer.data, form)
         headers: tuple[tuple[bytes, bytes], ...] = ()
         content_type = b"application/json"
         if length is not None:
@@ -219,9 +225,9 @@ class RestApp:
             return codec.decode_raw(body, config, version), codec.ALL_BINARY
         if length > self._json_bytes_max:
             raise _too_large(f"the JSON of a request has {length} bytes", "rest_json_bytes_max", self._json_bytes_max)
-        if length < THREAD_BYTES:
+        if length < PROCESS_BYTES:
             return codec.decode(body, length, model, version)
-        return await asyncio.to_thread(codec.decode, body, length, model, version)
+        return await self._large.decode(body, length, model, version)
 
     async def _body(self, ask: HttpRequest, most: float, limit: str = "message_bytes_max") -> bytes:
         """The whole body; raises ClientDisconnected, or HttpError when it is too large."""

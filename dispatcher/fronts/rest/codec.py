@@ -38,6 +38,11 @@ class OutputForm:
         """True = after the JSON, False = in it."""
         return self.named.get(output, self.others)
 
+    @property
+    def all_binary(self) -> bool:
+        """Whether no output's data go back in JSON."""
+        return self.others and all(self.named.values())
+
 
 def decode(body: bytes, header_length: int, model: str, version: str) -> tuple[bytes, OutputForm]:
     """Decode a body into the bytes of a ModelInferRequest, and how its answer is to be written.

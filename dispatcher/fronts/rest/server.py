@@ -114,6 +114,7 @@ class RestPart:
         if self._server is not None:
             self._local.draining = True
             await self._drain.stop_within(self._stop, self._local.settings.stop_grace_s)
+        await self._app.close()
 
     async def _stop(self, grace_s: float) -> None:
         server, listener = self._server, self._socket
