@@ -23,8 +23,8 @@ class DispatcherSettings(ServiceSettings):
     rest_address: str = ""
     """host:port of KServe v2 over HTTP/1.1 (Triton's own is 8000); empty = none."""
     rest_json_bytes_max: int = Field(4 * 2**20, ge=1)
-    """Largest JSON part of a REST request: nobody else is answered while it is read, about 30 ms a MiB. Binary tensors
-    are bounded by message_bytes_max alone."""
+    """Largest JSON part of a REST request. It is read in about 30 ms a MiB, from 256 KiB on in a process of its own,
+    one after the other. Binary tensors are bounded by message_bytes_max alone."""
     rest_decompressed_bytes_max: int = Field(64 * 2**20, ge=1)
     """Largest body of a REST request once decompressed; no more than that is ever made of it."""
     front_tls_certificate: Path | None = None
