@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -95,7 +96,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     parts = (node, inventory, calls, mig, executor, reconciler, clocks)
     watches = (health, watch, xids, capabilities, ModelWatch(node, digests, executor.in_thread))
     agent = AgentPart(*parts, *watches, metering, publisher, state, cpu, cpu_serves)
-    servicer = PowerAgentServicer(node, reconciler, clocks, feed)
+    servicer = PowerAgentServicer(node, reconciler, clocks, feed, partial(state.epoch_of, "controller"))
     entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)
     audit = AuditLog(settings.state_dir, clock, metrics)
     server = ServerPart(lambda: rpc.make_server(settings, [entry], metrics=metrics, audit=audit))

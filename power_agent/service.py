@@ -1,6 +1,6 @@
 """gRPC service PowerAgent: plans (Apply, PreviewPlan), Drain, clock leases, and streams of status and energy."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ from power_agent.slices.cordons import devices_named, refuse_old_epoch
 from power_agent.slices.node_state import Node
 from power_agent.slices.reconciler import Reconciler
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
-from trefoil.core.errors import InvalidInput
+from trefoil.core.errors import InvalidInput, StaleRevision, StateUnavailable
 from trefoil.core.fleet import Step
 from trefoil.runtime import codec
 
@@ -22,7 +22,16 @@ EPOCHS_AHEAD_MAX: Final = 1_000_000
 class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: ignore[misc]
     """Servicer of PowerAgent: translates, decides nothing."""
 
-    def __init__(self, node: Node, reconciler: Reconciler, clocks: ClockKeeper, energy: EnergyFeed) -> None:
+    def __init__(
+        self,
+        node: Node,
+        reconciler: Reconciler,
+        clocks: ClockKeeper,
+        energy: EnergyFeed,
+        led_epoch: Callable[[], Awaitable[int]],
+    ) -> None:
+        """`led_epoch` asks Redis for the epoch of the newest controller."""
+        self._led_epoch = led_epoch
         self._node = node
         self._reconciler = reconciler
         self._clocks = clocks
@@ -33,6 +42,7 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         if not request.HasField("plan"):
             raise InvalidInput("missing", field="plan", remedy="send a NodePlan")
         self._refuse_far_epoch(request.plan.revision.epoch)
+        await self._refuse_overtaken(request.plan.revision.epoch)
         applied = await self._reconciler.apply(codec.from_proto(request.plan))
         return power_agent_pb2.ApplyResponse(
             accepted=True, changed=applied.changed, steps=[step_message(step) for step in applied.steps]
@@ -55,6 +65,18 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
                 f"is more than {EPOCHS_AHEAD_MAX} ahead of {highest}, the highest seen", field="epoch", value=epoch,
                 remedy="send the node's highest_epoch_seen, or the next",
             )  # fmt: skip
+
+    async def _refuse_overtaken(self, epoch: int) -> None:
+        """Refuse a controller that stood still past its lease, before the one that leads now has sent anything here."""
+        try:
+            led = await self._led_epoch()
+        except StateUnavailable:
+            return  # what this node has seen itself has to do
+        if epoch < led:
+            raise StaleRevision(
+                f"node {self._node.settings.node}: epoch {epoch} is overtaken, controllers lead under {led}",
+                remedy="acquire the role again and plan under a newer epoch",
+            )
 
     async def Drain(self, request: Any, context: Any) -> Any:
         """Drain devices, or take them back into service; answered at once, the node's status shows the progress."""

@@ -58,7 +58,7 @@ class Row:
 
 APPENDS: Final = "deletes what is there, then appends; what it still has in memory is sent again"
 ROWS: Final[Mapping[str, Row]] = {
-    "epoch": Row(KEYS.epoch("controller"), "every leased role", "its writer", "-",
+    "epoch": Row(KEYS.epoch("controller"), "every leased role", "its writer, agents (the controller's)", "-",
                  "takes the role again under a higher epoch than it, the disks and the agents ever saw"),
     "lease": Row(KEYS.lease("controller"), "every leased role", "candidates", "take the role: it is nobody's lease",
                  "writes it again when it renews"),

@@ -190,6 +190,11 @@ class State:
         """Holder of a role now, as Redis knows."""
         return await self.get(self.keys.lease(role), Lease)
 
+    async def epoch_of(self, role: str) -> int:
+        """Highest epoch that a role was taken under, as Redis knows now; 0: it knows none."""
+        async with self._guard():
+            return state_errors.parse_epoch(await self._epoch(role))
+
     def _lose(self, lease: Lease) -> None:
         if self._held_until_s.pop((lease.name, lease.epoch), None) is not None:
             held = self._of_role(lease.name)

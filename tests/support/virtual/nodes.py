@@ -31,6 +31,7 @@ class Surroundings(Protocol):
     def published(self, node: "Node") -> None: ...
     def metered(self, node: "Node", sample: EnergySample) -> None: ...
     def stopping(self, node: "Node", key: SliceKey, revision: Revision) -> None: ...
+    def led_epoch(self) -> int: ...
     def every(self, seconds: float, phase_s: float, call: Callable[[], Any]) -> None: ...
 
 
@@ -60,8 +61,9 @@ class Node:
 
     def apply(self, plan: NodePlan) -> bool:
         """Apply, as the agent answers it."""
-        if plan.revision.epoch < self.highest_epoch or plan.revision < self.applied:
-            raise errors.StaleRevision(f"{self.name} obeys epoch {self.highest_epoch}, revision {self.applied}")
+        highest = max(self.highest_epoch, self._system.led_epoch())
+        if plan.revision.epoch < highest or plan.revision < self.applied:
+            raise errors.StaleRevision(f"{self.name} obeys epoch {highest}, revision {self.applied}")
         self.highest_epoch = plan.revision.epoch
         changed = self.desired is None or self.desired.digest != plan.digest
         self.desired, self.applied = plan, plan.revision

@@ -36,6 +36,7 @@ from trefoil.core.fleet import SliceKey, SliceState
 from trefoil.runtime import codec, service
 from trefoil.runtime.clock import Clock, SteadyClock
 from trefoil.runtime.keys import Keys
+from trefoil.runtime.state_errors import parse_epoch
 
 SERIES = Series("demo", Method.AVERAGE, Factors.LIFECYCLE)
 EPOCH_S = 1_750_000_000.0
@@ -193,6 +194,14 @@ class System:
             if self.server.type(key) != "stream":
                 self.server.delete(key)
             self.server.append(key, {b"d": codec.encode(sample)}, 500)
+
+    def led_epoch(self) -> int:
+        """Epoch of the newest controller as an agent reads it in Redis; 0: it does not tell."""
+        server = self.server
+        if server.down or server.stopped or server.mute or server.refuses:
+            return 0
+        stored = server.value(self.keys.epoch("controller"))
+        return parse_epoch(stored) if isinstance(stored, bytes) else 0
 
     def stopping(self, node: Node, key: SliceKey, revision: Revision) -> None:
         """An agent stops a slice that no plan wants any more."""
