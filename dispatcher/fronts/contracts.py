@@ -104,7 +104,7 @@ class Contracts:
         found: dict[str, SliceKey] = {}
         for target in table.planned[family].targets if alive else ():
             one = told.get(target.variant)
-            if target.slice in alive and not (one and one.slice in alive and self._is_same(one)):
+            if target.slice in alive and not (one and self._stands(family, one)):
                 found.setdefault(target.variant, target.slice)
         return found
 
@@ -148,14 +148,15 @@ class Contracts:
             return str(error)
         told = self._told.setdefault(family, {})
         told[variant] = _Told(contract, slice_, endpoint)
-        alive = set(self._routing.table.alive.get(family, ()))
-        for gone in [v for v, one in told.items() if v != variant and not (one.slice in alive and self._is_same(one))]:
+        for gone in [v for v, one in told.items() if v != variant and not self._stands(family, one)]:
             del told[gone]
         self._known[family] = _least(contract, [one.contract for one in told.values()])
         return ""
 
-    def _is_same(self, told: _Told) -> bool:
-        return self._routing.table.endpoints.get(told.slice) == told.endpoint
+    def _stands(self, family: str, told: _Told) -> bool:
+        """Whether the slice that told is live, and still the one that it was."""
+        table = self._routing.table
+        return told.slice in table.alive.get(family, ()) and table.endpoints.get(told.slice) == told.endpoint
 
 
 def _least(contract: Contract, others: Iterable[Contract]) -> Contract:

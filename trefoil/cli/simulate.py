@@ -127,12 +127,12 @@ def clover(
     }  # fmt: skip
     found |= all_figures(Study(options, out, say), out)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "summary.json").write_text(
-        json.dumps(json_finite(found), indent=1, allow_nan=False) + "\n", encoding="utf-8"
-    )
+    plain = json_finite(found)
+    summary = json.dumps(plain, indent=1, allow_nan=False) + "\n"
+    (out / "summary.json").write_text(summary, encoding="utf-8")
     if as_json:
-        print_json(json_finite(found))
+        print_json(plain)
         return
-    for name, table in clover_tables(json.loads((out / "summary.json").read_text(encoding="utf-8"))).items():
+    for name, table in clover_tables(json.loads(summary)).items():
         screen.print(f"[bold]{name}[/bold]", Markdown(table))
     screen.print(f"written to {out}/summary.json, with a CSV and a PNG per figure")

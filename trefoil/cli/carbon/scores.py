@@ -5,10 +5,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from trefoil.core.carbon import CarbonScore, CarbonScores
-from trefoil.core.units import HOUR_S
+from trefoil.core.units import DAY_S, HOUR_S
 
 PCT: Final = 100.0
-DAY_S: Final = 24 * HOUR_S
 PARTS: Final = 4
 COLUMNS: Final = ("model", "ahead", "MAPE %", "MAE g/kWh", "bias g/kWh", "in 10-90 % band", "samples")
 CSV_COLUMNS: Final = ("model", "horizon_h", "samples", "mape_pct", "mae_g_per_kwh", "bias_g_per_kwh", "coverage_pct")
