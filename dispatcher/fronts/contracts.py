@@ -121,7 +121,7 @@ class Contracts:
 
     async def from_slice(self, family: str, slice_: SliceKey) -> Contract:
         """Ask one slice for the contract of a family; raises AioRpcError."""
-        connection = self._routing.transport.connection(slice_)
+        connection = self._routing.connections.connection(slice_)
         asked = pb.ModelMetadataRequest(name=family)
         metadata = await connection.ask("ModelMetadata", asked, pb.ModelMetadataResponse, ASK_TIMEOUT_S)
         wanted = pb.ModelConfigRequest(name=family)

@@ -71,11 +71,11 @@ class StatusError(Exception):
 @dataclass(slots=True)
 class Request:
     """One request on its way. `sent_s` is when it last went to a slice, 0.0 = never. `timeout_binds`: its deadline is
-    that of its own `timeout` parameter, which Triton answers in words of its own."""
+    that of its own `timeout` parameter, which Triton answers in words of its own. `payload` is in parts."""
 
     queue: AsyncFamilyQueue | AsyncSequenceQueue
     ticket: Ticket
-    payload: bytes
+    payload: tuple[bytes, ...]
     parameters: RequestParameters
     timeout_binds: bool = False
     pick: Pick | None = None
@@ -116,7 +116,7 @@ class Admission:
             )
         timeout_s = 0.0
         asked = request_parameters.NO_PARAMETERS
-        payload = data
+        payload: tuple[bytes, ...] = (data,)
         priority, sequence = 0, _NO_SEQUENCE
         if message.parameters:
             if "timeout" in message.parameters:
@@ -126,10 +126,10 @@ class Admission:
             count = len(message.parameters)
             asked = request_parameters.extract(message.parameters)
             if len(message.parameters) != count:
-                payload = message.SerializeToString()
+                payload = (message.SerializeToString(),)
         _check_tensors(message)
         if message.model_version:
-            payload += kserve_wire.CLEAR_VERSION
+            payload = (*payload, kserve_wire.CLEAR_VERSION)
         shape = message.inputs[0].shape if message.inputs else ()
         sequence_id, sequence_start, sequence_end = sequence
         deadline_s, timeout_binds = self._deadline(family, caller.deadline_s, timeout_s, arrived_s)

@@ -6,6 +6,7 @@ as long as nothing has been answered; a connection that dies later ends it with 
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +17,9 @@ from tritonclient.grpc import service_pb2 as pb
 from dispatcher.request.admission import Request, StatusError
 from dispatcher.request.core import kserve_wire
 from dispatcher.request.inference import Inference, status
-from dispatcher.request.transport import Connection
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.slice_health.core.ejection import Failure, classify, is_overload
+from dispatcher.transport.slices import Connection
 from trefoil.core.errors import Unavailable
 
 _parse = pb.ModelStreamInferResponse.FromString
@@ -30,7 +31,7 @@ class DecoupledRequest:
     def __init__(
         self, local: LocalWorker, inference: Inference, send: Callable[[bytes], Awaitable[None]], grpc_error: bool
     ) -> None:
-        self._transport = local.routing.transport
+        self._connections = local.routing.connections
         self._evidence = local.health.evidence
         self._inference = inference
         self._send = send
@@ -52,7 +53,7 @@ class DecoupledRequest:
             pick = await self._inference.pick(request)
             connection = None
             try:
-                connection = self._transport.connection(pick.slice)
+                connection = self._connections.connection(pick.slice)
                 await self._run(request, connection, wants_final)
             except (grpc.aio.AioRpcError, Unavailable, DecodeError, StatusError) as error:
                 if self._over:
@@ -80,14 +81,11 @@ class DecoupledRequest:
     async def _run(self, request: Request, connection: Connection, wants_final: bool) -> None:
         """Raises AioRpcError, or StatusError if the slice answers nothing but that it did not take the request, or,
         with `grpc_error`, any error."""
-        payload, timeout_s = self._inference.upstream_request(request)
+        parts, timeout_s = self._inference.upstream_request(request)
         # Never with triton_grpc_error: Triton 2.51 dies of a model that goes on after its first error then.
-        call = connection.stream(iter((payload + kserve_wire.ASK_FINAL,)), timeout=timeout_s)
-        try:
-            async for data in call:  # to the end of the stream, which follows the final response
+        async with aclosing(connection.stream((*parts, kserve_wire.ASK_FINAL), timeout_s)) as answers:
+            async for data in answers:  # to the end of the stream, which follows the final response
                 await self._pass(request, data, wants_final)
-        finally:
-            call.cancel()  # does nothing after its end
         self._end(request)
         if self._error is not None and self._grpc_error:
             raise self._error

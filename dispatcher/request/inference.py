@@ -19,13 +19,14 @@ from dispatcher.fronts.contracts import Contracts
 from dispatcher.request.admission import Admission, Caller, Request, StatusError, overdue
 from dispatcher.request.core import kserve_wire
 from dispatcher.request.core.retry_budget import RetryBudget
-from dispatcher.request.transport import Connection
 from dispatcher.routing.async_queue import ServedElsewhere
 from dispatcher.routing.core.sequences import missing_start
 from dispatcher.routing.queues.fifo import QueueFull
 from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.slice_health.core.ejection import Failure, classify
+from dispatcher.transport.core.grpc_framing import JOIN
+from dispatcher.transport.slices import Connection
 from dispatcher.workers.core import membership
 from dispatcher.workers.core.membership import WorkerId
 from dispatcher.workers.peer_links import ConnectionLost, NoCredits, NotDelivered, Peers
@@ -43,12 +44,18 @@ _parse_request = pb.ModelInferRequest.FromString
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`data` is a ModelInferResponse under the public version with our parameters, `trailers` what the slice sent."""
+    """`parts`, one after the other, are a ModelInferResponse under the public version with our parameters, `trailers`
+    what the slice sent."""
 
-    data: bytes
+    parts: tuple[bytes, ...]
     trailers: Any
     variant: str
     slice: SliceKey
+
+    @property
+    def data(self) -> bytes:
+        """The parts as one."""
+        return JOIN(self.parts)
 
 
 class Inference:
@@ -62,7 +69,7 @@ class Inference:
         self._clock = local.clock
         self._settings = local.settings
         self._routing = local.routing
-        self._transport = local.routing.transport
+        self._connections = local.routing.connections
         self._health = local.health
         self._evidence = local.health.evidence
         self._accounting = local.accounting
@@ -71,8 +78,8 @@ class Inference:
         self._log_tokens = local.settings.log_failures_per_s
         self._log_at_s = 0.0
 
-    async def infer(self, data: bytes, context: Any, tenant: str = "") -> bytes:
-        """Handle a unary ModelInfer over gRPC."""
+    async def infer(self, data: bytes, context: Any, tenant: str = "") -> tuple[bytes, ...]:
+        """Handle a unary ModelInfer over gRPC; its answer is in parts."""
         remaining_s = context.time_remaining()
         caller = Caller(tenant, None if remaining_s is None else self._clock.monotonic_s() + remaining_s)
         try:
@@ -82,7 +89,7 @@ class Inference:
             raise AssertionError("abort returned") from refused
         if answer.trailers:
             context.set_trailing_metadata(tuple(answer.trailers))
-        return answer.data
+        return answer.parts
 
     async def answer(self, data: bytes, caller: Caller) -> Answer:
         """Answer one request (bytes of a ModelInferRequest), for whichever front it came through.
@@ -97,7 +104,7 @@ class Inference:
         async def forward(worker: WorkerId) -> Answer:
             assert self.peers is not None
             told = await self.peers.forward(worker, data, caller)
-            return Answer(told.data, told.trailers, told.variant, told.slice)
+            return Answer((told.data,), told.trailers, told.variant, told.slice)
 
         return await self.handle(
             data, caller, lambda request: self.serve_or_forward(request, caller, self._serve, forward)
@@ -329,11 +336,8 @@ class Inference:
             pick = await self.pick(request)
             connection = None
             try:
-                connection = self._transport.connection(pick.slice)
-                payload, timeout_s = self.upstream_request(request)
-                call = connection.infer(payload, timeout=timeout_s)
-                data = await call
-                trailers = await call.trailing_metadata()
+                connection = self._connections.connection(pick.slice)
+                data, trailers = await connection.infer(*self.upstream_request(request))
                 version = _parse_answer(data).model_version
             except (grpc.aio.AioRpcError, Unavailable, DecodeError) as error:
                 refused = status(error)
@@ -352,16 +356,16 @@ class Inference:
                 self.end(request, "CANCELLED", executed=True)  # a bug: the credit must come back whatever happens
                 raise
             variant = self.record_answer(request, version)
-            return Answer(data + self.answer_suffix(request, variant), trailers, variant, pick.slice)
+            return Answer((data, self.answer_suffix(request, variant)), trailers, variant, pick.slice)
 
-    def upstream_request(self, request: Request) -> tuple[bytes, float | None]:
-        """Bytes and timeout of a request to its slice: what is left of the deadline, for gRPC and for Triton's own
+    def upstream_request(self, request: Request) -> tuple[tuple[bytes, ...], float | None]:
+        """Parts and timeout of a request to its slice: what is left of the deadline, for gRPC and for Triton's own
         queue."""
         deadline_s = request.ticket.deadline_s
         if deadline_s is None:
             return request.payload, None
         left_s = max(0.0, deadline_s - request.sent_s)
-        return request.payload + kserve_wire.int64_parameter("timeout", max(1, int(left_s * 1e6))), left_s
+        return (*request.payload, kserve_wire.int64_parameter("timeout", max(1, int(left_s * 1e6)))), left_s
 
     def may_retry(self, request: Request, attempts: int) -> bool:
         """Whether a request that no slice has taken may be offered to another one."""
@@ -392,7 +396,7 @@ class Inference:
     def _log(self, event: str, request: Request, code: str, latency_ms: float, variant: str, details: str = "") -> None:
         pick, ticket = request.pick, request.ticket
         LOG.info(
-            event, family=ticket.family, id=ticket.id, request_id=_parse_request(request.payload).id, code=code,
+            event, family=ticket.family, id=ticket.id, request_id=_parse_request(JOIN(request.payload)).id, code=code,
             latency_ms=round(latency_ms, 2), variant=variant,
             slice=pick.slice.name if pick is not None else "", why=pick.why if pick is not None else "",
             bytes=ticket.bytes, slo_class=ticket.slo_class, details=details,

@@ -13,7 +13,6 @@ import structlog
 
 from dispatcher.request.core.receipts import current_ratio
 from dispatcher.request.request_parameters import RequestParameters
-from dispatcher.request.transport import Transport
 from dispatcher.routing.async_queue import AsyncFamilyQueue
 from dispatcher.routing.core import routing_table as tables
 from dispatcher.routing.core.routing_table import Endpoint, RoutingTable
@@ -23,6 +22,8 @@ from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from dispatcher.settings import DispatcherSettings
 from dispatcher.slice_health.core.ejection import Ejections
 from dispatcher.slice_health.core.outliers import SlowStart
+from dispatcher.transport.choice import Transport
+from dispatcher.transport.slices import SliceConnections
 from dispatcher.workers.core.membership import Membership, WorkerId
 from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.demand import SliceLoad, TableAck
@@ -38,7 +39,13 @@ class Routing:
     """Routing state of one worker. Belongs to one event loop."""
 
     def __init__(
-        self, settings: DispatcherSettings, worker: WorkerId, clock: Clock, ejections: Ejections, slow_start: SlowStart
+        self,
+        settings: DispatcherSettings,
+        worker: WorkerId,
+        clock: Clock,
+        ejections: Ejections,
+        slow_start: SlowStart,
+        transport: Transport,
     ) -> None:
         self.plan: Plan | None = None
         self.nodes: dict[str, NodeStatus] = {}
@@ -47,7 +54,7 @@ class Routing:
         self.queues: dict[str, AsyncFamilyQueue] = {}
         self.sequences: dict[str, AsyncSequenceQueue] = {}  # of the families that have any
         self.variants: dict[tuple[str, int], str] = {}
-        self.transport = Transport()
+        self.connections = SliceConnections(transport)
         self.membership = Membership(worker)
         self.changed = asyncio.Event()
         self.unprobed: set[SliceKey] = set()  # known from disk only: worth waiting for
@@ -166,7 +173,7 @@ class Routing:
             return
         before, self.table = self.table, built
         self.lose_sequences(self._moved_to)
-        self.transport.connect(self._needed(built))
+        self.connections.connect(self._needed(built))
         for family in before.routes:
             if family not in built.routes:
                 gone = before.planned[family]

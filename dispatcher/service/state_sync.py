@@ -203,6 +203,7 @@ class StateSync:
                 controller=self._controller,
                 stale_nodes=self._routing.stale_nodes(),
                 stale_receipts=self._accounting.receipts.stale_reasons,
+                transport_instead=local.transport.instead,
             )
         )
         for cause in set(local.active_rungs) - before:

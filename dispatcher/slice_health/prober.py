@@ -11,6 +11,7 @@ trying them elsewhere would execute them twice. After hung_fail_s they fail.
 import asyncio
 from collections import Counter
 from collections.abc import Coroutine, Mapping
+from contextlib import aclosing
 from typing import Any, Final
 
 import grpc
@@ -21,10 +22,10 @@ from dispatcher.fronts.contracts import Contract, Contracts
 from dispatcher.request import decoupled
 from dispatcher.request.admission import StatusError
 from dispatcher.request.core import kserve_wire
-from dispatcher.request.transport import Connection
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.slice_health.core.ejection import PROVEN_BY_INFERENCE, Failure, classify
 from dispatcher.slice_health.core.outliers import FAULTS
+from dispatcher.transport.slices import Connection
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SliceKey
 
@@ -111,7 +112,7 @@ class Prober:
                 del self._hung_since_s[slice_]  # it goes on, or has nothing any more
             elif now_s - since_s >= settings.hung_fail_s:
                 del self._hung_since_s[slice_]
-                self._routing.transport.cut(
+                self._routing.connections.cut(
                     slice_, f"slice {slice_.name} has not answered for {now_s - since_s:.1f} s: it hangs"
                 )
 
@@ -136,7 +137,7 @@ class Prober:
         health, clock = self._health, self._clock
         before, started_s = health.evidence.answer_counts[slice_], clock.monotonic_s()
         try:
-            connection = self._routing.transport.connection(slice_)
+            connection = self._routing.connections.connection(slice_)
             await connection.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse, timeout_s)
         except TrefoilError:
             return  # it has no connection: the table is about to leave it out
@@ -184,7 +185,7 @@ class Prober:
     async def _check_slice(self, slice_: SliceKey, failure: Failure | None) -> str:
         """Why the slice is not well, "" if it is."""
         timeout_s = self._settings.probe_timeout_s
-        connection = self._routing.transport.connection(slice_)
+        connection = self._routing.connections.connection(slice_)
         for family in self._routing.families_of(slice_):
             if not await connection.ready(family, timeout_s):
                 return f"not ready for {family}"
@@ -221,10 +222,10 @@ class Prober:
         if not contract.decoupled:
             await connection.ask("ModelInfer", request, pb.ModelInferResponse, timeout_s)
             return
-        call = connection.stream(iter((request.SerializeToString() + kserve_wire.ASK_FINAL,)), timeout=timeout_s)
-        async for data in call:
-            if (error := decoupled.error_of(pb.ModelStreamInferResponse.FromString(data))) is not None:
-                raise error
+        async with aclosing(connection.stream((request.SerializeToString(), kserve_wire.ASK_FINAL), timeout_s)) as told:
+            async for data in told:
+                if (error := decoupled.error_of(pb.ModelStreamInferResponse.FromString(data))) is not None:
+                    raise error
 
     def _learn_contracts(self) -> None:
         """Ask for contracts as soon as a slice can tell, later there may be none; and again when they may differ."""

@@ -10,6 +10,7 @@ import itertools
 import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,9 +19,9 @@ import grpc
 import structlog
 
 from dispatcher.request.admission import Caller, StatusError
-from dispatcher.request.transport import OPTIONS
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.slice_health.core.ejection import Failure, classify
+from dispatcher.transport.seam import Channel, Keepalive
 from dispatcher.workers.core import membership
 from dispatcher.workers.core.membership import WorkerId
 from protos.dispatcher.v1 import dispatcher_pb2
@@ -40,12 +41,7 @@ INTERNAL_TRAILERS: Final = frozenset({ANSWERED_BY, NOT_MINE, VARIANT, SLICE})
 ASK_TIMEOUT_S: Final = 1.0
 TICK_S: Final = 0.5
 SEQUENCES_MAX: Final = 100_000
-KEEPALIVE: Final = (
-    ("grpc.keepalive_time_ms", 2000),  # a host that vanished refuses nothing: it is silent
-    ("grpc.keepalive_timeout_ms", 1000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-)
+KEEPALIVE: Final = Keepalive(every_s=2.0, timeout_s=1.0)
 
 
 class NotDelivered(Exception):
@@ -78,19 +74,17 @@ class ForwardedAnswer:
 class PeerLink:
     """Connection to one other worker."""
 
-    def __init__(self, worker: WorkerId, target: str, channel: grpc.aio.Channel) -> None:
+    def __init__(self, worker: WorkerId, target: str, channel: Channel) -> None:
         self.worker = worker
         self.target = target
         self.channel = channel
         self.up = False
-        self.infer = channel.unary_unary(f"/{SERVICE}/Infer")
-        self.flow = channel.unary_stream(f"/{SERVICE}/Flow")
         self.watch: asyncio.Task[None] | None = None
 
     async def ask(self, method: str, request: bytes, metadata: Sequence[tuple[str, str]]) -> bytes:
         """Call any other method of a worker; raises AioRpcError."""
-        call = self.channel.unary_unary(f"/{SERVICE}/{method}")
-        return bytes(await call(request, metadata=metadata, timeout=ASK_TIMEOUT_S))
+        data, _ = await self.channel.unary(f"/{SERVICE}/{method}", (request,), ASK_TIMEOUT_S, metadata)
+        return data
 
 
 class Peers:
@@ -146,9 +140,8 @@ class Peers:
         """
         link = self._link(worker)
         try:
-            call = link.infer(data, metadata=self._metadata(link, caller), timeout=self._timeout_s(caller))
-            answer = await call
-            trailers = tuple(await call.trailing_metadata() or ())
+            named, timeout_s = self._metadata(link, caller), self._timeout_s(caller)
+            answer, trailers = await link.channel.unary(f"/{SERVICE}/Infer", (data,), timeout_s, named)
         except grpc.aio.AioRpcError as error:
             raise self._failed(link, error) from error
         told = dict(trailers)
@@ -168,14 +161,14 @@ class Peers:
         (ModelStreamInferResponse) go to `send`. Raises like `forward`."""
         link = self._link(worker)
         told = [*self._metadata(link, caller), *((f"trefoil-{name}", "1") for name, yes in asked.items() if yes)]
-        call = link.flow(data, metadata=told, timeout=self._timeout_s(caller))
         try:
-            async for answer in call:
-                await send(answer)
+            async with aclosing(
+                link.channel.stream(f"/{SERVICE}/Flow", (data,), self._timeout_s(caller), told)
+            ) as answers:
+                async for answer in answers:
+                    await send(answer)
         except grpc.aio.AioRpcError as error:
             raise self._failed(link, error) from error
-        finally:
-            call.cancel()  # does nothing after its end
 
     def _link(self, worker: WorkerId) -> PeerLink:
         if (link := self._links.get(worker)) is None:
@@ -238,16 +231,16 @@ class Peers:
         """Stream what a worker tells as it happens, until it is gone."""
         if (link := self._links.get(worker)) is None:
             return
-        call = link.channel.unary_stream(f"/{SERVICE}/{method}")(b"", metadata=self._authorization(link))
         try:
-            async for data in call:
-                yield data
+            async with aclosing(
+                link.channel.stream(f"/{SERVICE}/{method}", (b"",), metadata=self._authorization(link))
+            ) as told:
+                async for data in told:
+                    yield data
         except grpc.aio.AioRpcError as error:
             LOG.debug(
                 "no longer told", worker=membership.worker_name(worker), why=f"{error.code().name} {error.details()}"
             )
-        finally:
-            call.cancel()
 
     def linked_siblings(self) -> tuple[WorkerId, ...]:
         """Workers of this dispatcher whose link stands."""
@@ -320,12 +313,10 @@ class Peers:
             self._routing.remove_worker(link.worker)
             self.refresh()
 
-    def _channel(self, target: str) -> grpc.aio.Channel:
+    def _channel(self, target: str) -> Channel:
         if target.startswith("unix:"):
-            return grpc.aio.insecure_channel(target, options=OPTIONS)
-        if self._ca is None:
-            return grpc.aio.insecure_channel(target, options=OPTIONS + KEEPALIVE)
-        return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(self._ca), options=OPTIONS + KEEPALIVE)
+            return self._local.transport.channel(target)
+        return self._local.transport.channel(target, ca=self._ca, keepalive=KEEPALIVE)
 
     def _authorization(self, link: PeerLink) -> list[tuple[str, str]]:
         if self._token is None or link.target.startswith("unix:"):
@@ -365,4 +356,4 @@ async def _close(link: PeerLink) -> None:
     if link.watch is not None and link.watch is not asyncio.current_task():
         link.watch.cancel()
         await asyncio.wait((link.watch,))
-    await link.channel.close(grace=ASK_TIMEOUT_S)
+    await link.channel.close(ASK_TIMEOUT_S)

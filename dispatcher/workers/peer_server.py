@@ -18,6 +18,8 @@ from dispatcher.request.decoupled import DecoupledRequest
 from dispatcher.request.inference import Inference
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.service.state_sync import StateSync
+from dispatcher.transport.core.grpc_framing import JOIN
+from dispatcher.transport.seam import Server
 from dispatcher.workers import peer_links
 from dispatcher.workers.core import membership
 from dispatcher.workers.core.membership import WorkerId
@@ -27,13 +29,6 @@ from trefoil.runtime.scopes import Tokens
 from trefoil.runtime.socket_paths import socket_folder
 
 GRACE_S: Final = 1.0
-OPTIONS: Final = (
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 500),
-    ("grpc.http2.max_ping_strikes", 0),
-)
 
 Answer = Callable[[bytes], Awaitable[bytes]]
 
@@ -46,7 +41,7 @@ class PeerServer:
         self._inference = inference
         self._methods = asked
         self._sync = sync
-        self._server: grpc.aio.Server | None = None
+        self._server: Server | None = None
         self._socket: Path | None = None
         self._tokens = Tokens.from_settings(local.settings)
         self._own_trailer = ((peer_links.ANSWERED_BY, membership.worker_name(local.id)),)
@@ -58,22 +53,20 @@ class PeerServer:
             StartError, SettingError: it cannot.
         """
         address = self._local.settings.peer_address
-        server = self._server = grpc.aio.server(options=OPTIONS)
         handlers = {
-            "Infer": grpc.unary_unary_rpc_method_handler(self._infer),
+            "Infer": grpc.unary_unary_rpc_method_handler(self._infer, response_serializer=JOIN),
             "Flow": grpc.unary_stream_rpc_method_handler(self._flow),
             "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
         }
         handlers |= {n: grpc.unary_unary_rpc_method_handler(self._bytes_handler(a)) for n, a in self._methods.items()}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(peer_links.SERVICE, handlers),))
         if address:
-            self._local.peer_target = self._listen_to_all(server, address)
+            self._server = self._listen_to_all(handlers, address)
         else:
             self._socket = socket_of(self._local.settings.state_dir, self._local.id)
             self._local.peer_target = f"unix:{self._socket}"
-            self._bind(server.add_insecure_port, self._local.peer_target)
+            self._server = self._local.transport.peer_server(peer_links.SERVICE, handlers, self._local.peer_target)
             self._socket.chmod(0o600)
-        await server.start()
+        await self._server.start()
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -86,26 +79,18 @@ class PeerServer:
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
 
-    def _listen_to_all(self, server: grpc.aio.Server, address: str) -> str:
+    def _listen_to_all(self, handlers: dict[str, Any], address: str) -> Server:
         settings = self._local.settings
         host, port = rpc.split_address(address)
         own = f"{host}:{port + self._local.id[1] % membership.RESTART_STEP if port else 0}"
         rpc.check_listener(settings, own)
-        if settings.tls_certificate and settings.tls_key:
-            pair = (settings.tls_key.read_bytes(), settings.tls_certificate.read_bytes())
-            bound = self._bind(lambda a: server.add_secure_port(a, grpc.ssl_server_credentials([pair])), own)
-        else:
-            bound = self._bind(server.add_insecure_port, own)
-        return f"{host}:{bound}"
+        certificate, key = settings.tls_certificate, settings.tls_key
+        tls = (certificate, key) if certificate and key else None
+        server = self._local.transport.peer_server(peer_links.SERVICE, handlers, own, tls)
+        self._local.peer_target = f"{host}:{server.port}"
+        return server
 
-    def _bind(self, bind: Callable[[str], int], address: str) -> int:
-        try:
-            return int(bind(address))
-        except RuntimeError as error:
-            remedy = "set another peer_address, or a state_dir with room for a socket"
-            raise StartError(f"cannot listen ({error})", field="peer_address", value=address, remedy=remedy) from error
-
-    async def _infer(self, data: bytes, context: Any) -> bytes:
+    async def _infer(self, data: bytes, context: Any) -> tuple[bytes, ...]:
         await self._check(context)
         try:
             answer = await self._inference.answer(data, self._caller(context))
@@ -114,7 +99,7 @@ class PeerServer:
             raise AssertionError("abort returned") from refused
         named = ((peer_links.VARIANT, answer.variant.encode()), (peer_links.SLICE, codec.encode(answer.slice)))
         context.set_trailing_metadata((*(answer.trailers or ()), *self._own_trailer, *named))
-        return answer.data
+        return answer.parts
 
     async def _flow(self, data: bytes, context: Any) -> None:
         """One request of a decoupled family; its answers are those of a client's stream."""

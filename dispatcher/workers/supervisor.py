@@ -1,10 +1,11 @@
 """Keeps k workers of one dispatcher alive: `python -m dispatcher` with `workers` > 1 is this process.
 
-Each worker is a whole dispatcher of its own (`python -m dispatcher` again, with its number); all listen on the same
-ports (SO_REUSEPORT) and the kernel deals connections out. A worker that ends is started again at once, under a number
-that was never used; one that keeps ending is started ever more slowly, for ever. Only where none has ever lived is that
-given up. SIGTERM and SIGINT are passed on: all drain, and a second signal ends them fast. If this process is killed,
-the kernel tells the workers, which drain and end.
+Each worker is a whole dispatcher of its own (`python -m dispatcher` again, with its number). Clients' ports are bound
+here, once, and inherited: whoever waits to be accepted when a worker is killed is another worker's. On other ports, and
+with grpc.aio, which takes no socket, all listen (SO_REUSEPORT) and the kernel deals connections out. A worker that ends
+is started again at once, under a number that was never used; one that keeps ending is started ever more slowly, for
+ever. Only where none has ever lived is that given up. SIGTERM and SIGINT are passed on: all drain, and a second signal
+ends them fast. If this process is killed, the kernel tells the workers, which drain and end.
 """
 
 import asyncio
@@ -21,6 +22,8 @@ from typing import Final
 import structlog
 
 from dispatcher.settings import DispatcherSettings
+from dispatcher.transport.accepting import listen
+from dispatcher.transport.choice import Transport
 from dispatcher.workers.core.membership import RESTART_STEP
 from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.runtime import rpc
@@ -45,6 +48,7 @@ class Supervisor:
     def __init__(self, settings: DispatcherSettings, argv: Sequence[str], clock: Clock) -> None:
         self.dispatcher = f"dispatcher-{uuid.uuid4().hex[:12]}"
         self._settings = settings
+        self._transport = Transport.choose(settings.transport)
         self._argv = list(argv)
         self._clock = clock
         self._workers: dict[int, asyncio.subprocess.Process] = {}  # by place
@@ -53,6 +57,7 @@ class Supervisor:
         self._code = 0
         self._any_stable = False  # whether any worker ever lived for long
         self._held_sockets: list[socket.socket] = []
+        self._inherited: dict[str, socket.socket] = {}  # by the setting that names their descriptor
 
     async def run(self) -> int:
         """Supervise until told to stop, or until a worker refuses its settings; returns the exit code.
@@ -83,7 +88,7 @@ class Supervisor:
     def _hold_ports(self) -> dict[str, str]:
         """Take the ports for our workers, so that nobody else gets them while one is being started again. Sockets that
         do not listen get no connections."""
-        addresses = {}
+        addresses: dict[str, str] = {}
         for name in ADDRESSES:
             address = getattr(self._settings, name, "")
             if not address or address.startswith("unix:"):
@@ -92,6 +97,10 @@ class Supervisor:
             authenticated = name in FRONTS and settings.authenticates
             rpc.check_listener(settings, address, read_only=name == "metrics_address", authenticated=authenticated)
             rpc.check_port(address)
+            if name in FRONTS and (name == "rest_address" or self._transport.name == "h2"):
+                held = self._inherited[f"{name.removesuffix('_address')}_socket"] = listen(address, name)
+                addresses[name] = f"{address.rpartition(':')[0]}:{held.getsockname()[1]}"
+                continue
             host, port = rpc.split_address(address)
             held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
             self._held_sockets.append(held)
@@ -132,12 +141,14 @@ class Supervisor:
         return self._clock.monotonic_s() - self._started_s[place] >= STABLE_S
 
     async def _run_worker(self, place: int, worker: int, addresses: dict[str, str]) -> int:
-        values = {"worker": worker, "dispatcher": self.dispatcher, "supervisor_pid": os.getpid(), **addresses}
+        sockets = {name: each.fileno() for name, each in self._inherited.items()}
+        values = {"worker": worker, "dispatcher": self.dispatcher, "supervisor_pid": os.getpid()} | addresses | sockets
         assignments = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
         # A session of its own: a terminal's Ctrl-C comes to us alone, and from us to the workers, once.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "dispatcher", *self._argv, *assignments, start_new_session=True
-        )
+            sys.executable, "-m", "dispatcher", *self._argv, *assignments,
+            start_new_session=True, pass_fds=tuple(sockets.values()),
+        )  # fmt: skip
         self._workers[place] = process
         if self._stopping.is_set():
             self._signal(signal.SIGTERM)
@@ -150,6 +161,8 @@ class Supervisor:
     def _request_stop(self) -> None:
         """Every time we are told: the first lets workers drain, the second ends them at once."""
         self._stopping.set()
+        for shared in self._inherited.values():
+            shared.close()  # else the kernel would take connections that nobody accepts
         self._signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:

@@ -20,7 +20,7 @@ from dispatcher.workers.core import membership
 from dispatcher.workers.core.membership import RESTART_STEP
 from protos.dispatcher.v1 import dispatcher_pb2
 from tests.support import fake_triton as fake
-from tests.support.dispatching import Plane, Running, image, until
+from tests.support.dispatching import TRANSPORT, Plane, Running, image, until
 from tests.support.fake_triton import FakeTriton
 from tests.support.special_models import SpecialTriton, special_node, special_plan
 from tests.unit.dispatcher.worlds import node, plan, route, status, target
@@ -35,7 +35,7 @@ HERE = peer_links.__file__.rpartition("/dispatcher/")[0] + "/tests/support"
 
 @contextlib.asynccontextmanager
 async def worker(state, folder, number, name="d1", **more):
-    chosen = {"drain_s": 0.2, "window_s": 0.1, "ack_s": 0.5, "workers": 2, **more}
+    chosen = {"drain_s": 0.2, "window_s": 0.1, "ack_s": 0.5, "workers": 2, "transport": TRANSPORT, **more}
     settings = DispatcherSettings(
         state_dir=folder / name, inference_address="127.0.0.1:0", metrics_address="", worker=number, **chosen
     )
@@ -204,7 +204,7 @@ async def test_replicas_reach_each_other_over_tls_with_the_clusters_token(state,
         assert (answer.variant, answer.slice) == ("digits-l", target(0).slice)
         link = two.other.fronts.peers._links[two.server.local.id]
         with pytest.raises(grpc.aio.AioRpcError, match="no valid token"):
-            await link.channel.unary_unary(f"/{peer_links.SERVICE}/Table")(b"")
+            await link.channel.unary(f"/{peer_links.SERVICE}/Table", (b"",))
 
 
 async def test_questions_are_answered_by_all_workers(two):

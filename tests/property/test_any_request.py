@@ -170,7 +170,7 @@ def test_credits_that_workers_would_deal_for_years_are_refused():
 def door(tmp_path_factory):
     """Admission of a worker that routes `digits`."""
     local = LocalWorker(DispatcherSettings(state_dir=tmp_path_factory.mktemp("d")), "d", ManualClock(1000.0))
-    local.routing.transport.connect = lambda _: None
+    local.routing.connections.connect = lambda _: None
     local.routing.set_plan(plan([route([target(0)])]))
     local.routing.set_nodes([node([status(0)])])
     return Admission(local, Contracts(local))

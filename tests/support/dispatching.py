@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from trefoil.core.plan import Plan
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
+
+TRANSPORT = os.environ.get("TREFOIL_DISPATCHER_TRANSPORT", "h2")
+"""Of every dispatcher in a test's own event loop, as of those in processes."""
 
 
 class Plane:
@@ -98,7 +102,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def dispatching(state: State, folder: Path, **settings: Any) -> AsyncIterator[Running]:
-    chosen = {"drain_s": 0.0, "stop_grace_s": 0.2, "window_s": 0.1, "ack_s": 0.5, **settings}
+    chosen = {"drain_s": 0.0, "stop_grace_s": 0.2, "window_s": 0.1, "ack_s": 0.5, "transport": TRANSPORT, **settings}
     running = Running(
         DispatcherSettings(state_dir=folder, inference_address="127.0.0.1:0", metrics_address="", **chosen), state
     )
@@ -122,7 +126,7 @@ async def stop_idle(running: Running, key: SliceKey, slice_: FakeTriton) -> None
 
     A request that is sent before is lost with the connection; one that is sent after certainly reaches nobody.
     """
-    channel = running.local.routing.transport.connection(key).channel
+    channel = running.local.routing.connections.connection(key).channel
     await until(lambda: channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY)
     await slice_.stop()
     await until(lambda: channel.get_state() is not grpc.ChannelConnectivity.READY)

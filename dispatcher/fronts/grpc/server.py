@@ -3,31 +3,36 @@
 What access control refuses reaches no queue and is not booked as having arrived: demand is what could be answered.
 """
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from grpc_reflection.v1alpha._async import ReflectionServicer as AsyncReflection
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.access_control import AccessControl
 from dispatcher.fronts.contracts import Contracts
 from dispatcher.fronts.grpc.streams import Streams
 from dispatcher.fronts.kserve import UNIMPLEMENTED, KserveService
-from dispatcher.fronts.listening_sockets import ListeningSockets
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.core.tenants import ADMIN
 from dispatcher.request.inference import Inference
-from dispatcher.request.transport import SERVICE
 from dispatcher.service.graceful_shutdown import GracefulShutdown
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
+from dispatcher.transport.accepting import listen
+from dispatcher.transport.core.grpc_framing import JOIN
+from dispatcher.transport.seam import Server
+from dispatcher.transport.slices import SERVICE
 from dispatcher.workers.peer_links import Peers
 from trefoil.core.errors import TrefoilError, brief
 from trefoil.runtime import rpc
-from trefoil.runtime.connections import CallsUnderWay
-from trefoil.runtime.service import ServerPart
+from trefoil.runtime.connections import CallsUnderWay, guard_connections
 from trefoil.runtime.telemetry import Metrics
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
@@ -64,10 +69,84 @@ class Fronts:
         return cls(local, contracts, KserveService(local, contracts, peers), inference, access, peers, streams)
 
 
-def make_server(fronts: Fronts) -> rpc.RpcServer:
+class FrontServer(Server, Protocol):
+    """Inference server with health: what both transports' servers are."""
+
+    names: Sequence[str]
+
+    async def serving(self, full_name: str, yes: bool) -> None:
+        """Set the health of one service; "" is the process as a whole."""
+        ...
+
+
+class H2FrontServer:
+    """The inference port on libnghttp2, with health and reflection as grpc.aio's servers have them."""
+
+    def __init__(self, fronts: Fronts) -> None:
+        """Listen; raises like `rpc.make_server`."""
+        from dispatcher.transport.h2 import Held, Limits
+        from dispatcher.transport.h2_server import H2Server, Routes, ServerBounds, server_tls
+
+        settings = fronts.local.settings.front()
+        address = settings.inference_address
+        rpc.check_listener(settings, address, authenticated=settings.authenticates)
+        rpc.check_certificates(settings, settings.front_client_ca)
+        certificate, key = settings.tls_certificate, settings.tls_key
+        tls = server_tls(certificate, key, settings.front_client_ca) if certificate and key else None
+        self.names: Sequence[str] = (SERVICE,)
+        self._health = health.aio.HealthServicer()
+        routes = Routes()
+        routes.add_registered_method_handlers(SERVICE, handlers(fronts))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, routes)
+        named = (SERVICE, rpc.HEALTH_SERVICE, reflection.SERVICE_NAME)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(AsyncReflection(named), routes)
+        self._server = H2Server(
+            routes.handlers,
+            ServerBounds(
+                settings.message_bytes_max, settings.connection_unread_bytes_max, settings.message_s,
+                settings.connection_age_max_s, settings.connection_age_grace_s,
+            ),
+            Limits(
+                streams_max=settings.connection_streams_max,
+                header_bytes_max=settings.header_bytes_max,
+                resets_per_s=settings.resets_per_s,
+                resets_burst=10 * settings.resets_per_s,
+            ),
+            Held(settings.held_bytes_max),
+            listen(address, "inference_address", settings.inference_socket),
+            tls,
+            shared=settings.inference_socket >= 0,
+        )  # fmt: skip
+        self.port = self._server.port
+        self._calls = fronts.calls
+        self._guarding: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Serve, and report healthy: the process ("") and the service."""
+        for name in ("", *self.names):
+            await self.serving(name, True)
+        await self._server.start()
+        self._guarding = asyncio.create_task(guard_connections(self.port, self._calls.ports))
+
+    async def stop(self, grace_s: float) -> None:
+        """Turn unhealthy, let calls in flight finish within the grace, end the rest."""
+        if self._guarding is not None:
+            self._guarding.cancel()
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+    async def serving(self, full_name: str, yes: bool) -> None:
+        """Set the health of one service; "" is the process as a whole."""
+        states = health_pb2.HealthCheckResponse
+        await self._health.set(full_name, states.SERVING if yes else states.NOT_SERVING)
+
+
+def make_server(fronts: Fronts) -> FrontServer:
     """The bound inference server; raises like `rpc.make_server`."""
     settings = fronts.local.settings
-    generic = handlers(fronts)
+    if fronts.local.transport.name == "h2":
+        return H2FrontServer(fronts)
+    generic = grpc.method_handlers_generic_handler(SERVICE, handlers(fronts))
     return rpc.make_server(
         settings.front(),
         [(lambda _, server: server.add_generic_rpc_handlers((generic,)), None, SERVICE)],
@@ -75,7 +154,7 @@ def make_server(fronts: Fronts) -> rpc.RpcServer:
         intercept=False,  # two interceptors cost as much as the router
         message_bytes_max=settings.message_bytes_max,
         reuse_port=settings.workers > 1,
-        options=[*PENDING, *_ages(settings)],
+        options=[*PENDING, ("grpc.max_concurrent_streams", settings.connection_streams_max), *_ages(settings)],
         client_ca=settings.front_client_ca,
         authenticated=settings.authenticates,
         calls=fronts.calls,
@@ -83,7 +162,7 @@ def make_server(fronts: Fronts) -> rpc.RpcServer:
 
 
 def _ages(settings: DispatcherSettings) -> list[tuple[str, int]]:
-    """A client's connection stays with the worker that the kernel gave it to, until it is asked to come back."""
+    """A client's connection stays with the worker that accepted it, until it is asked to come back."""
     if not settings.connection_age_max_s:
         return []
     return [
@@ -92,22 +171,19 @@ def _ages(settings: DispatcherSettings) -> list[tuple[str, int]]:
     ]
 
 
-class InferencePart(ServerPart):
-    """Serves clients, and at the end lets what is in flight finish."""
+class InferencePart:
+    """Serves clients, and at the end lets what is in flight finish. A part of the service."""
 
     def __init__(self, fronts: Fronts, drain: GracefulShutdown | None = None) -> None:
-        super().__init__(lambda: make_server(fronts))
+        self.server: FrontServer | None = None
+        self._fronts = fronts
         self._local = fronts.local
-        self._streams = fronts.streams
         self._drain = drain or GracefulShutdown(fronts.local)
-        self._listening: ListeningSockets | None = None
 
     async def init(self) -> None:
-        """Listen."""
-        await super().init()
-        assert self.server is not None
-        if self._local.settings.workers > 1:
-            self._listening = ListeningSockets(self.server.port)
+        """Listen; raises like `rpc.make_server`."""
+        self.server = make_server(self._fronts)
+        await self.server.start()
 
     async def run(self) -> None:
         """Health follows readiness."""
@@ -123,18 +199,18 @@ class InferencePart(ServerPart):
         """No new requests from now on; those under way, queued ones included, have stop_grace_s to end."""
         assert self.server is not None
         self._local.draining = True
-        self._streams.close()
-        if self._listening is not None:
-            self._listening.close()
+        self._fronts.streams.close()
         await self._drain.stop_within(self.server.stop, self._local.settings.stop_grace_s)
-        await self._local.routing.transport.close()
+        await self._local.routing.connections.close()
 
 
-def handlers(fronts: Fronts) -> Any:
-    """The generic handler of all 20 methods."""
+def handlers(fronts: Fronts) -> dict[str, Any]:
+    """Handlers of all 20 methods, by name."""
     access = fronts.access
     table: dict[str, Any] = {
-        "ModelInfer": grpc.unary_unary_rpc_method_handler(_counted(_infer(fronts.inference, access), fronts.calls)),
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(
+            _counted(_infer(fronts.inference, access), fronts.calls), response_serializer=JOIN
+        ),
         "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
             _counted(_stream(fronts.streams, access), fronts.calls)
         ),
@@ -149,7 +225,7 @@ def handlers(fronts: Fronts) -> Any:
                 request_deserializer=getattr(pb, method.input_type.name).FromString,
                 response_serializer=getattr(pb, method.output_type.name).SerializeToString,
             )
-    return grpc.method_handlers_generic_handler(SERVICE, table)
+    return table
 
 
 def _counted(behaviour: Handler, calls: CallsUnderWay) -> Handler:
@@ -170,7 +246,7 @@ def _infer(inference: Inference, access: AccessControl) -> Handler:
     if access.open:
         return inference.infer
 
-    async def infer(data: bytes, context: Any) -> bytes:
+    async def infer(data: bytes, context: Any) -> tuple[bytes, ...]:
         try:
             tenant = access.authenticate_call(context.invocation_metadata())
             access.admit(tenant, len(data))

@@ -203,10 +203,11 @@ class RestApp:
         body = await compression.decompress(body, ask.headers.get("content-encoding", ""), self._decompressed_bytes_max)
         data, form = await self._decoded(ask, body, model, version)
         answer = await self._while_there(ask.receive, self._inference.answer(data, Caller(tenant=tenant.name)))
-        if len(answer.data) < PROCESS_BYTES or form.all_binary:
-            written, length = codec.encode(answer.data, form)
+        joined = answer.data
+        if len(joined) < PROCESS_BYTES or form.all_binary:
+            written, length = codec.encode(joined, form)
         else:
-            written, length = await self._large.encode(answer.data, form)
+            written, length = await self._large.encode(joined, form)
         headers: tuple[tuple[bytes, bytes], ...] = ()
         content_type = b"application/json"
         if length is not None:

@@ -6,7 +6,6 @@ import asyncio
 import math
 import socket
 import ssl
-from contextlib import suppress
 from typing import Any, Final
 
 import uvicorn
@@ -16,12 +15,11 @@ from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.fronts.rest.app import RestApp
 from dispatcher.service.graceful_shutdown import GracefulShutdown
 from dispatcher.settings import DispatcherSettings
-from trefoil.core.errors import StartError
+from dispatcher.transport.accepting import BACKLOG, accept, listen
 from trefoil.runtime import rpc
-from trefoil.runtime.connections import TICK_S, descriptors_short, guard_connections
+from trefoil.runtime.connections import guard_connections
 
 KEEP_ALIVE_S = 75
-BACKLOG = 4096  # who waits while descriptors are short
 
 
 class RestPart:
@@ -55,7 +53,7 @@ class RestPart:
         rpc.check_listener(settings, address, authenticated=settings.authenticates)
         rpc.check_certificates(settings, settings.front_client_ca)
         config = self._config(settings)
-        self._socket = _bound(address, settings.workers > 1)
+        self._socket = listen(address, "rest_address", settings.rest_socket)
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
         await self._server.startup(sockets=[])  # connections are accepted here, for as long as there is room
@@ -71,36 +69,20 @@ class RestPart:
                     task.cancel()
 
     async def _accept(self) -> None:
-        """Accept connections while descriptors are there; who comes when they are short waits in the kernel's queue,
-        where uvloop's own server would cut him off."""
-        assert self._server is not None
-        assert self._socket is not None
-        loop, config = asyncio.get_running_loop(), self._server.config
-        starting: set[asyncio.Task[None]] = set()
-        while True:
-            try:
-                if descriptors_short():
-                    await asyncio.sleep(TICK_S)
-                    continue
-                connection, _ = await loop.sock_accept(self._socket)
-            except OSError:  # it is gone already, or the last descriptor is
-                await asyncio.sleep(TICK_S)
-                continue
-            task = asyncio.create_task(self._start(loop, connection, config.ssl))
-            starting.add(task)
-            task.add_done_callback(starting.discard)
-
-    async def _start(
-        self, loop: asyncio.AbstractEventLoop, connection: socket.socket, context: ssl.SSLContext | None
-    ) -> None:
+        """Accept connections here, for as long as there is room, where uvloop's own server would cut them off."""
         server = self._server
         assert server is not None
+        assert self._socket is not None
+        loop = asyncio.get_running_loop()
 
         def protocol() -> BoundedProtocol:
             return BoundedProtocol(server.config, server.server_state, server.lifespan.state)
 
-        with suppress(OSError):  # a client that goes, or that TLS does not let in
-            await loop.connect_accepted_socket(protocol, connection, ssl=context)
+        async def begin(accepted: socket.socket) -> None:
+            await loop.connect_accepted_socket(protocol, accepted, ssl=server.config.ssl)
+
+        shared = self._local.settings.rest_socket >= 0
+        await accept(self._socket, begin, lambda: len(server.server_state.connections), shared)
 
     def _busy(self) -> set[int]:
         """Ports of the clients whose whole request is there and not yet answered."""
@@ -141,27 +123,6 @@ class RestPart:
         )  # fmt: skip
         config.load()
         return config
-
-
-def _bound(address: str, reuse_port: bool) -> socket.socket:
-    if not reuse_port:
-        rpc.check_port(address)
-    host, port = rpc.split_address(address)
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind((host, port))
-        bound.listen(BACKLOG)
-    except OSError as error:
-        bound.close()
-        raise StartError(
-            f"cannot listen ({error.strerror})", field="rest_address", value=address,
-            remedy="stop what listens there, or set another address",
-        ) from error  # fmt: skip
-    bound.setblocking(False)
-    return bound
 
 
 HEAD_BYTES_MAX: Final = 64 * 1024

@@ -4,7 +4,7 @@ Source: DESIGN section 5 (everything degrades by named rungs), CONTRACTS section
 Data: since when Redis has not answered, whether the plan came from disk, who holds the controller's lease, how old each
     node's status and the rates of receipts are.
 Decision: which rungs are in force, and in words what serves instead.
-Formulation: redis, disk, controller, agent, feed; each is in force or not, none hides another.
+Formulation: redis, disk, controller, agent, feed, transport; each is in force or not, none hides another.
 Deviations: while Redis is away nothing is known of who writes to it: only its own rung is said then, and what is old.
 """
 
@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-CAUSES: Final = ("redis", "disk", "controller", "agent", "feed")
+CAUSES: Final = ("redis", "disk", "controller", "agent", "feed", "transport")
 
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """State of what a dispatcher depends on. Ages are seconds; `stale_receipts` is what receipts say of their rates."""
+    """State of what a dispatcher depends on. Ages are seconds; `stale_receipts` is what receipts say of their rates,
+    `transport_instead` why the transport is not the one that was asked for."""
 
     redis_away_s: float = 0.0
     from_disk: bool = False
@@ -25,6 +26,7 @@ class Dependencies:
     controller: str = ""
     stale_nodes: Mapping[str, float] = field(default_factory=dict)
     stale_receipts: tuple[str, ...] = ()
+    transport_instead: str = ""
 
 
 def active_rungs(dependencies: Dependencies) -> dict[str, str]:
@@ -44,4 +46,6 @@ def active_rungs(dependencies: Dependencies) -> dict[str, str]:
         found["agent"] = f"no status of {nodes}: its slices are served as long as probes from here find them"
     if dependencies.stale_receipts:
         found["feed"] = f"receipts are carried on: {', '.join(dependencies.stale_receipts)}"
+    if dependencies.transport_instead:
+        found["transport"] = dependencies.transport_instead
     return found

@@ -255,7 +255,7 @@ async def test_a_slice_that_dies_takes_its_sequences_along_and_says_so(state, tm
                 _, home[id_] = await add(client, id_, 1, start=True)
             orphans = [id_ for id_ in home if home[id_] == 2]
             assert orphans
-            channel = world.local.routing.transport.connection(key(2)).channel
+            channel = world.local.routing.connections.connection(key(2)).channel
             mortal.process.kill()
             await until(lambda: channel.get_state() is not grpc.ChannelConnectivity.READY)
             for id_ in orphans:

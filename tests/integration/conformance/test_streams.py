@@ -180,7 +180,7 @@ async def test_a_connection_that_is_closed_under_a_request_is_told_on_the_stream
         await call.write(raw("repeat", "cut", COUNT=100, DELAY_MS=20))
         first = await call.read()
         number_of_slice = int.from_bytes(first.infer_response.raw_output_contents[1], "little")
-        await world.local.routing.transport.connection(key(number_of_slice)).channel.close()
+        await world.local.routing.connections.connection(key(number_of_slice)).channel.close()
         while not (last := await call.read()).error_message:
             assert last.infer_response.id == "cut"
         assert (last.error_message, last.infer_response.id) == ("the connection to its slice was closed", "cut")

@@ -19,7 +19,7 @@ from trefoil.core.fleet import SliceState
 
 pytestmark = pytest.mark.integration
 
-RATE_PER_S, DURATION_S = 58.0, 22.0
+RATE_PER_S, DURATION_S = 58.0, 26.0
 KILL_AFTER_S = 8.0
 WATCH_S, MARKS_WITHIN_S = 3.0, 90.0
 MOMENT_S = 0.01  # samples follow each other without a gap; a late one is followed by a short one

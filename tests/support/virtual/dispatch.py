@@ -99,7 +99,7 @@ class Worker:
         local = LocalWorker(
             DispatcherSettings(state_dir=self._system.folder, no_slice_wait_s=6.0, window_s=1.0), process.name, clock
         )
-        local.routing.transport = Silence()  # type: ignore[assignment]
+        local.routing.connections = Silence()  # type: ignore[assignment]
         state = State.connect("redis://virtual", "default", clock=clock)
         self._system.opening = self.files
         loop = dispatcher.service.state_sync.StateSync(local, state, Silent())  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ class Slices:
 async def local():
     made = LocalWorker(DispatcherSettings(log_every_requests=10**9), "d", WallClock())
     yield made
-    await made.routing.transport.close()
+    await made.routing.connections.close()
 
 
 def serve(local: LocalWorker, variants: dict[int, str], generation: int = 1) -> None:
@@ -109,20 +109,13 @@ class Junk:
 
     cut_reason = ""
 
-    def infer(self, data, timeout=None):
-        return self
-
-    def __await__(self):
-        return b"\xff\xff\xff"
-        yield
-
-    async def trailing_metadata(self):
-        return ()
+    async def infer(self, parts, timeout_s):
+        return b"\xff\xff\xff", ()
 
 
 async def test_an_answer_that_is_no_message_is_an_internal_error_and_gives_its_credit_back(local, monkeypatch):
     serve(local, {0: "digits-l"})  # two credits
-    monkeypatch.setattr(local.routing.transport, "connection", lambda _: Junk())
+    monkeypatch.setattr(local.routing.connections, "connection", lambda _: Junk())
     inference = Inference(local, Contracts(local))
     request = pb.ModelInferRequest(model_name="digits", id="x")
     request.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])

@@ -23,15 +23,8 @@ class Slice:
         answer.raw_output_contents.append(bytes(40))
         self.answer = answer.SerializeToString()
 
-    def infer(self, data, timeout=None):
-        return self
-
-    def __await__(self):
-        return self.answer
-        yield
-
-    async def trailing_metadata(self):
-        return ()
+    async def infer(self, parts, timeout_s):
+        return self.answer, ()
 
 
 class Context:
@@ -44,7 +37,7 @@ async def test_admitting_routing_and_booking_a_request_stays_within_its_budget(m
     local.routing.set_nodes([node([status(n) for n in range(14)])])
     local.routing.set_plan(plan([route([target(n, "digits-l" if n % 2 else "digits-xs", 1 / 14) for n in range(14)])]))
     slice_ = Slice()
-    monkeypatch.setattr(local.routing.transport, "connection", lambda _: slice_)
+    monkeypatch.setattr(local.routing.connections, "connection", lambda _: slice_)
     inference = Inference(local, Contracts(local))
     request = pb.ModelInferRequest(model_name="digits", id="x")
     request.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
@@ -57,7 +50,7 @@ async def test_admitting_routing_and_booking_a_request_stays_within_its_budget(m
             await inference.infer(data, Context())
         best_us = min(best_us, (time.thread_time() - started_s) / count * 1e6)
         rounds += 1
-    await local.routing.transport.close()
+    await local.routing.connections.close()
     assert local.accounting.load.totals["digits"].answered == rounds * count
     assert best_us < BUDGET_US
 

@@ -136,7 +136,7 @@ async def test_a_worker_has_one_router_for_the_group_and_moves_families_between_
     assert not made.routing.in_flight()
     made.routing.set_plan(plan([of("cats", shared())], number=3))
     assert made.routing.queues["dogs"].live == frozenset()
-    await made.routing.transport.close()
+    await made.routing.connections.close()
 
 
 def test_a_router_for_a_group_needs_one_worker():
@@ -246,7 +246,7 @@ async def test_every_router_is_told_of_carbon_when_it_is_made_and_when_the_ratio
     queue.carbon(0.7, 0.0)
     queue.table(of("cats", shared()), "", 0.0)
     assert queue.router.ratios == [0.7]
-    await made.routing.transport.close()
+    await made.routing.connections.close()
 
 
 def test_a_ratio_that_is_old_or_of_another_series_or_without_its_reading_is_not_known():
@@ -282,7 +282,7 @@ async def test_a_ticket_has_its_own_objective_or_its_classs_or_its_familys():
     assert made.routing.slo_ms("cats", RequestParameters(slo_class="other")) == 200.0
     assert made.routing.slo_ms("cats", RequestParameters()) == 200.0
     assert made.routing.slo_ms("dogs", RequestParameters()) == 0.0
-    await made.routing.transport.close()
+    await made.routing.connections.close()
 
 
 # --- statuses, one a second and node ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ AWAY = {
     "disk": {"from_disk": True},
     "controller": {"controller": ""},
     "agent": {"stale_nodes": {"node0": 7.0}},
+    "transport": {"transport_instead": "libnghttp2 cannot be loaded: grpc.aio serves instead"},
     "feed": {"stale_receipts": ("the carbon reading is old and carried on",)},
 }
 

@@ -1,58 +1,44 @@
-"""Moves bytes to slices and back: one long-lived channel per slice, raw bytes, no decision.
-
-Traps that this file knows (measured): the default receive limit of 4 MB; one retry loop only, ours; channels to the
-same address share a connection unless told otherwise; the default reconnect backoff grows to two minutes.
-"""
+"""Moves bytes to slices and back: one long-lived channel per slice and generation, raw bytes, no decision."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final
 
-import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.routing.core.routing_table import Endpoint
+from dispatcher.transport.choice import Transport
+from dispatcher.transport.seam import Channel, Trailers
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import SliceKey
 
 SERVICE: Final = "inference.GRPCInferenceService"
 CLOSE_GRACE_S: Final = 600.0  # calls in flight on a connection that is replaced end by themselves, or by their deadline
-
-OPTIONS: Final = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_metadata_size", 64 * 1024),  # a slice's error says names and ids again: ours to shorten
-    ("grpc.absolute_max_metadata_size", 128 * 1024),
-    ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),  # the patience of one attempt; the pause between two is the other two
-    ("grpc.max_reconnect_backoff_ms", 500),
-)
+_INFER: Final = f"/{SERVICE}/ModelInfer"
+_STREAM: Final = f"/{SERVICE}/ModelStreamInfer"
 
 
 class Connection:
-    """Channel to one slice with its methods, made once."""
+    """Channel to one slice with its methods."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, channel: Channel) -> None:
         self.endpoint = endpoint
+        self.channel = channel
         self.cut_reason = ""
         """Why its calls were cut off: they then end as cancelled, though nobody left."""
-        self.channel = grpc.aio.insecure_channel(endpoint.target, options=OPTIONS)
-        self.infer = self.channel.unary_unary(f"/{SERVICE}/ModelInfer")
-        self.stream = self.channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")  # bytes of each message, both ways
-        self._typed: dict[str, Any] = {}
+
+    async def infer(self, parts: Sequence[bytes], timeout_s: float | None) -> tuple[bytes, Trailers]:
+        """Answer to a ModelInferRequest, in parts, and the trailers; raises AioRpcError."""
+        return await self.channel.unary(_INFER, parts, timeout_s)
+
+    def stream(self, parts: Sequence[bytes], timeout_s: float | None) -> AsyncGenerator[bytes, None]:
+        """Answers to the one request of a stream; raises AioRpcError."""
+        return self.channel.stream(_STREAM, parts, timeout_s)
 
     async def ask(self, method: str, request: Any, answer: Any, timeout_s: float) -> Any:
         """Call any other unary method, with messages; raises AioRpcError."""
-        if method not in self._typed:
-            self._typed[method] = self.channel.unary_unary(
-                f"/{SERVICE}/{method}",
-                request_serializer=type(request).SerializeToString,
-                response_deserializer=answer.FromString,
-            )
-        return await self._typed[method](request, timeout=timeout_s)
+        data, _ = await self.channel.unary(f"/{SERVICE}/{method}", (request.SerializeToString(),), timeout_s)
+        return answer.FromString(data)
 
     async def ready(self, family: str, timeout_s: float) -> bool:
         """Ask whether the server takes requests for the family; raises AioRpcError."""
@@ -63,10 +49,11 @@ class Connection:
         return bool(model.ready)
 
 
-class Transport:
+class SliceConnections:
     """Connections of one worker to its slices. Belongs to one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._connections: dict[SliceKey, Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -78,9 +65,7 @@ class Transport:
                 self._retire(connection)
         for slice_, endpoint in endpoints.items():
             if slice_ not in self._connections:
-                connection = Connection(endpoint)
-                connection.channel.get_state(try_to_connect=True)  # not at the first request
-                self._connections[slice_] = connection
+                self._connections[slice_] = Connection(endpoint, self._transport.channel(endpoint.target))
 
     def connection(self, slice_: SliceKey) -> Connection:
         """Connection to a slice.

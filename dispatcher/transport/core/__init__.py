@@ -1,0 +1,1 @@
+"""What gRPC writes into HTTP/2: pure, without a socket."""

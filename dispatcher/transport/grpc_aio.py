@@ -1,0 +1,122 @@
+"""The `grpc` transport: grpc.aio behind the seam.
+
+Traps that this file knows (measured): the default receive limit of 4 MB; one retry loop only, ours; channels to the
+same address share a connection unless told otherwise; the default reconnect backoff grows to two minutes.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Final
+
+import grpc
+
+from dispatcher.transport.core.grpc_framing import JOIN
+from dispatcher.transport.seam import Keepalive, Metadata, Trailers
+from trefoil.core.errors import StartError
+
+OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", 64 * 1024),  # a slice's error says names and ids again: ours to shorten
+    ("grpc.absolute_max_metadata_size", 128 * 1024),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),  # the patience of one attempt; the pause between two is the other two
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
+SERVER_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+class GrpcChannel:
+    """Channel of grpc.aio."""
+
+    def __init__(self, target: str, *, ca: bytes | None = None, keepalive: Keepalive | None = None) -> None:
+        options: list[tuple[str, int]] = [*OPTIONS]
+        if keepalive is not None:
+            options += [
+                ("grpc.keepalive_time_ms", int(keepalive.every_s * 1e3)),
+                ("grpc.keepalive_timeout_ms", int(keepalive.timeout_s * 1e3)),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.max_pings_without_data", 0),
+            ]
+        if ca is None:
+            self._channel = grpc.aio.insecure_channel(target, options=options)
+        else:
+            self._channel = grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(ca), options=options)
+        self._channel.get_state(try_to_connect=True)  # not at the first request
+        self._methods: dict[tuple[str, str], Any] = {}
+
+    def get_state(self, try_to_connect: bool = False) -> Any:
+        """State of the connection."""
+        return self._channel.get_state(try_to_connect=try_to_connect)
+
+    async def wait_for_state_change(self, last: Any) -> None:
+        """Wait until the state is not this one."""
+        await self._channel.wait_for_state_change(last)
+
+    async def unary(
+        self, path: str, parts: Sequence[bytes], timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> tuple[bytes, Trailers]:
+        """Answer and trailing metadata."""
+        call = self._method("unary_unary", path)(parts, timeout=timeout_s, metadata=tuple(metadata))
+        data = await call
+        return bytes(data), tuple(await call.trailing_metadata() or ())
+
+    async def stream(
+        self, path: str, parts: Sequence[bytes], timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> AsyncGenerator[bytes, None]:
+        """Answers to one message."""
+        call = self._method("unary_stream", path)(parts, timeout=timeout_s, metadata=tuple(metadata))
+        try:
+            async for data in call:
+                yield data
+        finally:
+            call.cancel()  # does nothing after its end
+
+    async def close(self, grace_s: float | None = None) -> None:
+        """Take no more calls."""
+        await self._channel.close(grace_s)
+
+    def _method(self, kind: str, path: str) -> Any:
+        made = self._methods.get((kind, path))
+        if made is None:
+            made = self._methods[kind, path] = getattr(self._channel, kind)(path, request_serializer=JOIN)
+        return made
+
+
+class GrpcServer:
+    """Server of grpc.aio for other workers: handlers of one service, without health or reflection."""
+
+    def __init__(
+        self, service: str, handlers: Mapping[str, Any], address: str, tls: tuple[bytes, bytes] | None
+    ) -> None:
+        """`address` is host:port or unix:path; `tls` the PEM key and chain.
+
+        Raises:
+            StartError: it cannot listen there.
+        """
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        try:
+            if tls is not None:
+                self.port = int(self._server.add_secure_port(address, grpc.ssl_server_credentials([tls])))
+            else:
+                self.port = int(self._server.add_insecure_port(address))
+        except RuntimeError as error:
+            remedy = "set another peer_address, or a state_dir with room for a socket"
+            raise StartError(f"cannot listen ({error})", field="peer_address", value=address, remedy=remedy) from error
+
+    async def start(self) -> None:
+        """Serve."""
+        await self._server.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop."""
+        await self._server.stop(grace_s)

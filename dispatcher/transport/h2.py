@@ -1,0 +1,263 @@
+"""One HTTP/2 connection of either end in asyncio, on libnghttp2 (wheel ngh2). Nothing else imports ngh2.
+
+What is written in one turn of the event loop goes out as one. Data counts as received only once somebody has `taken`
+it: until then the peer's window stays closed by as much, so nobody can fill us with what nobody reads.
+
+ngh2 is young (0.3): what is used of it is held by tests/contract/test_ngh2.py.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, cast
+
+import ngh2
+
+NO_ERROR: Final = 0
+CANCEL: Final = 8
+ENHANCE_YOUR_CALM: Final = 11
+
+Headers = Sequence[tuple[bytes, bytes]]
+WRITE_BYTES: Final = 256 * 1024  # in one piece: a larger one would be copied once more
+READ_BYTES: Final = 256 * 1024
+FRAME_BYTES: Final = 1 << 20  # that a peer may send in one frame
+_MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE, _MAX_HEADER_LIST_SIZE = 3, 4, 5, 6
+_PING: Final = b"trefoil!"
+
+_read_buffer: Final = memoryview(bytearray(READ_BYTES))
+"""What a read fills is used up before the next one begins, on whichever connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one connection."""
+
+    streams_max: int = 4096
+    header_bytes_max: int = 64 * 1024
+    stream_window_bytes: int = 1 << 20
+    connection_window_bytes: int = 1 << 24
+    resets_per_s: int = 1000
+    resets_burst: int = 10_000
+
+
+class Held:
+    """Bytes of messages that nobody has taken yet, either way, over all connections of a worker."""
+
+    def __init__(self, bytes_max: int = 1 << 62) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self.unsent_bytes = 0  # of these: answers that their clients do not read
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no more room."""
+        return self.bytes > self.bytes_max
+
+    @property
+    def unsent_full(self) -> bool:
+        """Whether answers alone take half of it."""
+        return 2 * self.unsent_bytes > self.bytes_max
+
+    def add_unsent(self, count: int) -> None:
+        """Count what is not read, or, below 0, what has been."""
+        self.bytes += count
+        self.unsent_bytes += count
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One end of a connection; subclasses say what streams do. Belongs to one event loop."""
+
+    ROLE: ClassVar[Any]
+    EVENTS: ClassVar[Mapping[type, str]] = {}
+    """Name of the method that takes each event."""
+
+    def __init__(self, limits: Limits, held: Held) -> None:
+        self.limits = limits
+        self.held = held
+        self.loop = asyncio.get_running_loop()
+        self.transport: asyncio.Transport | None = None
+        self.closed = False
+        self.unsent_bytes = 0  # that the peer has not read
+        self._h2 = ngh2.Connection(
+            self.ROLE,
+            ngh2.Configuration(
+                auto_window_update=False,
+                stream_reset_rate_limit=(limits.resets_burst, limits.resets_per_s),
+                max_inbound_header_list_size=limits.header_bytes_max,
+                max_send_header_block_length=max(65_536, limits.header_bytes_max),
+            ),
+        )
+        self._takers = {event: getattr(self, name) for event, name in self.EVENTS.items()}
+        self._scheduled = False
+        self._paused = False
+        self._ping_sent_s = 0.0
+        self._ping_answered: Callable[[], None] | None = None
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say hello."""
+        self.transport = cast(asyncio.Transport, transport)
+        limits = self.limits
+        self._h2.initiate_connection(
+            {
+                _MAX_CONCURRENT_STREAMS: limits.streams_max,
+                _INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+                _MAX_FRAME_SIZE: FRAME_BYTES,
+                _MAX_HEADER_LIST_SIZE: limits.header_bytes_max,
+            }
+        )
+        self._h2.set_local_window_size(limits.connection_window_bytes)
+        self.flush()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        return _read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what has come."""
+        if self.closed:
+            return
+        try:
+            self._h2.receive_data(_read_buffer[:nbytes])
+            takers = self._takers
+            for event in self._h2.events():
+                taker = takers.get(type(event))
+                if taker is not None:
+                    taker(event)
+        except ngh2.NGH2Error as error:
+            self.lost(f"its peer does not speak HTTP/2 as it should: {error}")
+            return
+        self.schedule()
+
+    def eof_received(self) -> bool:
+        """Half a connection is none."""
+        return False
+
+    def pause_writing(self) -> None:
+        """The peer reads more slowly than we write."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._paused = False
+        self.schedule()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        self.lost(f"Socket closed ({exc})" if exc else "Socket closed")
+
+    # What subclasses call
+
+    def schedule(self) -> None:
+        """Write at the end of this turn."""
+        if not self._scheduled:
+            self._scheduled = True
+            self.loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write as much as the peer's windows and the socket take."""
+        self._scheduled = False
+        if self.closed or self.transport is None or self.transport.is_closing():
+            return
+        h2, transport = self._h2, self.transport
+        try:
+            while not self._paused and (data := h2.data_to_send(WRITE_BYTES)):
+                transport.write(data)
+            unsent = h2.queued_body_size() + transport.get_write_buffer_size()
+            done = not h2.want_read and not h2.want_write
+        except ngh2.NGH2Error as error:
+            self.lost(f"HTTP/2 broke: {error}")
+            return
+        if unsent or self.unsent_bytes:
+            self.held.add_unsent(unsent - self.unsent_bytes)
+            less, self.unsent_bytes = unsent < self.unsent_bytes, unsent
+            if less:
+                self.on_sent()
+        if done:
+            self.end()
+
+    def end(self) -> None:
+        """Close the socket once everything has been written."""
+        if not self.closed and self.transport is not None and not self.transport.is_closing():
+            self.transport.close()
+
+    def taken(self, stream_id: int, count: int) -> None:
+        """So many bytes of a stream have been taken: its peer may send as many more."""
+        if count and not self.closed:
+            self._h2.acknowledge_received_data(count, stream_id)
+            self.schedule()
+
+    def reset(self, stream_id: int, error_code: int = CANCEL) -> None:
+        """End a stream both ways; nothing happens if it has ended."""
+        if self.closed:
+            return
+        try:
+            self._h2.reset_stream(stream_id, error_code)
+        except (ngh2.StreamUnavailableError, ngh2.ConnectionStateError):
+            return
+        self.schedule()
+
+    def unsent_of(self, stream_id: int) -> int:
+        """Bytes of a stream that still wait for its peer's window."""
+        return 0 if self.closed else int(self._h2.queued_body_size(stream_id))
+
+    def say_goodbye(self, last: bool) -> None:
+        """GOAWAY: a notice first, with which nothing is lost; then, `last`, that no new stream is taken."""
+        if self.closed:
+            return
+        try:
+            if last:
+                self._h2.send_goaway(NO_ERROR)
+            else:
+                self._h2.send_shutdown_notice()
+        except ngh2.NGH2Error:
+            return  # it is ending already
+        self.schedule()
+
+    def ping(self, answered: Callable[[], None]) -> None:
+        """Ask whether the peer is there."""
+        if not self.closed:
+            self._ping_answered = answered
+            self._h2.ping(_PING)
+            self.schedule()
+
+    def on_pong(self, event: Any) -> None:
+        """The peer is there."""
+        if self._ping_answered is not None:
+            answered, self._ping_answered = self._ping_answered, None
+            answered()
+
+    def lost(self, why: str) -> None:
+        """The connection has ended, for whichever reason: once, and for good."""
+        if self.closed:
+            return
+        self.closed = True
+        self.held.add_unsent(-self.unsent_bytes)
+        self.unsent_bytes = 0
+        if self.transport is not None:
+            self.transport.abort()
+        self.on_lost(why)
+
+    # What subclasses do
+
+    def on_lost(self, why: str) -> None:
+        """Everything under way has ended."""
+        raise NotImplementedError
+
+    def on_sent(self) -> None:
+        """The peer has read something."""
+
+
+CLIENT: Final = ngh2.Role.CLIENT
+SERVER: Final = ngh2.Role.SERVER
+RequestReceived: Final = ngh2.RequestReceived
+ResponseReceived: Final = ngh2.ResponseReceived
+DataReceived: Final = ngh2.DataReceived
+TrailersReceived: Final = ngh2.TrailersReceived
+StreamReset: Final = ngh2.StreamReset
+StreamClosed: Final = ngh2.StreamClosed
+SettingsReceived: Final = ngh2.SettingsReceived
+PingAcknowledged: Final = ngh2.PingAcknowledged
+GoAwayReceived: Final = ngh2.GoAwayReceived
+Http2Error: Final = ngh2.NGH2Error

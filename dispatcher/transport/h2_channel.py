@@ -1,0 +1,484 @@
+"""gRPC client on HTTP/2: one connection to one server, made anew when it breaks, with the states of gRPC's channels.
+
+Errors are `grpc.aio.AioRpcError` with codes and texts as gRPC has them, so that whoever judges them need not know which
+transport it was. What certainly reached nobody says so ("failed to connect", "shutting down").
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import grpc
+
+from dispatcher.transport import h2
+from dispatcher.transport.core import grpc_framing as framing
+from dispatcher.transport.core.grpc_framing import FramingError, MessageReader
+from dispatcher.transport.seam import Keepalive, Metadata, Trailers
+
+BACKOFF_FIRST_S: Final = 0.1
+BACKOFF_MAX_S: Final = 0.5
+CONNECT_S: Final = 1.0
+"""The patience of one attempt, until the server has said hello: the kernel of a stopped one takes connections."""
+LIMITS: Final = h2.Limits(
+    header_bytes_max=128 * 1024,  # a slice's error says names and ids again: ours to shorten
+    stream_window_bytes=1 << 24,
+    connection_window_bytes=1 << 26,
+)
+State = grpc.ChannelConnectivity
+
+
+class _Call:
+    """One call: its answers so far, and its end."""
+
+    __slots__ = ("connection", "encoding", "end", "ended", "headers", "messages", "parts", "reader", "stream_id",
+                 "streaming", "timer", "told", "unread_bytes", "waiter")  # fmt: skip
+
+    def __init__(self, headers: h2.Headers, parts: Sequence[bytes], streaming: bool) -> None:
+        self.headers = headers
+        self.parts = parts
+        self.streaming = streaming
+        self.connection: _ClientConnection | None = None
+        self.stream_id = 0
+        self.reader = MessageReader(-1)
+        self.messages: deque[framing.Message] = deque()
+        self.encoding = ""
+        self.told: tuple[tuple[bytes, bytes], ...] = ()
+        self.end: BaseException | None = None
+        self.ended = False
+        self.waiter: asyncio.Future[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.unread_bytes = 0
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+        self.waiter = None
+
+    def finish(self, error: BaseException | None) -> None:
+        """It has ended; what it still has to read can be read."""
+        if self.ended:
+            return
+        self.ended = True
+        self.end = error
+        if self.timer is not None:
+            self.timer.cancel()
+        self.wake()
+
+    def decoded(self, message: framing.Message) -> bytes:
+        """Bytes of a message; raises AioRpcError for one that is none."""
+        if not message.compressed:
+            return message.data
+        try:
+            return framing.inflate(message.data, self.encoding, -1)
+        except FramingError as error:
+            raise _error(error.code, error.details) from error
+
+
+class _ClientConnection(h2.Connection):
+    """One connection to the server. `gone` is set once it takes no more calls."""
+
+    ROLE = h2.CLIENT
+    EVENTS: ClassVar[Mapping[type, str]] = {
+        h2.ResponseReceived: "on_response",
+        h2.DataReceived: "on_data",
+        h2.TrailersReceived: "on_trailers",
+        h2.StreamClosed: "on_closed",
+        h2.SettingsReceived: "on_settings",
+        h2.PingAcknowledged: "on_pong",
+        h2.GoAwayReceived: "on_goaway",
+    }
+
+    def __init__(self) -> None:
+        super().__init__(LIMITS, h2.Held())
+        self.calls: dict[int, _Call] = {}
+        self.ready: asyncio.Future[None] = self.loop.create_future()
+        self.gone = asyncio.Event()
+        self.idle: asyncio.Future[None] = self.loop.create_future()  # gone, and nothing is under way
+
+    def on_settings(self, _: Any) -> None:
+        """The server speaks HTTP/2."""
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    def begin(self, call: _Call) -> None:
+        """Send a call."""
+        call.connection = self
+        parts, size = call.parts, sum(map(len, call.parts))
+        try:
+            call.stream_id = stream_id = self._h2.send_request(call.headers)
+            if size < 16384:
+                self._h2.send_data(stream_id, b"".join((framing.prefix(size), *parts)), end_stream=True)
+            else:
+                self._h2.send_data(stream_id, framing.prefix(size))
+                for part in parts[:-1]:
+                    self._h2.send_data(stream_id, part)
+                self._h2.send_data(stream_id, parts[-1], end_stream=True)
+        except h2.Http2Error as error:
+            call.finish(_error("UNAVAILABLE", f"failed to connect: the connection takes no more calls ({error})"))
+            self.gone.set()
+            return
+        call.parts = ()
+        self.calls[stream_id] = call
+        self.schedule()
+
+    def drop(self, call: _Call) -> None:
+        """Cancel a call on its server."""
+        self.take(call, call.unread_bytes)
+        if self.calls.pop(call.stream_id, None) is not None:
+            self.reset(call.stream_id)
+            self.end_if_idle()
+
+    def on_response(self, event: Any) -> None:
+        """Headers of an answer, or, where nothing follows, its end."""
+        call = self.calls.get(event.stream_id)
+        if call is None:
+            return
+        told = dict(event.headers)
+        if event.end_stream:
+            self._finish(call, event.headers)
+        elif told.get(b":status") != b"200":
+            self._fail(call, *framing.status_of_http(told.get(b":status", b"")))
+        elif not told.get(b"content-type", b"").startswith(b"application/grpc"):
+            self._fail(call, "UNKNOWN", "the answer is none of gRPC")
+        else:
+            call.encoding = told.get(b"grpc-encoding", b"").decode("latin-1")
+
+    def on_data(self, event: Any) -> None:
+        """A part of an answer."""
+        stream_id, data = event.stream_id, event.data
+        call = self.calls.get(stream_id)
+        if call is None:
+            self.taken(stream_id, len(data))
+            return
+        call.unread_bytes += len(data)
+        try:
+            found = call.reader.feed(data)
+        except FramingError as error:
+            self._fail(call, error.code, error.details)
+            return
+        call.messages.extend(found)
+        if not call.streaming or (not found and call.waiter is not None):
+            self.take(call, call.unread_bytes)
+        elif found:
+            call.wake()
+        if event.end_stream:  # the answer ends without trailers
+            self._finish(call, ())
+
+    def take(self, call: _Call, count: int) -> None:
+        """So many bytes of a call have been read, or are waited for."""
+        call.unread_bytes -= count
+        self.taken(call.stream_id, count)
+
+    def on_trailers(self, event: Any) -> None:
+        """The end of an answer."""
+        call = self.calls.get(event.stream_id)
+        if call is not None:
+            self._finish(call, event.headers)
+
+    def on_closed(self, event: Any) -> None:
+        """A stream ended both ways; a call that has no end by then was reset."""
+        call = self.calls.get(event.stream_id)
+        if call is not None:
+            self._fail(call, *framing.status_of_reset(event.error_code))
+
+    def on_goaway(self, event: Any) -> None:
+        """The server takes no more calls here."""
+        self.gone.set()
+        for stream_id, call in list(self.calls.items()):
+            if stream_id > event.last_stream_id:
+                self._fail(call, *framing.status_of_reset(7))
+        self.end_if_idle()
+
+    def on_lost(self, why: str) -> None:
+        """Everything under way has failed."""
+        self.gone.set()
+        if not self.ready.done():
+            self.ready.set_exception(ConnectionError(why))
+            self.ready.exception()  # whoever asks gets it; nobody need ask
+        calls, self.calls = self.calls, {}
+        for call in calls.values():
+            call.finish(_error("UNAVAILABLE", why))
+        self.end_if_idle()
+
+    def cut(self) -> None:
+        """End at once: calls under way are cancelled."""
+        calls, self.calls = self.calls, {}
+        for call in calls.values():
+            self.reset(call.stream_id)
+            call.finish(asyncio.CancelledError("its connection was closed"))
+        self.flush()
+        self.lost("closed")
+
+    def _finish(self, call: _Call, headers: h2.Headers) -> None:
+        if not self.calls.pop(call.stream_id, None):
+            return
+        told = dict(headers)
+        code, details = framing.status_of_trailers(told)
+        if code == "OK" and call.reader.unfinished:
+            code, details = "INTERNAL", "the answer ended within a message"
+        elif code == "OK" and not call.streaming and len(call.messages) != 1:
+            code, details = "INTERNAL", f"{len(call.messages)} messages answer a unary call"
+        call.told = tuple(headers)
+        call.finish(None if code == "OK" else _error(code, details, framing.decode_metadata(headers)))
+        self.end_if_idle()
+
+    def _fail(self, call: _Call, code: str, details: str) -> None:
+        call.finish(_error(code, details))
+        self.drop(call)
+
+    def end_if_idle(self) -> None:
+        """Close a connection that takes no more calls and has none."""
+        if self.gone.is_set() and not self.calls:
+            if not self.idle.done():
+                self.idle.set_result(None)
+            self.flush()
+            self.end()
+
+
+class H2Channel:
+    """Channel to one server: `host:port`, or `unix:path`. It connects at once, and again whenever it has to.
+
+    `ca` (PEM) turns TLS on. Belongs to one event loop.
+    """
+
+    def __init__(self, target: str, *, ca: bytes | None = None, keepalive: Keepalive | None = None) -> None:
+        self.target = target
+        self._tls = client_tls(ca) if ca is not None else None
+        self._keepalive = keepalive
+        self._state = State.IDLE
+        self._changed: asyncio.Future[None] | None = None
+        self._why = "not connected yet"
+        self._connection: _ClientConnection | None = None
+        self._old: set[_ClientConnection] = set()
+        self._waiting: list[_Call] = []
+        self._closed = False
+        authority = (target if not target.startswith("unix:") else "localhost").encode()
+        scheme = b"http" if self._tls is None else b"https"
+        self._head = (
+            (b":method", b"POST"), (b":scheme", scheme), (b":authority", authority), (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"), (b"grpc-accept-encoding", framing.ACCEPTED),
+        )  # fmt: skip
+        self._paths: dict[str, tuple[tuple[bytes, bytes], ...]] = {}
+        self._connecting = asyncio.get_running_loop().create_task(self._keep_connected(), name=f"connect to {target}")
+
+    # States
+
+    def get_state(self, try_to_connect: bool = False) -> Any:
+        """State of the connection. It always tries to connect."""
+        return self._state
+
+    async def wait_for_state_change(self, last: Any) -> None:
+        """Wait until the state is not this one."""
+        while self._state is last:
+            if self._changed is None or self._changed.done():
+                self._changed = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._changed)
+
+    # Calls
+
+    async def unary(
+        self, path: str, parts: Sequence[bytes], timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> tuple[bytes, Trailers]:
+        """Answer and trailing metadata of a unary call. Cancelling it cancels it on the server.
+
+        Raises:
+            grpc.aio.AioRpcError: the status that it ended with.
+        """
+        call = self._begin(path, parts, timeout_s, metadata, streaming=False)
+        try:
+            if not call.ended:
+                call.waiter = asyncio.get_running_loop().create_future()
+                await call.waiter
+        except asyncio.CancelledError:
+            self._drop(call)
+            raise
+        if call.end is not None:
+            raise call.end
+        return call.decoded(call.messages[0]), framing.decode_metadata(call.told)
+
+    async def stream(
+        self, path: str, parts: Sequence[bytes], timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> AsyncGenerator[bytes, None]:
+        """Answers to one message, as they come; raises like `unary`. Closing it cancels the call on the server."""
+        call = self._begin(path, parts, timeout_s, metadata, streaming=True)
+        try:
+            while True:
+                while not call.messages:
+                    if call.ended:
+                        if call.end is not None:
+                            raise call.end
+                        return
+                    call.waiter = asyncio.get_running_loop().create_future()
+                    if call.connection is not None:
+                        call.connection.take(call, call.unread_bytes)
+                    await call.waiter
+                message = call.messages.popleft()
+                if call.connection is not None:
+                    call.connection.take(call, min(call.unread_bytes, framing.PREFIX.size + len(message.data)))
+                yield call.decoded(message)
+        finally:
+            self._drop(call)
+
+    def _begin(
+        self,
+        path: str,
+        parts: Sequence[bytes],
+        timeout_s: float | None,
+        metadata: Metadata,
+        streaming: bool,
+    ) -> _Call:
+        headers = self._paths.get(path)
+        if headers is None:
+            headers = self._paths[path] = (*self._head[:2], (b":path", path.encode()), *self._head[2:])
+        if timeout_s is not None:
+            headers = (*headers, (b"grpc-timeout", framing.encode_timeout(timeout_s)))
+        if metadata:
+            headers = (*headers, *framing.encode_metadata(metadata))
+        call = _Call(headers, parts, streaming)
+        if timeout_s is not None:
+            call.timer = asyncio.get_running_loop().call_later(max(0.0, timeout_s), self._expire, call)
+        connection = self._connection
+        if connection is not None and not connection.gone.is_set():
+            connection.begin(call)
+        elif self._closed:
+            call.finish(_error("CANCELLED", "Channel is closed."))
+        elif self._state is State.TRANSIENT_FAILURE:
+            call.finish(self._refused())
+        else:
+            self._waiting.append(call)
+        return call
+
+    def _expire(self, call: _Call) -> None:
+        call.finish(_error("DEADLINE_EXCEEDED", "Deadline Exceeded"))
+        self._drop(call)
+
+    def _drop(self, call: _Call) -> None:
+        if call.timer is not None:
+            call.timer.cancel()
+        if call.connection is not None:
+            call.connection.drop(call)
+        elif call in self._waiting:
+            self._waiting.remove(call)
+
+    # The connection
+
+    async def _keep_connected(self) -> None:
+        loop, backoff_s = asyncio.get_running_loop(), BACKOFF_FIRST_S
+        while True:
+            self._set(State.CONNECTING)
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    connection = await self._connect()
+            except (OSError, ssl.SSLError, TimeoutError) as error:
+                said = f"no answer within {CONNECT_S:g} s" if isinstance(error, TimeoutError) else str(error)
+                self._why = f"{self.target}: {said or type(error).__name__}"
+                self._set(State.TRANSIENT_FAILURE)
+                self._answer_waiting(None)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(BACKOFF_MAX_S, 2 * backoff_s)
+                continue
+            backoff_s, born_s = BACKOFF_FIRST_S, loop.time()
+            self._connection = connection
+            self._set(State.READY)
+            self._answer_waiting(connection)
+            await self._until_gone(connection)
+            self._connection = None
+            self._old.add(connection)
+            self._old = {each for each in self._old if not each.closed}
+            self._set(State.IDLE)
+            if loop.time() - born_s < BACKOFF_FIRST_S:  # a server that takes connections and drops them
+                await asyncio.sleep(BACKOFF_FIRST_S)
+
+    async def _connect(self) -> _ClientConnection:
+        loop = asyncio.get_running_loop()
+        if self.target.startswith("unix:"):
+            path = self.target.removeprefix("unix:")
+            _, connection = await loop.create_unix_connection(_ClientConnection, path)
+        else:
+            host, _, port = self.target.rpartition(":")
+            host = host.strip("[]")
+            named = host if self._tls is not None else None
+            _, connection = await loop.create_connection(
+                _ClientConnection, host, int(port), ssl=self._tls, server_hostname=named
+            )
+        try:
+            await connection.ready
+        except BaseException:
+            connection.lost("no hello")
+            raise
+        return connection
+
+    async def _until_gone(self, connection: _ClientConnection) -> None:
+        keepalive = self._keepalive
+        if keepalive is None:
+            await connection.gone.wait()
+            return
+        while True:
+            try:
+                async with asyncio.timeout(keepalive.every_s):
+                    await connection.gone.wait()
+                return
+            except TimeoutError:
+                answered = asyncio.Event()
+                connection.ping(answered.set)
+                try:
+                    async with asyncio.timeout(keepalive.timeout_s):
+                        await answered.wait()
+                except TimeoutError:
+                    connection.lost("ping timeout")
+                    return
+
+    def _answer_waiting(self, connection: _ClientConnection | None) -> None:
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            if call.ended:
+                continue
+            if connection is not None:
+                connection.begin(call)
+            else:
+                call.finish(self._refused())
+
+    def _refused(self) -> grpc.aio.AioRpcError:
+        return _error("UNAVAILABLE", f"failed to connect to all addresses; last error: {self._why}")
+
+    def _set(self, state: Any) -> None:
+        if self._state is state:
+            return
+        self._state = state
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    async def close(self, grace_s: float | None = None) -> None:
+        """Take no more calls; those under way may finish within the grace, and are then cancelled."""
+        self._closed = True
+        self._connecting.cancel()
+        await asyncio.wait((self._connecting,))
+        for call in self._waiting:
+            call.finish(asyncio.CancelledError("its channel was closed"))
+        self._waiting = []
+        connections = [each for each in (self._connection, *self._old) if each is not None and not each.closed]
+        self._connection = None
+        self._set(State.SHUTDOWN)
+        for connection in connections:
+            connection.gone.set()
+            connection.end_if_idle()
+        if grace_s and connections:
+            await asyncio.wait([connection.idle for connection in connections], timeout=grace_s)
+        for connection in connections:
+            connection.cut()
+
+
+def client_tls(ca: bytes) -> ssl.SSLContext:
+    """TLS of a client that trusts these certificates (PEM)."""
+    context = ssl.create_default_context(cadata=ca.decode("ascii"))
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _error(code: str, details: str, trailers: Iterable[tuple[str, Any]] = ()) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(
+        grpc.StatusCode[code], grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), details=details
+    )

@@ -1,0 +1,64 @@
+"""What the dispatcher asks of a transport, and which one it is: `h2` (libnghttp2) or `grpc` (grpc.aio)."""
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+TRANSPORTS: Final = ("h2", "grpc")
+
+Metadata = Iterable[tuple[str, Any]]
+Trailers = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Keepalive:
+    """Pings of a connection, also without calls: a host that vanished refuses nothing, it is silent."""
+
+    every_s: float
+    timeout_s: float
+
+
+class Channel(Protocol):
+    """Client's end: one server (`host:port`, or `unix:path`), connected at once, and again when the connection breaks.
+
+    Messages go out in parts, one after the other. Errors are `grpc.aio.AioRpcError`.
+    """
+
+    def get_state(self, try_to_connect: bool = False) -> Any:
+        """State of the connection (`grpc.ChannelConnectivity`)."""
+        ...
+
+    async def wait_for_state_change(self, last: Any) -> None:
+        """Wait until the state is not this one."""
+        ...
+
+    async def unary(
+        self, path: str, parts: Sequence[bytes], timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> tuple[bytes, Trailers]:
+        """Answer and trailing metadata. Cancelling it cancels the call on the server."""
+        ...
+
+    def stream(
+        self, path: str, parts: Sequence[bytes], timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> AsyncGenerator[bytes, None]:
+        """Answers to one message. Closing it cancels the call on the server."""
+        ...
+
+    async def close(self, grace_s: float | None = None) -> None:
+        """Take no more calls; those under way may finish within the grace, and are then cancelled."""
+        ...
+
+
+class Server(Protocol):
+    """Server's end, bound; `port` is the real one when its address asked for port 0, and 0 for a Unix socket."""
+
+    port: int
+
+    async def start(self) -> None:
+        """Serve."""
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept no more, let calls in flight finish within the grace, end the rest. Called again, before it has ended:
+        the shorter grace counts."""
+        ...
