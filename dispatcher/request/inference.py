@@ -8,6 +8,7 @@ with the status that came back.
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -83,12 +84,12 @@ class Inference:
         remaining_s = context.time_remaining()
         caller = Caller(tenant, None if remaining_s is None else self._clock.monotonic_s() + remaining_s)
         try:
-            answer = await self.answer(data, caller)
+            answer = await self.handle(data, caller, self._serve, partial(self._forward, data, caller))
         except StatusError as refused:
             await context.abort(refused.code, refused.details, refused.trailers)
             raise AssertionError("abort returned") from refused
         if answer.trailers:
-            context.set_trailing_metadata(tuple(answer.trailers))
+            context.set_trailing_metadata(answer.trailers)
         return answer.parts
 
     async def answer(self, data: bytes, caller: Caller) -> Answer:
@@ -100,25 +101,36 @@ class Inference:
         Raises:
             StatusError: a status for the client, already booked and logged.
         """
+        return await self.handle(data, caller, self._serve, partial(self._forward, data, caller))
 
-        async def forward(worker: WorkerId) -> Answer:
-            assert self.peers is not None
-            told = await self.peers.forward(worker, data, caller)
-            return Answer((told.data,), told.trailers, told.variant, told.slice)
+    async def _forward(self, data: bytes, caller: Caller, worker: WorkerId) -> Answer:
+        """Let another worker answer."""
+        assert self.peers is not None
+        told = await self.peers.forward(worker, data, caller)
+        return Answer((told.data,), told.trailers, told.variant, told.slice)
 
-        return await self.handle(
-            data, caller, lambda request: self.serve_or_forward(request, caller, self._serve, forward)
-        )
-
-    async def handle(self, data: bytes, caller: Caller, serve: Callable[[Request], Awaitable[Result]]) -> Result:
-        """Admit a request and serve it, whichever way that is done; raises like `answer`."""
+    async def handle(
+        self,
+        data: bytes,
+        caller: Caller,
+        serve: Callable[[Request], Awaitable[Result]],
+        forward: Callable[[WorkerId], Awaitable[Result]],
+    ) -> Result:
+        """Admit a request and serve it here, or let another worker; raises like `answer`."""
         request: Request | None = None
         try:
             request = self.admission.admit(data, caller, self._clock.monotonic_s())
             self._retry_budget.on_request()
             if request.ticket.sequence_id:
                 await self.admission.queue_in_sequence(request)
-            return await serve(request)
+            if self.peers is None:
+                return await serve(request)
+            if not (request.ticket.sequence_id or self._routing.table.elsewhere.get(request.ticket.family)):
+                try:
+                    return await serve(request)
+                except ServedElsewhere:
+                    request.ticket = replace(request.ticket, id=self.admission.next_id())
+            return await self._serve_or_forward(request, caller, self.peers, serve, forward)
         except StatusError as refused:
             self.record_failure(request, refused.code.name, refused.details)
             raise
@@ -141,10 +153,17 @@ class Inference:
             QueueFull, Unavailable: it gets none.
             StatusError: its deadline passed in the queue, or cannot be met on that slice any more.
         """
-        queue, ticket = request.queue, request.ticket
+        picked = self._submit(request)
+        return self._picked(
+            request, await self._wait(request, picked) if isinstance(picked, asyncio.Future) else picked
+        )
+
+    def _submit(self, request: Request) -> "Pick | asyncio.Future[Pick]":
         request.pick, request.sent_s = None, 0.0
-        picked = queue.submit(ticket)
-        pick = await self._wait(request, picked) if isinstance(picked, asyncio.Future) else picked
+        return request.queue.submit(request.ticket)
+
+    def _picked(self, request: Request, pick: Pick) -> Pick:
+        queue, ticket = request.queue, request.ticket
         now_s = self._clock.monotonic_s()
         request.pick = pick
         if ticket.deadline_s is not None:
@@ -284,10 +303,11 @@ class Inference:
         if self._may_log():
             self._log("request failed", request, code, latency_ms, variant, details)
 
-    async def serve_or_forward(
+    async def _serve_or_forward(
         self,
         request: Request,
         caller: Caller,
+        peers: Peers,
         serve: Callable[[Request], Awaitable[Result]],
         forward: Callable[[WorkerId], Awaitable[Result]],
     ) -> Result:
@@ -297,9 +317,6 @@ class Inference:
             NoCredits: another worker forwarded it here, and only others have credits.
             And what `serve` and `forward` raise.
         """
-        peers = self.peers
-        if peers is None:
-            return await serve(request)
         sequenced = isinstance(request.queue, AsyncSequenceQueue)
         give_up_s = request.ticket.arrived_s + self._settings.no_slice_wait_s
         while True:
@@ -333,7 +350,10 @@ class Inference:
     async def _serve(self, request: Request) -> Answer:
         attempts = 1
         while True:
-            pick = await self.pick(request)
+            picked = self._submit(request)
+            if isinstance(picked, asyncio.Future):
+                picked = await self._wait(request, picked)
+            pick = self._picked(request, picked)
             connection = None
             try:
                 connection = self._connections.connection(pick.slice)

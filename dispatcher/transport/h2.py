@@ -19,6 +19,7 @@ ENHANCE_YOUR_CALM: Final = 11
 
 Headers = Sequence[tuple[bytes, bytes]]
 WRITE_BYTES: Final = 256 * 1024  # in one piece: a larger one would be copied once more
+ALL_WRITTEN_BYTES: Final = WRITE_BYTES - 32 * 1024  # a piece ends early where the next frame would not fit in
 READ_BYTES: Final = 256 * 1024
 FRAME_BYTES: Final = 1 << 20  # that a peer may send in one frame
 _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE, _MAX_HEADER_LIST_SIZE = 3, 4, 5, 6
@@ -90,7 +91,7 @@ class Connection(asyncio.BufferedProtocol):
         self._takers = {event: getattr(self, name) for event, name in self.EVENTS.items()}
         self._scheduled = False
         self._paused = False
-        self._ping_sent_s = 0.0
+        self._ending = False  # whether either end has said so
         self._ping_answered: Callable[[], None] | None = None
 
     # What asyncio calls
@@ -122,6 +123,8 @@ class Connection(asyncio.BufferedProtocol):
             self._h2.receive_data(_read_buffer[:nbytes])
             takers = self._takers
             for event in self._h2.events():
+                if self.closed:
+                    return
                 taker = takers.get(type(event))
                 if taker is not None:
                     taker(event)
@@ -160,20 +163,25 @@ class Connection(asyncio.BufferedProtocol):
         self._scheduled = False
         if self.closed or self.transport is None or self.transport.is_closing():
             return
-        h2, transport = self._h2, self.transport
+        h2, transport, wrote = self._h2, self.transport, False
         try:
-            while not self._paused and (data := h2.data_to_send(WRITE_BYTES)):
-                transport.write(data)
-            unsent = h2.queued_body_size() + transport.get_write_buffer_size()
+            while not self._paused:
+                data = h2.data_to_send(WRITE_BYTES)
+                if data:
+                    transport.write(data)
+                    wrote = True
+                if len(data) < ALL_WRITTEN_BYTES:
+                    break
+            unsent = h2.queued_body_size() + (transport.get_write_buffer_size() if self._paused else 0)
             done = not h2.want_read and not h2.want_write
         except ngh2.NGH2Error as error:
             self.lost(f"HTTP/2 broke: {error}")
             return
         if unsent or self.unsent_bytes:
             self.held.add_unsent(unsent - self.unsent_bytes)
-            less, self.unsent_bytes = unsent < self.unsent_bytes, unsent
-            if less:
-                self.on_sent()
+            self.unsent_bytes = unsent
+        if wrote:
+            self.on_sent()
         if done:
             self.end()
 
@@ -185,7 +193,10 @@ class Connection(asyncio.BufferedProtocol):
     def taken(self, stream_id: int, count: int) -> None:
         """So many bytes of a stream have been taken: its peer may send as many more."""
         if count and not self.closed:
-            self._h2.acknowledge_received_data(count, stream_id)
+            try:
+                self._h2.acknowledge_received_data(count, stream_id)
+            except ngh2.ConnectionStateError:
+                return  # it is ending: no more is sent
             self.schedule()
 
     def reset(self, stream_id: int, error_code: int = CANCEL) -> None:
@@ -206,6 +217,7 @@ class Connection(asyncio.BufferedProtocol):
         """GOAWAY: a notice first, with which nothing is lost; then, `last`, that no new stream is taken."""
         if self.closed:
             return
+        self._ending = True
         try:
             if last:
                 self._h2.send_goaway(NO_ERROR)
@@ -219,7 +231,10 @@ class Connection(asyncio.BufferedProtocol):
         """Ask whether the peer is there."""
         if not self.closed:
             self._ping_answered = answered
-            self._h2.ping(_PING)
+            try:
+                self._h2.ping(_PING)
+            except ngh2.ConnectionStateError:
+                return  # it is ending: nobody answers
             self.schedule()
 
     def on_pong(self, event: Any) -> None:
@@ -246,7 +261,7 @@ class Connection(asyncio.BufferedProtocol):
         raise NotImplementedError
 
     def on_sent(self) -> None:
-        """The peer has read something."""
+        """Something has been written."""
 
 
 CLIENT: Final = ngh2.Role.CLIENT

@@ -41,7 +41,7 @@ class _Call:
         self.streaming = streaming
         self.connection: _ClientConnection | None = None
         self.stream_id = 0
-        self.reader = MessageReader(-1)
+        self.reader: MessageReader | None = None
         self.messages: deque[framing.Message] = deque()
         self.encoding = ""
         self.told: tuple[tuple[bytes, bytes], ...] = ()
@@ -104,6 +104,9 @@ class _ClientConnection(h2.Connection):
 
     def begin(self, call: _Call) -> None:
         """Send a call."""
+        if self.closed:
+            call.finish(_error("UNAVAILABLE", "failed to connect: the connection has just been lost"))
+            return
         call.connection = self
         parts, size = call.parts, sum(map(len, call.parts))
         try:
@@ -153,8 +156,17 @@ class _ClientConnection(h2.Connection):
             self.taken(stream_id, len(data))
             return
         call.unread_bytes += len(data)
+        reader = call.reader
+        if reader is None:
+            if not call.streaming and (sole := framing.sole_message(data, -1)) is not None and not call.messages:
+                call.messages.append(framing.Message(sole))
+                self.take(call, call.unread_bytes)
+                if event.end_stream:
+                    self._finish(call, ())
+                return
+            reader = call.reader = MessageReader(-1)
         try:
-            found = call.reader.feed(data)
+            found = reader.feed(data)
         except FramingError as error:
             self._fail(call, error.code, error.details)
             return
@@ -185,6 +197,7 @@ class _ClientConnection(h2.Connection):
 
     def on_goaway(self, event: Any) -> None:
         """The server takes no more calls here."""
+        self._ending = True
         self.gone.set()
         for stream_id, call in list(self.calls.items()):
             if stream_id > event.last_stream_id:
@@ -194,6 +207,7 @@ class _ClientConnection(h2.Connection):
     def on_lost(self, why: str) -> None:
         """Everything under way has failed."""
         self.gone.set()
+        self.on_pong(None)  # nobody need wait for it
         if not self.ready.done():
             self.ready.set_exception(ConnectionError(why))
             self.ready.exception()  # whoever asks gets it; nobody need ask
@@ -214,9 +228,8 @@ class _ClientConnection(h2.Connection):
     def _finish(self, call: _Call, headers: h2.Headers) -> None:
         if not self.calls.pop(call.stream_id, None):
             return
-        told = dict(headers)
-        code, details = framing.status_of_trailers(told)
-        if code == "OK" and call.reader.unfinished:
+        code, details = framing.status_of_trailers(dict(headers))
+        if code == "OK" and call.reader is not None and call.reader.unfinished:
             code, details = "INTERNAL", "the answer ended within a message"
         elif code == "OK" and not call.streaming and len(call.messages) != 1:
             code, details = "INTERNAL", f"{len(call.messages)} messages answer a unary call"
@@ -261,7 +274,8 @@ class H2Channel:
             (b"content-type", b"application/grpc"), (b"grpc-accept-encoding", framing.ACCEPTED),
         )  # fmt: skip
         self._paths: dict[str, tuple[tuple[bytes, bytes], ...]] = {}
-        self._connecting = asyncio.get_running_loop().create_task(self._keep_connected(), name=f"connect to {target}")
+        self._loop = asyncio.get_running_loop()
+        self._connecting = self._loop.create_task(self._keep_connected(), name=f"connect to {target}")
 
     # States
 
@@ -289,14 +303,14 @@ class H2Channel:
         call = self._begin(path, parts, timeout_s, metadata, streaming=False)
         try:
             if not call.ended:
-                call.waiter = asyncio.get_running_loop().create_future()
+                call.waiter = self._loop.create_future()
                 await call.waiter
         except asyncio.CancelledError:
             self._drop(call)
             raise
         if call.end is not None:
             raise call.end
-        return call.decoded(call.messages[0]), framing.decode_metadata(call.told)
+        return call.decoded(call.messages[0]), framing.decode_metadata(call.told) if len(call.told) > 1 else ()
 
     async def stream(
         self, path: str, parts: Sequence[bytes], timeout_s: float | None = None, metadata: Metadata = ()
@@ -310,7 +324,7 @@ class H2Channel:
                         if call.end is not None:
                             raise call.end
                         return
-                    call.waiter = asyncio.get_running_loop().create_future()
+                    call.waiter = self._loop.create_future()
                     if call.connection is not None:
                         call.connection.take(call, call.unread_bytes)
                     await call.waiter
@@ -338,7 +352,7 @@ class H2Channel:
             headers = (*headers, *framing.encode_metadata(metadata))
         call = _Call(headers, parts, streaming)
         if timeout_s is not None:
-            call.timer = asyncio.get_running_loop().call_later(max(0.0, timeout_s), self._expire, call)
+            call.timer = self._loop.call_later(max(0.0, timeout_s), self._expire, call)
         connection = self._connection
         if connection is not None and not connection.gone.is_set():
             connection.begin(call)

@@ -73,7 +73,7 @@ class ServerCall:
         self._connection = connection
         self._headers = headers
         self._handler = handler
-        self._reader = MessageReader(connection.server.bounds.message_bytes_max)
+        self._reader: MessageReader | None = None
         self._messages: deque[Message] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
@@ -117,7 +117,11 @@ class ServerCall:
             await self._waiter
         message = self._messages.popleft()
         self._take(min(self._unread_bytes, framing.PREFIX.size + len(message.data)))
-        data = await self._whole(message)
+        try:
+            data = await self._whole(message)
+        except FramingError as error:  # the client's fault: no handler sees it
+            self._connection._refuse_early(self, error)
+            raise asyncio.CancelledError(error.details) from error
         deserialize = self._handler.request_deserializer
         return deserialize(data) if deserialize is not None else data
 
@@ -132,6 +136,7 @@ class ServerCall:
         connection = self._connection
         while not self.left and connection.unsent_of(self.stream_id) > STREAM_UNSENT_BYTES_MAX:
             self._room = connection.loop.create_future()
+            connection.awaiting_room.append(self)
             await self._room
         if self.left or connection.closed:
             raise grpc.aio.InternalError("the client has gone")
@@ -163,18 +168,28 @@ class ServerCall:
         if self._handler.request_streaming:
             self._start(None)
 
-    def feed(self, data: bytes) -> None:
-        """Data has come.
+    def feed(self, data: bytes, last: bool) -> None:
+        """Data has come, the `last` perhaps.
 
         Raises:
             FramingError: it is not what gRPC says.
         """
-        connection, count = self._connection, len(data)
+        connection, count, reader = self._connection, len(data), self._reader
         self._held_bytes += count
         connection.held.bytes += count
+        if reader is None:
+            bytes_max = connection.server.bounds.message_bytes_max
+            if last and not self._handler.request_streaming:
+                sole = framing.sole_message(data, bytes_max)
+                if sole is not None:
+                    self.ended = True
+                    connection.taken(self.stream_id, count)
+                    self._start(Message(sole))
+                    return
+            reader = self._reader = MessageReader(bytes_max)
         self._unread_bytes += count
-        began = not self._reader.unfinished
-        found = self._reader.feed(data)
+        began = not reader.unfinished
+        found = reader.feed(data)
         if began or found:
             self.since_s = connection.loop.time()
         self._messages.extend(found)
@@ -186,6 +201,8 @@ class ServerCall:
             self._wake()
         elif self._waiter is not None:
             self._take(self._unread_bytes)
+        if last:
+            self.half_close()
 
     def half_close(self) -> None:
         """The client has said all.
@@ -194,7 +211,7 @@ class ServerCall:
             FramingError: it has not: half a message is here, or none where one is needed.
         """
         self.ended = True
-        if self._reader.unfinished:
+        if self._reader is not None and self._reader.unfinished:
             raise FramingError("INTERNAL", "the stream ended within a message")
         if self._handler.request_streaming:
             self._wake()
@@ -206,7 +223,9 @@ class ServerCall:
     @property
     def unfinished_message(self) -> bool:
         """Whether its client has begun a message, or owes one, that is not whole yet."""
-        return not self.ended and (self._reader.unfinished or not self._handler.request_streaming)
+        if self.ended:
+            return False
+        return not self._handler.request_streaming or (self._reader is not None and self._reader.unfinished)
 
     def leave(self) -> None:
         """The client has gone, or its connection."""
@@ -223,9 +242,11 @@ class ServerCall:
         self._room = None
 
     def forget(self) -> None:
-        """Let go of what is held."""
+        """Let go of what is held, and of what nobody will read: else its connection's window stays that much closed."""
         self._connection.held.bytes -= self._held_bytes
         self._held_bytes = 0
+        self._connection.taken(self.stream_id, self._unread_bytes)
+        self._unread_bytes = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -252,7 +273,7 @@ class ServerCall:
     async def _whole(self, message: Message) -> bytes:
         if not message.compressed:
             return message.data
-        bytes_max = self._reader.bytes_max
+        bytes_max = self._connection.server.bounds.message_bytes_max
         if len(message.data) <= INFLATE_INLINE_BYTES:
             return framing.inflate(message.data, self._encoding, bytes_max)
         return await asyncio.to_thread(framing.inflate, message.data, self._encoding, bytes_max)
@@ -317,12 +338,14 @@ class ServerConnection(h2.Connection):
         h2.StreamClosed: "on_closed",
         h2.SettingsReceived: "on_settings",
         h2.PingAcknowledged: "on_pong",
+        h2.GoAwayReceived: "on_goaway",
     }
 
     def __init__(self, server: "H2Server") -> None:
         super().__init__(server.limits, server.held)
         self.server = server
         self.calls: dict[int, ServerCall] = {}
+        self.awaiting_room: list[ServerCall] = []
         self.peer = ""
         self.greeted = False
         self.since_s = self.loop.time()
@@ -340,6 +363,10 @@ class ServerConnection(h2.Connection):
     def on_settings(self, _: Any) -> None:
         """The client speaks HTTP/2."""
         self.greeted = True
+
+    def on_goaway(self, _: Any) -> None:
+        """The client ends its connection once all has been answered."""
+        self._ending = True
 
     def on_request(self, event: Any) -> None:
         """A call begins."""
@@ -370,15 +397,19 @@ class ServerConnection(h2.Connection):
         if call is None:  # it was refused, and its client goes on
             self.taken(stream_id, len(data))
             if not event.end_stream:
-                self.reset(stream_id, h2.NO_ERROR)
+                self.flush()  # a reset would overtake its status
+                if not self._paused:
+                    self.reset(stream_id, h2.NO_ERROR)
             return
         try:
-            if data:
-                if self.held.full:
-                    raise FramingError("RESOURCE_EXHAUSTED", self.server.full())
-                call.feed(data)
-            if event.end_stream:
-                call.half_close()
+            if not data:
+                if event.end_stream:
+                    call.half_close()
+                return
+            if self.held.full:
+                self.taken(stream_id, len(data))
+                raise FramingError("RESOURCE_EXHAUSTED", self.server.full())
+            call.feed(data, event.end_stream)
         except FramingError as error:
             self._refuse_early(call, error)
 
@@ -407,8 +438,10 @@ class ServerConnection(h2.Connection):
 
     def on_sent(self) -> None:
         """Streams that wait for their client to read may go on."""
-        for call in self.calls.values():
-            call.on_sent()
+        if self.awaiting_room:
+            waiting, self.awaiting_room = self.awaiting_room, []
+            for call in waiting:
+                call.on_sent()
 
     def flush(self) -> None:
         """Write; where all connections together hold too much, the one that reads least goes."""
@@ -558,6 +591,7 @@ class H2Server:
         for connection in list(self.connections):
             connection.leave()
         if self.connections:
+            self._ended.clear()  # there may have been none before
             try:
                 async with asyncio.timeout(grace_s):
                     await self._ended.wait()
@@ -584,6 +618,11 @@ class H2Server:
         LOG.debug("connection ended", peer=connection.peer, why=why)
         if not self.connections:
             self._ended.set()
+
+    def busy_ports(self) -> set[int]:
+        """Ports of the clients that have calls under way."""
+        found = (each.peer.rpartition(":")[2] for each in self.connections if each.calls)
+        return {int(port) for port in found if port.isdigit()}
 
     def full(self) -> str:
         """Reason to refuse what there is no room for."""

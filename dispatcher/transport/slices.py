@@ -1,7 +1,7 @@
 """Moves bytes to slices and back: one long-lived channel per slice and generation, raw bytes, no decision."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from typing import Any, Final
 
 from tritonclient.grpc import service_pb2 as pb
@@ -27,9 +27,9 @@ class Connection:
         self.cut_reason = ""
         """Why its calls were cut off: they then end as cancelled, though nobody left."""
 
-    async def infer(self, parts: Sequence[bytes], timeout_s: float | None) -> tuple[bytes, Trailers]:
+    def infer(self, parts: Sequence[bytes], timeout_s: float | None) -> Awaitable[tuple[bytes, Trailers]]:
         """Answer to a ModelInferRequest, in parts, and the trailers; raises AioRpcError."""
-        return await self.channel.unary(_INFER, parts, timeout_s)
+        return self.channel.unary(_INFER, parts, timeout_s)
 
     def stream(self, parts: Sequence[bytes], timeout_s: float | None) -> AsyncGenerator[bytes, None]:
         """Answers to the one request of a stream; raises AioRpcError."""

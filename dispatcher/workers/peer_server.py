@@ -113,9 +113,7 @@ class PeerServer:
             raise AssertionError("a forwarded request is not forwarded again")
 
         try:
-            await self._inference.handle(
-                data, caller, lambda request: self._inference.serve_or_forward(request, caller, serve, nowhere_else)
-            )
+            await self._inference.handle(data, caller, serve, nowhere_else)
         except StatusError as refused:
             await context.abort(refused.code, refused.details, (*(refused.trailers or ()), *self._own_trailer))
 

@@ -38,11 +38,8 @@ class Clock(Protocol):
 class WallClock:
     """Clock of real time."""
 
-    def now_s(self) -> float:
-        return time.time()
-
-    def monotonic_s(self) -> float:
-        return time.monotonic()
+    now_s = staticmethod(time.time)
+    monotonic_s = staticmethod(time.monotonic)
 
     def calendar_ahead_s(self) -> float:
         return 0.0

@@ -96,7 +96,7 @@ class H2FrontServer:
         self.names: Sequence[str] = (SERVICE,)
         self._health = health.aio.HealthServicer()
         routes = Routes()
-        routes.add_registered_method_handlers(SERVICE, handlers(fronts))
+        routes.add_registered_method_handlers(SERVICE, handlers(fronts, counted=False))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, routes)
         named = (SERVICE, rpc.HEALTH_SERVICE, reflection.SERVICE_NAME)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(AsyncReflection(named), routes)
@@ -118,7 +118,6 @@ class H2FrontServer:
             shared=settings.inference_socket >= 0,
         )  # fmt: skip
         self.port = self._server.port
-        self._calls = fronts.calls
         self._guarding: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -126,7 +125,7 @@ class H2FrontServer:
         for name in ("", *self.names):
             await self.serving(name, True)
         await self._server.start()
-        self._guarding = asyncio.create_task(guard_connections(self.port, self._calls.ports))
+        self._guarding = asyncio.create_task(guard_connections(self.port, self._server.busy_ports))
 
     async def stop(self, grace_s: float) -> None:
         """Turn unhealthy, let calls in flight finish within the grace, end the rest."""
@@ -204,16 +203,15 @@ class InferencePart:
         await self._local.routing.connections.close()
 
 
-def handlers(fronts: Fronts) -> dict[str, Any]:
-    """Handlers of all 20 methods, by name."""
+def handlers(fronts: Fronts, counted: bool = True) -> dict[str, Any]:
+    """Handlers of all 20 methods, by name. `counted`: `fronts.calls` is told of what may take its time."""
     access = fronts.access
+    infer, stream = _infer(fronts.inference, access), _stream(fronts.streams, access)
+    if counted:
+        infer, stream = _counted(infer, fronts.calls), _counted(stream, fronts.calls)
     table: dict[str, Any] = {
-        "ModelInfer": grpc.unary_unary_rpc_method_handler(
-            _counted(_infer(fronts.inference, access), fronts.calls), response_serializer=JOIN
-        ),
-        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
-            _counted(_stream(fronts.streams, access), fronts.calls)
-        ),
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(infer, response_serializer=JOIN),
+        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(stream),
     }
     for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
         if method.name in UNIMPLEMENTED:

@@ -198,11 +198,7 @@ class _Stream:
         if message.decoupled:
             flow = DecoupledRequest(self._streams.local, inference, self._send, self._grpc_error)
             serve, forward = partial(flow.serve, message.wants_final), partial(self._pass_on, message)
-            await inference.handle(
-                message.data,
-                self._caller,
-                lambda request: inference.serve_or_forward(request, self._caller, serve, forward),
-            )
+            await inference.handle(message.data, self._caller, serve, forward)
         else:
             answer = await inference.answer(message.data, self._caller)
             await self._send_in_turn(message, kserve_wire.stream_answer(answer.data + kserve_wire.FINAL))

@@ -10,6 +10,7 @@ Deviations: none.
 
 import base64
 import binascii
+import re
 import struct
 import zlib
 from collections.abc import Iterable
@@ -22,6 +23,8 @@ PREFIX: Final = struct.Struct(">BI")
 ENCODINGS: Final = ("identity", "deflate", "gzip")
 ACCEPTED: Final = b"identity, deflate, gzip"
 TIMEOUT_DIGITS: Final = 8
+SMALL_BYTES: Final = 1024
+"""Smaller parts of a message are joined while it is not whole: an object each would cost more than what it holds."""
 STATUS_NAMES: Final = (
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
     "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
@@ -37,7 +40,7 @@ _OF_HTTP: Final = {
 _OF_RESET: Final = {3: "INTERNAL", 7: "UNAVAILABLE", 8: "CANCELLED", 11: "RESOURCE_EXHAUSTED", 12: "PERMISSION_DENIED"}
 _NOT_METADATA: Final = frozenset(
     (b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding", b"grpc-status",
-     b"grpc-message", b"grpc-status-details-bin")
+     b"grpc-message")
 )  # fmt: skip
 _PLAIN: Final = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
 """Beside what is always plain: all that can be printed, but for the percent sign."""
@@ -63,6 +66,15 @@ def prefix(size_bytes: int) -> bytes:
     return PREFIX.pack(0, size_bytes)
 
 
+def sole_message(data: bytes, bytes_max: int) -> bytes | None:
+    """The message that this is, if it is one, whole, uncompressed and within the bound; else None."""
+    if len(data) < PREFIX.size:
+        return None
+    flag, size = PREFIX.unpack_from(data)
+    whole = flag == 0 and size == len(data) - PREFIX.size and (size <= bytes_max or bytes_max < 0)
+    return data[PREFIX.size :] if whole else None
+
+
 class MessageReader:
     """Cuts the data of a stream into messages; each is joined once, and one that came whole in one piece is cut once.
 
@@ -73,7 +85,7 @@ class MessageReader:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._head = b""
-        self._parts: list[bytes | memoryview] = []
+        self._parts: list[bytes | bytearray | memoryview] = []
         self._size = -1  # of the message that is being read; -1 = its prefix is not whole
         self._have = 0
         self._compressed = False
@@ -110,11 +122,25 @@ class MessageReader:
                 self._have += take
                 at += take
             if self._have < self._size:
+                if take > 0:
+                    self._keep()
                 return whole
             whole.append(Message(b"".join(self._parts), self._compressed))
             self._size, self._have, self._parts = -1, 0, []
             if at >= end:
                 return whole
+
+    def _keep(self) -> None:
+        """The last part waits for those after it: as bytes of its own, and small ones as one."""
+        parts, last = self._parts, self._parts[-1]
+        if len(last) < SMALL_BYTES:
+            del parts[-1]
+            if parts and isinstance(parts[-1], bytearray):
+                parts[-1].extend(last)
+            else:
+                parts.append(bytearray(last))
+        elif isinstance(last, memoryview) and 2 * last.nbytes < memoryview(last.obj).nbytes:
+            parts[-1] = bytes(last)
 
     def _begin(self) -> None:
         flag, size = PREFIX.unpack(self._head)
@@ -181,8 +207,9 @@ def encode_timeout(timeout_s: float) -> bytes:
 
 
 def encode_details(details: str) -> bytes:
-    """`grpc-message` of a status."""
-    return quote(details, safe=_PLAIN).encode("ascii")
+    """`grpc-message` of a status. Spaces at its ends are coded: no field of HTTP/2 may begin or end with one."""
+    told = quote(details, safe=_PLAIN, errors="replace")
+    return re.sub("^ +| +$", lambda spaces: "%20" * len(spaces[0]), told).encode("ascii")
 
 
 def decode_details(value: bytes) -> str:
