@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +37,10 @@ CREDITS: Final = 8
 LEASE_S: Final = 3600.0
 BEAT_S: Final = 1.0
 SERIES: Final = Series("bench", Method.AVERAGE, Factors.LIFECYCLE)
+DISPATCHERS: Final = {
+    "dispatcher": ("h2", 1), "dispatcher on grpc.aio": ("grpc", 1), "dispatcher, 2 workers": ("h2", 2),
+}  # fmt: skip
+"""Transport and workers of each."""
 MODELS: Final = {"small": ("TYPE_UINT8", "8, 8"), "large": ("TYPE_FP32", "3, 224, 224")}
 
 _CONFIG: Final = """\
@@ -110,6 +114,13 @@ class Peer:
     process: "subprocess.Popen[bytes] | None" = None
     missing: str = ""
 
+    def memory_bytes(self) -> int:
+        """Resident memory of the process and those that it started."""
+        if self.process is None:
+            return 0
+        root = psutil.Process(self.process.pid)
+        return sum(int(each.memory_info().rss) for each in (root, *root.children(recursive=True)))
+
     def cpu_s(self) -> float:
         """CPU time of the process and those that it started, since they began."""
         if self.process is None:
@@ -121,11 +132,11 @@ class Peer:
 class Bench:
     """All processes of a run: `await start()`, then `peers`; `await close()` ends what was started."""
 
-    def __init__(self, folder: Path, workers: tuple[int, ...] = (1, 2)) -> None:
+    def __init__(self, folder: Path, dispatchers: Mapping[str, tuple[str, int]] = DISPATCHERS) -> None:
         self.folder = folder
         self.peers: list[Peer] = []
         self.triton = ""
-        self._workers = workers
+        self._dispatchers = dispatchers
         self._started: list[subprocess.Popen[bytes]] = []
         self._clock = WallClock()
         self._planes: list[Plane] = []
@@ -143,8 +154,8 @@ class Bench:
             self._raw(),
         ]
         await self._start_redis()
-        for workers in self._workers:
-            self.peers.append(self._dispatcher(workers))
+        for name, (transport, workers) in self._dispatchers.items():
+            self.peers.append(self._dispatcher(name, transport, workers))
         for peer in self.peers:
             if not peer.missing:
                 await self._listening(peer.target, 30.0)
@@ -213,18 +224,17 @@ class Bench:
         argv = (sys.executable, "-m", "benchmarks.raw_proxy", target, self.triton)
         return Peer("raw grpc.aio", target, self._spawn("raw", argv, cwd=CHECKOUT))
 
-    def _dispatcher(self, workers: int) -> Peer:
-        name = f"dispatcher, k = {workers}"
-        ports = free_ports(2)
+    def _dispatcher(self, name: str, transport: str, workers: int) -> Peer:
+        ports, short = free_ports(2), f"{transport}-{workers}"
         settings = {
-            "redis_url": f"unix://{self._socket}", "cluster": f"k{workers}", "workers": workers, "log_json": True,
-            "state_dir": str(self.folder / f"k{workers}"), "inference_address": f"127.0.0.1:{ports[0]}",
+            "redis_url": f"unix://{self._socket}", "cluster": short, "transport": transport, "workers": workers,
+            "log_json": True, "state_dir": str(self.folder / short), "inference_address": f"127.0.0.1:{ports[0]}",
             "admin_address": f"127.0.0.1:{ports[1]}", "metrics_address": "",
         }  # fmt: skip
-        path = self.folder / f"dispatcher-{workers}.toml"
+        path = self.folder / f"dispatcher-{short}.toml"
         path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
         argv = (sys.executable, "-m", "dispatcher", "--config", str(path))
-        return Peer(name, f"127.0.0.1:{ports[0]}", self._spawn(f"dispatcher-{workers}", argv, cwd=CHECKOUT))
+        return Peer(name, f"127.0.0.1:{ports[0]}", self._spawn(f"dispatcher-{short}", argv, cwd=CHECKOUT))
 
     async def _listening(self, target: str, timeout_s: float) -> None:
         host, _, port = target.rpartition(":")
@@ -248,7 +258,8 @@ class Bench:
             "--dir", str(self.folder),
         )  # fmt: skip
         self._spawn("redis", argv)
-        self._planes = [Plane(f"unix://{self._socket}", f"k{workers}", self.triton) for workers in self._workers]
+        clusters = [f"{transport}-{workers}" for transport, workers in self._dispatchers.values()]
+        self._planes = [Plane(f"unix://{self._socket}", cluster, self.triton) for cluster in clusters]
         for plane in self._planes:
             await plane.start()
         self._beating = asyncio.create_task(self._beat())

@@ -69,7 +69,7 @@ async def accept(
 
     try:
         while True:
-            if open_now() >= connections_max() or descriptors_short():
+            if open_now() + len(starting) >= connections_max() or descriptors_short():
                 await asyncio.sleep(TICK_S)
                 continue
             if shared and open_now():

@@ -52,7 +52,8 @@ class Transport:
             pair = (tls[1].read_bytes(), tls[0].read_bytes()) if tls is not None else None
             return GrpcServer(service, handlers, address, pair)
         from dispatcher.transport.h2 import Held, Limits
-        from dispatcher.transport.h2_server import H2Server, Routes, ServerBounds, server_tls
+        from dispatcher.transport.h2_call import ServerBounds
+        from dispatcher.transport.h2_server import H2Server, Routes, server_tls
 
         routes = Routes()
         routes.add_registered_method_handlers(service, handlers)

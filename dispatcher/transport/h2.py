@@ -91,7 +91,6 @@ class Connection(asyncio.BufferedProtocol):
         self._takers = {event: getattr(self, name) for event, name in self.EVENTS.items()}
         self._scheduled = False
         self._paused = False
-        self._ending = False  # whether either end has said so
         self._ping_answered: Callable[[], None] | None = None
 
     # What asyncio calls
@@ -123,8 +122,6 @@ class Connection(asyncio.BufferedProtocol):
             self._h2.receive_data(_read_buffer[:nbytes])
             takers = self._takers
             for event in self._h2.events():
-                if self.closed:
-                    return
                 taker = takers.get(type(event))
                 if taker is not None:
                     taker(event)
@@ -185,6 +182,14 @@ class Connection(asyncio.BufferedProtocol):
         if done:
             self.end()
 
+    @property
+    def dying(self) -> bool:
+        """Whether it has ended but for what its peer does not read."""
+        try:
+            return not self.closed and not self._h2.want_read
+        except ngh2.NGH2Error:
+            return True
+
     def end(self) -> None:
         """Close the socket once everything has been written."""
         if not self.closed and self.transport is not None and not self.transport.is_closing():
@@ -217,7 +222,6 @@ class Connection(asyncio.BufferedProtocol):
         """GOAWAY: a notice first, with which nothing is lost; then, `last`, that no new stream is taken."""
         if self.closed:
             return
-        self._ending = True
         try:
             if last:
                 self._h2.send_goaway(NO_ERROR)
@@ -248,6 +252,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:
             return
         self.closed = True
+        self._takers.clear()  # what else has come says nothing any more
         self.held.add_unsent(-self.unsent_bytes)
         self.unsent_bytes = 0
         if self.transport is not None:
@@ -258,7 +263,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_lost(self, why: str) -> None:
         """Everything under way has ended."""
-        raise NotImplementedError
 
     def on_sent(self) -> None:
         """Something has been written."""

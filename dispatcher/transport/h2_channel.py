@@ -197,7 +197,6 @@ class _ClientConnection(h2.Connection):
 
     def on_goaway(self, event: Any) -> None:
         """The server takes no more calls here."""
-        self._ending = True
         self.gone.set()
         for stream_id, call in list(self.calls.items()):
             if stream_id > event.last_stream_id:
@@ -233,6 +232,8 @@ class _ClientConnection(h2.Connection):
             code, details = "INTERNAL", "the answer ended within a message"
         elif code == "OK" and not call.streaming and len(call.messages) != 1:
             code, details = "INTERNAL", f"{len(call.messages)} messages answer a unary call"
+        if self.unsent_of(call.stream_id):
+            self.reset(call.stream_id)  # answered before it was heard
         call.told = tuple(headers)
         call.finish(None if code == "OK" else _error(code, details, framing.decode_metadata(headers)))
         self.end_if_idle()

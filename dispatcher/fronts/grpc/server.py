@@ -85,7 +85,8 @@ class H2FrontServer:
     def __init__(self, fronts: Fronts) -> None:
         """Listen; raises like `rpc.make_server`."""
         from dispatcher.transport.h2 import Held, Limits
-        from dispatcher.transport.h2_server import H2Server, Routes, ServerBounds, server_tls
+        from dispatcher.transport.h2_call import ServerBounds
+        from dispatcher.transport.h2_server import H2Server, Routes, server_tls
 
         settings = fronts.local.settings.front()
         address = settings.inference_address

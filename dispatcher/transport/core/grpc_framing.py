@@ -42,6 +42,7 @@ _NOT_METADATA: Final = frozenset(
     (b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding", b"grpc-status",
      b"grpc-message")
 )  # fmt: skip
+_KEY: Final = re.compile("[0-9a-zA-Z_.-]+")
 _PLAIN: Final = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
 """Beside what is always plain: all that can be printed, but for the percent sign."""
 
@@ -237,9 +238,11 @@ def decode_metadata(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[str, 
 
 
 def encode_metadata(pairs: Iterable[tuple[str, Any]]) -> list[tuple[bytes, bytes]]:
-    """Headers or trailers of metadata."""
+    """Headers or trailers of metadata; a pair whose key no header can have is left out."""
     made = []
     for key, value in pairs:
+        if not _KEY.fullmatch(key):
+            continue
         data = value if isinstance(value, bytes) else str(value).encode()
         name = key.lower().encode("ascii")
         made.append((name, base64.b64encode(data).rstrip(b"=") if name.endswith(b"-bin") else data))

@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic: what it sends, and how it judges on a machine that is not the reference."""
+"""The benchmark's arithmetic: what it sends, and how it judges."""
 
 import pytest
 from tritonclient.grpc import service_pb2 as pb
@@ -22,15 +22,18 @@ from dispatcher.routing.core.routing_table import build_table, check_plan
 from trefoil.core.common import Revision
 
 
-def found(raw_us: float, ours_us: float, added_ms: float = 0.5) -> dict[str, Found]:
-    def one(us: float, added: float) -> Found:
-        return Found({shape.name: [us] for shape in SHAPES}, {"small": [1000.0]}, [1.0], [2.0], [added])
+def found(ours_us: float, added_ms: float = 0.3, crowd_per_s: float = 5000.0, nginx: bool = True) -> dict[str, Found]:
+    def one(us: float, added: float, per_s: float) -> Found:
+        cpu_us = {shape.name: [us] for shape in SHAPES}
+        return Found(cpu_us, {"small": [1000.0]}, [1.0], [2.0], [added], [per_s], [90.0])
 
     return {
         "direct": Found(p50_ms=[0.4]),
-        "nginx": Found(missing="no nginx on PATH"),
-        RAW: one(raw_us, 0.6),
-        "dispatcher, k = 1": one(ours_us, added_ms),
+        "nginx": one(70.0, 0.1, 0.0) if nginx else Found(missing="no nginx on PATH"),
+        "haproxy": one(200.0, 0.1, 0.0),
+        RAW: one(500.0, 0.6, 0.0),
+        "dispatcher": one(ours_us, added_ms, crowd_per_s),
+        "dispatcher on grpc.aio": one(550.0, 0.9, 2000.0),
     }
 
 
@@ -51,18 +54,23 @@ def test_what_dispatchers_route_by_can_be_routed_by():
     assert {len(route.targets) for route in table.routes.values()} == {4}
 
 
-@pytest.mark.parametrize(
-    ("raw_us", "ours_us", "said"),
-    [(290.0, 340.0, "kept"), (500.0, 590.0, "kept on this machine's scale"), (500.0, 700.0, "MISSED")],
-)
-def test_limits_follow_the_machine(raw_us, ours_us, said):
-    judged = verdicts(found(raw_us, ours_us), {"weighted": 2.0})
-    assert limit_rows(judged)[1][-1] == said
+def test_every_limit_is_a_ratio_of_one_run():
+    assert all(each.passed for each in verdicts(found(150.0), {"weighted": 2.0}))
+    missed = {each.what: each.value for each in verdicts(found(180.0), {"weighted": 2.0}) if not each.passed}
+    assert missed == pytest.approx(
+        {"CPU of small / nginx's": 180 / 70, "CPU of small / raw grpc.aio's": 0.36, "CPU of knobs / nginx's": 180 / 70}
+    )
+    slow = verdicts(found(150.0, added_ms=0.5, crowd_per_s=3000.0), {"weighted": 21.0})
+    assert [row[0] for row in limit_rows(slow) if "MISSED" in row[-1]] == [
+        "added p50 at 400/s / raw's", "256 in flight: requests/s / those on grpc.aio", "router weighted",
+    ]  # fmt: skip
 
 
-def test_a_peer_without_its_binary_is_named():
-    assert ("nginx: no nginx on PATH", "-", "-", "-", "-", "-") in speed_rows(found(290.0, 340.0))
-    assert "| nginx | - |" in markdown(cpu_rows(found(290.0, 340.0)))
+def test_a_peer_without_its_binary_is_named_and_not_judged():
+    without = found(150.0, nginx=False)
+    assert ("nginx: no nginx on PATH", *("-",) * 7) in speed_rows(without)
+    assert "| nginx | - |" in markdown(cpu_rows(without))
+    assert not any("nginx" in each.what for each in verdicts(without, {}))
 
 
 def test_every_router_decides_within_its_limit():
