@@ -32,6 +32,8 @@ class Contract:
 
     metadata: Any
     config: Any
+    batches: bool = True
+    """Whether the first dimension counts items."""
 
     @property
     def decoupled(self) -> bool:
@@ -163,8 +165,8 @@ def _least(contract: Contract, others: Iterable[Contract]) -> Contract:
     """The contract with the largest batch that all variants take."""
     config = pb.ModelConfigResponse()
     config.CopyFrom(contract.config)
-    config.config.max_batch_size = min(other.config.config.max_batch_size for other in others)
-    return Contract(contract.metadata, config)
+    least = config.config.max_batch_size = min(other.config.config.max_batch_size for other in others)
+    return Contract(contract.metadata, config, least > 0)
 
 
 def published(family: str, metadata: Any, config: Any) -> Contract:
@@ -188,7 +190,7 @@ def published(family: str, metadata: Any, config: Any) -> Contract:
             getattr(ours, theirs.WhichOneof("strategy_choice")).SetInParent()
     if config.HasField("model_transaction_policy"):
         clean.model_transaction_policy.CopyFrom(config.model_transaction_policy)
-    return Contract(public, pb.ModelConfigResponse(config=clean))
+    return Contract(public, pb.ModelConfigResponse(config=clean), clean.max_batch_size > 0)
 
 
 def unknown_model(family: str) -> NotFound:

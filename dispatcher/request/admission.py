@@ -32,6 +32,8 @@ SEQUENCE_CHARS_MAX: Final = 128
 DIMENSIONS_MAX: Final = 64
 ELEMENTS_MAX: Final = 2**56
 """Of one tensor, empty dimensions left out: bytes are counted in 64 bits by everybody after us."""
+FEW, SMALL_SIZE = 4, 2**14
+"""So few dimensions of so small a size are never more elements than that."""
 DEADLINE_MAX_S: Final = 30 * 86_400.0
 """Whoever waits longer waits no longer than this: gRPC's own clock has an end, beyond which a deadline has passed."""
 ITEMS_MAX: Final = 2**20
@@ -191,7 +193,7 @@ class Admission:
     def _batches(self, family: str) -> bool:
         """Whether the first dimension counts items; taken as true until the contract is known."""
         contract = self._contracts.known(family)
-        return contract is None or contract.config.config.max_batch_size > 0
+        return contract is None or contract.batches
 
 
 _NO_SEQUENCE = ("", False, False)
@@ -236,12 +238,15 @@ def _check_tensors(message: Any) -> None:
     for tensor in inputs:
         if len(tensor.datatype) > TEXT_CHARS_MAX:
             raise _too_long("inputs.datatype", tensor.datatype)
+        shape = tensor.shape
+        if len(shape) <= FEW and max(shape, default=0) <= SMALL_SIZE and min(shape, default=0) >= -SMALL_SIZE:
+            continue
         elements = 1
-        for size in tensor.shape[: DIMENSIONS_MAX + 1]:
+        for size in shape[: DIMENSIONS_MAX + 1]:
             elements *= abs(size) or 1
-        if elements > ELEMENTS_MAX or len(tensor.shape) > DIMENSIONS_MAX:
+        if elements > ELEMENTS_MAX or len(shape) > DIMENSIONS_MAX:
             raise InvalidInput(
-                "is larger than any tensor", field="inputs.shape", value=tensor.shape[: DIMENSIONS_MAX + 1],
+                "is larger than any tensor", field="inputs.shape", value=shape[: DIMENSIONS_MAX + 1],
                 remedy=f"at most {DIMENSIONS_MAX} sizes, whose product is at most {ELEMENTS_MAX}",
             )  # fmt: skip
     for tensor in (*inputs, *outputs):

@@ -14,8 +14,11 @@ from typing import Any, Final
 from trefoil.core.errors import InvalidInput
 
 PREFIX: Final = "trefoil_"
-KNOWN: Final = ("trefoil_class", "trefoil_min_accuracy", "trefoil_receipt", "trefoil_slo_ms")
+CLASS, MIN_ACCURACY, RECEIPT, SLO_MS = "trefoil_class", "trefoil_min_accuracy", "trefoil_receipt", "trefoil_slo_ms"
+KNOWN: Final = frozenset((CLASS, MIN_ACCURACY, RECEIPT, SLO_MS))
+FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 CLASS_CHARACTERS_MAX: Final = 64
+SLO_MS_MIN: Final = math.ulp(0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +40,27 @@ def extract(parameters: Any) -> RequestParameters:
     Raises:
         InvalidInput: an unknown key, or a value that its key cannot have.
     """
-    ours = [name for name in parameters if name.startswith(PREFIX)]
+    ours = {name: value for name, value in parameters.items() if name.startswith(PREFIX)}
     if not ours:
         return NO_PARAMETERS
-    unknown = sorted(set(ours) - set(KNOWN))
-    if unknown:
-        raise InvalidInput(f"unknown request parameter {', '.join(unknown)}", remedy=f"use one of {', '.join(KNOWN)}")
-    values = {name: parameters[name] for name in ours}
+    if not ours.keys() <= KNOWN:
+        unknown = ", ".join(sorted(ours.keys() - KNOWN))
+        raise InvalidInput(f"unknown request parameter {unknown}", remedy=f"use one of {', '.join(sorted(KNOWN))}")
     found = RequestParameters(
-        slo_class=_text("trefoil_class", values.get("trefoil_class")),
-        min_accuracy=_number("trefoil_min_accuracy", values.get("trefoil_min_accuracy"), 0.0, 1.0),
-        slo_ms=_number("trefoil_slo_ms", values.get("trefoil_slo_ms"), math.ulp(0.0), math.inf),
-        receipt=_flag("trefoil_receipt", values.get("trefoil_receipt")),
+        slo_class=_text(CLASS, ours[CLASS]) if CLASS in ours else "",
+        min_accuracy=_number(MIN_ACCURACY, ours[MIN_ACCURACY], 0.0, 1.0) if MIN_ACCURACY in ours else 0.0,
+        slo_ms=_number(SLO_MS, ours[SLO_MS], SLO_MS_MIN, math.inf) if SLO_MS in ours else 0.0,
+        receipt=_flag(RECEIPT, ours[RECEIPT]) if RECEIPT in ours else False,
     )
-    for name in ours:
-        del parameters[name]
+    if len(ours) == len(parameters):
+        parameters.clear()
+    else:
+        for name in ours:
+            del parameters[name]
     return found
 
 
 def _text(name: str, parameter: Any) -> str:
-    if parameter is None:
-        return ""
     if parameter.WhichOneof("parameter_choice") != "string_param":
         raise InvalidInput("is text", field=name, value=_value(parameter), remedy="send a string parameter")
     text = str(parameter.string_param)
@@ -69,26 +72,24 @@ def _text(name: str, parameter: Any) -> str:
 
 def _flag(name: str, parameter: Any) -> bool:
     """Clients that cannot send a bool send text or an integer."""
-    if parameter is None:
-        return False
     raw = _value(parameter)
-    known = {"true": True, "1": True, "false": False, "0": False}
-    if str(raw).lower() not in known:
+    if isinstance(raw, bool):
+        return raw
+    flag = FLAGS.get(str(raw).lower())
+    if flag is None:
         raise InvalidInput("is true or false", field=name, value=raw, remedy="send a bool parameter")
-    return known[str(raw).lower()]
+    return flag
 
 
 def _number(name: str, parameter: Any, low: float, high: float) -> float:
     """Clients that cannot send a double (perf_analyzer) send text or an integer."""
-    if parameter is None:
-        return 0.0
     raw = _value(parameter)
-    remedy = "a number > 0" if math.isinf(high) else f"a number in {low:g}..{high:g}"
     try:
         number = math.nan if isinstance(raw, bool) or raw is None else float(raw)
     except ValueError:
         number = math.nan
     if not (low <= number <= high and math.isfinite(number)):
+        remedy = "a number > 0" if math.isinf(high) else f"a number in {low:g}..{high:g}"
         raise InvalidInput("is out of range or not a number", field=name, value=raw, remedy=remedy)
     return number
 

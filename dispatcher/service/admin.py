@@ -243,7 +243,7 @@ def _explained_parameters(params: Mapping[str, str]) -> tuple[RequestParameters,
     message = pb.ModelInferRequest()
     for name, value in params.items():
         if name != PRIORITY and not name.startswith(request_parameters.PREFIX):
-            remedy = f"one of {', '.join((*request_parameters.KNOWN, PRIORITY))}"
+            remedy = f"one of {', '.join((*sorted(request_parameters.KNOWN), PRIORITY))}"
             raise InvalidInput("says nothing about where a request goes", field=name, value=value, remedy=remedy)
         if name != PRIORITY:
             message.parameters[name].string_param = value

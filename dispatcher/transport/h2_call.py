@@ -82,33 +82,29 @@ class Aborted(Exception):
 class ServerCall:
     """One call: what handlers ask of grpc.aio's `ServicerContext`, and the state of its stream."""
 
-    __slots__ = (
-        "_connection", "_deadline_s", "_encoding", "_handler", "_headers", "_held_bytes", "_messages", "_reader",
-        "_room", "_started", "_timer", "_trailers", "_unread_bytes", "_waiter", "ended", "expired", "left",
-        "since_s", "stream_id", "task",
-    )  # fmt: skip
+    # What few calls change stands here: a call in full would be twenty-two fields to fill.
+    task: asyncio.Task[None] | None = None
+    ended = False  # by its client: nothing more comes
+    left = False  # its client has gone
+    expired = False
+    _reader: MessageReader | None = None
+    _waiter: asyncio.Future[None] | None = None
+    _room: asyncio.Future[None] | None = None
+    _encoding = ""
+    _deadline_s: float | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _trailers: Any = ()
+    _started = False  # whether response headers have gone
+    _held_bytes = 0
+    _unread_bytes = 0
 
     def __init__(self, connection: Client, stream_id: int, headers: h2.Headers, handler: Any) -> None:
         self.stream_id = stream_id
         self.since_s = connection.loop.time()  # when a message began that is not whole yet
-        self.task: asyncio.Task[None] | None = None
-        self.ended = False  # by its client: nothing more comes
-        self.left = False  # its client has gone
-        self.expired = False
         self._connection = connection
         self._headers = headers
         self._handler = handler
-        self._reader: MessageReader | None = None
         self._messages: deque[Message] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
-        self._encoding = ""
-        self._deadline_s: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._trailers: Any = ()
-        self._started = False  # whether response headers have gone
-        self._held_bytes = 0
-        self._unread_bytes = 0
 
     # What handlers ask
 

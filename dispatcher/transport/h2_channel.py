@@ -32,24 +32,22 @@ State = grpc.ChannelConnectivity
 class _Call:
     """One call: its answers so far, and its end."""
 
-    __slots__ = ("connection", "encoding", "end", "ended", "headers", "messages", "parts", "reader", "stream_id",
-                 "streaming", "timer", "told", "unread_bytes", "waiter")  # fmt: skip
+    connection: "_ClientConnection | None" = None
+    stream_id = 0
+    reader: MessageReader | None = None
+    encoding = ""
+    told: h2.Headers = ()
+    end: BaseException | None = None
+    ended = False
+    waiter: asyncio.Future[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    unread_bytes = 0
 
     def __init__(self, headers: h2.Headers, parts: Sequence[bytes], streaming: bool) -> None:
         self.headers = headers
         self.parts = parts
         self.streaming = streaming
-        self.connection: _ClientConnection | None = None
-        self.stream_id = 0
-        self.reader: MessageReader | None = None
         self.messages: deque[framing.Message] = deque()
-        self.encoding = ""
-        self.told: tuple[tuple[bytes, bytes], ...] = ()
-        self.end: BaseException | None = None
-        self.ended = False
-        self.waiter: asyncio.Future[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.unread_bytes = 0
 
     def wake(self) -> None:
         if self.waiter is not None and not self.waiter.done():

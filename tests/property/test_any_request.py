@@ -204,7 +204,7 @@ def test_any_request_is_a_ticket_or_a_refusal(door, data, more):
     assert ticket.deadline_s is None or math.isfinite(ticket.deadline_s)
     assert math.isfinite(ticket.slo_ms)
     assert 0 <= ticket.min_accuracy <= 1
-    pb.ModelInferRequest.FromString(made.payload)
+    pb.ModelInferRequest.FromString(b"".join(made.payload))
 
 
 @pytest.mark.parametrize("size", [2**63 - 1, 2**57, -(2**63)])
