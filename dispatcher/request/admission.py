@@ -77,7 +77,7 @@ class Request:
 
     queue: AsyncFamilyQueue | AsyncSequenceQueue
     ticket: Ticket
-    payload: tuple[bytes, ...]
+    payload: tuple[bytes | memoryview, ...]
     parameters: RequestParameters
     timeout_binds: bool = False
     pick: Pick | None = None
@@ -108,7 +108,7 @@ class Admission:
             InvalidInput, NotFound, Unavailable: it cannot be served as it is. It does not count as arrived: demand is
                 what could be answered.
         """
-        message = parse_request(data, self._settings.head_bytes_max)
+        message, raw = parse_request(data, self._settings.head_bytes_max)
         family = message.model_name
         queue = self._queue_of(family)
         if message.model_version not in ("", kserve_wire.PUBLIC_VERSION):
@@ -118,7 +118,7 @@ class Admission:
             )
         timeout_s = 0.0
         asked = request_parameters.NO_PARAMETERS
-        payload: tuple[bytes, ...] = (data,)
+        payload: tuple[bytes | memoryview, ...] = (data,)
         priority, sequence = 0, _NO_SEQUENCE
         if message.parameters:
             if "timeout" in message.parameters:
@@ -128,7 +128,7 @@ class Admission:
             count = len(message.parameters)
             asked = request_parameters.extract(message.parameters)
             if len(message.parameters) != count:
-                payload = (message.SerializeToString(),)
+                payload = (message.SerializeToString(), *raw)
         _check_tensors(message)
         if message.model_version:
             payload = (*payload, kserve_wire.CLEAR_VERSION)
@@ -199,15 +199,15 @@ class Admission:
 _NO_SEQUENCE = ("", False, False)
 
 
-def parse_request(data: bytes, head_bytes_max: int) -> Any:
+def parse_request(data: bytes, head_bytes_max: int) -> tuple[Any, tuple[memoryview, ...]]:
     """Parse the bytes of a ModelInferRequest. Raw contents cost what they are; everything else may cost many times its
-    bytes once parsed, and has a limit.
+    bytes once parsed, and has a limit. Of a large one raw contents are left out, and come beside the message.
 
     Raises:
         InvalidInput: they are none, or more than it may hold.
     """
     if len(data) > SMALL_BYTES:
-        size, fields = kserve_wire.head_size(data)
+        size, fields, raw = kserve_wire.head_size(data)
         if size > head_bytes_max:
             raise InvalidInput(
                 f"the request has {size} bytes beside its raw_input_contents, at most {head_bytes_max} are taken",
@@ -215,8 +215,11 @@ def parse_request(data: bytes, head_bytes_max: int) -> Any:
             )
         if fields > FIELDS_MAX:
             raise InvalidInput(f"the request has more than {FIELDS_MAX} tensors and parameters", remedy="send fewer")
+        parts = tuple(memoryview(data)[begin:end] for begin, end in raw)
+    else:
+        raw, parts = [], ()
     try:
-        return _parse(data)
+        return _parse(kserve_wire.without(data, raw) if raw else data), parts
     except DecodeError as error:
         raise InvalidInput(f"these {len(data)} bytes are not a ModelInferRequest") from error
 

@@ -378,7 +378,7 @@ class Inference:
             variant = self.record_answer(request, version)
             return Answer((data, self.answer_suffix(request, variant)), trailers, variant, pick.slice)
 
-    def upstream_request(self, request: Request) -> tuple[tuple[bytes, ...], float | None]:
+    def upstream_request(self, request: Request) -> tuple[tuple[bytes | memoryview, ...], float | None]:
         """Parts and timeout of a request to its slice: what is left of the deadline, for gRPC and for Triton's own
         queue."""
         deadline_s = request.ticket.deadline_s

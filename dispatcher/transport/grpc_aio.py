@@ -4,13 +4,13 @@ Traps that this file knows (measured): the default receive limit of 4 MB; one re
 same address share a connection unless told otherwise; the default reconnect backoff grows to two minutes.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 
 import grpc
 
 from dispatcher.transport.core.grpc_framing import JOIN
-from dispatcher.transport.seam import Keepalive, Metadata, Trailers
+from dispatcher.transport.seam import Keepalive, Metadata, Parts, Trailers
 from trefoil.core.errors import StartError
 
 OPTIONS: Final = (
@@ -62,7 +62,7 @@ class GrpcChannel:
         await self._channel.wait_for_state_change(last)
 
     async def unary(
-        self, path: str, parts: Sequence[bytes], timeout_s: float | None = None, metadata: Metadata = ()
+        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> tuple[bytes, Trailers]:
         """Answer and trailing metadata."""
         call = self._method("unary_unary", path)(parts, timeout=timeout_s, metadata=tuple(metadata))
@@ -70,7 +70,7 @@ class GrpcChannel:
         return bytes(data), tuple(await call.trailing_metadata() or ())
 
     async def stream(
-        self, path: str, parts: Sequence[bytes], timeout_s: float | None = None, metadata: Metadata = ()
+        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> AsyncGenerator[bytes, None]:
         """Answers to one message."""
         call = self._method("unary_stream", path)(parts, timeout=timeout_s, metadata=tuple(metadata))

@@ -199,6 +199,9 @@ class ServerCall:
         """
         connection, count, reader = self._connection, len(data), self._reader
         self._hold(count)
+        if reader is not None and not last and not self._handler.request_streaming and reader.more(data):
+            connection.taken(self.stream_id, count)
+            return
         if reader is None:
             bytes_max = connection.bounds.message_bytes_max
             if last and not self._handler.request_streaming:

@@ -7,7 +7,7 @@ transport it was. What certainly reached nobody says so ("failed to connect", "s
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 import grpc
@@ -15,7 +15,7 @@ import grpc
 from dispatcher.transport import h2
 from dispatcher.transport.core import grpc_framing as framing
 from dispatcher.transport.core.grpc_framing import FramingError, MessageReader
-from dispatcher.transport.seam import Keepalive, Metadata, Trailers
+from dispatcher.transport.seam import Keepalive, Metadata, Parts, Trailers
 
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 0.5
@@ -43,7 +43,7 @@ class _Call:
     timer: asyncio.TimerHandle | None = None
     unread_bytes = 0
 
-    def __init__(self, headers: h2.Headers, parts: Sequence[bytes], streaming: bool) -> None:
+    def __init__(self, headers: h2.Headers, parts: Parts, streaming: bool) -> None:
         self.headers = headers
         self.parts = parts
         self.streaming = streaming
@@ -292,7 +292,7 @@ class H2Channel:
     # Calls
 
     async def unary(
-        self, path: str, parts: Sequence[bytes], timeout_s: float | None = None, metadata: Metadata = ()
+        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> tuple[bytes, Trailers]:
         """Answer and trailing metadata of a unary call. Cancelling it cancels it on the server.
 
@@ -312,7 +312,7 @@ class H2Channel:
         return call.decoded(call.messages[0]), framing.decode_metadata(call.told) if len(call.told) > 1 else ()
 
     async def stream(
-        self, path: str, parts: Sequence[bytes], timeout_s: float | None = None, metadata: Metadata = ()
+        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> AsyncGenerator[bytes, None]:
         """Answers to one message, as they come; raises like `unary`. Closing it cancels the call on the server."""
         call = self._begin(path, parts, timeout_s, metadata, streaming=True)
@@ -337,7 +337,7 @@ class H2Channel:
     def _begin(
         self,
         path: str,
-        parts: Sequence[bytes],
+        parts: Parts,
         timeout_s: float | None,
         metadata: Metadata,
         streaming: bool,

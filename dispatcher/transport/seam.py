@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol
 
 TRANSPORTS: Final = ("h2", "grpc")
 
+Parts = Sequence[bytes | memoryview]
 Metadata = Iterable[tuple[str, Any]]
 Trailers = tuple[tuple[str, Any], ...]
 
@@ -33,13 +34,13 @@ class Channel(Protocol):
         ...
 
     async def unary(
-        self, path: str, parts: Sequence[bytes], timeout_s: float | None = None, metadata: Metadata = ()
+        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> tuple[bytes, Trailers]:
         """Answer and trailing metadata. Cancelling it cancels the call on the server."""
         ...
 
     def stream(
-        self, path: str, parts: Sequence[bytes], timeout_s: float | None = None, metadata: Metadata = ()
+        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> AsyncGenerator[bytes, None]:
         """Answers to one message. Closing it cancels the call on the server."""
         ...

@@ -1,14 +1,14 @@
 """Moves bytes to slices and back: one long-lived channel per slice and generation, raw bytes, no decision."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any, Final
 
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.routing.core.routing_table import Endpoint
 from dispatcher.transport.choice import Transport
-from dispatcher.transport.seam import Channel, Trailers
+from dispatcher.transport.seam import Channel, Parts, Trailers
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import SliceKey
 
@@ -27,11 +27,11 @@ class Connection:
         self.cut_reason = ""
         """Why its calls were cut off: they then end as cancelled, though nobody left."""
 
-    def infer(self, parts: Sequence[bytes], timeout_s: float | None) -> Awaitable[tuple[bytes, Trailers]]:
+    def infer(self, parts: Parts, timeout_s: float | None) -> Awaitable[tuple[bytes, Trailers]]:
         """Answer to a ModelInferRequest, in parts, and the trailers; raises AioRpcError."""
         return self.channel.unary(_INFER, parts, timeout_s)
 
-    def stream(self, parts: Sequence[bytes], timeout_s: float | None) -> AsyncGenerator[bytes, None]:
+    def stream(self, parts: Parts, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
         """Answers to the one request of a stream; raises AioRpcError."""
         return self.channel.stream(_STREAM, parts, timeout_s)
 

@@ -239,7 +239,12 @@ def test_the_head_is_measured_as_protobuf_writes_it(message):
     fields = sum(len(value) if field.is_repeated else 1 for field, value in message.ListFields())
     raw = list(message.raw_input_contents)
     message.ClearField("raw_input_contents")
-    assert kserve_wire.head_size(data) == (len(message.SerializeToString()), fields)
+    head = message.SerializeToString()
+    size, counted, spans = kserve_wire.head_size(data)
+    assert (size, counted) == (len(head), fields)
+    assert kserve_wire.without(data, spans) == head
+    message.raw_input_contents.extend(raw)
+    assert pb.ModelInferRequest.FromString(head + b"".join(data[a:b] for a, b in spans)) == message
     assert sum(map(len, raw)) <= len(data)
 
 

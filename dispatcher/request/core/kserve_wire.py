@@ -35,10 +35,12 @@ FIELDS_MAX: Final = 4096
 RAW_INPUT_TAG: Final = 0x3A  # field 7, length-delimited, in ModelInferRequest
 
 
-def head_size(data: bytes) -> tuple[int, int]:
-    """Bytes of a ModelInferRequest beside its raw contents, and its fields, of which no more are counted than one
-    beyond FIELDS_MAX. What cannot be read counts as bytes beside: parsing tells what is wrong with it."""
+def head_size(data: bytes) -> tuple[int, int, list[tuple[int, int]]]:
+    """Bytes of a ModelInferRequest beside its raw contents, its fields, of which no more are counted than one beyond
+    FIELDS_MAX, and where fields of raw contents begin and end. What cannot be read counts as bytes beside, and nothing
+    is then said of raw contents: parsing all tells what is wrong with it."""
     at = beside = fields = 0
+    raw: list[tuple[int, int]] = []
     with suppress(IndexError):  # it is cut off
         while at < len(data) and fields <= FIELDS_MAX:
             begins, fields = at, fields + 1
@@ -52,8 +54,18 @@ def head_size(data: bytes) -> tuple[int, int]:
                 at += 8 if tag & 7 == 1 else 4
             else:
                 break
-            beside += at - begins if tag != RAW_INPUT_TAG else 0
-    return beside + max(0, len(data) - at), fields
+            if tag != RAW_INPUT_TAG:
+                beside += at - begins
+            else:
+                raw.append((begins, at))
+    return beside + max(0, len(data) - at), fields, raw if at == len(data) else []
+
+
+def without(data: bytes, spans: list[tuple[int, int]]) -> bytes:
+    """What lies beside these places, as one."""
+    ends = [0, *(end for _, end in spans)]
+    begins = [*(begin for begin, _ in spans), len(data)]
+    return b"".join(data[end:begin] for end, begin in zip(ends, begins, strict=True))
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

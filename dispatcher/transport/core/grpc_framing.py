@@ -101,6 +101,15 @@ class MessageReader:
         """Of the message that is not whole yet."""
         return self._have + len(self._head)
 
+    def more(self, data: bytes) -> bool:
+        """Take a large piece from within a message, which goes on after it; False: `feed` it."""
+        have = self._have + len(data)
+        if have >= self._size or len(data) < SMALL_BYTES:
+            return False
+        self._parts.append(data)
+        self._have = have
+        return True
+
     def feed(self, data: bytes) -> list[Message]:
         """The messages that are whole with this data.
 
