@@ -94,6 +94,7 @@ class ServerCall:
     _deadline_s: float | None = None
     _timer: asyncio.TimerHandle | None = None
     _trailers: Any = ()
+    _silent = True  # no data has come
     _started = False  # whether response headers have gone
     _held_bytes = 0
     _unread_bytes = 0
@@ -199,6 +200,7 @@ class ServerCall:
         """
         connection, count, reader = self._connection, len(data), self._reader
         self._hold(count)
+        self._silent = False
         if reader is not None and not last and not self._handler.request_streaming and reader.more(data):
             connection.taken(self.stream_id, count)
             return
@@ -254,6 +256,12 @@ class ServerCall:
         if not self._handler.request_streaming:
             return True
         return self._waiter is not None and self._reader is not None and self._reader.unfinished
+
+    def may_speak_first(self) -> bool:
+        """Whether this is a stream whose client has said nothing yet and may be about to; once."""
+        waits = self._silent and not self.ended and self.task is not None and self._handler.request_streaming
+        self._silent = False
+        return waits
 
     def leave(self) -> None:
         """The client has gone, or its connection."""

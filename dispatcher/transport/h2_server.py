@@ -22,6 +22,7 @@ from dispatcher.transport.h2_call import ServerBounds, ServerCall
 LOG = structlog.get_logger()
 SWEEP_S: Final = 1.0
 LAST_WORDS_S: Final = 10.0  # for a client to read what it is sent on a connection that has ended
+FIRST_WORDS_S: Final = 0.02
 NOTICE_S: Final = 0.2  # between the notice that a connection ends and its end, for a peer that does not answer
 _OK: Final = ((b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-accept-encoding", framing.ACCEPTED))
 _DONE: Final = ((b"grpc-status", b"0"),)
@@ -185,7 +186,11 @@ class ServerConnection(h2.Connection):
         call.forget()
 
     def refuse(self, call: ServerCall, code: str, details: str, trailers: Any = (), started: bool = False) -> None:
-        """End a call with a status."""
+        """End a call with a status. A client that has not begun to send is given a moment to: grpc.aio's own call it
+        INTERNAL when they are answered while they do."""
+        if call.may_speak_first():
+            self.loop.call_later(FIRST_WORDS_S, self.refuse, call, code, details, trailers, started)
+            return
         if self.calls.pop(call.stream_id, None) is None:
             return
         last = [(b"grpc-status", b"%d" % _NUMBERS[code])]
@@ -242,6 +247,7 @@ class ServerConnection(h2.Connection):
             if call.task is not None:
                 call.task.cancel()
             else:
+                call.may_speak_first()  # no more
                 self.refuse(call, "UNAVAILABLE", "the server is stopping")
 
 

@@ -79,6 +79,7 @@ class Answers:
             "Refuse": unary(self.refuse), "Fail": unary(self.fail), "Large": unary(self.large),
             "Each": stream(self.each), "Deaf": stream(self.deaf), "Endless": stream(self.endless),
             "Curt": stream(self.curt), "ReadWrite": stream(self.read_write), "RefuseStream": stream(self.refuse_stream),
+            "Shut": stream(self.refuse),
             "Many": grpc.unary_stream_rpc_method_handler(self.many),
         }  # fmt: skip
         routes.add(SERVICE, handlers)
@@ -384,6 +385,16 @@ async def test_a_stream_that_is_refused_half_way_keeps_what_came_before(channel)
         async for each in channel.stream(path("RefuseStream"), (b"",), 10.0):
             found.append(each)
     assert found == [b"first"]
+
+
+async def test_a_stream_that_is_refused_before_it_says_anything_hears_why_though_it_goes_on(world):
+    async with grpc.aio.insecure_channel(world.address) as client:
+        method, heard = client.stream_stream(path("Shut")), set()
+        for _ in range(150):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await method(iter([bytes(100_000)])).read()
+            heard.add(refused.value.code())
+    assert heard == {Status.NOT_FOUND}, "grpc.aio says INTERNAL where it is answered while it sends"
 
 
 async def test_a_handler_that_fails_says_so(channel):
