@@ -15,7 +15,6 @@ import ngh2
 
 NO_ERROR: Final = 0
 CANCEL: Final = 8
-ENHANCE_YOUR_CALM: Final = 11
 
 Headers = Sequence[tuple[bytes, bytes]]
 WRITE_BYTES: Final = 256 * 1024  # in one piece: a larger one would be copied once more

@@ -5,7 +5,7 @@ What access control refuses reaches no queue and is not booked as having arrived
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -57,7 +57,6 @@ class Fronts:
     access: AccessControl
     peers: Peers
     streams: Streams
-    calls: CallsUnderWay = field(default_factory=CallsUnderWay)
 
     @classmethod
     def build(cls, local: LocalWorker, contracts: Contracts, metrics: Metrics | None = None) -> "Fronts":
@@ -97,7 +96,7 @@ class H2FrontServer:
         self.names: Sequence[str] = (SERVICE,)
         self._health = health.aio.HealthServicer()
         routes = Routes()
-        routes.add_registered_method_handlers(SERVICE, handlers(fronts, counted=False))
+        routes.add_registered_method_handlers(SERVICE, handlers(fronts))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, routes)
         named = (SERVICE, rpc.HEALTH_SERVICE, reflection.SERVICE_NAME)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(AsyncReflection(named), routes)
@@ -146,7 +145,8 @@ def make_server(fronts: Fronts) -> FrontServer:
     settings = fronts.local.settings
     if fronts.local.transport.name == "h2":
         return H2FrontServer(fronts)
-    generic = grpc.method_handlers_generic_handler(SERVICE, handlers(fronts))
+    calls = CallsUnderWay()
+    generic = grpc.method_handlers_generic_handler(SERVICE, handlers(fronts, calls))
     return rpc.make_server(
         settings.front(),
         [(lambda _, server: server.add_generic_rpc_handlers((generic,)), None, SERVICE)],
@@ -157,7 +157,7 @@ def make_server(fronts: Fronts) -> FrontServer:
         options=[*PENDING, ("grpc.max_concurrent_streams", settings.connection_streams_max), *_ages(settings)],
         client_ca=settings.front_client_ca,
         authenticated=settings.authenticates,
-        calls=fronts.calls,
+        calls=calls,
     )
 
 
@@ -204,12 +204,12 @@ class InferencePart:
         await self._local.routing.connections.close()
 
 
-def handlers(fronts: Fronts, counted: bool = True) -> dict[str, Any]:
-    """Handlers of all 20 methods, by name. `counted`: `fronts.calls` is told of what may take its time."""
+def handlers(fronts: Fronts, calls: CallsUnderWay | None = None) -> dict[str, Any]:
+    """Handlers of all 20 methods, by name. `calls` is told of what may take its time."""
     access = fronts.access
     infer, stream = _infer(fronts.inference, access), _stream(fronts.streams, access)
-    if counted:
-        infer, stream = _counted(infer, fronts.calls), _counted(stream, fronts.calls)
+    if calls is not None:
+        infer, stream = _counted(infer, calls), _counted(stream, calls)
     table: dict[str, Any] = {
         "ModelInfer": grpc.unary_unary_rpc_method_handler(infer, response_serializer=JOIN),
         "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(stream),
