@@ -153,17 +153,10 @@ class Inference:
             QueueFull, Unavailable: it gets none.
             StatusError: its deadline passed in the queue, or cannot be met on that slice any more.
         """
-        picked = self._submit(request)
-        return self._picked(
-            request, await self._wait(request, picked) if isinstance(picked, asyncio.Future) else picked
-        )
-
-    def _submit(self, request: Request) -> "Pick | asyncio.Future[Pick]":
-        request.pick, request.sent_s = None, 0.0
-        return request.queue.submit(request.ticket)
-
-    def _picked(self, request: Request, pick: Pick) -> Pick:
         queue, ticket = request.queue, request.ticket
+        request.pick, request.sent_s = None, 0.0
+        picked = queue.submit(ticket)
+        pick = await self._wait(request, picked) if isinstance(picked, asyncio.Future) else picked
         now_s = self._clock.monotonic_s()
         request.pick = pick
         if ticket.deadline_s is not None:
@@ -350,10 +343,7 @@ class Inference:
     async def _serve(self, request: Request) -> Answer:
         attempts = 1
         while True:
-            picked = self._submit(request)
-            if isinstance(picked, asyncio.Future):
-                picked = await self._wait(request, picked)
-            pick = self._picked(request, picked)
+            pick = await self.pick(request)
             connection = None
             try:
                 connection = self._connections.connection(pick.slice)

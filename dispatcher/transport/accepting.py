@@ -45,7 +45,7 @@ def listen(address: str, field: str, inherited: int = -1) -> socket.socket:
     except OSError as error:
         bound.close()
         raise StartError(
-            f"cannot listen ({error.strerror})", field=field, value=address,
+            f"cannot listen ({error.strerror or error})", field=field, value=address,
             remedy="stop what listens there, or set another address",
         ) from error  # fmt: skip
     bound.setblocking(False)

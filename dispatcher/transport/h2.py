@@ -19,6 +19,7 @@ CANCEL: Final = 8
 Headers = Sequence[tuple[bytes, bytes]]
 WRITE_BYTES: Final = 256 * 1024  # in one piece: a larger one would be copied once more
 ALL_WRITTEN_BYTES: Final = WRITE_BYTES - 32 * 1024  # a piece ends early where the next frame would not fit in
+JOINED_BYTES: Final = 16 * 1024  # parts of less go out as one
 READ_BYTES: Final = 256 * 1024
 FRAME_BYTES: Final = 1 << 20  # that a peer may send in one frame
 _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE, _MAX_HEADER_LIST_SIZE = 3, 4, 5, 6
@@ -193,6 +194,14 @@ class Connection(asyncio.BufferedProtocol):
         """Close the socket once everything has been written."""
         if not self.closed and self.transport is not None and not self.transport.is_closing():
             self.transport.close()
+
+    def send_parts(self, stream_id: int, parts: Sequence[bytes | memoryview], end_stream: bool = False) -> None:
+        """Send parts one after the other: small ones as one, large ones without a copy. Raises `Http2Error`."""
+        if sum(map(len, parts)) < JOINED_BYTES:
+            parts = (b"".join(parts),)
+        for part in parts[:-1]:
+            self._h2.send_data(stream_id, part)
+        self._h2.send_data(stream_id, parts[-1], end_stream=end_stream)
 
     def taken(self, stream_id: int, count: int) -> None:
         """So many bytes of a stream have been taken: its peer may send as many more."""

@@ -106,16 +106,9 @@ class _ClientConnection(h2.Connection):
             call.finish(_error("UNAVAILABLE", "failed to connect: the connection has just been lost"))
             return
         call.connection = self
-        parts, size = call.parts, sum(map(len, call.parts))
         try:
             call.stream_id = stream_id = self._h2.send_request(call.headers)
-            if size < 16384:
-                self._h2.send_data(stream_id, b"".join((framing.prefix(size), *parts)), end_stream=True)
-            else:
-                self._h2.send_data(stream_id, framing.prefix(size))
-                for part in parts[:-1]:
-                    self._h2.send_data(stream_id, part)
-                self._h2.send_data(stream_id, parts[-1], end_stream=True)
+            self.send_parts(stream_id, framing.framed(call.parts), end_stream=True)
         except h2.Http2Error as error:
             call.finish(_error("UNAVAILABLE", f"failed to connect: the connection takes no more calls ({error})"))
             self.gone.set()
@@ -309,7 +302,7 @@ class H2Channel:
             raise
         if call.end is not None:
             raise call.end
-        return call.decoded(call.messages[0]), framing.decode_metadata(call.told) if len(call.told) > 1 else ()
+        return call.decoded(call.messages[0]), framing.decode_metadata(call.told)
 
     async def stream(
         self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = ()

@@ -154,16 +154,10 @@ class ServerConnection(h2.Connection):
 
     def send_message(self, call: ServerCall, parts: tuple[bytes, ...], first: bool) -> None:
         """Send one message, its parts one after the other."""
-        size = sum(map(len, parts))
         try:
             if first:
                 self._h2.send_response(call.stream_id, _OK)
-            if size < 16384:
-                self._h2.send_data(call.stream_id, b"".join((framing.prefix(size), *parts)))
-            else:
-                self._h2.send_data(call.stream_id, framing.prefix(size))
-                for part in parts:
-                    self._h2.send_data(call.stream_id, part)
+            self.send_parts(call.stream_id, framing.framed(parts))
         except h2.Http2Error:
             return  # its stream has ended: its client has gone
         self.schedule()

@@ -81,7 +81,7 @@ class Supervisor:
             except TimeoutError:
                 self._signal(signal.SIGKILL)
         finally:
-            for held in self._held_sockets:
+            for held in (*self._held_sockets, *self._inherited.values()):
                 held.close()
         return self._code
 
@@ -96,11 +96,11 @@ class Supervisor:
             settings = self._settings.front() if name in FRONTS else self._settings
             authenticated = name in FRONTS and settings.authenticates
             rpc.check_listener(settings, address, read_only=name == "metrics_address", authenticated=authenticated)
-            rpc.check_port(address)
             if name in FRONTS and (name == "rest_address" or self._transport.name == "h2"):
                 held = self._inherited[f"{name.removesuffix('_address')}_socket"] = listen(address, name)
                 addresses[name] = f"{address.rpartition(':')[0]}:{held.getsockname()[1]}"
                 continue
+            rpc.check_port(address)
             host, port = rpc.split_address(address)
             held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
             self._held_sockets.append(held)

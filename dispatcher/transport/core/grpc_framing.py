@@ -13,7 +13,7 @@ import binascii
 import re
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
@@ -65,6 +65,11 @@ class Message(NamedTuple):
 def prefix(size_bytes: int) -> bytes:
     """What stands before an uncompressed message."""
     return PREFIX.pack(0, size_bytes)
+
+
+def framed(parts: Sequence[bytes | memoryview]) -> tuple[bytes | memoryview, ...]:
+    """Parts of an uncompressed message with what stands before them."""
+    return (prefix(sum(map(len, parts))), *parts)
 
 
 def sole_message(data: bytes, bytes_max: int) -> bytes | None:

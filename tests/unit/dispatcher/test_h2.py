@@ -925,7 +925,8 @@ async def test_a_connection_that_says_nothing_is_closed(swift):
 # Ends
 
 
-async def test_a_graceful_stop_lets_calls_finish(channel, world):
+async def stop_while_it_answers(world, channel) -> None:
+    """The server waits for the call that it has."""
     call = asyncio.create_task(channel.unary(path("Slow"), (b"x",), 30.0))
     await until(lambda: world.answers.began)
     stop = asyncio.create_task(world.server.stop(20.0))
@@ -934,6 +935,10 @@ async def test_a_graceful_stop_lets_calls_finish(channel, world):
     world.answers.go_on.set()
     assert (await call)[0] == b"x"
     await asyncio.wait_for(stop, 5.0)
+
+
+async def test_a_graceful_stop_lets_calls_finish(channel, world):
+    await stop_while_it_answers(world, channel)
     async with refused(Status.UNAVAILABLE):
         await channel.unary(path("Echo"), (b"x",), 5.0)
 
@@ -943,15 +948,7 @@ async def test_a_stop_waits_for_calls_also_after_all_connections_have_once_gone(
     await first.unary(path("Echo"), (b"x",), 10.0)
     await first.close()
     await until(lambda: not world.server.connections)
-    second = await world.h2()
-    call = asyncio.create_task(second.unary(path("Slow"), (b"x",), 30.0))
-    await until(lambda: world.answers.began)
-    stop = asyncio.create_task(world.server.stop(20.0))
-    await asyncio.sleep(0.1)
-    assert not stop.done()
-    world.answers.go_on.set()
-    assert (await call)[0] == b"x"
-    await asyncio.wait_for(stop, 5.0)
+    await stop_while_it_answers(world, await world.h2())
 
 
 async def test_a_second_stop_with_a_shorter_grace_cuts_what_the_first_waits_for(channel, world):
