@@ -22,7 +22,7 @@ from dispatcher.transport.h2_call import ServerBounds
 from dispatcher.transport.h2_channel import _Call, _ClientConnection
 from dispatcher.transport.h2_server import H2Server, Routes, ServerConnection
 
-COUNT = int(os.environ.get("H2_FUZZ", 2000))
+COUNT = int(os.environ.get("H2_FUZZ", 500))
 CLIENT_COUNT = max(1, COUNT // 3)
 GROWTH_BYTES_MAX = 30 << 20
 PREFACE_BYTES = 24
