@@ -238,8 +238,7 @@ async def idle(at: Addresses, tally: Tally) -> None:
 
 async def flood(at: Addresses, tally: Tally) -> None:
     """Streams that are reset as soon as they are opened, pings and settings, on ten connections."""
-    message = request().SerializeToString()
-    body = b"\x00" + len(message).to_bytes(4, "big") + message
+    body = small()
 
     async def reset(writer: asyncio.StreamWriter) -> None:
         for stream in itertools.count(1, 2):
@@ -283,34 +282,58 @@ async def _read_all(reader: asyncio.StreamReader) -> None:
             pass
 
 
+async def slow(address: str, data: bytes, pause_s: float) -> None:
+    """Write a byte a moment, again and again."""
+    while True:
+        with contextlib.suppress(OSError):
+            _, writer = await opened(address)
+            for at_byte in range(len(data)):
+                writer.write(data[at_byte : at_byte + 1])
+                await CLOCK.sleep(pause_s)
+            writer.close()
+
+
+async def deaf(address: str, model: str, at_once: int, pause_s: float = math.inf) -> None:
+    """Ask, so many times each pause, and read nothing of what comes back."""
+    with contextlib.suppress(OSError):
+        _, writer = await opened(address)
+        writer.write(PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0)))
+        streams = itertools.count(1, 2)
+        while True:
+            for n in itertools.islice(streams, at_once):
+                writer.write(headers(n) + frame(DATA, 1, n, small(model)))
+            await (CLOCK.sleep(pause_s) if math.isfinite(pause_s) else asyncio.Event().wait())
+
+
+def small(model: str = FAMILY) -> bytes:
+    """A request as gRPC sends it."""
+    message = request(model=model).SerializeToString()
+    return b"\x00" + len(message).to_bytes(4, "big") + message
+
+
+def whole(model: str = FAMILY) -> bytes:
+    """All that a client with one request sends."""
+    return PREFACE + frame(SETTINGS, 0, 0) + headers(1) + frame(DATA, 1, 1, small(model))
+
+
 async def dribble(at: Addresses, _: Tally) -> None:
     """Write a byte a moment, or read nothing of what was asked for; 100 connections of each kind."""
-    message = request().SerializeToString()
-    body = b"\x00" + len(message).to_bytes(4, "big") + message
-    whole = PREFACE + frame(SETTINGS, 0, 0) + headers(1) + frame(DATA, 1, 1, body)
-    no_window = frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0))
     post = f"POST /v2/models/{FAMILY}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{{".encode()
-
-    async def slow(address: str, data: bytes) -> None:
-        while True:
-            with contextlib.suppress(OSError):
-                _, writer = await opened(address)
-                for at_byte in range(len(data)):
-                    writer.write(data[at_byte : at_byte + 1])
-                    await CLOCK.sleep(0.1)
-                writer.close()
-
-    async def deaf() -> None:
-        with contextlib.suppress(OSError):
-            _, writer = await opened(at["inference"])
-            asked = (headers(n) + frame(DATA, 1, n, body) for n in (1, 3))
-            writer.write(PREFACE + no_window + b"".join(asked))
-            await asyncio.Event().wait()
-
-    many = [slow(at["inference"], whole) for _ in range(100)] + [deaf() for _ in range(100)]
+    many = [slow(at["inference"], whole(), 0.1) for _ in range(100)]
+    many += [deaf(at["inference"], FAMILY, 2) for _ in range(100)]
     if "rest" in at:
-        many += [slow(at["rest"], post) for _ in range(100)]
+        many += [slow(at["rest"], post, 0.1) for _ in range(100)]
     await asyncio.gather(*many)
+
+
+async def dribble_only(at: Addresses, _: Tally) -> None:
+    """Write a byte a second on each of `clients` connections."""
+    await asyncio.gather(*(slow(at["inference"], whole(at["model"]), 1.0) for _ in range(int(at["clients"]))))
+
+
+async def never_read(at: Addresses, _: Tally) -> None:
+    """Ask every four seconds on each of `clients` connections, and never read."""
+    await asyncio.gather(*(deaf(at["inference"], at["model"], 1, 4.0) for _ in range(int(at["clients"]))))
 
 
 async def bombs(at: Addresses, tally: Tally) -> None:
@@ -488,7 +511,7 @@ async def operate(at: Addresses, tally: Tally) -> None:
 
 ATTACKS: Final[Mapping[str, Callable[[Addresses, Tally], Awaitable[None]]]] = {
     "nonsense": send_nonsense, "cancel": cancel, "hurry": hurry, "idle": idle, "flood": flood, "dribble": dribble,
-    "bombs": bombs, "json": send_json, "operate": operate,
+    "bombs": bombs, "json": send_json, "operate": operate, "dribble only": dribble_only, "never read": never_read,
 }  # fmt: skip
 
 

@@ -121,11 +121,11 @@ async def run(
 ) -> Overload:
     """Start dispatcher and slices, overload them, stop them. The slower the slices, the less the machine must do."""
     async with contextlib.AsyncExitStack() as stack:
-        targets = [await stack.enter_async_context(_slice(service_ms)) for _ in range(SLICES)]
-        ports = await stack.enter_async_context(_dispatcher(redis_url, cluster, folder))
+        targets = [await stack.enter_async_context(slice_process(service_ms)) for _ in range(SLICES)]
+        ports = await stack.enter_async_context(dispatcher_process(redis_url, cluster, folder))
         state = State.connect(redis_url, cluster)
         stack.push_async_callback(state.close)
-        await _publish(state, targets)
+        await publish(state, targets)
         channels = [
             await stack.enter_async_context(
                 grpc.aio.insecure_channel(ports.inference, options=[("grpc.use_local_subchannel_pool", 1)])
@@ -133,7 +133,7 @@ async def run(
             for _ in range(CONNECTIONS)
         ]
         admin = await stack.enter_async_context(grpc.aio.insecure_channel(ports.admin))
-        await _until_serving(channels[0])
+        await until_serving(channels[0])
         before_per_s = await _direct(targets)
         offered_per_s = times * SLICES * 1e3 / service_ms
         found = await _load(channels, dispatcher_pb2_grpc.DispatcherStub(admin), ports.pid, seconds, offered_per_s)
@@ -156,7 +156,7 @@ async def _load(channels: list[Any], admin: Any, pid: int, seconds: float, offer
     for number, at_s in enumerate(np.cumsum(gaps)):
         if (early_s := began_s + float(at_s) - clock.monotonic_s()) > 0:
             await clock.sleep(early_s)
-        task = asyncio.create_task(_one(calls[number % len(calls)], number, found, began_s + WARM_UP_S))
+        task = asyncio.create_task(ask(calls[number % len(calls)], number, found, began_s + WARM_UP_S))
         pending.add(task)
         task.add_done_callback(pending.discard)
         if number % LIVE_EVERY == 0:
@@ -173,7 +173,8 @@ async def _load(channels: list[Any], admin: Any, pid: int, seconds: float, offer
     return found
 
 
-async def _one(call: Any, number: int, found: Overload, counts_from_s: float) -> None:
+async def ask(call: Any, number: int, found: Overload, counts_from_s: float) -> None:
+    """Send a request and check its answer; what ends before `counts_from_s` is not counted."""
     clock, first = WallClock(), number % 10
     sent_s = clock.monotonic_s()
     code = ""
@@ -239,22 +240,29 @@ async def _watch(found: Overload, admin: Any, pid: int, counts_from_s: float) ->
         told = await admin.ExplainRequest(asked)
         if clock.monotonic_s() >= counts_from_s:
             found.waiting.append(told.waiting)
-            resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            found.rss_mb.append(resident * PAGE_BYTES / 2**20)
+            found.rss_mb.append(resident_mb(pid))
+
+
+def resident_mb(pid: int) -> float:
+    """Memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES / 2**20
 
 
 # --- what it runs on --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Ports:
+class Ports:
+    """Where a dispatcher process listens."""
+
     inference: str
     admin: str
     pid: int
 
 
 @contextlib.asynccontextmanager
-async def _slice(service_ms: float) -> AsyncIterator[str]:
+async def slice_process(service_ms: float) -> AsyncIterator[str]:
+    """A slice in a process of its own; its address."""
     argv = [sys.executable, "-m", "tests.support.fake_triton", "--version", "1", "--latency-ms", str(service_ms)]
     process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
     try:
@@ -266,7 +274,8 @@ async def _slice(service_ms: float) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def _dispatcher(redis_url: str, cluster: str, folder: Path) -> AsyncIterator[_Ports]:
+async def dispatcher_process(redis_url: str, cluster: str, folder: Path) -> AsyncIterator[Ports]:
+    """A dispatcher in a process of its own."""
     inference, admin = (f"127.0.0.1:{port}" for port in free_ports(2))
     config = folder / "dispatcher.toml"
     config.write_text(
@@ -275,7 +284,7 @@ async def _dispatcher(redis_url: str, cluster: str, folder: Path) -> AsyncIterat
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "dispatcher", "--config", str(config))
     try:
-        yield _Ports(inference, admin, process.pid)
+        yield Ports(inference, admin, process.pid)
     finally:
         if process.returncode is None:
             process.terminate()
@@ -286,7 +295,7 @@ async def _dispatcher(redis_url: str, cluster: str, folder: Path) -> AsyncIterat
             await process.wait()
 
 
-async def _publish(state: State, targets: list[str]) -> None:
+async def publish(state: State, targets: list[str]) -> None:
     """What a controller and an agent would write, once: nodes count as stale later, and slices are probed then."""
     now_s = WallClock().now_s()
     keys = [SliceKey(f"node0/gpu{n}", "7g.40gb", 0, 8) for n in range(SLICES)]
@@ -320,7 +329,8 @@ async def _publish(state: State, targets: list[str]) -> None:
         await state.put(lease, key, value)
 
 
-async def _until_serving(channel: Any) -> None:
+async def until_serving(channel: Any) -> None:
+    """Wait until requests are answered."""
     call = channel.unary_unary(INFER)
     async with asyncio.timeout(30.0):
         while True:

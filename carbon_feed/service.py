@@ -1,6 +1,5 @@
 """Wiring of the carbon feed."""
 
-import gc
 from collections.abc import Sequence
 
 import structlog
@@ -17,24 +16,6 @@ from trefoil.runtime.state import State
 
 FULL_NAME = "trefoil.carbon_feed.v1.CarbonFeed"
 ARCHIVES_MAX = 100  # clients that read archived forecasts at once, beside the watchers
-
-
-class GcFreeze:
-    """Part that freezes what exists at the start for the garbage collector.
-
-    Else it would look at it again for 50 ms each time, in which nobody is answered. Not a leak: what is no longer
-    referred to is freed as ever, and cycles that come later are found.
-    """
-
-    async def init(self) -> None:
-        gc.collect()
-        gc.freeze()
-
-    async def run(self) -> None:
-        return
-
-    async def shutdown(self) -> None:
-        gc.unfreeze()
 
 
 def build(argv: Sequence[str]) -> list[service.Part]:
@@ -54,6 +35,5 @@ def build(argv: Sequence[str]) -> list[service.Part]:
         service.StatePart(state),
         service.MetricsPart(metrics, settings.metrics_address),
         *loops,
-        GcFreeze(),
         service.ServerPart(lambda: rpc.make_server(settings, entries, metrics=metrics, streams_max=streams_max)),
     ]

@@ -24,28 +24,39 @@ OTHER: Final = "other"
 CLASS_WINDOWS: Final = 120
 """A class that no request of so many windows (a minute) had makes room for another one."""
 SECONDS_MAX: Final = 60
+SEEN_MAX: Final = 256
 
 
 class Latencies:
-    """Latency histogram that is being filled."""
+    """Latency histogram that is being filled. Many are put into their buckets at once: each alone would cost a request
+    more than its router does."""
 
-    __slots__ = ("counts", "max_ms", "sum_ms")
+    __slots__ = ("_counts", "_max_ms", "_seen_ms", "_sum_ms")
 
     def __init__(self) -> None:
-        self.counts: Counter[int] = Counter()
-        self.sum_ms = 0.0
-        self.max_ms = 0.0
+        self._seen_ms: list[float] = []
+        self._counts: Counter[int] = Counter()
+        self._sum_ms = 0.0
+        self._max_ms = 0.0
 
     def add(self, value_ms: float) -> None:
         """Add one observation [ms]."""
-        self.counts[bucket(value_ms)] += 1
-        self.sum_ms += value_ms
-        if value_ms > self.max_ms:
-            self.max_ms = value_ms
+        seen_ms = self._seen_ms
+        seen_ms.append(value_ms)
+        if len(seen_ms) >= SEEN_MAX:
+            self._sort()
 
     def freeze(self) -> Histogram:
         """Freeze what was seen so far into a `Histogram`."""
-        return from_counts(self.counts, self.sum_ms, self.max_ms)
+        if self._seen_ms:
+            self._sort()
+        return from_counts(self._counts, self._sum_ms, self._max_ms)
+
+    def _sort(self) -> None:
+        seen_ms, self._seen_ms = self._seen_ms, []
+        self._counts.update(map(bucket, seen_ms))
+        self._sum_ms += sum(seen_ms)
+        self._max_ms = max(self._max_ms, *seen_ms)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,6 @@ CANCEL: Final = 8
 Headers = Sequence[tuple[bytes, bytes]]
 WRITE_BYTES: Final = 256 * 1024  # in one piece: a larger one would be copied once more
 ALL_WRITTEN_BYTES: Final = WRITE_BYTES - 32 * 1024  # a piece ends early where the next frame would not fit in
-JOINED_BYTES: Final = 16 * 1024  # parts of less go out as one
 READ_BYTES: Final = 256 * 1024
 FRAME_BYTES: Final = 1 << 20  # that a peer may send in one frame
 _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE, _MAX_HEADER_LIST_SIZE = 3, 4, 5, 6
@@ -48,11 +47,6 @@ class Held:
         self.bytes_max = bytes_max
         self.bytes = 0
         self.unsent_bytes = 0  # of these: answers that their clients do not read
-
-    @property
-    def full(self) -> bool:
-        """Whether there is no more room."""
-        return self.bytes > self.bytes_max
 
     @property
     def unsent_full(self) -> bool:
@@ -92,6 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         self._scheduled = False
         self._paused = False
         self._ping_answered: Callable[[], None] | None = None
+        self._writes: list[asyncio.Future[None]] = []  # wait for the next one
 
     # What asyncio calls
 
@@ -128,7 +123,8 @@ class Connection(asyncio.BufferedProtocol):
         except ngh2.NGH2Error as error:
             self.lost(f"its peer does not speak HTTP/2 as it should: {error}")
             return
-        self.schedule()
+        if self._h2.want_write or not self._h2.want_read:
+            self.schedule()
 
     def eof_received(self) -> bool:
         """Half a connection is none."""
@@ -177,8 +173,12 @@ class Connection(asyncio.BufferedProtocol):
         if unsent or self.unsent_bytes:
             self.held.add_unsent(unsent - self.unsent_bytes)
             self.unsent_bytes = unsent
-        if wrote:
-            self.on_sent()
+            self.on_unsent()
+        if wrote and self._writes:
+            writes, self._writes = self._writes, []
+            for each in writes:
+                if not each.done():
+                    each.set_result(None)
         if done:
             self.end()
 
@@ -196,11 +196,10 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.close()
 
     def send_parts(self, stream_id: int, parts: Sequence[bytes | memoryview], end_stream: bool = False) -> None:
-        """Send parts one after the other: small ones as one, large ones without a copy. Raises `Http2Error`."""
-        if sum(map(len, parts)) < JOINED_BYTES:
-            parts = (b"".join(parts),)
-        for part in parts[:-1]:
-            self._h2.send_data(stream_id, part)
+        """Send parts one after the other, without a copy. Raises `Http2Error`."""
+        if len(parts) > 1:
+            for part in parts[:-1]:
+                self._h2.send_data(stream_id, part)
         self._h2.send_data(stream_id, parts[-1], end_stream=end_stream)
 
     def taken(self, stream_id: int, count: int) -> None:
@@ -210,7 +209,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._h2.acknowledge_received_data(count, stream_id)
             except ngh2.ConnectionStateError:
                 return  # it is ending: no more is sent
-            self.schedule()
+            if self._h2.want_write:  # else the window is still wide
+                self.schedule()
 
     def reset(self, stream_id: int, error_code: int = CANCEL) -> None:
         """End a stream both ways; nothing happens if it has ended."""
@@ -225,6 +225,12 @@ class Connection(asyncio.BufferedProtocol):
     def unsent_of(self, stream_id: int) -> int:
         """Bytes of a stream that still wait for its peer's window."""
         return 0 if self.closed else int(self._h2.queued_body_size(stream_id))
+
+    def next_write(self) -> asyncio.Future[None]:
+        """Done when something has been written; never, if the connection ends first."""
+        written = self.loop.create_future()
+        self._writes.append(written)
+        return written
 
     def say_goodbye(self, last: bool) -> None:
         """GOAWAY: a notice first, with which nothing is lost; then, `last`, that no new stream is taken."""
@@ -272,8 +278,8 @@ class Connection(asyncio.BufferedProtocol):
     def on_lost(self, why: str) -> None:
         """Everything under way has ended."""
 
-    def on_sent(self) -> None:
-        """Something has been written."""
+    def on_unsent(self) -> None:
+        """Something waits for the peer to read, or did."""
 
 
 CLIENT: Final = ngh2.Role.CLIENT

@@ -29,7 +29,6 @@ class Client(Protocol):
     bounds: "ServerBounds"
     peer: str
     closed: bool
-    awaiting_room: "list[ServerCall]"
 
     def taken(self, stream_id: int, count: int) -> None:
         """So many bytes of a stream have been taken."""
@@ -39,8 +38,12 @@ class Client(Protocol):
         """Bytes of a stream that its client has not read."""
         ...
 
-    def send_message(self, call: "ServerCall", parts: tuple[bytes, ...], first: bool) -> None:
-        """Send one message."""
+    def next_write(self) -> asyncio.Future[None]:
+        """Done when something has been written."""
+        ...
+
+    def send_message(self, call: "ServerCall", data: bytes, first: bool) -> None:
+        """Send one message of a stream of answers."""
         ...
 
     def answer(self, call: "ServerCall", parts: tuple[bytes, ...], trailers: Any) -> None:
@@ -140,9 +143,11 @@ class ServerCall:
             await self._waiter
         message = self._messages.popleft()
         self._hold(-MESSAGE_BYTES)
-        self._take(min(self._unread_bytes, framing.PREFIX.size + len(message.data)))
+        data = message if isinstance(message, bytes) else message.data
+        self._take(min(self._unread_bytes, framing.PREFIX.size + len(data)))
         try:
-            data = await self._whole(message)
+            if not isinstance(message, bytes):
+                data = await self._inflated(message)
         except FramingError as error:  # the client's fault: no handler sees it
             self._connection.refuse_early(self, error)
             raise asyncio.CancelledError(error.details) from error
@@ -159,12 +164,11 @@ class ServerCall:
         data = serialize(answer) if serialize is not None else answer
         connection = self._connection
         while not self.left and connection.unsent_of(self.stream_id) > STREAM_UNSENT_BYTES_MAX:
-            self._room = connection.loop.create_future()
-            connection.awaiting_room.append(self)
+            self._room = connection.next_write()
             await self._room
         if self.left or connection.closed:
             raise grpc.aio.InternalError("the client has gone")
-        connection.send_message(self, (data,), not self._started)
+        connection.send_message(self, data, not self._started)
         self._started = True
 
     async def requests(self) -> AsyncIterator[Any]:
@@ -180,9 +184,11 @@ class ServerCall:
         Raises:
             FramingError: what they ask for cannot be.
         """
-        self._encoding = told.get(b"grpc-encoding", b"").decode("latin-1")
-        if self._encoding and self._encoding not in framing.ENCODINGS:
-            raise FramingError("UNIMPLEMENTED", framing.unknown_encoding(self._encoding))
+        encoding = told.get(b"grpc-encoding")
+        if encoding:
+            self._encoding = encoding.decode("latin-1")
+            if self._encoding not in framing.ENCODINGS:
+                raise FramingError("UNIMPLEMENTED", framing.unknown_encoding(self._encoding))
         timeout = told.get(b"grpc-timeout")
         if timeout is not None:
             timeout_s = framing.parse_timeout(timeout)
@@ -199,7 +205,8 @@ class ServerCall:
             FramingError: it is not what gRPC says.
         """
         connection, count, reader = self._connection, len(data), self._reader
-        self._hold(count)
+        self._held_bytes += count
+        connection.held.bytes += count
         self._silent = False
         if reader is not None and not last and not self._handler.request_streaming and reader.more(data):
             connection.taken(self.stream_id, count)
@@ -211,7 +218,7 @@ class ServerCall:
                 if sole is not None:
                     self.ended = True
                     connection.taken(self.stream_id, count)
-                    self._start(Message(sole))
+                    self._start(sole)
                     return
             reader = self._reader = MessageReader(bytes_max)
         self._unread_bytes += count
@@ -266,23 +273,19 @@ class ServerCall:
     def leave(self) -> None:
         """The client has gone, or its connection."""
         self.left = self.ended = True
-        self.on_sent()
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
         if self.task is not None:
             self.task.cancel()
         self.forget()
-
-    def on_sent(self) -> None:
-        """The client has read something."""
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
-        self._room = None
 
     def forget(self) -> None:
         """Let go of what is held, and of what nobody will read: else its connection's window stays that much closed."""
         self._connection.held.bytes -= self._held_bytes
         self._held_bytes = 0
-        self._connection.taken(self.stream_id, self._unread_bytes)
-        self._unread_bytes = 0
+        if self._unread_bytes:
+            self._connection.taken(self.stream_id, self._unread_bytes)
+            self._unread_bytes = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -309,9 +312,7 @@ class ServerCall:
         self._held_bytes += count
         self._connection.held.bytes += count
 
-    async def _whole(self, message: Message) -> bytes:
-        if not message.compressed:
-            return message.data
+    async def _inflated(self, message: framing.Compressed) -> bytes:
         bytes_max = self._connection.bounds.message_bytes_max
         if len(message.data) <= INFLATE_INLINE_BYTES:
             return framing.inflate(message.data, self._encoding, bytes_max)
@@ -328,7 +329,7 @@ class ServerCall:
         connection, handler = self._connection, self._handler
         try:
             if message is not None:
-                data = message.data if not message.compressed else await self._whole(message)
+                data = message if isinstance(message, bytes) else await self._inflated(message)
                 deserialize = handler.request_deserializer
                 request = deserialize(data) if deserialize is not None else data
             else:

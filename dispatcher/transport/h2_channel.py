@@ -50,9 +50,9 @@ class _Call:
         self.messages: deque[framing.Message] = deque()
 
     def wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-        self.waiter = None
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def finish(self, error: BaseException | None) -> None:
         """It has ended; what it still has to read can be read."""
@@ -66,8 +66,8 @@ class _Call:
 
     def decoded(self, message: framing.Message) -> bytes:
         """Bytes of a message; raises AioRpcError for one that is none."""
-        if not message.compressed:
-            return message.data
+        if isinstance(message, bytes):
+            return message
         try:
             return framing.inflate(message.data, self.encoding, -1)
         except FramingError as error:
@@ -92,7 +92,7 @@ class _ClientConnection(h2.Connection):
         super().__init__(LIMITS, h2.Held())
         self.calls: dict[int, _Call] = {}
         self.ready: asyncio.Future[None] = self.loop.create_future()
-        self.gone = asyncio.Event()
+        self.gone: asyncio.Future[None] = self.loop.create_future()
         self.idle: asyncio.Future[None] = self.loop.create_future()  # gone, and nothing is under way
 
     def on_settings(self, _: Any) -> None:
@@ -111,7 +111,7 @@ class _ClientConnection(h2.Connection):
             self.send_parts(stream_id, framing.framed(call.parts), end_stream=True)
         except h2.Http2Error as error:
             call.finish(_error("UNAVAILABLE", f"failed to connect: the connection takes no more calls ({error})"))
-            self.gone.set()
+            self.leave()
             return
         call.parts = ()
         self.calls[stream_id] = call
@@ -137,7 +137,9 @@ class _ClientConnection(h2.Connection):
         elif not told.get(b"content-type", b"").startswith(b"application/grpc"):
             self._fail(call, "UNKNOWN", "the answer is none of gRPC")
         else:
-            call.encoding = told.get(b"grpc-encoding", b"").decode("latin-1")
+            encoding = told.get(b"grpc-encoding")
+            if encoding:
+                call.encoding = encoding.decode("latin-1")
 
     def on_data(self, event: Any) -> None:
         """A part of an answer."""
@@ -150,7 +152,7 @@ class _ClientConnection(h2.Connection):
         reader = call.reader
         if reader is None:
             if not call.streaming and (sole := framing.sole_message(data, -1)) is not None and not call.messages:
-                call.messages.append(framing.Message(sole))
+                call.messages.append(sole)
                 self.take(call, call.unread_bytes)
                 if event.end_stream:
                     self._finish(call, ())
@@ -188,7 +190,7 @@ class _ClientConnection(h2.Connection):
 
     def on_goaway(self, event: Any) -> None:
         """The server takes no more calls here."""
-        self.gone.set()
+        self.leave()
         for stream_id, call in list(self.calls.items()):
             if stream_id > event.last_stream_id:
                 self._fail(call, *framing.status_of_reset(7))
@@ -196,7 +198,7 @@ class _ClientConnection(h2.Connection):
 
     def on_lost(self, why: str) -> None:
         """Everything under way has failed."""
-        self.gone.set()
+        self.leave()
         self.on_pong(None)  # nobody need wait for it
         if not self.ready.done():
             self.ready.set_exception(ConnectionError(why))
@@ -205,6 +207,11 @@ class _ClientConnection(h2.Connection):
         for call in calls.values():
             call.finish(_error("UNAVAILABLE", why))
         self.end_if_idle()
+
+    def leave(self) -> None:
+        """Take no more calls."""
+        if not self.gone.done():
+            self.gone.set_result(None)
 
     def cut(self) -> None:
         """End at once: calls under way are cancelled."""
@@ -223,7 +230,7 @@ class _ClientConnection(h2.Connection):
             code, details = "INTERNAL", "the answer ended within a message"
         elif code == "OK" and not call.streaming and len(call.messages) != 1:
             code, details = "INTERNAL", f"{len(call.messages)} messages answer a unary call"
-        if self.unsent_of(call.stream_id):
+        if not self.closed and self._h2.queued_body_size(call.stream_id):
             self.reset(call.stream_id)  # answered before it was heard
         call.told = tuple(headers)
         call.finish(None if code == "OK" else _error(code, details, framing.decode_metadata(headers)))
@@ -235,7 +242,7 @@ class _ClientConnection(h2.Connection):
 
     def end_if_idle(self) -> None:
         """Close a connection that takes no more calls and has none."""
-        if self.gone.is_set() and not self.calls:
+        if self.gone.done() and not self.calls:
             if not self.idle.done():
                 self.idle.set_result(None)
             self.flush()
@@ -322,7 +329,8 @@ class H2Channel:
                     await call.waiter
                 message = call.messages.popleft()
                 if call.connection is not None:
-                    call.connection.take(call, min(call.unread_bytes, framing.PREFIX.size + len(message.data)))
+                    size = len(message if isinstance(message, bytes) else message.data)
+                    call.connection.take(call, min(call.unread_bytes, framing.PREFIX.size + size))
                 yield call.decoded(message)
         finally:
             self._drop(call)
@@ -346,7 +354,7 @@ class H2Channel:
         if timeout_s is not None:
             call.timer = self._loop.call_later(max(0.0, timeout_s), self._expire, call)
         connection = self._connection
-        if connection is not None and not connection.gone.is_set():
+        if connection is not None and not connection.gone.done():
             connection.begin(call)
         elif self._closed:
             call.finish(_error("CANCELLED", "Channel is closed."))
@@ -418,23 +426,16 @@ class H2Channel:
 
     async def _until_gone(self, connection: _ClientConnection) -> None:
         keepalive = self._keepalive
-        if keepalive is None:
-            await connection.gone.wait()
-            return
-        while True:
+        every_s = keepalive.every_s if keepalive is not None else None
+        while not (await asyncio.wait((connection.gone,), timeout=every_s))[0]:
+            assert keepalive is not None
+            answered = asyncio.Event()
+            connection.ping(answered.set)
             try:
-                async with asyncio.timeout(keepalive.every_s):
-                    await connection.gone.wait()
-                return
+                async with asyncio.timeout(keepalive.timeout_s):
+                    await answered.wait()
             except TimeoutError:
-                answered = asyncio.Event()
-                connection.ping(answered.set)
-                try:
-                    async with asyncio.timeout(keepalive.timeout_s):
-                        await answered.wait()
-                except TimeoutError:
-                    connection.lost("ping timeout")
-                    return
+                connection.lost("ping timeout")
 
     def _answer_waiting(self, connection: _ClientConnection | None) -> None:
         waiting, self._waiting = self._waiting, []
@@ -468,7 +469,7 @@ class H2Channel:
         self._connection = None
         self._set(State.SHUTDOWN)
         for connection in connections:
-            connection.gone.set()
+            connection.leave()
             connection.end_if_idle()
         if grace_s and connections:
             await asyncio.wait([connection.idle for connection in connections], timeout=grace_s)

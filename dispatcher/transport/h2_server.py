@@ -50,7 +50,6 @@ class ServerConnection(h2.Connection):
         self.server = server
         self.bounds = server.bounds
         self.calls: dict[int, ServerCall] = {}
-        self.awaiting_room: list[ServerCall] = []
         self.peer = ""
         self.greeted = False
         self.since_s = self.alive_s = self.loop.time()
@@ -107,7 +106,8 @@ class ServerConnection(h2.Connection):
                 if event.end_stream:
                     call.half_close()
                 return
-            if self.held.full:
+            held = self.held
+            if held.bytes > held.bytes_max:
                 self.taken(stream_id, len(data))
                 raise FramingError("RESOURCE_EXHAUSTED", self.server.full())
             call.feed(data, event.end_stream)
@@ -137,37 +137,37 @@ class ServerConnection(h2.Connection):
             call.leave()
         self.server.on_connection_lost(self, why)
 
-    def on_sent(self) -> None:
-        """Streams that wait for their client to read may go on."""
-        if self.awaiting_room:
-            waiting, self.awaiting_room = self.awaiting_room, []
-            for call in waiting:
-                call.on_sent()
-
-    def flush(self) -> None:
-        """Write; where all connections together hold too much, the one that reads least goes."""
-        super().flush()
+    def on_unsent(self) -> None:
+        """Where all connections together hold too much, the one that reads least goes."""
         if self.held.unsent_full:
             self.server.relieve()
 
     # How calls end
 
-    def send_message(self, call: ServerCall, parts: tuple[bytes, ...], first: bool) -> None:
-        """Send one message, its parts one after the other."""
+    def send_message(self, call: ServerCall, data: bytes, first: bool) -> None:
+        """Send one message of a stream of answers."""
         try:
             if first:
                 self._h2.send_response(call.stream_id, _OK)
-            self.send_parts(call.stream_id, framing.framed(parts))
+            self.send_parts(call.stream_id, framing.framed((data,)))
         except h2.Http2Error:
             return  # its stream has ended: its client has gone
         self.schedule()
 
     def answer(self, call: ServerCall, parts: tuple[bytes, ...], trailers: Any) -> None:
-        """End a unary call with its answer."""
-        if self.calls.pop(call.stream_id, None) is None:
+        """End a unary call with its answer, its parts one after the other."""
+        stream_id = call.stream_id
+        if self.calls.pop(stream_id, None) is None:
             return
-        self.send_message(call, parts, True)
-        self._send_trailers(call.stream_id, trailers)
+        h2_ = self._h2
+        try:
+            h2_.send_response(stream_id, _OK)
+            self.send_parts(stream_id, framing.framed(parts))
+            h2_.send_trailers(stream_id, (*_DONE, *framing.encode_metadata(trailers)) if trailers else _DONE)
+        except h2.Http2Error:
+            pass  # its stream has ended: its client has gone
+        else:
+            self.schedule()
         call.forget()
 
     def finish(self, call: ServerCall, trailers: Any, started: bool) -> None:
@@ -176,7 +176,7 @@ class ServerConnection(h2.Connection):
             return
         if not started:
             self._send(call.stream_id, _OK)
-        self._send_trailers(call.stream_id, trailers)
+        self._send_last(call.stream_id, (*_DONE, *framing.encode_metadata(trailers or ())))
         call.forget()
 
     def refuse(self, call: ServerCall, code: str, details: str, trailers: Any = (), started: bool = False) -> None:
@@ -204,9 +204,6 @@ class ServerConnection(h2.Connection):
         call.left = True
         if task is not None:
             task.cancel()
-
-    def _send_trailers(self, stream_id: int, trailers: Any) -> None:
-        self._send_last(stream_id, (*_DONE, *framing.encode_metadata(trailers)) if trailers else _DONE)
 
     def _send_last(self, stream_id: int, trailers: h2.Headers) -> None:
         try:

@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import itertools
 import time
+from collections.abc import Callable
 from typing import Final, Protocol
 
 STEP_MIN_S: Final = 0.5  # below it the wall clock was not stepped: two readings of it are never taken at once
@@ -60,14 +61,12 @@ class SteadyClock:
 
     def __init__(self, wall: Clock) -> None:
         self._wall = wall
+        self.monotonic_s: Callable[[], float] = wall.monotonic_s  # asked several times a request
         self._anchor_s = wall.now_s() - wall.monotonic_s()
         self._ahead_s = 0.0
 
     def now_s(self) -> float:
-        return self._anchor_s + self._wall.monotonic_s()
-
-    def monotonic_s(self) -> float:
-        return self._wall.monotonic_s()
+        return self._anchor_s + self.monotonic_s()
 
     def calendar_ahead_s(self) -> float:
         ahead_s = self._wall.now_s() - self.now_s()

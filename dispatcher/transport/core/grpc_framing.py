@@ -23,6 +23,7 @@ PREFIX: Final = struct.Struct(">BI")
 ENCODINGS: Final = ("identity", "deflate", "gzip")
 ACCEPTED: Final = b"identity, deflate, gzip"
 TIMEOUT_DIGITS: Final = 8
+JOINED_BYTES: Final = 16 * 1024
 SMALL_BYTES: Final = 1024
 """Smaller parts of a message are joined while it is not whole: an object each would cost more than what it holds."""
 STATUS_NAMES: Final = (
@@ -55,21 +56,20 @@ class FramingError(Exception):
         self.code, self.details = code, details
 
 
-class Message(NamedTuple):
-    """One message as it came."""
+class Compressed(NamedTuple):
+    """A message that is still compressed; others are plain bytes."""
 
     data: bytes
-    compressed: bool = False
 
 
-def prefix(size_bytes: int) -> bytes:
-    """What stands before an uncompressed message."""
-    return PREFIX.pack(0, size_bytes)
+Message = bytes | Compressed
 
 
 def framed(parts: Sequence[bytes | memoryview]) -> tuple[bytes | memoryview, ...]:
-    """Parts of an uncompressed message with what stands before them."""
-    return (prefix(sum(map(len, parts))), *parts)
+    """Parts of an uncompressed message with what stands before them: as one where they are small."""
+    size = sum(map(len, parts))
+    whole = (PREFIX.pack(0, size), *parts)
+    return whole if size >= JOINED_BYTES else (b"".join(whole),)
 
 
 def sole_message(data: bytes, bytes_max: int) -> bytes | None:
@@ -140,7 +140,8 @@ class MessageReader:
                 if take > 0:
                     self._keep()
                 return whole
-            whole.append(Message(b"".join(self._parts), self._compressed))
+            message = b"".join(self._parts)
+            whole.append(Compressed(message) if self._compressed else message)
             self._size, self._have, self._parts = -1, 0, []
             if at >= end:
                 return whole
@@ -271,7 +272,8 @@ def status_of_trailers(told: dict[bytes, bytes]) -> tuple[str, str]:
     code = int(number) if number.isdigit() and len(number) < 4 else -1
     if not 0 <= code < len(STATUS_NAMES):
         return "UNKNOWN", f"grpc-status is {number[:32].decode('latin-1')!r}, which is no status"
-    return STATUS_NAMES[code], decode_details(told.get(b"grpc-message", b""))
+    details = told.get(b"grpc-message")
+    return STATUS_NAMES[code], decode_details(details) if details else ""
 
 
 def status_of_http(status: bytes) -> tuple[str, str]:
