@@ -123,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         except ngh2.NGH2Error as error:
             self.lost(f"its peer does not speak HTTP/2 as it should: {error}")
             return
-        if self._h2.want_write or not self._h2.want_read:
+        if self._h2.want_write or self.unsent_bytes or not self._h2.want_read:
             self.schedule()
 
     def eof_received(self) -> bool:

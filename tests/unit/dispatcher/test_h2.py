@@ -850,6 +850,16 @@ async def test_a_client_that_leaves_its_answers_unread_gets_no_more_calls():
         assert await client.status(client.request("Echo", GOOD)) == ("OK", "")
 
 
+async def test_an_answer_that_its_client_gives_up_unread_is_counted_no_more(world):
+    client = await world.raw(auto_window_update=False)
+    given_up = client.request("Large", framed(b"2000000"))
+    await client.until(ngh2.DataReceived, given_up)
+    await until(lambda: world.server.held.unsent_bytes > 500_000)
+    client.h2.reset_stream(given_up)
+    client.push()
+    await until(lambda: not world.server.held.unsent_bytes)
+
+
 async def test_the_client_that_reads_least_is_cut_off_where_answers_take_half_of_the_room():
     async with serving(held=Held(4_000_000)) as world:
         small, worst = [await world.raw(auto_window_update=False) for _ in range(2)]
