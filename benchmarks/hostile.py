@@ -332,8 +332,11 @@ async def dribble_only(at: Addresses, _: Tally) -> None:
 
 
 async def never_read(at: Addresses, _: Tally) -> None:
-    """Ask every four seconds on each of `clients` connections, and never read."""
-    await asyncio.gather(*(deaf(at["inference"], at["model"], 1, 4.0) for _ in range(int(at["clients"]))))
+    """Ask every four seconds on each of `clients` connections, one after the other, and never read."""
+    async with asyncio.TaskGroup() as group:
+        for _ in range(clients := int(at["clients"])):
+            group.create_task(deaf(at["inference"], at["model"], 1, 4.0))
+            await CLOCK.sleep(4.0 / clients)
 
 
 async def bombs(at: Addresses, tally: Tally) -> None:

@@ -71,7 +71,7 @@ async def _attack(kind: str, address: str, clients: int) -> Any:
     try:
         assert process.stdout is not None
         await process.stdout.readline()
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(5.0)  # all of them are there
         yield
     finally:
         process.terminate()

@@ -57,12 +57,19 @@ class ControlPart:
         await self._reader.refresh()
 
     async def run(self) -> None:
-        """Run the lease keeper and the control loop until one of them fails."""
+        """Run the lease keeper and the control loop until one of them fails.
+
+        Raises:
+            RoleFree: another controller has led meanwhile; start anew.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._leadership.maintain(), name="lease")
                 tasks.create_task(self._loop.run(), name="loop")
-        except* RoleFree as free:
+        except ExceptionGroup as ended:  # Python 3.11.2 wraps again what is raised in an `except*`
+            free, others = ended.split(RoleFree)
+            if free is None or others is not None:
+                raise
             raise free.exceptions[0] from None
 
     async def shutdown(self) -> None:

@@ -1,7 +1,10 @@
 """Who has stood by while another controller led starts anew before it takes the role: its memory is of before."""
 
+import asyncio
+
 import pytest
 
+from controller.__main__ import ControlPart
 from controller.loop.disk_store import DiskStore
 from controller.loop.leadership import Leadership
 from tests.support.stores import state_on
@@ -80,3 +83,28 @@ async def test_one_that_only_redis_has_forgotten_takes_the_role_again(host):
     host.server.flush()
     await host.passes(2.0, alone)
     assert alone.epoch > before
+
+
+class Parts:
+    """A keeper of the lease and a loop that end as they are told."""
+
+    def __init__(self, **ends):
+        self._ends = ends
+
+    async def maintain(self):
+        raise self._ends["lease"]
+
+    async def run(self):
+        if "loop" in self._ends:
+            raise self._ends["loop"]
+        await asyncio.Event().wait()
+
+
+async def test_a_controller_ends_by_the_free_role_itself_and_hides_no_bug_behind_it():
+    free, bug = RoleFree("free"), ValueError("bug")
+    alone, both = Parts(lease=free), Parts(lease=free, loop=bug)
+    with pytest.raises(RoleFree):
+        await ControlPart(alone, None, alone, None, None).run()
+    with pytest.raises(ExceptionGroup) as ended:
+        await ControlPart(both, None, both, None, None).run()
+    assert set(ended.value.exceptions) == {free, bug}
