@@ -40,7 +40,7 @@ def extract(parameters: Any) -> RequestParameters:
     Raises:
         InvalidInput: an unknown key, or a value that its key cannot have.
     """
-    ours = {name: value for name, value in parameters.items() if name.startswith(PREFIX)}
+    ours = {name: parameters[name] for name in parameters if name.startswith(PREFIX)}
     if not ours:
         return NO_PARAMETERS
     if not ours.keys() <= KNOWN:
