@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup export-efficientnet export-albert demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak reproduce-clover results test test-all gate-system gate-service gate-quick test-system test-node test-dispatcher test-agent test-quick fuzz check lint types imports protos lock clean
+.PHONY: help setup export-efficientnet export-albert demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak reproduce-clover results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -87,13 +87,13 @@ results: setup  ## the tables of benchmarks/RESULTS.md from what studies left (A
 	$(BIN)/python -m benchmarks.results $(ARGS)
 
 # The gate. Three lanes at once, because most tests with real processes wait: whole systems; single services; what needs no
-# processes, which is nice, so that it does not disturb the others. A test with real processes that fails is run once more
+# processes, in two lanes, which are nice, so that they do not disturb the others. A test with real processes that fails is run once more
 # (tests/support/flaky.py). STALLS=1 stops everything for a second now and then.
 test: setup  ## the gate: lint, types, contracts, units, properties, the harness, about 40 tests with real processes (<= 12 minutes)
-	+@$(call lanes,check gate-quick gate-system gate-service)
+	+@$(call lanes,check gate-quick gate-system gate-service gate-property)
 
 test-all: setup  ## every test there is, also long simulations and all with real processes (half an hour): before a large change is called done
-	+@$(call lanes,check test-system test-node test-dispatcher test-agent test-quick)
+	+@$(call lanes,check test-system test-node test-dispatcher test-agent test-quick test-property)
 
 # Ends with the time of each lane and every flaky test of all lanes together.
 lanes = rm -rf out/tests; began=$$(date +%s); failed=0; $(if $(STALLS),$(BIN)/python -m tests.support.stalls) $(MAKE) --no-print-directory --keep-going -j3 --output-sync=line $(1) || failed=1; $(BIN)/python -m tests.support.flaky $$(($$(date +%s) - began)) || failed=1; exit $$failed
@@ -104,7 +104,8 @@ AGENT_TESTS := $(wildcard tests/integration/test_agent_*.py)
 NODE_TESTS := $(filter-out $(SYSTEM_TESTS) $(DISPATCHER_TESTS) $(AGENT_TESTS),$(wildcard tests/integration/test_*.py))
 GATE_TESTS = $(sort $(shell grep -rl --include='test_*.py' 'mark\.gate' tests))
 GATE_SYSTEM_TESTS = $(filter $(addsuffix %,$(SYSTEM_TESTS)),$(GATE_TESTS))
-QUICK_TESTS := tests/test_tidy.py tests/unit tests/property tests/contract tests/papers tests/simulation
+QUICK_TESTS := tests/test_tidy.py tests/unit tests/contract tests/papers
+PROPERTY_TESTS := tests/property tests/simulation
 
 # Properties draw the same examples each time, so that a landing is judged by its own change; `make fuzz` draws others.
 PYTEST = $(BIN)/pytest --hypothesis-profile=ci --lane=$@
@@ -115,8 +116,11 @@ gate-system: setup  ## of the gate: whole systems, by `trefoil up`
 gate-service: setup  ## of the gate: single services with real Tritons, Redis, simulated node, Docker
 	nice -n 2 $(PYTEST) -m gate --timeout=600 $(ARGS) $(filter-out $(GATE_SYSTEM_TESTS),$(GATE_TESTS))
 
-gate-quick: setup  ## of the gate: house rules, units, properties, contracts, papers' numbers, simulations
+gate-quick: setup  ## of the gate: house rules, units, contracts, papers' numbers
 	nice -n 5 $(PYTEST) -m "not integration and not long" $(ARGS) $(QUICK_TESTS)
+
+gate-property: setup  ## of the gate: properties and simulations
+	nice -n 5 $(PYTEST) -m "not integration and not long" $(ARGS) $(PROPERTY_TESTS)
 
 test-system: setup  ## whole systems: `trefoil up`, the demo, clients, faults, energy, exploring
 	$(PYTEST) $(ARGS) $(SYSTEM_TESTS)
@@ -131,8 +135,11 @@ test-dispatcher: setup  ## the dispatcher in processes of its own, before real T
 test-agent: setup  ## the power agent: crashes at every step, random plans, faults, clocks
 	nice -n 3 $(PYTEST) $(ARGS) $(AGENT_TESTS)
 
-test-quick: setup  ## house rules, units, properties, contracts, papers' numbers, simulations, also long ones
+test-quick: setup  ## house rules, units, contracts, papers' numbers, also long ones
 	$(PYTEST) $(ARGS) $(QUICK_TESTS)
+
+test-property: setup  ## properties and simulations, also long ones
+	$(PYTEST) $(ARGS) $(PROPERTY_TESTS)
 
 ROUNDS ?= 10
 fuzz: setup  ## every property, state machine and whole system in virtual time with other random examples (ROUNDS=10: about 40 minutes)
