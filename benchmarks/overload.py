@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -260,6 +260,19 @@ class Ports:
     pid: int
 
 
+@contextlib.contextmanager
+def redis_process(folder: Path) -> Iterator[str]:
+    """A Redis that keeps nothing, in a process of its own; its URL."""
+    socket = folder / "redis.sock"
+    argv = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--appendonly", "no", "--dir", str(folder)]
+    redis = subprocess.Popen([redis_binary(), *argv], stdout=subprocess.DEVNULL)
+    try:
+        yield f"unix://{socket}"
+    finally:
+        redis.kill()
+        redis.wait()
+
+
 @contextlib.asynccontextmanager
 async def slice_process(service_ms: float) -> AsyncIterator[str]:
     """A slice in a process of its own; its address."""
@@ -343,15 +356,8 @@ async def until_serving(channel: Any) -> None:
 
 
 async def _main(seconds: float, times: float) -> Overload:
-    with tempfile.TemporaryDirectory(prefix="trefoil-overload-") as name:
-        folder = Path(name)
-        argv = ["--port", "0", "--unixsocket", str(folder / "redis.sock"), "--save", "", "--appendonly", "no"]
-        redis = subprocess.Popen([redis_binary(), *argv, "--dir", name], stdout=subprocess.DEVNULL)
-        try:
-            return await run(f"unix://{folder / 'redis.sock'}", "overload", folder, seconds, times)
-        finally:
-            redis.kill()
-            redis.wait()
+    with tempfile.TemporaryDirectory(prefix="trefoil-overload-") as name, redis_process(Path(name)) as redis_url:
+        return await run(redis_url, "overload", Path(name), seconds, times)
 
 
 def main() -> int:

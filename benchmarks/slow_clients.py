@@ -4,8 +4,7 @@
 in processes of their own; Poisson arrivals whose answers are checked, in turn alone and beside either kind of client
 (benchmarks/hostile.py, a process of its own). Printed: p50 and p99 of everybody else, medians of the rounds, and the
 dispatcher's memory. Exit code 1 where p99 is more than twice that of the rounds alone, memory grows by more than
-`held_bytes_max` beside a connection's own state, or an answer fails. TREFOIL_DISPATCHER_TRANSPORT=grpc is the other
-transport.
+GROWTH_MB_MAX, or an answer fails. TREFOIL_DISPATCHER_TRANSPORT=grpc is the other transport.
 """
 
 import argparse
@@ -13,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -32,11 +30,11 @@ from benchmarks.overload import (
     ask,
     dispatcher_process,
     publish,
+    redis_process,
     resident_mb,
     slice_process,
     until_serving,
 )
-from trefoil.cli.run.services import redis_binary
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.state import State
 
@@ -124,15 +122,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     print(f"transport {os.environ.get('TREFOIL_DISPATCHER_TRANSPORT', 'h2')}, {given.clients} clients of either kind")
-    with tempfile.TemporaryDirectory(prefix="trefoil-slow-") as name:
-        socket = Path(name) / "redis.sock"
-        argv = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--appendonly", "no", "--dir", name]
-        redis = subprocess.Popen([redis_binary(), *argv], stdout=subprocess.DEVNULL)
-        try:
-            broken = asyncio.run(measure(f"unix://{socket}", Path(name), given.clients, given.seconds, given.rounds))
-        finally:
-            redis.kill()
-            redis.wait()
+    with tempfile.TemporaryDirectory(prefix="trefoil-slow-") as name, redis_process(Path(name)) as redis_url:
+        broken = asyncio.run(measure(redis_url, Path(name), given.clients, given.seconds, given.rounds))
     for line in broken:
         print(f"BROKEN: {line}")
     return int(bool(broken))

@@ -18,45 +18,39 @@ from trefoil.core.common import Revision
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.energy import ReceiptRate, ReceiptRates
 from trefoil.core.fleet import SliceKey
-from trefoil.core.latency import Histogram, bucket, from_counts
+from trefoil.core.latency import Histogram, build_histogram, merge
 
 OTHER: Final = "other"
 CLASS_WINDOWS: Final = 120
 """A class that no request of so many windows (a minute) had makes room for another one."""
 SECONDS_MAX: Final = 60
 SEEN_MAX: Final = 256
+NOTHING_SEEN: Final = build_histogram(())
 
 
 class Latencies:
     """Latency histogram that is being filled. Many are put into their buckets at once: each alone would cost a request
     more than its router does."""
 
-    __slots__ = ("_counts", "_max_ms", "_seen_ms", "_sum_ms")
+    __slots__ = ("_before", "_seen_ms")
 
     def __init__(self) -> None:
+        self._before = NOTHING_SEEN
         self._seen_ms: list[float] = []
-        self._counts: Counter[int] = Counter()
-        self._sum_ms = 0.0
-        self._max_ms = 0.0
 
     def add(self, value_ms: float) -> None:
         """Add one observation [ms]."""
         seen_ms = self._seen_ms
         seen_ms.append(value_ms)
         if len(seen_ms) >= SEEN_MAX:
-            self._sort()
+            self.freeze()
 
     def freeze(self) -> Histogram:
         """Freeze what was seen so far into a `Histogram`."""
         if self._seen_ms:
-            self._sort()
-        return from_counts(self._counts, self._sum_ms, self._max_ms)
-
-    def _sort(self) -> None:
-        seen_ms, self._seen_ms = self._seen_ms, []
-        self._counts.update(map(bucket, seen_ms))
-        self._sum_ms += sum(seen_ms)
-        self._max_ms = max(self._max_ms, *seen_ms)
+            self._before = merge((self._before, build_histogram(self._seen_ms)))
+            self._seen_ms = []
+        return self._before
 
 
 @dataclass(slots=True)

@@ -143,11 +143,9 @@ class ServerCall:
             await self._waiter
         message = self._messages.popleft()
         self._hold(-MESSAGE_BYTES)
-        data = message if isinstance(message, bytes) else message.data
-        self._take(min(self._unread_bytes, framing.PREFIX.size + len(data)))
+        self._take(min(self._unread_bytes, framing.PREFIX.size + len(message)))
         try:
-            if not isinstance(message, bytes):
-                data = await self._inflated(message)
+            data = message if isinstance(message, bytes) else await self._inflated(message)
         except FramingError as error:  # the client's fault: no handler sees it
             self._connection.refuse_early(self, error)
             raise asyncio.CancelledError(error.details) from error

@@ -329,8 +329,7 @@ class H2Channel:
                     await call.waiter
                 message = call.messages.popleft()
                 if call.connection is not None:
-                    size = len(message if isinstance(message, bytes) else message.data)
-                    call.connection.take(call, min(call.unread_bytes, framing.PREFIX.size + size))
+                    call.connection.take(call, min(call.unread_bytes, framing.PREFIX.size + len(message)))
                 yield call.decoded(message)
         finally:
             self._drop(call)

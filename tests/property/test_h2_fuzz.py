@@ -379,8 +379,7 @@ async def play_to_client(seed: int) -> None:
         for call in calls:
             if call.streaming and call.messages and rng.random() < 0.5:
                 message = call.messages.popleft()
-                size = len(message if isinstance(message, bytes) else message.data)
-                connection.take(call, min(call.unread_bytes, 5 + size))
+                connection.take(call, min(call.unread_bytes, 5 + len(message)))
     for call in rng.sample(calls, 3):
         connection.drop(call)
         call.finish(asyncio.CancelledError())

@@ -14,7 +14,8 @@ import re
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 from urllib.parse import quote, unquote_to_bytes
 
 JOIN: Final = b"".join
@@ -56,10 +57,14 @@ class FramingError(Exception):
         self.code, self.details = code, details
 
 
-class Compressed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Compressed:
     """A message that is still compressed; others are plain bytes."""
 
     data: bytes
+
+    def __len__(self) -> int:
+        return len(self.data)
 
 
 Message = bytes | Compressed
