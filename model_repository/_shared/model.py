@@ -5,18 +5,20 @@ python stub of Triton, in an environment of its own (numpy < 2, onnxruntime), so
 
 On real hardware the environment has no TREFOIL_PACE_FILE and nothing here pads. On a simulated slice the node process
 maps a pace file per slice: the driver writes service times, this model really infers, sleeps what is left of a service
-time drawn from them, and books its busy time. Layout (little-endian, 4096 bytes):
+time drawn from them, and books its busy time. Layout (little-endian; as long as the table needs):
 
-    driver writes   0 magic "TRFPACE1"   8 u64 seqlock (odd: being written)   16 u32 clock_mhz   20 u32 table_id
-                    24 u32 entries (<= 48)   32 u64 rng_seed
-                    64 + 32 i: u32 family_crc32, u32 version, u32 batch, u32 -, f64 service_ms_mean, f64 service_cv
-    model writes    2048 + 64 ((version - 1) % 16): u32 version, u32 family_crc32, u64 busy_ns, batches, items,
-                    overruns, overrun_ns, started_ns (CLOCK_MONOTONIC of the batch in progress, 0 = none)
+    driver writes   0 magic "TRFPACE2"   8 u64 seqlock (odd: being written)   16 u32 clock_mhz   20 u32 table_id
+                    24 u32 entries   32 u64 rng_seed
+                    4160 + 32 i: u32 family_crc32, u32 version, u32 batch, u32 -, f64 service_ms_mean, f64 service_cv
+    model writes    64 + 64 i, i < 64, each instance its own: u32 version, u32 family_crc32, u64 busy_ns, batches,
+                    items, overruns, overrun_ns, started_ns (CLOCK_MONOTONIC of the batch in progress, 0 = none),
+                    instance
 
 An overrun is a batch whose real work took longer than its draw: then the simulation is too slow to be trusted, and
 the node reports the share of such batches.
 """
 
+import fcntl
 import json
 import mmap
 import os
@@ -27,9 +29,8 @@ from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-PACE_BYTES = 4096
-PACE_MAGIC = b"TRFPACE1"
-ENTRIES_MAX = 48
+PACE_MAGIC = b"TRFPACE2"
+SLOTS_AT, SLOTS, ENTRIES_AT = 64, 64, 4160
 ENTRY = np.dtype(
     [("family", "<u4"), ("version", "<u4"), ("batch", "<u4"), ("_", "<u4"), ("mean_ms", "<f8"), ("cv", "<f8")]
 )
@@ -43,7 +44,7 @@ SLOT = np.dtype(
         ("overruns", "<u8"),
         ("overrun_ns", "<u8"),
         ("started_ns", "<u8"),
-        ("_", "<u8"),
+        ("instance", "<u8"),
     ]
 )
 SEQLOCK_TRIES = 1000  # a writer needs microseconds; 1,000 tries of 100 us are 0.1 s
@@ -55,34 +56,43 @@ class PaceError(Exception):
 
 
 class Pace:
-    """This version's view of the slice's pace file."""
+    """An instance's view of the slice's pace file."""
 
-    def __init__(self, path, family, version):
-        """Map the file and take this version's slot. Raises PaceError when it is not a pace file."""
+    def __init__(self, path, family, version, instance=""):
+        """Map the file and take a slot for this instance. Raises PaceError when it is not a pace file, or full."""
+        self._path, self._family, self._version = path, zlib.crc32(family.encode()), version
         try:
             with open(path, "r+b") as file:
-                self._map = mmap.mmap(file.fileno(), PACE_BYTES)
+                self._map = mmap.mmap(file.fileno(), 0)
+                if self._map[:8] != PACE_MAGIC:
+                    raise PaceError(f"TREFOIL_PACE_FILE={path} is no pace file: it begins with {self._map[:8]!r}")
+                fcntl.flock(file, fcntl.LOCK_EX)  # no two take the same one
+                try:
+                    self._slot = self._take_slot(zlib.crc32(instance.encode()))
+                finally:
+                    fcntl.flock(file, fcntl.LOCK_UN)  # the map holds a copy of the descriptor, and so the lock
         except (OSError, ValueError) as error:
             raise PaceError(f"TREFOIL_PACE_FILE={path} cannot be mapped: {error}") from error
-        if self._map[:8] != PACE_MAGIC:
-            raise PaceError(f"TREFOIL_PACE_FILE={path} is no pace file: it begins with {self._map[:8]!r}")
-        self._path, self._family, self._version = path, zlib.crc32(family.encode()), version
         self._sequence = np.frombuffer(self._map, "<u8", 1, 8)
         self._numbers = np.frombuffer(self._map, "<u4", 3, 16)
         self._seed = np.frombuffer(self._map, "<u8", 1, 32)
-        self._entries = np.frombuffer(self._map, ENTRY, ENTRIES_MAX, 64)
-        self._slot = np.frombuffer(self._map, SLOT, 1, 2048 + SLOT.itemsize * ((version - 1) % 16))[0:1]
+        self._entries = np.frombuffer(self._map, ENTRY, -1, ENTRIES_AT)
         self._read_at = None
         self._table = ()
         self._chance = None
-        self._take_slot()
 
-    def _take_slot(self):
-        if (int(self._slot["version"][0]), int(self._slot["family"][0])) != (self._version, self._family):
-            self._slot[0] = np.zeros((), SLOT)  # it was never used, or by another family
-        self._slot["started_ns"] = 0  # a stub that was killed in a batch left it set
-        self._slot["family"] = self._family
-        self._slot["version"] = self._version
+    def _take_slot(self, instance):
+        """The slot that this instance had before, or the first that nobody has."""
+        slots = np.frombuffer(self._map, SLOT, SLOTS, SLOTS_AT)
+        mine = (slots["version"] == self._version) & (slots["family"] == self._family) & (slots["instance"] == instance)
+        found = np.flatnonzero(mine | (slots["version"] == 0))
+        if len(found) == 0:
+            raise PaceError(f"{self._path} has no room for version {self._version}: {SLOTS} instances have run here")
+        slot = slots[found[0] : found[0] + 1]
+        slot["started_ns"] = 0  # a stub that was killed in a batch left it set
+        slot["family"], slot["instance"] = self._family, instance
+        slot["version"] = self._version  # last: from now on it is read
+        return slot
 
     def _refresh(self):
         """Read the table when the driver changed it; the same sequence before and after means an untorn copy."""
@@ -91,7 +101,7 @@ class Pace:
         for _ in range(SEQLOCK_TRIES):
             before = int(self._sequence[0])
             if before % 2 == 0:
-                count = min(int(self._numbers[2]), ENTRIES_MAX)
+                count = min(int(self._numbers[2]), len(self._entries))
                 entries, seed = self._entries[:count].copy(), int(self._seed[0])
                 if int(self._sequence[0]) == before:
                     break
@@ -102,7 +112,8 @@ class Pace:
         self._table = np.sort(mine, order="batch")
         self._read_at = before
         if self._chance is None:
-            self._chance = np.random.Generator(np.random.PCG64(seed ^ self._version))
+            words = (seed, self._family, self._version, int(self._slot["instance"][0]))
+            self._chance = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
 
     def draw_ns(self, items):
         """A service time for a batch of that many items."""
@@ -196,7 +207,7 @@ class TritonPythonModel:
         pace_file = os.environ.get("TREFOIL_PACE_FILE", "")
         if pace_file:
             try:
-                self._pace = Pace(pace_file, args["model_name"], version)
+                self._pace = Pace(pace_file, args["model_name"], version, args["model_instance_name"])
             except PaceError as error:
                 raise pb_utils.TritonModelException(str(error)) from error
 

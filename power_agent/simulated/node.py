@@ -20,7 +20,6 @@ from power_agent.simulated.processes import Child, ProcessTable, kill_session
 from power_agent.simulated.workload import Workload
 
 TICK_S_MIN: Final = 1e-3
-LOAD_MODEL: Final = "--load-model="  # what a Triton's command line says it will serve; a swap changes only the variant
 
 
 @dataclass(slots=True)
@@ -32,7 +31,6 @@ class SliceProcess:
     pace: PaceFile
     account: SliceAccount
     clock_mhz: int
-    families: frozenset[str]
     batches: int = 0
     mean_batch: dict[tuple[int, int], float] = field(default_factory=dict)
 
@@ -76,22 +74,21 @@ class SimulatedNode:
         gpu = target if isinstance(target, Gpu) else target.gi.gpu
         account = self.machine.account(target)
         self._starts += 1
+        workload, clock_mhz = self._workloads[gpu.model.name], gpu.serving_clock_mhz
         pace = PaceFile(
             self._pace_dir / f"gpu{gpu.index}-{account.slice_type}-{account.start}-{self._starts}.pace",
             int(self._seeds.integers(2**63)),
+            workload.entries_max(account.slice_type),
         )
-        clock_mhz = gpu.serving_clock_mhz
-        families = frozenset(word.removeprefix(LOAD_MODEL) for word in argv if word.startswith(LOAD_MODEL))
         try:
-            workload = self._workloads[gpu.model.name]
-            pace.write_table(clock_mhz, workload.entries(account.slice_type, clock_mhz, families))
+            pace.write_table(clock_mhz, workload.entries(account.slice_type, clock_mhz))
             whole_env = {**env, "TREFOIL_PACE_FILE": str(pace.path)}
             child = self.processes.start(tag, argv, whole_env, log_path, cwd, account.mig_uuid, now_s)
         except BaseException:
             pace.close()
             raise
         self.driver.attach(child.pid, target, CONTEXT_MIB)
-        self._slice_processes[child.pid] = SliceProcess(child, gpu, pace, account, clock_mhz, families)
+        self._slice_processes[child.pid] = SliceProcess(child, gpu, pace, account, clock_mhz)
         return child
 
     # --- time ---
@@ -121,8 +118,7 @@ class SimulatedNode:
             if process.clock_mhz != clock_mhz:
                 process.clock_mhz = clock_mhz
                 workload = self._workloads[gpu.model.name]
-                entries = workload.entries(process.account.slice_type, clock_mhz, process.families)
-                process.pace.write_table(clock_mhz, entries)
+                process.pace.write_table(clock_mhz, workload.entries(process.account.slice_type, clock_mhz))
             draws += self._draws(process, dt_s, now_ns)
         self.machine.integrate(gpu, dt_s, draws, any(process.serving for process in slice_processes))
 

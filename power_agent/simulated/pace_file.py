@@ -1,8 +1,8 @@
 """The driver's side of pace files: service times out, busy time in. The constants below are the layout.
 
-A pace file is one page, mapped by the node and by the model that runs on a slice. The driver writes clock and service
-times under a sequence lock; the model pads each batch to a time drawn from them and adds up what it did, one slot per
-version.
+A pace file is mapped by the node and by every model that runs on a slice. The driver writes clock and service times
+under a sequence lock, of its whole catalogue, as a family may be loaded at any time; each instance of a model takes a
+slot of its own, pads each batch to a time drawn from the table and adds up there what it did.
 """
 
 import mmap
@@ -14,23 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trefoil.core.errors import InvalidInput
-
-PACE_BYTES: Final = 4096
-MAGIC: Final = b"TRFPACE1"
+MAGIC: Final = b"TRFPACE2"
 SEQUENCE: Final = struct.Struct("<Q")
 SEQUENCE_AT: Final = 8
 HEADER: Final = struct.Struct("<IIII")  # clock_mhz, table_id, entries, padding
 HEADER_AT: Final = 16
 SEED_AT: Final = 32
 ENTRY: Final = struct.Struct("<IIIIdd")  # family_crc32, version, batch, padding, service_ms_mean, service_cv
-ENTRIES_AT: Final = 64
-ENTRIES_MAX: Final = 48
 SLOT: Final = struct.Struct(
     "<IIQQQQQQQ"
 )  # version, family_crc32, busy_ns, batches, items, overruns, overrun_ns, started_ns
-SLOTS_AT: Final = 2048
-SLOTS: Final = 16
+SLOTS_AT: Final = 64
+SLOTS: Final = 64
+ENTRIES_AT: Final = SLOTS_AT + SLOTS * SLOT.size
 STALLED_SERVICE_TIMES: Final = (
     8  # a batch that runs longer than this many of the longest service times: its stub is dead
 )
@@ -50,7 +46,7 @@ class PaceEntry:
 
 @dataclass(frozen=True, slots=True)
 class PacedWork:
-    """Work of one version since the last reading."""
+    """Work of one instance of a version since the last reading."""
 
     family_crc32: int
     version: int
@@ -81,13 +77,14 @@ def family_crc32(family: str) -> int:
 class PaceFile:
     """Pace file of one process on one slice. A new process gets a new file, so a leftover writer cannot reach it."""
 
-    def __init__(self, path: Path, seed: int) -> None:
-        self.path = path
+    def __init__(self, path: Path, seed: int, entries_max: int) -> None:
+        """Make the file. `entries_max`: as many as a table ever has at any clock."""
+        self.path, self._entries_max = path, entries_max
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.ftruncate(descriptor, PACE_BYTES)
-            self._map = mmap.mmap(descriptor, PACE_BYTES)
+            os.ftruncate(descriptor, ENTRIES_AT + max(1, entries_max) * ENTRY.size)
+            self._map = mmap.mmap(descriptor, 0)
         finally:
             os.close(descriptor)
         self._map[SEED_AT : SEED_AT + 8] = SEQUENCE.pack(seed)
@@ -95,20 +92,11 @@ class PaceFile:
         self._sequence = 0
         self._table_id = 0
         self._stalled_ns = int(STALLED_S_MIN * 1e9)
-        self._slots: dict[tuple[int, int], _Slot] = {}
+        self._slots: dict[tuple[int, int, int], _Slot] = {}  # by position, family, version
 
     def write_table(self, clock_mhz: int, entries: Sequence[PaceEntry]) -> None:
-        """Replace clock and service times; a reader sees all of it or none.
-
-        Raises:
-            InvalidInput: more operating points than a pace file holds.
-        """
-        if len(entries) > ENTRIES_MAX:
-            raise InvalidInput(
-                f"{len(entries)} operating points for one slice",
-                field="profile.csv",
-                remedy=f"keep (variants x batch sizes) of all families at one clock within {ENTRIES_MAX}",
-            )
+        """Replace clock and service times; a reader sees all of it or none."""
+        assert len(entries) <= self._entries_max, "the file was made for fewer operating points"
         self._table_id += 1
         body = b"".join(
             ENTRY.pack(family_crc32(e.family), e.version, e.batch, 0, e.service_ms_mean, e.service_cv) for e in entries
@@ -125,13 +113,13 @@ class PaceFile:
         self._map[SEQUENCE_AT : SEQUENCE_AT + 8] = SEQUENCE.pack(self._sequence)
 
     def collect_work(self, now_ns: int) -> list[PacedWork]:
-        """Work of each version since the last call, the batch in progress included. Never negative."""
+        """Work of each instance since the last call, the batch in progress included. Never negative."""
         done = []
         for position in range(SLOTS):
             raw = SLOT.unpack_from(self._map, SLOTS_AT + position * SLOT.size)
             if raw[0] == 0:
-                continue
-            last = self._slots.setdefault((raw[1], raw[0]), _Slot())
+                break  # they are taken in order
+            last = self._slots.setdefault((position, raw[1], raw[0]), _Slot())
             if raw[7] and raw[2] != last.busy_ns:
                 # Perhaps read between the model's two stores (busy added, started not yet cleared): look once more.
                 raw = SLOT.unpack_from(self._map, SLOTS_AT + position * SLOT.size)

@@ -8,7 +8,6 @@ that gives all variants equal joules makes a world in which they cost equal joul
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from power_agent.simulated.pace_file import PaceEntry, family_crc32
@@ -69,12 +68,15 @@ class Workload:
             self._cache[key] = self._load(slice_type, clock_mhz)
         return self._cache[key]
 
-    def entries(self, slice_type: str, clock_mhz: int, families: Collection[str] | None = None) -> list[PaceEntry]:
-        """Service times of these families, all by default: a pace file does not hold a large catalogue."""
+    def entries_max(self, slice_type: str) -> int:
+        """As many operating points as that slice has at any clock."""
+        return len(self._rows[slice_type])
+
+    def entries(self, slice_type: str, clock_mhz: int) -> list[PaceEntry]:
+        """Service times of the whole catalogue."""
         return [
             PaceEntry(version.family, version.version, op.batch, op.service_ms_mean, op.service_cv)
             for version in self.versions(slice_type, clock_mhz).values()
-            if families is None or version.family in families
             for op in version.operations
         ]
 

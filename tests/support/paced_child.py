@@ -22,8 +22,8 @@ if "ignore" in sys.argv:
 awaited = [word.removeprefix("until=") for word in sys.argv if word.startswith("until=")]
 
 with open(os.environ["TREFOIL_PACE_FILE"], "r+b") as file:
-    page = mmap.mmap(file.fileno(), 4096)
-at = 2048 + (version - 1) % 16 * 64
+    page = mmap.mmap(file.fileno(), 0)
+at = 64
 struct.pack_into("<II", page, at, version, zlib.crc32(b"digits"))
 busy_ns = 0
 for number in range(1, batches + 1):

@@ -131,23 +131,37 @@ class TritonProcess:
 class PaceFile:
     """Writes the driver's half of a pace file and reads the model's, by the documented layout and nothing else."""
 
-    ENTRY, SLOT = struct.Struct("<IIIIdd"), struct.Struct("<IIQQQQQQ")
-    FIELDS = ("version", "family_crc32", "busy_ns", "batches", "items", "overruns", "overrun_ns", "started_ns")
+    ENTRY, SLOT = struct.Struct("<IIIIdd"), struct.Struct("<IIQQQQQQQ")
+    FIELDS = (
+        "version",
+        "family_crc32",
+        "busy_ns",
+        "batches",
+        "items",
+        "overruns",
+        "overrun_ns",
+        "started_ns",
+        "instance",
+    )
 
     def __init__(self, path: Path, entries: list[tuple[int, int, float, float]], seed: int = 7) -> None:
         """`entries`: (version, batch, mean ms, cv) of the family digits."""
         self.path = path
-        path.write_bytes(bytes(4096))
+        path.write_bytes(bytes(4160 + 32 * 8))
         self.write(entries, seed)
 
     def write(self, entries: list[tuple[int, int, float, float]], seed: int = 7, sequence: int = 2) -> None:
         data = bytearray(self.path.read_bytes())
-        struct.pack_into("<8sQIIIIQ", data, 0, b"TRFPACE1", sequence, 1410, 1, len(entries), 0, seed)
+        struct.pack_into("<8sQIIIIQ", data, 0, b"TRFPACE2", sequence, 1410, 1, len(entries), 0, seed)
         for i, (version, batch, mean_ms, cv) in enumerate(entries):
-            self.ENTRY.pack_into(data, 64 + 32 * i, zlib.crc32(b"digits"), version, batch, 0, mean_ms, cv)
+            self.ENTRY.pack_into(data, 4160 + 32 * i, zlib.crc32(b"digits"), version, batch, 0, mean_ms, cv)
         with self.path.open("r+b") as file:
-            file.write(data[:2048])
+            file.write(data[:64])
+            file.seek(4160)
+            file.write(data[4160:])
 
     def read(self, version: int) -> dict[str, int]:
-        values = self.SLOT.unpack_from(self.path.read_bytes(), 2048 + 64 * ((version - 1) % 16))
+        """What the one instance of a version booked; zeros where none has run."""
+        slots = self.SLOT.iter_unpack(self.path.read_bytes()[64:4160])
+        values = next((slot for slot in slots if slot[0] == version), (0,) * len(self.FIELDS))
         return dict(zip(self.FIELDS, values, strict=True))

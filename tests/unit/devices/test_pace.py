@@ -7,21 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from power_agent.simulated.pace_file import SLOT, SLOTS_AT, PaceEntry, PaceFile, family_crc32
-from trefoil.core.errors import InvalidInput
 
 CRC = family_crc32("digits")
 MS = 1_000_000
 
 
-def write_slot(pace, version=4, busy_ns=0, batches=0, items=0, overruns=0, overrun_ns=0, started_ns=0):
+def write_slot(pace, version=4, busy_ns=0, batches=0, items=0, overruns=0, overrun_ns=0, started_ns=0, at=0, crc=CRC):
     with open(pace.path, "r+b") as file:
-        file.seek(SLOTS_AT + (version - 1) % 16 * SLOT.size)
-        file.write(SLOT.pack(version, CRC, busy_ns, batches, items, overruns, overrun_ns, started_ns, 0))
+        file.seek(SLOTS_AT + at * SLOT.size)
+        file.write(SLOT.pack(version, crc, busy_ns, batches, items, overruns, overrun_ns, started_ns, 0))
 
 
 @pytest.fixture
 def pace(tmp_path):
-    file = PaceFile(tmp_path / "pace" / "a.pace", seed=9)
+    file = PaceFile(tmp_path / "pace" / "a.pace", seed=9, entries_max=3)
     file.write_table(1410, [PaceEntry("digits", 4, 1, 25.0, 0.05)])
     yield file
     file.close()
@@ -29,25 +28,31 @@ def pace(tmp_path):
 
 def test_layout_is_the_one_that_models_read(pace):
     raw = pace.path.read_bytes()
-    assert len(raw) == 4096
-    assert raw[:8] == b"TRFPACE1"
+    assert len(raw) == 4160 + 3 * 32
+    assert raw[:8] == b"TRFPACE2"
     assert struct.unpack_from("<Q", raw, 8) == (2,)  # even: nobody is writing
     assert struct.unpack_from("<III", raw, 16) == (1410, 1, 1)
     assert struct.unpack_from("<Q", raw, 32) == (9,)
-    assert struct.unpack_from("<IIIIdd", raw, 64) == (CRC, 4, 1, 0, 25.0, 0.05)
-    assert raw[2048:] == bytes(2048)
+    assert raw[64:4160] == bytes(4096)  # slots that nobody has taken
+    assert struct.unpack_from("<IIIIdd", raw, 4160) == (CRC, 4, 1, 0, 25.0, 0.05)
 
 
 def test_a_file_is_private_and_gone_after_close(tmp_path):
-    file = PaceFile(tmp_path / "b.pace", seed=1)
+    file = PaceFile(tmp_path / "b.pace", seed=1, entries_max=1)
     assert file.path.stat().st_mode & 0o777 == 0o600
     file.close()
     assert not file.path.exists()
 
 
-def test_too_many_operating_points_are_refused(pace):
-    with pytest.raises(InvalidInput, match="49 operating points"):
-        pace.write_table(1410, [PaceEntry("digits", v, 1, 1.0, 0.0) for v in range(49)])
+def test_families_with_the_same_version_and_instances_of_one_are_counted_apart(pace):
+    other = family_crc32("yolo")
+    for _ in range(2):  # each reading counts what is new, whoever wrote in between
+        for at, crc, version, busy_ms in ((0, CRC, 1, 7), (1, other, 1, 30), (2, CRC, 1, 5), (3, other, 17, 2)):
+            write_slot(pace, version, busy_ms * MS, batches=1, items=1, at=at, crc=crc)
+    found = [(w.family_crc32, w.version, w.busy_s) for w in pace.collect_work(0)]
+    assert found == [(CRC, 1, 0.007), (other, 1, 0.030), (CRC, 1, 0.005), (other, 17, 0.002)]
+    write_slot(pace, 1, 9 * MS, batches=2, items=2, at=0)
+    assert [(w.family_crc32, w.busy_s) for w in pace.collect_work(0)] == [(CRC, 0.002)]
 
 
 def test_a_batch_in_progress_counts_as_it_runs_and_only_once(pace):
@@ -83,7 +88,7 @@ def test_a_slot_taken_anew_counts_from_zero(pace):
     tick_ms=st.integers(20, 50),
 )
 def test_whatever_the_ticks_everything_is_counted_once(tmp_path_factory, services, tick_ms):
-    pace = PaceFile(tmp_path_factory.mktemp("pace") / "x.pace", seed=1)
+    pace = PaceFile(tmp_path_factory.mktemp("pace") / "x.pace", seed=1, entries_max=1)
     now, busy, batches, items, counted = 1, 0, 0, 0, []
     events = []
     for service, gap, size in services:

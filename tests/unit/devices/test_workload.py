@@ -4,7 +4,9 @@ import dataclasses
 import gc
 import importlib.util
 import sys
+import time
 import types
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,26 +78,52 @@ def test_an_unprofiled_clock_stretches_the_service_time():
     assert workload.entries("1g.5gb", 1410) == []
 
 
-def test_a_pace_file_holds_the_families_that_its_slice_serves_and_no_others():
+def test_a_pace_file_holds_every_family_as_one_may_be_loaded_at_any_time():
     other = Family("g", "m", (Variant("g-s", 1, 0.8, "", 16, 1.0, 1, ""),))
-    rows = (row("f-s", 1, 10.0, 2.5), replace(row("g-s", 1, 12.0, 2.5), family="g"))
+    rows = (row("f-s", 1, 10.0, 2.5), replace(row("g-s", 1, 12.0, 2.5), family="g", clock_mhz=1000))
     workload = Workload(A100_40GB, Catalog((Family("f", "m", VARIANTS), other), rows))
-    assert [entry.family for entry in workload.entries("7g.40gb", 1410, {"g"})] == ["g"]
     assert sorted(entry.family for entry in workload.entries("7g.40gb", 1410)) == ["f", "g"]
+    assert workload.entries_max("7g.40gb") == 2
+    assert workload.entries_max("1g.5gb") == 0
 
 
-def test_the_model_on_a_simulated_slice_draws_by_the_law_of_core(tmp_path, monkeypatch):
-    """It runs in an environment without Trefoil, so it has the law once more: held to be the same, draw by draw."""
+@pytest.fixture
+def model(monkeypatch):
+    """The module that runs inside Triton, in an environment without Trefoil."""
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", types.ModuleType("triton_python_backend_utils"))
     path = Path(__file__).parents[3] / "model_repository" / "_shared" / "model.py"
     spec = importlib.util.spec_from_file_location("the_shared_model", path)
     model = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(model)
-    pace = PaceFile(tmp_path / "slice.pace", seed=77)
+    return model
+
+
+def test_instances_of_families_on_one_slice_book_what_each_computed(tmp_path, model):
+    pace = PaceFile(tmp_path / "slice.pace", seed=77, entries_max=2)
+    pace.write_table(1410, [PaceEntry("f", 1, 1, 2.0, 0.1), PaceEntry("g", 1, 1, 3.0, 0.1)])
+    running = [model.Pace(str(pace.path), *who) for who in (("f", 1, "f_0_0"), ("g", 1, "g_0_0"), ("f", 1, "f_0_1"))]
+    again = model.Pace(str(pace.path), "g", 1, "g_0_0")  # its stub was killed and started anew
+    for items, slice_ in enumerate((*running, again), 1):
+        slice_.finish(slice_.start(), items)
+    booked = [(w.family_crc32, w.batches, w.items) for w in pace.collect_work(time.monotonic_ns())]
+    assert booked == [(family_crc32("f"), 1, 1), (family_crc32("g"), 2, 2 + 4), (family_crc32("f"), 1, 3)]
+    assert len({slice_.draw_ns(1) for slice_ in (running[0], running[2])}) == 2  # each draws for itself
+    for n in range(model.SLOTS - 3):
+        model.Pace(str(pace.path), "f", 1, f"other {n}")
+    with pytest.raises(model.PaceError, match="no room for version 1: 64 instances"):
+        model.Pace(str(pace.path), "f", 1, "one more")
+    del running, again, slice_
+    gc.collect()
+    pace.close()
+
+
+def test_the_model_on_a_simulated_slice_draws_by_the_law_of_core(tmp_path, model):
+    """It has the law once more: held to be the same, draw by draw."""
+    pace = PaceFile(tmp_path / "slice.pace", seed=77, entries_max=2)
     pace.write_table(1410, [PaceEntry("f", 2, 1, 20.0, 0.1), PaceEntry("f", 2, 8, 90.0, 0.1)])
     slice_ = model.Pace(str(pace.path), "f", 2)
     drawn_s = [slice_.draw_ns(8) / 1e9 for _ in range(500)]
-    law_s = draw_s(ServiceTime(90.0, 0.1), 500, np.random.Generator(np.random.PCG64(77 ^ 2)))
+    law_s = draw_s(ServiceTime(90.0, 0.1), 500, np.random.default_rng((77, family_crc32("f"), 2, zlib.crc32(b""))))
     assert drawn_s == pytest.approx(law_s, abs=2e-9)
     del slice_
     gc.collect()
