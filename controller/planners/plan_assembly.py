@@ -84,7 +84,8 @@ def _nodes(
 ) -> tuple[NodePlan, ...]:
     planned: dict[str, list[PlannedDevice]] = {n.node: [] for n in inputs.view.fleet.nodes}
     for device in inputs.devices:
-        parts = tuple(_slice(inputs, device, r, columns, constants) for r in hosted.get(device.name, ()))
+        shared = {r.key: [o for o in hosted[device.name] if o.key == r.key] for r in hosted.get(device.name, ())}
+        parts = tuple(_slice(inputs, device, together, columns, constants) for together in shared.values())
         target = DeviceState.AWAKE if parts else DeviceState.ASLEEP
         clock = device.clock_mhz if parts else 0
         planned[device.node].append(PlannedDevice(device.name, target, parts, clock, clock))
@@ -96,16 +97,19 @@ def _nodes(
 def _slice(
     inputs: PlanningInput,
     device: Device,
-    running: HostedSlice,
+    together: Sequence[HostedSlice],
     columns: Mapping[ClassKey, Column],
     constants: Mapping[str, float],
 ) -> PlannedSlice:
-    column = columns.get(class_of(device, running))
-    version = inputs.known.family(running.family).variant(running.variant).version
-    items = inputs.task(running.family).demand.items_mean
-    batch = column.max_batch if column else max(1, math.ceil(items))
-    hosted = Hosted(running.family, running.variant, version, stage=0, stages=1, instances=1, max_batch=batch)
-    return PlannedSlice(running.key, (hosted,), _credits(column, inputs.task(running.family), constants))
+    """A slice with the families that share it, each of which has credits of its own there."""
+    served, credits = [], 0
+    for one in together:
+        column, task = columns.get(class_of(device, one)), inputs.task(one.family)
+        version = inputs.known.family(one.family).variant(one.variant).version
+        batch = column.max_batch if column else max(1, math.ceil(task.demand.items_mean))
+        served.append(Hosted(one.family, one.variant, version, stage=0, stages=1, instances=1, max_batch=batch))
+        credits += _credits(column, task, constants)
+    return PlannedSlice(together[0].key, tuple(served), credits)
 
 
 def _credits(column: Column | None, task: Task, constants: Mapping[str, float]) -> int:

@@ -140,7 +140,7 @@ def _running(status: DeviceStatus, planned: Mapping[SliceKey, object]) -> list[H
         if part.state not in STANDING:
             continue
         hosted = getattr(planned.get(part.key), "hosted", ()) or part.hosted
-        found += [HostedSlice(part.key, h.family, h.variant) for h in hosted[:1]]
+        found += [HostedSlice(part.key, h.family, h.variant) for h in hosted]
     return found
 
 

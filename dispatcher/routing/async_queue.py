@@ -6,6 +6,7 @@ agree.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from dispatcher.routing.core.accuracy_floors import AccuracyReach
@@ -66,6 +67,10 @@ class AsyncFamilyQueue:
     def in_flight(self) -> dict[SliceKey, int]:
         """Requests on each slice that has any."""
         return self._queue.in_flight
+
+    def in_flight_by_family(self) -> Counter[tuple[SliceKey, str]]:
+        """Requests of each family on each slice that has any."""
+        return self._queue.in_flight_by_family()
 
     def in_flight_on(self, slice_: SliceKey) -> int:
         """Number of requests on one slice."""

@@ -227,13 +227,17 @@ class Routing:
         return total
 
     def loads(self) -> tuple[SliceLoad, ...]:
-        """Load of every slice that is planned, ejected or still busy: what an acknowledgement says."""
-        in_flight, sequences = self.in_flight(), self.open_sequences()
-        planned = {target.slice for route in self.table.planned.values() for target in route.targets}
-        ejected = self._ejections.reasons()
+        """Loads of every family on every slice that is planned, ejected or still busy: what an acknowledgement says."""
+        in_flight, ejected = Counter[tuple[SliceKey, str]](), self._ejections.reasons()
+        for queue in self.each_queue:
+            in_flight.update(queue.in_flight_by_family())
+        sequences = {(slice_, f): n for f, queue in self.sequences.items() for slice_, n in queue.open_on.items()}
+        planned = {(target.slice, f) for f, route in self.table.planned.items() for target in route.targets}
+        busy = {*planned, *in_flight, *sequences}
+        alone = {(slice_, "") for slice_ in ejected.keys() - {slice_ for slice_, _ in busy}}
         return tuple(
-            SliceLoad(slice_, in_flight.get(slice_, 0), sequences.get(slice_, 0), ejected=slice_ in ejected)
-            for slice_ in sorted({*planned, *in_flight, *sequences, *ejected})
+            SliceLoad(one[0], in_flight[one], sequences.get(one, 0), one[0] in ejected, one[1])
+            for one in sorted(busy | alone)
         )
 
     def families_of(self, slice_: SliceKey) -> tuple[str, ...]:

@@ -189,9 +189,9 @@ def add_table(whole: Any, other: Any) -> None:
                 same.credits += target.credits
             else:
                 routes[route.family].targets.add().CopyFrom(target)
-    loads = {_key(load.slice): load for load in whole.slices}
+    loads = {(_key(load.slice), load.family): load for load in whole.slices}
     for load in other.slices:
-        if (same := loads.get(_key(load.slice))) is None:
+        if (same := loads.get((_key(load.slice), load.family))) is None:
             whole.slices.add().CopyFrom(load)
             continue
         same.in_flight += load.in_flight

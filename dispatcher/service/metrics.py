@@ -8,12 +8,15 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 from dispatcher.service.core.fallback_rungs import CAUSES
 from dispatcher.service.local_worker import LocalWorker
 from trefoil.core.demand import LoadWindow
 from trefoil.core.errors import StartError
+from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import Histogram, bucket_middle_ms
 from trefoil.runtime import rpc
 from trefoil.runtime.telemetry import Metrics
@@ -77,15 +80,17 @@ class DispatcherMetrics:
             if more := count - self._forwarded[family]:
                 metrics.inc("trefoil_requests_forwarded_total", more, family=family)
                 self._forwarded[family] = count
-        credits = {t.slice: t.credits for route in local.routing.table.routes.values() for t in route.targets}
+        credits = Counter[SliceKey]()
+        for route in local.routing.table.routes.values():
+            credits.update({t.slice: t.credits for t in route.targets})
         names = set()
-        for load in local.routing.loads():
-            name = load.slice.name
+        for key, loads in groupby(local.routing.loads(), key=attrgetter("slice")):  # a family each
+            name, of_families = key.name, list(loads)
             names.add(name)
-            metrics.set("trefoil_in_flight_requests", load.in_flight, slice=name)
-            metrics.set("trefoil_open_sequences", load.open_sequences, slice=name)
-            metrics.set("trefoil_credits", credits.get(load.slice, 0), slice=name)
-            metrics.set("trefoil_slice_ejected", load.ejected, slice=name)
+            metrics.set("trefoil_in_flight_requests", sum(load.in_flight for load in of_families), slice=name)
+            metrics.set("trefoil_open_sequences", sum(load.open_sequences for load in of_families), slice=name)
+            metrics.set("trefoil_credits", credits[key], slice=name)
+            metrics.set("trefoil_slice_ejected", of_families[0].ejected, slice=name)
         for name in self._slices - names:
             for metric in BY_SLICE:
                 metrics.drop(metric, name)

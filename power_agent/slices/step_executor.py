@@ -291,21 +291,30 @@ class StepExecutor:
         def on_counters(counters: tuple[VersionCounters, ...]) -> None:
             part.record_counters(counters, self._clock.now_s())
 
-        wanted = {(hosted.family, hosted.stage): hosted for hosted in task.hosted}
-        for old in part.hosted:
-            new = wanted[old.family, old.stage]
+        timeout_s = self._settings.swap_timeout_s
+        serving = {(hosted.family, hosted.stage): hosted for hosted in part.hosted}
+        for new in task.hosted:
+            old = serving.pop((new.family, new.stage), None)
             if new == old:
                 continue
             try:
                 await self.in_thread(partial(self._check_files, (new,)))
-                result = await triton.swap(old, new, self._settings.swap_timeout_s, on_counters)
+                if old is None:
+                    await self.in_thread(partial(self._prepare, part, (new,)))
+                    await triton.add(new, timeout_s)
+                    part.hosted = (*part.hosted, new)
+                    continue
+                result = await triton.swap(old, new, timeout_s, on_counters)
             except TrefoilError as error:
-                # The old variant goes on serving: the slice is as good as before, unless its Triton is gone.
+                # What it served it goes on serving: the slice is as good as before, unless its Triton is gone.
                 if part.state == SliceState.SWAPPING and part.running:
                     part.move(SliceState.READY, f"could not load {new.variant}: {error}", self._clock.now_s())
                 raise
             part.record_counters(result.before, self._clock.now_s())
             part.hosted = tuple(new if hosted == old else hosted for hosted in part.hosted)
+        for gone in serving.values():  # its neighbours serve on
+            await self._until_drained(part, gone.family)
+            await triton.remove(gone, timeout_s)
         part.hosted = task.hosted
         self._journal.remember_slice(part.record())
 
@@ -330,28 +339,35 @@ class StepExecutor:
     async def _drain(self, part: Slice, task: Task) -> None:
         if part.state != SliceState.DRAINING:
             part.move(SliceState.DRAINING, task.why, self._clock.now_s())
+        await self._until_drained(part)
+        part.drained = True
+
+    async def _until_drained(self, part: Slice, family: str = "") -> None:
+        """Wait until no request of a family, or of any, is on the slice or can still come; not for ever."""
         deadline_s = self._clock.monotonic_s() + self._settings.drain_timeout_s
         revision = self._journal.state.plan.revision if self._journal.state.plan else Revision()
-        while waiting := await self._drain_blocker(part, revision):
+        while waiting := await self._drain_blocker(part, revision, family):
             if self._clock.monotonic_s() >= deadline_s:
-                self._log.warning("drain gave up", slice=part.key.name, waiting_for=waiting)
+                self._log.warning("drain gave up", slice=part.key.name, family=family, waiting_for=waiting)
                 part.why = f"stopped after {self._settings.drain_timeout_s:g} s although {waiting}"
                 break
             if part.why != waiting:
                 part.why = waiting
                 part.on_move(part, part.state)
             await self._clock.sleep(self._settings.drain_poll_s)
-        part.drained = True
 
-    async def _drain_blocker(self, part: Slice, revision: Revision) -> str:
+    async def _drain_blocker(self, part: Slice, revision: Revision, family: str) -> str:
         keys = self._state.keys
         try:
             live = await self.acks.read()
             published = await self._state.get(keys.plan(), Plan)
         except StateUnavailable as error:
             return f"no acknowledgement can be read: {error}"
-        required = required_table(part.key, revision, published)
-        routed = still_routed(part.key, published)
+        required = required_table(part.key, revision, published, family)
+        routed = still_routed(part.key, published, family)
+        if family:  # its slice serves on: only routes can tell dispatchers to leave
+            waiting = f"{family} is routed here" if routed else drain_blocker(part.key, required, live, family=family)
+            return waiting or self.acks.blind
         waiting = drain_blocker(part.key, required, live, part.published_s + NOTICE_S if routed else -math.inf)
         waiting = waiting or self.acks.blind
         part.proved_idle = bool(live) and not waiting
@@ -376,9 +392,11 @@ class StepExecutor:
             versions.setdefault(model.family, []).append(model.version)
         found = []
         for hosted in part.hosted:
-            loaded = versions.get(hosted.family, [])
+            loaded = versions.pop(hosted.family, [])
             if hosted.version not in loaded and loaded:
                 version = max(loaded)
                 hosted = replace(hosted, version=version, variant=variant_of(hosted.family, version))
-            found.append(hosted)
+            if loaded or not counters:
+                found.append(hosted)
+        found += [Hosted(f, variant_of(f, max(loaded)), max(loaded), 0, 1) for f, loaded in sorted(versions.items())]
         return tuple(found)

@@ -198,6 +198,25 @@ class TritonClient:
         before = tuple(c for (f, v), c in seen.items() if (f, v) == (old.family, old.version) and v != new.version)
         return SwapResult(self._clock.monotonic_s() - started_s, before)
 
+    async def add(self, hosted: Hosted, timeout_s: float = 30.0) -> None:
+        """Load a family whose folder is written, beside what serves. Idempotent.
+
+        Raises:
+            LoadFailed: it does not load.
+            TritonUnready: it loaded but does not answer, or Triton is gone.
+        """
+        await self._load(self._config_of(hosted), timeout_s)
+        await self.probe(hosted.family, hosted.version, timeout_s)
+
+    async def remove(self, hosted: Hosted, timeout_s: float = 30.0) -> None:
+        """Unload a family after its requests in flight. Idempotent.
+
+        Raises:
+            TritonUnready: it does not unload, or Triton is gone.
+        """
+        await self._unload(hosted.family, timeout_s)
+        await self._wait_unloaded(hosted, timeout_s)
+
     async def heal(self, hosted: Hosted, timeout_s: float = 30.0) -> float:
         """Heal: unload and load, the only thing that brings a dead python stub back. Return the seconds it took.
 
@@ -206,11 +225,7 @@ class TritonClient:
             TritonUnready: it loaded but does not answer, or Triton is gone.
         """
         started_s = self._clock.monotonic_s()
-        request = service_pb2.RepositoryModelUnloadRequest(model_name=hosted.family)
-        try:
-            await self._call("RepositoryModelUnload", request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise TritonUnready(f"{self._target} cannot unload {hosted.family}: {error.details()}") from error
+        await self._unload(hosted.family, timeout_s)
         # Not waited for: Triton holds on to a dead stub for half a minute and loads a new one beside it meanwhile.
         config = self._config_of(hosted)
         await self._load(config, timeout_s)
@@ -233,6 +248,13 @@ class TritonClient:
                 f"{self._target} cannot load {config.name} version {versions}: {error.code().name} {error.details()}",
                 remedy="read the log of this slice's Triton",
             ) from error
+
+    async def _unload(self, family: str, timeout_s: float) -> None:
+        request = service_pb2.RepositoryModelUnloadRequest(model_name=family)
+        try:
+            await self._call("RepositoryModelUnload", request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise TritonUnready(f"{self._target} cannot unload {family}: {error.details()}") from error
 
     async def _wait_unloaded(self, hosted: Hosted, timeout_s: float) -> None:
         """Triton unloads in the background, after the requests in flight on that version."""

@@ -82,7 +82,8 @@ class AgentCluster:
     def start_node(self) -> None:
         """The simulated node's process."""
         socket = self.folder / "node" / "node.sock"
-        arguments = ["--node", NODE, "--socket", str(socket), "--set", f"model_repository={MODELS}"]
+        arguments = ["--node", NODE, "--socket", str(socket), "--set"]
+        arguments.append(f"model_repository={self._settings.get('model_repository', MODELS)}")
         self._node = self._spawn("power_agent.simulated", arguments)
 
     async def start_agent(self) -> None:
@@ -210,8 +211,8 @@ class AgentCluster:
 class Load:
     """A closed loop of clients on one Triton; every answer is checked for its size."""
 
-    def __init__(self, target: str, clients: int = 2, gap_s: float = 0.0) -> None:
-        self.answered = 0
+    def __init__(self, target: str, clients: int = 2, gap_s: float = 0.0, family: str = "digits") -> None:
+        self.answered, self._family = 0, family
         self.failed: list[str] = []
         self.versions: set[str] = set()
         self.last_success_s = 0.0
@@ -223,7 +224,7 @@ class Load:
     async def _client(self, index: int) -> None:
         images, _ = heldout()
         while True:
-            request = service_pb2.ModelInferRequest(model_name="digits")
+            request = service_pb2.ModelInferRequest(model_name=self._family)
             image = images[index % len(images)].astype(np.uint8)
             request.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
             request.raw_input_contents.append(image.tobytes())

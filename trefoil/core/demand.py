@@ -55,12 +55,13 @@ class LoadWindow:
 
 @dataclass(frozen=True, slots=True)
 class SliceLoad:
-    """Load of a worker in flight on a slice."""
+    """Load of a worker in flight on a slice, of one of the families that it serves; "": nobody's."""
 
     slice: SliceKey = SliceKey()
     in_flight: int = 0
     open_sequences: int = 0
     ejected: bool = False
+    family: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,13 +94,14 @@ def interim_routes(
 ) -> tuple[Route, ...]:
     """Routes over what serves: the target's shares where no class is overloaded by them, else by capacity.
 
-    `slow` are slices that will serve a slower variant before this step ends: their share is that of the new variant.
+    `slow` are slices that will serve a slower variant before this step ends: their share is that of the new variant,
+    and none of a family that they will not serve any more.
     """
-    routes = []
+    routes, slow = [], slow or {}
     families = {route.family for route in target.routes}
     for route in (*target.routes, *(r for r in current_routes if r.family not in families)):
-        now = {k: p for k, p in ready.items() if _variant(p, route.family) is not None}
-        later = {**now, **{k: p for k, p in (slow or {}).items() if k in now}}
+        now = {k: p for k, p in ready.items() if _variant(p, route.family) and _variant(slow.get(k, p), route.family)}
+        later = {**now, **{k: p for k, p in slow.items() if k in now}}
         planned = {(t.slice, t.stage): t for t in route.targets}
         limits = _limits(route.family, later, inputs)
         largest: dict[SliceKey, float] = {}

@@ -155,6 +155,12 @@ def _variants(part: PlannedSlice | None) -> tuple[tuple[str, str, int], ...]:
     return tuple(sorted((h.family, h.variant, h.stage) for h in part.hosted)) if part else ()
 
 
+def _gone(old: PlannedSlice, new: PlannedSlice) -> PlannedSlice:
+    """What a slice serves of families that it is to serve no longer."""
+    kept = {(h.family, h.stage) for h in new.hosted}
+    return replace(old, hosted=tuple(h for h in old.hosted if (h.family, h.stage) not in kept))
+
+
 def _waypoint_choices(
     snapshot: FleetSnapshot, goal: Devices, moved: list[str], inputs: RolloutInputs
 ) -> Iterator[tuple[str, list[Devices]]]:
@@ -358,7 +364,8 @@ class _PathBuilder:
             routes = interim_routes(
                 self._target, shifted, self._inputs, self._routes, slow={k: wanted[k] for k in slower}
             )
-            routes = tuple(with_draining_targets(route, {k: self._ready[k] for k in goes}) for route in routes)
+            left = {k: self._ready[k] for k in goes} | {k: _gone(self._ready[k], wanted[k]) for k in slower}
+            routes = tuple(with_draining_targets(route, left) for route in routes)
             ready = {k: wanted[k] for k in late}
             steps.append(Step("shift" if goes or late else "sleep", routes, dict(waypoint), goes, ready))
         return steps
@@ -391,7 +398,8 @@ class _PathBuilder:
         return _Change(wanted, started, shifted, leaving, goes, late, slower)
 
     def _slower(self, old: PlannedSlice, new: PlannedSlice) -> bool:
-        return any(
+        """Whether it will serve a family more slowly, or not at all."""
+        return bool(_gone(old, new).hosted) or any(
             capacity_of(h.family, [new], self._inputs) < capacity_of(h.family, [old], self._inputs) for h in new.hosted
         )
 

@@ -119,8 +119,9 @@ def _faster(view: PlanView, rows: Rows, kind: str, part: PlannedSlice, hosted: H
 
 
 def _fits(catalog: Catalog, types: dict[str, str], old: PlannedSlice, new: PlannedSlice) -> bool:
-    """Whether a slice can swap in place: it has memory for old and new at once, and no sequences, which would break."""
-    if any(catalog.family(hosted.family).sequence for hosted in old.hosted):
+    """Whether a slice can swap in place: memory for old and new at once, and no sequences that would break."""
+    kept = {(h.family, h.variant) for h in new.hosted}
+    if any(catalog.family(h.family).sequence for h in old.hosted if (h.family, h.variant) not in kept):
         return False
     try:
         memory_mib = slice_type(device_type(types.get(old.key.device, "")), old.key.slice_type).memory_mib

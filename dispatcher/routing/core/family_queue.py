@@ -12,6 +12,7 @@ with its time, and carries the returned effects out in theirs. `waiters` tell wh
 before its shell could say so: such a ticket gives its pick back at once.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
@@ -162,6 +163,10 @@ class FamilyQueue:
     def in_flight(self) -> dict[SliceKey, int]:
         """Requests on each slice that has any."""
         return {place.key: place.in_flight for place in self._places.values() if place.in_flight}
+
+    def in_flight_by_family(self) -> Counter[tuple[SliceKey, str]]:
+        """Requests of each family on each slice that has any."""
+        return Counter((place.key, ticket.family) for _, place, ticket in self._flying.values())
 
     @property
     def live(self) -> frozenset[SliceKey]:

@@ -21,21 +21,23 @@ from trefoil.core.plan import Plan
 NOTICE_S: Final = 0.5  # a worker has read a published status by then; also covers clocks of hosts that differ a little
 
 
-def still_routed(key: SliceKey, published: Plan | None) -> bool:
-    """Whether the published routes send to the slice."""
-    routes = published.routes if published else ()
+def still_routed(key: SliceKey, published: Plan | None, family: str = "") -> bool:
+    """Whether the published routes send to the slice, of a family or of any."""
+    routes = [r for r in published.routes if family in ("", r.family)] if published else ()
     return any(target.slice == key and not target.draining for route in routes for target in route.targets)
 
 
-def required_table(key: SliceKey, node_revision: Revision, published: Plan | None) -> Revision:
-    """Oldest routing table by which nobody routes to the slice any more."""
-    if published is None or published.revision >= node_revision or still_routed(key, published):
+def required_table(key: SliceKey, node_revision: Revision, published: Plan | None, family: str = "") -> Revision:
+    """Oldest routing table by which nobody routes to the slice any more, of a family or of any."""
+    if published is None or published.revision >= node_revision or still_routed(key, published, family):
         return node_revision
     return published.revision
 
 
-def drain_blocker(key: SliceKey, required: Revision, acks: Sequence[TableAck], made_after_s: float = -math.inf) -> str:
-    """Reason why a slice is not drained yet, by the acks of live workers; empty when it is.
+def drain_blocker(
+    key: SliceKey, required: Revision, acks: Sequence[TableAck], made_after_s: float = -math.inf, family: str = ""
+) -> str:
+    """Reason why a slice is not drained yet, of a family or of any, by the acks of live workers; empty when it is.
 
     Acks made before `made_after_s` (UTC) do not show yet what matters; infinite: it has not been published at all.
     """
@@ -48,8 +50,10 @@ def drain_blocker(key: SliceKey, required: Revision, acks: Sequence[TableAck], m
         if ack.observed_at_s < made_after_s:
             return f"{worker} has not said since that it knows of the draining"
         for load in ack.slices:
-            if load.slice == key and load.in_flight:
+            if load.slice != key or (family and load.family not in ("", family)):
+                continue
+            if load.in_flight:
                 return f"{worker} has {load.in_flight} requests in flight"
-            if load.slice == key and load.open_sequences:
+            if load.open_sequences:
                 return f"{worker} has {load.open_sequences} open sequences"
     return ""

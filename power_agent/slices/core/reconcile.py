@@ -174,11 +174,9 @@ def _keep(order: _TaskGraph, seen: SeenSlice, wanted: PlannedSlice, device: Seen
 
 
 def _no_swap_reason(seen: SeenSlice, wanted: PlannedSlice, type_name: str, catalog: Catalog) -> str:
-    """Why variants cannot change in place: old and new serve the same families and stages, fit beside each other, and
-    have no sequences, which would lose their state. "" if they can."""
-    if {(h.family, h.stage) for h in seen.hosted} != {(h.family, h.stage) for h in wanted.hosted}:
-        return "other families"
-    if any(catalog.family(hosted.family).sequence for hosted in seen.hosted):
+    """Why what a slice serves cannot change in place: old and new fit beside each other, and no family that changes has
+    sequences, which would lose their state. "" if it can."""
+    if any(catalog.family(hosted.family).sequence for hosted in set(seen.hosted) - set(wanted.hosted)):
         return "sequences have to end first"
     need_mib = CONTEXT_MIB + sum(
         catalog.family(h.family).variant(h.variant).memory_mib for h in {*seen.hosted, *wanted.hosted}

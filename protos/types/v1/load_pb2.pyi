@@ -85,16 +85,18 @@ class LoadWindow(_message.Message):
     def __init__(self, dispatcher: _Optional[str] = ..., worker: _Optional[int] = ..., seq: _Optional[int] = ..., starts_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ends_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., table: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., cells: _Optional[_Iterable[_Union[LoadCell, _Mapping]]] = ...) -> None: ...
 
 class SliceLoad(_message.Message):
-    __slots__ = ("slice", "in_flight", "open_sequences", "ejected")
+    __slots__ = ("slice", "in_flight", "open_sequences", "ejected", "family")
     SLICE_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     OPEN_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     EJECTED_FIELD_NUMBER: _ClassVar[int]
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
     slice: _fleet_pb2.SliceKey
     in_flight: int
     open_sequences: int
     ejected: bool
-    def __init__(self, slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., in_flight: _Optional[int] = ..., open_sequences: _Optional[int] = ..., ejected: _Optional[bool] = ...) -> None: ...
+    family: str
+    def __init__(self, slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., in_flight: _Optional[int] = ..., open_sequences: _Optional[int] = ..., ejected: _Optional[bool] = ..., family: _Optional[str] = ...) -> None: ...
 
 class TableAck(_message.Message):
     __slots__ = ("dispatcher", "worker", "table", "slices", "observed_at", "lane_fallback", "peer_target", "leaving", "counts")

@@ -205,6 +205,41 @@ def test_a_faster_variant_is_swapped_before_the_shares_and_a_slower_one_after():
     assert not slower.steps[0].drained
 
 
+def test_a_family_comes_to_a_slice_before_it_is_routed_there_and_is_routed_away_before_it_goes():
+    alone = planned("7g.40gb", 0, SMALL)
+    guest = Hosted("other", SMALL.name, SMALL.version, 0, 1, 1, 8)
+    shared = replace(alone, hosted=(*alone.hosted, guest))
+    elsewhere = PlannedSlice(key("7g.40gb", 0, "node0/gpu1"), (guest,), 2)
+
+    def plan(here: PlannedSlice) -> Plan:
+        slices = {"node0/gpu0": (here,), "node0/gpu1": (elsewhere,)}
+        own = [part for part in (here, elsewhere) if guest in part.hosted]
+        targets = tuple(RouteTarget(p.key, guest.variant, 0, 1 / len(own), 2) for p in own)
+        found = plan_of({"node0/gpu0": (alone,)})
+        node = NodePlan(Revision(1, 2), "node0", tuple(device_of(n, p) for n, p in slices.items()))
+        return replace(found, nodes=(node,), routes=(*found.routes, Route("other", "weighted", "fifo", targets, 100)))
+
+    def path(here: PlannedSlice, there: PlannedSlice) -> RolloutPath:
+        parts = {here.key: here, elsewhere.key: elsewhere}
+        standing = {d.device: d for d in plan(here).nodes[0].devices}
+        snapshot = FleetSnapshot(standing, parts, frozenset(parts), plan(here).routes)
+        needs = {"toy": 10.0, "other": 10.0}
+        return plan_path(snapshot, plan(there), replace(rollout_inputs(0.0), needs=needs))
+
+    def targets(step: Step, family: str) -> dict[str, bool]:
+        (route,) = [route for route in step.routes if route.family == family]
+        return {t.slice.device: t.draining or not t.weight for t in route.targets}
+
+    comes, goes = path(alone, shared), path(shared, alone)
+    assert [s.name for s in comes.steps] == ["start", "settle"]
+    assert targets(comes.steps[0], "other") == {"node0/gpu1": False}
+    assert targets(comes.steps[1], "other") == {"node0/gpu0": False, "node0/gpu1": False}
+    assert [s.name for s in goes.steps] == ["shift", "settle"]
+    assert targets(goes.steps[0], "other") == {"node0/gpu0": True, "node0/gpu1": False}
+    assert targets(goes.steps[0], "toy") == {"node0/gpu0": False}
+    assert not goes.steps[0].drained  # the slice serves on
+
+
 def test_two_gpus_are_rebuilt_one_after_the_other_when_one_alone_carries_the_load():
     now = {f"node0/gpu{i}": (planned("7g.40gb", 0, SMALL, f"node0/gpu{i}"),) for i in (0, 1)}
     then = {

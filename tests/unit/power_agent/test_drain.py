@@ -54,6 +54,19 @@ def test_what_is_waited_for_is_said(acks, words):
     assert drain_blocker(KEY, NODE, acks) == words
 
 
+def test_a_family_leaves_a_shared_slice_whatever_its_neighbours_have_there():
+    mine, theirs = SliceLoad(KEY, 2, family="toy"), SliceLoad(KEY, 9, 1, family="other")
+    plan = Plan(OLDER, routes=(Route("other", targets=(RouteTarget(KEY, "other-l", 0, 1.0, 2),)), Route("toy")))
+    assert (still_routed(KEY, plan), still_routed(KEY, plan, "toy")) == (True, False)
+    assert (required_table(KEY, NODE, plan), required_table(KEY, NODE, plan, "toy")) == (NODE, OLDER)
+    assert drain_blocker(KEY, NODE, (TableAck("d", 0, NODE, (theirs, mine)),), family="toy").endswith(
+        "2 requests in flight"
+    )
+    assert drain_blocker(KEY, NODE, (TableAck("d", 0, NODE, (theirs,)),), family="toy") == ""
+    assert drain_blocker(KEY, NODE, (TableAck("d", 0, NODE, (theirs,)),)).endswith("9 requests in flight")
+    assert "routes by table" in drain_blocker(KEY, NODE, (TableAck("d", 0, OLDER),), family="toy")
+
+
 def test_while_it_is_routed_only_what_was_said_after_its_draining_counts():
     assert drain_blocker(KEY, NODE, (), math.inf) == "its DRAINING is not published yet"
     early, late = ack(at_s=100.0), ack(at_s=102.0)

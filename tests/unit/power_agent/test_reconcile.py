@@ -12,7 +12,7 @@ from tests.support.plans import CATALOG, LARGE, SMALL, key, planned
 from trefoil.core.common import Revision
 from trefoil.core.device_types import A100_40GB, placements
 from trefoil.core.errors import PlanError
-from trefoil.core.fleet import DeviceState, SliceKey, SliceState
+from trefoil.core.fleet import DeviceState, Hosted, SliceKey, SliceState
 from trefoil.core.plan import NodePlan, PlannedDevice, PlannedSlice
 from trefoil.core.plan_check import sealed
 
@@ -198,6 +198,21 @@ def test_another_variant_is_loaded_in_place():
     tasks = reconcile(seen(before), node_plan(planned("3g.20gb", 0, LARGE)), CATALOG)
     assert verbs(tasks) == ["load", "warm_up"]
     assert "toy-s -> toy-l" in tasks[0].why
+
+
+def test_a_family_is_loaded_and_unloaded_beside_its_neighbours():
+    other = dataclasses.replace(CATALOG.families[0], name="other", sequence=True)
+    catalog = dataclasses.replace(CATALOG, families=(*CATALOG.families, other))
+    guest = Hosted("other", SMALL.name, SMALL.version, 0, 1, 1, 8)
+    alone = planned("3g.20gb", 0, LARGE)
+    shared = dataclasses.replace(alone, hosted=(*alone.hosted, guest))
+    tasks = reconcile(seen(ready(alone)), node_plan(shared), catalog)
+    assert verbs(tasks) == ["load", "warm_up"]  # a family with sequences that comes breaks none
+    assert tasks[0].hosted == shared.hosted
+    assert verbs(reconcile(seen(ready(shared)), node_plan(alone), catalog))[0] == "drain"  # one that goes would
+    other = dataclasses.replace(other, sequence=False)
+    catalog = dataclasses.replace(catalog, families=(*CATALOG.families, other))
+    assert verbs(reconcile(seen(ready(shared)), node_plan(alone), catalog)) == ["load", "warm_up"]
 
 
 def test_a_slice_with_sequences_drains_instead_of_swapping_under_them():

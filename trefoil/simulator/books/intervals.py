@@ -18,7 +18,7 @@ from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE, Histogram
 
 Counts = npt.NDArray[np.float64]
-Work = dict[SliceKey, tuple[str, float]]
+Work = dict[tuple[SliceKey, str], float]
 
 
 @dataclass(slots=True)
@@ -149,10 +149,10 @@ class LoadReports:
     _last_cells: tuple[list[Any], tuple[LoadCell, ...]] = ([], ())
 
     def work(self, found: Mapping[str, Interval]) -> Work:
-        """Work of every slice: family and active joules."""
+        """Work of every slice: active joules of each family there."""
         parts = [one.joules for one in found.values()]
         if not _identical(parts, self._last_work[0]):
-            self._last_work = parts, {k: (f, joules) for f, one in found.items() for k, joules in one.joules.items()}
+            self._last_work = parts, {(k, f): joules for f, one in found.items() for k, joules in one.joules.items()}
         return self._last_work[1]
 
     def add(self, found: Mapping[str, Interval]) -> None:

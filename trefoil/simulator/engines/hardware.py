@@ -92,7 +92,7 @@ class _BookedInterval:
     """Energy of an interval; one that is as long, of the same work in the same state, draws the same."""
 
     dt_s: float
-    computed: Mapping[SliceKey, tuple[str, float]]
+    computed: Mapping[tuple[SliceKey, str], float]
     rates: Mapping[str, tuple[float, float, bool]]
     booked: tuple[tuple[SimulatedDevice, DeviceEnergy, float, float], ...]  # with idle and unallocated joules
     drawn: list[DeviceEnergy]
@@ -270,10 +270,10 @@ class Hardware:
                 found = True
         return found
 
-    def book_energy(self, dt_s: float, computed: Mapping[SliceKey, tuple[str, float]]) -> list[DeviceEnergy]:
+    def book_energy(self, dt_s: float, computed: Mapping[tuple[SliceKey, str], float]) -> list[DeviceEnergy]:
         """Book the energy of an interval without events.
 
-        `computed`: family and active joules of each slice, by the profile's linear law.
+        `computed`: active joules of each family on each slice, by the profile's linear law.
         """
         if self._powers is None:  # what a device draws whatever it computes changes when its state does
             self._powers = {name: self._power_of(device) for name, device in self.devices.items()}
@@ -295,12 +295,12 @@ class Hardware:
     def _energy_of(
         self,
         dt_s: float,
-        computed: Mapping[SliceKey, tuple[str, float]],
+        computed: Mapping[tuple[SliceKey, str], float],
         rates: Mapping[str, tuple[float, float, bool]],
     ) -> _BookedInterval:
         by_device: dict[str, list[tuple[str, float]]] = {}
-        for key, work in computed.items():
-            by_device.setdefault(key.device, []).append(work)
+        for (key, family), joules in computed.items():
+            by_device.setdefault(key.device, []).append((family, joules))
         booked = []
         for name, device in self.devices.items():
             idle_w, starting_w, serves = rates[name]
