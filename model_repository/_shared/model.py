@@ -5,14 +5,17 @@ python stub of Triton, in an environment of its own (numpy < 2, onnxruntime), so
 
 On real hardware the environment has no TREFOIL_PACE_FILE and nothing here pads. On a simulated slice the node process
 maps a pace file per slice: the driver writes service times, this model really infers, sleeps what is left of a service
-time drawn from them, and books its busy time. Layout (little-endian; as long as the table needs):
+time drawn from them, and books its busy time. Batches that run beside others on the slice take longer, by the law of
+trefoil/core/interference.py; what is booked is the time that they would have taken alone. Layout (little-endian; as
+long as the table needs):
 
     driver writes   0 magic "TRFPACE2"   8 u64 seqlock (odd: being written)   16 u32 clock_mhz   20 u32 table_id
-                    24 u32 entries   32 u64 rng_seed
-                    4160 + 32 i: u32 family_crc32, u32 version, u32 batch, u32 -, f64 service_ms_mean, f64 service_cv
+                    24 u32 entries   32 u64 rng_seed   40 f64 interference
+                    4160 + 40 i: u32 family_crc32, u32 version, u32 batch, u32 -, f64 service_ms_mean, f64 service_cv,
+                    f64 activity (the part of the slice that it keeps busy)
     model writes    64 + 64 i, i < 64, each instance its own: u32 version, u32 family_crc32, u64 busy_ns, batches,
-                    items, overruns, overrun_ns, started_ns (CLOCK_MONOTONIC of the batch in progress, 0 = none),
-                    instance
+                    items, overruns, overrun_ns, started_ns (CLOCK_MONOTONIC from which the batch in progress is not
+                    in busy_ns yet, 0 = none), u32 instance, f32 activity of the batch in progress
 
 An overrun is a batch whose real work took longer than its draw: then the simulation is too slow to be trusted, and
 the node reports the share of such batches.
@@ -32,7 +35,15 @@ import triton_python_backend_utils as pb_utils
 PACE_MAGIC = b"TRFPACE2"
 SLOTS_AT, SLOTS, ENTRIES_AT = 64, 64, 4160
 ENTRY = np.dtype(
-    [("family", "<u4"), ("version", "<u4"), ("batch", "<u4"), ("_", "<u4"), ("mean_ms", "<f8"), ("cv", "<f8")]
+    [
+        ("family", "<u4"),
+        ("version", "<u4"),
+        ("batch", "<u4"),
+        ("_", "<u4"),
+        ("mean_ms", "<f8"),
+        ("cv", "<f8"),
+        ("activity", "<f8"),
+    ]
 )
 SLOT = np.dtype(
     [
@@ -44,11 +55,14 @@ SLOT = np.dtype(
         ("overruns", "<u8"),
         ("overrun_ns", "<u8"),
         ("started_ns", "<u8"),
-        ("instance", "<u8"),
+        ("instance", "<u4"),
+        ("activity", "<f4"),
     ]
 )
 SEQLOCK_TRIES = 1000  # a writer needs microseconds; 1,000 tries of 100 us are 0.1 s
 NS_PER_MS = 1e6
+STEP_NS = 2_000_000  # after which a batch looks who runs beside it
+STALE_NS = 2_000_000_000  # a neighbour that has not moved for so long is dead, or its graph is no paced one's
 
 
 class PaceError(Exception):
@@ -76,6 +90,9 @@ class Pace:
         self._sequence = np.frombuffer(self._map, "<u8", 1, 8)
         self._numbers = np.frombuffer(self._map, "<u4", 3, 16)
         self._seed = np.frombuffer(self._map, "<u8", 1, 32)
+        self._interference = np.frombuffer(self._map, "<f8", 1, 40)
+        self._slots = np.frombuffer(self._map, SLOT, SLOTS, SLOTS_AT)
+        self._started_ns = self._left_ns = 0
         self._entries = np.frombuffer(self._map, ENTRY, -1, ENTRIES_AT)
         self._read_at = None
         self._table = ()
@@ -89,7 +106,7 @@ class Pace:
         if len(found) == 0:
             raise PaceError(f"{self._path} has no room for version {self._version}: {SLOTS} instances have run here")
         slot = slots[found[0] : found[0] + 1]
-        slot["started_ns"] = 0  # a stub that was killed in a batch left it set
+        slot["started_ns"] = slot["activity"] = 0  # a stub that was killed in a batch left them set
         slot["family"], slot["instance"] = self._family, instance
         slot["version"] = self._version  # last: from now on it is read
         return slot
@@ -115,8 +132,8 @@ class Pace:
             words = (seed, self._family, self._version, int(self._slot["instance"][0]))
             self._chance = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
 
-    def draw_ns(self, items):
-        """A service time for a batch of that many items."""
+    def draw(self, items):
+        """A service time [ns] for a batch of that many items, and its activity."""
         self._refresh()
         if len(self._table) == 0:
             raise PaceError(f"{self._path} has no service time for version {self._version}: no profile row for it")
@@ -127,29 +144,48 @@ class Pace:
             mean_ms *= items / largest
         if cv > 0:
             mean_ms = float(self._chance.gamma(1.0 / cv**2, mean_ms * cv**2))
-        return int(mean_ms * NS_PER_MS)
+        return int(mean_ms * NS_PER_MS), float(np.interp(items, batches, self._table["activity"]))
 
-    def start(self):
-        """Book that a batch runs from now on; return when that was."""
-        now_ns = time.monotonic_ns()
-        self._slot["started_ns"] = now_ns
-        return now_ns
+    def start(self, items):
+        """Draw what a batch takes, and book that it runs from now on."""
+        self._left_ns, activity = self.draw(items)
+        self._started_ns = time.monotonic_ns()
+        self._slot["started_ns"] = self._started_ns
+        self._slot["activity"] = activity
 
-    def finish(self, started_ns, items):
-        """Sleep what is left of the drawn service time and book the batch."""
+    def finish(self, items):
+        """Sleep what is left of the drawn service time, longer beside others, and book the batch."""
         try:
-            service_ns = self.draw_ns(items)
-            worked_ns = time.monotonic_ns() - started_ns
-            if worked_ns > service_ns:
+            self._advance()
+            if self._left_ns < 0:
                 self._slot["overruns"] += 1
-                self._slot["overrun_ns"] += worked_ns - service_ns
-            else:
-                time.sleep((service_ns - worked_ns) / 1e9)  # noqa: TID251 - as above
+                self._slot["overrun_ns"] += -self._left_ns
+            while self._left_ns > 0:
+                alone = np.count_nonzero(self._slots["version"]) == 1
+                step_ns = self._left_ns * self._stretch()
+                time.sleep((step_ns if alone else min(STEP_NS, step_ns)) / 1e9)  # noqa: TID251 - as above
+                self._advance()
         finally:
-            self._slot["busy_ns"] += time.monotonic_ns() - started_ns
             self._slot["batches"] += 1
             self._slot["items"] += items
-            self._slot["started_ns"] = 0
+            self._slot["started_ns"] = self._slot["activity"] = 0
+
+    def _advance(self):
+        """Book what was done since the last look, at the pace that the neighbours of now leave."""
+        now_ns = time.monotonic_ns()
+        done_ns = int((now_ns - self._started_ns) / self._stretch())
+        self._left_ns -= done_ns
+        self._slot["busy_ns"] += done_ns
+        self._slot["started_ns"] = self._started_ns = now_ns
+
+    def _stretch(self):
+        """Time of the batch over its time alone, beside those who compute now."""
+        mine, others = float(self._slot["activity"][0]), 0.0
+        for slot in self._slots[self._slots["activity"] > 0]:
+            if self._started_ns - int(slot["started_ns"]) < STALE_NS:
+                others += float(slot["activity"])
+        others -= mine
+        return max(1.0, mine + others) * (1.0 + float(self._interference[0]) * others) if others > 1e-6 else 1.0
 
 
 def refuse_wrong_numpy():
@@ -263,11 +299,12 @@ class TritonPythonModel:
         """Infer for real; on a simulated slice fill the rest of the service time."""
         if self._pace is None:
             return self._session.run(self._outputs, arrays)
-        started_ns = self._pace.start()
+        items = len(next(iter(arrays.values())))
+        self._pace.start(items)
         try:
             return self._session.run(self._outputs, arrays)
         finally:
-            self._pace.finish(started_ns, len(next(iter(arrays.values()))))
+            self._pace.finish(items)
 
     def _split(self, batch, outputs, responses):
         """Give each request its rows."""

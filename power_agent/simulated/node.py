@@ -124,16 +124,15 @@ class SimulatedNode:
 
     def _draws(self, process: SliceProcess, dt_s: float, now_ns: int) -> list[PowerDraw]:
         done = process.pace.collect_work(now_ns)
-        busy_s = sum(work.busy_s for work in done)
-        # Two versions at once (a swap) share the slice: together they cannot compute longer than the tick.
+        keys = [(work.family_crc32, work.version) for work in done]
+        process.mean_batch |= {k: work.items / work.batches for k, work in zip(keys, done, strict=True) if work.batches}
+        known = [self._version(process, key) for key in keys]
+        busy_s = sum(work.busy_s * min(1.0, density) for work, (_, density) in zip(done, known, strict=True))
+        # Together they cannot keep more than the slice busy: a batch that overruns computed for real, not here.
         scale = min(1.0, dt_s / busy_s) if busy_s else 1.0
         warm = process.serving
         draws = []
-        for work in done:
-            key = (work.family_crc32, work.version)
-            if work.batches:
-                process.mean_batch[key] = work.items / work.batches
-            version, density = self._version(process, key)
+        for key, work, (version, density) in zip(keys, done, known, strict=True):
             account = process.account.versions.setdefault(key, version)
             account.busy_s += work.busy_s
             account.batches += work.batches

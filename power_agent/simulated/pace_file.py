@@ -12,7 +12,9 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from trefoil.core.interference import INTERFERENCE
 
 MAGIC: Final = b"TRFPACE2"
 SEQUENCE: Final = struct.Struct("<Q")
@@ -20,10 +22,10 @@ SEQUENCE_AT: Final = 8
 HEADER: Final = struct.Struct("<IIII")  # clock_mhz, table_id, entries, padding
 HEADER_AT: Final = 16
 SEED_AT: Final = 32
-ENTRY: Final = struct.Struct("<IIIIdd")  # family_crc32, version, batch, padding, service_ms_mean, service_cv
-SLOT: Final = struct.Struct(
-    "<IIQQQQQQQ"
-)  # version, family_crc32, busy_ns, batches, items, overruns, overrun_ns, started_ns
+SEED: Final = struct.Struct("<Qd")  # rng_seed, interference
+ENTRY: Final = struct.Struct("<IIIIddd")  # family_crc32, version, batch, padding, service_ms_mean, service_cv, activity
+# version, family_crc32, busy_ns, batches, items, overruns, overrun_ns, started_ns, instance, activity
+SLOT: Final = struct.Struct("<IIQQQQQQIf")
 SLOTS_AT: Final = 64
 SLOTS: Final = 64
 ENTRIES_AT: Final = SLOTS_AT + SLOTS * SLOT.size
@@ -35,18 +37,19 @@ STALLED_S_MIN: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PaceEntry:
-    """Service time of a batch of a version on this slice at this clock."""
+    """Service time of a batch of a version on this slice at this clock, and the part of it that it keeps busy."""
 
     family: str
     version: int
     batch: int
     service_ms_mean: float
     service_cv: float
+    activity: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class PacedWork:
-    """Work of one instance of a version since the last reading."""
+    """Work of one instance of a version since the last reading. `busy_s`: as if it had been alone on its slice."""
 
     family_crc32: int
     version: int
@@ -77,7 +80,7 @@ def family_crc32(family: str) -> int:
 class PaceFile:
     """Pace file of one process on one slice. A new process gets a new file, so a leftover writer cannot reach it."""
 
-    def __init__(self, path: Path, seed: int, entries_max: int) -> None:
+    def __init__(self, path: Path, seed: int, entries_max: int, interference: float = INTERFERENCE) -> None:
         """Make the file. `entries_max`: as many as a table ever has at any clock."""
         self.path, self._entries_max = path, entries_max
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +90,7 @@ class PaceFile:
             self._map = mmap.mmap(descriptor, 0)
         finally:
             os.close(descriptor)
-        self._map[SEED_AT : SEED_AT + 8] = SEQUENCE.pack(seed)
+        self._map[SEED_AT : SEED_AT + SEED.size] = SEED.pack(seed, interference)
         self._map[: len(MAGIC)] = MAGIC
         self._sequence = 0
         self._table_id = 0
@@ -99,7 +102,8 @@ class PaceFile:
         assert len(entries) <= self._entries_max, "the file was made for fewer operating points"
         self._table_id += 1
         body = b"".join(
-            ENTRY.pack(family_crc32(e.family), e.version, e.batch, 0, e.service_ms_mean, e.service_cv) for e in entries
+            ENTRY.pack(family_crc32(e.family), e.version, e.batch, 0, e.service_ms_mean, e.service_cv, e.activity)
+            for e in entries
         )
         self._put_sequence()
         self._map[HEADER_AT : HEADER_AT + HEADER.size] = HEADER.pack(clock_mhz, self._table_id, len(entries), 0)
@@ -128,8 +132,8 @@ class PaceFile:
                 done.append(work)
         return done
 
-    def _difference(self, raw: tuple[int, ...], last: _Slot, now_ns: int) -> PacedWork | None:
-        version, crc, busy_ns, batches, items, overruns, overrun_ns, started_ns, _ = raw
+    def _difference(self, raw: tuple[Any, ...], last: _Slot, now_ns: int) -> PacedWork | None:
+        version, crc, busy_ns, batches, items, overruns, overrun_ns, started_ns = raw[:8]
         if busy_ns < last.busy_ns or batches < last.batches:  # the slot was taken anew and counts from zero
             last.busy_ns = last.batches = last.items = last.overruns = last.overrun_ns = last.running_ns = 0
         elapsed_ns = max(0, now_ns - started_ns) if started_ns else 0

@@ -75,7 +75,9 @@ class Workload:
     def entries(self, slice_type: str, clock_mhz: int) -> list[PaceEntry]:
         """Service times of the whole catalogue."""
         return [
-            PaceEntry(version.family, version.version, op.batch, op.service_ms_mean, op.service_cv)
+            PaceEntry(
+                version.family, version.version, op.batch, op.service_ms_mean, op.service_cv, min(1.0, op.density)
+            )
             for version in self.versions(slice_type, clock_mhz).values()
             for op in version.operations
         ]

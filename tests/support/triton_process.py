@@ -131,7 +131,7 @@ class TritonProcess:
 class PaceFile:
     """Writes the driver's half of a pace file and reads the model's, by the documented layout and nothing else."""
 
-    ENTRY, SLOT = struct.Struct("<IIIIdd"), struct.Struct("<IIQQQQQQQ")
+    ENTRY, SLOT = struct.Struct("<IIIIddd"), struct.Struct("<IIQQQQQQIf")
     FIELDS = (
         "version",
         "family_crc32",
@@ -141,20 +141,20 @@ class PaceFile:
         "overruns",
         "overrun_ns",
         "started_ns",
-        "instance",
+        *("instance", "activity"),
     )
 
     def __init__(self, path: Path, entries: list[tuple[int, int, float, float]], seed: int = 7) -> None:
         """`entries`: (version, batch, mean ms, cv) of the family digits."""
         self.path = path
-        path.write_bytes(bytes(4160 + 32 * 8))
+        path.write_bytes(bytes(4160 + 40 * 8))
         self.write(entries, seed)
 
     def write(self, entries: list[tuple[int, int, float, float]], seed: int = 7, sequence: int = 2) -> None:
         data = bytearray(self.path.read_bytes())
         struct.pack_into("<8sQIIIIQ", data, 0, b"TRFPACE2", sequence, 1410, 1, len(entries), 0, seed)
         for i, (version, batch, mean_ms, cv) in enumerate(entries):
-            self.ENTRY.pack_into(data, 4160 + 32 * i, zlib.crc32(b"digits"), version, batch, 0, mean_ms, cv)
+            self.ENTRY.pack_into(data, 4160 + 40 * i, zlib.crc32(b"digits"), version, batch, 0, mean_ms, cv, 1.0)
         with self.path.open("r+b") as file:
             file.write(data[:64])
             file.seek(4160)

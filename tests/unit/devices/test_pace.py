@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from power_agent.simulated.pace_file import SLOT, SLOTS_AT, PaceEntry, PaceFile, family_crc32
+from trefoil.core.interference import INTERFERENCE
 
 CRC = family_crc32("digits")
 MS = 1_000_000
@@ -15,7 +16,7 @@ MS = 1_000_000
 def write_slot(pace, version=4, busy_ns=0, batches=0, items=0, overruns=0, overrun_ns=0, started_ns=0, at=0, crc=CRC):
     with open(pace.path, "r+b") as file:
         file.seek(SLOTS_AT + at * SLOT.size)
-        file.write(SLOT.pack(version, crc, busy_ns, batches, items, overruns, overrun_ns, started_ns, 0))
+        file.write(SLOT.pack(version, crc, busy_ns, batches, items, overruns, overrun_ns, started_ns, 0, 0.0))
 
 
 @pytest.fixture
@@ -28,13 +29,13 @@ def pace(tmp_path):
 
 def test_layout_is_the_one_that_models_read(pace):
     raw = pace.path.read_bytes()
-    assert len(raw) == 4160 + 3 * 32
+    assert len(raw) == 4160 + 3 * 40
     assert raw[:8] == b"TRFPACE2"
     assert struct.unpack_from("<Q", raw, 8) == (2,)  # even: nobody is writing
     assert struct.unpack_from("<III", raw, 16) == (1410, 1, 1)
-    assert struct.unpack_from("<Q", raw, 32) == (9,)
+    assert struct.unpack_from("<Qd", raw, 32) == (9, INTERFERENCE)
     assert raw[64:4160] == bytes(4096)  # slots that nobody has taken
-    assert struct.unpack_from("<IIIIdd", raw, 4160) == (CRC, 4, 1, 0, 25.0, 0.05)
+    assert struct.unpack_from("<IIIIddd", raw, 4160) == (CRC, 4, 1, 0, 25.0, 0.05, 1.0)
 
 
 def test_a_file_is_private_and_gone_after_close(tmp_path):

@@ -20,6 +20,7 @@ from power_agent.simulated.workload import Workload
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.device_types import A100_40GB
+from trefoil.core.interference import stretch
 from trefoil.core.queueing import ServiceTime, draw_s, service_time
 
 VARIANTS = (Variant("f-s", 1, 0.8, "", 16, 1.0, 1, ""), Variant("f-l", 2, 0.9, "", 16, 1.0, 1, ""))
@@ -104,10 +105,11 @@ def test_instances_of_families_on_one_slice_book_what_each_computed(tmp_path, mo
     running = [model.Pace(str(pace.path), *who) for who in (("f", 1, "f_0_0"), ("g", 1, "g_0_0"), ("f", 1, "f_0_1"))]
     again = model.Pace(str(pace.path), "g", 1, "g_0_0")  # its stub was killed and started anew
     for items, slice_ in enumerate((*running, again), 1):
-        slice_.finish(slice_.start(), items)
+        slice_.start(items)
+        slice_.finish(items)
     booked = [(w.family_crc32, w.batches, w.items) for w in pace.collect_work(time.monotonic_ns())]
     assert booked == [(family_crc32("f"), 1, 1), (family_crc32("g"), 2, 2 + 4), (family_crc32("f"), 1, 3)]
-    assert len({slice_.draw_ns(1) for slice_ in (running[0], running[2])}) == 2  # each draws for itself
+    assert len({slice_.draw(1) for slice_ in (running[0], running[2])}) == 2  # each draws for itself
     for n in range(model.SLOTS - 3):
         model.Pace(str(pace.path), "f", 1, f"other {n}")
     with pytest.raises(model.PaceError, match="no room for version 1: 64 instances"):
@@ -117,12 +119,46 @@ def test_instances_of_families_on_one_slice_book_what_each_computed(tmp_path, mo
     pace.close()
 
 
+@given(activity=st.floats(0.01, 1), others=st.lists(st.floats(0.01, 1), max_size=4))
+def test_nothing_is_faster_beside_others_and_a_slice_never_does_more_than_it_can(activity, others):
+    whole = [activity, *others]
+    stretched = [stretch(one, sum(whole) - one) for one in whole]
+    assert min(stretched) >= 1
+    assert sum(one / by for one, by in zip(whole, stretched, strict=True)) <= 1 + 1e-9 or sum(whole) <= 1
+    assert stretch(activity, sum(others)) <= stretch(activity, sum(others) + 0.1)
+    assert stretch(activity, 0.0) == 1
+
+
+def test_a_batch_beside_another_takes_longer_by_the_law_and_books_its_time_alone(tmp_path, model):
+    pace = PaceFile(tmp_path / "slice.pace", seed=77, entries_max=2, interference=0.25)
+    pace.write_table(1410, [PaceEntry("f", 1, 1, 60.0, 0.0, 0.8), PaceEntry("g", 1, 1, 5.0, 0.0, 0.6)])
+    both = [model.Pace(str(pace.path), family, 1) for family in ("f", "g")]
+
+    def took_s() -> float:
+        started_s = time.monotonic()
+        both[0].start(1)
+        both[0].finish(1)
+        return time.monotonic() - started_s
+
+    alone_s = took_s()
+    both[1].start(1)
+    beside_s, longer = took_s(), stretch(0.8, 0.6, 0.25)  # 1.4 x 1.15
+    both[1].finish(1)
+    alone_s += took_s()
+    assert (alone_s > 2 * 0.059, beside_s > 0.059 * longer) == (True, True)
+    booked = {w.family_crc32: w.busy_s for w in pace.collect_work(time.monotonic_ns())}
+    assert booked[family_crc32("f")] == pytest.approx(alone_s + beside_s / longer, rel=0.03)  # however late it woke up
+    both.clear()
+    gc.collect()
+    pace.close()
+
+
 def test_the_model_on_a_simulated_slice_draws_by_the_law_of_core(tmp_path, model):
     """It has the law once more: held to be the same, draw by draw."""
     pace = PaceFile(tmp_path / "slice.pace", seed=77, entries_max=2)
     pace.write_table(1410, [PaceEntry("f", 2, 1, 20.0, 0.1), PaceEntry("f", 2, 8, 90.0, 0.1)])
     slice_ = model.Pace(str(pace.path), "f", 2)
-    drawn_s = [slice_.draw_ns(8) / 1e9 for _ in range(500)]
+    drawn_s = [slice_.draw(8)[0] / 1e9 for _ in range(500)]
     law_s = draw_s(ServiceTime(90.0, 0.1), 500, np.random.default_rng((77, family_crc32("f"), 2, zlib.crc32(b""))))
     assert drawn_s == pytest.approx(law_s, abs=2e-9)
     del slice_
