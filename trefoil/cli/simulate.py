@@ -93,6 +93,7 @@ def clover(
     speedup: Annotated[float, typer.Option(min=1, max=96, help="Trace hours in one simulated hour.")] = 1.0,
     family: Annotated[list[str] | None, typer.Option(help="Only these applications.")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")] = 0,
+    sweeps: Annotated[bool, typer.Option(help="Also levers, loads, thresholds, seasons, assumptions turned.")] = True,
     quick: Annotated[
         bool, typer.Option("--quick", help="One application, one seed, 12 h (four in one), no sweeps.")
     ] = False,
@@ -112,7 +113,7 @@ def clover(
     unknown = sorted(set(family or ()) - set(FAMILIES))
     if unknown:
         raise SettingError("no such application", field="--family", value=unknown[0], remedy=f"one of {FAMILIES}")
-    options = Options(tuple(family or FAMILIES), tuple(range(1, seeds + 1)), hours, hours, speedup, jobs)
+    options = Options(tuple(family or FAMILIES), tuple(range(1, seeds + 1)), hours, hours, speedup, jobs, sweeps)
     if quick:
         options = QUICK
     screen = console()
