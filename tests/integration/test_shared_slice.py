@@ -62,6 +62,7 @@ async def test_a_family_that_comes_and_goes_fails_no_request_of_its_neighbour(cl
     assert cluster.triton(WHOLE).pid == process.pid
 
 
+@pytest.mark.gate
 async def test_a_family_leaves_only_when_no_dispatcher_has_a_request_of_it_there(cluster):
     target = (await run(cluster, SHARED)).grpc_target
     guest, load = Load(target, clients=1, family=TWIN), Load(target, clients=1)
