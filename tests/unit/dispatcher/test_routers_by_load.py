@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dispatcher.routing.routers import ROUTERS
 from tests.unit.dispatcher.worlds import OK, key, route, routing, target, ticket
 
-DECISION_US_MAX = 20.0
+PASSES_MAX = 10  # over the accuracies of a hundred slices: 20 us where such a pass takes 2 us
 steps = st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=200)
 
 
@@ -53,13 +53,18 @@ def test_a_slice_without_share_gets_nothing_unless_no_other_is_live():
 @pytest.mark.parametrize("floor", [0.0, 0.95])
 @pytest.mark.parametrize("name", sorted(ROUTERS))
 def test_a_decision_among_a_hundred_slices_is_fast(name, floor):
-    """CPU time of this thread, of the best of many; the issue's bound, on a machine that may be half as fast."""
+    """CPU time of this thread, of the best of many, beside that of plain Python here and now: machines differ."""
     variants = ("digits-xs", "digits-s", "digits-m", "digits-l")
     router = routing(name)
     router.on_table(route([target(n, variants[n % 4], 0.01, 4) for n in range(100)], name), 0.0)
     tickets, best_us = [ticket(n, floor=floor) for n in range(1000)], float("inf")
+    accuracies, pass_us = [0.9 + n / 1000 for n in range(100)], float("inf")
     for _ in range(100):  # what shares this core or its caches makes a round slower, for a while
         flying = []
+        began_s = time.thread_time()
+        for _ in tickets:
+            sum([each for each in accuracies if each >= 0.95])
+        pass_us = min(pass_us, (time.thread_time() - began_s) / len(tickets) * 1e6)
         began_s = time.thread_time()
         for made in tickets:
             flying.append((made, router.on_arrival(made, 0.0)))
@@ -68,7 +73,7 @@ def test_a_decision_among_a_hundred_slices_is_fast(name, floor):
         best_us = min(best_us, (time.thread_time() - began_s) / len(tickets) * 1e6)
         for made, pick in flying:
             router.on_done(made, pick, OK, 0.0)
-        if best_us <= DECISION_US_MAX:
+        if best_us <= PASSES_MAX * pass_us:
             break
-    print(f"{name}, floor {floor}: {best_us:.1f} us")
-    assert best_us <= DECISION_US_MAX
+    print(f"{name}, floor {floor}: {best_us:.1f} us, {best_us / pass_us:.1f} passes of {pass_us:.1f} us")
+    assert best_us <= PASSES_MAX * pass_us

@@ -52,7 +52,7 @@ def test_what_is_made_of_equal_steps_is_one_object_until_they_differ():
     assert windows[12].cells is not windows[0].cells
     assert [w.seq for w in windows] == list(range(1, 15))
     assert [(w.starts_at_s, w.ends_at_s) for w in windows] == [(n * STEP_S, (n + 1) * STEP_S) for n in range(14)]
-    assert works[0] == {key: ("f", pytest.approx(90.0 * STEP_S / 3 * 1.5)) for key in KEYS}
+    assert works[0] == {(key, "f"): pytest.approx(90.0 * STEP_S / 3 * 1.5) for key in KEYS}
 
 
 def test_a_window_of_several_steps_adds_them_and_leaves_them_as_they_are():
