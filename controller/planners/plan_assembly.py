@@ -9,7 +9,7 @@ from typing import Final
 from controller.planners.columns import ClassKey, Column, class_of
 from controller.planners.planning_input import Device, HostedSlice, PlanningInput, Task, constant_for
 from trefoil.core.carbon import Series
-from trefoil.core.fleet import DeviceState, Hosted
+from trefoil.core.fleet import DeviceState, Hosted, SliceKey
 from trefoil.core.plan import Expected, InputStamp, NodePlan, Plan, PlannedDevice, PlannedSlice, Route, RouteTarget
 
 GAP_SHARE: Final = 0.2  # of a slice's time; a longer pause between two requests is worth a second credit
@@ -84,8 +84,10 @@ def _nodes(
 ) -> tuple[NodePlan, ...]:
     planned: dict[str, list[PlannedDevice]] = {n.node: [] for n in inputs.view.fleet.nodes}
     for device in inputs.devices:
-        shared = {r.key: [o for o in hosted[device.name] if o.key == r.key] for r in hosted.get(device.name, ())}
-        parts = tuple(_slice(inputs, device, together, columns, constants) for together in shared.values())
+        by_slice: dict[SliceKey, list[HostedSlice]] = {}
+        for one in hosted.get(device.name, ()):
+            by_slice.setdefault(one.key, []).append(one)
+        parts = tuple(_slice(inputs, device, together, columns, constants) for together in by_slice.values())
         target = DeviceState.AWAKE if parts else DeviceState.ASLEEP
         clock = device.clock_mhz if parts else 0
         planned[device.node].append(PlannedDevice(device.name, target, parts, clock, clock))

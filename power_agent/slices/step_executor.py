@@ -349,7 +349,8 @@ class StepExecutor:
         while waiting := await self._drain_blocker(part, revision, family):
             if self._clock.monotonic_s() >= deadline_s:
                 self._log.warning("drain gave up", slice=part.key.name, family=family, waiting_for=waiting)
-                part.why = f"stopped after {self._settings.drain_timeout_s:g} s although {waiting}"
+                did = f"{family} unloaded" if family else "stopped"
+                part.why = f"{did} after {self._settings.drain_timeout_s:g} s although {waiting}"
                 break
             if part.why != waiting:
                 part.why = waiting

@@ -141,7 +141,8 @@ class PaceFile:
         "overruns",
         "overrun_ns",
         "started_ns",
-        *("instance", "activity"),
+        "instance",
+        "activity",
     )
 
     def __init__(self, path: Path, entries: list[tuple[int, int, float, float]], seed: int = 7) -> None:
