@@ -23,7 +23,7 @@ from trefoil.core.common import IdentityKey, Revision
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import NotFound, PlanError, TrefoilError
-from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus, FleetState, SliceKey
+from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus, FleetState, Hosted, SliceKey
 from trefoil.core.objective import Objective
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
 
@@ -132,7 +132,7 @@ def check(
     for node in plan.nodes:
         check_node(node, fleet, catalog, observed)
     hosted = {
-        (part.key, h.variant, h.stage): h
+        (part.key, h.family, h.variant, h.stage): h
         for node in plan.nodes
         for d in node.devices
         for part in d.slices
@@ -277,12 +277,11 @@ def _check_slice(part: PlannedSlice, type_name: str, catalog: Catalog) -> None:
         )
 
 
-def _check_route(route: Route, hosted: Mapping[tuple[SliceKey, str, int], Any]) -> None:
+def _check_route(route: Route, hosted: Mapping[tuple[SliceKey, str, str, int], Hosted]) -> None:
     here = f"route {route.family}"
     _refuse_twice(f"{here}.targets", [(target.slice.name, target.stage) for target in route.targets])
     for target in route.targets:
-        planned = hosted.get((target.slice, target.variant, target.stage))
-        if planned is None or planned.family != route.family:
+        if (target.slice, route.family, target.variant, target.stage) not in hosted:
             raise PlanError("routes to what is not planned", field=here, value=(target.slice.name, target.variant))
         if not target.draining and target.credits < 1:
             raise PlanError("a live target without credits", field=f"{here}.credits", value=target.credits)
@@ -295,7 +294,7 @@ def _check_route(route: Route, hosted: Mapping[tuple[SliceKey, str, int], Any]) 
         total = sum(t.weight for t in targets)
         if abs(total - 1) > WEIGHT_TOLERANCE:
             raise PlanError(f"weights of stage {stage} sum to {total:.6f}, not 1", field=f"{here}.weight", value=total)
-    stages = {h.stages or 1 for (_, _, _), h in hosted.items() if h.family == route.family}
+    stages = {h.stages or 1 for h in hosted.values() if h.family == route.family}
     missing = set(range(max(stages, default=1))) - {t.stage for t in live}
     if missing and live:
         raise PlanError("no live target for a stage", field=f"{here}.stage", value=sorted(missing))
