@@ -12,6 +12,8 @@ from trefoil.core.carbon import Series
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey
 from trefoil.core.plan import Expected, InputStamp, NodePlan, Plan, PlannedDevice, PlannedSlice, Route, RouteTarget
 
+Weights = Mapping[str, Mapping[SliceKey, float]]
+"""Of single slices, by family."""
 GAP_SHARE: Final = 0.2  # of a slice's time; a longer pause between two requests is worth a second credit
 
 DEFAULTS: Final[Mapping[str, float]] = {
@@ -41,21 +43,27 @@ def plan_of(
     degraded: str = "",
     pull: bool = False,
     clocks: Mapping[str, int] | None = None,
+    weights: Weights | None = None,
 ) -> Plan:
     """Plan without what the policy's row says of it (`apply_policy_parts`); revision and decision id are the shell's.
 
     `pull` is CLOVER's: every slice weighs the same, whatever `traffic` says: pulling makes the mix.
-    `clocks` [MHz] by device; the others run at their highest, unlocked.
+    `clocks` [MHz] by device; the others run at their highest, unlocked. `weights` of single slices go before `traffic`;
+    a slice without any is no target: a router may give one of weight 0 requests all the same.
     """
     by_key = {c.key: c for c in columns}
     view, clocks = inputs.view, clocks or {}
     inputs = replace(inputs, devices=tuple(_clocked(d, clocks.get(d.name, 0)) for d in inputs.devices))
+    targets, tiers = _targets(inputs, hosted), {d.name: d.type.tier for d in inputs.devices}
     return Plan(
         policy=planner,
         planner=planner,
         objectives=tuple(t.objective for t in inputs.tasks),
         nodes=_nodes(inputs, hosted, by_key, constants),
-        routes=tuple(_route(inputs, task, hosted, traffic, by_key, constants, pull) for task in inputs.tasks),
+        routes=tuple(
+            _route(tiers, task, targets.get(task.family, []), traffic, by_key, constants, pull, weights)
+            for task in inputs.tasks
+        ),
         why=why,
         expected=dict(expected),
         optimality_gap=gap,
@@ -120,29 +128,41 @@ def _credits(column: Column | None, task: Task, constants: Mapping[str, float]) 
         return int(constants["credits"])
     if column is None:
         return 2
+    if constants.get("credits_per_batch", 0.0) > 0:
+        return math.ceil(constants["credits_per_batch"] * column.max_batch)
     gap_ms = constant_for(task.objective, constants, "transport_gap_ms")
     return 2 if gap_ms > GAP_SHARE * column.service.mean_ms else 1
 
 
+def _targets(
+    inputs: PlanningInput, hosted: Mapping[str, Sequence[HostedSlice]]
+) -> dict[str, list[tuple[HostedSlice, ClassKey]]]:
+    """What is hosted of each family, and its class."""
+    devices = {d.name: d for d in inputs.devices}
+    found: dict[str, list[tuple[HostedSlice, ClassKey]]] = {}
+    for name, parts in sorted(hosted.items()):
+        for one in parts:
+            found.setdefault(one.family, []).append((one, class_of(devices[name], one)))
+    return found
+
+
 def _route(
-    inputs: PlanningInput,
+    tiers: Mapping[str, str],
     task: Task,
-    hosted: Mapping[str, Sequence[HostedSlice]],
+    targets: Sequence[tuple[HostedSlice, ClassKey]],
     traffic: Mapping[ClassKey, float],
     columns: Mapping[ClassKey, Column],
     constants: Mapping[str, float],
     pull: bool,
+    weights: Weights | None,
 ) -> Route:
-    devices = {d.name: d for d in inputs.devices}
-    targets = [
-        (r, class_of(devices[name], r))
-        for name, parts in sorted(hosted.items())
-        for r in parts
-        if r.family == task.family
-    ]
-    counts = Counter(key for _, key in targets)
-    shares = {key: 1.0 if pull else traffic.get(key, 0.0) / n for key, n in counts.items()}
-    total = sum(shares[key] for _, key in targets)
+    if weights is None:
+        counts = Counter(key for _, key in targets)
+        shares = {r.key: 1.0 if pull else traffic.get(key, 0.0) / counts[key] for r, key in targets}
+    else:
+        shares = {key: weight for key, weight in weights.get(task.family, {}).items() if weight > 0}
+        targets = [(r, key) for r, key in targets if r.key in shares]
+    total = sum(shares[r.key] for r, _ in targets)
     digits = max(9, 7 + len(str(len(targets))))  # what rounding loses must not add up
     return Route(
         family=task.family,
@@ -150,9 +170,9 @@ def _route(
             RouteTarget(
                 slice=r.key,
                 variant=r.variant,
-                weight=round(shares[key] / total, digits),
+                weight=round(shares[r.key] / total, digits),
                 credits=_credits(columns.get(key), task, constants),
-                tier=devices[r.key.device].type.tier,
+                tier=tiers[r.key.device],
             )
             for r, key in sorted(targets, key=lambda t: t[0].key)
             if total > 0
