@@ -12,10 +12,13 @@ from controller.planners.exact import ExactPlanner
 from controller.planners.oracle import OraclePlanner
 from controller.planners.plan_assembly import DEFAULTS
 from controller.planners.static_mix import StaticMixPlanner
+from controller.planners.wattwiser import CONSTANTS as WATTWISER
+from controller.planners.wattwiser import WattWiserPlanner, packed_uniform, sharing_aware, uniform
 from trefoil.core.brains import Planner
 from trefoil.core.parts import Kind, Part, Parts, Traits
 
 MEASURES: Final = Traits(measures=True)
+SHARES: Final = Traits(tick_grace_s=0.0, shares=True)
 
 PLANNERS: Final[Parts[Planner]] = {
     part.name: part
@@ -27,5 +30,9 @@ PLANNERS: Final[Parts[Planner]] = {
         Part(Kind.PLANNER, "clover", CloverPlanner, CLOVER, traits=MEASURES),
         Part(Kind.PLANNER, "blover", blover, CLOVER, traits=MEASURES),
         Part(Kind.PLANNER, "oracle", OraclePlanner, CLOVER, traits=MEASURES),
+        Part(Kind.PLANNER, "wattwiser", WattWiserPlanner, WATTWISER, traits=SHARES),
+        Part(Kind.PLANNER, "sharing_aware", sharing_aware, WATTWISER, traits=SHARES),
+        Part(Kind.PLANNER, "packed_uniform", packed_uniform, WATTWISER, traits=SHARES),
+        Part(Kind.PLANNER, "uniform", uniform, {**WATTWISER, "gpus_shared": 0.0}, traits=SHARES),
     )
 }

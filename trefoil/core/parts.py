@@ -71,6 +71,8 @@ class Traits:
     """Router: one instance may route several families, in one worker."""
     measures: bool = False
     """Planner: it may ask for candidates to be measured on the running system."""
+    shares: bool = False
+    """Planner: several families may live on one slice, so that a simulation serves them in one loop."""
     tick_grace_s: float = 2.0
     """Planner: how long after the time that it asked for another trigger may still be the cause."""
 

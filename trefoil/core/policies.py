@@ -2,6 +2,7 @@
 
 A row of one's own is named as module:ROW: its columns may name parts of the tables or, as module:Class, one's own.
 Sources: base, co2opt, clover, blover, oracle: CLOVER. static_mix, exact: docs/policies.md.
+wattwiser, sharing_aware, packed_uniform, uniform: WattWiser; their planner asks to be run each second (`tick`).
 """
 
 from collections.abc import Mapping
@@ -48,12 +49,16 @@ POLICIES: Final[Mapping[str, Policy]] = {
         Policy("clover", "clover", triggers=MEASURED, router="fifo"),
         Policy("blover", "blover", triggers=MEASURED, router="fifo"),
         Policy("oracle", "oracle", triggers=MEASURED, router="fifo"),
+        Policy("wattwiser", "wattwiser"),
+        Policy("sharing_aware", "sharing_aware"),
+        Policy("packed_uniform", "packed_uniform"),
+        Policy("uniform", "uniform"),
     )
 }
 
 PRESETS: Final[Mapping[str, Mapping[str, float]]] = {
     "paper": {},  # the defaults: CLOVER's text, with Eq. 6 fixed
-    "literal": {"literal": 1.0},  # Eq. 6 as printed, which rewards a violation where f < 0
+    "literal": {"literal": 1.0},  # CLOVER's Eq. 6, WattWiser's Algorithm 2 as printed
     "guided": {"guided": 1.0, "warm": 1.0},  # ours: neighbours by a fitted law, rounds from the best graph known
     "artifact": {  # CLOVER's public code
         "literal": 1.0,
@@ -68,7 +73,8 @@ PRESETS: Final[Mapping[str, Mapping[str, float]]] = {
         "rate_tolerance": 1e9,
     },
 }
-"""Constants that a policy's row takes instead of its own (`--preset`): for clover, blover, oracle."""
+"""Constants that a policy's row takes instead of its own (`--preset`): for clover, blover, oracle; `literal` for
+wattwiser too."""
 
 
 def policy(name: str) -> Policy:

@@ -1,0 +1,109 @@
+"""Allocation of whole GPUs: which of them each family may use, and how many families share each.
+
+Source: WattWiser section II (Fig. 1), section IV: users load a model to a given GPU, which updates `allocated_GPUs` and
+`sharing_factor`.
+Data: families and devices, both in order; constants `gpus_per_family` g and `gpus_shared` s; `PlanView.allocations`, an
+operator's own, which goes before them family by family.
+Decision: none here: who of the allocated GPUs serves is the planner's.
+Formulation: family i may use devices [i (g - s), i (g - s) + g). A GPU is one slice, and all families that may use it
+fit its memory together, with one CUDA context: what fits only as long as one of them stays away is refused. The
+sharing factor counts the families that may use a GPU, whether they serve there now or not, as the paper's does.
+Deviations: GPUs that are lost or out of service keep their place, so that the others are not dealt anew.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from controller.planners.base import largest_layout
+from controller.planners.planning_input import Device, PlanningInput, natural_sort_key
+from trefoil.core.device_types import device_type, slice_type
+from trefoil.core.errors import InvalidInput
+from trefoil.core.plan_check import CONTEXT_MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Allocation: the GPUs of each family, those of its own before those that it shares; families of each GPU."""
+
+    gpus: Mapping[str, tuple[str, ...]]
+    sharing_factor: Mapping[str, int]
+
+
+@cache
+def whole(type_name: str) -> tuple[str, int, int]:
+    """Slice that is the whole GPU: its type, start and size."""
+    return largest_layout(Device("", "", device_type(type_name), True, ()))[0]
+
+
+def allocate(inputs: PlanningInput, constants: Mapping[str, float]) -> Allocation:
+    """Allocate GPUs to the families that have an objective.
+
+    Raises:
+        InvalidInput: naming what was asked for, what is in its way, and the remedy.
+    """
+    names = [device.name for device in inputs.devices]
+    if inputs.lost:
+        places = [(d.node, d.name) for d in inputs.devices] + list(inputs.lost)
+        names = [name for _, name in sorted(places, key=lambda place: (place[0], natural_sort_key(place[1])))]
+    asked, order = inputs.view.allocations, {name: at for at, name in enumerate(names)}
+    given = {
+        task.family: _asked(task.family, asked[task.family], order, inputs)
+        if task.family in asked
+        else _default(task.family, at, names, constants)
+        for at, task in enumerate(inputs.tasks)
+    }
+    factor = Counter(name for mine in given.values() for name in mine)
+    _refuse_what_does_not_fit(inputs, given, factor)
+    return Allocation({f: tuple(sorted(mine, key=lambda n: factor[n] > 1)) for f, mine in given.items()}, factor)
+
+
+def _default(family: str, at: int, names: Sequence[str], constants: Mapping[str, float]) -> tuple[str, ...]:
+    each, shared = int(constants["gpus_per_family"]), int(constants["gpus_shared"])
+    if each < 1 or not 0 <= shared <= each:
+        remedy = "at least one GPU each, and no more shared than each has"
+        raise InvalidInput("no allocation", field="gpus_per_family, gpus_shared", value=(each, shared), remedy=remedy)
+    first = at * (each - shared)
+    if first + each > len(names):
+        raise InvalidInput(
+            f"{family} would need device {first + each} of {len(names)}, with {shared} shared by neighbours",
+            field="gpus_per_family",
+            value=each,
+            remedy="add devices, share more of them (gpus_shared), or allocate them by hand",
+        )
+    return tuple(names[first : first + each])
+
+
+def _asked(family: str, mine: Sequence[str], order: Mapping[str, int], inputs: PlanningInput) -> tuple[str, ...]:
+    here = f"allocations[{family}]"
+    if not mine:
+        remedy = "leave it one device, or remove its objective"
+        raise InvalidInput("the last copy of a family that is served", field=here, value=(), remedy=remedy)
+    unplannable = dict(inputs.unplannable)
+    for name in mine:
+        if name not in order:
+            why = unplannable.get(name, "no node reports this device")
+            raise InvalidInput(why, field=here, value=name, remedy=f"use some of {', '.join(order)}")
+    return tuple(sorted(set(mine), key=lambda name: order[name]))
+
+
+def _refuse_what_does_not_fit(
+    inputs: PlanningInput, given: Mapping[str, Sequence[str]], factor: Mapping[str, int]
+) -> None:
+    needs = dict.fromkeys(factor, CONTEXT_MIB)
+    for family, mine in given.items():
+        for name in mine:
+            needs[name] += inputs.view.catalog.family(family).best.memory_mib
+    for device in inputs.devices:
+        if device.name not in needs:
+            continue
+        shape = slice_type(device.type, whole(device.type.name)[0])
+        missing = needs[device.name] - shape.memory_mib
+        if missing > 0:
+            raise InvalidInput(
+                f"together they need {needs[device.name]} MiB of {shape.memory_mib}: {missing} MiB are missing",
+                field=f"families on {device.name}",
+                value=[family for family, mine in given.items() if device.name in mine],
+                remedy="allocate fewer of them there",
+            )

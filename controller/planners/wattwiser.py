@@ -1,0 +1,358 @@
+"""WATTWISER, SHARING_AWARE, PACKED_UNIFORM, UNIFORM: whole GPUs that families share, and who serves on how many.
+
+Source: WattWiser (Jahanshahi, Rezvani, Wong), Algorithm .1, Algorithm 2, section III, Table I; packed_uniform: there
+called GPU-NEST; uniform: Triton as in Fig. 2(a), every family alone on its GPUs, all awake.
+Data: each family's cur_rps (`Demand.rate_per_s`: of `last_max` the largest mean of the last seconds, no head-room), the
+profile of its best variant, the allocation (`gpu_allocation`), and the plan in force, which is all of the state.
+Decision: of each family's allocated GPUs those that serve, and the weight of each; GPUs that serve nobody sleep.
+Formulation: sf = families that may use a GPU; cap = model_max_rps / sf, what a family may count on there.
+  model_max_rps   the greatest throughput in requests/s of the batches with p95 <= SLO / `slo_over_p95` (2: the SLO is
+                  twice the isolated tail; Table I's caption says 1); the constant or parameter of this name goes first
+  more needed     cur_rps > sum of cap over the serving set: one GPU comes, an unshared one first
+  less needed     cur_rps < (1 - `hysteresis`) x the sum without the last GPU in that order: that one goes
+  wattwiser       UpdateSharingLoadWeights: GPUs are filled up to cap in the same order; who is left out has weight 0
+  sharing_aware   UpdateSharingWeights: lcm(sf) / sf
+  packed_uniform, uniform: 1
+Weights are normalised by their sum. A GPU of weight 0 gets no request and stays awake until it is removed. A GPU is
+awake while any family serves there, and hosts those alone.
+Deviations: as printed, UpdateSharingLoadWeights gives unshared GPUs model_max_rps at any load, so that shared ones get
+less than nothing below it, divides by min(gpu_rps) = 0 at it, and leaves GPUs after `break` unset. Preset `literal` is
+that, and decides nothing where a weight is none. The first set is as large as the rate needs, not one GPU. The paper
+compares cur_rps with "model_max_rps" alone; in Fig. 3 the shared GPU comes above 50 % of two GPUs, as by the sum.
+`wake_lookahead_s` > 0 (not in the paper): sets are chosen by the rate so far ahead, the forecast's growth being linear.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Final
+
+from numpy.random import Generator
+
+from controller.planners.columns import CatalogKey, ClassKey, Column, class_column, class_of
+from controller.planners.gpu_allocation import Allocation, allocate, whole
+from controller.planners.plan_assembly import DEFAULTS, plan_of
+from controller.planners.planning_input import (
+    Device,
+    HostedSlice,
+    PlanningInput,
+    Task,
+    constant_for,
+    pue_of,
+    read_view,
+)
+from trefoil.core.brains import Decision, PlanView
+from trefoil.core.catalog import ProfileRow
+from trefoil.core.demand import Demand
+from trefoil.core.device_types import device_type
+from trefoil.core.errors import CatalogError, InvalidInput
+from trefoil.core.fleet import SliceKey
+from trefoil.core.objective import Objective
+from trefoil.core.plan import Expected, Plan
+from trefoil.core.units import grams
+
+CONSTANTS: Final[Mapping[str, float]] = {
+    **DEFAULTS,
+    "tick_s": 1.0,
+    "gpus_per_family": 2.0,
+    "gpus_shared": 1.0,  # of them, with the next family in order
+    "model_max_rps": 0.0,  # 0: by the profile
+    "slo_over_p95": 2.0,
+    "hysteresis": 0.1,
+    "wake_lookahead_s": 0.0,
+    "credits": 0.0,  # of a family on a GPU; 0: by the batch
+    "credits_per_batch": 2.0,  # one batch is computed while the next one gathers
+    "literal": 0.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """GPU that a family may serve on now. `fixed`: its node is silent, so that it can be neither added nor removed."""
+
+    slice: HostedSlice
+    column: Column
+    row: ProfileRow
+    max_rps: float
+    sharing_factor: int = 1
+    fixed: bool = False
+
+    @property
+    def cap_rps(self) -> float:
+        """What the family may count on there [1/s]."""
+        return self.max_rps / self.sharing_factor
+
+
+WeightRule = Callable[[float, Sequence[Gpu]], Sequence[float]]
+
+
+def uniform_weights(_cur_rps: float, gpus: Sequence[Gpu]) -> Sequence[float]:
+    """Weights that know of neither sharing nor load."""
+    return [1.0] * len(gpus)
+
+
+def sharing_weights(_cur_rps: float, gpus: Sequence[Gpu]) -> Sequence[float]:
+    """UpdateSharingWeights of Algorithm 2."""
+    lcm = math.lcm(*(gpu.sharing_factor for gpu in gpus))
+    return [lcm / gpu.sharing_factor for gpu in gpus]
+
+
+def sharing_load_weights(cur_rps: float, gpus: Sequence[Gpu]) -> Sequence[float]:
+    """UpdateSharingLoadWeights: GPUs are filled in order, unshared ones first."""
+    weights, remained_rps = [], cur_rps
+    for gpu in gpus:
+        weights.append(min(gpu.cap_rps, remained_rps))
+        remained_rps -= weights[-1]
+    return weights
+
+
+def literal_weights(cur_rps: float, gpus: Sequence[Gpu]) -> Sequence[float]:
+    """UpdateSharingLoadWeights as printed.
+
+    Raises:
+        InvalidInput: a weight is negative, unset, or divided by 0.
+    """
+    gpu_rps, remained_rps = [], cur_rps
+    for gpu in gpus:
+        if gpu.sharing_factor > 1 and remained_rps < gpu.cap_rps:
+            gpu_rps.append(remained_rps)
+            break
+        gpu_rps.append(gpu.cap_rps)
+        remained_rps -= gpu.cap_rps
+    if len(gpu_rps) < len(gpus) or min(gpu_rps) <= 0:
+        said = f"Algorithm 2 as printed has no weights for {len(gpus)} GPUs"
+        raise InvalidInput(said, field="gpu_rps", value=gpu_rps, remedy="use the policy without this preset")
+    return [rps / min(gpu_rps) for rps in gpu_rps]
+
+
+def serving_set(
+    gpus: Sequence[Gpu], before: Sequence[Gpu], rate_per_s: float, hysteresis: float
+) -> tuple[list[Gpu], str]:
+    """AllocateGPUs of Algorithm .1: the serving set after one step, in order, and what was done. `gpus`: in order."""
+    now = list(before)
+    capacity = sum(gpu.cap_rps for gpu in now)
+    asleep = [gpu for gpu in gpus if gpu not in now and not gpu.fixed]
+    if not now:
+        while asleep and (not now or rate_per_s > capacity):
+            now.append(asleep.pop(0))
+            capacity += now[-1].cap_rps
+        return now, f"begins on {len(now)}"
+    if rate_per_s > capacity:
+        if not asleep:
+            return now, ""
+        now.append(asleep[0])
+        return sorted(now, key=gpus.index), f"adds {asleep[0].slice.key.device}: above {capacity:.1f}/s"
+    last = next((gpu for gpu in reversed(now) if not gpu.fixed), None)
+    if last is not None and len(now) > 1 and rate_per_s < (1 - hysteresis) * (capacity - last.cap_rps):
+        now.remove(last)
+        return now, f"removes {last.slice.key.device}: {capacity - last.cap_rps:.1f}/s are enough"
+    return now, ""
+
+
+@dataclass(frozen=True, slots=True)
+class WattWiserPlanner:
+    """Planner of shared GPUs, with a rule for weights. Pure: its state is the plan in force."""
+
+    constants: Mapping[str, float] = field(default_factory=dict)
+    name: str = "wattwiser"
+    rule: WeightRule = sharing_load_weights
+    dynamic: bool = True
+
+    def plan(self, view: PlanView, rng: Generator) -> Decision:
+        """Plan one step of the allocation; no plan where nothing changes."""
+        constants = {**CONSTANTS, **self.constants}
+        inputs, next_s = read_view(view, constants["rate_floor_per_s"]), view.now_s + constants["tick_s"]
+        if not inputs.tasks:
+            return Decision(None, f"{self.name}: no family has an objective", next_s, "no_plan: no objective")
+        try:
+            allocation = allocate(inputs, constants)
+            gpus = {task.family: available(inputs, task, allocation, constants) for task in inputs.tasks}
+        except InvalidInput as error:
+            return Decision(None, f"{self.name}: {error}", math.inf, f"no_plan: {error}")
+        serves = _serving_now(view.current)
+        served: dict[str, Sequence[Gpu]] = {}
+        weights: dict[str, dict[SliceKey, float]] = {}
+        words = []
+        for task in inputs.tasks:
+            mine, rate = gpus[task.family], task.demand.rate_per_s
+            before = [gpu for gpu in mine if (task.family, gpu.slice.key.device) in serves]
+            ahead = rate_ahead(task, constants["wake_lookahead_s"])
+            served[task.family], done = (
+                serving_set(mine, before, ahead, constants["hysteresis"]) if self.dynamic else (mine, "")
+            )
+            try:
+                shares = self._rule(constants)(rate, served[task.family])
+            except InvalidInput as error:
+                return Decision(None, f"{self.name}: {task.family}: {error}", next_s, f"literal: {error}")
+            total = sum(shares)
+            weights[task.family] = {
+                gpu.slice.key: share / total for gpu, share in zip(served[task.family], shares, strict=True)
+            }
+            split = ", ".join(f"{key.device} {share:.0%}" for key, share in weights[task.family].items())
+            words.append(f"{task.family} {rate:.1f}/s on {split}" + (f" ({done})" if done else ""))
+        return self._decision(inputs, served, weights, constants, f"{self.name}: {'; '.join(words)}", next_s)
+
+    def _rule(self, constants: Mapping[str, float]) -> WeightRule:
+        literal = constants["literal"] > 0 and self.rule is sharing_load_weights
+        return literal_weights if literal else self.rule
+
+    def _decision(
+        self,
+        inputs: PlanningInput,
+        served: Mapping[str, Sequence[Gpu]],
+        weights: Mapping[str, Mapping[SliceKey, float]],
+        constants: Mapping[str, float],
+        why: str,
+        next_s: float,
+    ) -> Decision:
+        hosted = {device.name: list(device.running) if device.frozen else [] for device in inputs.devices}
+        columns: dict[ClassKey, Column] = {}
+        for each in served.values():
+            for gpu in each:
+                columns[gpu.column.key] = gpu.column
+                if not gpu.fixed:
+                    hosted[gpu.slice.key.device].append(gpu.slice)
+        expected, short = expectations(inputs, served, weights, hosted, constants)
+        plan = plan_of(
+            inputs, self.name, hosted, {}, tuple(columns.values()), constants, expected, why,
+            degraded="; ".join(short), weights=weights,
+        )  # fmt: skip
+        if inputs.view.current is not None and wanted(inputs.view.current) == wanted(plan):
+            return Decision(None, f"{why}; as it is", next_s)
+        return Decision(plan, why, next_s, plan.degraded)
+
+
+def sharing_aware(constants: Mapping[str, float]) -> WattWiserPlanner:
+    """WATTWISER with UpdateSharingWeights."""
+    return WattWiserPlanner(constants, "sharing_aware", sharing_weights)
+
+
+def packed_uniform(constants: Mapping[str, float]) -> WattWiserPlanner:
+    """GPU-NEST: the same allocation, requests spread alike."""
+    return WattWiserPlanner(constants, "packed_uniform", uniform_weights)
+
+
+def uniform(constants: Mapping[str, float]) -> WattWiserPlanner:
+    """Triton: no GPU is shared, all that are allocated serve."""
+    return WattWiserPlanner({"gpus_shared": 0.0, **constants}, "uniform", uniform_weights, dynamic=False)
+
+
+def available(
+    inputs: PlanningInput, task: Task, allocation: Allocation, constants: Mapping[str, float]
+) -> tuple[Gpu, ...]:
+    """GPUs that a family may serve on now, in the order in which they are added.
+
+    Raises:
+        InvalidInput: there is none, or one has no profile of its best variant.
+    """
+    devices = {device.name: device for device in inputs.devices}
+    best = inputs.view.catalog.family(task.family).best.name
+    found = []
+    for name in allocation.gpus[task.family]:
+        device = devices.get(name)
+        if device is None:
+            continue
+        one = HostedSlice(SliceKey(name, *whole(device.type.name)), task.family, best)
+        if device.frozen:
+            standing = next((r for r in device.running if r.family == task.family), None)
+            if standing is None:
+                continue
+            one = standing
+        found.append(_gpu(inputs, task, device, one, allocation.sharing_factor[name], constants))
+    if not found:
+        raise InvalidInput(
+            "none of its devices can be used now",
+            field=f"allocation of {task.family}",
+            value=allocation.gpus[task.family],
+            remedy="bring one back, or allocate another",
+        )
+    return tuple(found)
+
+
+def _gpu(
+    inputs: PlanningInput, task: Task, device: Device, one: HostedSlice, sharing: int, constants: Mapping[str, float]
+) -> Gpu:
+    limit_ms = task.objective.slo_ms / constant_for(task.objective, constants, "slo_over_p95")
+    kind, shape, items = device.type.name, one.key.slice_type, task.demand.items_mean
+    known = _operating_point(CatalogKey(inputs.known), kind, shape, one.family, one.variant, items, limit_ms)
+    if known is None:
+        raise CatalogError(
+            f"no profile of {one.variant} on {shape} of {kind}, or it does not fit its memory",
+            field=f"family {one.family}",
+            remedy="profile this class, or use another policy",
+        )
+    column, row = known
+    if device.zone:
+        column = replace(column, key=class_of(device, one))
+    max_rps = constant_for(task.objective, constants, "model_max_rps") or row.throughput_per_s / items
+    return Gpu(one, column, row, max_rps, sharing, device.frozen)
+
+
+@lru_cache(maxsize=1024)
+def _operating_point(
+    same: CatalogKey, kind: str, shape: str, family: str, variant: str, items: float, limit_ms: float
+) -> tuple[Column, ProfileRow] | None:
+    """Column of a class, and the batch of the greatest throughput in time, else the smallest; None: not profiled."""
+    task = Task(Objective(family=family), Demand(family, "", 0.0, 0.0, items))
+    column = class_column(same.catalog, task, device_type(kind), shape, variant, 1, DEFAULTS)
+    rows = same.rows(kind, shape, family, variant, 0)
+    timely = [row for row in rows if row.latency_ms_p95 <= limit_ms]
+    return None if column is None else (column, max(timely or rows[:1], key=lambda row: row.throughput_per_s))
+
+
+def rate_ahead(task: Task, lookahead_s: float) -> float:
+    """Rate of a family so far ahead: the growth that its forecast expects at its horizon, in proportion."""
+    forecast, rate = task.demand.forecast, task.demand.rate_per_s
+    if lookahead_s <= 0 or forecast is None or forecast.horizon_s <= 0:
+        return rate
+    return rate + max(0.0, forecast.p90_per_s - forecast.max_per_s) * min(1.0, lookahead_s / forecast.horizon_s)
+
+
+def _serving_now(current: Plan | None) -> frozenset[tuple[str, str]]:
+    """Families and the devices that they serve on by the plan in force."""
+    devices = (device for node in (current.nodes if current else ()) for device in node.devices)
+    return frozenset((h.family, d.device) for d in devices for part in d.slices for h in part.hosted)
+
+
+def wanted(plan: Plan) -> tuple[object, ...]:
+    """What a plan asks for, without what the policy's row writes onto it."""
+    devices = {d.device: (d.target, d.slices, d.clock_max_mhz) for node in plan.nodes for d in node.devices}
+    routes = [
+        (r.family, r.queue_requests_max, [(t.slice, t.variant, t.weight, t.credits) for t in r.targets])
+        for r in plan.routes
+    ]
+    return plan.planner, devices, routes
+
+
+def expectations(
+    inputs: PlanningInput,
+    served: Mapping[str, Sequence[Gpu]],
+    weights: Mapping[str, Mapping[SliceKey, float]],
+    hosted: Mapping[str, Sequence[HostedSlice]],
+    constants: Mapping[str, float],
+) -> tuple[dict[str, Expected], list[str]]:
+    """Expectations from profiles, and what is not met. Requests share baseline power; the p95 is of a batch alone.
+
+    Capacity is what Algorithm .1 counts on, whatever the weights make of it.
+    """
+    awake_w = sum(d.type.idle_w for d in inputs.devices if hosted[d.name])
+    baseline_j = awake_w / sum(task.demand.rate_per_s for task in inputs.tasks)
+    expected, short = {}, []
+    for task in inputs.tasks:
+        parts = [(weights[task.family][gpu.slice.key], gpu) for gpu in served[task.family]]
+        items, capacity = task.demand.items_mean, sum(gpu.cap_rps for _, gpu in parts)
+        joules = baseline_j + sum(w * items * g.row.energy_active_j_per_batch / g.row.batch for w, g in parts)
+        latency_ms = max(gpu.row.latency_ms_p95 for _, gpu in parts)
+        expected[task.family] = Expected(
+            grams_per_request=grams(joules, inputs.view.carbon.intensity_g_per_kwh, pue_of(inputs.view, task)),
+            joules_per_request=joules,
+            latency_ms_p95=latency_ms + constant_for(task.objective, constants, "overhead_ms"),
+            accuracy=sum(weight * gpu.column.accuracy for weight, gpu in parts),
+            capacity_per_s=capacity,
+        )
+        if latency_ms * constant_for(task.objective, constants, "slo_over_p95") > task.objective.slo_ms:
+            short.append(f"slo_missed: {task.family} takes {latency_ms:.1f} ms alone, of {task.objective.slo_ms:g} ms")
+        if capacity < task.demand.rate_per_s:
+            short.append(f"short_of_capacity: {capacity:.1f}/s of {task.family}, {task.demand.rate_per_s:.1f}/s asked")
+    return expected, short

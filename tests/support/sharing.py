@@ -1,0 +1,70 @@
+"""Views of families that share GPUs, and their plans once a load has stood for long."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from tests.support.planning import applied, digits, fleet, objective, view
+from trefoil.core.brains import Decision, Planner, PlanView
+from trefoil.core.catalog import Catalog
+from trefoil.core.demand import Demand
+from trefoil.core.plan import Plan
+
+MAX_RPS = 40.0  # of the best variant on a whole GPU: 25 ms, one at a time
+
+
+def catalog(families: Sequence[str], memory_mib: int = 32) -> Catalog:
+    """The family of the digits under several names."""
+    one, rows = digits().families[0], digits().rows
+    variants = tuple(dataclasses.replace(v, memory_mib=memory_mib) for v in one.variants)
+    return Catalog(
+        tuple(dataclasses.replace(one, name=f, variants=variants) for f in families),
+        tuple(dataclasses.replace(row, family=f) for f in families for row in rows),
+    )
+
+
+def shared(
+    loads: Sequence[float], gpus: int = 3, current: Plan | None = None, memory_mib: int = 32, **changes: object
+) -> PlanView:
+    """Families f0, f1, ... at loads in multiples of MAX_RPS, on a fleet where `current` runs."""
+    names = [f"f{i}" for i in range(len(loads))]
+    one = view(
+        catalog=catalog(names, memory_mib),
+        devices=fleet(gpus),
+        wanted=[objective(family=f) for f in names],
+        demand=[Demand(f, "", load * MAX_RPS, 1.2 * load * MAX_RPS) for f, load in zip(names, loads, strict=True)],
+        current=current,
+    )
+    seen = applied(current, one.fleet) if current is not None else one.fleet
+    return dataclasses.replace(one, fleet=seen, **changes)
+
+
+def decide(planner: Planner, one: PlanView) -> Decision:
+    """Its decision on a view."""
+    return planner.plan(one, np.random.default_rng(0))
+
+
+def settled(planner: Planner, loads: Sequence[float], gpus: int = 3, current: Plan | None = None) -> Plan:
+    """The plan in force once the loads have stood for long."""
+    for _ in range(10):
+        decision = decide(planner, shared(loads, gpus, current))
+        current = decision.plan or current
+    assert current is not None
+    return current
+
+
+def weights_of(plan: Plan, family: str) -> dict[str, float]:
+    """A family's weights by GPU."""
+    (route,) = (route for route in plan.routes if route.family == family)
+    return {t.slice.device.rpartition("/")[2]: t.weight for t in route.targets}
+
+
+def serving(plan: Plan, family: str) -> list[str]:
+    """GPUs that host a family."""
+    return sorted(
+        d.device.rpartition("/")[2]
+        for node in plan.nodes
+        for d in node.devices
+        if any(h.family == family for part in d.slices for h in part.hosted)
+    )

@@ -1,0 +1,232 @@
+"""WATTWISER beside its paper: rates, allocations and what is refused, lost and silent nodes, what changes nothing."""
+
+import dataclasses
+import math
+
+import pytest
+
+from controller.planners.policy_parts import planner_of
+from controller.planners.wattwiser import CONSTANTS, WattWiserPlanner, packed_uniform, sharing_aware, uniform
+from tests.support.planning import fleet
+from tests.support.sharing import MAX_RPS, decide, serving, settled, shared, weights_of
+from trefoil.core.brains import PlanView
+from trefoil.core.demand import LoadForecast
+from trefoil.core.device_types import A100_40GB, slice_type
+from trefoil.core.fleet import DeviceState, FleetState
+from trefoil.core.plan_check import check
+from trefoil.core.policies import policy
+from trefoil.runtime import codec
+
+ALL = (WattWiserPlanner, sharing_aware, packed_uniform, uniform)
+WHOLE_MIB = slice_type(A100_40GB, "7g.40gb").memory_mib
+GPUS = {f"gpu{i}": f"node0/gpu{i}" for i in range(4)}
+
+
+def allocated(**mine):
+    return {"allocations": {family: tuple(f"node0/{name}" for name in names.split()) for family, names in mine.items()}}
+
+
+def batches(one: PlanView, *points: tuple[int, float]) -> PlanView:
+    """The same view, its best variant profiled on whole GPUs in these (batch, latency in ms)."""
+    best = [r for r in one.catalog.rows if (r.slice_type, r.variant) == ("7g.40gb", "l")]
+    rows = tuple(
+        dataclasses.replace(
+            row, batch=n, latency_ms_p50=ms, latency_ms_p95=ms, latency_ms_p99=ms, throughput_per_s=1000 * n / ms
+        )
+        for row in best
+        for n, ms in points
+    )
+    return dataclasses.replace(one, catalog=dataclasses.replace(one.catalog, rows=rows))
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_what_is_planned_is_legal_and_has_credits_for_two_batches(make):
+    one = batches(shared([0.5, 0.5], 4), (1, 10.0), (4, 20.0))
+    decision = decide(make({}), one)
+    check(decision.plan, one.fleet, one.catalog, one.demand)
+    assert decision.next_tick_at_s == one.now_s + 1
+    assert {t.credits for route in decision.plan.routes for t in route.targets} == {8}
+    fixed = decide(make({"credits": 3.0}), one).plan
+    assert {t.credits for route in fixed.routes for t in route.targets} == {3}
+
+
+@pytest.mark.parametrize(
+    ("constants", "params", "capacity"),
+    [
+        ({}, {}, 200.0),  # SLO 65 ms: p95 of 32.5 ms at most, so that batch 8 is too slow
+        ({"slo_over_p95": 1.0}, {}, 8 / 0.040),
+        ({"slo_over_p95": 4.0}, {}, 100.0),
+        ({"model_max_rps": 70.0}, {}, 70.0),
+        ({"model_max_rps": 70.0}, {"model_max_rps": 50.0}, 50.0),
+    ],
+)
+def test_model_max_rps_is_the_best_batch_in_half_the_slo_or_what_is_said(constants, params, capacity):
+    one = batches(shared([0.1], 2), (1, 10.0), (4, 20.0), (8, 40.0))
+    one = dataclasses.replace(one, objectives=(dataclasses.replace(one.objectives[0], params=params),))
+    plan = decide(WattWiserPlanner({**constants, "gpus_shared": 0.0}), one).plan
+    assert plan.expected["f0"].capacity_per_s == pytest.approx(capacity)
+
+
+def test_requests_of_several_items_take_as_much_of_a_gpu():
+    one = shared([0.1], 2)
+    many = dataclasses.replace(one, demand=(dataclasses.replace(one.demand[0], items_mean=4.0),))
+    assert decide(WattWiserPlanner(), many).plan.expected["f0"].capacity_per_s == pytest.approx(MAX_RPS / 4)
+
+
+def test_a_batch_that_is_too_slow_alone_is_served_and_said():
+    decision = decide(WattWiserPlanner(), batches(shared([0.1], 2), (1, 40.0)))
+    assert decision.plan is not None
+    assert decision.degraded == "slo_missed: f0 takes 40.0 ms alone, of 65 ms"
+
+
+def test_more_than_all_allocated_gpus_carry_is_said_and_split_by_what_each_may_carry():
+    decision = decide(WattWiserPlanner(), shared([2.0, 0.5]))
+    assert "short_of_capacity: 60.0/s of f0, 80.0/s asked" in decision.degraded
+    assert weights_of(decision.plan, "f0") == pytest.approx({"gpu0": 2 / 3, "gpu1": 1 / 3}, abs=1e-6)
+
+
+def test_what_changes_nothing_is_no_plan_and_a_share_is_a_change():
+    planner = planner_of("", policy("wattwiser"))
+    plan = settled(planner, [1.2, 0.5])
+    same = decide(planner, shared([1.2, 0.5], current=plan))
+    assert (same.plan, same.degraded) == (None, "")
+    other = decide(planner, shared([1.3, 0.5], current=plan))
+    assert other.plan is not None
+    assert [n.devices for n in other.plan.nodes] == [n.devices for n in plan.nodes]
+
+
+def test_a_gpu_of_weight_0_stays_awake_and_is_no_target():
+    plan = settled(WattWiserPlanner(), [1.2, 0.5])
+    after = decide(WattWiserPlanner(), shared([0.95, 0.5], current=plan)).plan
+    assert serving(after, "f0") == ["gpu0", "gpu1"]
+    assert weights_of(after, "f0") == {"gpu0": 1.0}
+
+
+def test_growth_that_is_expected_wakes_a_gpu_before_it_is_needed():
+    def seen(current):
+        one = shared([0.9, 0.5], current=current)
+        forecast = LoadForecast("f0", horizon_s=10.0, mean_per_s=36.0, p90_per_s=46.0, max_per_s=36.0)
+        return dataclasses.replace(one, demand=(dataclasses.replace(one.demand[0], forecast=forecast), one.demand[1]))
+
+    for lookahead_s, gpus in ((0.0, 1), (3.0, 1), (6.0, 2)):
+        planner = WattWiserPlanner({"wake_lookahead_s": lookahead_s})
+        assert len(serving(decide(planner, seen(None)).plan, "f0")) == gpus
+
+
+# --- allocations ----------------------------------------------------------------------------------------------------
+
+
+def test_families_take_devices_in_turn_and_share_one_with_the_next():
+    plan = decide(sharing_aware({}), shared([1.2, 0.9, 1.2], 6)).plan
+    assert [serving(plan, f"f{i}") for i in range(3)] == [["gpu0", "gpu1"], ["gpu1", "gpu2"], ["gpu2", "gpu3"]]
+    assert [d.target.name for d in plan.nodes[0].devices] == ["AWAKE"] * 4 + ["ASLEEP"] * 2
+
+
+def test_an_operators_allocation_goes_before_the_default_of_that_family():
+    plan = decide(WattWiserPlanner(), shared([0.5, 1.4], 4, **allocated(f0="gpu2 gpu3"))).plan
+    assert serving(plan, "f0") == ["gpu3"], "of its own before that which it shares"
+    assert serving(plan, "f1") == ["gpu1", "gpu2"]
+
+
+def test_what_is_allocated_no_longer_is_served_no_longer():
+    plan = settled(WattWiserPlanner(), [1.2, 0.5])
+    after = decide(WattWiserPlanner(), shared([0.5, 0.5], current=plan, **allocated(f0="gpu1"))).plan
+    assert serving(after, "f0") == ["gpu1"]
+
+
+@pytest.mark.parametrize(
+    ("loads", "changes", "words"),
+    [
+        ((0.1, 0.1), {"gpus": 2}, ("gpus_per_family = 2", "f1 would need device 3 of 2", "add devices")),
+        ((0.1,), allocated(f0="gpu7"), ("allocations[f0] = 'node0/gpu7'", "no node reports", "node0/gpu0, node0/gpu1")),
+        ((0.1,), allocated(f0=""), ("allocations[f0] = ()", "the last copy", "leave it one device")),
+        (
+            (0.1, 0.1),
+            {"memory_mib": 25_000},
+            ("families on node0/gpu1", "['f0', 'f1']", f"{50_400 - WHOLE_MIB} MiB are missing"),
+        ),
+        (
+            (0.1,) * 10,
+            {"memory_mib": 5000, **allocated(**{f"f{i}": "gpu0" for i in range(10)})},
+            (f"need 50400 MiB of {WHOLE_MIB}: {50_400 - WHOLE_MIB} MiB are missing", "allocate fewer"),
+        ),
+    ],
+)
+def test_what_cannot_be_allocated_is_refused_by_field_value_and_remedy(loads, changes, words):
+    decision = decide(WattWiserPlanner(), shared(loads, **changes))
+    assert decision.plan is None
+    assert decision.degraded.startswith("no_plan: ")
+    assert [word for word in words if word not in decision.degraded] == []
+
+
+@pytest.mark.parametrize("constants", [{"gpus_per_family": 0.0}, {"gpus_shared": 3.0}, {"gpus_shared": -1.0}])
+def test_numbers_that_are_no_allocation_are_refused(constants):
+    assert "at least one GPU each" in decide(WattWiserPlanner(constants), shared([0.1])).degraded
+
+
+def test_ten_families_on_one_gpu_are_served_where_they_fit():
+    one = shared((0.05,) * 10, **allocated(**{f"f{i}": "gpu0" for i in range(10)}))
+    decision = decide(WattWiserPlanner(), one)
+    check(decision.plan, one.fleet, one.catalog, one.demand)
+    (part,) = decision.plan.nodes[0].devices[0].slices
+    assert len(part.hosted) == 10
+
+
+def test_a_family_without_a_profile_or_an_objective_is_no_plan():
+    one = shared([0.1, 0.1])
+    rows = tuple(r for r in one.catalog.rows if r.slice_type != "7g.40gb")
+    bare = dataclasses.replace(one, catalog=dataclasses.replace(one.catalog, rows=rows))
+    assert "no profile of l on 7g.40gb" in decide(WattWiserPlanner(), bare).degraded
+    assert "no objective" in decide(WattWiserPlanner(), dataclasses.replace(one, objectives=())).degraded
+
+
+# --- devices come and go --------------------------------------------------------------------------------------------
+
+
+def cordoned(one: PlanView, name: str) -> PlanView:
+    (node,) = one.fleet.nodes
+    devices = tuple(
+        dataclasses.replace(d, cordon="test", slices=()) if d.device == GPUS[name] else d for d in node.devices
+    )
+    return dataclasses.replace(one, fleet=FleetState((dataclasses.replace(node, devices=devices),)))
+
+
+def test_a_gpu_out_of_service_is_replaced_and_nobody_else_moves():
+    plan = settled(WattWiserPlanner(), [0.5, 1.2])
+    after = decide(WattWiserPlanner(), cordoned(shared([0.5, 1.2], current=plan), "gpu0")).plan
+    assert (serving(after, "f0"), serving(after, "f1")) == (["gpu1"], ["gpu1", "gpu2"])
+
+
+def test_a_family_none_of_whose_gpus_can_be_used_is_no_plan():
+    one = cordoned(shared([0.5], 3, **allocated(f0="gpu0")), "gpu0")
+    decision = decide(WattWiserPlanner(), one)
+    assert "none of its devices can be used now" in decision.degraded
+    assert decision.next_tick_at_s == math.inf
+
+
+def test_nothing_moves_on_a_silent_node():
+    plan = settled(WattWiserPlanner(), [1.2, 0.5])
+    one = shared([0.1, 0.5], current=plan)
+    silent = dataclasses.replace(one, fleet=dataclasses.replace(one.fleet, stale=frozenset({"node0"})))
+    decision = decide(WattWiserPlanner(), silent)
+    assert serving(decision.plan, "f0") == ["gpu0", "gpu1"]
+    assert weights_of(decision.plan, "f0") == {"gpu0": 1.0}
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+
+def test_views_bear_allocations_and_those_of_older_records_are_still_read():
+    one = shared([0.1], **allocated(f0="gpu1 gpu2"))
+    text = codec.to_json(one)
+    assert codec.from_json(PlanView, text) == one
+    older = text.replace('"allocations":{"f0":["node0/gpu1","node0/gpu2"]},', "")
+    assert codec.from_json(PlanView, older).allocations == {}
+
+
+def test_every_policy_of_the_paper_has_a_row_and_the_preset_is_one_of_its_constants():
+    for name in ("wattwiser", "sharing_aware", "packed_uniform", "uniform"):
+        assert (policy(name).planner, policy(name).router) == (name, "weighted")
+        assert decide(planner_of("", policy(name)), shared([0.1], 2)).plan is not None
+    assert "literal" in CONSTANTS
+    assert {d.state for d in fleet().nodes[0].devices} == {DeviceState.AWAKE}
