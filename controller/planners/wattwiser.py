@@ -160,7 +160,7 @@ class WattWiserPlanner:
     dynamic: bool = True
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """Plan one step of the allocation; no plan where nothing changes."""
+        """Plan one step of the allocation, and the weights of now."""
         constants = {**CONSTANTS, **self.constants}
         inputs, next_s = read_view(view, constants["rate_floor_per_s"]), view.now_s + constants["tick_s"]
         if not inputs.tasks:
@@ -218,8 +218,6 @@ class WattWiserPlanner:
             inputs, self.name, hosted, {}, tuple(columns.values()), constants, expected, why,
             degraded="; ".join(short), weights=weights,
         )  # fmt: skip
-        if inputs.view.current is not None and wanted(inputs.view.current) == wanted(plan):
-            return Decision(None, f"{why}; as it is", next_s)
         return Decision(plan, why, next_s, plan.degraded)
 
 
@@ -313,16 +311,6 @@ def _serving_now(current: Plan | None) -> frozenset[tuple[str, str]]:
     """Families and the devices that they serve on by the plan in force."""
     devices = (device for node in (current.nodes if current else ()) for device in node.devices)
     return frozenset((h.family, d.device) for d in devices for part in d.slices for h in part.hosted)
-
-
-def wanted(plan: Plan) -> tuple[object, ...]:
-    """What a plan asks for, without what the policy's row writes onto it."""
-    devices = {d.device: (d.target, d.slices, d.clock_max_mhz) for node in plan.nodes for d in node.devices}
-    routes = [
-        (r.family, r.queue_requests_max, [(t.slice, t.variant, t.weight, t.credits) for t in r.targets])
-        for r in plan.routes
-    ]
-    return plan.planner, devices, routes
 
 
 def expectations(

@@ -47,7 +47,7 @@ from trefoil.simulator.simulation import EPOCH, EPSILON_S, Simulation
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 A100 = "A100-SXM4-40GB"
-POLICIES = ("base", "static_mix", "exact", "clover", "blover")
+POLICIES = ("base", "static_mix", "exact", "clover", "blover", "wattwiser")
 
 
 class Noted(list):
@@ -242,6 +242,7 @@ def effects(policy: str, rate: float, slo_ms: float, noise: float, seed: int, mo
 @settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.generate])
 @example("exact", 40.0, 75.0, 0.05, 1, "budget")
 @example("clover", 40.0, 75.0, 0.05, 1, "lambda")
+@example("wattwiser", 40.0, 75.0, 0.05, 1, "budget")
 @pytest.mark.slow
 def test_equal_events_give_equal_effects(tmp_path_factory, policy, rate, slo_ms, noise, seed, mode) -> None:
     live, simulated = effects(policy, rate, slo_ms, noise, seed, mode, tmp_path_factory.mktemp("twin"))

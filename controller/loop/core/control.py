@@ -2,6 +2,7 @@
 
 Source: DESIGN section 1 (the control loop is a brain), section 5 (modes of operation). It goes on whatever is
 down: what cannot be recorded is not put in force and triggers again; a planner that fails leaves the last good plan.
+A planner that decides each second is recorded where it says something new (`_is_news`): ours.
 Data: what is observed (`Observation`), what energy cost (`Meter`), where the rollout stands (`RolloutStatus`).
 Decision: the effects of controller/loop/core/effects.py, in order.
 Whoever carries them out lets one step end before the next begins.
@@ -16,9 +17,12 @@ from typing import Any, Final, Protocol
 from controller.explore.core.exploration import Explorer, Meter, RolloutOutcome
 from controller.explore.core.exploration_state import ExplorationTotals
 from controller.loop.core.decision import (
+    ADVISED,
     CANDIDATE,
     DEGRADED,
     FAILED,
+    NEW,
+    UNCHANGED,
     ControlState,
     Verdict,
     judge,
@@ -67,6 +71,7 @@ from trefoil.core.policies import Policy
 URGENT: Final = ("loss", "objective")  # what an exploration under way makes room for
 RETRY_S: Final = 10.0  # after a decision that found no plan
 FIRST_RETRY_S: Final = 2.0  # the same while nothing is in force
+SOON_S: Final = 2.0  # a planner that asks to be run again within this decides by the second
 
 
 class RolloutStatus(Protocol):
@@ -298,6 +303,9 @@ class ControlCore:
     ) -> Steps[None]:
         """Record what was decided on `view`, and put it in force. `decision`: what is made of the answer."""
         judgement = verdict = judge(judged, trigger, decision or answer.decision, self.control)
+        if decision is None and not self._is_news(view, trigger, verdict):
+            self._set_basis(view, verdict)
+            return
         plan, effect = verdict.plan, verdict.outcome
         if plan is not None:
             effect = yield from self._count(trigger.cause, reconfigures(self.current, plan))
@@ -314,6 +322,22 @@ class ControlCore:
         if plan is not None:
             yield from self._roll(plan, plan.why)
         yield NotifyWatchers()
+
+    def _is_news(self, view: PlanView, trigger: Trigger, verdict: Verdict) -> bool:
+        """Whether a decision is recorded and put in force. One that is taken each second is not when it only says again
+        what the last one said, or when it changes shares alone and a rollout is under way: that one goes on, and shares
+        wait for its end.
+        """
+        last, made, outcome = self.last_verdict, verdict.decision, verdict.outcome
+        if trigger.cause != "tick" or last is None or made is None or made.next_tick_at_s > view.now_s + SOON_S:
+            return True
+        if outcome == UNCHANGED:
+            return last.outcome in (DEGRADED, FAILED) or bool(verdict.degraded) != bool(last.degraded)
+        if outcome == ADVISED and verdict.advised is not None:
+            return last.advised is None or reconfigures(last.advised, verdict.advised)
+        if outcome == NEW and verdict.plan is not None:
+            return not self._rollouts.rolling or reconfigures(self.current, verdict.plan)
+        return outcome != last.outcome
 
     def _record_effect(
         self,

@@ -1,0 +1,140 @@
+"""A planner that decides each second: what of it is recorded, put in force and rolled out, and what is not."""
+
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+
+import pytest
+
+from controller.explore.core.exploration_state import ExplorationTotals
+from controller.loop.core.control import SOON_S, ControlCore, SavedState
+from controller.loop.core.decision import ControlState
+from controller.loop.core.effects import CallPlanner, CoreTime, PlannerAnswer, RecordDecision, Save, StartRollout
+from controller.rollout.core.path import FleetSnapshot, plan_path
+from controller.rollout.core.rollout_inputs import rollout_inputs
+from controller.settings import ControllerSettings
+from tests.support.plans import plan_of, planned
+from tests.unit.controller import views
+from trefoil.core.brains import Decision
+from trefoil.core.common import Revision
+from trefoil.core.objective import ActMode
+from trefoil.core.plan import Plan, RolloutState
+from trefoil.core.policies import POLICIES
+
+FIRST = views.PLAN
+OTHER = replace(plan_of(planned("7g.40gb")), expected=FIRST.expected, objectives=FIRST.objectives)
+
+
+def shares(*weights: float) -> Plan:
+    """The first plan with other shares."""
+    (route,) = FIRST.routes
+    targets = tuple(replace(t, weight=w) for t, w in zip(route.targets, weights, strict=True))
+    return replace(FIRST, routes=(replace(route, targets=targets),))
+
+
+@dataclass
+class Rollouts:
+    rolling: bool = False
+    outcome: tuple[RolloutState, str] = (RolloutState.DONE, "")
+    retry_at_s: float | None = None
+
+
+@dataclass
+class Driven:
+    """A core whose planner says what the test says, a second a step."""
+
+    control: ControlState = ControlState()
+    pause_s: float = 1.0
+    rollouts: Rollouts = field(default_factory=Rollouts)
+    effects: list[object] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.at = CoreTime(1000.0, 1000.0)
+        seen = SimpleNamespace(
+            windows=None,
+            inputs=SimpleNamespace(carbon=True),
+            allowed_triggers=lambda triggers, _now_s: triggers,
+            input_stamps=lambda _now_s: (),
+            view=lambda _o, current, _m, _g, now_s: views.view(now_s, current=current),
+        )
+        meter = SimpleNamespace(grams_per_request=lambda _families, _now_s: {})
+        kept = SavedState({"toy": views.OBJECTIVE}, [], self.control, ExplorationTotals())
+        self.core = ControlCore(
+            ControllerSettings(), POLICIES["wattwiser"], 0.0, None, seen, meter, self.rollouts, self.at, kept
+        )
+
+    def says(self, plan: Plan | None, degraded: str = "") -> list[str]:
+        """What one step does, a second after the one before."""
+        self.at.now_s += 1.0
+        self.at.monotonic_s += 1.0
+        decision = Decision(plan, "as the test says", self.at.now_s + self.pause_s, degraded)
+        steps, answer, done = self.core.step(), None, []
+        try:
+            while True:
+                effect = steps.send(answer)
+                answer = PlannerAnswer(decision, effect.seed) if isinstance(effect, CallPlanner) else None
+                if isinstance(effect, RecordDecision | Save | StartRollout | CallPlanner):
+                    done.append(type(effect).__name__)
+        except StopIteration:
+            return done
+
+
+ALL = ["CallPlanner", "RecordDecision", "Save", "StartRollout"]
+NOTHING = ["CallPlanner"]
+
+
+def test_what_changes_nothing_leaves_no_record_and_is_asked_again_the_next_second():
+    driven = Driven()
+    assert driven.says(FIRST) == ALL
+    for _ in range(3):
+        assert driven.says(replace(FIRST, why="in other words")) == NOTHING
+    assert driven.says(None) == NOTHING
+    assert driven.says(OTHER) == ALL
+
+
+def test_a_planner_that_decides_by_the_minute_is_recorded_each_time():
+    driven = Driven(pause_s=SOON_S + 1)
+    assert driven.says(FIRST) == ALL
+    assert [driven.says(FIRST) for _ in range(3)] == [[], [], ["CallPlanner", "RecordDecision"]]
+
+
+def test_shares_alone_wait_for_the_rollout_under_way_and_anything_more_takes_its_place():
+    driven = Driven()
+    driven.says(FIRST)
+    driven.rollouts.rolling = True
+    assert driven.says(shares(0.9, 0.1)) == NOTHING
+    assert driven.core.current.routes == FIRST.routes
+    driven.rollouts.rolling = False
+    assert driven.says(shares(0.8, 0.2)) == ALL
+    driven.rollouts.rolling = True
+    assert driven.says(OTHER) == ALL
+
+
+def test_a_limit_is_recorded_when_it_comes_and_when_it_goes():
+    driven = Driven()
+    driven.says(FIRST)
+    limited = replace(FIRST, degraded="short_of_capacity")
+    found = [driven.says(plan) for plan in (limited, limited, FIRST, FIRST)]
+    assert found == [["CallPlanner", "RecordDecision"], NOTHING] * 2
+    found = [driven.says(None, "literal"), driven.says(None, "literal"), driven.says(FIRST), driven.says(FIRST)]
+    assert found == [["CallPlanner", "RecordDecision"], NOTHING] * 2
+
+
+@pytest.mark.parametrize("control", [ControlState(ActMode.ADVISE), ControlState(frozen=True)])
+def test_advice_is_recorded_once_while_only_shares_differ(control):
+    driven = Driven()
+    driven.says(FIRST)
+    driven.core.control = control
+    found = [driven.says(plan) for plan in (shares(0.9, 0.1), shares(0.8, 0.2), OTHER, OTHER)]
+    assert found == [["CallPlanner", "RecordDecision"], NOTHING] * 2
+
+
+def test_other_shares_are_one_step_that_starts_drains_and_stops_nothing():
+    """So that it goes by without a restart also where it follows a rollout that has halted."""
+    one = views.view()
+    target = replace(shares(0.9, 0.1), revision=Revision(1, 2))
+    devices = {d.device: d for node in FIRST.nodes for d in node.devices}
+    parts = {p.key: p for d in devices.values() for p in d.slices}
+    path = plan_path(FleetSnapshot(devices, parts, frozenset(parts), FIRST.routes), target, rollout_inputs(one))
+    assert not path.reconfigures
+    (settle,) = path.steps
+    assert (settle.drained, settle.ready, settle.routes) == (frozenset(), {}, target.routes)
