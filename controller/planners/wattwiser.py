@@ -4,26 +4,19 @@ Source: WattWiser (Jahanshahi, Rezvani, Wong), Algorithm .1, Algorithm 2, sectio
 called GPU-NEST; uniform: Triton as in Fig. 2(a), every family alone on its GPUs, all awake.
 Data: each family's cur_rps (`Demand.rate_per_s`: of `last_max` the largest mean of the last seconds, no head-room), the
 profile of its best variant, the allocation (`gpu_allocation`), and the plan in force, which is all of the state.
-Decision: of each family's allocated GPUs those that serve, and the weight of each; GPUs that serve nobody sleep.
-Formulation: sf = families that may use a GPU; cap = model_max_rps / sf, what a family may count on there.
+Decision: of each family's allocated GPUs those that serve, and the weight of each (`gpu_sharing`); the others sleep.
+Formulation: Algorithms .1 and 2, one step a decision, with
   model_max_rps   the greatest throughput in requests/s of the batches with p95 <= SLO / `slo_over_p95` (2: the SLO is
                   twice the isolated tail; Table I's caption says 1); the constant or parameter of this name goes first
-  more needed     cur_rps > sum of cap over the serving set: one GPU comes, an unshared one first
-  less needed     cur_rps < (1 - `hysteresis`) x the sum without the last GPU in that order: that one goes
-  wattwiser       UpdateSharingLoadWeights: GPUs are filled up to cap in the same order; who is left out has weight 0
-  sharing_aware   UpdateSharingWeights: lcm(sf) / sf
-  packed_uniform, uniform: 1
+  weights         wattwiser: UpdateSharingLoadWeights; sharing_aware: UpdateSharingWeights; the other two: 1
 Weights are normalised by their sum. A GPU of weight 0 gets no request and stays awake until it is removed. A GPU is
 awake while any family serves there, and hosts those alone.
-Deviations: as printed, UpdateSharingLoadWeights gives unshared GPUs model_max_rps at any load, so that shared ones get
-less than nothing below it, divides by min(gpu_rps) = 0 at it, and leaves GPUs after `break` unset. Preset `literal` is
-that, and decides nothing where a weight is none. The first set is as large as the rate needs, not one GPU. The paper
-compares cur_rps with "model_max_rps" alone; in Fig. 3 the shared GPU comes above 50 % of two GPUs, as by the sum.
+Deviations: those of `gpu_sharing`. Preset `literal` decides nothing where Algorithm 2 as printed has no weights.
 `wake_lookahead_s` > 0 (not in the paper): sets are chosen by the rate so far ahead, the forecast's growth being linear.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
@@ -32,6 +25,15 @@ from numpy.random import Generator
 
 from controller.planners.columns import CatalogKey, ClassKey, Column, class_column, class_of
 from controller.planners.gpu_allocation import Allocation, allocate, whole
+from controller.planners.gpu_sharing import (
+    Gpu,
+    WeightRule,
+    literal_weights,
+    serving_set,
+    sharing_load_weights,
+    sharing_weights,
+    uniform_weights,
+)
 from controller.planners.plan_assembly import DEFAULTS, plan_of
 from controller.planners.planning_input import (
     Device,
@@ -63,91 +65,7 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "wake_lookahead_s": 0.0,
     "credits": 0.0,  # of a family on a GPU; 0: by the batch
     "credits_per_batch": 2.0,  # one batch is computed while the next one gathers
-    "literal": 0.0,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """GPU that a family may serve on now. `fixed`: its node is silent, so that it can be neither added nor removed."""
-
-    slice: HostedSlice
-    column: Column
-    row: ProfileRow
-    max_rps: float
-    sharing_factor: int = 1
-    fixed: bool = False
-
-    @property
-    def cap_rps(self) -> float:
-        """What the family may count on there [1/s]."""
-        return self.max_rps / self.sharing_factor
-
-
-WeightRule = Callable[[float, Sequence[Gpu]], Sequence[float]]
-
-
-def uniform_weights(_cur_rps: float, gpus: Sequence[Gpu]) -> Sequence[float]:
-    """Weights that know of neither sharing nor load."""
-    return [1.0] * len(gpus)
-
-
-def sharing_weights(_cur_rps: float, gpus: Sequence[Gpu]) -> Sequence[float]:
-    """UpdateSharingWeights of Algorithm 2."""
-    lcm = math.lcm(*(gpu.sharing_factor for gpu in gpus))
-    return [lcm / gpu.sharing_factor for gpu in gpus]
-
-
-def sharing_load_weights(cur_rps: float, gpus: Sequence[Gpu]) -> Sequence[float]:
-    """UpdateSharingLoadWeights: GPUs are filled in order, unshared ones first."""
-    weights, remained_rps = [], cur_rps
-    for gpu in gpus:
-        weights.append(min(gpu.cap_rps, remained_rps))
-        remained_rps -= weights[-1]
-    return weights
-
-
-def literal_weights(cur_rps: float, gpus: Sequence[Gpu]) -> Sequence[float]:
-    """UpdateSharingLoadWeights as printed.
-
-    Raises:
-        InvalidInput: a weight is negative, unset, or divided by 0.
-    """
-    gpu_rps, remained_rps = [], cur_rps
-    for gpu in gpus:
-        if gpu.sharing_factor > 1 and remained_rps < gpu.cap_rps:
-            gpu_rps.append(remained_rps)
-            break
-        gpu_rps.append(gpu.cap_rps)
-        remained_rps -= gpu.cap_rps
-    if len(gpu_rps) < len(gpus) or min(gpu_rps) <= 0:
-        said = f"Algorithm 2 as printed has no weights for {len(gpus)} GPUs"
-        raise InvalidInput(said, field="gpu_rps", value=gpu_rps, remedy="use the policy without this preset")
-    return [rps / min(gpu_rps) for rps in gpu_rps]
-
-
-def serving_set(
-    gpus: Sequence[Gpu], before: Sequence[Gpu], rate_per_s: float, hysteresis: float
-) -> tuple[list[Gpu], str]:
-    """AllocateGPUs of Algorithm .1: the serving set after one step, in order, and what was done. `gpus`: in order."""
-    now = list(before)
-    capacity = sum(gpu.cap_rps for gpu in now)
-    asleep = [gpu for gpu in gpus if gpu not in now and not gpu.fixed]
-    if not now:
-        while asleep and (not now or rate_per_s > capacity):
-            now.append(asleep.pop(0))
-            capacity += now[-1].cap_rps
-        return now, f"begins on {len(now)}"
-    if rate_per_s > capacity:
-        if not asleep:
-            return now, ""
-        now.append(asleep[0])
-        return sorted(now, key=gpus.index), f"adds {asleep[0].slice.key.device}: above {capacity:.1f}/s"
-    last = next((gpu for gpu in reversed(now) if not gpu.fixed), None)
-    if last is not None and len(now) > 1 and rate_per_s < (1 - hysteresis) * (capacity - last.cap_rps):
-        now.remove(last)
-        return now, f"removes {last.slice.key.device}: {capacity - last.cap_rps:.1f}/s are enough"
-    return now, ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +94,7 @@ class WattWiserPlanner:
         words = []
         for task in inputs.tasks:
             mine, rate = gpus[task.family], task.demand.rate_per_s
-            before = [gpu for gpu in mine if (task.family, gpu.slice.key.device) in serves]
+            before = [gpu for gpu in mine if gpu.fixed or (task.family, gpu.slice.key.device) in serves]
             ahead = rate_ahead(task, constants["wake_lookahead_s"])
             served[task.family], done = (
                 serving_set(mine, before, ahead, constants["hysteresis"]) if self.dynamic else (mine, "")
@@ -194,7 +112,7 @@ class WattWiserPlanner:
         return self._decision(inputs, served, weights, constants, f"{self.name}: {'; '.join(words)}", next_s)
 
     def _rule(self, constants: Mapping[str, float]) -> WeightRule:
-        literal = constants["literal"] > 0 and self.rule is sharing_load_weights
+        literal = constants.get("literal", 0.0) > 0 and self.rule is sharing_load_weights
         return literal_weights if literal else self.rule
 
     def _decision(
@@ -271,7 +189,13 @@ def available(
 def _gpu(
     inputs: PlanningInput, task: Task, device: Device, one: HostedSlice, sharing: int, constants: Mapping[str, float]
 ) -> Gpu:
-    limit_ms = task.objective.slo_ms / constant_for(task.objective, constants, "slo_over_p95")
+    ratio, given = (constant_for(task.objective, constants, name) for name in ("slo_over_p95", "model_max_rps"))
+    if ratio <= 0 or given < 0:
+        remedy = "a ratio above 0, and requests/s or 0: by the profile"
+        raise InvalidInput(
+            "no operating point", field="slo_over_p95, model_max_rps", value=(ratio, given), remedy=remedy
+        )
+    limit_ms = task.objective.slo_ms / ratio
     kind, shape, items = device.type.name, one.key.slice_type, task.demand.items_mean
     known = _operating_point(CatalogKey(inputs.known), kind, shape, one.family, one.variant, items, limit_ms)
     if known is None:
@@ -283,8 +207,7 @@ def _gpu(
     column, row = known
     if device.zone:
         column = replace(column, key=class_of(device, one))
-    max_rps = constant_for(task.objective, constants, "model_max_rps") or row.throughput_per_s / items
-    return Gpu(one, column, row, max_rps, sharing, device.frozen)
+    return Gpu(one, column, row, given or row.throughput_per_s / items, sharing, device.frozen)
 
 
 @lru_cache(maxsize=1024)

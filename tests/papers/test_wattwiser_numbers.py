@@ -7,18 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.planners.wattwiser import (
+from controller.planners.gpu_sharing import (
     Gpu,
-    WattWiserPlanner,
     literal_weights,
-    packed_uniform,
     serving_set,
-    sharing_aware,
     sharing_load_weights,
     sharing_weights,
-    uniform,
     uniform_weights,
 )
+from controller.planners.wattwiser import WattWiserPlanner, packed_uniform, sharing_aware, uniform
 from tests.support.sharing import decide, serving, settled, shared, weights_of
 from trefoil.core.errors import InvalidInput
 from trefoil.core.plan_check import check

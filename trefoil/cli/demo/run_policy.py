@@ -28,7 +28,7 @@ from trefoil.cli.load.result import OK, LoadResult
 from trefoil.cli.output import slices_text
 from trefoil.cli.run import services
 from trefoil.cli.run.launcher import Launcher, first_answer
-from trefoil.cli.run.scenario import Scenario, Slo, measures_candidates
+from trefoil.cli.run.scenario import Scenario, Slo, takes_preset
 from trefoil.cli.run.state_directory import Launch, resolve_path
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.accounting import account, per_request
@@ -187,7 +187,7 @@ def _launcher_for(context: DemoContext, policy: str, slo: Slo, folder: Path) -> 
     shutil.rmtree(folder / "cluster", ignore_errors=True)  # fresh: no plan, no objective, no journal of an earlier run
     folder.mkdir(parents=True, exist_ok=True)
     changes = {"policy": policy, "slo": slo, "window_s": context.scenario.duration_s}
-    changes |= {} if measures_candidates(context.scenario.policy_row(policy)) else {"preset": ""}
+    changes |= {} if takes_preset(context.scenario.policy_row(policy), context.scenario.preset) else {"preset": ""}
     system = context.scenario.model_copy(update=changes)
     # Until the run's second 0 the trace's first value holds: its clock is started when the load is. The trace is too
     # short to learn a forecast from before half of the run is over: all plan by what they have seen, all through it.

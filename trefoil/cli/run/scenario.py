@@ -316,14 +316,26 @@ def overrides_against_base(policy: str, preset: str = "") -> dict[str, Any]:
         SettingError: no such preset, or a policy that has none.
     """
     row = policies.policy(policy)
-    if preset and (not measures_candidates(row) or preset not in policies.PRESETS):
-        measuring = ", ".join(name for name, one in policies.POLICIES.items() if measures_candidates(one))
-        remedy = f"one of {', '.join(sorted(policies.PRESETS))}, with one of {measuring}"
+    if preset and not takes_preset(row, preset):
+        having = ", ".join(name for name, one in policies.POLICIES.items() if takes_preset(one, preset))
+        remedy = f"one of {', '.join(sorted(policies.PRESETS))}" + (
+            f", {preset} with one of {having}" if having else ""
+        )
         raise SettingError("no such preset of that policy", field="--preset", value=preset, remedy=remedy)
     overrides: dict[str, Any] = {"policies": ["base", row.name] if row.name != "base" else ["base", "exact"]}
     if measures_candidates(row):
         overrides |= {"preset": preset, "carbon.steps": EXPLORED_STEPS, "carbon.step_s": EXPLORED_STEP_S}
-    return overrides
+    return {**overrides, "preset": preset} if preset else overrides
+
+
+def takes_preset(row: policies.Policy, preset: str) -> bool:
+    """Whether what a preset sets are constants of a policy's planner; one of a user's own checks them itself."""
+    from controller.planners.table import PLANNERS
+
+    if preset not in policies.PRESETS:
+        return False
+    constants = find(Kind.PLANNER, row.planner, PLANNERS).constants
+    return constants is None or policies.PRESETS[preset].keys() <= constants.keys()
 
 
 def measures_candidates(row: policies.Policy) -> bool:
