@@ -93,8 +93,9 @@ def _refuse_what_does_not_fit(
 ) -> None:
     needs = dict.fromkeys(factor, CONTEXT_MIB)
     for family, mine in given.items():
+        memory_mib = inputs.view.catalog.family(family).best.memory_mib
         for name in mine:
-            needs[name] += inputs.view.catalog.family(family).best.memory_mib
+            needs[name] += memory_mib
     for device in inputs.devices:
         if device.name not in needs:
             continue

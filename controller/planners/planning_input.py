@@ -7,6 +7,7 @@ index), so that equal views give equal plans.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from controller.observe.core.plannable import AWAKE_STATES, loadable_catalog, profiled_types, unplannable_reason
 from trefoil.core.brains import PlanView
@@ -165,6 +166,7 @@ def _floored(demand: Demand, rate_floor_per_s: float) -> Demand:
     return replace(demand, rate_per_s=rate, rate_p90_per_s=max(rate, demand.rate_p90_per_s))
 
 
+@lru_cache(maxsize=4096)  # of the same few devices, at every decision
 def natural_sort_key(name: str) -> tuple[tuple[int, int | str], ...]:
     """Sort key under which gpu2 stands before gpu10."""
     return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part)

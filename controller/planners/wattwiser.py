@@ -84,8 +84,8 @@ class WattWiserPlanner:
         if not inputs.tasks:
             return Decision(None, f"{self.name}: no family has an objective", next_s, "no_plan: no objective")
         try:
-            allocation = allocate(inputs, constants)
-            gpus = {task.family: available(inputs, task, allocation, constants) for task in inputs.tasks}
+            allocation, devices = allocate(inputs, constants), {device.name: device for device in inputs.devices}
+            gpus = {task.family: available(inputs, devices, task, allocation, constants) for task in inputs.tasks}
         except InvalidInput as error:
             return Decision(None, f"{self.name}: {error}", math.inf, f"no_plan: {error}")
         serves = _serving_now(view.current)
@@ -155,14 +155,17 @@ def uniform(constants: Mapping[str, float]) -> WattWiserPlanner:
 
 
 def available(
-    inputs: PlanningInput, task: Task, allocation: Allocation, constants: Mapping[str, float]
+    inputs: PlanningInput,
+    devices: Mapping[str, Device],
+    task: Task,
+    allocation: Allocation,
+    constants: Mapping[str, float],
 ) -> tuple[Gpu, ...]:
     """GPUs that a family may serve on now, in the order in which they are added.
 
     Raises:
         InvalidInput: there is none, or one has no profile of its best variant.
     """
-    devices = {device.name: device for device in inputs.devices}
     best = inputs.view.catalog.family(task.family).best.name
     found = []
     for name in allocation.gpus[task.family]:
