@@ -34,7 +34,8 @@ from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import ServiceTime
 from trefoil.simulator.engines.engine import Flow, SliceService
-from trefoil.simulator.engines.request_level import RequestEngine, RequestLevel
+from trefoil.simulator.engines.request_engine import RequestEngine
+from trefoil.simulator.engines.request_level import RequestLevel
 from trefoil.simulator.scenario.arrivals import ArrivalSource, ArrivalStream, Rate
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -52,6 +52,7 @@ from trefoil.core.demand import LoadCell, SliceLoad, TableAck
 from trefoil.core.objective import ActMode, ObjectiveMode
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import DecisionRecord, Plan, RolloutState, Route
+from trefoil.core.units import MS_PER_S
 from trefoil.runtime.keys import Keys
 from trefoil.simulator.books.intervals import LoadReports
 from trefoil.simulator.books.ledger import Ledger, SimulatedMeter
@@ -59,7 +60,7 @@ from trefoil.simulator.engines.decision_cache import CachedDecision, DecisionCac
 from trefoil.simulator.engines.engine import Engine, Flow
 from trefoil.simulator.engines.fluid import FluidEngine
 from trefoil.simulator.engines.hardware import Hardware
-from trefoil.simulator.engines.request_level import RequestEngine
+from trefoil.simulator.engines.request_engine import RequestEngine
 from trefoil.simulator.scenario.carbon import ForecastFeed
 from trefoil.simulator.scenario.inputs import Inputs, settings_of
 
@@ -409,19 +410,28 @@ def engines_for(inputs: Inputs, now_s: float) -> tuple[Engine, ...]:
     """Engines of all families, which stand in order; their draws depend on the seed and their place alone."""
     scenario = inputs.scenario
     chosen, queue, overhead_ms = scenario.policy.router, scenario.policy.queue, scenario.costs.overhead_ms
-    flows = {
-        family: Flow(inputs.arrivals[family], inputs.objectives[family].slo_ms) for family in sorted(inputs.objectives)
-    }
+    flows = {family: _flow(inputs, family) for family in sorted(inputs.objectives)}
     if scenario.fidelity == "fluid":
         gap_scv = {served.name: served.arrivals.gap_scv for served in scenario.families}
         return tuple(FluidEngine(f, flow, overhead_ms, now_s, gap_scv[f], chosen) for f, flow in flows.items())
     router, keeps = chosen or inputs.policy.router, scenario.exact_quantiles
-    if find(Kind.ROUTER, router, ROUTERS).traits.group:
-        return (RequestEngine(flows, _engine_rng(inputs, 0), overhead_ms, now_s, router, queue, keeps),)
+    grouped = find(Kind.ROUTER, router, ROUTERS).traits.group
+    shares = find(Kind.PLANNER, inputs.policy.planner, PLANNERS).traits.shares
+    if grouped or shares:
+        rng = _engine_rng(inputs, 0)
+        return (RequestEngine(flows, rng, overhead_ms, now_s, chosen, queue, keeps, shares, grouped),)
     return tuple(
         RequestEngine({family: flow}, _engine_rng(inputs, place), overhead_ms, now_s, chosen, queue, keeps)
         for place, (family, flow) in enumerate(flows.items())
     )
+
+
+def _flow(inputs: Inputs, family: str) -> Flow:
+    served = next(one for one in inputs.scenario.families if one.name == family)
+    largest = max((row.batch for row in inputs.truth.catalog.rows if row.family == family), default=1)
+    delay_s = None if served.batch_delay_ms is None else served.batch_delay_ms / MS_PER_S
+    slo_ms = inputs.objectives[family].slo_ms
+    return Flow(inputs.arrivals[family], slo_ms, served.items, served.items_sd, largest, delay_s)
 
 
 def _engine_rng(inputs: Inputs, place: int) -> np.random.Generator:

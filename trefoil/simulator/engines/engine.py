@@ -1,8 +1,9 @@
 """Engines of either fidelity: what they are given and what they do; their intervals are in simulator/intervals."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route
@@ -11,9 +12,22 @@ from trefoil.simulator.books.intervals import Interval
 from trefoil.simulator.scenario.arrivals import ArrivalSource
 
 
+class OperatingPoint(NamedTuple):
+    """Operating point of a batch of `items` alone on its slice. `activity`: what part of it that keeps busy."""
+
+    items: float
+    mean_ms: float
+    cv: float
+    active_w: float
+    activity: float
+
+
 @dataclass(frozen=True, slots=True)
 class SliceService:
-    """Service of a request by a slice. `gap_ms`: it is taken but does not compute. `energy_j`: active, per request."""
+    """Service of a request by a slice. `gap_ms`: it is taken but does not compute. `energy_j`: active, per request.
+
+    `points`, by batch, and `instances` say the same of batches.
+    """
 
     service: ServiceTime
     accuracy: float
@@ -21,6 +35,8 @@ class SliceService:
     variant: str
     family: str
     gap_ms: float
+    points: tuple[OperatingPoint, ...] = ()
+    instances: int = 1
 
 
 Services = Mapping[SliceKey, SliceService]
@@ -46,10 +62,18 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Load of a family as an engine knows it: when its requests come, and when they are late."""
+    """Load of a family as an engine knows it: when its requests come, and when they are late.
+
+    Items of a request: normal, rounded, from 1 to `items_max`; without `items_sd` all alike. `batch_delay_s`: how long
+    a batch waits for more of them; None: every request is a batch.
+    """
 
     source: ArrivalSource
     slo_ms: float
+    items: float = 1.0
+    items_sd: float = 0.0
+    items_max: float = math.inf
+    batch_delay_s: float | None = None
 
 
 def dispatchable(route: Route, services: Services, router: str = "", queue: str = "") -> Route:

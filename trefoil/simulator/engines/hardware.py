@@ -16,7 +16,7 @@ from controller.planners.columns import CatalogKey, effective_row
 from power_agent.clocks.core.clock_control import Ability, planned_range
 from power_agent.clocks.core.device_governor import DeviceGovernor
 from trefoil.core import power
-from trefoil.core.catalog import Catalog
+from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import ProfileMissing
 from trefoil.core.fleet import (
@@ -32,7 +32,8 @@ from trefoil.core.fleet import (
 )
 from trefoil.core.plan import PlannedDevice, PlannedSlice
 from trefoil.core.queueing import service_time
-from trefoil.simulator.engines.engine import SliceService
+from trefoil.core.units import MS_PER_S
+from trefoil.simulator.engines.engine import OperatingPoint, SliceService
 from trefoil.simulator.scenario.inputs import Device
 from trefoil.simulator.scenario.schema import Costs
 from trefoil.simulator.scenario.truth import Truth
@@ -147,7 +148,9 @@ class Hardware:
                 if one.state in SERVES:
                     for hosted in one.part.hosted:
                         if hosted.family == family:
-                            found[key] = self.service(device, key, hosted)
+                            service = self.service(device, key, hosted)
+                            more = hosted.instances > 1
+                            found[key] = replace(service, instances=hosted.instances) if more else service
         return found
 
     def service(self, device: SimulatedDevice, key: SliceKey, hosted: Hosted) -> SliceService:
@@ -219,7 +222,7 @@ class Hardware:
         mig = device.type.kind == DeviceKind.MIG_GPU
         for key, part in parts.items():
             one = device.slices.get(key)
-            load_s = max((self._loads.get((h.family, h.variant), 0.0) for h in part.hosted), default=0.0)
+            load_s = self._load_s(part.hosted)
             if one is None:
                 ready_s = begin_s + (self._costs.mig_s if mig else 0.0) + self._costs.start_s + load_s
                 device.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
@@ -232,8 +235,12 @@ class Hardware:
                 ready_s = begin_s + self._costs.stop_s + self._costs.start_s + load_s
                 device.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
             else:
+                load_s = self._load_s(h for h in part.hosted if h not in one.part.hosted)  # the others serve on
                 one.state, one.since_s, one.ready_s = SliceState.SWAPPING, now_s, begin_s + load_s
                 one.next_hosted = part.hosted
+
+    def _load_s(self, hosted: Iterable[Hosted]) -> float:
+        return max((self._loads.get((h.family, h.variant), 0.0) for h in hosted), default=0.0)
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -347,10 +354,11 @@ def true_service(
     family = catalog.family(hosted.family)
     variant = family.variant(hosted.variant)
     found = (catalog, kind, slice_type(kind, shape), family, variant, items)
-    row = effective_row(*found, clock_mhz)
+    row, profiled_mhz = effective_row(*found, clock_mhz), clock_mhz
     if row is None and clock_mhz:  # not profiled: as the simulated driver has it, from the nearest clock that is
         clocks = CatalogKey(catalog).profiled(kind.name, shape, family.name, variant.name)
-        nearest = effective_row(*found, min(clocks, key=lambda c: abs(c - clock_mhz), default=0))
+        profiled_mhz = min(clocks, key=lambda c: abs(c - clock_mhz), default=0)
+        nearest = effective_row(*found, profiled_mhz)
         row = power.at_clock(kind, nearest, clock_mhz) if nearest is not None else None
     if row is None:
         raise ProfileMissing(
@@ -358,9 +366,18 @@ def true_service(
             field=f"families.{hosted.family}.profile",
             remedy="profile this slice",
         )
-    return SliceService(
-        service_time(row), variant.accuracy, row.energy_active_j_per_batch, variant.name, family.name, gap_ms
-    )
+    rows = CatalogKey(catalog).rows(kind.name, shape, family.name, variant.name, profiled_mhz)
+    points = tuple(_operating_point(kind, power.at_clock(kind, one, clock_mhz)) for one in rows)
+    joules = row.energy_active_j_per_batch
+    return SliceService(service_time(row), variant.accuracy, joules, variant.name, family.name, gap_ms, points)
+
+
+def _operating_point(kind: DeviceType, row: ProfileRow) -> OperatingPoint:
+    time, activity = service_time(row), 1.0
+    active_w = row.energy_active_j_per_batch / time.mean_ms * MS_PER_S
+    if kind.kind != DeviceKind.CPU:
+        activity = min(1.0, active_w / power.active_w(kind, row.slice_type, row.clock_mhz))
+    return OperatingPoint(row.batch, time.mean_ms, time.cv, active_w, activity)
 
 
 def _status(device: SimulatedDevice) -> DeviceStatus:

@@ -36,8 +36,8 @@ from trefoil.core.parts import Kind, find
 from trefoil.core.plan import Route
 from trefoil.core.queueing import draw_s
 from trefoil.core.units import MS_PER_S
-from trefoil.simulator.books.intervals import Counts, Interval, histogram_of
-from trefoil.simulator.engines.engine import Flow, Services, SliceService, dispatchable
+from trefoil.simulator.books.intervals import Counts
+from trefoil.simulator.engines.engine import Services, SliceService
 
 NO_SLICE_WAIT_S: Final = 20.0  # as dispatcher.settings.no_slice_wait_s
 DRAWS: Final = 512  # service times drawn at once
@@ -66,7 +66,8 @@ class Window:
     """Counts and latencies of a family in [starts_s, ends_s).
 
     `latency_ms` holds those answered in it, in order of their answers, client overhead included. `busy_s` is the time
-    that a slice computed inside the window, also for requests that are answered after it. `queued` waits at its end.
+    that a slice computed inside the window, also for requests that are answered after it, `joules` what that cost.
+    `queued` waits at its end.
     """
 
     starts_s: float
@@ -76,6 +77,7 @@ class Window:
     rejected: int
     latency_ms: Counts
     busy_s: Mapping[SliceKey, float]
+    joules: Mapping[SliceKey, float]
     answered_by: Mapping[SliceKey, int]
     queued: int
 
@@ -157,6 +159,22 @@ class _Family:
         return Ticket(id_, self.name, "", "", 1, 0, at, None, 0.0, 0, "", False, False, None, self.slo_ms)
 
 
+def check_services(routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
+    """Check that there is a service for every target of the routes.
+
+    Raises:
+        InvalidInput: naming the one that has none.
+    """
+    for family, route in routes.items():
+        for target in route.targets:
+            if target.slice not in services[family]:
+                raise InvalidInput(
+                    f"no service time for {target.variant} on {target.slice.name}",
+                    field=f"services of {family}",
+                    remedy="give one for every target of the route",
+                )
+
+
 class RequestLevel:
     """Kernel of families behind one router. Time goes forward only: `serve` windows, `set_routes` between two."""
 
@@ -202,14 +220,7 @@ class RequestLevel:
             SettingError: router or queue is not known.
             InvalidInput: a target of a route has no service.
         """
-        for family, route in routes.items():
-            for target in route.targets:
-                if target.slice not in services[family]:
-                    raise InvalidInput(
-                        f"no service time for {target.variant} on {target.slice.name}",
-                        field=f"services of {family}",
-                        remedy="give one for every target of the route",
-                    )
+        check_services(routes, services)
         self._run((), repeat(""), float(now_s))
         self._leave_bulk()
         for family, route in routes.items():
@@ -419,6 +430,8 @@ class RequestLevel:
         in_route = {target.slice for target in family.route.targets}
         counts = family.counts
         waiting = self._queue.waiting.values()
+        busy_s = {key: max(0.0, one.busy_s - beyond.get(key, 0.0)) for key, one in family.slices.items()}
+        services = {key: one.service for key, one in family.slices.items()}
         window = Window(
             starts_s=self._window_s,
             ends_s=until_s,
@@ -426,7 +439,8 @@ class RequestLevel:
             answered=len(counts.latency_s),
             rejected=counts.rejected,
             latency_ms=np.array(counts.latency_s) * MS_PER_S + self._overhead_ms,
-            busy_s={key: max(0.0, one.busy_s - beyond.get(key, 0.0)) for key, one in family.slices.items()},
+            busy_s=busy_s,
+            joules={k: s * MS_PER_S / services[k].service.mean_ms * services[k].energy_j for k, s in busy_s.items()},
             answered_by={key: one.answered for key, one in family.slices.items()},
             queued=self._queued_in_bulk() if self._bulk else sum(ticket.family == family.name for ticket in waiting),
         )
@@ -440,70 +454,3 @@ class RequestLevel:
 
     def _queued_in_bulk(self) -> int:
         return self._queue.line.waiting if self._queue.line is not None else 0
-
-
-class RequestEngine:
-    """Engine of requests one by one, through the live queue and router; `router` and `queue` instead of the plan's.
-
-    `keeps_latencies`: intervals hold the latency of each answer, for exact quantiles.
-    """
-
-    def __init__(
-        self,
-        flows: Mapping[str, Flow],
-        rng: Generator,
-        overhead_ms: float,
-        now_s: float,
-        router: str = "",
-        queue: str = "",
-        keeps_latencies: bool = False,
-    ) -> None:
-        self.families, self._keeps_latencies = tuple(flows), keeps_latencies
-        self._flows, self._router, self._queue = flows, router, queue
-        self._services: dict[str, dict[SliceKey, SliceService]] = {family: {} for family in flows}
-        nowhere = {family: Route(family, router or "fifo", queue or "fifo") for family in flows}
-        slo_ms = {family: flow.slo_ms for family, flow in flows.items()}
-        self._engine = RequestLevel(nowhere, self._services, rng, overhead_ms, start_s=now_s, slo_ms=slo_ms)
-
-    def set_routes(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
-        """Set the tables by which requests are routed from now on."""
-        for family, given in services.items():
-            self._services[family] |= given
-        serving = {
-            family: dispatchable(route, services[family], self._router, self._queue) for family, route in routes.items()
-        }
-        self._engine.set_routes(now_s, serving, services)
-
-    def on_carbon(self, ratio: float | None, now_s: float) -> None:
-        """Set the carbon ratio, intensity over its mean, from now on; None = not known."""
-        self._engine.on_carbon(ratio, now_s)
-
-    def serve(self, until_s: float) -> dict[str, Interval]:
-        """Intervals of everything up to a time."""
-        arrivals_s = {family: flow.source.until(until_s) for family, flow in self._flows.items()}
-        windows = self._engine.serve(arrivals_s, until_s)
-        return {family: self._interval(family, window) for family, window in windows.items()}
-
-    def _interval(self, family: str, window: Window) -> Interval:
-        interval = Interval(
-            window.starts_s,
-            window.ends_s,
-            window.arrived,
-            window.answered,
-            window.rejected,
-            float(np.count_nonzero(window.latency_ms <= self._flows[family].slo_ms)),
-            latency=histogram_of(window.latency_ms),
-            sum_ms=float(window.latency_ms.sum()),
-            max_ms=float(window.latency_ms.max(initial=0.0)),
-            queued=window.queued,
-            latencies_ms=[window.latency_ms] if self._keeps_latencies else [],
-        )
-        for key, busy_s in window.busy_s.items():
-            service = self._services[family][key]
-            if busy_s > 0:
-                interval.joules[key] = busy_s * 1e3 / service.service.mean_ms * service.energy_j
-            count = window.answered_by.get(key, 0)
-            if count:
-                interval.by_variant[service.variant] = interval.by_variant.get(service.variant, 0.0) + count
-                interval.accuracy_sum += count * service.accuracy
-        return interval
