@@ -83,6 +83,9 @@ soak: setup  ## half an hour at 70 % load: the dispatcher's memory and descripto
 reproduce-clover: setup  ## CLOVER at equal load, five seeds, every figure (hours, kept run by run; ARGS=--quick: two minutes)
 	$(BIN)/trefoil reproduce clover $(ARGS)
 
+reproduce-wattwiser: setup  ## WattWiser: five pairs on four GPUs, five seeds (half an hour, kept run by run; ARGS=--quick: half a minute)
+	$(BIN)/trefoil reproduce wattwiser $(ARGS)
+
 results: setup  ## the tables of benchmarks/RESULTS.md from what studies left (ARGS='--take clover': its newest summary)
 	$(BIN)/python -m benchmarks.results $(ARGS)
 

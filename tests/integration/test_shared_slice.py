@@ -3,10 +3,12 @@
 import itertools
 import os
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
 from tests.support.agent_cluster import AgentCluster, Load, key, node_plan, planned, until
+from tests.support.fidelity import open_loop_ms, simulated_ms
 from tests.support.triton_process import hosted
 from tests.support.twin_family import TWIN, twin, two_families
 from trefoil.core.accounting import check_conservation
@@ -104,3 +106,21 @@ async def test_the_joules_of_a_shared_slice_are_those_of_its_families(cluster):
             for share in part.hosted:
                 by_family[share.family] += share.active_j
     assert min(by_family.values()) > 0, by_family
+
+
+@pytest.mark.timeout(300)
+async def test_latency_beside_a_neighbour_is_as_simulated(cluster, tmp_path):
+    target = (await run(cluster, SHARED)).grpc_target
+    rng, rates = np.random.default_rng(5), {"digits": 9.0, TWIN: 25.0}
+    at_s = {family: np.cumsum(rng.exponential(1 / rate, int(40 * rate))) for family, rate in rates.items()}
+    live = await open_loop_ms(target, at_s)
+    repository = two_families(tmp_path)
+    beside = simulated_ms(repository, SHARED, at_s)
+    alone = simulated_ms(repository, SHARED, at_s, interference=None)
+    found = {}
+    for family in at_s:
+        p95 = [float(np.quantile(one[family], 0.95)) for one in (live, beside, alone)]
+        found[family] = p95[0] / p95[1], p95[0] / p95[2]
+        print(f"{family}: p95 live {p95[0]:.1f} ms, simulated {p95[1]:.1f} ms, without contention {p95[2]:.1f} ms")
+    assert all(abs(ratio - 1) <= 0.15 for ratio, _ in found.values()), found
+    assert all(ratio > 1.15 for _, ratio in found.values()), found

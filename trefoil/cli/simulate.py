@@ -137,3 +137,45 @@ def clover(
     for name, table in clover_tables(json.loads(summary)).items():
         screen.print(f"[bold]{name}[/bold]", Markdown(table))
     screen.print(f"written to {out}/summary.json, with a CSV and a PNG per figure")
+
+
+@reproduce.command("wattwiser")
+def wattwiser(
+    out: Annotated[Path, typer.Option(help="Folder for summary.json, one CSV per figure, and kept runs.")] = Path(
+        "out/reproduce/wattwiser"
+    ),
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="How many seeds of the pairs.")] = 5,
+    jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")] = 0,
+    sweeps: Annotated[bool, typer.Option(help="Also causes turned off, and constants turned by 30 %.")] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="One pair, one seed, 20 s of each hour, no sweeps.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """WattWiser: five pairs of models on four GPUs, 60 s of each SWIM hour. Runs kept in --out are not played again."""
+    from rich.markdown import Markdown
+
+    from trefoil.cli.demo.results import git_commit, machine
+    from trefoil.reproduce.experiment import data_folder
+    from trefoil.reproduce.runs import source_hash
+    from trefoil.reproduce.scores import json_finite
+    from trefoil.reproduce.wattwiser_study import QUICK, Options, study, wattwiser_tables
+
+    screen = console()
+    options = QUICK if quick else Options(tuple(range(1, seeds + 1)), sweeps=sweeps, jobs=jobs)
+    found: dict[str, Any] = {
+        "paper": "WattWiser", "basis": "simulated on modelled GPUs", "commit": git_commit(),
+        "sources": source_hash("wattwiser", "trefoil.reproduce.wattwiser"),
+        "machine": machine(),
+        "command": shlex.join(["trefoil", *sys.argv[1:]]),
+        "seeds": list(options.seeds),
+        "data": "SWIM (TREFOIL_DATA)" if data_folder() else "a made-up day: SWIM is not here",
+    }  # fmt: skip
+    found |= study(options, out, (lambda _text: None) if as_json else (lambda text: screen.print(text)))
+    out.mkdir(parents=True, exist_ok=True)
+    plain = json_finite(found)
+    (out / "summary.json").write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(plain)
+        return
+    for name, table in wattwiser_tables(plain).items():
+        screen.print(f"[bold]{name}[/bold]", Markdown(table))
+    screen.print(f"written to {out}/summary.json, with a CSV per figure")

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from controller.planners.table import PLANNERS
 from controller.settings import FixedDemand, TriggerSettings
@@ -108,15 +108,55 @@ class Spec:
         text = json.dumps({"sources": source_hash(self.policy), **asdict(self)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        return f"{self.family} {self.label} seed {self.seed}"
+
+    @property
+    def work(self) -> float:
+        """How much there is to play, in about requests."""
+        return self.rate_per_s * self.hours
+
+    def play(self) -> "RunResult":
+        """Simulate it."""
+        return run_spec(self)
+
+
+class Playable(Protocol):
+    """Spec of a run, of whatever study: a value that can be hashed and pickled."""
+
+    @property
+    def key(self) -> str:
+        """Key of the run, whatever process computes it."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        ...
+
+    @property
+    def work(self) -> float:
+        """How much there is to play, in about requests: long runs begin first."""
+        ...
+
+    def play(self) -> "RunResult":
+        """Simulate it."""
+        ...
+
+
+S = TypeVar("S", bound=Playable)
+
 
 @cache
-def source_hash(policy: str = "") -> str:
+def source_hash(policy: str = "", module: str = __name__) -> str:
     """Hash of every module of ours that a run imports, and of the repository's families and profiles.
 
     Of a policy: without the planners that only others need, so that who improves one does not play all of them again.
     """
     files = {path for suffix in ("*.toml", "*.csv") for path in REPOSITORY.glob(f"*/{suffix}")}
-    left, seen = [__name__], set[str]()
+    left, seen = [module], set[str]()
     if policy:
         left.append(PLANNERS[POLICIES[policy].planner].make.__module__)
         seen.add(TABLE)
@@ -145,7 +185,7 @@ def source_hash(policy: str = "") -> str:
 class RunResult:
     """Result of a run, plain enough for JSON. `evaluations`: candidates in the order in which they were measured."""
 
-    spec: Spec
+    spec: Any
     summary: Mapping[str, Any]
     series: Mapping[str, Sequence[float]]
     evaluations: Sequence[Mapping[str, Any]] = field(default=())
@@ -242,13 +282,13 @@ def run_spec(spec: Spec) -> RunResult:
     known, truth = catalogs(spec)
     before = {"grid": spec.past} if spec.past else {}
     provided = Provided(catalog=known, truth=truth, knows_truth=spec.knows_truth, carbon_before=before)
-    with _sleeping_at(spec.device, spec.sleep):
+    with sleeping_at(spec.device, spec.sleep):
         plain = json.loads(simulate(scenario_of(spec), provided).to_json())
     return RunResult(spec, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])
 
 
 @contextmanager
-def _sleeping_at(device: str, ratio: float) -> Iterator[None]:
+def sleeping_at(device: str, ratio: float) -> Iterator[None]:
     """Let GPUs of a type draw that much of their sleep power, for hardware and planners alike, in this process."""
     usual = DEVICE_TYPES[device]
     DEVICE_TYPES[device] = replace(usual, sleep_w=usual.sleep_w * ratio)
@@ -259,8 +299,8 @@ def _sleeping_at(device: str, ratio: float) -> Iterator[None]:
 
 
 def run_all(
-    specs: Iterable[Spec], folder: Path | None, jobs: int = 0, say: Callable[[str], None] = lambda _text: None
-) -> dict[Spec, RunResult]:
+    specs: Iterable[S], folder: Path | None, jobs: int = 0, say: Callable[[str], None] = lambda _text: None
+) -> dict[S, RunResult]:
     """Results of all runs, those that are kept in `folder` from there. `jobs` 0: one process per core."""
     wanted = list(dict.fromkeys(specs))
     found = {spec: kept for spec in wanted if (kept := _load_result(folder, spec)) is not None}
@@ -270,19 +310,23 @@ def run_all(
     workers = jobs or len(os.sched_getaffinity(0))
     if workers == 1 or len(left) == 1:
         for n, spec in enumerate(left, 1):
-            found[spec] = _save_result(folder, run_spec(spec))
-            say(f"{n}/{len(left)} {spec.family} {spec.label} seed {spec.seed}")
+            found[spec] = _save_result(folder, spec.play())
+            say(f"{n}/{len(left)} {spec.name}")
         return found
     with ProcessPoolExecutor(workers) as pool:
-        running = {pool.submit(run_spec, spec): spec for spec in sorted(left, key=lambda s: -s.rate_per_s * s.hours)}
+        running = {pool.submit(_play, spec): spec for spec in sorted(left, key=lambda spec: -spec.work)}
         for n, future in enumerate(as_completed(running), 1):
             spec = running[future]
             found[spec] = _save_result(folder, future.result())
-            say(f"{n}/{len(left)} {spec.family} {spec.label} seed {spec.seed}")
+            say(f"{n}/{len(left)} {spec.name}")
     return found
 
 
-def _load_result(folder: Path | None, spec: Spec) -> RunResult | None:
+def _play(spec: Playable) -> RunResult:
+    return spec.play()
+
+
+def _load_result(folder: Path | None, spec: Playable) -> RunResult | None:
     path = folder / f"{spec.key}.json" if folder is not None else None
     if path is None or not path.exists():
         return None

@@ -419,7 +419,8 @@ def engines_for(inputs: Inputs, now_s: float) -> tuple[Engine, ...]:
     shares = find(Kind.PLANNER, inputs.policy.planner, PLANNERS).traits.shares
     if grouped or shares:
         rng = _engine_rng(inputs, 0)
-        return (RequestEngine(flows, rng, overhead_ms, now_s, chosen, queue, keeps, shares, grouped),)
+        slower = scenario.costs.interference
+        return (RequestEngine(flows, rng, overhead_ms, now_s, chosen, queue, keeps, shares, grouped, slower),)
     return tuple(
         RequestEngine({family: flow}, _engine_rng(inputs, place), overhead_ms, now_s, chosen, queue, keeps)
         for place, (family, flow) in enumerate(flows.items())

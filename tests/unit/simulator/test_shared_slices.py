@@ -43,7 +43,7 @@ def shared(services, router="fifo", credits=64, seed=3, weights=None, **flow):
         routes[family] = replace(route(targets, router, 10**6), family=family)
         found[family] = {t.slice: one for t, one in zip(targets, each, strict=True)}
         flows[family] = Flow(None, 50.0, **{"items_max": 8.0, **flow})
-    return SharedLevel(routes, found, np.random.default_rng(seed), flows=flows)
+    return SharedLevel(routes, found, np.random.default_rng(seed), flows)
 
 
 def seconds(*ms):

@@ -31,6 +31,7 @@ class RequestEngine:
         keeps_latencies: bool = False,
         shares: bool = False,
         grouped: bool = False,
+        interference: float | None = None,
     ) -> None:
         self.families, self._keeps_latencies = tuple(flows), keeps_latencies
         self._flows, self._router, self._queue = flows, router, queue
@@ -39,7 +40,14 @@ class RequestEngine:
         self._level: RequestLevel | SharedLevel
         if shares:
             self._level = SharedLevel(
-                nowhere, self._services, rng, overhead_ms, flows=flows, start_s=now_s, grouped=grouped
+                nowhere,
+                self._services,
+                rng,
+                flows,
+                overhead_ms,
+                start_s=now_s,
+                grouped=grouped,
+                interference=interference,
             )
         else:
             slo_ms = {family: flow.slo_ms for family, flow in flows.items()}

@@ -201,15 +201,15 @@ class SharedLevel:
         routes: Mapping[str, Route],
         services: Mapping[str, Services],
         rng: Generator,
+        flows: Mapping[str, Flow],
         overhead_ms: float = 0.0,
         *,
-        flows: Mapping[str, Flow],
         start_s: float = 0.0,
         no_slice_wait_s: float = NO_SLICE_WAIT_S,
         grouped: bool = False,
-        interference: float = INTERFERENCE,
+        interference: float | None = INTERFERENCE,
     ) -> None:
-        """Start idle at `start_s`. `grouped`: one router has all families.
+        """Start idle at `start_s`. `grouped`: one router has all families; without `interference` nobody slows anybody.
 
         Raises:
             SettingError: router or queue is not known.
@@ -239,14 +239,15 @@ class SharedLevel:
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
 
     def set_routes(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
-        """Set routes and services. In flight finishes where it is; who waits is dealt again by the router's rule.
+        """Set routes and services. Batches under way end as they began; who waits is dealt again by the router's rule.
 
         Raises:
             SettingError: router or queue is not known.
             InvalidInput: a target of a route has no service.
         """
+        now_s = float(now_s)
         check_services(routes, services)
-        self._run((), float(now_s))
+        self._run((), now_s)
         self._resume()
         for name, route in routes.items():
             family = self._families[name]
@@ -439,8 +440,10 @@ class SharedLevel:
     def _pace(self, place: _Place) -> None:
         """Reckon anew how long what computes takes, and when the next of it ends."""
         batches, next_s = place.batches, math.inf
-        if len(batches) == 1:
-            batches[0].stretch, next_s = 1.0, batches[0].left_s
+        if len(batches) == 1 or self._interference is None:
+            next_s = min((one.left_s for one in batches), default=next_s)
+            for one in batches:
+                one.stretch = 1.0
         else:
             active = sum(one.point.activity for one in batches)
             for one in batches:

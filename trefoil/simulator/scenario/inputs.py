@@ -224,7 +224,7 @@ def _objective(served: Served, scenario: Scenario, catalog: Catalog, params: Map
         window_s=wanted.window_s,
         replicas_min=wanted.replicas_min,
         spread_min=wanted.spread_min,
-        params=dict(scenario.policy.params),
+        params={**scenario.policy.params, **wanted.params},
     )
     try:
         return accept_objective(objective, {}, _at_items(catalog, family, served.items), params, pue=scenario.costs.pue)

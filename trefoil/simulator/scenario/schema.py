@@ -15,6 +15,7 @@ from controller.settings import ExploreSettings, FixedDemand, TriggerSettings
 from trefoil.core import policies
 from trefoil.core.device_types import device_type
 from trefoil.core.errors import NotFound
+from trefoil.core.interference import INTERFERENCE
 from trefoil.core.parts import Kind, Value
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
@@ -90,6 +91,8 @@ class FamilyObjective(Settings):
     window_s: float = Field(default=86_400.0, gt=0)
     replicas_min: int = Field(default=1, ge=1)
     spread_min: int = Field(default=1, ge=1)
+    params: dict[str, float] = Field(default_factory=dict)
+    """Of this family alone, over `policy.params`."""
 
 
 class Served(Settings):
@@ -246,6 +249,8 @@ class Costs(Settings):
     """Client to dispatcher and back."""
     gap_ms: float = Field(default=2.0, ge=0)
     """Dispatcher to slice and back: the slice is taken but does not compute."""
+    interference: float | None = Field(default=INTERFERENCE, ge=0)
+    """Of families on one slice, as trefoil/core/interference.py has it; null: they do not even share its time."""
 
 
 class Scenario(Settings):

@@ -1,0 +1,230 @@
+"""WattWiser's experiment: five pairs of models, four GPUs, a load of 24 hours; four policies at equal load.
+
+Source: WattWiser, Table I, sections IV-A, IV-B, Figs. 3, 4, 5. Load: SWIM, hour by hour, each trace scaled to 20 to
+    95 % of what two GPUs of its model answer; the first model follows FB-2009, the second FB-2010 (the paper does not
+    say which). Every hour lasts `step_s`.
+Model of a GPU, since the paper gives only Table I's model_max_rps X and SLO S: the largest batch is B = X S / 2
+    requests (Little's law at half the SLO) and takes t(B) = RHO B / X; a batch of n takes
+    t(B) (FIXED + (1 - FIXED) n / B). RHO is such that a GPU alone has a p95 of S at X requests/s. So both readings of S
+    hold: it is the p95 at full load (the caption), and about twice what a full batch takes (the text). In the fixed
+    part a GPU is busy to USE_FIXED, in the rest wholly, and power follows that. GPUs are V100s, of the class of the
+    paper's MI50, of which no power is known.
+Deviations: hours are shortened, so that load changes every minute: wake-ups weigh more than in the paper. Packed
+    policies have three GPUs, one of them shared, as in Fig. 3; the fourth sleeps. uniform has two for each model.
+"""
+
+import csv
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from trefoil.core import power
+from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
+from trefoil.core.device_types import device_type
+from trefoil.core.interference import INTERFERENCE
+from trefoil.core.queueing import Z_95, Z_99
+from trefoil.core.units import MS_PER_S
+from trefoil.reproduce.experiment import data_folder
+from trefoil.reproduce.runs import RunResult, sleeping_at, source_hash
+from trefoil.simulator.run import simulate
+from trefoil.simulator.scenario.inputs import Provided
+from trefoil.simulator.scenario.schema import (
+    Arrivals,
+    Carbon,
+    ControlSettings,
+    Costs,
+    FamilyObjective,
+    Node,
+    PolicyChoice,
+    Scenario,
+    Served,
+    Zone,
+)
+
+
+class Model(NamedTuple):
+    """Model of Table I; `rho`: see above; accuracy: ImageNet top 1 as torchvision states it."""
+
+    max_rps: float
+    slo_ms: float
+    rho: float
+    accuracy: float
+
+    @property
+    def batch_max(self) -> int:
+        """Largest batch."""
+        return round(self.max_rps * self.slo_ms / 2 / MS_PER_S)
+
+
+MODELS: Final[Mapping[str, Model]] = {
+    "resnext101": Model(140, 101, 0.838, 0.793),
+    "resnet152": Model(150, 76, 0.814, 0.783),
+    "vgg19": Model(320, 41, 0.823, 0.724),
+    "alexnet": Model(1750, 25, 0.917, 0.565),
+    "squeezenet1": Model(2050, 28, 0.930, 0.581),
+}
+PAIRS: Final = (
+    ("resnext101", "resnet152"),
+    ("resnet152", "vgg19"),
+    ("resnext101", "squeezenet1"),
+    ("vgg19", "alexnet"),
+    ("alexnet", "squeezenet1"),
+)
+POLICIES: Final = ("uniform", "packed_uniform", "sharing_aware", "wattwiser")
+DEVICE: Final = "Tesla V100-SXM2-32GB"
+GPUS, GPUS_PER_MODEL, HOURS = 4, 2, 24
+LOW, HIGH = 0.2, 0.95  # of what two GPUs answer
+FIXED: Final = 0.3  # of the time of a full batch
+USE_FIXED: Final = 0.3  # of the GPU, in that part
+CV: Final = 0.05
+LOAD_S: Final = 2.0  # of a model
+START_S: Final = 2.0
+MEMORY_MIB: Final = 2000
+HOST_W: Final = 200.0  # beside the GPUs, where the boundary is the node
+SWIM: Final = tuple(f"swim_FB-{year}_samples_24_times_1hr_0_per_minute.csv" for year in (2009, 2010))
+CHANGED: Final = ("fixed", "use_fixed", "cv", "load_s", "start_s", "interference", "active", "sleep")
+
+
+def swim(place: int) -> tuple[float, ...]:
+    """Loads of 24 hours as shares of two GPUs; without the data a day's curve that moves as much."""
+    folder = data_folder()
+    if folder is None:
+        at = np.arange(HOURS)
+        hours = np.sin((at + 7 * place) / HOURS * 2 * np.pi) + 0.5 * np.cos(at * (3 + place))
+    else:
+        with (folder / "requests" / SWIM[place]).open(encoding="utf-8") as file:
+            jobs = [float(row["jobs"]) for row in csv.DictReader(file)]
+        hours = np.array(jobs)[: HOURS * 60].reshape(HOURS, -1).sum(axis=1)
+    shares = LOW + (HIGH - LOW) * (hours - hours.min()) / (hours.max() - hours.min())
+    return tuple(round(share, 4) for share in shares.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class PairSpec:
+    """Spec of one run. `loads`: of each model, hour by hour; `changed`: factors on constants of the model, by name.
+
+    `contention` False: families on one GPU do not even share its time. `sleep`, `slo`, `max_rps`: factors
+    on a sleeping GPU's watts, on SLOs, and on what planners take a GPU's model_max_rps to be.
+    """
+
+    first: str
+    second: str
+    policy: str
+    seed: int
+    loads: tuple[tuple[float, ...], tuple[float, ...]]
+    label: str = ""
+    step_s: float = 60.0
+    contention: bool = True
+    sleep: float = 1.0
+    host_w: float = 0.0
+    slo: float = 1.0
+    max_rps: float = 1.0
+    constants: tuple[tuple[str, float], ...] = ()
+    changed: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def pair(self) -> str:
+        """Name of the pair."""
+        return f"{self.first}-{self.second}"
+
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        return f"{self.pair} {self.policy} {self.label} seed {self.seed}"
+
+    @property
+    def work(self) -> float:
+        """About how many requests are played."""
+        models = (MODELS[self.first], MODELS[self.second])
+        return sum(sum(each) * model.max_rps for each, model in zip(self.loads, models, strict=True)) * self.step_s
+
+    @property
+    def key(self) -> str:
+        """Key of the run, whatever process computes it."""
+        text = json.dumps({"sources": source_hash(self.policy, __name__), **asdict(self)}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    def play(self) -> RunResult:
+        """Simulate it."""
+        with sleeping_at(DEVICE, self.sleep * dict(self.changed).get("sleep", 1.0)):
+            plain = json.loads(simulate(scenario_of(self), Provided(catalog=catalog_of(self))).to_json())
+        return RunResult(self, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])
+
+
+def catalog_of(spec: PairSpec) -> Catalog:
+    """Catalogue of the two models as the constants have it."""
+    factor = {name: dict(spec.changed).get(name, 1.0) for name in CHANGED}
+    families, rows = [], []
+    for name in (spec.first, spec.second):
+        model = MODELS[name]
+        load_s, source = LOAD_S * factor["load_s"], "torchvision, ImageNet top 1"
+        variant = Variant(f"{name}-fp32", 1, model.accuracy, source, MEMORY_MIB, load_s, 0, "")
+        families.append(Family(name, "top1", (variant,)))
+        batches = {2**k for k in range(5) if 2**k < model.batch_max} | {model.batch_max}
+        rows += [_row(name, model, items, factor) for items in sorted(batches)]
+    return Catalog(tuple(families), tuple(rows))
+
+
+def _row(name: str, model: Model, items: int, factor: Mapping[str, float]) -> ProfileRow:
+    kind, fixed, cv = device_type(DEVICE), FIXED * factor["fixed"], CV * factor["cv"]
+    share = items / model.batch_max
+    mean_ms = model.rho * model.batch_max / model.max_rps * MS_PER_S * (fixed + (1 - fixed) * share)
+    busy = (fixed * USE_FIXED * factor["use_fixed"] + (1 - fixed) * share) / (fixed + (1 - fixed) * share)
+    clock_mhz = max(kind.clocks_mhz)
+    watts = busy * power.active_w(kind, power.WHOLE, clock_mhz) * factor["active"]
+
+    def quantile_ms(z: float) -> float:
+        return mean_ms * (1 - cv * cv / 9 + z * cv / 3) ** 3
+
+    return ProfileRow(
+        DEVICE, power.WHOLE, name, f"{name}-fp32", 0, items, clock_mhz, (), quantile_ms(0.0), quantile_ms(Z_95),
+        quantile_ms(Z_99), items / mean_ms * MS_PER_S, watts * mean_ms / MS_PER_S, watts, MEMORY_MIB,
+    )  # fmt: skip
+
+
+def scenario_of(spec: PairSpec) -> Scenario:
+    """Scenario of a spec."""
+    factor = {name: dict(spec.changed).get(name, 1.0) for name in CHANGED}
+    families = []
+    for name, shares in zip((spec.first, spec.second), spec.loads, strict=True):
+        model = MODELS[name]
+        points: list[tuple[float, float]] = []
+        for hour, share in enumerate(shares):
+            rate = share * GPUS_PER_MODEL * model.max_rps
+            points += [(hour * spec.step_s, rate), ((hour + 1) * spec.step_s - 1e-6, rate)]
+        families.append(
+            Served(
+                name=name,
+                arrivals=Arrivals(points=tuple(points)),
+                objective=FamilyObjective(
+                    mode="instant",
+                    slo_ms=model.slo_ms * spec.slo,
+                    params={"model_max_rps": model.max_rps * spec.max_rps},
+                ),
+                batch_delay_ms=0.0,
+            )
+        )
+    return Scenario(
+        name=f"{spec.pair} {spec.label}".strip(),
+        seed=spec.seed,
+        duration_s=HOURS * spec.step_s,
+        series_s=spec.step_s,
+        nodes=(Node(name="node", zone="grid", devices=(DEVICE,) * GPUS),),
+        families=tuple(families),
+        carbon=Carbon(zones={"grid": Zone(constant_g_per_kwh=400.0)}),
+        policy=PolicyChoice(name=spec.policy, constants=dict(spec.constants)),
+        control=ControlSettings(tick_s=1.0),
+        costs=Costs(
+            pue=1.0,
+            boundary="node" if spec.host_w else "gpu",
+            host_w=spec.host_w,
+            start_s=START_S * factor["start_s"],
+            gap_ms=0.0,
+            overhead_ms=0.0,
+            interference=INTERFERENCE * factor["interference"] if spec.contention else None,
+        ),
+    )

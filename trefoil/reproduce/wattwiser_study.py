@@ -1,0 +1,250 @@
+"""Figures of WattWiser's experiment over seeds, and what each modelled constant and each suspected cause is worth."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+from controller.planners.gpu_sharing import sharing_load_weights, sharing_weights
+from trefoil.core.device_types import device_type
+from trefoil.reproduce import plots
+from trefoil.reproduce.runs import RunResult, run_all
+from trefoil.reproduce.scores import over_seeds
+from trefoil.reproduce.tables import markdown
+from trefoil.reproduce.wattwiser import (
+    CHANGED,
+    DEVICE,
+    GPUS_PER_MODEL,
+    HOST_W,
+    HOURS,
+    MODELS,
+    PAIRS,
+    POLICIES,
+    PairSpec,
+    swim,
+)
+
+PAPER_SAVING_PCT: Final = {"packed_uniform": 24.0, "sharing_aware": 20.0, "wattwiser": 34.0}
+FITS: Final = 0.75  # of two GPUs: what is left of one family's when the other may use half of the shared one
+TURNED: Final = 0.3
+AT_ONCE: Final = (("start_s", 0.0), ("load_s", 0.0))  # a GPU still wakes
+WAKE_UP_S: Final = 6.0  # wake, start, load
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of the study. `quick`: a tenth of each hour, one seed, one pair, no sweeps."""
+
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    pairs: tuple[tuple[str, str], ...] = PAIRS
+    step_s: float = 60.0
+    sweeps: bool = True
+    jobs: int = 0
+
+
+QUICK: Final = Options((1,), PAIRS[:1], 20.0, sweeps=False)
+Loads = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def study(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Play everything; figures as CSV and PNG in `out`, kept runs below it."""
+    loads = swim(0), swim(1)
+    base = {
+        (pair, policy): [PairSpec(*pair, policy, seed, loads, step_s=options.step_s) for seed in options.seeds]
+        for pair in options.pairs
+        for policy in POLICIES
+    }
+    cases = _cases(options.pairs[:2], loads, options.step_s) if options.sweeps else {}
+    wanted = [spec for each in base.values() for spec in each] + [s for by in cases.values() for s in by.values()]
+    runs = run_all(wanted, out / "runs", options.jobs, say)
+    found: dict[str, Any] = {
+        "loads": {"FB-2009": loads[0], "FB-2010": loads[1]},
+        "hours_above_three_gpus": sum(GPUS_PER_MODEL * (a + b) > 3 for a, b in zip(*loads, strict=True)),
+        "hours_one_family_above_its_share": sum(max(a, b) > FITS for a, b in zip(*loads, strict=True)),
+        "fig2": _fig2(),
+        "pairs": {
+            "-".join(pair): {policy: _row([runs[spec] for spec in base[pair, policy]]) for policy in POLICIES}
+            for pair in options.pairs
+        },
+    }
+    for rows in found["pairs"].values():
+        for row in rows.values():
+            pairs = zip(row["seeds_power_w"], rows["uniform"]["seeds_power_w"], strict=True)
+            row["saving_pct"] = asdict(over_seeds([100 * (1 - mine / theirs) for mine, theirs in pairs]))
+    found["mean_saving_pct"] = {
+        policy: sum(rows[policy]["saving_pct"]["mean"] for rows in found["pairs"].values()) / len(found["pairs"])
+        for policy in POLICIES[1:]
+    }
+    found["paper_saving_pct"] = PAPER_SAVING_PCT
+    found["cases"] = {
+        name: {label: _case(runs, by, label) for label in by if by[label].policy != "uniform"}
+        for name, by in cases.items()
+    }
+    _figures(found, {key: [runs[spec] for spec in each] for key, each in base.items()}, out)
+    return found
+
+
+def _cases(pairs: Sequence[tuple[str, str]], loads: Loads, step_s: float) -> dict[str, dict[str, PairSpec]]:
+    """Runs of one seed in which one thing is otherwise, each beside its own uniform."""
+    kind = device_type(DEVICE)
+    lower: Loads = tuple(tuple(0.2 + (x - 0.2) * (FITS - 0.2) / 0.75 for x in each) for each in loads)  # type: ignore[assignment]
+    changes: dict[str, dict[str, Any]] = {
+        "as it is": {},
+        "no contention on a shared GPU": {"contention": False},
+        f"loads up to {FITS:.0%}": {"loads": lower},
+        "started and loaded at once": {"changed": AT_ONCE},
+        "both": {"changed": AT_ONCE, "loads": lower},
+        "model_max_rps taken for 0.8 of it": {"max_rps": 0.8},
+        "SLO halved": {"slo": 0.5},
+        "a sleeping GPU draws as an idle one": {"sleep": kind.idle_w / kind.sleep_w},
+        "a sleeping GPU draws nothing": {"sleep": 0.0},
+        f"with {HOST_W:g} W of host": {"host_w": HOST_W},
+    }
+    for name in CHANGED:
+        for factor in (1 - TURNED, 1 + TURNED):
+            changes[f"{name} x {factor:g}"] = {"changed": ((name, factor),)}
+    found: dict[str, dict[str, PairSpec]] = {}
+    for label, change in changes.items():
+        turned = " x " in label
+        for pair in pairs[:1] if turned else pairs:
+            spec = PairSpec(*pair, "uniform", 1, loads, step_s=step_s)
+            by = {policy: replace(spec, policy=policy, label=label, **change) for policy in POLICIES}
+            if turned:
+                by = {policy: by[policy] for policy in ("uniform", "packed_uniform", "wattwiser")}
+            if label == "as it is":
+                constants = (("wake_lookahead_s", WAKE_UP_S),)
+                by["wattwiser, looking ahead"] = replace(by["wattwiser"], label="looking ahead", constants=constants)
+                literal = (("literal", 1.0),)
+                by["wattwiser, preset literal"] = replace(by["wattwiser"], label="literal", constants=literal)
+            found[f"{spec.pair}: {label}"] = by
+    return found
+
+
+def _case(runs: Mapping[PairSpec, RunResult], by: Mapping[str, PairSpec], label: str) -> dict[str, float]:
+    mine, theirs = runs[by[label]], runs[by["uniform"]]
+    return {
+        "saving_pct": 100 * (1 - mine["power_w"] / theirs["power_w"]),
+        "slo_attainment": mine["slo_attainment"],
+        "hours_missed": sum(_missed(mine).values()),
+        "rejected": mine["rejected"],
+    }
+
+
+def _over_slo(run: RunResult) -> dict[str, list[float]]:
+    """P95 of every hour over the SLO, by family; of a histogram of 4 % bins."""
+    spec = run.spec
+    return {
+        family: [ms / (MODELS[family].slo_ms * spec.slo) for ms in run.series[f"{family}.p95_ms"]]
+        for family in (spec.first, spec.second)
+    }
+
+
+def _missed(run: RunResult) -> dict[str, int]:
+    return {family: sum(ratio > 1 for ratio in each) for family, each in _over_slo(run).items()}
+
+
+def _row(runs: Sequence[RunResult]) -> dict[str, Any]:
+    """Row of a policy for one pair, over its seeds."""
+    families = (runs[0].spec.first, runs[0].spec.second)
+
+    def each(pick: Callable[[RunResult], float]) -> dict[str, Any]:
+        return asdict(over_seeds([pick(run) for run in runs]))
+
+    return {
+        "seeds_power_w": [run["power_w"] for run in runs],
+        "power_w": each(lambda run: run["power_w"]),
+        "joules_per_request": each(lambda run: run["joules_per_request"]),
+        "slo_attainment": each(lambda run: run["slo_attainment"]),
+        "rejected": each(lambda run: run["rejected"]),
+        "requests": each(lambda run: run["answered"]),
+        "replans": each(lambda run: run["reconfigurations"]),
+        "p95_over_slo": {f: each(lambda run, f=f: run["families"][f]["p95_ms"] / MODELS[f].slo_ms) for f in families},  # type: ignore[misc]
+        "hours_missed": {f: each(lambda run, f=f: _missed(run)[f]) for f in families},  # type: ignore[misc]
+    }
+
+
+def _fig2() -> dict[str, list[float]]:
+    """Weights of an unshared GPU to a shared one as the planner deals them, at 1.2 x model_max_rps: Fig. 2(c), (d)."""
+
+    gpus: Any = [SimpleNamespace(cap_rps=1.0, sharing_factor=1), SimpleNamespace(cap_rps=0.5, sharing_factor=2)]
+    found = {"sharing_aware": sharing_weights(1.2, gpus), "wattwiser": sharing_load_weights(1.2, gpus)}
+    return {name: [weight / weights[-1] for weight in weights] for name, weights in found.items()}
+
+
+def _figures(found: Mapping[str, Any], runs: Mapping[Any, Sequence[RunResult]], out: Path) -> None:
+    power = [
+        {
+            "pair": pair,
+            "policy": policy,
+            "power_w": row["power_w"]["mean"],
+            "of_uniform": 1 - row["saving_pct"]["mean"] / 100,
+        }
+        for pair, rows in found["pairs"].items()
+        for policy, row in rows.items()
+    ]
+    plots.write_csv(out, "fig05", power)
+    hours = [
+        {
+            "pair": "-".join(pair),
+            "policy": policy,
+            "seed": run.spec.seed,
+            "family": family,
+            "hour": hour,
+            "p95_over_slo": ratio,
+        }
+        for (pair, policy), each in runs.items()
+        for run in each
+        for family, ratios in _over_slo(run).items()
+        for hour, ratio in enumerate(ratios)
+    ]
+    plots.write_csv(out, "fig04", hours)
+    pair = next(iter(runs))[0]
+    first = {policy: runs[pair, policy][0] for policy in POLICIES}
+    at = list(range(HOURS))
+    panels: dict[str, dict[str, tuple[Sequence[float], Sequence[float]]]] = {
+        f"{family}: p95 over SLO": {
+            policy: (at, [min(ratio, 3.0) for ratio in _over_slo(run)[family][:HOURS]]) for policy, run in first.items()
+        }
+        for family in pair
+    }
+    panels["power [W]"] = {policy: (at, run.series["power_w"][:HOURS]) for policy, run in first.items()}
+    plots.lines(panels, out, "fig03", "hour of SWIM", "")
+
+
+def wattwiser_tables(found: Mapping[str, Any]) -> dict[str, str]:
+    """Tables of `trefoil reproduce wattwiser` by name; `found` is its summary.json."""
+
+    def spread(one: Mapping[str, float], digits: int = 1, scale: float = 1.0) -> str:
+        return f"{one['mean'] * scale:.{digits}f} ({one['low'] * scale:.{digits}f} to {one['high'] * scale:.{digits}f})"
+
+    rows = [
+        (
+            pair, policy, spread(row["power_w"], 0), spread(row["saving_pct"]), spread(row["slo_attainment"], 2, 100),
+            " / ".join(f"{one['mean']:.1f}" for one in row["hours_missed"].values()), f"{row['rejected']['mean']:,.0f}",
+        )
+        for pair, by in found["pairs"].items()
+        for policy, row in by.items()
+    ]  # fmt: skip
+    head = ("pair", "policy", "W", "saving, %", "in SLO, %", "hours with p95 over the SLO, of 24", "refused")
+    tables = {"pairs": markdown(head, rows)}
+    savings = [
+        (p, f"{found['mean_saving_pct'][p]:.1f}", f"{found['paper_saving_pct'][p]:g}") for p in found["mean_saving_pct"]
+    ]
+    tables["savings"] = markdown(("policy", "mean saving of the pairs, %", "paper, %"), savings)
+    if found["cases"]:
+        lines = [
+            (
+                case,
+                label,
+                f"{one['saving_pct']:.1f}",
+                f"{100 * one['slo_attainment']:.2f}",
+                one["hours_missed"],
+                f"{one['rejected']:,}",
+            )
+            for case, by in found["cases"].items()
+            for label, one in by.items()
+        ]
+        cases = ("case, seed 1", "policy", "saving, %", "in SLO, %", "hours missed, of 48", "refused")
+        tables["cases"] = markdown(cases, lines)
+    return tables
