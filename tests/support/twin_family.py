@@ -9,8 +9,9 @@ from trefoil.core.fleet import Hosted
 TWIN = "twin"
 
 
-def two_families(folder: Path) -> Path:
-    """Write the repository; its twin has the digits' weights, profile and versions."""
+def two_families(folder: Path, batched: bool = False) -> Path:
+    """Write the repository; its twin has the digits' weights, profile and versions. `batched`: Triton forms batches."""
+    folder.mkdir(exist_ok=True)
     shutil.copytree(MODELS / "_shared", folder / "_shared")
     for family in ("digits", TWIN):
         (folder / family).mkdir()
@@ -19,6 +20,7 @@ def two_families(folder: Path) -> Path:
                 (folder / family / source.name).symlink_to(source)
             elif source.suffix in (".toml", ".csv", ".pbtxt"):
                 text = source.read_text(encoding="utf-8").replace("digits", family)
+                text += "dynamic_batching { }\n" if batched and source.suffix == ".pbtxt" else ""
                 (folder / family / source.name).write_text(text, encoding="utf-8")
     return folder
 

@@ -336,7 +336,7 @@ def _merge_settings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
 
 
 async def first_answer(launcher: Launcher, clock: Clock, deadline_s: float = FIRST_ANSWER_DEADLINE_S) -> float:
-    """Wait until the family answers; returns the seconds since the launch began.
+    """Wait until every family answers; returns the seconds since the launch began.
 
     Raises:
         StartError: a service failed, or nothing answered in time; says what the dispatcher last_error last.
@@ -349,7 +349,8 @@ async def first_answer(launcher: Launcher, clock: Clock, deadline_s: float = FIR
         if launcher.failure:
             raise StartError(launcher.failure)
         try:
-            await infer_zeros(launch.addresses["inference"], launch.family)
+            for family in (launch.family, *launch.more_families):
+                await infer_zeros(launch.addresses["inference"], family)
         except Unavailable as error:
             last_error = str(error)
             await clock.sleep(POLL_S)

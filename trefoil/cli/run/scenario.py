@@ -53,6 +53,14 @@ class ServedFamily(Settings):
     profile_override: Path | None = None
 
 
+class FamilyBeside(Settings):
+    """Family that is served beside the first, from the same repository; floors and availability are the first's."""
+
+    name: str
+    latency_ms: float = Field(default=0.0, ge=0)  # of its SLO; 0: the first's
+    demand_initial_per_s: float = Field(default=10.0, ge=0)
+
+
 class Carbon(Settings):
     """Carbon trace, shown `speedup` times faster than it happened. Nothing else is scaled."""
 
@@ -189,12 +197,19 @@ class System(Settings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     fleet: Fleet = Fleet()
     family: ServedFamily = ServedFamily()
+    more_families: tuple[FamilyBeside, ...] = ()
     carbon: Carbon = Carbon()
     slo: Slo = Slo()
     accuracy: Accuracy = Accuracy()
     availability: Availability = Availability()
     ports: Ports = Ports()
     port_offset: int = 0
+
+    @property
+    def demands_initial_per_s(self) -> dict[str, float]:
+        """Demand of every family to plan for until its first arrivals."""
+        first = {self.family.name: self.demand_initial_per_s}
+        return first | {each.name: each.demand_initial_per_s for each in self.more_families}
 
     @property
     def listening_ports(self) -> Ports:
@@ -223,6 +238,12 @@ class System(Settings):
                 check_policy(self.policy_row(name), workers=self.workers)
             except NotFound as error:
                 raise SettingError("unknown policy", field="policy", value=name, remedy=error.remedy) from error
+        return self
+
+    @model_validator(mode="after")
+    def _families_once(self) -> Self:
+        if len(self.demands_initial_per_s) <= len(self.more_families):
+            raise ValueError("more_families names a family twice, or the first one again; give each a name of its own")
         return self
 
     @model_validator(mode="after")

@@ -120,6 +120,7 @@ def new_launch(system: System, paths: StatePaths, launch_id: str, supervisor: Id
         metrics=metrics,
         node_socket=str(paths.node_socket),
         family=system.family.name,
+        more_families=tuple(each.name for each in system.more_families),
         node=system.fleet.node,
         zone=system.carbon.zone,
         started_at_s=now_s,
@@ -258,13 +259,13 @@ def _part_settings(system: System, *kinds: Kind) -> dict[str, dict[str, Value]]:
     return {kind.value: dict(settings[kind]) for kind in kinds if settings.get(kind)}
 
 
-def controller_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
-    """Settings of the controller: policy and objective; floors are absolute, from the family's best variant."""
-    best = served_family(system).best.accuracy
-    objective = {
-        "family": system.family.name,
+def _objective(system: System, family: str) -> dict[str, Any]:
+    best = served_family(system, family).best.accuracy
+    latency_ms = {each.name: each.latency_ms for each in system.more_families}.get(family) or system.slo.latency_ms
+    return {
+        "family": family,
         "mode": system.objective_mode,
-        "slo_ms": system.slo.latency_ms,
+        "slo_ms": latency_ms,
         "slo_quantile": system.slo.percentile / 100,
         "min_accuracy": system.accuracy.floor(best),
         "hard_min_accuracy": system.accuracy.hard_floor(best),
@@ -274,6 +275,10 @@ def controller_settings(system: System, launch: Launch, paths: StatePaths) -> di
         "spread_min": system.availability.spread_min,
         "params": dict(system.params),
     }
+
+
+def controller_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
+    """Settings of the controller: policy and objectives; floors are absolute, from the best variant of each family."""
     return _common_settings("controller", system, launch, paths.folder("controller")) | {
         "policy": system.policy,
         "planner": system.planner,
@@ -284,11 +289,11 @@ def controller_settings(system: System, launch: Launch, paths: StatePaths) -> di
         "pue": system.pue,
         "model_repository": str(resolve_path(system.family.repository)),
         "profile_overrides": {name: str(path) for name, path in profile_overrides(system).items()},
-        "objectives": [objective],
+        "objectives": [_objective(system, family) for family in system.demands_initial_per_s],
         "carbon": {"zone": system.carbon.zone},
         "move_horizon_s": system.move_horizon_s,
         "preset": system.preset,
-        "demand_initial_per_s": {system.family.name: system.demand_initial_per_s},
+        "demand_initial_per_s": system.demands_initial_per_s,
     }
 
 
@@ -313,11 +318,10 @@ def node_settings(system: System) -> dict[str, Any]:
     }
 
 
-def served_family(system: System) -> Family:
-    """Family that is served, read from its folder."""
-    family, _ = load_family(
-        resolve_path(system.family.repository) / system.family.name, profile_overrides(system).get(system.family.name)
-    )
+def served_family(system: System, name: str = "") -> Family:
+    """Family that is served, read from its folder; without a name the first."""
+    name = name or system.family.name
+    family, _ = load_family(resolve_path(system.family.repository) / name, profile_overrides(system).get(name))
     return family
 
 

@@ -46,6 +46,7 @@ class Launch:
     triton_ports: tuple[int, int]  # first, and one after the last
     started_at_s: float
     ready_at_s: float = 0.0  # 0: still starting
+    more_families: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

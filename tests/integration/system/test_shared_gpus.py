@@ -1,0 +1,81 @@
+"""Two families on three GPUs by `trefoil up`: they pack, one GPU sleeps, wakes under load, and sleeps again."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.system import DEADLINE_S, RunningSystem
+from tests.support.twin_family import TWIN, two_families
+from trefoil.cli.load.generator import LoadSpec, RateProfile, run_load
+from trefoil.cli.load.result import LoadResult
+from trefoil.core.fleet import DeviceState
+from trefoil.runtime.clock import WallClock
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+GPUS = ("node0/gpu0", "node0/gpu1", "node0/gpu2")
+SHARED = GPUS[1]
+
+
+@pytest.fixture(params=["wattwiser", "packed_uniform"])
+def system(request, tmp_path):
+    repository = two_families(tmp_path / "models", batched=True)
+    one = RunningSystem({
+        "policy": request.param, "objective_mode": "instant", "family.repository": str(repository),
+        "more_families": f'[{{name = "{TWIN}", demand_initial_per_s = 10.0}}]',
+        "fleet.devices": json.dumps(["A100-SXM4-40GB"] * 3), "demand_initial_per_s": 10.0, "slo.latency_ms": 250.0,
+        "availability.replicas_min": 1, "availability.spread_min": 1,
+    })  # fmt: skip
+    try:
+        one.up()
+        yield one
+    finally:
+        one.close()
+
+
+async def served(system: RunningSystem, images: Path) -> tuple[dict[str, LoadResult], list[frozenset[str]]]:
+    """A wave of one family beside a steady other one; the GPUs awake, second by second."""
+    waves = {
+        "digits": ((0.0, 10.0), (8.0, 10.0), (12.0, 62.0), (30.0, 62.0), (33.0, 10.0), (60.0, 10.0)),
+        TWIN: ((0.0, 10.0), (60.0, 10.0)),
+    }
+    awake: list[frozenset[str]] = []
+
+    async def watch() -> None:
+        async with system.client() as client:
+            while True:
+                nodes = await client.nodes()
+                awake.append(frozenset(d.device for n in nodes for d in n.devices if d.state == DeviceState.AWAKE))
+                await asyncio.sleep(0.5)
+
+    watching = asyncio.create_task(watch())
+    specs = {
+        family: LoadSpec(RateProfile(points), images, family, seed=3, deadline_s=DEADLINE_S)
+        for family, points in waves.items()
+    }
+    try:
+        loads = [run_load(spec, system.inference, clock=WallClock()) for spec in specs.values()]
+        return dict(zip(specs, await asyncio.gather(*loads), strict=True)), awake
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+def test_the_shared_gpu_sleeps_until_it_is_needed_and_no_request_fails(system):
+    images = Path("model_repository/digits/heldout.npz")
+    found, awake = asyncio.run(served(system, images))
+    for family, result in found.items():
+        assert {record.code for record in result.records} == {"OK"}, family
+        assert np.mean([record.correct / record.items for record in result.records]) > 0.95, family
+    assert all({GPUS[0], GPUS[2]} <= each for each in awake)
+    slept = [SHARED not in each for each in awake]
+    woken = slept.index(False)
+    print(
+        f"{[len(r.records) for r in found.values()]} requests; awake by half seconds: {[len(each) for each in awake]}"
+    )
+    assert all(slept[:6]), "it sleeps while one GPU a family is enough"
+    assert woken > 6
+    assert slept[-1], "and again when the wave is over"
