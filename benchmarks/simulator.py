@@ -2,6 +2,7 @@
 
     decision  CPU time of `on_arrival` (and of `on_done`) of every router, 14 slices, two credits each
     engine    requests per second of CPU time through the request-level engine, 14 slices at 0.6 of their capacity
+    shared    the same of two families on three slices, one of them shared, with and without batches
     memory    peak memory of 48 h at 500 requests/s, 14 slices (a fiftieth of it; the whole with --full)
     year      a year on ten GPUs in steps of five minutes under `exact`, as a flow (--short: a month of it)
     parity    simulated against live, by benchmarks/parity.py: about nine minutes (--short: its short case)
@@ -33,9 +34,10 @@ from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import ServiceTime
-from trefoil.simulator.engines.engine import Flow, SliceService
+from trefoil.simulator.engines.engine import Flow, OperatingPoint, SliceService
 from trefoil.simulator.engines.request_engine import RequestEngine
 from trefoil.simulator.engines.request_level import RequestLevel
+from trefoil.simulator.engines.shared_slices import SharedLevel
 from trefoil.simulator.scenario.arrivals import ArrivalSource, ArrivalStream, Rate
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -161,6 +163,39 @@ def _serve(name: str, classes: int, bulk: bool) -> float:
     return best
 
 
+def shared(_size: Size) -> list[Row]:
+    """Two families that share a slice, five sixths of whose requests go to slices of their own."""
+    found = {"batches of up to 16": 0.0, "no batches": None}
+    limits = {"batches of up to 16": 150_000.0, "no batches": None}
+    return [Row("shared", f"two families, {what}", _share(delay_s), "requests/s", limits[what], at_least=True)
+            for what, delay_s in found.items()]  # fmt: skip
+
+
+def _share(batch_delay_s: float | None) -> float:
+    points = tuple(OperatingPoint(n, 4.0 + 0.5 * n, 0.1, 100.0, 0.6) for n in (1, 2, 4, 8, 16))
+    keys = [SliceKey(f"node0/gpu{n}", "7g.40gb", 0, 8) for n in range(3)]
+    own = {"a": keys[0], "b": keys[2]}
+    routes, found = {}, {}
+    for family, mine in own.items():
+        targets = tuple(RouteTarget(k, f"{family}-l", 0, w, 48) for k, w in ((mine, 5 / 6), (keys[1], 1 / 6)))
+        routes[family] = Route(family, "weighted", "fifo", targets, 100_000, 0)
+        one = SliceService(ServiceTime(points[0].mean_ms, 0.1), 0.9, 1.0, f"{family}-l", family, GAP_MS, points)
+        found[family] = dict.fromkeys((mine, keys[1]), one)
+    rate = 1200.0 if batch_delay_s is not None else 150.0
+    sources = {
+        f: ArrivalStream(Rate(np.zeros(1), np.full(1, rate)), 1.0, np.random.default_rng(n)) for n, f in enumerate(own)
+    }
+    flows = {family: Flow(source, 50.0, batch_delay_s=batch_delay_s) for family, source in sources.items()}
+    made = SharedLevel(routes, found, np.random.default_rng(SEED), flows)
+    best, until_s = 0.0, 0.0
+    for _ in range(ROUNDS):
+        until_s += REQUESTS / 2 / rate
+        started_s = time.thread_time()
+        windows = made.serve({family: source.until(until_s) for family, source in sources.items()}, until_s)
+        best = max(best, sum(one.answered for one in windows.values()) / (time.thread_time() - started_s))
+    return best
+
+
 def memory(size: Size) -> list[Row]:
     """A process that does nothing else: block by block, as the shell serves."""
     found = _apart("memory", size)
@@ -249,6 +284,7 @@ def parity(size: Size) -> list[Row]:
 PARTS: Final[Mapping[str, Callable[[Size], list[Row]]]] = {
     "decision": decision,
     "engine": engine,
+    "shared": shared,
     "memory": memory,
     "year": year,
     "parity": parity,

@@ -80,12 +80,15 @@ def operating_point(points: tuple[OperatingPoint, ...], items: float) -> Operati
     return OperatingPoint(*(a + part * (b - a) for a, b in zip(low, high, strict=True)))
 
 
+_Request = tuple[Any, Pick]  # its ticket, and where it goes
+
+
 @dataclass(slots=True, eq=False)
 class _Batch:
     """Batch that computes: what is left of its time alone, and how much longer it takes now."""
 
     line: "_Line"
-    requests: list[tuple[Any, Pick]]
+    requests: list[_Request]
     point: OperatingPoint
     alone_s: float
     left_s: float
@@ -119,7 +122,7 @@ class _Line:
     family: "_Family"
     rng: Generator
     way_s: float = 0.0
-    waiting: deque[tuple[float, float, Any, Pick]] = field(default_factory=deque)  # there from, items, ticket, pick
+    waiting: deque[tuple[float, float, _Request]] = field(default_factory=deque)  # there from, items, request
     running: int = 0
     wakes_s: float = math.inf
     busy_s: float = 0.0
@@ -180,10 +183,8 @@ class _Family:
         return Ticket(id_, self.name, "", "", 1, 0, at, None, 0.0, 0, "", False, False, None, self.flow.slo_ms)
 
     def items(self) -> float:
-        """Items of the next request."""
+        """Items of the next request, drawn."""
         flow = self.flow
-        if not flow.items_sd:
-            return flow.items
         if not self.items_drawn:
             drawn = np.rint(self.rng.normal(flow.items, flow.items_sd, DRAWS))
             self.items_drawn = np.clip(drawn, 1, max(1.0, flow.items_max)).tolist()
@@ -287,7 +288,7 @@ class SharedLevel:
         for family in only or self._families.values():
             if family.router is None:
                 continue
-            flying = [(ticket, pick) for line in family.lines.values() for _, _, ticket, pick in line.waiting]
+            flying = [request for line in family.lines.values() for _, _, request in line.waiting]
             begun = [one for line in family.lines.values() for one in line.place.batches]
             begun += [one for _, _, what, one, _ in self._events if what == IS_BACK]
             flying += [request for one in begun if one.line.family is family for request in one.requests]
@@ -404,7 +405,8 @@ class SharedLevel:
     def _send(self, family: _Family, ticket: Any, pick: Pick) -> None:
         line = family.line_of.get(id(pick.slice)) or family.lines[pick.slice]
         there_s = self._now_s + line.way_s
-        line.waiting.append((there_s, family.items(), ticket, pick))
+        items = family.items() if family.flow.items_sd else family.flow.items
+        line.waiting.append((there_s, items, (ticket, pick)))
         if line.running < line.service.instances:
             if line.way_s:
                 self._wake(line, there_s)
@@ -430,7 +432,7 @@ class SharedLevel:
                 if due_s > now_s and not full and items < items_max:
                     self._wake(line, min(due_s, waiting[taken][0]) if taken < len(waiting) else due_s)
                     return
-            requests = [waiting.popleft()[2:] for _ in range(taken)]
+            requests = [waiting.popleft()[2] for _ in range(taken)]
             point, alone_s = line.draw(items)
             line.place.advance(now_s)
             line.place.batches.append(_Batch(line, requests, point, alone_s, alone_s))
@@ -485,7 +487,7 @@ class SharedLevel:
             if effects:
                 self._carry_out(effects)
 
-    def _answer_directly(self, family: _Family, requests: list[tuple[Any, Pick]]) -> None:
+    def _answer_directly(self, family: _Family, requests: list[_Request]) -> None:
         router, line, ends, now_s = family.router, family.line, family.ends, self._now_s
         on_done, answered = router.on_done, family.latency_s.append
         for ticket, pick in requests:
