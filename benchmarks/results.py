@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trefoil.reproduce.tables import clover_tables, provenance
+from trefoil.reproduce.tables import clover_tables, provenance, wattwiser_tables
 
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE / "RESULTS.md"
 KEPT: Final = HERE / "results"
 STUDIES: Final[Mapping[str, tuple[Path, Callable[[Mapping[str, Any]], dict[str, str]]]]] = {
     "clover": (Path("out/reproduce/clover/summary.json"), clover_tables),
+    "wattwiser": (Path("out/reproduce/wattwiser/summary.json"), wattwiser_tables),
 }
 MARK: Final = re.compile(r"<!-- (\w+)/([\w-]+) -->\n.*?<!-- / -->", re.DOTALL)
 UNUSED: Final = ("fig04", "fig09", "fig10", "fig11", "fig13", "bases")  # figures that have no table
@@ -28,7 +29,7 @@ def take(study: str) -> None:
     source, _ = STUDIES[study]
     found = json.loads(source.read_text(encoding="utf-8"))
     for name in UNUSED:
-        found["figures"].pop(name, None)
+        found.get("figures", {}).pop(name, None)
     KEPT.mkdir(exist_ok=True)
     (KEPT / f"{study}.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 

@@ -125,7 +125,7 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
         signals,
         clock,
     )
-    servicer = ControllerService(loop, catalog, constants_of("", row), disk)
+    servicer = ControllerService(loop, catalog, constants_of("", row), disk, traits.shares)
     add = controller_pb2_grpc.add_ControllerServicer_to_server
     return (
         StatePart(state),

@@ -12,6 +12,8 @@ from controller.loop.core.decision import predicted_saving
 from controller.loop.core.objectives import accept_objective
 from controller.loop.core.triggers import CAUSES, OPERATOR, Trigger
 from controller.loop.disk_store import DiskStore
+from controller.planners.gpu_allocation import with_device
+from controller.planners.planning_input import read_view
 from controller.rollout.core.executor import FINAL_STATES
 from protos.controller.v1 import controller_pb2 as pb
 from protos.controller.v1 import controller_pb2_grpc
@@ -31,9 +33,15 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
     """gRPC service `Controller`. Thin: checks what it is given, then asks the loop."""
 
     def __init__(
-        self, loop: ControlLoop, catalog: Catalog, constants: Mapping[str, float] | None, disk: DiskStore
+        self,
+        loop: ControlLoop,
+        catalog: Catalog,
+        constants: Mapping[str, float] | None,
+        disk: DiskStore,
+        shares: bool = False,
     ) -> None:
         self._loop, self._catalog, self._constants, self._disk = loop, catalog, constants, disk
+        self._shares = shares
 
     async def GetPlan(self, request: Any, context: Any) -> Any:
         """Plan in force with its rollout, mode and holds."""
@@ -64,17 +72,44 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         """Set the objective of a family; answers what of it cannot be met."""
         if not request.HasField("objective"):
             raise errors.InvalidInput("missing", field="objective", remedy="give one")
-        wanted: Objective = codec.from_proto(request.objective)
+        accepted, degraded = await self._accept(codec.from_proto(request.objective), request.expected_number)
+        return pb.SetObjectiveResponse(objective=codec.to_proto(accepted), degraded=degraded)
+
+    async def LoadFamily(self, request: Any, context: Any) -> Any:
+        """Let a family use one more device; answers all of its devices, and how many families share each."""
+        devices, degraded = await self._allocate(request.family, request.device, True)
+        return pb.LoadFamilyResponse(devices=devices, degraded=degraded)
+
+    async def UnloadFamily(self, request: Any, context: Any) -> Any:
+        """Take a device from a family; answers those that it keeps."""
+        devices, degraded = await self._allocate(request.family, request.device, False)
+        return pb.UnloadFamilyResponse(devices=devices, degraded=degraded)
+
+    async def _allocate(self, family: str, device: str, load: bool) -> tuple[list[Any], str]:
+        policy, constants = self._loop.settings.policy, self._constants
+        if not self._shares or constants is None:
+            raise errors.InvalidInput(
+                f"policy {policy} decides itself where families live",
+                field="policy",
+                value=policy,
+                remedy="run one that allocates whole devices, e.g. wattwiser",
+            )
+        objective, view = self._objective(family), self._loop.core.view()
+        found = with_device(read_view(view, constants["rate_floor_per_s"]), constants, family, device, load)
+        _, degraded = await self._accept(replace(objective, devices=found.gpus[family]), objective.number)
+        factor = found.sharing_factor
+        return [pb.AllocatedDevice(device=d, sharing_factor=factor[d]) for d in found.gpus[family]], degraded
+
+    async def _accept(self, wanted: Objective, expected_number: int) -> tuple[Objective, str]:
         accepted = accept_objective(
             wanted,
             self._loop.core.objectives,
             self._catalog,
             self._constants,
-            request.expected_number,
+            expected_number,
             self._loop.settings.pue,
         )
-        degraded = await self._loop.set_objective(accepted)
-        return pb.SetObjectiveResponse(objective=codec.to_proto(accepted), degraded=degraded)
+        return accepted, await self._loop.set_objective(accepted)
 
     async def GetObjective(self, request: Any, context: Any) -> Any:
         """Objective of a family that is in force."""

@@ -2,7 +2,7 @@
 
 Source: WattWiser section II (Fig. 1), section IV: users load a model to a given GPU, which updates `allocated_GPUs` and
 `sharing_factor`.
-Data: families and devices, both in order; constants `gpus_per_family` g and `gpus_shared` s; `PlanView.allocations`, an
+Data: families and devices, both in order; constants `gpus_per_family` g and `gpus_shared` s; `Objective.devices`, an
 operator's own, which goes before them family by family.
 Decision: none here: who of the allocated GPUs serves is the planner's.
 Formulation: family i may use devices [i (g - s), i (g - s) + g). A GPU is one slice, and all families that may use it
@@ -13,7 +13,7 @@ Deviations: GPUs that are lost or out of service keep their place, so that the o
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from controller.planners.base import largest_layout
@@ -47,10 +47,10 @@ def allocate(inputs: PlanningInput, constants: Mapping[str, float]) -> Allocatio
     if inputs.lost:
         places = [(d.node, d.name) for d in inputs.devices] + list(inputs.lost)
         names = [name for _, name in sorted(places, key=lambda place: (place[0], natural_sort_key(place[1])))]
-    asked, order = inputs.view.allocations, {name: at for at, name in enumerate(names)}
+    order = {name: at for at, name in enumerate(names)}
     given = {
-        task.family: _asked(task.family, asked[task.family], order, inputs)
-        if task.family in asked
+        task.family: _asked(task.family, task.objective.devices, order, inputs)
+        if task.objective.devices
         else _default(task.family, at, names, constants)
         for at, task in enumerate(inputs.tasks)
     }
@@ -76,16 +76,38 @@ def _default(family: str, at: int, names: Sequence[str], constants: Mapping[str,
 
 
 def _asked(family: str, mine: Sequence[str], order: Mapping[str, int], inputs: PlanningInput) -> tuple[str, ...]:
-    here = f"allocations[{family}]"
-    if not mine:
-        remedy = "leave it one device, or remove its objective"
-        raise InvalidInput("the last copy of a family that is served", field=here, value=(), remedy=remedy)
     unplannable = dict(inputs.unplannable)
     for name in mine:
         if name not in order:
             why = unplannable.get(name, "no node reports this device")
-            raise InvalidInput(why, field=here, value=name, remedy=f"use some of {', '.join(order)}")
+            raise InvalidInput(why, field=f"devices of {family}", value=name, remedy=f"use some of {', '.join(order)}")
     return tuple(sorted(set(mine), key=lambda name: order[name]))
+
+
+def with_device(
+    inputs: PlanningInput, constants: Mapping[str, float], family: str, device: str, load: bool
+) -> Allocation:
+    """Allocation once a family is loaded onto one more device, or unloaded from one of its own.
+
+    Raises:
+        InvalidInput: it cannot be; nothing else is changed by asking.
+    """
+    mine = allocate(inputs, constants).gpus[family]
+    if load:
+        mine = (*mine, device)
+    elif device not in mine:
+        remedy = f"unload it from one of {', '.join(mine)}"
+        raise InvalidInput(f"{family} is not loaded there", field="device", value=device, remedy=remedy)
+    elif len(mine) == 1:
+        remedy = "load it onto another device first"
+        raise InvalidInput(f"the last copy of {family}, which is served", field="device", value=device, remedy=remedy)
+    else:
+        mine = tuple(name for name in mine if name != device)
+    tasks = tuple(
+        replace(task, objective=replace(task.objective, devices=mine)) if task.family == family else task
+        for task in inputs.tasks
+    )
+    return allocate(replace(inputs, tasks=tasks), constants)
 
 
 def _refuse_what_does_not_fit(

@@ -221,6 +221,8 @@ async def test_objectives_are_checked_put_in_force_and_degrade_by_a_named_rung(s
     late = pb.SetObjectiveRequest(objective=stored, expected_number=7)
     assert "number 1, not 7" in await refusal(plane.stub.SetObjective(late))
 
+    onto = pb.LoadFamilyRequest(family="digits", device="node0/gpu1")
+    assert "decides itself where families live" in await refusal(plane.stub.LoadFamily(onto))
     wanted = pb.SetObjectiveRequest(objective=stored, expected_number=1)
     wanted.objective.min_accuracy = 0.94
     answer = await plane.stub.SetObjective(wanted)

@@ -1,7 +1,7 @@
 """Views of families that share GPUs, and their plans once a load has stood for long."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -25,14 +25,19 @@ def catalog(families: Sequence[str], memory_mib: int = 32) -> Catalog:
 
 
 def shared(
-    loads: Sequence[float], gpus: int = 3, current: Plan | None = None, memory_mib: int = 32, **changes: object
+    loads: Sequence[float],
+    gpus: int = 3,
+    current: Plan | None = None,
+    memory_mib: int = 32,
+    devices: Mapping[str, tuple[str, ...]] | None = None,
+    **changes: object,
 ) -> PlanView:
     """Families f0, f1, ... at loads in multiples of MAX_RPS, on a fleet where `current` runs."""
-    names = [f"f{i}" for i in range(len(loads))]
+    names, own = [f"f{i}" for i in range(len(loads))], devices or {}
     one = view(
         catalog=catalog(names, memory_mib),
         devices=fleet(gpus),
-        wanted=[objective(family=f) for f in names],
+        wanted=[dataclasses.replace(objective(family=f), devices=own.get(f, ())) for f in names],
         demand=[Demand(f, "", load * MAX_RPS, 1.2 * load * MAX_RPS) for f, load in zip(names, loads, strict=True)],
         current=current,
     )

@@ -177,6 +177,8 @@ app.add_typer(objective, name="objective")
 app.add_typer(state, name="state")
 app.add_typer(node.app, name="node")
 app.add_typer(simulate.reproduce, name="reproduce")
+family_app.command("load")(control.family_load)
+family_app.command("unload")(control.family_unload)
 app.add_typer(family_app, name="family")
 app.add_typer(commands.app, name="carbon")
 

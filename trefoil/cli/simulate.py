@@ -157,7 +157,8 @@ def wattwiser(
     from trefoil.reproduce.experiment import data_folder
     from trefoil.reproduce.runs import source_hash
     from trefoil.reproduce.scores import json_finite
-    from trefoil.reproduce.wattwiser_study import QUICK, Options, study, wattwiser_tables
+    from trefoil.reproduce.tables import wattwiser_tables
+    from trefoil.reproduce.wattwiser_study import QUICK, Options, study
 
     screen = console()
     options = QUICK if quick else Options(tuple(range(1, seeds + 1)), sweeps=sweeps, jobs=jobs)

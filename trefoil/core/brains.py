@@ -5,7 +5,7 @@ A brain is pure and synchronous: values in, a decision and its reason out. Time 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.random import Generator
@@ -38,7 +38,6 @@ class PlanView:
     """View of a planner: all that it may know. `carbon_history`, oldest first, is the distribution of intensity.
 
     `carbon` is the reading of every zone that has none of its own in `zones` (one per zone, by `series.zone`).
-    `allocations`: the devices that an operator lets a family use, for planners that allocate whole devices.
     """
 
     now_s: float
@@ -56,7 +55,6 @@ class PlanView:
     budgets: tuple[BudgetState, ...] = ()
     carbon_history: tuple[CarbonReading, ...] = ()
     zones: tuple[CarbonReading, ...] = ()
-    allocations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,10 @@ class ActMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Objective of one family. Accuracies are absolute fractions; `slo_quantile` in (0, 1)."""
+    """Objective of one family. Accuracies are absolute fractions; `slo_quantile` in (0, 1).
+
+    `devices`: those that it may use, for planners that allocate whole devices; none: as the planner deals them.
+    """
 
     family: str = ""
     mode: ObjectiveMode = ObjectiveMode.UNSPECIFIED
@@ -45,6 +48,7 @@ class Objective:
     hard_min_accuracy: float = 0.0
     replicas_min: int = 0
     spread_min: int = 0
+    devices: tuple[str, ...] = ()
 
 
 def floor_missed(accuracy: float, floor: float) -> bool:

@@ -219,3 +219,39 @@ def _turned(found: Mapping[str, Any]) -> str:
             flips = "; ".join(f"{case}: {', '.join(pairs)}" for case, pairs in one[by]["flips"].items() if pairs)
             rows.append([family, text, ", ".join(one[by]["order"]), f"{one[by]['flipped']}", flips or "none"])
     return markdown(["application", "by", "order, best first", "cases that change it", "which"], rows)
+
+
+def wattwiser_tables(found: Mapping[str, Any]) -> dict[str, str]:
+    """Tables of `trefoil reproduce wattwiser` by name; `found` is its summary.json."""
+
+    rows = [
+        (
+            pair, policy, _spread(row["power_w"], digits=0), _spread(row["saving_pct"]),
+            _spread(row["slo_attainment"], 100, 2),
+            " / ".join(f"{one['mean']:.1f}" for one in row["hours_missed"].values()), f"{row['rejected']['mean']:,.0f}",
+        )
+        for pair, by in found["pairs"].items()
+        for policy, row in by.items()
+    ]  # fmt: skip
+    head = ("pair", "policy", "W", "saving, %", "in SLO, %", "hours with p95 over the SLO, of 24", "refused")
+    tables = {"pairs": markdown(head, rows)}
+    savings = [
+        (p, f"{found['mean_saving_pct'][p]:.1f}", f"{found['paper_saving_pct'][p]:g}") for p in found["mean_saving_pct"]
+    ]
+    tables["savings"] = markdown(("policy", "mean saving of the pairs, %", "paper, %"), savings)
+    if found["cases"]:
+        lines = [
+            (
+                case,
+                label,
+                f"{one['saving_pct']:.1f}",
+                f"{100 * one['slo_attainment']:.2f}",
+                one["hours_missed"],
+                f"{one['rejected']:,}",
+            )
+            for case, by in found["cases"].items()
+            for label, one in by.items()
+        ]
+        cases = ("case, seed 1", "policy", "saving, %", "in SLO, %", "hours missed, of 48", "refused")
+        tables["cases"] = markdown(cases, lines)
+    return tables

@@ -11,7 +11,6 @@ from trefoil.core.device_types import device_type
 from trefoil.reproduce import plots
 from trefoil.reproduce.runs import RunResult, run_all
 from trefoil.reproduce.scores import over_seeds
-from trefoil.reproduce.tables import markdown
 from trefoil.reproduce.wattwiser import (
     CHANGED,
     DEVICE,
@@ -210,41 +209,3 @@ def _figures(found: Mapping[str, Any], runs: Mapping[Any, Sequence[RunResult]], 
     }
     panels["power [W]"] = {policy: (at, run.series["power_w"][:HOURS]) for policy, run in first.items()}
     plots.lines(panels, out, "fig03", "hour of SWIM", "")
-
-
-def wattwiser_tables(found: Mapping[str, Any]) -> dict[str, str]:
-    """Tables of `trefoil reproduce wattwiser` by name; `found` is its summary.json."""
-
-    def spread(one: Mapping[str, float], digits: int = 1, scale: float = 1.0) -> str:
-        return f"{one['mean'] * scale:.{digits}f} ({one['low'] * scale:.{digits}f} to {one['high'] * scale:.{digits}f})"
-
-    rows = [
-        (
-            pair, policy, spread(row["power_w"], 0), spread(row["saving_pct"]), spread(row["slo_attainment"], 2, 100),
-            " / ".join(f"{one['mean']:.1f}" for one in row["hours_missed"].values()), f"{row['rejected']['mean']:,.0f}",
-        )
-        for pair, by in found["pairs"].items()
-        for policy, row in by.items()
-    ]  # fmt: skip
-    head = ("pair", "policy", "W", "saving, %", "in SLO, %", "hours with p95 over the SLO, of 24", "refused")
-    tables = {"pairs": markdown(head, rows)}
-    savings = [
-        (p, f"{found['mean_saving_pct'][p]:.1f}", f"{found['paper_saving_pct'][p]:g}") for p in found["mean_saving_pct"]
-    ]
-    tables["savings"] = markdown(("policy", "mean saving of the pairs, %", "paper, %"), savings)
-    if found["cases"]:
-        lines = [
-            (
-                case,
-                label,
-                f"{one['saving_pct']:.1f}",
-                f"{100 * one['slo_attainment']:.2f}",
-                one["hours_missed"],
-                f"{one['rejected']:,}",
-            )
-            for case, by in found["cases"].items()
-            for label, one in by.items()
-        ]
-        cases = ("case, seed 1", "policy", "saving, %", "in SLO, %", "hours missed, of 48", "refused")
-        tables["cases"] = markdown(cases, lines)
-    return tables

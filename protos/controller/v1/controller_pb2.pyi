@@ -3,7 +3,7 @@ from protos.types.v1 import plan_pb2 as _plan_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -57,6 +57,46 @@ class SetObjectiveResponse(_message.Message):
     objective: _plan_pb2.Objective
     degraded: str
     def __init__(self, objective: _Optional[_Union[_plan_pb2.Objective, _Mapping]] = ..., degraded: _Optional[str] = ...) -> None: ...
+
+class AllocatedDevice(_message.Message):
+    __slots__ = ("device", "sharing_factor")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    SHARING_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    sharing_factor: int
+    def __init__(self, device: _Optional[str] = ..., sharing_factor: _Optional[int] = ...) -> None: ...
+
+class LoadFamilyRequest(_message.Message):
+    __slots__ = ("family", "device")
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    family: str
+    device: str
+    def __init__(self, family: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+
+class LoadFamilyResponse(_message.Message):
+    __slots__ = ("devices", "degraded")
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    devices: _containers.RepeatedCompositeFieldContainer[AllocatedDevice]
+    degraded: str
+    def __init__(self, devices: _Optional[_Iterable[_Union[AllocatedDevice, _Mapping]]] = ..., degraded: _Optional[str] = ...) -> None: ...
+
+class UnloadFamilyRequest(_message.Message):
+    __slots__ = ("family", "device")
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    family: str
+    device: str
+    def __init__(self, family: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+
+class UnloadFamilyResponse(_message.Message):
+    __slots__ = ("devices", "degraded")
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    devices: _containers.RepeatedCompositeFieldContainer[AllocatedDevice]
+    degraded: str
+    def __init__(self, devices: _Optional[_Iterable[_Union[AllocatedDevice, _Mapping]]] = ..., degraded: _Optional[str] = ...) -> None: ...
 
 class GetObjectiveRequest(_message.Message):
     __slots__ = ("family",)

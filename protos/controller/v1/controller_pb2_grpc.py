@@ -54,6 +54,16 @@ class ControllerStub:
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveRequest.SerializeToString,
                 response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveResponse.FromString,
                 _registered_method=True)
+        self.LoadFamily = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/LoadFamily',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.LoadFamilyRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.LoadFamilyResponse.FromString,
+                _registered_method=True)
+        self.UnloadFamily = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/UnloadFamily',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.UnloadFamilyRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.UnloadFamilyResponse.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/trefoil.controller.v1.Controller/Explain',
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.ExplainRequest.SerializeToString,
@@ -121,6 +131,19 @@ class ControllerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetObjective(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadFamily(self, request, context):
+        """Families onto whole devices, under a policy that shares them: who may serve where. Weights of all who share follow.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadFamily(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -204,6 +227,16 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.GetObjective,
                     request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveRequest.FromString,
                     response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveResponse.SerializeToString,
+            ),
+            'LoadFamily': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadFamily,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.LoadFamilyRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.LoadFamilyResponse.SerializeToString,
+            ),
+            'UnloadFamily': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadFamily,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.UnloadFamilyRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.UnloadFamilyResponse.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -354,6 +387,60 @@ class Controller:
             '/trefoil.controller.v1.Controller/GetObjective',
             protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveRequest.SerializeToString,
             protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadFamily(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/LoadFamily',
+            protos_dot_controller_dot_v1_dot_controller__pb2.LoadFamilyRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.LoadFamilyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadFamily(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/UnloadFamily',
+            protos_dot_controller_dot_v1_dot_controller__pb2.UnloadFamilyRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.UnloadFamilyResponse.FromString,
             options,
             channel_credentials,
             insecure,

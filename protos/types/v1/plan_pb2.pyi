@@ -56,7 +56,7 @@ ROLLOUT_STATE_ROLLED_BACK: RolloutState
 ROLLOUT_STATE_SUPERSEDED: RolloutState
 
 class Objective(_message.Message):
-    __slots__ = ("family", "mode", "slo_ms", "slo_quantile", "min_accuracy", "lambda_weight", "base_intensity_g_per_kwh", "base_j_per_request", "pue", "number", "params", "window_s", "hard_min_accuracy", "replicas_min", "spread_min")
+    __slots__ = ("family", "mode", "slo_ms", "slo_quantile", "min_accuracy", "lambda_weight", "base_intensity_g_per_kwh", "base_j_per_request", "pue", "number", "params", "window_s", "hard_min_accuracy", "replicas_min", "spread_min", "devices")
     class ParamsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class Objective(_message.Message):
     HARD_MIN_ACCURACY_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_MIN_FIELD_NUMBER: _ClassVar[int]
     SPREAD_MIN_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     family: str
     mode: ObjectiveMode
     slo_ms: float
@@ -94,7 +95,8 @@ class Objective(_message.Message):
     hard_min_accuracy: float
     replicas_min: int
     spread_min: int
-    def __init__(self, family: _Optional[str] = ..., mode: _Optional[_Union[ObjectiveMode, str]] = ..., slo_ms: _Optional[float] = ..., slo_quantile: _Optional[float] = ..., min_accuracy: _Optional[float] = ..., lambda_weight: _Optional[float] = ..., base_intensity_g_per_kwh: _Optional[float] = ..., base_j_per_request: _Optional[float] = ..., pue: _Optional[float] = ..., number: _Optional[int] = ..., params: _Optional[_Mapping[str, float]] = ..., window_s: _Optional[float] = ..., hard_min_accuracy: _Optional[float] = ..., replicas_min: _Optional[int] = ..., spread_min: _Optional[int] = ...) -> None: ...
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, family: _Optional[str] = ..., mode: _Optional[_Union[ObjectiveMode, str]] = ..., slo_ms: _Optional[float] = ..., slo_quantile: _Optional[float] = ..., min_accuracy: _Optional[float] = ..., lambda_weight: _Optional[float] = ..., base_intensity_g_per_kwh: _Optional[float] = ..., base_j_per_request: _Optional[float] = ..., pue: _Optional[float] = ..., number: _Optional[int] = ..., params: _Optional[_Mapping[str, float]] = ..., window_s: _Optional[float] = ..., hard_min_accuracy: _Optional[float] = ..., replicas_min: _Optional[int] = ..., spread_min: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlannedSlice(_message.Message):
     __slots__ = ("key", "hosted", "credits")

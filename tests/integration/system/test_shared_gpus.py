@@ -79,3 +79,8 @@ def test_the_shared_gpu_sleeps_until_it_is_needed_and_no_request_fails(system):
     assert all(slept[:6]), "it sleeps while one GPU a family is enough"
     assert woken > 6
     assert slept[-1], "and again when the wave is over"
+    loaded = system.ask("family", "load", TWIN, GPUS[0])
+    assert loaded["devices"] == {GPUS[2]: 1, GPUS[0]: 2, SHARED: 2}
+    assert "the last copy" not in system.ask("family", "unload", "digits", SHARED)["degraded"]
+    assert "the last copy of digits" in system.refused("family", "unload", "digits", GPUS[0])
+    assert "no node reports this device" in system.refused("family", "load", "digits", "node0/gpu7")

@@ -41,7 +41,8 @@ COMMANDS = [
     ["reproduce", "clover"], ["family", "list"], ["family", "check"], ["family", "import"], ["node", "show"],
     ["node", "preview"], ["node", "clocks"], ["node", "unlock"], ["node", "energy"], ["node", "drain"],
     ["explain-request"], ["carbon", "backtest"], ["carbon", "now"], ["carbon", "watch"], ["carbon", "forecast"],
-    ["carbon", "history"], ["carbon", "health"], ["carbon", "zones"],
+    ["carbon", "history"], ["carbon", "health"], ["carbon", "zones"], ["reproduce", "wattwiser"],
+    ["family", "load"], ["family", "unload"],
 ]  # fmt: skip
 KEY = SliceKey("node0/gpu0", "7g.40gb", 0, 8)
 HOSTED = (Hosted("digits", "digits-l", 4, 0, 1, 1, 8),)
@@ -104,6 +105,9 @@ class Running:
                 )
             case "GetObjective":
                 return controller_pb2.GetObjectiveResponse(objective=codec.to_proto(OBJECTIVE))
+            case "LoadFamily":
+                found = controller_pb2.AllocatedDevice(device=request.device, sharing_factor=2)
+                return controller_pb2.LoadFamilyResponse(devices=[found])
             case "SetObjective":
                 if request.expected_number != OBJECTIVE.number:
                     raise StaleRevision("somebody changed it", remedy="look again")
@@ -205,6 +209,13 @@ def test_help_says_what_it_does_and_offers_json(command: list[str]) -> None:
     assert "--json" in result.stdout or "JSON lines" in result.stdout
     about = result.stdout.split("\n\n")[1].strip()
     assert len(about.split()) >= 5, "a sentence, not a name"
+
+
+def test_a_family_is_loaded_onto_a_device(running: Running, tmp_path: Path) -> None:
+    wanted = {"family": "digits", "devices": {"node0/gpu1": 2}, "degraded": ""}
+    assert document(tmp_path, "family", "load", "digits", "node0/gpu1") == wanted
+    said = run(tmp_path, "family", "load", "digits", "node0/gpu1")
+    assert "digits may use node0/gpu1 (shared by 2)" in said.stdout
 
 
 def test_no_command_is_missing_from_the_tests() -> None:

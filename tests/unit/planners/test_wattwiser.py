@@ -7,13 +7,16 @@ import time
 import pytest
 
 from controller.loop.core.decision import reconfigures
+from controller.planners.gpu_allocation import with_device
+from controller.planners.planning_input import read_view
 from controller.planners.policy_parts import planner_of
-from controller.planners.wattwiser import WattWiserPlanner, packed_uniform, sharing_aware, uniform
+from controller.planners.wattwiser import CONSTANTS, WattWiserPlanner, packed_uniform, sharing_aware, uniform
 from tests.support.sharing import MAX_RPS, catalog, decide, serving, settled, shared, weights_of
 from trefoil.cli.run.scenario import takes_preset
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import LoadForecast
 from trefoil.core.device_types import A100_40GB, slice_type
+from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import FleetState
 from trefoil.core.plan_check import check, plan_digest
 from trefoil.core.policies import policy
@@ -26,7 +29,7 @@ GPUS = {f"gpu{i}": f"node0/gpu{i}" for i in range(4)}
 
 
 def allocated(**mine):
-    return {"allocations": {family: tuple(f"node0/{name}" for name in names.split()) for family, names in mine.items()}}
+    return {"devices": {family: tuple(f"node0/{name}" for name in names.split()) for family, names in mine.items()}}
 
 
 def batches(one: PlanView, *points: tuple[int, float]) -> PlanView:
@@ -141,8 +144,7 @@ def test_what_is_allocated_no_longer_is_served_no_longer():
     ("loads", "changes", "words"),
     [
         ((0.1, 0.1), {"gpus": 2}, ("gpus_per_family = 2", "f1 would need device 3 of 2", "add devices")),
-        ((0.1,), allocated(f0="gpu7"), ("allocations[f0] = 'node0/gpu7'", "no node reports", "node0/gpu0, node0/gpu1")),
-        ((0.1,), allocated(f0=""), ("allocations[f0] = ()", "the last copy", "leave it one device")),
+        ((0.1,), allocated(f0="gpu7"), ("devices of f0 = 'node0/gpu7'", "no node reports", "node0/gpu0, node0/gpu1")),
         (
             (0.1, 0.1),
             {"memory_mib": 25_000},
@@ -228,12 +230,31 @@ def test_nothing_moves_on_a_silent_node():
 # --- records --------------------------------------------------------------------------------------------------------
 
 
-def test_views_bear_allocations_and_those_of_older_records_are_still_read():
+def test_a_family_is_loaded_onto_one_more_device_and_unloaded_from_one():
+    one = read_view(shared([0.1, 0.1], gpus=4), 1.0)
+    more = with_device(one, CONSTANTS, "f0", "node0/gpu2", True)
+    assert more.gpus["f0"] == ("node0/gpu0", "node0/gpu1", "node0/gpu2")
+    assert more.sharing_factor == {"node0/gpu0": 1, "node0/gpu1": 2, "node0/gpu2": 2}
+    less = with_device(one, CONSTANTS, "f1", "node0/gpu1", False)
+    assert (less.gpus["f1"], less.sharing_factor["node0/gpu1"]) == (("node0/gpu2",), 1)
+    alone = read_view(shared([0.1], **allocated(f0="gpu1")), 1.0)
+    for device, load, words in (
+        ("node0/gpu7", True, ("devices of f0", "node0/gpu7", "no node reports")),
+        ("node0/gpu1", False, ("the last copy of f0", "load it onto another device first")),
+        ("node0/gpu0", False, ("f0 is not loaded there", "unload it from one of node0/gpu1")),
+    ):
+        with pytest.raises(InvalidInput) as error:
+            with_device(alone, CONSTANTS, "f0", device, load)
+        assert all(word in str(error.value) for word in words), error.value
+
+
+def test_objectives_bear_devices_and_those_of_older_records_are_still_read():
     one = shared([0.1], **allocated(f0="gpu1 gpu2"))
     text = codec.to_json(one)
     assert codec.from_json(PlanView, text) == one
-    older = text.replace('"allocations":{"f0":["node0/gpu1","node0/gpu2"]},', "")
-    assert codec.from_json(PlanView, older).allocations == {}
+    older = text.replace('"devices":["node0/gpu1","node0/gpu2"],', "")
+    assert older != text
+    assert codec.from_json(PlanView, older).objectives[0].devices == ()
 
 
 @pytest.mark.parametrize("name", ["wattwiser", "sharing_aware", "packed_uniform", "uniform"])

@@ -75,6 +75,40 @@ def objective_show(
         console().print(_objective_text(stored))
 
 
+def family_load(
+    family: Annotated[str, typer.Argument(help="Family.")],
+    device: Annotated[str, typer.Argument(help="Device that it may use from now on, e.g. node0/gpu1.")],
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json_: AsJson = False,
+) -> None:
+    """Let a family use one more device, under a policy that shares whole devices (wattwiser)."""
+    _allocate("LoadFamily", family, device, state_dir, as_json_)
+
+
+def family_unload(
+    family: Annotated[str, typer.Argument(help="Family.")],
+    device: Annotated[str, typer.Argument(help="Device that it may use no longer.")],
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json_: AsJson = False,
+) -> None:
+    """Take a device from a family, under a policy that shares whole devices (wattwiser)."""
+    _allocate("UnloadFamily", family, device, state_dir, as_json_)
+
+
+def _allocate(method: str, family: str, device: str, state_dir: str, as_json_: bool) -> None:
+    from protos.controller.v1 import controller_pb2
+
+    request = getattr(controller_pb2, f"{method}Request")(family=family, device=device)
+    answer = call_system(state_dir, lambda system: system.call(method, request))
+    shared = {one.device: one.sharing_factor for one in answer.devices}
+    if as_json_:
+        print_json({"family": family, "devices": shared, "degraded": answer.degraded})
+        return
+    console().print(f"{family} may use " + ", ".join(f"{name} (shared by {n})" for name, n in shared.items()))
+    if answer.degraded:
+        console().print(f"the fleet cannot meet its objective: {answer.degraded}")
+
+
 def mode(
     mode_: Annotated[str, typer.Argument(metavar="observe|advise|act", help="How far the controller may go.")],
     state_dir: StateDir = DEFAULT_STATE_DIR,
