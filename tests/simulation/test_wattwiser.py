@@ -1,0 +1,97 @@
+"""WattWiser's experiment, small: what is compared is equal, joules add up, and a model alone is as Table I has it."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from trefoil.core import power
+from trefoil.core.device_types import device_type
+from trefoil.core.fleet import Hosted, SliceKey
+from trefoil.core.plan import Route, RouteTarget
+from trefoil.core.queueing import arrivals_s
+from trefoil.reproduce.wattwiser import (
+    DEVICE,
+    GPUS_PER_MODEL,
+    MODELS,
+    PAIRS,
+    POLICIES,
+    PairSpec,
+    catalog_of,
+    scenario_of,
+    swim,
+)
+from trefoil.reproduce.wattwiser_study import QUICK, study
+from trefoil.simulator.engines.engine import Flow
+from trefoil.simulator.engines.hardware import true_service
+from trefoil.simulator.engines.shared_slices import SharedLevel
+from trefoil.simulator.scenario.inputs import Provided, prepare
+from trefoil.simulator.simulation import Simulation
+
+LOADS = (0.3, 0.7, 0.5), (0.4, 0.6, 0.2)
+
+
+def spec(policy, **changes):
+    return PairSpec(*PAIRS[1], policy, 1, LOADS, step_s=20.0, **changes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_alone_on_a_gpu_meets_table_i_at_its_greatest_rate(name):
+    model, key = MODELS[name], SliceKey("node/gpu0", power.WHOLE, 0, 8)
+    other = next(pair for pair in PAIRS if name in pair)
+    catalog = catalog_of(PairSpec(*other, "uniform", 1, LOADS))
+    hosted = Hosted(name, f"{name}-fp32", 1, 0, 1, 1, model.batch_max)
+    service = true_service(catalog, device_type(DEVICE), power.WHOLE, hosted, 1.0, 0.0)
+    table = Route(name, "weighted", "fifo", (RouteTarget(key, hosted.variant, 0, 1.0, 512),), 10**6, 0)
+    flows = {name: Flow(None, model.slo_ms, batch_delay_s=0.0)}
+    p95_ms = []
+    for seed in range(3):
+        level = SharedLevel({name: table}, {name: {key: service}}, np.random.default_rng(seed), flows)
+        at = arrivals_s(model.max_rps, 1.0, 40_000, np.random.default_rng(seed + 9))
+        p95_ms.append(float(np.quantile(level.serve({name: at}, at[-1] + 60)[name].latency_ms, 0.95)))
+    assert np.median(p95_ms) == pytest.approx(model.slo_ms, rel=0.04)
+    in_flight = model.max_rps * model.slo_ms / 2e3
+    assert 5.5 < in_flight < 29
+    assert model.batch_max == round(in_flight)
+
+
+def played(policy):
+    """A simulated minute, and what each interval drew."""
+    one, drawn = spec(policy), []
+    simulation = Simulation(prepare(scenario_of(one), Provided(catalog=catalog_of(one))))
+    book = simulation.hardware.book_energy
+
+    def booked(*given):
+        drawn.append(book(*given))
+        return drawn[-1]
+
+    simulation.hardware.book_energy = booked
+    simulation.run(60.0)
+    return simulation, [one for each in drawn for one in each]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_joules_of_families_add_up_to_those_of_their_gpu_and_these_to_its_counter(policy):
+    simulation, drawn = played(policy)
+    shared = 0
+    for one in drawn:
+        assert math.isclose(sum(one.by_family.values()), one.active_j, rel_tol=1e-6, abs_tol=1e-9)
+        shared += sum(joules > 0 for joules in one.by_family.values()) > 1
+    assert (shared > 0) == (policy != "uniform")
+    for name, device in simulation.hardware.devices.items():
+        assert math.isclose(device.active_j + device.idle_j + device.unallocated_j, device.counter_j, rel_tol=1e-6)
+        assert math.isclose(sum(one.counter_j for one in drawn if one.device == name), device.counter_j, rel_tol=1e-6)
+
+
+def test_the_study_prints_what_was_played(tmp_path):
+    found = study(replace(QUICK, step_s=8.0), tmp_path, lambda _text: None)
+    rows = found["pairs"]["-".join(PAIRS[0])]
+    sent = {row["requests"]["mean"] + row["rejected"]["mean"] for row in rows.values()}
+    assert max(sent) - min(sent) <= 5e-3 * max(sent), "all meet the same arrivals; some may wait at the end"
+    assert all(row["saving_pct"]["mean"] > 0 for name, row in rows.items() if name != "uniform")
+    assert sum(one["mean"] for one in rows["uniform"]["hours_missed"].values()) == 0
+    assert found["fig2"] == {"sharing_aware": [2.0, 1.0], "wattwiser": pytest.approx([5.0, 1.0])}
+    assert {path.name for path in tmp_path.glob("fig0*")} == {"fig03.png", "fig04.csv", "fig05.csv"}
+    assert min(swim(0)) == pytest.approx(0.2)
+    assert max(swim(1)) * GPUS_PER_MODEL == pytest.approx(1.9)
