@@ -69,7 +69,7 @@ def study(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, 
     }
     for rows in found["pairs"].values():
         for row in rows.values():
-            pairs = zip(row["seeds_power_w"], rows["uniform"]["seeds_power_w"], strict=True)
+            pairs = zip(row["power_w"]["all"], rows["uniform"]["power_w"]["all"], strict=True)
             row["saving_pct"] = asdict(over_seeds([100 * (1 - mine / theirs) for mine, theirs in pairs]))
     found["mean_saving_pct"] = {
         policy: sum(rows[policy]["saving_pct"]["mean"] for rows in found["pairs"].values()) / len(found["pairs"])
@@ -151,7 +151,6 @@ def _row(runs: Sequence[RunResult]) -> dict[str, Any]:
         return asdict(over_seeds([pick(run) for run in runs]))
 
     return {
-        "seeds_power_w": [run["power_w"] for run in runs],
         "power_w": each(lambda run: run["power_w"]),
         "joules_per_request": each(lambda run: run["joules_per_request"]),
         "slo_attainment": each(lambda run: run["slo_attainment"]),

@@ -63,10 +63,6 @@ class LightTicket(_LightFields):
 _light_ticket: Final = partial(tuple.__new__, LightTicket)
 
 
-def _is_whole(ticket: Any) -> bool:
-    return isinstance(ticket, Ticket)
-
-
 def operating_point(points: tuple[OperatingPoint, ...], items: float) -> OperatingPoint:
     """Operating point of a batch: between two profiled ones, the smallest, or in proportion beyond the largest."""
     at = bisect_left(points, items, key=lambda point: point.items)
@@ -281,7 +277,8 @@ class SharedLevel:
             return
         for family in self._families.values():
             queue = family.queue
-            if family.is_light and queue.next_s() is None and not any(map(_is_whole, queue.waiting.values())):
+            whole = any(isinstance(ticket, Ticket) for ticket in queue.waiting.values())  # from before it was light
+            if family.is_light and queue.next_s() is None and not whole:
                 family.router, family.line, family.ends = queue.router, queue.line, queue.suspend()
 
     def _resume(self, *only: _Family) -> None:

@@ -52,6 +52,13 @@ def check_policy(row: Policy, *, workers: int = 1, fluid: bool = False) -> Mappi
             value=router.name,
             remedy=f"set fidelity to request, or take one of {flows}",
         )
+    if fluid and found[Kind.PLANNER].traits.shares:
+        raise SettingError(
+            "families that share slices are played request by request: a flow forms no batches",
+            field="planner",
+            value=found[Kind.PLANNER].name,
+            remedy="set fidelity to request",
+        )
     if router.traits.group and workers > 1:
         raise SettingError(
             f"one instance of it routes a group of families, and {workers} workers would have {workers}",
