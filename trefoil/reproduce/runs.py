@@ -105,8 +105,7 @@ class Spec:
     @property
     def key(self) -> str:
         """Key of the run, whatever process computes it."""
-        text = json.dumps({"sources": source_hash(self.policy), **asdict(self)}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:20]
+        return key_of(self, source_hash(self.policy))
 
     @property
     def name(self) -> str:
@@ -147,6 +146,12 @@ class Playable(Protocol):
 
 
 S = TypeVar("S", bound=Playable)
+
+
+def key_of(spec: Any, sources: str) -> str:
+    """Key of a run: a hash of its spec, a dataclass, and of the sources that it imports."""
+    text = json.dumps({"sources": sources, **asdict(spec)}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 @cache
@@ -283,7 +288,15 @@ def run_spec(spec: Spec) -> RunResult:
     before = {"grid": spec.past} if spec.past else {}
     provided = Provided(catalog=known, truth=truth, knows_truth=spec.knows_truth, carbon_before=before)
     with sleeping_at(spec.device, spec.sleep):
-        plain = json.loads(simulate(scenario_of(spec), provided).to_json())
+        return played(spec, scenario_of(spec), provided)
+
+
+def played(spec: Playable, scenario: Scenario, provided: Provided) -> RunResult:
+    """Result of a spec's scenario, as JSON would give it back."""
+    return _result(spec, json.loads(simulate(scenario, provided).to_json()))
+
+
+def _result(spec: Playable, plain: Mapping[str, Any]) -> RunResult:
     return RunResult(spec, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])
 
 
@@ -330,8 +343,7 @@ def _load_result(folder: Path | None, spec: Playable) -> RunResult | None:
     path = folder / f"{spec.key}.json" if folder is not None else None
     if path is None or not path.exists():
         return None
-    plain = json.loads(path.read_text(encoding="utf-8"))
-    return RunResult(spec, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])
+    return _result(spec, json.loads(path.read_text(encoding="utf-8")))
 
 
 def _save_result(folder: Path | None, result: RunResult) -> RunResult:

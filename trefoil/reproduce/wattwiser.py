@@ -14,10 +14,8 @@ Deviations: hours are shortened, so that load changes every minute: wake-ups wei
 """
 
 import csv
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,8 +27,7 @@ from trefoil.core.interference import INTERFERENCE
 from trefoil.core.queueing import Z_95, Z_99
 from trefoil.core.units import MS_PER_S
 from trefoil.reproduce.experiment import data_folder
-from trefoil.reproduce.runs import RunResult, sleeping_at, source_hash
-from trefoil.simulator.run import simulate
+from trefoil.reproduce.runs import RunResult, key_of, played, sleeping_at, source_hash
 from trefoil.simulator.scenario.inputs import Provided
 from trefoil.simulator.scenario.schema import (
     Arrivals,
@@ -145,19 +142,22 @@ class PairSpec:
     @property
     def key(self) -> str:
         """Key of the run, whatever process computes it."""
-        text = json.dumps({"sources": source_hash(self.policy, __name__), **asdict(self)}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:20]
+        return key_of(self, source_hash(self.policy, __name__))
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """Factor of every constant that can be changed."""
+        return {name: dict(self.changed).get(name, 1.0) for name in CHANGED}
 
     def play(self) -> RunResult:
         """Simulate it."""
-        with sleeping_at(DEVICE, self.sleep * dict(self.changed).get("sleep", 1.0)):
-            plain = json.loads(simulate(scenario_of(self), Provided(catalog=catalog_of(self))).to_json())
-        return RunResult(self, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])
+        with sleeping_at(DEVICE, self.sleep * self.factors["sleep"]):
+            return played(self, scenario_of(self), Provided(catalog=catalog_of(self)))
 
 
 def catalog_of(spec: PairSpec) -> Catalog:
     """Catalogue of the two models as the constants have it."""
-    factor = {name: dict(spec.changed).get(name, 1.0) for name in CHANGED}
+    factor = spec.factors
     families, rows = [], []
     for name in (spec.first, spec.second):
         model = MODELS[name]
@@ -188,7 +188,7 @@ def _row(name: str, model: Model, items: int, factor: Mapping[str, float]) -> Pr
 
 def scenario_of(spec: PairSpec) -> Scenario:
     """Scenario of a spec."""
-    factor = {name: dict(spec.changed).get(name, 1.0) for name in CHANGED}
+    factor = spec.factors
     families = []
     for name, shares in zip((spec.first, spec.second), spec.loads, strict=True):
         model = MODELS[name]

@@ -15,8 +15,10 @@ from trefoil.reproduce.wattwiser import (
     CHANGED,
     DEVICE,
     GPUS_PER_MODEL,
+    HIGH,
     HOST_W,
     HOURS,
+    LOW,
     MODELS,
     PAIRS,
     POLICIES,
@@ -87,7 +89,7 @@ def study(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, 
 def _cases(pairs: Sequence[tuple[str, str]], loads: Loads, step_s: float) -> dict[str, dict[str, PairSpec]]:
     """Runs of one seed in which one thing is otherwise, each beside its own uniform."""
     kind = device_type(DEVICE)
-    lower: Loads = tuple(tuple(0.2 + (x - 0.2) * (FITS - 0.2) / 0.75 for x in each) for each in loads)  # type: ignore[assignment]
+    lower: Loads = tuple(tuple(LOW + (x - LOW) * (FITS - LOW) / (HIGH - LOW) for x in each) for each in loads)  # type: ignore[assignment]
     changes: dict[str, dict[str, Any]] = {
         "as it is": {},
         "no contention on a shared GPU": {"contention": False},

@@ -48,6 +48,7 @@ class _LightFields(NamedTuple):
     arrived_s: float
     id: int
     bytes: int
+    family: str = ""
 
 
 class LightTicket(_LightFields):
@@ -58,7 +59,7 @@ class LightTicket(_LightFields):
     priority: ClassVar[int] = 0
 
 
-_light_ticket: Final = partial(tuple.__new__, LightTicket)
+light_ticket: Final = partial(tuple.__new__, LightTicket)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,9 +315,9 @@ class RequestLevel:
             back_s, arrived_s = free_s + one.way_s, ticket.arrived_s
             push(in_flight, (back_s, ticket.id, one, arrived_s, ticket, pick, start_s, service_s, current_on_done))
 
-        arrived, held_s = len(arrivals_s), None
+        arrived, held_s, names = len(arrivals_s), None, repeat(self._only.name)
         last = LightTicket(math.nextafter(until_s, -math.inf), -1, 0)  # not an arrival: ends what is back before it
-        for ticket in chain(map(_light_ticket, zip(arrivals_s, count(self._arrived + 1), repeat(0))), (last,)):
+        for ticket in chain(map(light_ticket, zip(arrivals_s, count(self._arrived + 1), repeat(0), names)), (last,)):
             at = ticket[0]
             while in_flight and in_flight[0][0] <= at:
                 back_s, _, one, arrived_s, done, pick, _, _, on_done = pop(in_flight)

@@ -17,10 +17,9 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
@@ -39,28 +38,10 @@ from trefoil.core.queueing import ServiceTime, draw_s
 from trefoil.core.units import MS_PER_S
 from trefoil.simulator.books.intervals import Counts
 from trefoil.simulator.engines.engine import Flow, OperatingPoint, Services, SliceService
-from trefoil.simulator.engines.request_level import NO_SLICE_WAIT_S, OK, Window, check_services
+from trefoil.simulator.engines.request_level import NO_SLICE_WAIT_S, OK, Window, check_services, light_ticket
 
 DRAWS: Final = 128  # service times of a batch size, and items, drawn at once
 DONE_S: Final = 1e-12  # what is left of a batch that has ended
-
-
-class _LightFields(NamedTuple):
-    arrived_s: float
-    id: int
-    bytes: int
-    family: str
-
-
-class LightTicket(_LightFields):
-    """Ticket without what no light router reads. Simulated clients ask for nothing of their own."""
-
-    __slots__ = ()
-    min_accuracy: ClassVar[float] = 0.0
-    priority: ClassVar[int] = 0
-
-
-_light_ticket: Final = partial(tuple.__new__, LightTicket)
 
 
 def operating_point(points: tuple[OperatingPoint, ...], items: float) -> OperatingPoint:
@@ -175,7 +156,7 @@ class _Family:
     def ticket(self, id_: int, at: float) -> Any:
         """Ticket of a request, as much of it as router and queue read."""
         if self.is_light:
-            return _light_ticket((at, id_, 0, self.name))
+            return light_ticket((at, id_, 0, self.name))
         return Ticket(id_, self.name, "", "", 1, 0, at, None, 0.0, 0, "", False, False, None, self.flow.slo_ms)
 
     def items(self) -> float:
@@ -329,7 +310,7 @@ class SharedLevel:
                 self._arrive(family, at)
                 continue
             family.arrived += 1
-            ticket = _light_ticket((at, next(numbers), 0, family.name))
+            ticket = light_ticket((at, next(numbers), 0, family.name))
             try:
                 pick = router.on_arrival(ticket, at)
             except QueueFull:
