@@ -10,14 +10,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import combinations
 from typing import Final, NamedTuple
 
 from controller.planners.planning_input import Device, HostedSlice, Task, constant_for
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.device_types import MEMORY_SLICES, slice_type
-from trefoil.core.fleet import DeviceType, SliceType
+from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
+from trefoil.core.interference import stretch
 from trefoil.core.plan_check import CONTEXT_MIB
-from trefoil.core.queueing import ServiceTime, rate_max, service_time, utilisation_max
+from trefoil.core.power import active_w
+from trefoil.core.queueing import ServiceTime, pool_rate_max, service_time, utilisation_max
 from trefoil.core.units import MS_PER_S
 
 TIERS: Final = (*range(1, 15), 20, 28, 40, 70, 280)  # pool sizes whose rate is computed; `Column.pieces` joins them
@@ -26,7 +29,7 @@ GAP_SCV_STEP: Final = 0.25  # a measured SCV is noisy: rounded, so that the plan
 
 class ClassKey(NamedTuple):
     """Key of slices that are alike. `clock_mhz` 0: the highest, not locked. `zone` empty: where the view's `carbon`
-    holds.
+    holds. `beside`: (family, variant) of the others on each of these slices.
     """
 
     family: str
@@ -35,18 +38,32 @@ class ClassKey(NamedTuple):
     variant: str
     clock_mhz: int = 0
     zone: str = ""
+    beside: tuple[tuple[str, str], ...] = ()
 
     @property
     def model(self) -> "ClassKey":
-        """Key of what has to be loaded: a change of the clock is no reload."""
-        return self._replace(clock_mhz=0)
+        """Key of what has to be loaded: a change of the clock or of a neighbour is no reload."""
+        return self._replace(clock_mhz=0, beside=())
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the first in order of the classes that share these slices: the one by which they count."""
+        return not self.beside or self.family < self.beside[0][0]
+
+    @property
+    def partners(self) -> "tuple[ClassKey, ...]":
+        """Classes that share these slices."""
+        everyone = ((self.family, self.variant), *self.beside)
+        return tuple(
+            self._replace(family=f, variant=v, beside=tuple(sorted(one for one in everyone if one != (f, v))))
+            for f, v in self.beside
+        )
 
 
 def class_of(device: Device, running: HostedSlice) -> ClassKey:
     """Class of a slice that stands or is planned on a device."""
-    return ClassKey(
-        running.family, device.type.name, running.key.slice_type, running.variant, device.clock_mhz, device.zone
-    )
+    shape, clock_mhz = running.key.slice_type, device.clock_mhz
+    return ClassKey(running.family, device.type.name, shape, running.variant, clock_mhz, device.zone, running.beside)
 
 
 class Piece(NamedTuple):
@@ -165,6 +182,63 @@ def columns(
     return undominated(found, devices)
 
 
+def shared_columns(
+    catalog: Catalog,
+    tasks: Sequence[Task],
+    devices: Sequence[Device],
+    constants: Mapping[str, float],
+    alone: Sequence[Column],
+) -> tuple[Column, ...]:
+    """Columns of two families on one slice: of every pair of columns that fit its memory together.
+
+    Each computes as if the other always did, by the law of `trefoil.core.interference`: what one serves depends on the
+    other's class, not on its load, and the program stays linear. Classes that miss their SLO so have no column.
+    """
+    kinds, by_family = {d.type.name: d.type for d in devices}, {task.family: task for task in tasks}
+    at: dict[tuple[str, str, int, str], list[Column]] = {}
+    for column in alone:
+        at.setdefault((column.device_type, column.slice_type, *column.key[4:6]), []).append(column)
+    sizes = Counter((d.type.name, d.zone) for d in devices)
+    found: list[Column] = []
+    for (name, shape_name, _, zone), here in at.items():
+        kind, shape = kinds[name], slice_type(kinds[name], shape_name)
+        pool = min(sizes[name, zone], max(TIERS)) * max(1, 7 // max(1, shape.compute_slices))
+        for a, b in combinations(here, 2):
+            variants = [catalog.family(c.family).variant(c.variant) for c in (a, b)]
+            if a.family == b.family or not fits(shape, *variants):
+                continue
+            busy = {c.family: _alone(kind, c, by_family[c.family], constants) for c in (a, b)}
+            pair = [_beside(m, o, busy, by_family[m.family], pool, constants) for m, o in ((a, b), (b, a))]
+            found += [c for c in pair if c.tiers] if all(c.tiers for c in pair) else []
+    return tuple(found)
+
+
+def _beside(
+    mine: Column,
+    other: Column,
+    busy: Mapping[str, tuple[float, float]],
+    task: Task,
+    pool: int,
+    constants: Mapping[str, float],
+) -> Column:
+    """Column of a class on slices that it shares with another; without tiers where it misses its SLO there."""
+    compute_ms, activity = busy[mine.family]
+    longer_ms = compute_ms * (stretch(activity, busy[other.family][1]) - 1)
+    service = replace(mine.service, mean_ms=mine.service.mean_ms + longer_ms)
+    slo_ms = task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms")
+    tiers = _tiers(service, slo_ms, task.objective.slo_quantile, gap_scv(task), pool)
+    return replace(mine, key=mine.key._replace(beside=((other.family, other.variant),)), service=service, tiers=tiers)
+
+
+def _alone(kind: DeviceType, column: Column, task: Task, constants: Mapping[str, float]) -> tuple[float, float]:
+    """Time that a class computes alone [ms], and what part of its slice that keeps busy."""
+    compute_ms = column.service.mean_ms - constant_for(task.objective, constants, "transport_gap_ms")
+    if kind.kind == DeviceKind.CPU:
+        return compute_ms, 1.0
+    watts = column.energy_j / compute_ms * MS_PER_S
+    return compute_ms, min(1.0, watts / active_w(kind, column.slice_type, column.clock_mhz))
+
+
 @lru_cache(maxsize=256)
 def _points(
     same: "CatalogKey", family_name: str, kind: DeviceType, count: int, terms: _SloInputs
@@ -180,7 +254,7 @@ def _points(
                     continue
                 row = _occupied(row, terms.gap_ms)
                 pool = count * max(1, 7 // max(1, shape.compute_slices))
-                tiers = _tiers(row, terms.slo_ms, terms.quantile, terms.scv, pool)
+                tiers = _tiers(service_time(row), terms.slo_ms, terms.quantile, terms.scv, pool)
                 if tiers:
                     column = _column(kind, shape, variant, row, tiers, terms.start_s)
                     found.append(replace(column, key=column.key._replace(clock_mhz=clock)))
@@ -204,7 +278,7 @@ def class_column(
         return None
     row = _occupied(row, constant_for(task.objective, constants, "transport_gap_ms"))
     slo_ms = task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms")
-    tiers = _tiers(row, slo_ms, task.objective.slo_quantile, gap_scv(task), max(1, slices))
+    tiers = _tiers(service_time(row), slo_ms, task.objective.slo_quantile, gap_scv(task), max(1, slices))
     return _column(kind, shape, variant, row, tiers, constants["start_s"])
 
 
@@ -213,9 +287,9 @@ def gap_scv(task: Task) -> float:
     return max(1.0, round(task.demand.gap_scv / GAP_SCV_STEP) * GAP_SCV_STEP)
 
 
-def fits(shape: SliceType, variant: Variant) -> bool:
-    """Whether a variant and a Triton fit the slice's memory."""
-    return variant.memory_mib + CONTEXT_MIB <= shape.memory_mib
+def fits(shape: SliceType, *variants: Variant) -> bool:
+    """Whether these variants and a Triton fit the slice's memory."""
+    return sum(variant.memory_mib for variant in variants) + CONTEXT_MIB <= shape.memory_mib
 
 
 def effective_row(
@@ -316,10 +390,12 @@ def _occupied(row: ProfileRow, gap_ms: float) -> ProfileRow:
     )
 
 
-def _tiers(row: ProfileRow, slo_ms: float, quantile: float, scv: float, pool: int) -> tuple[tuple[int, float], ...]:
+def _tiers(
+    service: ServiceTime, slo_ms: float, quantile: float, scv: float, pool: int
+) -> tuple[tuple[int, float], ...]:
     if slo_ms <= 0:
         return ()
-    rates = [(size, rate_max(row, slo_ms, quantile, scv, size) / size) for size in TIERS if size <= pool]
+    rates = [(size, pool_rate_max(service, slo_ms, quantile, scv, size) / size) for size in TIERS if size <= pool]
     return tuple((size, rate) for size, rate in rates if rate > 0)
 
 

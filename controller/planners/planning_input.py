@@ -23,11 +23,32 @@ STANDING = frozenset({SliceState.PENDING, SliceState.STARTING, SliceState.READY,
 
 @dataclass(frozen=True, slots=True)
 class HostedSlice:
-    """Slice that stands and what it serves, or is about to."""
+    """Slice that stands and a family that it serves, or is about to. `beside`: (family, variant) of others on it."""
 
     key: SliceKey
     family: str
     variant: str
+    beside: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the first in order of those that share the slice: the one by which slices are counted."""
+        return not self.beside or self.family < self.beside[0][0]
+
+
+@lru_cache(maxsize=4096)  # of the same few devices, at every decision
+def sharing(parts: tuple[HostedSlice, ...]) -> tuple[HostedSlice, ...]:
+    """The same with what stands beside each on its slice."""
+    on: dict[SliceKey, list[tuple[str, str]]] = {}
+    for part in parts:
+        on.setdefault(part.key, []).append((part.family, part.variant))
+    if len(on) == len(parts):
+        return parts
+    return tuple(
+        HostedSlice(key, *one, tuple(sorted(other for other in together if other != one)))
+        for key, together in on.items()
+        for one in together
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +70,7 @@ class Device:
     @property
     def layout(self) -> tuple[tuple[str, int, int], ...]:
         """(slice type, start, size) of what stands, by start."""
-        return tuple(sorted(((r.key.slice_type, r.key.start, r.key.size) for r in self.running), key=lambda s: s[1]))
+        return tuple(sorted({(r.key.slice_type, r.key.start, r.key.size) for r in self.running}, key=lambda s: s[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +163,7 @@ def _running(status: DeviceStatus, planned: Mapping[SliceKey, object]) -> list[H
             continue
         hosted = getattr(planned.get(part.key), "hosted", ()) or part.hosted
         found += [HostedSlice(part.key, h.family, h.variant) for h in hosted]
-    return found
+    return list(sharing(tuple(found)))
 
 
 def _filled(objective: Objective, view: PlanView) -> Objective:

@@ -54,6 +54,12 @@ def with_preset(row: Policy, preset: str) -> Policy:
     return replace(row, constants={**row.constants, **PRESETS[preset]}) if preset else row
 
 
+def shares_slices(row: Policy) -> bool:
+    """Whether a policy may plan several families onto one slice."""
+    part = find(Kind.PLANNER, row.planner, PLANNERS)
+    return part.traits.shares or row.constants.get("families_per_slice", 1.0) > 1
+
+
 def row_of(settings: ControllerSettings) -> Policy:
     """Policy's row as the controller's settings make it.
 

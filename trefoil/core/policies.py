@@ -59,6 +59,8 @@ POLICIES: Final[Mapping[str, Policy]] = {
 PRESETS: Final[Mapping[str, Mapping[str, float]]] = {
     "paper": {},  # the defaults: CLOVER's text, with Eq. 6 fixed
     "literal": {"literal": 1.0},  # CLOVER's Eq. 6, WattWiser's Algorithm 2 as printed
+    "shared_gpus": {"gpus_shared": 1.0},  # uniform on GPUs of which neighbours share one, as wattwiser has them
+    "shared_slices": {"families_per_slice": 2.0},  # exact: two families on a slice, where that saves
     "guided": {"guided": 1.0, "warm": 1.0},  # ours: neighbours by a fitted law, rounds from the best graph known
     "artifact": {  # CLOVER's public code
         "literal": 1.0,
@@ -74,7 +76,8 @@ PRESETS: Final[Mapping[str, Mapping[str, float]]] = {
     },
 }
 """Constants that a policy's row takes instead of its own (`--preset`): for clover, blover, oracle; `literal` for
-wattwiser too."""
+wattwiser too, `shared_gpus` and
+`shared_slices` for those that they name."""
 
 
 def policy(name: str) -> Policy:

@@ -95,7 +95,11 @@ def _fit(p50_ms: float, p95_ms: float, p99_ms: float) -> ServiceTime:
 
 def rate_max(row: ProfileRow, slo_ms: float, quantile: float, gap_scv: float, slices: int) -> float:
     """Largest rate of executed batches [1/s] that a pool of `slices` equal slices answers within the SLO."""
-    service = service_time(row)
+    return pool_rate_max(service_time(row), slo_ms, quantile, gap_scv, slices)
+
+
+def pool_rate_max(service: ServiceTime, slo_ms: float, quantile: float, gap_scv: float, slices: int) -> float:
+    """The same of a service time."""
     return slices / service.mean_ms * MS_PER_S * utilisation_max(service, slo_ms, quantile, gap_scv, slices)
 
 

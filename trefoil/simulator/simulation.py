@@ -42,7 +42,7 @@ from controller.loop.core.effects import (
 )
 from controller.loop.decision_records import decision_record
 from controller.observe.core.observation import Observation
-from controller.planners.policy_parts import forecaster_of
+from controller.planners.policy_parts import forecaster_of, shares_slices
 from controller.planners.table import PLANNERS
 from controller.rollout.core.executor import RolloutExecutor, find_path
 from controller.rollout.core.path import RolloutPath
@@ -416,7 +416,7 @@ def engines_for(inputs: Inputs, now_s: float) -> tuple[Engine, ...]:
         return tuple(FluidEngine(f, flow, overhead_ms, now_s, gap_scv[f], chosen) for f, flow in flows.items())
     router, keeps = chosen or inputs.policy.router, scenario.exact_quantiles
     grouped = find(Kind.ROUTER, router, ROUTERS).traits.group
-    shares = find(Kind.PLANNER, inputs.policy.planner, PLANNERS).traits.shares
+    shares = shares_slices(inputs.policy)
     if grouped or shares:
         rng = _engine_rng(inputs, 0)
         slower = scenario.costs.interference

@@ -51,8 +51,8 @@ class Group:
 
     def __post_init__(self) -> None:
         models = Counter(class_of(d, r).model for d in self.devices for r in d.running)
-        shapes = Counter(r.key.slice_type for d in self.devices for r in d.running)
-        cut = Counter(tuple(sorted(r.key.slice_type for r in d.running)) for d in self.devices if d.running)
+        shapes = Counter(name for d in self.devices for name, _, _ in d.layout)
+        cut = Counter(tuple(sorted(name for name, _, _ in d.layout)) for d in self.devices if d.running)
         layouts = {Configuration(self.type.name, tuple(sorted(Counter(names).items()))): n for names, n in cut.items()}
         census = Census(models, shapes, layouts, sum(d.awake for d in self.devices))
         object.__setattr__(self, "census", census)

@@ -13,8 +13,8 @@ Deviations: 2 and 3 are greedy inside the optimum of 1; both are exact where eve
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ import networkx as nx
 
 from controller.planners.columns import ClassKey, Column, class_of
 from controller.planners.exact.model import Group, Problem, Solution, wake_j
-from controller.planners.planning_input import Device, HostedSlice
+from controller.planners.planning_input import Device, HostedSlice, sharing
 from trefoil.core.common import IdentityKey
 from trefoil.core.device_types import Placement, placements, slice_type
 from trefoil.core.fleet import Configuration, DeviceType, SliceKey
@@ -65,7 +65,7 @@ def place_clocked(problem: Problem, solution: Solution) -> tuple[dict[str, tuple
     for index, group in enumerate(problem.groups):
         if group.must_stay:
             for device in group.devices:
-                hosted[device.name] = list(device.running)
+                hosted[device.name] = [r for r in device.running if r.leads]
                 clocks[device.name] = device.clock_mhz
                 for r in device.running:
                     left[class_of(device, r)] = left.get(class_of(device, r), 0) - 1
@@ -76,11 +76,17 @@ def place_clocked(problem: Problem, solution: Solution) -> tuple[dict[str, tuple
             at = (device.type.name, device.zone, layout.clock_mhz)
             slots += [_Slot(device, SliceKey(device.name, n, s, size), (*at, n)) for n, s, size in placement]
     awake = sum(n for _, option, n in solution.layouts if option.slices)
-    _host(slots, {k: n for k, n in left.items() if n > 0}, hosted, awake)
+    _host(slots, {k: n for k, n in left.items() if n > 0 and k.leads}, hosted, awake)
     return (
-        {name: tuple(sorted(parts, key=lambda r: r.key)) for name, parts in hosted.items()},
+        {name: tuple(sorted(_everyone(parts), key=lambda r: r.key)) for name, parts in hosted.items()},
         {name: clock for name, clock in clocks.items() if clock and hosted[name]},
     )
+
+
+def _everyone(leading: Sequence[HostedSlice]) -> Iterator[HostedSlice]:
+    """Every family of slices of which one is named."""
+    for one in leading:
+        yield from sharing(tuple(HostedSlice(one.key, *each) for each in ((one.family, one.variant), *one.beside)))
 
 
 class Layout(NamedTuple):
@@ -163,7 +169,7 @@ def _cost_j(device: Device, option: Configuration, columns: Mapping[ClassKey, Co
     for r in device.running:
         if (r.key.slice_type, r.key.start) not in kept:
             column = columns.get(class_of(device, r).model)
-            lost += column.load_j + column.start_j if column else 1.0
+            lost += column.load_j + column.start_j * r.leads if column else 1.0
     return wake + lost
 
 
@@ -184,13 +190,13 @@ def _placement(kind: IdentityKey[DeviceType], layout: Placement, option: Configu
 
 def _host(slots: Sequence[_Slot], left: dict[ClassKey, int], hosted: dict[str, list[HostedSlice]], awake: int) -> None:
     """Step 3: variants to slices. `left` counts what is still to place."""
-    runs = {r.key: r for name in {s.device.name: s.device for s in slots}.values() for r in name.running}
+    runs = {r.key: r for name in {s.device.name: s.device for s in slots}.values() for r in name.running if r.leads}
     free: list[_Slot] = []
     for slot in slots:
         mine = runs.get(slot.key)
         if mine is not None:
             kind, zone, clock, shape = slot.kind
-            wanted = ClassKey(mine.family, kind, shape, mine.variant, clock, zone)
+            wanted = ClassKey(mine.family, kind, shape, mine.variant, clock, zone, mine.beside)
             if left.get(wanted, 0) > 0:
                 left[wanted] -= 1
                 hosted[slot.device.name].append(mine)
@@ -213,7 +219,7 @@ def _host(slots: Sequence[_Slot], left: dict[ClassKey, int], hosted: dict[str, l
                 continue
             left[key] -= 1
             used.add(at)
-            parts.append(HostedSlice(free[at].key, key.family, key.variant))
+            parts.append(HostedSlice(free[at].key, key.family, key.variant, key.beside))
     _fill_empty([slot for at, slot in enumerate(free) if at not in used], slots, hosted, awake)
 
 
@@ -237,7 +243,7 @@ def _fill_empty(
             donor, part = givers.pop()
             if len(hosted[donor]) > 1:
                 hosted[donor].remove(part)
-                hosted[slot.device.name].append(HostedSlice(slot.key, part.family, part.variant))
+                hosted[slot.device.name].append(replace(part, key=slot.key))
     _cut_anew(slots, hosted)
 
 
@@ -255,7 +261,7 @@ def _cut_anew(slots: Sequence[_Slot], hosted: dict[str, list[HostedSlice]]) -> N
                 part = parts.pop()
                 shape = slice_type(device.type, part.key.slice_type)
                 key = SliceKey(device.name, shape.name, shape.starts[0], shape.memory_slices)
-                hosted[device.name].append(HostedSlice(key, part.family, part.variant))
+                hosted[device.name].append(replace(part, key=key))
                 break
 
 
@@ -266,16 +272,17 @@ def moves(problem: Problem, hosted: Mapping[str, tuple[HostedSlice, ...]]) -> Mo
     energy, weighed, longest = 0.0, 0.0, 0.0
     for device in problem.devices:
         target = hosted.get(device.name, ())
-        before = {r.key: r for r in device.running}
+        before, slices = {(r.key, r.family): r.variant for r in device.running}, {r.key for r in device.running}
         changed, already = 0.0, energy
         for part in target:
-            if before.get(part.key) == part:
+            if before.get((part.key, part.family)) == part.variant:
                 continue
             column = columns[class_of(device, part).model]
             loads += 1
             energy += column.load_j
             changed = max(changed, column.load_s)
-            if part.key not in before:
+            if part.key not in slices:
+                slices.add(part.key)
                 starts += 1
                 energy += column.start_j
         if target and not device.awake:

@@ -20,7 +20,7 @@ from typing import Final
 
 from numpy.random import Generator, default_rng
 
-from controller.planners.columns import ClassKey, Column, columns, gap_scv
+from controller.planners.columns import ClassKey, Column, columns, gap_scv, shared_columns
 from controller.planners.exact.aim import FamilyAim, aim_of
 from controller.planners.exact.milp import Limits, WallLimitHit
 from controller.planners.exact.model import Aim, Problem, Solution, frozen_groups, groups_of, pinned, weights_of
@@ -51,6 +51,7 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "frontier_solves": 6.0,
     "kernel_requests": 5000.0,
     "demand_step": 0.0,  # above 1: for long runs, plan demand rounded up to a power of it, and aims of a grid
+    "families_per_slice": 1.0,  # 2: two families may share a slice, where the law of interference allows it
     "clocks": 0.0,  # 1: clocks are planned too; 0: the highest, until they are controlled live
 }
 TOLERANCE: Final = 0.25  # of the allowed misses: what a sample of the kernel's size can say
@@ -235,6 +236,8 @@ def _at_mean(task: Task) -> Task:
 
 def _posed(inputs: PlanningInput, constants: Mapping[str, float]) -> Posed:
     found = tuple(c for t in inputs.tasks for c in columns(inputs.view.catalog, t, inputs.devices, constants))
+    if constants["families_per_slice"] > 1:
+        found += shared_columns(inputs.view.catalog, inputs.tasks, inputs.devices, constants, found)
     groups, (weights, _) = groups_of(inputs.devices, found), weights_of(inputs)
     problem = Problem(groups, found, inputs.tasks, inputs.view.move_horizon_s, weights=weights)
     return inputs, problem, *aim_of(inputs, problem, constants)
@@ -368,7 +371,8 @@ def _mix(solution: Solution, family: str) -> str:
     for key in sorted(solution.traffic):
         if key[0] == family and total > 0:
             shares[key[3]] += solution.traffic[key] / total
-            where[key[3]].append(f"{solution.slices[key]}x{key[2]}")
+            beside = "".join(f" beside {family}" for family, _ in key.beside)
+            where[key[3]].append(f"{solution.slices[key]}x{key[2]}{beside}")
     return ", ".join(f"{v} {shares[v]:.1%} on {'+'.join(where[v])}" for v in sorted(shares, key=lambda v: -shares[v]))
 
 

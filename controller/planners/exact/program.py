@@ -6,7 +6,8 @@ Decision: y[g, c, f] devices of group g in configuration c at clock f; x[k, t] s
 type, variant, clock) in pool tier t; r[k] traffic [1/s].
 Formulation (watts, weighed with the carbon of their zone): min baseline and sleep power + sum(energy_k * r_k)
   + moves / H + value * sum((best - accuracy_k) * r_k)   so that
-  sum_k x[k] <= sum_gcf y * count(c, s) per slot; sum_cf y <= devices of g, the rest sleep
+  sum_k x[k] <= sum_gcf y * count(c, s) per slot; sum_cf y <= devices of g, the rest sleep; classes that share slices
+    have as many of them, and count once
   n_t b[k, t] <= x[k, t] <= (n_t+1 - 1) b[k, t]; sum_t b[k, t] <= 1; r_k <= sum_t slope_kt * x[k, t] - less_kt * b[k, t]
     (a tier of one number of slices is its b alone: x = n_t b, r_k <= min(capacity, demand) b)
   sum_k r_k = demand per family at its high quantile (energy and accuracy count at the mean)
@@ -105,7 +106,9 @@ class Builder:
     def build(self) -> "Builder":
         """Build the program: variables, constraints, objective."""
         only = self.shape.columns
-        self.columns = [c for c in self.problem.columns if only is None or c.key in only]
+        self.columns = [
+            c for c in self.problem.columns if only is None or any(k in only for k in (c.key, *c.key.partners))
+        ]
         self._tasks = {t.family: t for t in self.problem.tasks}
         for column in self.problem.columns:
             self._best[column.family] = max(self._best.get(column.family, 0.0), column.accuracy)
@@ -117,6 +120,7 @@ class Builder:
         for column in self.columns:
             self._class(column)
         self._fit()
+        self._share()
         for task in self.problem.tasks:
             self._family(task)
         if self.aim.moves and self.problem.horizon_s > 0:
@@ -220,11 +224,21 @@ class Builder:
         used: dict[Slot, list[tuple[int, float]]] = defaultdict(list)
         hosted: Counter[Slot] = Counter()
         for key, parts in self.counts.items():
+            if not key.leads:
+                continue
             used[slot_of(key)] += [(p.variable, p.slices) for p in parts if p.slices]
             hosted[slot_of(key)] += self._hosted[key] if parts else 0
         for slot, terms in used.items():
             if terms:
                 self.program.row(terms + self._slots.get(slot, []), high=hosted[slot])
+
+    def _share(self) -> None:
+        """Classes that share slices have as many of them."""
+        for key, parts in self.counts.items():
+            for partner in key.partners if key.leads and parts else ():
+                mine = [(p.variable, p.slices) for p in parts if p.slices]
+                theirs = [(p.variable, -p.slices) for p in self.counts[partner] if p.slices]
+                self.program.row([*mine, *theirs], low=0, high=0)
 
     def _family(self, task: Task) -> None:
         mine = [c for c in self.columns if c.family == task.family]
@@ -287,7 +301,8 @@ class Builder:
         for column in self.columns:
             if self.counts[column.key]:
                 by_model[column.key.model].append(column)
-                by_shape[place_of(column.key), column.slice_type].append(column)
+                if column.key.leads:
+                    by_shape[place_of(column.key), column.slice_type].append(column)
         for model, same in by_model.items():
             if loaded := self._loaded(model):
                 self._more(same, same[0].load_j / horizon, loaded)

@@ -363,7 +363,7 @@ def fixed_w(problem: Problem, aim: Aim, counts: Solution) -> float:
     models, shapes, used = Counter[ClassKey](), Counter[tuple[str, str, str]](), Counter[tuple[str, str]]()
     for key, number in counts.slices.items():
         models[key.model] += number
-        shapes[key.device_type, key.zone, key.slice_type] += number
+        shapes[key.device_type, key.zone, key.slice_type] += number if key.leads else 0
     for index, option, number in counts.layouts:
         used[problem.groups[index].place] += number if option.slices else 0
     starts = {(c.device_type, c.key.zone, c.slice_type): c.start_j for c in problem.columns}

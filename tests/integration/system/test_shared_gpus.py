@@ -64,6 +64,34 @@ async def served(system: RunningSystem, images: Path) -> tuple[dict[str, LoadRes
         await asyncio.gather(watching, return_exceptions=True)
 
 
+def test_exact_puts_two_families_on_one_gpu_and_the_other_sleeps(tmp_path):
+    system = RunningSystem({
+        "policy": "exact", "preset": "shared_slices", "objective_mode": "instant", "slo.latency_ms": 300.0,
+        "family.repository": str(two_families(tmp_path / "models")), "demand_initial_per_s": 4.0,
+        "more_families": f'[{{name = "{TWIN}", demand_initial_per_s = 4.0}}]',
+        "fleet.devices": json.dumps(["Tesla V100-SXM2-32GB"] * 2), "accuracy.below_best_pct": 5.0,
+        "availability.replicas_min": 1, "availability.spread_min": 1,
+    })  # fmt: skip
+    images = Path("model_repository/digits/heldout.npz")
+    specs = [LoadSpec(RateProfile.constant(4.0, 10.0), images, f, seed=3) for f in ("digits", TWIN)]
+
+    async def served():
+        loads = await asyncio.gather(*(run_load(spec, system.inference, clock=WallClock()) for spec in specs))
+        async with system.client() as client:
+            return loads, [d for node in await client.nodes() for d in node.devices]
+
+    try:
+        system.up()
+        results, devices = asyncio.run(served())
+    finally:
+        system.close()
+    for result in results:
+        assert {record.code for record in result.records} == {"OK"}
+        assert np.mean([record.correct for record in result.records]) > 0.8
+    awake = [d for d in devices if d.state == DeviceState.AWAKE]
+    assert [[h.family for h in s.hosted] for d in awake for s in d.slices] == [["digits", TWIN]]
+
+
 def test_the_shared_gpu_sleeps_until_it_is_needed_and_no_request_fails(system):
     images = Path("model_repository/digits/heldout.npz")
     found, awake = asyncio.run(served(system, images))

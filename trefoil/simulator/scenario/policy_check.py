@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from controller.forecasters.table import FORECASTERS
+from controller.planners.policy_parts import shares_slices
 from controller.planners.table import PLANNERS
 from dispatcher.routing.queues import QUEUES
 from dispatcher.routing.routers import ROUTERS
@@ -52,7 +53,7 @@ def check_policy(row: Policy, *, workers: int = 1, fluid: bool = False) -> Mappi
             value=router.name,
             remedy=f"set fidelity to request, or take one of {flows}",
         )
-    if fluid and found[Kind.PLANNER].traits.shares:
+    if fluid and shares_slices(row):
         raise SettingError(
             "families that share slices are played request by request: a flow forms no batches",
             field="planner",

@@ -1,0 +1,121 @@
+"""`exact` with two families on a slice: as good as brute force, and it saves a GPU where they cannot be cut."""
+
+from collections import Counter
+from itertools import combinations_with_replacement
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.planners.columns import columns, shared_columns
+from controller.planners.exact.milp import Limits
+from controller.planners.exact.model import Aim, Problem, Solution, groups_of
+from controller.planners.exact.placement import moves, place
+from controller.planners.exact.planner import CONSTANTS
+from controller.planners.exact.reuse import refit
+from controller.planners.exact.search import solve
+from controller.planners.planning_input import read_view
+from tests.support.planning import digits, fleet, objective, row, view
+from tests.support.twin_family import TWIN, two_families
+from trefoil.core.catalog import Catalog, Family, Variant
+from trefoil.core.demand import Demand
+from trefoil.core.device_types import A100_40GB, V100_32GB
+from trefoil.core.fleet import Configuration
+from trefoil.simulator.run import simulate
+from trefoil.simulator.scenario.inputs import Provided
+from trefoil.simulator.scenario.schema import Scenario
+
+SLO_MS = 300.0
+WHOLE = "7g.40gb"
+ON = Configuration(A100_40GB.name, ((WHOLE, 1),))
+
+
+def two_family_problem(rates, slo_ms, gpus):
+    """GPUs that are not cut: digits in three variants, letters in one."""
+    known = digits()
+    letter = Variant("only", 1, 0.9, "made up", 32, 2.0, 10, "CC0-1.0")
+    families = (*known.families, Family("letters", "top1", (letter,), {"": (80.0, 0.95)}))
+    rows = [r for r in known.rows if r.slice_type == WHOLE and r.variant != "xs"]
+    catalog = Catalog(families, (*rows, row("only", WHOLE, 20.0, family="letters")))
+    wanted = [objective(slo_ms=slo_ms), objective(family="letters", min_accuracy=0.9, slo_ms=slo_ms)]
+    demand = [Demand(f, "", rate, 1.2 * rate) for f, rate in zip(("digits", "letters"), rates, strict=True)]
+    world = read_view(view(devices=fleet(gpus), catalog=catalog, wanted=wanted, demand=demand), 1.0)
+    alone = tuple(c for t in world.tasks for c in columns(catalog, t, world.devices, CONSTANTS))
+    shared = shared_columns(catalog, world.tasks, world.devices, CONSTANTS, alone)
+    return Problem(groups_of(world.devices), alone + shared, world.tasks, 0.0)
+
+
+def brute_force(problem, aim):
+    """The least objective over everything that every GPU may host, traffic split by `refit`; None: nothing works."""
+    options = [()]
+    for column in problem.columns:
+        if column.key.leads:
+            options.append((column.key, *column.key.partners))
+    best = None
+    for chosen in combinations_with_replacement(options, problem.number):
+        slices = Counter(key for option in chosen for key in option)
+        used = sum(map(bool, chosen))
+        if len({key.family for key in slices}) == len(problem.tasks):
+            found = refit(problem, aim, Solution(((0, ON, used),), dict(slices), {}, 0.0, {}, 0.0, 0.0))
+            if found is not None and (best is None or found.objective < best):
+                best = found.objective
+    return best
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.tuples(st.floats(1.0, 40.0), st.floats(1.0, 40.0)), st.floats(60.0, 400.0), st.integers(1, 3),
+       st.sampled_from([0.0, 60.0]))  # fmt: skip
+def test_no_way_to_share_is_better_than_the_program_s(rates, slo_ms, gpus, value_j):
+    problem = two_family_problem(rates, slo_ms, gpus)
+    aim = Aim({"digits": value_j}, {"digits": 0.95}, moves=False)
+    best, found = brute_force(problem, aim), solve(problem, aim, Limits(100_000, 1e-9))
+    assert (best is None) == (found is None)
+    if found is None:
+        return
+    assert found.objective == pytest.approx(best, rel=1e-6, abs=1e-3)
+    hosted = place(problem, found)
+    placed = Counter((r.family, r.variant, r.beside) for parts in hosted.values() for r in parts)
+    assert placed == {(key.family, key.variant, key.beside): n for key, n in found.slices.items()}
+    assert sum(map(bool, hosted.values())) == sum(n for _, _, n in found.layouts)
+    assert moves(problem, hosted).starts == len({r.key for parts in hosted.values() for r in parts})
+
+
+def test_few_requests_share_a_gpu_and_more_of_them_part():
+    def awake(rate):
+        problem, aim = two_family_problem((rate, rate), 120.0, 2), Aim({}, {"digits": 0.95}, moves=False)
+        found = solve(problem, aim, Limits(10**5, 1e-9))
+        return sum(n for _, _, n in found.layouts), any(key.beside for key in found.slices)
+
+    assert awake(3.0) == (1, True)
+    assert awake(20.0) == (2, False)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    return two_families(tmp_path_factory.mktemp("models") / "two")
+
+
+def scenario(repository, families_per_slice):
+    """Two families on GPUs that cannot be cut, each at a small part of what one carries."""
+    points = ((0.0, 4.0), (120.0, 4.0), (180.0, 9.0), (400.0, 9.0), (460.0, 4.0), (600.0, 4.0))
+    return Scenario(**{
+        "name": "shares", "seed": 1, "duration_s": 600.0, "warmup_s": 60.0,
+        "nodes": [{"name": "node0", "devices": [V100_32GB.name] * 3}],
+        "families": [
+            {"name": name, "repository": repository, "arrivals": {"points": points},
+             "objective": {"mode": "instant", "slo_ms": SLO_MS, "below_best_pct": 5.0}}
+            for name in ("digits", TWIN)
+        ],
+        "policy": {"name": "exact", "constants": {"families_per_slice": families_per_slice}},
+    })  # fmt: skip
+
+
+def test_two_families_on_a_gpu_save_one_and_keep_their_slo(repository):
+    alone, beside = (simulate(scenario(repository, n), Provided()).summary for n in (1.0, 2.0))
+    assert beside.arrived == alone.arrived
+    one_gpu_j = (V100_32GB.idle_w - V100_32GB.sleep_w) * 600.0
+    print(f"joules {alone.joules:.0f} -> {beside.joules:.0f}; a GPU asleep instead of awake: {one_gpu_j:.0f}")
+    assert alone.joules - beside.joules == pytest.approx(one_gpu_j, rel=0.1)
+    for family in beside.families.values():
+        assert family.slo_attainment > 0.95
+        assert not family.floor_missed
