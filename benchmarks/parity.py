@@ -38,7 +38,7 @@ from tests.support.ports import free_offset
 from trefoil.cli.demo.live_view import PlainView
 from trefoil.cli.demo.results import Summary, git_commit, machine, write_json
 from trefoil.cli.demo.run_policy import DemoContext, run_policy
-from trefoil.cli.load.process import read_load_result
+from trefoil.cli.load.process import read_load_result, result_path
 from trefoil.cli.load.result import LoadResult
 from trefoil.cli.run.scenario import Scenario, Slo, load_system
 from trefoil.cli.run.state_directory import CHECKOUT, StatePaths
@@ -196,7 +196,7 @@ async def play_live(case: Case, demo: Scenario, out: Path, console: Console) -> 
         with suppress(asyncio.CancelledError):
             await watching
     found = [record for record, _ in stored_decisions(out / case.policy / "cluster" / "controller" / "decisions")]
-    client = read_load_result(out / case.policy / "load.json")
+    client = read_load_result(result_path(out / case.policy, demo.family.name))
     zero_s = client.started_at_s + demo.warmup_s
     counted = [
         r for r in found if r.at_s < zero_s + demo.duration_s

@@ -100,6 +100,34 @@ def test_the_demo_reports_what_it_promises_and_leaves_nothing(tmp_path: Path) ->
         assert part in said, part
 
 
+@pytest.mark.timeout(900)
+def test_two_families_share_a_gpu_that_sleeps_until_it_is_needed(tmp_path: Path) -> None:
+    offset, out = free_offset(), tmp_path / "out"
+    argv = [sys.executable, "-m", "trefoil.cli.main", "demo", "--policy", "wattwiser", "--out", str(out)]
+    argv += ["--port-offset", str(offset), "--set", "simulated_seeds=1"]
+    said = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=880, check=False)
+    assert said.returncode == 0, said.stdout
+    assert leftovers.all_of(tmp_path, offset) == leftovers.none()
+
+    report = read_report(out / "report.json")
+    assert list(report.runs) == ["uniform", "packed_uniform", "wattwiser"]
+    for family in ("digits", "twin"):
+        assert len({run.families[family].schedule_digest for run in report.runs.values()}) == 1, "the same arrivals"
+    for name, run in report.runs.items():
+        assert run.failed == 0, (name, said.stdout)
+        assert all(each.accuracy > 0.95 for each in run.families.values()), "right values, of both families"
+        asleep = [state == "ASLEEP" for state in read_series(out / name / "series.json").device_state["node0/gpu1"]]
+        if name == "uniform":
+            assert not any(asleep)
+        else:
+            assert asleep[0], "one GPU a family is enough"
+            assert not all(asleep), "it was woken under load"
+            assert asleep[-1], "and sleeps again"
+    page = (out / "report.html").read_text()
+    assert "Latency against the SLO: digits" in page
+    assert "Latency against the SLO: twin" in page
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", INTERRUPT_SEEDS)
 def test_interrupted_at_any_moment_nothing_is_left(tmp_path: Path, seed: int) -> None:

@@ -113,7 +113,7 @@ def demo(
         "out/demo"
     ),
     policy: Annotated[
-        str, typer.Option(help="Play base and this policy instead, e.g. clover, which measures on the system.")
+        str, typer.Option(help="Play this policy: as in deploy/config/demo-<policy>.toml, else against base.")
     ] = "",
     preset: Annotated[str, typer.Option(help="Constants of that policy, e.g. artifact; default: the paper's.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Three carbon steps instead of all: a first look.")] = False,
@@ -138,7 +138,10 @@ def demo(
     overrides = parse_sets(sets) | {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
     overrides |= non_empty(planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor)
     if policy:
-        overrides = overrides_against_base(policy, preset) | overrides
+        checked, own = overrides_against_base(policy, preset), DEMO_CONFIG.with_name(f"demo-{policy}.toml")
+        if config == DEMO_CONFIG and resolve_path(own).exists():
+            config, checked = own, non_empty(preset=preset)
+        overrides = checked | overrides
     scenario = load_system(resolve_path(config), Scenario, overrides)
     if quick:
         scenario = scenario.shortened(QUICK_STEPS)

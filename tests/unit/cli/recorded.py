@@ -2,7 +2,7 @@
 
 import math
 
-from trefoil.cli.demo.results import Event, Report, Series, Summary
+from trefoil.cli.demo.results import Event, FamilySummary, Report, Series, Summary
 from trefoil.cli.demo.spread import Outcome, SeedRuns, Spread
 
 SECONDS = 24
@@ -27,7 +27,12 @@ def summary(grams: float | None = 0.0021, joules: float | None = 11.0, accuracy:
         idle_share=None if joules is None else 0.4,
         replans={"carbon": 3, "load": 2, "slo": 0, "objective": 0},
         reconfigurations={"carbon": 1, "load": 2, "slo": 0, "objective": 0},
+        families={"digits": family_summary(accuracy)},
     )
+
+
+def family_summary(accuracy: float = 0.97) -> FamilySummary:
+    return FamilySummary(900, 900, 0, "d1e5", 66.0, 49.0, 0.991, accuracy, accuracy - 0.0005, 0.955)
 
 
 def series(name: str, metered: bool = True) -> Series:
@@ -45,7 +50,7 @@ def series(name: str, metered: bool = True) -> Series:
         intensity_g_per_kwh=[250 + 120 * math.sin(t / 4) for t in times],
         offered_per_s=[26.0 + (t > 10) * 26 for t in times],
         answered_per_s=[26.0 for _ in times],
-        latency_ms_p95=[None if t == 3 else 40 + 8 * math.cos(t) for t in times],
+        latency_ms_p95={"digits": [None if t == 3 else 40 + 8 * math.cos(t) for t in times]},
         power_w={device: [watts if metered else None for _ in times] for device in DEVICES},
         device_state={device: ["AWAKE"] * SECONDS for device in DEVICES},
         clock_mhz={device: [1410] * SECONDS for device in DEVICES},

@@ -1,11 +1,19 @@
 """The load's process: a warm-up that does not count, and results that read back as they were written."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from trefoil.cli.load.process import LoadPlan, last_answer_at_s, read_load_result, without_warmup
-from trefoil.cli.load.result import LoadResult, Record
+from trefoil.cli.load.process import (
+    LoadPlan,
+    last_answer_at_s,
+    merged,
+    progress_of_all,
+    read_load_result,
+    without_warmup,
+)
+from trefoil.cli.load.result import LoadResult, Progress, Record
 
 POINTS = ((0.0, 26.0), (10.0, 26.0), (12.0, 52.0), (20.0, 52.0))
 PLAN = LoadPlan(POINTS, 6.0, "images.npz", "digits", 7)
@@ -41,6 +49,19 @@ def test_without_the_warm_up_time_counts_from_its_end() -> None:
 
 def test_a_run_ends_with_its_last_answer() -> None:
     assert last_answer_at_s(result()) == pytest.approx(1000.0 + 25.99 + 0.03)
+
+
+def test_loads_of_two_families_are_one_where_all_is_counted() -> None:
+    other = replace(
+        result(), digest="e", records=tuple(replace(r, intended_s=r.intended_s + 0.5) for r in result().records)
+    )
+    both = merged({"digits": result(), "twin": other})
+    assert [r.intended_s for r in both.records] == [1.0, 1.5, 5.9, 6.0, 6.4, 6.5, 25.99, 26.49]
+    assert both.digest == "d+e"
+    slow = Progress(3.0, 26.0, 40, 30, 2, 8, 10.0, 80.0, 0.9)
+    quick = Progress(3.1, 26.0, 10, 10, 0, 0, 5.0, None, 0.8)
+    assert progress_of_all([slow, quick]) == Progress(3.0, 26.0, 50, 40, 2, 8, 15.0, 80.0, 0.8)
+    assert progress_of_all([slow]) == slow
 
 
 def test_a_written_result_reads_back(tmp_path: Path) -> None:

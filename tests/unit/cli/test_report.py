@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.cli import recorded
 from trefoil.cli.demo import report, run_demo
-from trefoil.cli.demo.results import Exploration, Report, read_report
+from trefoil.cli.demo.results import Exploration, FamilySummary, Report, read_report
 
 TOP_LEVEL = {
     "simulated", "triton_version", "gpus", "duration_s", "carbon_speedup", "seed", "commit", "pad_overrun_ratio",
@@ -18,7 +18,7 @@ TOP_LEVEL = {
 PER_RUN = {
     "requests", "answered", "failed", "slo", "latency_ms_p50", "latency_ms_p95", "latency_ms_p99", "slo_attainment",
     "accuracy", "accuracy_profile",
-    "joules_per_request", "grams_per_request", "idle_share", "replans", "reconfigurations", "exploration",
+    "joules_per_request", "grams_per_request", "idle_share", "replans", "reconfigurations", "exploration", "families",
 }  # fmt: skip
 
 
@@ -45,10 +45,29 @@ def test_savings_are_of_grams_per_request_at_the_accuracy_that_we_have() -> None
     assert values["saving_pct"]["static_mix"] == pytest.approx(100 * (1 - 0.0022 / 0.0024))
 
 
+def with_family(one: Report, *families: FamilySummary) -> Report:
+    ours = replace(one.runs["exact"], families=dict(zip(("digits", "twin"), families, strict=False)))
+    return replace(one, runs={**one.runs, "exact": ours})
+
+
+def test_of_several_families_each_has_its_rows_its_floor_and_its_digest() -> None:
+    first, other = recorded.family_summary(), replace(recorded.family_summary(), slo_ms=91.0, schedule_digest="7b0f")
+    runs = {
+        name: replace(run, families={"digits": first, "twin": other}) for name, run in recorded.report().runs.items()
+    }
+    both = replace(recorded.report(), runs=runs)
+    lines = report.report_lines(both)
+    assert "twin: p95, SLO: base=49.0, 91 ms  static_mix=49.0, 91 ms  exact=49.0, 91 ms" in lines
+    assert "twin: digest of its schedule: base=7b0f  static_mix=7b0f  exact=7b0f" in lines
+    assert not any(line.startswith("digits: ") for line in report.report_lines(recorded.report()))
+    assert not both.missed_floor("exact")
+    assert with_family(both, first, replace(other, accuracy=0.9)).missed_floor("exact"), "the second family alone"
+
+
 @pytest.mark.parametrize(("field", "value"), [("accuracy", 0.9544), ("accuracy_profile", 0.9544)])
 def test_a_run_below_its_floor_has_saved_nothing(field: str, value: float) -> None:
     one = recorded.report()
-    missed = replace(one, runs={**one.runs, "exact": replace(one.runs["exact"], **{field: value})})
+    missed = with_family(one, replace(recorded.family_summary(0.956), **{field: value}))
     values = missed.to_json()
     assert values["missed_floor"] == {"base": False, "static_mix": False, "exact": True}
     assert values["saving_pct"] == {"base": None, "static_mix": None}
@@ -56,7 +75,7 @@ def test_a_run_below_its_floor_has_saved_nothing(field: str, value: float) -> No
     assert "below the accuracy floor, so no saving" in report.report_html(missed, {})
     assert run_demo.exit_code(missed) == 1
     assert run_demo.exit_code(one) == 0
-    held = replace(one, runs={**one.runs, "exact": replace(one.runs["exact"], **{field: 0.9546})})
+    held = with_family(one, replace(recorded.family_summary(0.956), **{field: 0.9546}))
     assert not held.missed_floor("exact"), "the tolerance of every report"
 
 

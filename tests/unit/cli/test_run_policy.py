@@ -1,5 +1,6 @@
 """How a run begins: the load, and with its second 0 the clock of the carbon trace."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,12 +44,12 @@ class World:
         self.clock.move(self.feed_takes_s.pop(0))
 
     def load_process(
-        self, played: LoadPlan, target: str, folder: Path, launch_id: str, clock: Any, lead_s: float
+        self, played: Sequence[LoadPlan], target: str, folder: Path, launch_id: str, clock: Any, lead_s: float
     ) -> Any:
         self.leads_s.append(lead_s)
 
         async def started_at_s() -> float:
-            return clock.now_s() + lead_s + played.warmup_s
+            return clock.now_s() + lead_s + played[0].warmup_s
 
         async def stop() -> None:
             self.stopped += 1
@@ -59,7 +60,7 @@ class World:
         monkeypatch.setattr(run_policy, "LoadProcess", self.load_process)
         launch: Any = SimpleNamespace(addresses={"inference": ""}, launch_id="it", state_dir="/state")
         launcher: Any = self
-        _, starts_at_s = await run_policy.start_load_and_trace(self.setup, launcher, launch, PLAN, folder)
+        _, starts_at_s = await run_policy.start_load_and_trace(self.setup, launcher, launch, [PLAN], folder)
         return starts_at_s
 
 

@@ -23,8 +23,8 @@ def test_arrivals_are_those_that_the_player_sends():
     settings = demo()
     played = LoadPlan(settings.load.points(settings.duration_s), settings.warmup_s, "", "digits", settings.seed)
     sent_s = schedule(played.spec().arrivals, 100, (1,), settings.seed).times_s
-    assert np.allclose(arrivals_s(settings), sent_s - settings.warmup_s)
-    assert arrivals_s(settings)[0] < 0 < arrivals_s(settings)[-1] < settings.duration_s
+    assert np.allclose(arrivals_s(settings, "digits"), sent_s - settings.warmup_s)
+    assert arrivals_s(settings, "digits")[0] < 0 < arrivals_s(settings, "digits")[-1] < settings.duration_s
 
 
 def test_the_same_settings_stand_in_the_scenario():

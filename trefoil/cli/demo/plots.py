@@ -103,13 +103,17 @@ def plot_grams(runs: Mapping[str, Series]) -> str:
     return _figure("grams", 2.5, 1, draw, "Cumulative grams of CO2 over time, by run")
 
 
-def plot_latency(runs: Mapping[str, Series], slo_ms: float, percentile: float) -> str:
-    """Plot the p95 of what was due in each second, against the SLO."""
+def plot_latency(runs: Mapping[str, Series], family: str, slo_ms: float, percentile: float) -> str:
+    """Plot the p95 of what was due of a family in each second, against its SLO."""
 
     def draw(axes: Sequence[Axes]) -> None:
         for name, series in runs.items():
             axes[0].plot(
-                series.t_s, _gaps(series.latency_ms_p95), label=run_label(name), color=run_colour(name), linewidth=1.1
+                series.t_s,
+                _gaps(series.latency_ms_p95[family]),
+                label=run_label(name),
+                color=run_colour(name),
+                linewidth=1.1,
             )
         axes[0].axhline(slo_ms, color="#d64545", linestyle="--", linewidth=1.2)
         axes[0].annotate(
@@ -125,7 +129,7 @@ def plot_latency(runs: Mapping[str, Series], slo_ms: float, percentile: float) -
         _from_zero(axes[0])
         _legend(axes[0])
 
-    return _figure("latency", 2.7, 1, draw, "95th percentile of latency over time against the SLO, by run")
+    return _figure(f"latency-{family}", 2.7, 1, draw, f"95th percentile of latency of {family} against the SLO, by run")
 
 
 def plot_variant_mix(runs: Mapping[str, Series], order: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import jinja2
 from rich.table import Table
 
 from trefoil.cli.demo import plots
-from trefoil.cli.demo.results import Exploration, Report, Series, Summary, write_json
+from trefoil.cli.demo.results import Exploration, FamilySummary, Report, Series, Summary, write_json
 from trefoil.cli.demo.spread import Spread, summary
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -21,6 +21,10 @@ RUN_TITLES: Final = {
     "co2opt": "smallest variant, finest slices",
     "clover": "configuration graphs, annealed by measuring on this system",
     "blover": "random configurations, measured on this system",
+    "uniform": "every family on its GPUs all the time, all of them alike: as Triton routes",
+    "packed_uniform": "fewest GPUs, first fit; all of a family's alike",
+    "sharing_aware": "fewest GPUs; load by how many families share each",
+    "wattwiser": "fewest GPUs; load by sharing and by the rate at hand",
     "oracle": "every standardised configuration, measured on this system",
 }
 # (label, of a summary, what is better): one list for the terminal and the page.
@@ -105,17 +109,36 @@ def spread_lines(spread: Spread, subject: str, floor: float) -> list[str]:
                 f"{found['mean']:+.1f} % (deviation {found['deviation']:.1f}, {ends}; its twin {values[0]:+.1f} %)"
             )
     below = ", ".join(f"{name} under {len(spread.missed(name, floor))} of {count}" for name in spread.seeds[0].runs)
-    lines.append(
-        f"simulated: below the floor {below} seeds, which makes no fair saving; "
-        f"accuracy costs {1e3 * spread.price_g:.2f} mg per request and unit"
-    )
+    price = f"costs {1e3 * spread.price_g:.2f} mg per request and unit" if spread.price_g else "has no price here"
+    lines.append(f"simulated: below the floor {below} seeds, which makes no fair saving; accuracy {price}")
     return lines
 
 
 def report_rows(report: Report) -> tuple[tuple[str, Show, str], ...]:
     """Rows of the table: label, text of a run, what is better."""
     explored = any(run.exploration is not None for run in report.runs.values())
-    return (*ROWS, *EXPLORED_ROWS) if explored else ROWS
+    families = list(next(iter(report.runs.values())).families)
+    each = [row for name in families for row in _family_rows(name)] if len(families) > 1 else []
+    return (*ROWS, *each, *(EXPLORED_ROWS if explored else ()))
+
+
+def _family_rows(name: str) -> list[tuple[str, Show, str]]:
+    """Rows of one of several families."""
+    return [
+        (f"{name}: p95, SLO", lambda run: _family_latency_text(run.families[name]), "lower"),
+        (f"{name}: SLO attainment", lambda run: _percent_text(run.families[name].slo_attainment, 2), "higher"),
+        (f"{name}: accuracy, measured", lambda run: _percent_text(run.families[name].accuracy, 2), "higher"),
+        (f"{name}: answered / failed", lambda run: _family_answers_text(run.families[name]), ""),
+        (f"{name}: digest of its schedule", lambda run: run.families[name].schedule_digest, ""),
+    ]
+
+
+def _family_latency_text(one: FamilySummary) -> str:
+    return f"{one.latency_ms_p95:.1f}, {one.slo_ms:.0f} ms"
+
+
+def _family_answers_text(one: FamilySummary) -> str:
+    return f"{one.answered:,} / {one.failed:,}"
 
 
 def report_lines(report: Report) -> list[str]:
@@ -156,13 +179,14 @@ def report_html(report: Report, series: Mapping[str, Series]) -> str:
         events={name: one.events for name, one in series.items()},
         colours={name: plots.run_colour(name) for name in report.runs},
         cause_colours=plots.CAUSE_COLOURS,
-        figures=_figures(report, series, slo) if series else [],
+        figures=_figures(report, series, slo["percentile"]) if series else [],
     )
 
 
-def _figures(report: Report, series: Mapping[str, Series], slo: Mapping[str, float]) -> list[tuple[str, str, str]]:
+def _figures(report: Report, series: Mapping[str, Series], percentile: float) -> list[tuple[str, str, str]]:
     """(heading, what to see, svg)."""
-    order = list(next(iter(series.values())).answered_by_variant)  # all of the family, least accurate first
+    order = list(next(iter(series.values())).answered_by_variant)
+    slo_ms = {name: one.slo_ms for name, one in report.runs[report.subject].families.items()}
     return [
         (
             f"Carbon and load, and when {report.subject} replanned",
@@ -177,10 +201,13 @@ def _figures(report: Report, series: Mapping[str, Series], slo: Mapping[str, flo
             "Which variant answered, per second; the most accurate is at the bottom.",
             plots.plot_variant_mix(series, order),
         ),
-        (
-            "Latency against the SLO",
-            "Open loop, from the intended send time. The SLO was fixed before the runs.",
-            plots.plot_latency(series, slo["latency_ms"], slo["percentile"]),
+        *(
+            (
+                "Latency against the SLO" + (f": {name}" if len(slo_ms) > 1 else ""),
+                "Open loop, from the intended send time. The SLO was fixed before the runs.",
+                plots.plot_latency(series, name, limit_ms, percentile),
+            )
+            for name, limit_ms in slo_ms.items()
         ),
     ]
 

@@ -46,25 +46,47 @@ class Exploration:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """Summary of one run, in the numbers that are compared."""
+class FamilySummary:
+    """Summary of what one run answered of one family."""
 
     requests: int
     answered: int
     failed: int
-    slo: Mapping[str, float]  # percentile, latency_ms
+    schedule_digest: str  # equal ones: the same arrivals with the same images
+    slo_ms: float
+    latency_ms_p95: float
+    slo_attainment: float
+    accuracy: float  # measured on labels, of images that set no profile
+    accuracy_profile: float  # of the variants that answered, by family.toml: what plans and the price of accuracy go by
+    accuracy_floor: float
+
+    @property
+    def missed_floor(self) -> bool:
+        """Whether its answers missed the floor, by their labels or by the variants that answered."""
+        return floor_missed(min(self.accuracy, self.accuracy_profile), self.accuracy_floor)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Summary of one run, in the numbers that are compared; of all families, where it served several."""
+
+    requests: int
+    answered: int
+    failed: int
+    slo: Mapping[str, float]  # percentile, latency_ms; of the first family
     latency_ms_p50: float
     latency_ms_p95: float
     latency_ms_p99: float
     slo_attainment: float
-    accuracy: float  # measured on labels, of images that set no profile
-    accuracy_profile: float  # of the variants that answered, by family.toml: what plans and the price of accuracy go by
+    accuracy: float
+    accuracy_profile: float
     joules_per_request: float | None
     grams_per_request: float | None
     idle_share: float | None
     replans: Mapping[str, int]
     reconfigurations: Mapping[str, int]
     exploration: Exploration | None = None  # None: the policy does not measure candidates
+    families: Mapping[str, FamilySummary] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +98,12 @@ class Series:
     intensity_g_per_kwh: list[float | None] = field(default_factory=list)
     offered_per_s: list[float] = field(default_factory=list)
     answered_per_s: list[float] = field(default_factory=list)
-    latency_ms_p95: list[float | None] = field(default_factory=list)  # of what was due in that second
+    latency_ms_p95: dict[str, list[float | None]] = field(default_factory=dict)  # by family, of what was due then
     power_w: dict[str, list[float | None]] = field(default_factory=dict)  # by device
     device_state: dict[str, list[str]] = field(default_factory=dict)
     clock_mhz: dict[str, list[int | None]] = field(default_factory=dict)
     slices: dict[str, list[str]] = field(default_factory=dict)  # by device: what is READY, in words
-    answered_by_variant: dict[str, list[int]] = field(default_factory=dict)  # all of the family, least accurate first
+    answered_by_variant: dict[str, list[int]] = field(default_factory=dict)  # family by family, least accurate first
     grams: list[float | None] = field(default_factory=list)  # since the start of the run
     events: list[Event] = field(default_factory=list)
 
@@ -122,12 +144,12 @@ class Report:
         return saving_pct(ours, theirs, self.spread.price_g if self.spread is not None and corrected else 0.0)
 
     def missed_floor(self, name: str) -> bool:
-        """Whether a run missed the floor, by its labels or by the variants that answered.
+        """Whether a run missed the floor of a family.
 
         A policy that measures candidates has an objective of its own, and no floor of the mean.
         """
         run = self.runs[name]
-        return run.exploration is None and floor_missed(min(run.accuracy, run.accuracy_profile), self.accuracy_floor)
+        return run.exploration is None and any(one.missed_floor for one in run.families.values())
 
     def to_json(self) -> dict[str, Any]:
         """JSON values of report.json: runs stand at top level, savings and accuracies beside each other."""
@@ -180,7 +202,8 @@ def read_report(path: Path) -> Report:
 
 def _summary(values: Mapping[str, Any]) -> Summary:
     explored = values.get("exploration")
-    return Summary(**{**values, "exploration": Exploration(**explored) if explored else None})
+    families = {name: FamilySummary(**one) for name, one in values["families"].items()}
+    return Summary(**{**values, "exploration": Exploration(**explored) if explored else None, "families": families})
 
 
 def git_commit() -> str:

@@ -10,24 +10,26 @@ import shlex
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from trefoil.cli.demo import report
 from trefoil.cli.demo.live_view import View, view_for
+from trefoil.cli.demo.own_repository import with_own_repository
 from trefoil.cli.demo.results import Report, git_commit, machine, subject, write_json
 from trefoil.cli.demo.run_policy import DemoContext, RunResult, measure_p95_ms, run_policy
-from trefoil.cli.demo.spread import Spread, simulate_spread, simulated_slo
+from trefoil.cli.demo.spread import Spread, judged_by_simulation, simulate_spread
 from trefoil.cli.output import console, print_json
 from trefoil.cli.run import services
-from trefoil.cli.run.scenario import Scenario, Slo
+from trefoil.cli.run.scenario import Scenario
 from trefoil.cli.run.shutdown import EXIT_INTERRUPTED, ShutdownSignals, run_until_signal
 from trefoil.runtime.clock import Clock, WallClock
 
 QUICK_STEPS: Final = 3
-SLO_ROUND_MS: Final = 1.0
+MODELS: Final = "models"  # folder of a repository of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,12 @@ def run_demo(scenario: Scenario, out: Path, *, as_json: bool) -> int:
 
 def simulate_only(scenario: Scenario, *, as_json: bool) -> None:
     """Simulate the demo under its seeds, by an SLO of the simulated policy that the rule names; nothing is started."""
-    slo = simulated_slo(scenario)
-    spread = simulate_spread(scenario, slo, scenario.policies)
+    with TemporaryDirectory() as folder:
+        scenario = judged_by_simulation(with_own_repository(scenario, Path(folder) / MODELS))
+        spread = simulate_spread(scenario, scenario.slo, scenario.policies)
+        floor = scenario.accuracy.floor(services.served_family(scenario).best.accuracy)
     assert spread is not None, "it was wanted to its end"
     about = subject(scenario.policies)
-    floor = scenario.accuracy.floor(services.served_family(scenario).best.accuracy)
     if as_json:
         print_json({"commit": git_commit(), "accuracy_floor": floor, **spread.to_json(about, floor)})
         return
@@ -90,7 +93,8 @@ def simulate_only(scenario: Scenario, *, as_json: bool) -> None:
             for name, run in one.runs.items()
         )
         screen.print(f"seed {one.seed}: {runs}", soft_wrap=True, highlight=False)
-    for line in [f"SLO: {slo.latency_ms:.0f} ms, simulated", *report.spread_lines(spread, about, floor)]:
+    slo_ms = ", ".join(f"{name} {scenario.slo_of(name).latency_ms:.0f} ms" for name in scenario.loads)
+    for line in [f"SLO: {slo_ms}, simulated", *report.spread_lines(spread, about, floor)]:
         screen.print(line, soft_wrap=True, highlight=False)
 
 
@@ -102,30 +106,32 @@ def exit_code(found: Report) -> int:
 async def _run_policies(
     scenario: Scenario, out: Path, view: View, signals: ShutdownSignals, clock: Clock, outcomes: list[Outcome]
 ) -> int:
-    context = DemoContext(scenario, out, view, clock, lambda: signals.kill_now)
     started = datetime.fromtimestamp(clock.now_s(), UTC).isoformat(timespec="seconds")
     out.mkdir(parents=True, exist_ok=True)
     for stale in ("report.json", "report.html"):  # an interrupted demo must not leave an older one's result
         (out / stale).unlink(missing_ok=True)
+    scenario = with_own_repository(scenario, out / MODELS)
     view.say(_announcement(scenario))
-    slo = await _measure_slo(context)
+    context = DemoContext(scenario, out, view, clock, lambda: signals.kill_now)
+    scenario = await _judged(context)
+    context = replace(context, scenario=scenario)
     runs: dict[str, RunResult] = {}
     for number, policy in enumerate(scenario.policies, 1):
-        runs[policy] = await run_policy(context, policy, slo, number)
+        runs[policy] = await run_policy(context, policy, scenario.slo, number)
         write_json(out / policy / "series.json", runs[policy].to_json())
-    spread = await _simulate(context, slo)
+    spread = await _simulate(context)
     outcomes.append(Outcome(_report(scenario, runs, started, spread), runs))
     return 0
 
 
-async def _simulate(context: DemoContext, slo: Slo) -> Spread:
+async def _simulate(context: DemoContext) -> Spread:
     """The same scenario under other seeds, in a thread: an interrupt ends it after the simulation that it is in."""
     scenario = context.scenario
     context.view.say(f"simulating the same scenario under {scenario.simulated_seeds} seeds, this one first")
     unwanted = threading.Event()
     try:
         found = await asyncio.to_thread(
-            simulate_spread, scenario, slo, scenario.policies, wanted=lambda: not unwanted.is_set()
+            simulate_spread, scenario, scenario.slo, scenario.policies, wanted=lambda: not unwanted.is_set()
         )
     finally:
         unwanted.set()
@@ -133,25 +139,29 @@ async def _simulate(context: DemoContext, slo: Slo) -> Spread:
     return found
 
 
-async def _measure_slo(context: DemoContext) -> Slo:
-    rule = context.scenario.slo_rule
-    p95_ms = await measure_p95_ms(context)
-    latency_ms = max(SLO_ROUND_MS, round(rule.factor * p95_ms / SLO_ROUND_MS) * SLO_ROUND_MS)
-    context.view.say(
-        f"SLO: {rule.factor:g} x {p95_ms:.1f} ms (p{rule.percentile:g} of {rule.policy} under the demo's load profile, "
-        f"in {rule.measure_s:.0f} s, median of {rule.rounds}) = {latency_ms:.0f} ms, fixed for all runs"
-    )
-    return Slo(percentile=rule.percentile, latency_ms=latency_ms)
+async def _judged(context: DemoContext) -> Scenario:
+    rule, found = context.scenario.slo_rule, await measure_p95_ms(context)
+    judged = context.scenario.judged(found)
+    for name, p95_ms in found.items():
+        context.view.say(
+            f"SLO: {rule.factor:g} x {p95_ms:.1f} ms (p{rule.percentile:g} of {name} with {rule.policy} under the "
+            f"demo's load profile, in {rule.measure_s:.0f} s, median of {rule.rounds}) = "
+            f"{judged.slo_of(name).latency_ms:.0f} ms, fixed for all runs"
+        )
+    return judged
 
 
 def _announcement(scenario: Scenario) -> str:
-    carbon, load, kept = scenario.carbon, scenario.load, scenario.availability
+    carbon, kept = scenario.carbon, scenario.availability
+    loads = "; ".join(
+        f"{each.base_per_s:g} -> {each.peak_per_s:g} -> {each.base_per_s:g}" for each in scenario.loads.values()
+    )
     best = services.served_family(scenario).best
     floor = scenario.accuracy.floor(best.accuracy)
     return (
         f"{len(scenario.fleet.devices)} SIMULATED {scenario.fleet.devices[0]}, real Triton and models; "
         f"{carbon.steps * carbon.step_h:.0f} h of carbon in {carbon.duration_s:.0f} s a run ({carbon.speedup:.0f} x); "
-        f"load {load.base_per_s:g} -> {load.peak_per_s:g} -> {load.base_per_s:g} requests/s; "
+        f"load {loads} requests/s; "
         f"accuracy floor {floor:.4f} (best {best.accuracy:.4f} - {scenario.accuracy.below_best_pct:g} %); "
         f"replicas {kept.replicas_min}, spread {kept.spread_min}, so that a GPU may sleep"
     )

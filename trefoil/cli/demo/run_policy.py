@@ -3,7 +3,7 @@
 import asyncio
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -13,7 +13,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
 from trefoil.cli.demo.live_view import DeviceLine, RunStatus, View
-from trefoil.cli.demo.results import CAUSES, Event, Exploration, Series, Summary
+from trefoil.cli.demo.results import CAUSES, Event, Exploration, FamilySummary, Series, Summary
 from trefoil.cli.demo.run_monitor import (
     PlanChange,
     RunMonitor,
@@ -23,12 +23,12 @@ from trefoil.cli.demo.run_monitor import (
     power_by_second,
 )
 from trefoil.cli.load.generator import LEAD_S
-from trefoil.cli.load.process import LoadPlan, LoadProcess, last_answer_at_s
+from trefoil.cli.load.process import LoadPlan, LoadProcess, last_answer_at_s, merged
 from trefoil.cli.load.result import OK, LoadResult
 from trefoil.cli.output import slices_text
 from trefoil.cli.run import services
 from trefoil.cli.run.launcher import Launcher, first_answer
-from trefoil.cli.run.scenario import Scenario, Slo, takes_preset
+from trefoil.cli.run.scenario import Load, Scenario, Slo, takes_preset
 from trefoil.cli.run.state_directory import Launch, resolve_path
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.accounting import account, per_request
@@ -76,8 +76,8 @@ class RunResult:
         return asdict(self.series)
 
 
-async def measure_p95_ms(context: DemoContext) -> float:
-    """Measure the p95 [ms] of the SLO rule's policy under the demo's load profile, compressed, `rounds` times in turn.
+async def measure_p95_ms(context: DemoContext) -> dict[str, float]:
+    """Measure each family's p95 [ms] under the SLO rule's policy and the demo's load profile, compressed, repeated.
 
     The median of the rounds: what disturbs this machine for a second is in one of them.
 
@@ -89,20 +89,20 @@ async def measure_p95_ms(context: DemoContext) -> float:
     folder = context.out / "slo"
     async with _launcher_for(context, rule.policy, provisional, folder) as launcher:
         launch = await _wait_settled(context, launcher, f"measuring the SLO with {rule.policy}")
-        plan = _load_plan(scenario, repeated(scenario.load.points(rule.measure_s), rule.rounds))
-        load_process = LoadProcess(plan, launch.addresses["inference"], folder, launch.launch_id, context.clock)
+        plans = _load_plans(scenario, lambda load: repeated(load.points(rule.measure_s), rule.rounds))
+        load_process = LoadProcess(plans, launch.addresses["inference"], folder, launch.launch_id, context.clock)
         try:
-            result = await load_process.result()
+            results = await load_process.results()
         finally:
             await load_process.stop()
-    summary = result.summary(provisional.latency_ms, rule.percentile / 100)
+    summary = merged(results).summary(provisional.latency_ms, rule.percentile / 100)
     if summary.latency_ms_p95 is None or summary.failed:
         raise StartError(
             f"{summary.failed} of {summary.requests} requests failed ({dict(summary.failed_by_code)})",
             field="slo_rule",
             remedy=f"read the logs in {folder}/cluster/logs",
         )
-    return median_of_rounds(result, rule.measure_s, rule.percentile)
+    return {name: median_of_rounds(one, rule.measure_s, rule.percentile) for name, one in results.items()}
 
 
 def repeated(points: tuple[tuple[float, float], ...], rounds: int) -> tuple[tuple[float, float], ...]:
@@ -126,8 +126,8 @@ async def run_policy(context: DemoContext, policy: str, slo: Slo, number: int) -
     folder = context.out / policy
     async with _launcher_for(context, policy, slo, folder) as launcher:
         launch = await _wait_settled(context, launcher, f"run {number} of {len(scenario.policies)}: {policy}")
-        plan = _load_plan(scenario, scenario.load.points(scenario.duration_s))
-        load_process, starts_at_s = await start_load_and_trace(context, launcher, launch, plan, folder)
+        plans = _load_plans(scenario, lambda load: load.points(scenario.duration_s))
+        load_process, starts_at_s = await start_load_and_trace(context, launcher, launch, plans, folder)
         client, monitor = SystemClient(launch), RunMonitor(launch, context.clock)
         watching: asyncio.Task[None] | None = None
         try:
@@ -135,15 +135,16 @@ async def run_policy(context: DemoContext, policy: str, slo: Slo, number: int) -
             monitor.on_snapshot = screen.show
             watching = asyncio.create_task(monitor.run(), name="monitor")
             await _sleep_until(context.clock, starts_at_s - OBJECTIVE_LEAD_S)
-            await client.set_objective(await client.objective(launch.family))
+            for family in scenario.loads:
+                await client.set_objective(await client.objective(family))
             await _sleep_until(context.clock, starts_at_s)
             before = await client.explain(launch.family)
-            result = await load_process.result()
+            results = await load_process.results()
             after = await client.explain(launch.family)
-            ends_at_s = last_answer_at_s(result)
+            ends_at_s = last_answer_at_s(merged(results))
             await monitor.wait_metered_until(ends_at_s, METER_DEADLINE_S)
             await cancel_and_wait(watching)
-            return await _run_result(scenario, policy, slo, launch, monitor, result, (before, after))
+            return await _run_result(scenario, policy, slo, launch, monitor, results, (before, after))
         finally:
             if watching is not None and not watching.done():
                 await cancel_and_wait(watching)
@@ -153,7 +154,7 @@ async def run_policy(context: DemoContext, policy: str, slo: Slo, number: int) -
 
 
 async def start_load_and_trace(
-    context: DemoContext, launcher: Launcher, launch: Launch, plan: LoadPlan, folder: Path
+    context: DemoContext, launcher: Launcher, launch: Launch, plans: Sequence[LoadPlan], folder: Path
 ) -> tuple[LoadProcess, float]:
     """Start the load and, once its second 0 is known (UTC, the second value), the clock of the trace.
 
@@ -165,7 +166,9 @@ async def start_load_and_trace(
     """
     lead_s = LEAD_S
     while lead_s <= LEAD_S_MAX:
-        load_process = LoadProcess(plan, launch.addresses["inference"], folder, launch.launch_id, context.clock, lead_s)
+        load_process = LoadProcess(
+            plans, launch.addresses["inference"], folder, launch.launch_id, context.clock, lead_s
+        )
         try:
             starts_at_s = await load_process.started_at_s()
             asked_s = context.clock.now_s()
@@ -223,11 +226,14 @@ async def _wait_settled(context: DemoContext, launcher: Launcher, what: str) -> 
     return launch
 
 
-def _load_plan(scenario: Scenario, points: tuple[tuple[float, float], ...]) -> LoadPlan:
-    images = resolve_path(scenario.family.repository) / scenario.family.name / "heldout.npz"
-    return LoadPlan(
-        points, scenario.warmup_s, str(images), scenario.family.name, scenario.seed, scenario.load.permute_labels
-    )
+def _load_plans(scenario: Scenario, points: Callable[[Load], tuple[tuple[float, float], ...]]) -> list[LoadPlan]:
+    folder, seeds = resolve_path(scenario.family.repository), scenario.seeds
+    return [
+        LoadPlan(
+            points(load), scenario.warmup_s, str(folder / name / "heldout.npz"), name, seeds[name], load.permute_labels
+        )
+        for name, load in scenario.loads.items()
+    ]
 
 
 async def _sleep_until(clock: Clock, at_s: float) -> None:
@@ -240,18 +246,18 @@ async def _run_result(
     slo: Slo,
     launch: Launch,
     monitor: RunMonitor,
-    result: LoadResult,
+    results: Mapping[str, LoadResult],
     explained: tuple[Any, Any],
 ) -> RunResult:
     from power_agent.simulated.node_client import NodeClient
 
-    samples, readings = await monitor.samples(), await monitor.readings()
+    samples, readings, result = await monitor.samples(), await monitor.readings(), merged(results)
     starts_at_s, ends_at_s = result.started_at_s, last_answer_at_s(result)
     load = result.summary(slo.latency_ms, slo.percentile / 100)
+    judged = scenario.model_copy(update={"slo": slo})
+    families = {name: _family_summary(judged, name, one) for name, one in results.items()}
     cost = account(samples, readings, starts_at_s, ends_at_s, scenario.pue)
     replans, reconfigurations = _counts_by_cause(explained)
-    accuracies = {variant.name: variant.accuracy for variant in services.served_family(scenario).variants}
-    answered_by = [accuracies[record.variant] for record in result.records if record.code == OK]
     if load.accuracy is None or load.latency_ms_p95 is None:
         raise StartError("not one request was answered", field=policy, remedy=f"read {launch.state_dir}/logs")
     summary = Summary(
@@ -262,15 +268,16 @@ async def _run_result(
         latency_ms_p50=load.latency_ms_p50 or 0.0,
         latency_ms_p95=load.latency_ms_p95,
         latency_ms_p99=load.latency_ms_p99 or 0.0,
-        slo_attainment=load.slo_attainment,
+        slo_attainment=sum(one.slo_attainment * one.requests for one in families.values()) / load.requests,
         accuracy=load.accuracy,
-        accuracy_profile=fmean(answered_by),
+        accuracy_profile=sum(f.accuracy_profile * f.answered for f in families.values()) / load.answered,
         joules_per_request=per_request(cost.counter_j, load.answered),
         grams_per_request=per_request(cost.grams, load.answered),
         idle_share=cost.idle_share,
         replans=replans,
         reconfigurations=reconfigurations,
         exploration=_exploration_cost(explained),
+        families=families,
     )
     node = NodeClient(launch.node_socket)
     try:
@@ -279,11 +286,30 @@ async def _run_result(
         node.close()
     return RunResult(
         summary,
-        _series(scenario, policy, monitor, result, samples, readings),
+        _series(scenario, policy, monitor, results, samples, readings),
         pace.batches,
         pace.overruns,
         all(node.simulated for snapshot in monitor.snapshots[-1:] for node in snapshot.nodes),
         await _triton_version(monitor.snapshots),
+    )
+
+
+def _family_summary(scenario: Scenario, name: str, result: LoadResult) -> FamilySummary:
+    slo, family = scenario.slo_of(name), services.served_family(scenario, name)
+    load = result.summary(slo.latency_ms, slo.percentile / 100)
+    accuracies = {variant.name: variant.accuracy for variant in family.variants}
+    answered_by = [accuracies[record.variant] for record in result.records if record.code == OK]
+    return FamilySummary(
+        requests=load.requests,
+        answered=load.answered,
+        failed=load.failed,
+        schedule_digest=result.digest,
+        slo_ms=slo.latency_ms,
+        latency_ms_p95=load.latency_ms_p95 or 0.0,
+        slo_attainment=load.slo_attainment,
+        accuracy=load.accuracy or 0.0,
+        accuracy_profile=fmean(answered_by) if answered_by else 0.0,
+        accuracy_floor=scenario.accuracy.floor(family.best.accuracy),
     )
 
 
@@ -311,15 +337,16 @@ def _series(
     scenario: Scenario,
     policy: str,
     monitor: RunMonitor,
-    result: LoadResult,
+    results: Mapping[str, LoadResult],
     samples: list[EnergySample],
     readings: list[CarbonReading],
 ) -> Series:
+    result = merged(results)
     load = result.series()
     seconds, begin_s = len(load.t_s), result.started_at_s
     seen = _snapshot_by_second(monitor.snapshots, begin_s, seconds)
     devices = sorted({d.device for m in monitor.snapshots for node in m.nodes for d in node.devices})
-    order = [variant.name for variant in services.served_family(scenario).by_accuracy()]
+    order = [variant.name for name in results for variant in services.served_family(scenario, name).by_accuracy()]
     status = {name: [_device(snapshot, name) for snapshot in seen] for name in devices}
     return Series(
         policy=policy,
@@ -327,7 +354,7 @@ def _series(
         intensity_g_per_kwh=[m.carbon.intensity_g_per_kwh if m and m.carbon else None for m in seen],
         offered_per_s=[float(count) for count in load.offered_per_s],
         answered_per_s=[float(count) for count in load.answered_per_s],
-        latency_ms_p95=load.latency_ms_p95,
+        latency_ms_p95={name: one.series().latency_ms_p95 for name, one in results.items()},
         power_w=power_by_second(samples, begin_s, seconds),
         device_state={name: [d.state.name if d else "" for d in row] for name, row in status.items()},
         clock_mhz={name: [d.clock_mhz if d else None for d in row] for name, row in status.items()},
@@ -429,7 +456,7 @@ class _LiveStatus:
                 at_s=at_s,
                 duration_s=scenario.duration_s,
                 intensity_g_per_kwh=snapshot.carbon.intensity_g_per_kwh if snapshot.carbon else None,
-                offered_per_s=self._load.plan.rate_per_s(at_s),
+                offered_per_s=self._load.rate_per_s(at_s),
                 answered_per_s=progress.answered_per_s if progress else 0.0,
                 answered=progress.answered if progress else 0,
                 failed=progress.failed if progress else 0,

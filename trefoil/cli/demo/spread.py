@@ -3,8 +3,9 @@
 One live run is one draw. Each seed here gives other arrivals; the first one is the seed of the live run, its simulated
 twin. Two runs seldom end at the same mean accuracy, and accuracy costs grams, so that savings are compared at the
 accuracy of the run they are of: the other run's grams are corrected by `price_g` per unit of accuracy, which is what
-`static_mix` pays for PRICE_STEP more of it, in the mean of all seeds. Accuracy is here that of the variants that
-answered, by family.toml: the mean that was planned for, without the luck of which image met which variant.
+`static_mix` pays for PRICE_STEP more of it, in the mean of all seeds; of several families it has no price. Accuracy is
+here that of the variants that answered, by family.toml: the mean that was planned for, without the luck of which image
+met which variant.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -98,7 +99,8 @@ def simulate_spread(
     scenario: Scenario, slo: Slo, names: Iterable[str], wanted: Callable[[], bool] = lambda: True
 ) -> Spread | None:
     """Simulate the policies under `simulated_seeds` seeds; None once nobody wants it any more."""
-    seeds, dear, asked = [], [], dict.fromkeys((*names, OBLIVIOUS))
+    priced = not scenario.more_families
+    seeds, dear, asked = [], [], dict.fromkeys((*names, OBLIVIOUS) if priced else names)
     for seed in range(scenario.seed, scenario.seed + scenario.simulated_seeds):
         drawn = scenario.model_copy(update={"seed": seed})
         runs: dict[str, Outcome] = {}
@@ -106,23 +108,24 @@ def simulate_spread(
             if not wanted():
                 return None
             runs[name] = _simulated(drawn, name, slo)
+        seeds.append(SeedRuns(seed, {name: runs[name] for name in names}))
+        if not priced:
+            continue
         margin = scenario.params.get(MARGIN, 0.0) + PRICE_STEP
         drawn = drawn.model_copy(update={"params": {**scenario.params, MARGIN: margin}})
         more, mix = _simulated(drawn, OBLIVIOUS, slo), runs[OBLIVIOUS]
         dear.append((more.grams_per_request - mix.grams_per_request, more.accuracy - mix.accuracy))
-        seeds.append(SeedRuns(seed, {name: runs[name] for name in names}))
     bought = sum(accuracy for _, accuracy in dear)
     return Spread(slo.latency_ms, sum(grams for grams, _ in dear) / bought if bought > 0 else 0.0, tuple(seeds))
 
 
-def simulated_slo(scenario: Scenario) -> Slo:
-    """SLO by the scenario's rule, of the simulated policy that the rule names: where nothing runs live."""
+def judged_by_simulation(scenario: Scenario) -> Scenario:
+    """The scenario with SLOs by its rule, of the simulated policy that the rule names: where nothing runs live."""
     rule = scenario.slo_rule
     provisional = Slo(percentile=rule.percentile, latency_ms=rule.provisional_ms)
     given, arrivals = demo_scenario(scenario, rule.policy, provisional)
-    return Slo(
-        percentile=rule.percentile, latency_ms=float(round(rule.factor * simulate_demo(given, arrivals).summary.p95_ms))
-    )
+    families = simulate_demo(given, arrivals).summary.families
+    return scenario.judged({name: found.p95_ms for name, found in families.items()})
 
 
 def _simulated(scenario: Scenario, policy: str, slo: Slo) -> Outcome:

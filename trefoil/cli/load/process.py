@@ -1,14 +1,17 @@
 """Load generator in a process of its own, so that drawing a screen cannot delay a request.
 
-`python -m trefoil.cli.load.process --spec spec.json --out result.json` prints a JSON line of progress twice a second.
-The first `warmup_s` of a load are sent like the rest and then left out: services have met the load, none of it counts.
+`python -m trefoil.cli.load.process --spec spec.json --out folder` plays one load for each family, all at once, prints a
+JSON line of progress twice a second, and writes `load-<family>.json` of each. The first `warmup_s` of a load are sent
+like the rest and then left out: services have met the load, none of it counts.
 """
 
 import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +32,7 @@ OVERTIME_MAX_S: Final = 30.0  # how much longer than its load the process may ta
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """Load of one run: (second, rate) points, after a warm-up at the first rate."""
+    """Load of one run on one family: (second, rate) points, after a warm-up at the first rate."""
 
     points: tuple[tuple[float, float], ...]
     warmup_s: float
@@ -57,22 +60,31 @@ class LoadPlan:
 
 
 class LoadProcess:
-    """A running load process. Stop it in a `finally`. Its warm-up begins `lead_s` after all is ready for it."""
+    """A running load process. Stop it in a `finally`. Its warm-up begins `lead_s` after all is ready for it.
+
+    One plan a family; all are equally long and have the same warm-up.
+    """
 
     def __init__(
-        self, plan: LoadPlan, target: str, folder: Path, launch_id: str, clock: Clock, lead_s: float = LEAD_S
+        self,
+        plans: Sequence[LoadPlan],
+        target: str,
+        folder: Path,
+        launch_id: str,
+        clock: Clock,
+        lead_s: float = LEAD_S,
     ) -> None:
-        self.plan = plan
+        self.plans = tuple(plans)
         self._lead_s = lead_s
         self._clock = clock
         self._log = folder / "load.log"
-        self._result = folder / "load.json"
-        self._result.unlink(missing_ok=True)
-        self._log.unlink(missing_ok=True)
+        self._results = {plan.family: result_path(folder, plan.family) for plan in plans}
+        for stale in (self._log, *self._results.values()):
+            stale.unlink(missing_ok=True)
         spec = folder / "load_spec.json"
-        write_private(spec, json.dumps(asdict(plan)))
+        write_private(spec, json.dumps([asdict(plan) for plan in plans]))
         argv = [sys.executable, "-m", "trefoil.cli.load.process", "--spec", str(spec)]
-        argv += ["--target", target, "--out", str(self._result), "--lead-s", str(lead_s)]
+        argv += ["--target", target, "--out", str(folder), "--lead-s", str(lead_s)]
         self._child = ChildProcess(Command("load", argv, self._log, stop_grace_s=3.0), launch_id, clock)
 
     async def stop(self) -> None:
@@ -89,7 +101,7 @@ class LoadProcess:
         while self._clock.monotonic_s() < give_up_s:
             line = self._last_line()
             if line is not None:
-                return float(line["now_s"]) - float(line["elapsed_s"]) + self.plan.warmup_s
+                return float(line["now_s"]) - float(line["elapsed_s"]) + self.plans[0].warmup_s
             self._refuse_death()
             await self._clock.sleep(POLL_S)
         raise StartError("said nothing after its start", field="load", remedy=f"read {self._log}")
@@ -102,13 +114,17 @@ class LoadProcess:
         line.pop("now_s")
         return Progress(**line)
 
-    async def result(self) -> LoadResult:
-        """Wait for the last answer; the warm-up is left out.
+    def rate_per_s(self, at_s: float) -> float:
+        """Offered rate of all families at a second of the run."""
+        return sum(plan.rate_per_s(at_s) for plan in self.plans)
+
+    async def results(self) -> dict[str, LoadResult]:
+        """Wait for the last answer; the result by family, the warm-up left out.
 
         Raises:
             StartError: the load process died or did not end.
         """
-        takes_s = self._lead_s + self.plan.warmup_s + self.plan.duration_s
+        takes_s = self._lead_s + self.plans[0].warmup_s + self.plans[0].duration_s
         give_up_s = self._clock.monotonic_s() + takes_s + OVERTIME_MAX_S
         while self._child.exit_code is None:
             if self._clock.monotonic_s() > give_up_s:
@@ -116,7 +132,8 @@ class LoadProcess:
             await self._clock.sleep(POLL_S)
         if self._child.exit_code != 0:
             self._refuse_death()
-        return without_warmup(read_load_result(self._result), self.plan.warmup_s)
+        warmup_s = self.plans[0].warmup_s
+        return {name: without_warmup(read_load_result(path), warmup_s) for name, path in self._results.items()}
 
     def _refuse_death(self) -> None:
         if self._child.exit_code is not None:
@@ -133,6 +150,11 @@ class LoadProcess:
             return None
         values: dict[str, Any] = json.loads(whole)
         return values
+
+
+def result_path(folder: Path, family: str) -> Path:
+    """File with the result of the load on a family."""
+    return folder / f"load-{family}.json"
 
 
 def read_load_result(path: Path) -> LoadResult:
@@ -161,10 +183,33 @@ def without_warmup(result: LoadResult, warmup_s: float) -> LoadResult:
     )
 
 
+def merged(results: Mapping[str, LoadResult]) -> LoadResult:
+    """All families' loads as one, of the first one's time; their second 0 is the same but for milliseconds."""
+    first = next(iter(results.values()))
+    records = sorted((r for result in results.values() for r in result.records), key=lambda r: r.intended_s)
+    digest = "+".join(result.digest for result in results.values())
+    return replace(first, records=tuple(records), digest=digest)
+
+
 def last_answer_at_s(result: LoadResult) -> float:
     """UTC of the last answer or failure, at least the end of the load."""
     last_s = max((r.intended_s + r.latency_ms / 1e3 for r in result.records), default=0.0)
     return result.started_at_s + max(last_s, result.duration_s)
+
+
+def progress_of_all(newest: Sequence[Progress]) -> Progress:
+    """Progress of several loads as one; p95 of the slowest, accuracy of the least accurate."""
+
+    def known(name: str) -> list[float]:
+        return [value for one in newest if (value := getattr(one, name)) is not None]
+
+    counts = ("requests", "answered", "failed", "in_flight", "answered_per_s")
+    return replace(
+        newest[0],
+        **{name: sum(getattr(one, name) for one in newest) for name in counts},
+        latency_ms_p95=max(known("latency_ms_p95"), default=None),
+        accuracy=min(known("accuracy"), default=None),
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -175,20 +220,32 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--lead-s", type=float, default=LEAD_S)
     arguments = parser.parse_args(argv)
-    values = json.loads(arguments.spec.read_text())
-    plan = LoadPlan(**{**values, "points": tuple((at_s, rate) for at_s, rate in values["points"])})
-    clock = WallClock()
-
-    def report(progress: Progress) -> None:
-        print(json.dumps({"now_s": clock.now_s(), **asdict(progress)}), flush=True)
-
+    plans = [
+        LoadPlan(**{**values, "points": tuple((at_s, rate) for at_s, rate in values["points"])})
+        for values in json.loads(arguments.spec.read_text())
+    ]
     try:
-        result = asyncio.run(run_load(plan.spec(), arguments.target, report, clock=clock, lead_s=arguments.lead_s))
+        results = asyncio.run(_run_all(plans, arguments.target, arguments.lead_s))
     except TrefoilError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ERROR
-    result.write(arguments.out, slo_ms=NO_SLO_MS)
+    for plan, result in zip(plans, results, strict=True):
+        result.write(result_path(arguments.out, plan.family), slo_ms=NO_SLO_MS)
     return 0
+
+
+async def _run_all(plans: Sequence[LoadPlan], target: str, lead_s: float) -> list[LoadResult]:
+    """All loads at once; a line of progress whenever all have something new to say."""
+    clock, newest = WallClock(), dict[str, Progress]()
+
+    def report(family: str, progress: Progress) -> None:
+        newest[family] = progress
+        if len(newest) == len(plans):
+            print(json.dumps({"now_s": clock.now_s(), **asdict(progress_of_all(list(newest.values())))}), flush=True)
+            newest.clear()
+
+    loads = [run_load(p.spec(), target, partial(report, p.family), clock=clock, lead_s=lead_s) for p in plans]
+    return list(await asyncio.gather(*loads))
 
 
 if __name__ == "__main__":

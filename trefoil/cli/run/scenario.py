@@ -24,6 +24,8 @@ TRITON_PORTS_PER_DEVICE: Final = 16
 # A candidate takes some 20 s to start, settle and answer 200 requests; a run of each policy, at most 15 minutes in all.
 EXPLORED_STEPS: Final = 4
 EXPLORED_STEP_S: Final = 70.0
+SEED_STEP: Final = 1000  # between families: further apart than the seeds that are simulated
+SLO_STEP_MS: Final = 1.0  # a measured SLO is rounded to it
 AnySystem = TypeVar("AnySystem", bound="System")
 
 
@@ -211,6 +213,11 @@ class System(Settings):
         first = {self.family.name: self.demand_initial_per_s}
         return first | {each.name: each.demand_initial_per_s for each in self.more_families}
 
+    def slo_of(self, family: str) -> Slo:
+        """SLO of a family: one served beside the first may have a latency of its own."""
+        latency_ms = {each.name: each.latency_ms for each in self.more_families}.get(family) or self.slo.latency_ms
+        return self.slo.model_copy(update={"latency_ms": latency_ms})
+
     @property
     def listening_ports(self) -> Ports:
         """Ports that are really used: with the offset."""
@@ -284,11 +291,20 @@ class Load(Settings):
         )
 
 
+class FamilyOffered(FamilyBeside):
+    """Family of a demo beside the first, with the load on it."""
+
+    copy_of: str = ""  # a copy of that family by this name: its weights, versions, profile and labelled images
+    load: Load = Load()
+
+
 class Scenario(System):
     """Scenario of a demo: a system, the load on it, and the policies that meet both in turn."""
 
     name: str = "demo"
     policies: tuple[str, ...] = ("base", "static_mix", "exact")
+    more_families: tuple[FamilyOffered, ...] = ()
+    dynamic_batching: bool = False  # Triton makes a batch of the requests that wait
     warmup_s: float = Field(default=6.0, ge=0)  # of load at the base rate before each run; sent, answered, not counted
     simulated_seeds: int = Field(default=8, ge=1)  # that say how far one live run is to be believed, its own first
     load: Load = Load()
@@ -298,6 +314,24 @@ class Scenario(System):
     def duration_s(self) -> float:
         """Length of one run [wall s]."""
         return self.carbon.duration_s
+
+    @property
+    def loads(self) -> dict[str, Load]:
+        """Offered load by family, the first one's first."""
+        return {self.family.name: self.load} | {each.name: each.load for each in self.more_families}
+
+    @property
+    def seeds(self) -> dict[str, int]:
+        """Seed of each family's arrivals: apart, or equal loads would arrive together."""
+        return {name: self.seed + SEED_STEP * n for n, name in enumerate(self.loads)}
+
+    def judged(self, measured_ms: Mapping[str, float]) -> "Scenario":
+        """The same scenario with each family's SLO by the rule, from its measured percentile [ms]."""
+        rule = self.slo_rule
+        slo_ms = {name: max(SLO_STEP_MS, float(round(rule.factor * found))) for name, found in measured_ms.items()}
+        slo = Slo(percentile=rule.percentile, latency_ms=slo_ms[self.family.name])
+        others = tuple(each.model_copy(update={"latency_ms": slo_ms[each.name]}) for each in self.more_families)
+        return self.model_copy(update={"slo": slo, "more_families": others})
 
     @property
     def policies_run(self) -> tuple[str, ...]:

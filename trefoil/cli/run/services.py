@@ -261,11 +261,10 @@ def _part_settings(system: System, *kinds: Kind) -> dict[str, dict[str, Value]]:
 
 def _objective(system: System, family: str) -> dict[str, Any]:
     best = served_family(system, family).best.accuracy
-    latency_ms = {each.name: each.latency_ms for each in system.more_families}.get(family) or system.slo.latency_ms
     return {
         "family": family,
         "mode": system.objective_mode,
-        "slo_ms": latency_ms,
+        "slo_ms": system.slo_of(family).latency_ms,
         "slo_quantile": system.slo.percentile / 100,
         "min_accuracy": system.accuracy.floor(best),
         "hard_min_accuracy": system.accuracy.hard_floor(best),

@@ -19,8 +19,11 @@ import numpy as np
 from controller.settings import ControllerSettings
 from trefoil.cli.load.arrivals import RateProfile
 from trefoil.cli.run.scenario import Scenario as Demo
-from trefoil.cli.run.scenario import Slo
+from trefoil.cli.run.scenario import Slo, takes_preset
+from trefoil.cli.run.services import profile_overrides
 from trefoil.cli.run.state_directory import resolve_path
+from trefoil.core.parts import Kind
+from trefoil.core.policies import PRESETS
 from trefoil.simulator.report.result import Result, result
 from trefoil.simulator.scenario.inputs import Provided, prepare
 from trefoil.simulator.scenario.schema import Scenario
@@ -66,6 +69,7 @@ def demo_scenario(
     `controller`: settings of the live controller that differ from its defaults.
     """
     delays, timeline = delays or MeasuredDelays(), timeline or Timeline()
+    judged = demo.model_copy(update={"slo": slo})
     live = ControllerSettings(**(controller or {}))
     values: dict[str, Any] = {
         "name": f"{demo.name}-{policy}",
@@ -74,14 +78,21 @@ def demo_scenario(
         "warmup_s": -timeline.first_plan_s,
         "series_s": 1.0,
         "nodes": [{"name": demo.fleet.node, "zone": demo.carbon.zone, "devices": demo.fleet.devices}],
-        "families": [_family(demo, slo)],
+        "families": [_family(judged, family) for family in demo.loads],
         "carbon": {
             "zones": {demo.carbon.zone: {"trace": resolve_path(demo.carbon.trace) if demo.carbon.trace else None}},
             "step_h": demo.carbon.step_h,
             "speedup": demo.carbon.speedup,
             "forecast": "none",  # as trefoil.cli.demo.run_policy sets it: the trace is too short to learn one from
         },
-        "policy": {"name": policy, "params": demo.params, "triggers": live.causes},
+        "policy": {
+            "name": policy,
+            **{kind.value: getattr(demo, kind) for kind in Kind},
+            "parts": demo.parts,
+            "params": demo.params,
+            "constants": PRESETS[demo.preset] if takes_preset(demo.policy_row(policy), demo.preset) else {},
+            "triggers": live.causes,
+        },
         "control": _control(demo, live),
         "costs": {
             "pue": demo.pue,
@@ -91,12 +102,12 @@ def demo_scenario(
             "ack_s": delays.ack_s,
         },
     }
-    return Scenario(**values), Provided(arrivals={demo.family.name: arrivals_s(demo)})
+    return Scenario(**values), Provided(arrivals={family: arrivals_s(demo, family) for family in demo.loads})
 
 
-def _family(demo: Demo, slo: Slo) -> dict[str, Any]:
-    """What is served, asked for and wanted."""
-    override = demo.family.profile_override
+def _family(demo: Demo, family: str) -> dict[str, Any]:
+    """What is served, asked for and wanted of a family."""
+    override, slo = profile_overrides(demo).get(family), demo.slo_of(family)
     objective = {
         "mode": demo.objective_mode,
         "slo_ms": slo.latency_ms,
@@ -109,10 +120,11 @@ def _family(demo: Demo, slo: Slo) -> dict[str, Any]:
         "lambda_weight": demo.lambda_weight,
     }
     return {
-        "name": demo.family.name,
+        "name": family,
         "repository": resolve_path(demo.family.repository),
-        "profile": resolve_path(override) if override else None,
-        "arrivals": {"points": demo.load.points(demo.duration_s)},
+        "profile": override,
+        "batch_delay_ms": 0.0 if demo.dynamic_batching else None,  # Triton's default, which the demo keeps
+        "arrivals": {"points": demo.loads[family].points(demo.duration_s)},
         "objective": objective,
     }
 
@@ -125,18 +137,18 @@ def _control(demo: Demo, live: ControllerSettings) -> dict[str, Any]:
     )  # fmt: skip
     return {name: getattr(live, name) for name in same} | {
         "move_horizon_s": demo.move_horizon_s,
-        "demand_initial_per_s": {demo.family.name: demo.demand_initial_per_s},
+        "demand_initial_per_s": demo.demands_initial_per_s,
         "retry_s": live.rollout.retry_s,
         "history_max": live.carbon.history_max,
     }
 
 
-def arrivals_s(demo: Demo) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Arrival times of the demo's requests [s]; the warm-up lies before second 0."""
-    points = demo.load.points(demo.duration_s)
+def arrivals_s(demo: Demo, family: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Arrival times of the demo's requests of a family [s]; the warm-up lies before second 0."""
+    points = demo.loads[family].points(demo.duration_s)
     if demo.warmup_s > 0:
         points = ((0.0, points[0][1]), *((at_s + demo.warmup_s, rate) for at_s, rate in points))
-    return RateProfile(points).times_s(demo.seed) - demo.warmup_s
+    return RateProfile(points).times_s(demo.seeds[family]) - demo.warmup_s
 
 
 def simulate_demo(scenario: Scenario, given: Provided, timeline: Timeline | None = None) -> Result:

@@ -1,0 +1,40 @@
+"""A demo's own model repository: families under names of their own, and Triton that forms batches."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Final
+
+from trefoil.cli.run.scenario import Scenario
+from trefoil.cli.run.state_directory import resolve_path
+
+BATCHING: Final = "dynamic_batching { }\n"
+
+
+def with_own_repository(scenario: Scenario, folder: Path) -> Scenario:
+    """The scenario over a repository written to `folder`; as it is where its families are served as they stand."""
+    copied = {scenario.family.name: scenario.family.name}
+    copied |= {each.name: each.copy_of or each.name for each in scenario.more_families}
+    if not scenario.dynamic_batching and all(name == original for name, original in copied.items()):
+        return scenario
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    source = resolve_path(scenario.family.repository)
+    for shared in source.glob("_*"):
+        (folder / shared.name).symlink_to(shared)
+    for name, original in copied.items():
+        copy_family(source / original, folder / name, batching=scenario.dynamic_batching)
+    family = scenario.family.model_copy(update={"repository": folder.resolve()})
+    return scenario.model_copy(update={"family": family})
+
+
+def copy_family(source: Path, target: Path, *, batching: bool) -> None:
+    """Copy a family: texts name it by its new folder, weights and images are links."""
+    target.mkdir()
+    for file in sorted(source.iterdir()):
+        if file.suffix not in (".toml", ".csv", ".pbtxt"):
+            (target / file.name).symlink_to(file)
+            continue
+        text = re.sub(rf"\b{re.escape(source.name)}\b", target.name, file.read_text(encoding="utf-8"))
+        text += BATCHING if batching and file.suffix == ".pbtxt" else ""
+        (target / file.name).write_text(text, encoding="utf-8")
