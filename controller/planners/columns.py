@@ -5,25 +5,24 @@ Result: per class (family, device type, slice type, variant) a `Column` with the
 A class whose memory does not fit, or that cannot meet the SLO even alone and idle, has no column. Dominated columns go.
 """
 
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import combinations
 from typing import Final, NamedTuple
 
 from controller.planners.planning_input import Device, HostedSlice, Task, constant_for
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.device_types import MEMORY_SLICES, slice_type
-from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
-from trefoil.core.interference import stretch
+from trefoil.core.fleet import DeviceType, SliceType
 from trefoil.core.plan_check import CONTEXT_MIB
-from trefoil.core.power import active_w
-from trefoil.core.queueing import ServiceTime, pool_rate_max, service_time, utilisation_max
+from trefoil.core.queueing import Z_95, ServiceTime, pool_rate_max, service_time, utilisation_max
 from trefoil.core.units import MS_PER_S
 
 TIERS: Final = (*range(1, 15), 20, 28, 40, 70, 280)  # pool sizes whose rate is computed; `Column.pieces` joins them
+BISECTIONS: Final = 30
 GAP_SCV_STEP: Final = 0.25  # a measured SCV is noisy: rounded, so that the plan does not follow its noise
 
 
@@ -76,7 +75,12 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Column of the program: one class of slices. `tiers`: (size of the pool, rate of one slice in it [1/s])."""
+    """Column of the program: one class of slices. `tiers`: (size of the pool, rate of one slice in it [1/s]).
+
+    `batch`: requests that Triton joins to a batch at that rate; 0: every request is a batch. `service` is of a request:
+    its part of the batch's time. `limits` (x, y) of a class that leads: x times its rate and y times its partner's add
+    up to at most the slices that they share.
+    """
 
     key: ClassKey
     accuracy: float
@@ -89,6 +93,8 @@ class Column:
     start_j: float
     load_s: float
     tiers: tuple[tuple[int, float], ...]
+    batch: float = 0.0
+    limits: tuple[tuple[float, float], ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.key, self.energy_j))  # enough to tell most apart: columns are in the keys of many memos
@@ -156,6 +162,7 @@ class _SloInputs:
     gap_ms: float
     start_s: float
     clocks: bool
+    batches: bool
 
 
 def columns(
@@ -172,6 +179,7 @@ def columns(
         constant_for(task.objective, constants, "transport_gap_ms"),
         constants["start_s"],
         bool(constants.get("clocks", 0.0)),
+        bool(constants.get("batches", 0.0)),
     )
     kinds = {d.type.name: d.type for d in devices}
     numbers = Counter((d.type.name, d.zone) for d in devices)
@@ -180,63 +188,6 @@ def columns(
         known = _points(CatalogKey(catalog), task.family, kinds[name], min(count, max(TIERS)), terms)
         found += [replace(c, key=c.key._replace(zone=zone)) for c in known] if zone else known
     return undominated(found, devices)
-
-
-def shared_columns(
-    catalog: Catalog,
-    tasks: Sequence[Task],
-    devices: Sequence[Device],
-    constants: Mapping[str, float],
-    alone: Sequence[Column],
-) -> tuple[Column, ...]:
-    """Columns of two families on one slice: of every pair of columns that fit its memory together.
-
-    Each computes as if the other always did, by the law of `trefoil.core.interference`: what one serves depends on the
-    other's class, not on its load, and the program stays linear. Classes that miss their SLO so have no column.
-    """
-    kinds, by_family = {d.type.name: d.type for d in devices}, {task.family: task for task in tasks}
-    at: dict[tuple[str, str, int, str], list[Column]] = {}
-    for column in alone:
-        at.setdefault((column.device_type, column.slice_type, *column.key[4:6]), []).append(column)
-    sizes = Counter((d.type.name, d.zone) for d in devices)
-    found: list[Column] = []
-    for (name, shape_name, _, zone), here in at.items():
-        kind, shape = kinds[name], slice_type(kinds[name], shape_name)
-        pool = min(sizes[name, zone], max(TIERS)) * max(1, 7 // max(1, shape.compute_slices))
-        for a, b in combinations(here, 2):
-            variants = [catalog.family(c.family).variant(c.variant) for c in (a, b)]
-            if a.family == b.family or not fits(shape, *variants):
-                continue
-            busy = {c.family: _alone(kind, c, by_family[c.family], constants) for c in (a, b)}
-            pair = [_beside(m, o, busy, by_family[m.family], pool, constants) for m, o in ((a, b), (b, a))]
-            found += [c for c in pair if c.tiers] if all(c.tiers for c in pair) else []
-    return tuple(found)
-
-
-def _beside(
-    mine: Column,
-    other: Column,
-    busy: Mapping[str, tuple[float, float]],
-    task: Task,
-    pool: int,
-    constants: Mapping[str, float],
-) -> Column:
-    """Column of a class on slices that it shares with another; without tiers where it misses its SLO there."""
-    compute_ms, activity = busy[mine.family]
-    longer_ms = compute_ms * (stretch(activity, busy[other.family][1]) - 1)
-    service = replace(mine.service, mean_ms=mine.service.mean_ms + longer_ms)
-    slo_ms = task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms")
-    tiers = _tiers(service, slo_ms, task.objective.slo_quantile, gap_scv(task), pool)
-    return replace(mine, key=mine.key._replace(beside=((other.family, other.variant),)), service=service, tiers=tiers)
-
-
-def _alone(kind: DeviceType, column: Column, task: Task, constants: Mapping[str, float]) -> tuple[float, float]:
-    """Time that a class computes alone [ms], and what part of its slice that keeps busy."""
-    compute_ms = column.service.mean_ms - constant_for(task.objective, constants, "transport_gap_ms")
-    if kind.kind == DeviceKind.CPU:
-        return compute_ms, 1.0
-    watts = column.energy_j / compute_ms * MS_PER_S
-    return compute_ms, min(1.0, watts / active_w(kind, column.slice_type, column.clock_mhz))
 
 
 @lru_cache(maxsize=256)
@@ -254,11 +205,52 @@ def _points(
                     continue
                 row = _occupied(row, terms.gap_ms)
                 pool = count * max(1, 7 // max(1, shape.compute_slices))
-                tiers = _tiers(service_time(row), terms.slo_ms, terms.quantile, terms.scv, pool)
-                if tiers:
-                    column = _column(kind, shape, variant, row, tiers, terms.start_s)
-                    found.append(replace(column, key=column.key._replace(clock_mhz=clock)))
+                tiers = tiers_of(service_time(row), terms.slo_ms, terms.quantile, terms.scv, pool)
+                column = _column(kind, shape, variant, row, tiers, terms.start_s)
+                column = replace(column, key=column.key._replace(clock_mhz=clock))
+                if terms.batches:
+                    column = batching(catalog, kind, column, terms.slo_ms - terms.gap_ms, terms.items, pool)
+                if column.tiers:
+                    found.append(column)
     return tuple(found)
+
+
+def batching(catalog: Catalog, kind: DeviceType, column: Column, slo_ms: float, items: float, pool: int) -> Column:
+    """The class where Triton joins what waits to batches, as many as that serves more.
+
+    While a batch of b computes, t(b), the next one gathers: b = rate x t(b). A request waits for at most one batch and
+    takes its own: 2 t <= SLO. Arrivals of a batch's time scatter by their root, so that the largest that is likely,
+    b + Z_95 sqrt(b), has to be in time and in the profile. Joules are those at this rate, the least of a request.
+    """
+    family, shape = catalog.family(column.family), slice_type(kind, column.slice_type)
+    variant = family.variant(column.variant)
+
+    def row(batch: float) -> ProfileRow:
+        found = effective_row(catalog, kind, shape, family, variant, batch, column.key.clock_mhz)
+        assert found is not None, "a class without a profile has no column"
+        return found
+
+    def fits_slo(batch: float) -> bool:
+        most = batch + Z_95 * math.sqrt(batch)
+        return most <= column.max_batch and 2 * row(most).latency_ms_p95 <= slo_ms
+
+    low, high = 1.0, float(column.max_batch)
+    if not fits_slo(low):
+        return column
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits_slo(middle) else (low, middle)
+    service = service_time(row(low))
+    per_s = low / service.mean_ms * MS_PER_S / items
+    if column.tiers and per_s <= column.tiers[-1][1]:
+        return column
+    return replace(
+        column,
+        service=ServiceTime(service.mean_ms * items / low, service.cv),
+        energy_j=row(low).energy_active_j_per_batch / low * items,
+        tiers=tuple((size, per_s) for size in TIERS if size <= pool),
+        batch=low,
+    )
 
 
 def class_column(
@@ -278,7 +270,7 @@ def class_column(
         return None
     row = _occupied(row, constant_for(task.objective, constants, "transport_gap_ms"))
     slo_ms = task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms")
-    tiers = _tiers(service_time(row), slo_ms, task.objective.slo_quantile, gap_scv(task), max(1, slices))
+    tiers = tiers_of(service_time(row), slo_ms, task.objective.slo_quantile, gap_scv(task), max(1, slices))
     return _column(kind, shape, variant, row, tiers, constants["start_s"])
 
 
@@ -390,7 +382,7 @@ def _occupied(row: ProfileRow, gap_ms: float) -> ProfileRow:
     )
 
 
-def _tiers(
+def tiers_of(
     service: ServiceTime, slo_ms: float, quantile: float, scv: float, pool: int
 ) -> tuple[tuple[int, float], ...]:
     if slo_ms <= 0:

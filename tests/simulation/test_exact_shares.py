@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.planners.columns import columns, shared_columns
+from controller.planners.columns import columns
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, Solution, groups_of
 from controller.planners.exact.placement import moves, place
@@ -15,6 +15,7 @@ from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.reuse import refit
 from controller.planners.exact.search import solve
 from controller.planners.planning_input import read_view
+from controller.planners.shared_columns import shared_columns
 from tests.support.planning import digits, fleet, objective, row, view
 from tests.support.twin_family import TWIN, two_families
 from trefoil.core.catalog import Catalog, Family, Variant

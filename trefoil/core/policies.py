@@ -61,6 +61,7 @@ PRESETS: Final[Mapping[str, Mapping[str, float]]] = {
     "literal": {"literal": 1.0},  # CLOVER's Eq. 6, WattWiser's Algorithm 2 as printed
     "shared_gpus": {"gpus_shared": 1.0},  # uniform on GPUs of which neighbours share one, as wattwiser has them
     "shared_slices": {"families_per_slice": 2.0},  # exact: two families on a slice, where that saves
+    "shared_batches": {"families_per_slice": 2.0, "batches": 1.0},  # and Triton's batches on it
     "guided": {"guided": 1.0, "warm": 1.0},  # ours: neighbours by a fitted law, rounds from the best graph known
     "artifact": {  # CLOVER's public code
         "literal": 1.0,
@@ -76,8 +77,8 @@ PRESETS: Final[Mapping[str, Mapping[str, float]]] = {
     },
 }
 """Constants that a policy's row takes instead of its own (`--preset`): for clover, blover, oracle; `literal` for
-wattwiser too, `shared_gpus` and
-`shared_slices` for those that they name."""
+wattwiser too, `shared_gpus`,
+`shared_slices` and `shared_batches` for those that they name."""
 
 
 def policy(name: str) -> Policy:

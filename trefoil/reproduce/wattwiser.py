@@ -24,6 +24,7 @@ from trefoil.core import power
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.device_types import device_type
 from trefoil.core.interference import INTERFERENCE
+from trefoil.core.policies import PRESETS
 from trefoil.core.queueing import Z_95, Z_99
 from trefoil.core.units import MS_PER_S
 from trefoil.reproduce.experiment import data_folder
@@ -71,7 +72,8 @@ PAIRS: Final = (
     ("vgg19", "alexnet"),
     ("alexnet", "squeezenet1"),
 )
-POLICIES: Final = ("uniform", "packed_uniform", "sharing_aware", "wattwiser")
+PAPERS: Final = ("uniform", "packed_uniform", "sharing_aware", "wattwiser")
+POLICIES: Final = (*PAPERS, "exact")  # ours beside them, with shared slices and batches
 DEVICE: Final = "Tesla V100-SXM2-32GB"
 GPUS, GPUS_PER_MODEL, HOURS = 4, 2, 24
 LOW, HIGH = 0.2, 0.95  # of what two GPUs answer
@@ -188,7 +190,7 @@ def _row(name: str, model: Model, items: int, factor: Mapping[str, float]) -> Pr
 
 def scenario_of(spec: PairSpec) -> Scenario:
     """Scenario of a spec."""
-    factor = spec.factors
+    factor, ours = spec.factors, PRESETS["shared_batches"] if spec.policy not in PAPERS else {}
     families = []
     for name, shares in zip((spec.first, spec.second), spec.loads, strict=True):
         model = MODELS[name]
@@ -203,7 +205,7 @@ def scenario_of(spec: PairSpec) -> Scenario:
                 objective=FamilyObjective(
                     mode="instant",
                     slo_ms=model.slo_ms * spec.slo,
-                    params={"model_max_rps": model.max_rps * spec.max_rps},
+                    params={"model_max_rps": model.max_rps * spec.max_rps} if spec.policy in PAPERS else {},
                 ),
                 batch_delay_ms=0.0,
             )
@@ -216,8 +218,8 @@ def scenario_of(spec: PairSpec) -> Scenario:
         nodes=(Node(name="node", zone="grid", devices=(DEVICE,) * GPUS),),
         families=tuple(families),
         carbon=Carbon(zones={"grid": Zone(constant_g_per_kwh=400.0)}),
-        policy=PolicyChoice(name=spec.policy, constants=dict(spec.constants)),
-        control=ControlSettings(tick_s=1.0),
+        policy=PolicyChoice(name=spec.policy, constants={**ours, **dict(spec.constants)}),
+        control=ControlSettings(tick_s=1.0, move_horizon_s=spec.step_s),
         costs=Costs(
             pue=1.0,
             boundary="node" if spec.host_w else "gpu",

@@ -21,6 +21,7 @@ from trefoil.reproduce.wattwiser import (
     LOW,
     MODELS,
     PAIRS,
+    PAPERS,
     POLICIES,
     PairSpec,
     swim,
@@ -30,6 +31,7 @@ PAPER_SAVING_PCT: Final = {"packed_uniform": 24.0, "sharing_aware": 20.0, "wattw
 FITS: Final = 0.75  # of two GPUs: what is left of one family's when the other may use half of the shared one
 TURNED: Final = 0.3
 AT_ONCE: Final = (("start_s", 0.0), ("load_s", 0.0))  # a GPU still wakes
+BESIDE: Final = ("as it is", f"loads up to {FITS:.0%}", "both")  # cases in which `exact` plays too
 WAKE_UP_S: Final = 6.0  # wake, start, load
 
 
@@ -110,7 +112,8 @@ def _cases(pairs: Sequence[tuple[str, str]], loads: Loads, step_s: float) -> dic
         turned = " x " in label
         for pair in pairs[:1] if turned else pairs:
             spec = PairSpec(*pair, "uniform", 1, loads, step_s=step_s)
-            by = {policy: replace(spec, policy=policy, label=label, **change) for policy in POLICIES}
+            compared = POLICIES if label in BESIDE else PAPERS
+            by = {policy: replace(spec, policy=policy, label=label, **change) for policy in compared}
             if turned:
                 by = {policy: by[policy] for policy in ("uniform", "packed_uniform", "wattwiser")}
             if label == "as it is":

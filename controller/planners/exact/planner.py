@@ -20,7 +20,7 @@ from typing import Final
 
 from numpy.random import Generator, default_rng
 
-from controller.planners.columns import ClassKey, Column, columns, gap_scv, shared_columns
+from controller.planners.columns import ClassKey, Column, columns, gap_scv
 from controller.planners.exact.aim import FamilyAim, aim_of
 from controller.planners.exact.milp import Limits, WallLimitHit
 from controller.planners.exact.model import Aim, Problem, Solution, frozen_groups, groups_of, pinned, weights_of
@@ -37,6 +37,7 @@ from controller.planners.planning_input import (
     pue_of,
     read_view,
 )
+from controller.planners.shared_columns import shared_columns
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Expected, Plan
@@ -52,6 +53,7 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "kernel_requests": 5000.0,
     "demand_step": 0.0,  # above 1: for long runs, plan demand rounded up to a power of it, and aims of a grid
     "families_per_slice": 1.0,  # 2: two families may share a slice, where the law of interference allows it
+    "batches": 0.0,  # 1: Triton joins what waits to batches (dynamic_batching in config.pbtxt), and plans count on it
     "clocks": 0.0,  # 1: clocks are planned too; 0: the highest, until they are controlled live
 }
 TOLERANCE: Final = 0.25  # of the allowed misses: what a sample of the kernel's size can say
@@ -94,6 +96,7 @@ class ExactPlanner:
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan the best for this view, or what remains possible, by a named rung."""
         constants = {**CONSTANTS, **self.constants}
+        constants = {"credits_per_batch": 2.0, **constants} if constants["batches"] else constants
         view = replace(view, objectives=tuple(self.recast(o) for o in view.objectives))
         inputs = read_view(view, constants["rate_floor_per_s"], bool(constants["clocks"]))
         next_at_s = _next_tick_s(view, constants)
@@ -271,7 +274,8 @@ def _solved_and_checked(
 def staying_draft(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
     """Draft of what runs now, with the best shares; None when it cannot meet the aim."""
     whole = not aim.shortage_allowed and not any(g.must_stay for g in problem.groups)
-    before = current_solution(problem) if whole else None
+    shared = any(column.limits for column in problem.columns)
+    before = current_solution(problem) if whole and not shared else None
     if before is not None:
         solution = refit(problem, aim, before)
     else:
@@ -431,7 +435,7 @@ def classes_missing_slo(
         allowed = (1 - task.objective.slo_quantile) * (1 + TOLERANCE)
         for column in columns:
             rate = solution.traffic.get(column.key, 0.0)
-            if column.family != task.family or rate <= 0:
+            if column.family != task.family or rate <= 0 or column.batch:  # the kernel forms no batches
                 continue
             number = solution.slices[column.key]
             full = column.capacity_per_s(number) * scale.get(column.key, 1.0)
@@ -458,6 +462,9 @@ def latency_ms_p95(solution: Solution, columns: Sequence[Column], task: Task, co
     mine = [c for c in columns if c.family == task.family and solution.traffic.get(c.key, 0.0) > 0]
     if not mine:
         return 0.0
+    if any(c.batch for c in mine):  # a batch to wait for, and one's own
+        longest_ms = max((2 * c.batch or 1) * c.service.mean_ms for c in mine)
+        return longest_ms + constant_for(task.objective, constants, "overhead_ms")
     total = sum(solution.traffic[c.key] for c in mine)
     pools = tuple(
         ServerClass(solution.slices[c.key], c.service, max(SHARE_STEP, _step(solution.traffic[c.key] / total)))

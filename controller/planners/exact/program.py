@@ -179,7 +179,8 @@ class Builder:
             self.fixed[key] = must
             self.traffic[key] = self.program.variable(cost, 0, column.capacity_per_s(must) * scale)
             return
-        limit = must + min(free, enough(column, scale, task), self.shape.counts.get(key, (0, free))[1])
+        wanted = free if column.limits or (key.beside and column.batch) else enough(column, scale, task)
+        limit = must + min(free, wanted, self.shape.counts.get(key, (0, free))[1])
         if self.shape.best_rate:
             count = self.program.variable(self._load_w(column), must, limit)
             most = max(1, limit)
@@ -233,12 +234,18 @@ class Builder:
                 self.program.row(terms + self._slots.get(slot, []), high=hosted[slot])
 
     def _share(self) -> None:
-        """Classes that share slices have as many of them."""
-        for key, parts in self.counts.items():
-            for partner in key.partners if key.leads and parts else ():
-                mine = [(p.variable, p.slices) for p in parts if p.slices]
-                theirs = [(p.variable, -p.slices) for p in self.counts[partner] if p.slices]
-                self.program.row([*mine, *theirs], low=0, high=0)
+        """Classes that share slices have as many of them, and serve no more than these do together."""
+        for column in self.columns:
+            key, parts = column.key, self.counts[column.key]
+            mine = [(p.variable, p.slices) for p in parts if p.slices]
+            for partner in key.partners if key.leads else ():
+                if mine:
+                    theirs = [(p.variable, -p.slices) for p in self.counts[partner] if p.slices]
+                    self.program.row([*mine, *theirs], low=0, high=0)
+                for x, y in column.limits:
+                    flows = [(self.traffic[key], x), (self.traffic[partner], y)]
+                    slices = [(variable, -number) for variable, number in mine]
+                    self.program.row([*flows, *slices], high=self.fixed.get(key, 0))
 
     def _family(self, task: Task) -> None:
         mine = [c for c in self.columns if c.family == task.family]

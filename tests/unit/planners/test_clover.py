@@ -280,14 +280,14 @@ def test_the_fleet_graph_explores_too():
 
 
 def test_presets_are_constants_that_the_planner_reads():
-    others = {"uniform": "shared_gpus", "exact": "shared_slices"}
-    assert set(PRESETS) == {"paper", "literal", "artifact", "guided", *others.values()}
-    assert all(set(PRESETS[preset]) <= set(PLANNERS[name].constants) for name, preset in others.items())
+    others = {"shared_gpus": "uniform", "shared_slices": "exact", "shared_batches": "exact"}
+    assert set(PRESETS) == {"paper", "literal", "artifact", "guided", *others}
+    assert all(set(PRESETS[preset]) <= set(PLANNERS[name].constants) for preset, name in others.items())
     assert not PRESETS["paper"]
     assert all(CONSTANTS[name] == 0 for name in PRESETS["guided"])  # what is ours is asked for by our name
     for name in ("clover", "blover", "oracle"):
         assert POLICIES[name].router == "fifo"
-        for preset in (PRESETS[known] for known in PRESETS if known not in others.values()):
+        for preset in (PRESETS[known] for known in PRESETS if known not in others):
             assert set(preset) <= set(PLANNERS[name].constants)
             decision = (
                 PLANNERS[name]

@@ -1,0 +1,225 @@
+"""Columns of two families on one slice, by the law of interference.
+
+Source: trefoil/core/interference.py; Triton's dynamic batcher. Data: columns of classes alone, their profile.
+Result: for each pair of classes that fit a slice's memory together, a column of each "beside" the other.
+Where every request is a batch, each computes as if the other always did: what one serves depends on the other's class,
+not on its load. Where Triton joins requests, a family's batches are smaller and keep less of the slice busy the less it
+is asked: points (rate, partner's rate) at which both are in time are found over the batches of one; the program may
+plan what lies below the hull of those points (`Column.limits`, linear in both rates).
+Deviations: pairs only, and both join requests or neither does. A family that is asked for less than one request a batch
+counts as one.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import combinations, pairwise
+from typing import Final, NamedTuple
+
+from controller.planners.columns import TIERS, CatalogKey, Column, effective_row, fits, gap_scv, tiers_of
+from controller.planners.planning_input import Device, Task, constant_for
+from trefoil.core.catalog import Catalog
+from trefoil.core.device_types import slice_type
+from trefoil.core.fleet import DeviceKind, DeviceType
+from trefoil.core.interference import stretch
+from trefoil.core.power import active_w
+from trefoil.core.queueing import ServiceTime, service_time
+from trefoil.core.units import MS_PER_S
+
+LEVELS: Final = 6  # batches of one family at which the most of the other is found
+BISECTIONS: Final = 20
+SCATTER: Final = 2.0  # deviations of a batch: more than alone, for a long batch of one makes a larger one of the other
+
+Point = tuple[float, float]
+
+
+def shared_columns(
+    catalog: Catalog,
+    tasks: Sequence[Task],
+    devices: Sequence[Device],
+    constants: Mapping[str, float],
+    alone: Sequence[Column],
+) -> tuple[Column, ...]:
+    """Columns of two families on one slice: of every pair of columns that fit its memory and both SLOs together."""
+    kinds, by_family = {d.type.name: d.type for d in devices}, {task.family: task for task in tasks}
+    at: dict[tuple[str, str, int, str], list[Column]] = {}
+    for column in alone:
+        at.setdefault((column.device_type, column.slice_type, *column.key[4:6]), []).append(column)
+    sizes = Counter((d.type.name, d.zone) for d in devices)
+    found: list[Column] = []
+    for (name, shape_name, _, zone), here in at.items():
+        kind, shape = kinds[name], slice_type(kinds[name], shape_name)
+        pool = min(sizes[name, zone], max(TIERS)) * max(1, 7 // max(1, shape.compute_slices))
+        for a, b in combinations(sorted(here, key=lambda c: c.key), 2):
+            variants = [catalog.family(c.family).variant(c.variant) for c in (a, b)]
+            if a.family == b.family or not fits(shape, *variants):
+                continue
+            sides = _side(a, by_family[a.family], constants), _side(b, by_family[b.family], constants)
+            if a.batch and b.batch:
+                found += _joined(CatalogKey(catalog), kind, *sides)
+            elif not (a.batch or b.batch):
+                found += _each(kind, *sides, pool)
+    return tuple(found)
+
+
+class Side(NamedTuple):
+    """One of two families: its class alone, its SLO without transport, what a request is."""
+
+    column: Column
+    slo_ms: float
+    quantile: float
+    scv: float
+    gap_ms: float
+    items: float
+
+    def beside(self, other: "Side") -> Column:
+        """Its column beside the other, not yet with what it serves there."""
+        key = self.column.key._replace(beside=((other.column.family, other.column.variant),))
+        return replace(self.column, key=key, tiers=())
+
+
+def _side(column: Column, task: Task, constants: Mapping[str, float]) -> Side:
+    gap_ms, overhead_ms = (constant_for(task.objective, constants, n) for n in ("transport_gap_ms", "overhead_ms"))
+    slo_ms = task.objective.slo_ms - overhead_ms
+    return Side(column, slo_ms, task.objective.slo_quantile, gap_scv(task), gap_ms, task.demand.items_mean)
+
+
+def _each(kind: DeviceType, a: Side, b: Side, pool: int) -> list[Column]:
+    """Both where every request is a batch; none where one of them misses its SLO."""
+    busy = {side: _alone(kind, side) for side in (a, b)}
+    found = []
+    for mine, other in ((a, b), (b, a)):
+        compute_ms, activity = busy[mine]
+        longer_ms = compute_ms * (stretch(activity, busy[other][1]) - 1)
+        service = replace(mine.column.service, mean_ms=mine.column.service.mean_ms + longer_ms)
+        tiers = tiers_of(service, mine.slo_ms, mine.quantile, mine.scv, pool)
+        found.append(replace(mine.beside(other), service=service, tiers=tiers, batch=0.0))
+    return found if all(column.tiers for column in found) else []
+
+
+def _alone(kind: DeviceType, side: Side) -> tuple[float, float]:
+    """Time that a request of a class computes alone [ms], and what part of its slice that keeps busy."""
+    column = side.column
+    compute_ms = column.service.mean_ms - (0.0 if column.batch else side.gap_ms)
+    return compute_ms, _activity(kind, column, column.energy_j, compute_ms)
+
+
+def _activity(kind: DeviceType, column: Column, joules: float, compute_ms: float) -> float:
+    if kind.kind == DeviceKind.CPU:
+        return 1.0
+    return min(1.0, joules / compute_ms * MS_PER_S / active_w(kind, column.slice_type, column.clock_mhz))
+
+
+class Batch(NamedTuple):
+    """Batch of a class alone: requests, time [ms], activity, joules; `late_`: of the largest that is likely."""
+
+    size: float
+    mean_ms: float
+    late_ms: float
+    activity: float
+    late_activity: float
+    joules: float
+    cv: float
+
+
+@lru_cache(maxsize=4096)
+def _joined(same: CatalogKey, kind: DeviceType, a: Side, b: Side) -> tuple[Column, ...]:
+    """Both where Triton joins requests; none where they cannot both be in time."""
+    found: dict[Point, tuple[Batch, Batch]] = {}
+    for mine, other, swapped in ((a, b, False), (b, a, True)):
+        for level in range(LEVELS):
+            first = _batch(same, kind, mine, mine.column.batch ** (level / (LEVELS - 1)))
+            most = _most_beside(same, kind, mine, first, other)
+            if first is None or most is None:
+                continue
+            rates = _rate(mine, first, most), _rate(other, most, first)
+            found[rates[::-1] if swapped else rates] = (most, first) if swapped else (first, most)
+    hull = _hull(list(found))
+    if not hull:
+        return ()
+    limits = tuple(_limit(one, two) for one, two in pairwise(hull))
+    middle = found[min(found, key=lambda p: abs(p[0] / hull[-1][0] - p[1] / hull[0][1]))]
+    columns = []
+    for at, (mine, other) in enumerate(((a, b), (b, a))):
+        batch, beside = middle[at], middle[1 - at]
+        slower = stretch(batch.activity, beside.activity)
+        per_s = max(point[at] for point in hull)
+        service = ServiceTime(batch.mean_ms * slower / batch.size * mine.items, batch.cv)
+        column = replace(
+            mine.beside(other),
+            service=service,
+            energy_j=batch.joules / batch.size * mine.items,
+            tiers=tuple((size, per_s) for size, _ in mine.column.tiers),
+            batch=batch.size,
+            limits=() if at else limits,
+        )
+        columns.append(column)
+    return tuple(columns)
+
+
+def _batch(same: CatalogKey, kind: DeviceType, side: Side, size: float) -> Batch | None:
+    """A batch; None where the largest that is likely is beyond the profile."""
+    column = side.column
+    family, most = same.catalog.family(column.family), size + SCATTER * math.sqrt(size)
+    if most > column.max_batch:
+        return None
+    shape, variant = slice_type(kind, column.slice_type), family.variant(column.variant)
+    rows = [effective_row(same.catalog, kind, shape, family, variant, n, column.key.clock_mhz) for n in (size, most)]
+    assert rows[0] is not None
+    assert rows[1] is not None, "a class without a profile has no column"
+    service, joules = service_time(rows[0]), rows[0].energy_active_j_per_batch
+    activity = _activity(kind, column, joules, service.mean_ms)
+    late_activity = _activity(kind, column, rows[1].energy_active_j_per_batch, service_time(rows[1]).mean_ms)
+    return Batch(size, service.mean_ms, rows[1].latency_ms_p95, activity, late_activity, joules, service.cv)
+
+
+def _most_beside(same: CatalogKey, kind: DeviceType, mine: Side, first: Batch | None, other: Side) -> Batch | None:
+    """The largest batch of the other beside one of mine with which both are in time."""
+    if first is None:
+        return None
+    best, low, high = None, 1.0, float(other.column.max_batch)
+    for step in range(BISECTIONS):
+        size = low if step == 0 else (low + high) / 2
+        tried = _batch(same, kind, other, size)
+        if tried is not None and _in_time(mine, first, tried) and _in_time(other, tried, first):
+            best, low = tried, size
+        elif step == 0:
+            return None
+        else:
+            high = size
+    return best
+
+
+def _in_time(side: Side, batch: Batch, beside: Batch) -> bool:
+    """Both at their largest: what delays one lets the other's requests gather."""
+    return 2 * batch.late_ms * stretch(batch.late_activity, beside.late_activity) <= side.slo_ms - side.gap_ms
+
+
+def _rate(side: Side, batch: Batch, beside: Batch) -> float:
+    return batch.size / (batch.mean_ms * stretch(batch.activity, beside.activity)) * MS_PER_S / side.items
+
+
+def _hull(points: Sequence[Point]) -> list[Point]:
+    """Upper right hull of points and of what is below them, by the first rate, from 0 to its greatest."""
+    if not points:
+        return []
+    corners = [(0.0, max(y for _, y in points)), *points, (max(x for x, _ in points), 0.0)]
+    hull: list[Point] = []
+    for point in sorted(corners, key=lambda p: (p[0], -p[1])):
+        while len(hull) > 1 and _turns_left(hull[-2], hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _turns_left(one: Point, two: Point, three: Point) -> bool:
+    return (two[0] - one[0]) * (three[1] - one[1]) - (two[1] - one[1]) * (three[0] - one[0]) >= 0
+
+
+def _limit(one: Point, two: Point) -> Point:
+    """(x, y) with x times the first rate and y times the second at most 1 below the line through two points."""
+    x, y = one[1] - two[1], two[0] - one[0]
+    at = x * one[0] + y * one[1]
+    return x / at, y / at
