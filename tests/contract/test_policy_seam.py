@@ -142,9 +142,6 @@ def test_what_cannot_be_is_refused_before_anything_runs(choice: str) -> None:
 def test_traits_that_do_not_fit_are_refused_by_field_value_and_remedy() -> None:
     with pytest.raises(SettingError, match=r"router = '.*Holding': a flow has no requests.*set fidelity to request"):
         check_policy(ROW, fluid=True)
-    shares = r"planner = 'wattwiser': .*a flow forms no batches.*set fidelity to request"
-    with pytest.raises(SettingError, match=shares):
-        check_policy(policy("wattwiser"), fluid=True)
     grouped = replace(policy(NAME), router="tests.contract.test_policy_seam:Grouped")
     check_policy(grouped, workers=1)
     with pytest.raises(SettingError, match=r"router = '.*Grouped': .*2 workers.*set workers to 1"):

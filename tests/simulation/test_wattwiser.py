@@ -33,6 +33,7 @@ from trefoil.reproduce.wattwiser_study import QUICK, study
 from trefoil.simulator.engines.engine import Flow
 from trefoil.simulator.engines.hardware import true_service
 from trefoil.simulator.engines.shared_slices import SharedLevel
+from trefoil.simulator.run import simulate
 from trefoil.simulator.scenario.inputs import Provided, prepare
 from trefoil.simulator.simulation import Simulation
 
@@ -128,6 +129,21 @@ def test_joules_of_families_add_up_to_those_of_their_gpu_and_these_to_its_counte
     for name, device in simulation.hardware.devices.items():
         assert math.isclose(device.active_j + device.idle_j + device.unallocated_j, device.counter_j, rel_tol=1e-6)
         assert math.isclose(sum(one.counter_j for one in drawn if one.device == name), device.counter_j, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["packed_uniform", "wattwiser", "exact"])
+def test_a_flow_draws_the_joules_of_its_requests(policy):
+    """Loads that GPUs carry: a backlog of wake-ups is not what is compared."""
+    calm = PairSpec(*PAIRS[1], policy, 1, ((0.3, 0.5, 0.4), (0.3, 0.4, 0.55)), step_s=60.0)
+    scenario = scenario_of(calm)
+    found = {}
+    for fidelity in ("request", "fluid"):
+        one = scenario.model_copy(update={"fidelity": fidelity, "duration_s": 180.0})
+        found[fidelity] = simulate(one, Provided(catalog=catalog_of(calm))).summary
+    said = {name: (round(run.joules), round(run.slo_attainment, 3)) for name, run in found.items()}
+    print(policy, said)
+    assert found["fluid"].fidelity == "fluid"
+    assert found["fluid"].joules == pytest.approx(found["request"].joules, rel=0.05)
 
 
 def test_the_study_prints_what_was_played(tmp_path):

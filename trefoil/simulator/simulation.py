@@ -61,6 +61,7 @@ from trefoil.simulator.engines.engine import Engine, Flow
 from trefoil.simulator.engines.fluid import FluidEngine
 from trefoil.simulator.engines.hardware import Hardware
 from trefoil.simulator.engines.request_engine import RequestEngine
+from trefoil.simulator.engines.shared_fluid import SharedFluidEngine
 from trefoil.simulator.scenario.carbon import ForecastFeed
 from trefoil.simulator.scenario.inputs import Inputs, settings_of
 
@@ -411,15 +412,16 @@ def engines_for(inputs: Inputs, now_s: float) -> tuple[Engine, ...]:
     scenario = inputs.scenario
     chosen, queue, overhead_ms = scenario.policy.router, scenario.policy.queue, scenario.costs.overhead_ms
     flows = {family: _flow(inputs, family) for family in sorted(inputs.objectives)}
+    shares, slower = shares_slices(inputs.policy), scenario.costs.interference
+    if scenario.fidelity == "fluid" and shares:
+        return (SharedFluidEngine(flows, overhead_ms, now_s, chosen, slower),)
     if scenario.fidelity == "fluid":
         gap_scv = {served.name: served.arrivals.gap_scv for served in scenario.families}
         return tuple(FluidEngine(f, flow, overhead_ms, now_s, gap_scv[f], chosen) for f, flow in flows.items())
     router, keeps = chosen or inputs.policy.router, scenario.exact_quantiles
     grouped = find(Kind.ROUTER, router, ROUTERS).traits.group
-    shares = shares_slices(inputs.policy)
     if grouped or shares:
         rng = _engine_rng(inputs, 0)
-        slower = scenario.costs.interference
         return (RequestEngine(flows, rng, overhead_ms, now_s, chosen, queue, keeps, shares, grouped, slower),)
     return tuple(
         RequestEngine({family: flow}, _engine_rng(inputs, place), overhead_ms, now_s, chosen, queue, keeps)

@@ -191,16 +191,16 @@ class FluidEngine:
             shift_ms = extra_ms + occupied.mean_ms - law.mean_ms
             if late < 1:
                 spread = _client_latency(law, utilisation, len(limits), self._gap_scv, shift_ms, self._slo_ms)
-                _add_answers(found, spread, count * (1 - late))
+                add_answers(found, spread, count * (1 - late))
             if late > 0:
                 waits_s = (queued + LATE * (left - queued if overloaded else -queued)) / capacity
                 latency_ms = np.maximum(0.0, waits_s) * 1e3 + occupied.mean_ms + extra_ms
-                _add_answers(
-                    found, _answers_at(latency_ms, np.full(LATE.size, 1 / LATE.size), self._slo_ms), count * late
+                add_answers(
+                    found, answers_at(latency_ms, np.full(LATE.size, 1 / LATE.size), self._slo_ms), count * late
                 )
 
 
-class _Answers(NamedTuple):
+class Answers(NamedTuple):
     """Distribution of the answers to one request in the mean: by bucket, within the SLO, their mean and the latest."""
 
     buckets: Counts
@@ -209,15 +209,17 @@ class _Answers(NamedTuple):
     max_ms: float
 
 
-def _answers_at(at_ms: Counts, shares: Counts, slo_ms: float) -> _Answers:
+def answers_at(at_ms: Counts, shares: Counts, slo_ms: float) -> Answers:
+    """Distribution of answers at these latencies [ms], ascending, with these shares."""
     latency_ms = np.maximum(FLOOR_MS, at_ms)
     index = np.minimum((np.log2(latency_ms / FLOOR_MS) * PER_OCTAVE).astype(np.int64), BUCKETS - 1)
     buckets = np.asarray(np.bincount(index, weights=shares, minlength=BUCKETS), dtype=np.float64)
     within = float(shares[latency_ms <= slo_ms].sum())
-    return _Answers(buckets, within, float(np.dot(latency_ms, shares)), float(latency_ms[-1]))
+    return Answers(buckets, within, float(np.dot(latency_ms, shares)), float(latency_ms[-1]))
 
 
-def _add_answers(found: Interval, spread: _Answers, count: float) -> None:
+def add_answers(found: Interval, spread: Answers, count: float) -> None:
+    """Add so many answers of a distribution."""
     found.latency += spread.buckets * count
     found.within_slo += count * spread.within_slo
     found.sum_ms += count * spread.mean_ms
@@ -249,10 +251,10 @@ def _rounded_utilisation(utilisation: float) -> float:
 @lru_cache(maxsize=8192)
 def _client_latency(
     service: ServiceTime, utilisation: float, servers: int, gap_scv: float, shift_ms: float, slo_ms: float
-) -> _Answers:
+) -> Answers:
     """Latency that clients see of a pool: its law, and what does not take the slice."""
     at_ms, shares = _latency_law(service, utilisation, servers, gap_scv)
-    return _answers_at(at_ms + shift_ms, shares, slo_ms)
+    return answers_at(at_ms + shift_ms, shares, slo_ms)
 
 
 @lru_cache(maxsize=8192)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from controller.forecasters.table import FORECASTERS
-from controller.planners.policy_parts import shares_slices
 from controller.planners.table import PLANNERS
 from dispatcher.routing.queues import QUEUES
 from dispatcher.routing.routers import ROUTERS
@@ -52,13 +51,6 @@ def check_policy(row: Policy, *, workers: int = 1, fluid: bool = False) -> Mappi
             field="router",
             value=router.name,
             remedy=f"set fidelity to request, or take one of {flows}",
-        )
-    if fluid and shares_slices(row):
-        raise SettingError(
-            "families that share slices are played request by request: a flow forms no batches",
-            field="planner",
-            value=found[Kind.PLANNER].name,
-            remedy="set fidelity to request",
         )
     if router.traits.group and workers > 1:
         raise SettingError(
