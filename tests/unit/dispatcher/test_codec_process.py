@@ -11,6 +11,8 @@ from dispatcher.fronts.rest import codec
 from dispatcher.fronts.rest.codec_process import CodecProcess
 from trefoil.core.errors import InvalidInput, Unavailable
 
+ROUNDS_MAX = 10  # what shares this core or its memory makes a round slower, for a while
+
 
 def body_of(items: int) -> bytes:
     data = [round(0.001 * i, 3) for i in range(items)]
@@ -42,16 +44,19 @@ async def test_it_says_what_the_codec_says(beside):
 async def test_the_loop_goes_on_while_megabytes_of_json_are_read(beside):
     body = body_of(1_500_000)  # some 14 MB
     await beside.decode(*((small := body_of(1)), len(small)), "m", "")
-    longest_s, reading = 0.0, asyncio.create_task(beside.decode(body, len(body), "m", ""))
-    while not reading.done():
-        began_s = time.thread_time()
-        await asyncio.sleep(0)
-        longest_s = max(longest_s, time.thread_time() - began_s)
-    data, _ = reading.result()
-    assert len(data) >= 4 * 1_500_000
     began_s = time.thread_time()
     codec.decode(body, len(body), "m", "")
-    assert longest_s < (time.thread_time() - began_s) / 5, "CPU time of this thread between two turns"
+    here_s, turns_s = time.thread_time() - began_s, [float("inf")]
+    while min(turns_s) >= here_s / 5 and len(turns_s) <= ROUNDS_MAX:
+        longest_s, reading = 0.0, asyncio.create_task(beside.decode(body, len(body), "m", ""))
+        while not reading.done():
+            began_s = time.thread_time()
+            await asyncio.sleep(0)
+            longest_s = max(longest_s, time.thread_time() - began_s)
+        data, _ = reading.result()
+        assert len(data) >= 4 * 1_500_000
+        turns_s.append(longest_s)
+    assert min(turns_s) < here_s / 5, "CPU time of this thread between two turns, of the best of rounds"
 
 
 async def test_a_client_that_leaves_disturbs_nobody_and_a_dead_process_is_replaced(beside):

@@ -12,7 +12,7 @@ from dispatcher.settings import DispatcherSettings
 from tests.unit.dispatcher.worlds import OK, node, plan, route, routing, status, target, ticket
 from trefoil.runtime.clock import WallClock
 
-BUDGET_US = 60.0  # of 350 in all; measured 17 on the machine of the first measurement
+BUDGET_PASSES = 40.0  # of plain Python over a hundred numbers, here and now: machines differ; measured 14
 ROUNDS_MAX = 100  # what shares this core or its caches makes a round slower, for a while
 
 
@@ -43,8 +43,12 @@ async def test_admitting_routing_and_booking_a_request_stays_within_its_budget(m
     request.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
     request.raw_input_contents.append(bytes(64))
     data, count = request.SerializeToString(), 2000
-    best_us, rounds = float("inf"), 0
-    while best_us >= BUDGET_US and rounds < ROUNDS_MAX:
+    numbers, best_us, pass_us, rounds = list(range(100)), float("inf"), float("inf"), 0
+    while best_us >= BUDGET_PASSES * pass_us and rounds < ROUNDS_MAX:
+        started_s = time.thread_time()
+        for _ in range(count):
+            sum([each for each in numbers if each >= 50])
+        pass_us = min(pass_us, (time.thread_time() - started_s) / count * 1e6)
         started_s = time.thread_time()
         for _ in range(count):
             await inference.infer(data, Context())
@@ -52,7 +56,8 @@ async def test_admitting_routing_and_booking_a_request_stays_within_its_budget(m
         rounds += 1
     await local.routing.connections.close()
     assert local.accounting.load.totals["digits"].answered == rounds * count
-    assert best_us < BUDGET_US
+    print(f"{best_us:.1f} us, {best_us / pass_us:.1f} passes of {pass_us:.1f} us")
+    assert best_us < BUDGET_PASSES * pass_us
 
 
 @pytest.mark.parametrize("name", ["fifo", "weighted"])
