@@ -385,6 +385,7 @@ def _occupied(row: ProfileRow, gap_ms: float) -> ProfileRow:
 def tiers_of(
     service: ServiceTime, slo_ms: float, quantile: float, scv: float, pool: int
 ) -> tuple[tuple[int, float], ...]:
+    """Rate of one slice [1/s] within the SLO, by the size of its pool; sizes at which none is left out."""
     if slo_ms <= 0:
         return ()
     rates = [(size, pool_rate_max(service, slo_ms, quantile, scv, size) / size) for size in TIERS if size <= pool]

@@ -95,14 +95,14 @@ def _each(kind: DeviceType, a: Side, b: Side, pool: int) -> list[Column]:
         longer_ms = compute_ms * (stretch(activity, busy[other][1]) - 1)
         service = replace(mine.column.service, mean_ms=mine.column.service.mean_ms + longer_ms)
         tiers = tiers_of(service, mine.slo_ms, mine.quantile, mine.scv, pool)
-        found.append(replace(mine.beside(other), service=service, tiers=tiers, batch=0.0))
+        found.append(replace(mine.beside(other), service=service, tiers=tiers))
     return found if all(column.tiers for column in found) else []
 
 
 def _alone(kind: DeviceType, side: Side) -> tuple[float, float]:
     """Time that a request of a class computes alone [ms], and what part of its slice that keeps busy."""
     column = side.column
-    compute_ms = column.service.mean_ms - (0.0 if column.batch else side.gap_ms)
+    compute_ms = column.service.mean_ms - side.gap_ms
     return compute_ms, _activity(kind, column, column.energy_j, compute_ms)
 
 

@@ -77,8 +77,7 @@ PRESETS: Final[Mapping[str, Mapping[str, float]]] = {
     },
 }
 """Constants that a policy's row takes instead of its own (`--preset`): for clover, blover, oracle; `literal` for
-wattwiser too, `shared_gpus`,
-`shared_slices` and `shared_batches` for those that they name."""
+wattwiser too, `shared_gpus`, `shared_slices` and `shared_batches` for those that they name."""
 
 
 def policy(name: str) -> Policy:

@@ -179,7 +179,7 @@ class Builder:
             self.fixed[key] = must
             self.traffic[key] = self.program.variable(cost, 0, column.capacity_per_s(must) * scale)
             return
-        wanted = free if column.limits or (key.beside and column.batch) else enough(column, scale, task)
+        wanted = free if key.beside and column.batch else enough(column, scale, task)
         limit = must + min(free, wanted, self.shape.counts.get(key, (0, free))[1])
         if self.shape.best_rate:
             count = self.program.variable(self._load_w(column), must, limit)

@@ -152,14 +152,17 @@ class SharedFluidEngine:
         lanes, work, queued = self._lanes[family], rate * dt_s, self._queued[family]
         self._unserved_s[family] = 0.0 if lanes else self._unserved_s[family] + dt_s
         served = [min((queued + work) * lane.share, lane.limit_per_s * dt_s) for lane in lanes]
-        left = queued + work - sum(served)
+        answered = sum(served)
+        left = queued + work - answered
         bound = 0.0 if self._unserved_s[family] > NO_SLICE_WAIT_S else self._queue_max[family]
         found.rejected = max(0.0, left - bound)
         self._queued[family] = left - found.rejected
-        late = min(1.0, queued / sum(served)) if left <= 1e-6 * max(1.0, work) else 1.0
+        if answered <= 0:
+            return
+        late = min(1.0, queued / answered) if left <= 1e-6 * max(1.0, work) else 1.0
         for lane, count in zip(lanes, served, strict=True):
             if count > 0:
-                self._answer(lane, count, late if sum(served) else 0.0, (queued, left), sum(served) / dt_s, found)
+                self._answer(lane, count, late, (queued, left), answered / dt_s, found)
 
     def _answer(
         self, lane: Lane, count: float, late: float, backlog: tuple[float, float], per_s: float, found: Interval
