@@ -1,6 +1,5 @@
-"""`least_loaded`: whom it chooses; and what a decision of each router costs with floors and without."""
+"""`least_loaded`: whom it chooses; and what a decision of each router takes with floors and without."""
 
-import time
 from collections import Counter
 
 import pytest
@@ -8,14 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher.routing.routers import ROUTERS
+from tests.support.steps import Steps
 from tests.unit.dispatcher.worlds import OK, key, route, routing, target, ticket
 
-PASSES_MAX = 10  # over the accuracies of a hundred slices: 20 us where such a pass takes 2 us
-steps = st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=200)
+STEPS_MAX = 4000  # forty for each slice; measured 161 without a floor, 2634 with one
+moves = st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=200)
 
 
 @settings(deadline=None, max_examples=60)
-@given(weights=st.lists(st.integers(1, 9), min_size=1, max_size=6), steps=steps)
+@given(weights=st.lists(st.integers(1, 9), min_size=1, max_size=6), steps=moves)
 def test_least_loaded_is_the_slice_that_a_search_finds(weights, steps):
     router = routing("least_loaded")
     router.on_table(route([target(n, weight=float(w), credits=3) for n, w in enumerate(weights)], "least_loaded"), 0.0)
@@ -52,28 +52,16 @@ def test_a_slice_without_share_gets_nothing_unless_no_other_is_live():
 
 @pytest.mark.parametrize("floor", [0.0, 0.95])
 @pytest.mark.parametrize("name", sorted(ROUTERS))
-def test_a_decision_among_a_hundred_slices_is_fast(name, floor):
-    """CPU time of this thread, of the best of many, beside that of plain Python here and now: machines differ."""
+def test_a_decision_among_a_hundred_slices_takes_few_steps(name, floor):
+    """A few for each slice at most; microseconds are in `make bench-dispatcher`."""
     variants = ("digits-xs", "digits-s", "digits-m", "digits-l")
     router = routing(name)
     router.on_table(route([target(n, variants[n % 4], 0.01, 4) for n in range(100)], name), 0.0)
-    tickets, best_us = [ticket(n, floor=floor) for n in range(1000)], float("inf")
-    accuracies, pass_us = [0.9 + n / 1000 for n in range(100)], float("inf")
-    for _ in range(100):  # what shares this core or its caches makes a round slower, for a while
-        flying = []
-        began_s = time.thread_time()
-        for _ in tickets:
-            sum([each for each in accuracies if each >= 0.95])
-        pass_us = min(pass_us, (time.thread_time() - began_s) / len(tickets) * 1e6)
-        began_s = time.thread_time()
-        for made in tickets:
+    tickets, flying, steps = [ticket(n, floor=floor) for n in range(200)], [], Steps()
+    for made in tickets:
+        with steps:
             flying.append((made, router.on_arrival(made, 0.0)))
             if len(flying) > 50:
                 router.on_done(*flying.pop(0), OK, 0.0)
-        best_us = min(best_us, (time.thread_time() - began_s) / len(tickets) * 1e6)
-        for made, pick in flying:
-            router.on_done(made, pick, OK, 0.0)
-        if best_us <= PASSES_MAX * pass_us:
-            break
-    print(f"{name}, floor {floor}: {best_us:.1f} us, {best_us / pass_us:.1f} passes of {pass_us:.1f} us")
-    assert best_us <= PASSES_MAX * pass_us
+    print(f"{name}, floor {floor}: {steps.count / len(tickets):.0f} steps")
+    assert steps.count <= STEPS_MAX * len(tickets)
