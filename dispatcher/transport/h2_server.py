@@ -23,8 +23,6 @@ LOG = structlog.get_logger()
 SWEEP_S: Final = 1.0
 LAST_WORDS_S: Final = 10.0  # for a client to read what it is sent on a connection that has ended
 FIRST_WORDS_S: Final = 0.02
-LATE_BYTES_MAX: Final = 2**20  # of a stream that was refused: a client that has read its status stops by itself
-FRAME_BYTES: Final = 9  # RFC 9113, section 4.1
 NOTICE_S: Final = 0.2  # between the notice that a connection ends and its end, for a peer that does not answer
 _OK: Final = ((b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-accept-encoding", framing.ACCEPTED))
 _DONE: Final = ((b"grpc-status", b"0"),)
@@ -52,7 +50,6 @@ class ServerConnection(h2.Connection):
         self.server = server
         self.bounds = server.bounds
         self.calls: dict[int, ServerCall] = {}
-        self.late: dict[int, int] = {}  # bytes of each refused stream since
         self.peer = ""
         self.greeted = False
         self.since_s = self.alive_s = self.loop.time()
@@ -99,8 +96,7 @@ class ServerConnection(h2.Connection):
         call = self.calls.get(stream_id)
         if call is None:  # it was refused, and its client goes on
             self.taken(stream_id, len(data))
-            late = self.late[stream_id] = self.late.get(stream_id, 0) + len(data) + FRAME_BYTES
-            if late > LATE_BYTES_MAX and not event.end_stream:
+            if not event.end_stream:
                 self.flush()  # a reset would overtake its status
                 if not self._paused:
                     self.reset(stream_id, h2.NO_ERROR)
@@ -129,7 +125,6 @@ class ServerConnection(h2.Connection):
 
     def on_closed(self, event: Any) -> None:
         """A stream has ended both ways."""
-        self.late.pop(event.stream_id, None)
         call = self.calls.pop(event.stream_id, None)
         if call is not None:
             call.leave()

@@ -47,7 +47,7 @@ async def test_admitting_routing_and_booking_a_request_stays_within_its_budget(m
             await inference.infer(data, Context())
     await local.routing.connections.close()
     assert local.accounting.load.totals["digits"].answered == count + 1
-    print(f"{steps.count / count:.0f} steps")
+    print(f"{steps.count / count:.1f} steps")
     assert steps.count < STEPS_MAX * count
 
 

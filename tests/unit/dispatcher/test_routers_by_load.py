@@ -10,17 +10,17 @@ from dispatcher.routing.routers import ROUTERS
 from tests.support.steps import Steps
 from tests.unit.dispatcher.worlds import OK, key, route, routing, target, ticket
 
-STEPS_MAX = 4000  # forty for each slice; measured 161 without a floor, 2634 with one
+STEPS_MAX = {0.0: 600, 0.95: 4000}  # by floor; measured 161 to 352, and 1064 to 2634, which is 26 for each slice
 moves = st.lists(st.tuples(st.booleans(), st.integers(0, 99)), max_size=200)
 
 
 @settings(deadline=None, max_examples=60)
-@given(weights=st.lists(st.integers(1, 9), min_size=1, max_size=6), steps=moves)
-def test_least_loaded_is_the_slice_that_a_search_finds(weights, steps):
+@given(weights=st.lists(st.integers(1, 9), min_size=1, max_size=6), moves=moves)
+def test_least_loaded_is_the_slice_that_a_search_finds(weights, moves):
     router = routing("least_loaded")
     router.on_table(route([target(n, weight=float(w), credits=3) for n, w in enumerate(weights)], "least_loaded"), 0.0)
     flying, held, number = [], Counter(), 0
-    for back, at in steps:
+    for back, at in moves:
         if back and flying:
             made, pick = flying.pop(at % len(flying))
             held[pick.slice] -= 1
@@ -50,7 +50,7 @@ def test_a_slice_without_share_gets_nothing_unless_no_other_is_live():
     assert router.on_credit(key(1), 0.0) is not None
 
 
-@pytest.mark.parametrize("floor", [0.0, 0.95])
+@pytest.mark.parametrize("floor", STEPS_MAX)
 @pytest.mark.parametrize("name", sorted(ROUTERS))
 def test_a_decision_among_a_hundred_slices_takes_few_steps(name, floor):
     """A few for each slice at most; microseconds are in `make bench-dispatcher`."""
@@ -64,4 +64,4 @@ def test_a_decision_among_a_hundred_slices_takes_few_steps(name, floor):
             if len(flying) > 50:
                 router.on_done(*flying.pop(0), OK, 0.0)
     print(f"{name}, floor {floor}: {steps.count / len(tickets):.0f} steps")
-    assert steps.count <= STEPS_MAX * len(tickets)
+    assert steps.count <= STEPS_MAX[floor] * len(tickets)
