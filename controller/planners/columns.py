@@ -8,9 +8,9 @@ A class whose memory does not fit, or that cannot meet the SLO even alone and id
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Final, NamedTuple
 
 from controller.planners.planning_input import Device, HostedSlice, Task, constant_for
@@ -78,7 +78,8 @@ class Column:
     """Column of the program: one class of slices. `tiers`: (size of the pool, rate of one slice in it [1/s]).
 
     `batch`: requests that Triton joins to a batch at that rate; 0: every request is a batch. `service` is of a request:
-    its part of the batch's time. `limits` (x, y) of a class that leads: x times its rate and y times its partner's add
+    its part of the batch's time. `running_w`: what a slice draws beside `energy_j` of each request, see `power_line`.
+    `limits` (x, y) of a class that leads: x times its rate and y times its partner's add
     up to at most the slices that they share.
     """
 
@@ -94,6 +95,7 @@ class Column:
     load_s: float
     tiers: tuple[tuple[int, float], ...]
     batch: float = 0.0
+    running_w: float = 0.0
     limits: tuple[tuple[float, float], ...] = ()
 
     def __hash__(self) -> int:
@@ -216,41 +218,79 @@ def _points(
 
 
 def batching(catalog: Catalog, kind: DeviceType, column: Column, slo_ms: float, items: float, pool: int) -> Column:
-    """The class where Triton joins what waits to batches, as many as that serves more.
+    """The class where Triton joins what waits to batches, if that serves more in a pool of any size.
 
     While a batch of b computes, t(b), the next one gathers: b = rate x t(b). A request waits for at most one batch and
-    takes its own: 2 t <= SLO. Arrivals of a batch's time scatter by their root, so that the largest that is likely,
-    b + Z_95 sqrt(b), has to be in time and in the profile. Joules are those at this rate, the least of a request.
+    takes its own: 2 t <= SLO. Arrivals of a batch's time scatter by their root, and n slices that take turns get every
+    nth one, so that the largest batch that is likely, b + Z_95 sqrt(b / n), has to be in time and in the profile.
     """
-    family, shape = catalog.family(column.family), slice_type(kind, column.slice_type)
-    variant = family.variant(column.variant)
+    row = partial(row_of, catalog, kind, column)
 
-    def row(batch: float) -> ProfileRow:
-        found = effective_row(catalog, kind, shape, family, variant, batch, column.key.clock_mhz)
-        assert found is not None, "a class without a profile has no column"
-        return found
+    def per_s(batch: float) -> float:
+        return batch / service_time(row(batch)).mean_ms * MS_PER_S / items
 
-    def fits_slo(batch: float) -> bool:
-        most = batch + Z_95 * math.sqrt(batch)
-        return most <= column.max_batch and 2 * row(most).latency_ms_p95 <= slo_ms
+    def largest(slices: int) -> float:
+        """Batch of one of that many slices; 0: not even one request is in time."""
 
-    low, high = 1.0, float(column.max_batch)
-    if not fits_slo(low):
+        def fits_slo(batch: float) -> bool:
+            most = batch + Z_95 * math.sqrt(batch / slices)
+            return most <= column.max_batch and 2 * row(most).latency_ms_p95 <= slo_ms
+
+        low, high = 1.0, float(column.max_batch)
+        if not fits_slo(low):
+            return 0.0
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if fits_slo(middle) else (low, middle)
+        return low
+
+    batches = {size: largest(size) for size in TIERS if size <= pool}
+    tiers = tuple((size, per_s(batch)) for size, batch in batches.items() if batch)
+    if not tiers or any(dict(tiers).get(size, 0.0) <= rate for size, rate in column.tiers):
         return column
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if fits_slo(middle) else (low, middle)
-    service = service_time(row(low))
-    per_s = low / service.mean_ms * MS_PER_S / items
-    if column.tiers and per_s <= column.tiers[-1][1]:
-        return column
+    most = max(batches.values())
+    service, (running_w, item_j) = service_time(row(most)), power_line(row, items, most, 1.0)
     return replace(
         column,
-        service=ServiceTime(service.mean_ms * items / low, service.cv),
-        energy_j=row(low).energy_active_j_per_batch / low * items,
-        tiers=tuple((size, per_s) for size in TIERS if size <= pool),
-        batch=low,
+        service=ServiceTime(service.mean_ms * items / most, service.cv),
+        energy_j=item_j * items,
+        running_w=running_w,
+        tiers=tiers,
+        batch=most,
     )
+
+
+def power_line(row: Callable[[float], ProfileRow], least: float, most: float, slower: float) -> tuple[float, float]:
+    """Power of a slice where Triton joins requests, as a line in its rate: (watts at rate 0, joules of an item).
+
+    A batch of b items, t(b) x `slower` long, J(b) joules, is what arrives meanwhile: b = rate x t(b), not below
+    `least`, one request. Where t and J grow straight with b, so does the power rate x J(b) / b from the rate of the
+    least batch on. The line is through half the rate of the largest batch, `most`, and all of it; below, a slice draws
+    less than the line says.
+    """
+
+    def per_s(batch: float) -> float:
+        return batch / (service_time(row(batch)).mean_ms * slower) * MS_PER_S
+
+    def item_j(batch: float) -> float:
+        return row(batch).energy_active_j_per_batch / batch
+
+    full = per_s(most)
+    low, high = min(least, most), most
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if per_s(middle) <= full / 2 else (low, middle)
+    running_w = max(0.0, full * (item_j(low) - item_j(most)))
+    return running_w, item_j(most) - running_w / full
+
+
+def row_of(catalog: Catalog, kind: DeviceType, column: Column, items: float) -> ProfileRow:
+    """`effective_row` of a class, which has one."""
+    family, shape = catalog.family(column.family), slice_type(kind, column.slice_type)
+    variant = family.variant(column.variant)
+    found = effective_row(catalog, kind, shape, family, variant, items, column.key.clock_mhz)
+    assert found is not None, "a class without a profile has no column"
+    return found
 
 
 def class_column(
@@ -444,7 +484,12 @@ def _beats(a: Column, b: Column, kind: DeviceType) -> bool:
     if a.accuracy < b.accuracy or a.energy_j > b.energy_j:
         return False
     fitting = replaces(kind, a.slice_type, b.slice_type)
-    if not fitting or a.load_j * fitting > b.load_j + 1e-9 or a.start_j * fitting > b.start_j + 1e-9:
+    if (
+        not fitting
+        or a.running_w * fitting > b.running_w
+        or a.load_j * fitting > b.load_j + 1e-9
+        or a.start_j * fitting > b.start_j + 1e-9
+    ):
         return False
     ends = {size for size, _ in b.tiers} | {-(-size // fitting) for size, _ in a.tiers}
     ends |= {size - 1 for size in ends if size > 1} | {max(TIERS)}  # both are straight in between

@@ -14,11 +14,20 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import combinations, pairwise
 from typing import Final, NamedTuple
 
-from controller.planners.columns import TIERS, CatalogKey, Column, effective_row, fits, gap_scv, tiers_of
+from controller.planners.columns import (
+    TIERS,
+    CatalogKey,
+    Column,
+    fits,
+    gap_scv,
+    power_line,
+    row_of,
+    tiers_of,
+)
 from controller.planners.planning_input import Device, Task, constant_for
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import slice_type
@@ -113,14 +122,13 @@ def _activity(kind: DeviceType, column: Column, joules: float, compute_ms: float
 
 
 class Batch(NamedTuple):
-    """Batch of a class alone: requests, time [ms], activity, joules; `late_`: of the largest that is likely."""
+    """Batch of a class alone: requests, time [ms], activity; `late_`: of the largest that is likely."""
 
     size: float
     mean_ms: float
     late_ms: float
     activity: float
     late_activity: float
-    joules: float
     cv: float
 
 
@@ -129,8 +137,9 @@ def _joined(same: CatalogKey, kind: DeviceType, a: Side, b: Side) -> tuple[Colum
     """Both where Triton joins requests; none where they cannot both be in time."""
     found: dict[Point, tuple[Batch, Batch]] = {}
     for mine, other, swapped in ((a, b, False), (b, a, True)):
+        top = min(mine.column.batch, _likely(mine.column.max_batch))
         for level in range(LEVELS):
-            first = _batch(same, kind, mine, mine.column.batch ** (level / (LEVELS - 1)))
+            first = _batch(same, kind, mine, top ** (level / (LEVELS - 1)))
             most = _most_beside(same, kind, mine, first, other)
             if first is None or most is None:
                 continue
@@ -146,11 +155,14 @@ def _joined(same: CatalogKey, kind: DeviceType, a: Side, b: Side) -> tuple[Colum
         batch, beside = middle[at], middle[1 - at]
         slower = stretch(batch.activity, beside.activity)
         per_s = max(point[at] for point in hull)
+        row = partial(row_of, same.catalog, kind, mine.column)
+        running_w, item_j = power_line(row, mine.items, batch.size, slower)
         service = ServiceTime(batch.mean_ms * slower / batch.size * mine.items, batch.cv)
         column = replace(
             mine.beside(other),
             service=service,
-            energy_j=batch.joules / batch.size * mine.items,
+            energy_j=item_j * mine.items,
+            running_w=running_w,
             tiers=tuple((size, per_s) for size, _ in mine.column.tiers),
             batch=batch.size,
             limits=() if at else limits,
@@ -159,20 +171,21 @@ def _joined(same: CatalogKey, kind: DeviceType, a: Side, b: Side) -> tuple[Colum
     return tuple(columns)
 
 
+def _likely(most: float) -> float:
+    """The batch that is likely to grow to `most`: b + SCATTER sqrt(b) = most."""
+    return float((math.sqrt(SCATTER**2 / 4 + most) - SCATTER / 2) ** 2)
+
+
 def _batch(same: CatalogKey, kind: DeviceType, side: Side, size: float) -> Batch | None:
     """A batch; None where the largest that is likely is beyond the profile."""
-    column = side.column
-    family, most = same.catalog.family(column.family), size + SCATTER * math.sqrt(size)
+    column, most = side.column, size + SCATTER * math.sqrt(size)
     if most > column.max_batch:
         return None
-    shape, variant = slice_type(kind, column.slice_type), family.variant(column.variant)
-    rows = [effective_row(same.catalog, kind, shape, family, variant, n, column.key.clock_mhz) for n in (size, most)]
-    assert rows[0] is not None
-    assert rows[1] is not None, "a class without a profile has no column"
-    service, joules = service_time(rows[0]), rows[0].energy_active_j_per_batch
-    activity = _activity(kind, column, joules, service.mean_ms)
-    late_activity = _activity(kind, column, rows[1].energy_active_j_per_batch, service_time(rows[1]).mean_ms)
-    return Batch(size, service.mean_ms, rows[1].latency_ms_p95, activity, late_activity, joules, service.cv)
+    usual, late = (row_of(same.catalog, kind, column, n) for n in (size, most))
+    service = service_time(usual)
+    activity = _activity(kind, column, usual.energy_active_j_per_batch, service.mean_ms)
+    late_activity = _activity(kind, column, late.energy_active_j_per_batch, service_time(late).mean_ms)
+    return Batch(size, service.mean_ms, late.latency_ms_p95, activity, late_activity, service.cv)
 
 
 def _most_beside(same: CatalogKey, kind: DeviceType, mine: Side, first: Batch | None, other: Side) -> Batch | None:

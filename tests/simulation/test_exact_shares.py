@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.planners.columns import columns
-from controller.planners.exact.milp import Limits
+from controller.planners.exact.milp import Limits, Program
 from controller.planners.exact.model import Aim, Problem, Solution, groups_of
 from controller.planners.exact.placement import moves, place
 from controller.planners.exact.planner import CONSTANTS
@@ -22,13 +22,14 @@ from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import A100_40GB, V100_32GB
 from trefoil.core.fleet import Configuration
+from trefoil.reproduce.wattwiser import MODELS, PAIRS, PairSpec, catalog_of
 from trefoil.simulator.run import simulate
 from trefoil.simulator.scenario.inputs import Provided
 from trefoil.simulator.scenario.schema import Scenario
 
 SLO_MS = 300.0
+HIGH = 1.2  # quantile of the demand that capacity is planned for, over its mean
 WHOLE = "7g.40gb"
-ON = Configuration(A100_40GB.name, ((WHOLE, 1),))
 
 
 def two_family_problem(rates, slo_ms, gpus):
@@ -39,15 +40,18 @@ def two_family_problem(rates, slo_ms, gpus):
     rows = [r for r in known.rows if r.slice_type == WHOLE and r.variant != "xs"]
     catalog = Catalog(families, (*rows, row("only", WHOLE, 20.0, family="letters")))
     wanted = [objective(slo_ms=slo_ms), objective(family="letters", min_accuracy=0.9, slo_ms=slo_ms)]
-    demand = [Demand(f, "", rate, 1.2 * rate) for f, rate in zip(("digits", "letters"), rates, strict=True)]
+    demand = [Demand(f, "", rate, HIGH * rate) for f, rate in zip(("digits", "letters"), rates, strict=True)]
     world = read_view(view(devices=fleet(gpus), catalog=catalog, wanted=wanted, demand=demand), 1.0)
     alone = tuple(c for t in world.tasks for c in columns(catalog, t, world.devices, CONSTANTS))
     shared = shared_columns(catalog, world.tasks, world.devices, CONSTANTS, alone)
     return Problem(groups_of(world.devices), alone + shared, world.tasks, 0.0)
 
 
-def brute_force(problem, aim):
-    """The least objective over everything that every GPU may host, traffic split by `refit`; None: nothing works."""
+def brute_force(problem, weighed):
+    """The least objective over everything that every GPU may host; None: nothing works.
+
+    `weighed` (slices by class, GPUs used): the least objective of one such choice, or None.
+    """
     options = [()]
     for column in problem.columns:
         if column.key.leads:
@@ -55,12 +59,66 @@ def brute_force(problem, aim):
     best = None
     for chosen in combinations_with_replacement(options, problem.number):
         slices = Counter(key for option in chosen for key in option)
-        used = sum(map(bool, chosen))
         if len({key.family for key in slices}) == len(problem.tasks):
-            found = refit(problem, aim, Solution(((0, ON, used),), dict(slices), {}, 0.0, {}, 0.0, 0.0))
-            if found is not None and (best is None or found.objective < best):
-                best = found.objective
+            found = weighed(slices, sum(map(bool, chosen)))
+            if found is not None and (best is None or found < best):
+                best = found
     return best
+
+
+def by_refit(problem, aim):
+    """Traffic split family by family: where requests are not joined, what one serves does not hang on the other."""
+    on = Configuration(A100_40GB.name, ((WHOLE, 1),))
+
+    def weighed(slices, used):
+        found = refit(problem, aim, Solution(((0, on, used),), dict(slices), {}, 0.0, {}, 0.0, 0.0))
+        return None if found is None else found.objective
+
+    return weighed
+
+
+def by_hand(problem, kind):
+    """Watts beyond those of GPUs asleep: awake, `running_w` of slices, joules of traffic below every hull."""
+
+    def weighed(slices, used):
+        program, columns = Program(), {c.key: c for c in problem.columns}
+        flows = {
+            key: program.variable(columns[key].energy_j / HIGH, 0.0, columns[key].capacity_per_s(number))
+            for key, number in slices.items()
+        }
+        for task in problem.tasks:
+            wanted = task.demand.rate_p90_per_s
+            program.row([(f, 1.0) for key, f in flows.items() if key.family == task.family], low=wanted, high=wanted)
+        for key, number in slices.items():
+            for x, y in columns[key].limits:
+                program.row([(flows[key], x), *((flows[partner], y) for partner in key.partners)], high=number)
+        found = program.solve(Limits())
+        running = sum(number * columns[key].running_w for key, number in slices.items())
+        return None if found is None else found.objective + running + used * (kind.idle_w - kind.sleep_w)
+
+    return weighed
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(PAIRS), st.tuples(st.floats(0.1, 1.9), st.floats(0.1, 1.9)), st.integers(1, 4))
+def test_no_way_to_share_batches_is_better_than_the_program_s(pair, loads, gpus):
+    """Where Triton joins requests a slice draws watts beside the joules of requests: both are in what is compared."""
+    rates = {name: load * MODELS[name].max_rps for name, load in zip(pair, loads, strict=True)}
+    wanted = [objective(family=name, min_accuracy=0.0, slo_ms=MODELS[name].slo_ms) for name in pair]
+    demand = [Demand(name, "", rate, HIGH * rate) for name, rate in rates.items()]
+    catalog = catalog_of(PairSpec(*pair, "exact", 1, ((), ())))
+    world = read_view(view(devices=fleet(gpus, kind=V100_32GB), catalog=catalog, wanted=wanted, demand=demand), 1.0)
+    constants = {**CONSTANTS, "batches": 1.0}
+    alone = tuple(c for t in world.tasks for c in columns(catalog, t, world.devices, constants))
+    shared = shared_columns(catalog, world.tasks, world.devices, constants, alone)
+    problem = Problem(groups_of(world.devices), alone + shared, world.tasks, 0.0)
+    best = brute_force(problem, by_hand(problem, V100_32GB))
+    found = solve(problem, Aim(moves=False), Limits(100_000, 1e-9))
+    assert (best is None) == (found is None)
+    if found is not None:
+        assert found.objective == pytest.approx(best, rel=1e-6, abs=1e-3)
+        asleep_w = problem.number * V100_32GB.sleep_w
+        assert found.power_w - asleep_w == pytest.approx(best, rel=1e-6, abs=1e-3)
 
 
 @settings(max_examples=40, deadline=None)
@@ -69,7 +127,7 @@ def brute_force(problem, aim):
 def test_no_way_to_share_is_better_than_the_program_s(rates, slo_ms, gpus, value_j):
     problem = two_family_problem(rates, slo_ms, gpus)
     aim = Aim({"digits": value_j}, {"digits": 0.95}, moves=False)
-    best, found = brute_force(problem, aim), solve(problem, aim, Limits(100_000, 1e-9))
+    best, found = brute_force(problem, by_refit(problem, aim)), solve(problem, aim, Limits(100_000, 1e-9))
     assert (best is None) == (found is None)
     if found is None:
         return

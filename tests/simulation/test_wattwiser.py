@@ -37,6 +37,7 @@ from trefoil.simulator.run import simulate
 from trefoil.simulator.scenario.inputs import Provided, prepare
 from trefoil.simulator.simulation import Simulation
 
+SENT_S = 60
 LOADS = (0.3, 0.7, 0.5), (0.4, 0.6, 0.2)
 
 
@@ -66,7 +67,8 @@ def test_a_model_alone_on_a_gpu_meets_table_i_at_its_greatest_rate(name):
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_what_exact_counts_on_with_batches_is_in_time_alone_and_beside_another(pair):
-    """The event loop at the very rates that columns promise: 95 % within the SLO, and little of Table I given away."""
+    """The event loop at the very rates that columns promise: 95 % within the SLO, little of Table I given away, and the
+    watts of `power_line`."""
     one = PairSpec(*pair, "uniform", 1, LOADS)
     catalog, kind, key = catalog_of(one), device_type(DEVICE), SliceKey("node/gpu0", power.WHOLE, 0, 8)
     tasks = [
@@ -78,7 +80,8 @@ def test_what_exact_counts_on_with_batches_is_in_time_alone_and_beside_another(p
     alone = [column for task in tasks for column in columns(catalog, task, gpus, constants)]
     for column in alone:
         assert 0.9 < column.capacity_per_s(1) / MODELS[column.family].max_rps < 1.02
-    lead, _ = shared_columns(catalog, tasks, gpus, constants, alone)
+    beside = shared_columns(catalog, tasks, gpus, constants, alone)
+    lead = beside[0]
     corners = [(0.0, 1 / lead.limits[0][1])]
     for (x, y), (u, v) in pairwise(lead.limits):
         corners.append(((v - y) / (x * v - u * y), (x - u) / (x * v - u * y)))
@@ -93,14 +96,48 @@ def test_what_exact_counts_on_with_batches_is_in_time_alone_and_beside_another(p
             services[name] = {key: true_service(catalog, kind, power.WHOLE, hosted, 1.0, 0.0)}
             routes[name] = Route(name, "weighted", "fifo", (RouteTarget(key, column.variant, 0, 1.0, 512),), 10**6, 0)
             if rate:
-                arrivals[name] = arrivals_s(rate, 1.0, int(60 * rate), np.random.default_rng(at))
+                arrivals[name] = arrivals_s(rate, 1.0, int(SENT_S * rate), np.random.default_rng(at))
         flows = {name: Flow(None, MODELS[name].slo_ms, batch_delay_s=0.0) for name in routes}
         found = SharedLevel(routes, services, np.random.default_rng(5), flows).serve(arrivals, 90.0)
         for name, each in found.items():
             if name in arrivals:
                 late = float(np.mean(np.asarray(each.latency_ms) > MODELS[name].slo_ms))
-                print(f"{name} {len(arrivals[name]) / 60:.0f}/s of {MODELS[name].max_rps:g}: {late:.1%} late")
+                used = next(c for c in (alone if 0.0 in rates else beside) if c.family == name)
+                served = len(arrivals[name]) / SENT_S
+                planned_w, watts = used.running_w + used.energy_j * served, sum(each.joules.values()) / SENT_S
+                said = f"{late:.1%} late, {watts:.0f} W, planned {planned_w:.0f}"
+                print(f"{name} {served:.0f}/s of {MODELS[name].max_rps:g}: {said}")
                 assert late < 0.05
+                if served > used.saturation_per_s / 2:
+                    assert planned_w == pytest.approx(watts, rel=0.05 if used in alone else 0.2)
+                else:
+                    assert planned_w > 0.9 * watts
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("slices", [2, 4])
+def test_slices_that_take_turns_serve_what_exact_counts_on(name, slices):
+    other = next(pair for pair in PAIRS if name in pair)
+    catalog, kind, model = catalog_of(PairSpec(*other, "uniform", 1, LOADS)), device_type(DEVICE), MODELS[name]
+    task = Task(Objective(name, slo_ms=model.slo_ms, slo_quantile=0.95), Demand(name, "", 1.0, 1.0))
+    gpus = [Device(f"node/gpu{at}", "node", kind, True, ()) for at in range(slices)]
+    constants = {**CONSTANTS, "batches": 1.0, "overhead_ms": 0.0, "transport_gap_ms": 0.0}
+    (column,) = columns(catalog, task, gpus, constants)
+    rate = column.capacity_per_s(slices)
+    keys = [SliceKey(gpu.name, power.WHOLE, 0, 8) for gpu in gpus]
+    hosted = Hosted(name, column.variant, 1, 0, 1, 1, model.batch_max)
+    service = true_service(catalog, kind, power.WHOLE, hosted, 1.0, 0.0)
+    targets = tuple(RouteTarget(key, column.variant, 0, 1.0, 512) for key in keys)
+    routes = {name: Route(name, "weighted", "fifo", targets, 10**6, 0)}
+    flows = {name: Flow(None, model.slo_ms, batch_delay_s=0.0)}
+    level = SharedLevel(routes, {name: dict.fromkeys(keys, service)}, np.random.default_rng(5), flows)
+    arrivals = arrivals_s(rate, 1.0, int(SENT_S * rate), np.random.default_rng(1))
+    found = level.serve({name: arrivals}, arrivals[-1] + 30)[name]
+    late = float(np.mean(np.asarray(found.latency_ms) > model.slo_ms))
+    watts, planned_w = sum(found.joules.values()) / SENT_S, slices * column.running_w + column.energy_j * rate
+    print(f"{name}: {rate / slices:.0f}/s of {model.max_rps:g} each, {late:.1%} late, {watts:.0f} W of {planned_w:.0f}")
+    assert late < 0.05
+    assert planned_w == pytest.approx(watts, rel=0.05)
 
 
 def played(policy):

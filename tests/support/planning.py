@@ -7,7 +7,7 @@ from trefoil.core.carbon import CarbonForecast, CarbonReading, Factors, Method, 
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import A100_40GB, slice_type
-from trefoil.core.fleet import DeviceState, DeviceStatus, FleetState, NodeStatus, SliceState, SliceStatus
+from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, FleetState, NodeStatus, SliceState, SliceStatus
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import Plan
 
@@ -64,12 +64,14 @@ def row(variant: str, shape: str, mean_ms: float, family: str = "digits") -> Pro
     )
 
 
-def fleet(gpus: int = 2, nodes: int = 1, state: DeviceState = DeviceState.AWAKE) -> FleetState:
-    """Empty A100-40GB devices, spread over nodes in turn."""
+def fleet(
+    gpus: int = 2, nodes: int = 1, state: DeviceState = DeviceState.AWAKE, kind: DeviceType = A100_40GB
+) -> FleetState:
+    """Empty devices of one type, spread over nodes in turn."""
     held: dict[str, list[DeviceStatus]] = {f"node{n}": [] for n in range(nodes)}
     for i in range(gpus):
         node = f"node{i % nodes}"
-        held[node].append(DeviceStatus(f"{node}/gpu{i // nodes}", A100_40GB.name, state, mig_current=True))
+        held[node].append(DeviceStatus(f"{node}/gpu{i // nodes}", kind.name, state, mig_current=True))
     return FleetState(tuple(NodeStatus(node=n, zone="test", devices=tuple(d)) for n, d in held.items()))
 
 

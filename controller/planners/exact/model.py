@@ -238,13 +238,16 @@ def wake_j(kind: DeviceType) -> float:
 def judged(problem: Problem, solution: Solution) -> Solution:
     """Clean the traffic (nothing below a millionth of the demand) and fill in power and accuracy at the mean rate."""
     counts = [(g, option, clock, float(n)) for g, option, clock, n in solution.clocked()]
-    return judged_counts(problem, solution, counts)
+    return judged_counts(problem, solution, counts, solution.slices)
 
 
 def judged_counts(
-    problem: Problem, solution: Solution, counts: Iterable[tuple[int, Configuration, int, float]]
+    problem: Problem,
+    solution: Solution,
+    counts: Iterable[tuple[int, Configuration, int, float]],
+    slices: Mapping[ClassKey, float],
 ) -> Solution:
-    """`judged` for (group, configuration, clock, devices) whose counts may be fractions."""
+    """`judged` for (group, configuration, clock, devices) and slices whose counts may be fractions."""
     columns = {c.key: c for c in problem.columns}
     traffic: dict[ClassKey, float] = {}
     accuracy = {}
@@ -267,5 +270,7 @@ def judged_counts(
         mean = problem.mean_share(task.family)
         for k in kept:
             watts[k.zone] += mean * columns[k].energy_j * traffic[k]
+    for k, number in slices.items():
+        watts[k.zone] += columns[k].running_w * number
     weighed = sum(problem.weight(zone) * w for zone, w in watts.items())
     return replace(solution, traffic=traffic, power_w=sum(watts.values()), accuracy=accuracy, weighed_w=weighed)

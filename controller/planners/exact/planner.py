@@ -323,6 +323,7 @@ def family_power_w(problem: Problem, solution: Solution, task: Task) -> tuple[fl
     shared, mine = [solution.power_w, solution.weighed_w], [0.0, 0.0]
     for column in problem.columns:
         watts = column.energy_j * solution.traffic.get(column.key, 0.0) * problem.mean_share(column.family)
+        watts += column.running_w * solution.slices.get(column.key, 0)
         for at, weight in enumerate((1.0, problem.weight(column.key.zone))):
             shared[at] -= watts * weight
             mine[at] += watts * weight if column.family == task.family else 0.0

@@ -4,7 +4,8 @@ Source: DESIGN section 4. Data, aim and answer: `model.py`. A place is a device 
 of a place at a clock.
 Decision: y[g, c, f] devices of group g in configuration c at clock f; x[k, t] slices of class k = (family, place, slice
 type, variant, clock) in pool tier t; r[k] traffic [1/s].
-Formulation (watts, weighed with the carbon of their zone): min baseline and sleep power + sum(energy_k * r_k)
+Formulation (watts, weighed with the carbon of their zone):
+  min baseline and sleep power + sum(energy_k * r_k + running_k * x_k)
   + moves / H + value * sum((best - accuracy_k) * r_k)   so that
   sum_k x[k] <= sum_gcf y * count(c, s) per slot; sum_cf y <= devices of g, the rest sleep; classes that share slices
     have as many of them, and count once
@@ -177,12 +178,14 @@ class Builder:
         self.counts[key] = []
         if not free:  # only as many as stay
             self.fixed[key] = must
+            if column.running_w:
+                self.program.variable(column.running_w * weight * must, 1.0, 1.0)
             self.traffic[key] = self.program.variable(cost, 0, column.capacity_per_s(must) * scale)
             return
         wanted = free if key.beside and column.batch else enough(column, scale, task)
         limit = must + min(free, wanted, self.shape.counts.get(key, (0, free))[1])
         if self.shape.best_rate:
-            count = self.program.variable(self._load_w(column), must, limit)
+            count = self.program.variable(self._slice_w(column), must, limit)
             most = max(1, limit)
             self.counts[key].append(Part(count, 1, column.capacity_per_s(most) * scale / most))
         else:
@@ -192,7 +195,7 @@ class Builder:
         self.traffic[key] = flow
 
     def _tiers(self, column: Column, scale: float, must: int, limit: int) -> None:
-        key, load_w, wanted = column.key, self._load_w(column), self._tasks[column.family].demand.rate_p90_per_s
+        key, slice_w, wanted = column.key, self._slice_w(column), self._tasks[column.family].demand.rate_p90_per_s
         low = self.shape.counts.get(key, (0, limit))[0]
         chosen: list[tuple[int, float]] = []
         pools = self._pools[key] = []
@@ -201,7 +204,7 @@ class Builder:
             if size > limit or most < low:
                 continue
             one = most == size
-            tier = self.program.variable(load_w * size if one else 0.0, 0, 1, integer=True)
+            tier = self.program.variable(slice_w * size if one else 0.0, 0, 1, integer=True)
             chosen.append((tier, 1.0))
             pools.append((tier, column.capacity_per_s(most) * scale))
             if size > max(must, _replicas(self._tasks[column.family])):
@@ -210,7 +213,7 @@ class Builder:
                 full = min(column.capacity_per_s(size) * scale, wanted)
                 self.counts[key].append(Part(tier, size, full))
                 continue
-            count = self.program.variable(load_w, 0, most, integer=True)
+            count = self.program.variable(slice_w, 0, most, integer=True)
             self.program.row([(count, 1.0), (tier, -float(most))], high=0)
             self.program.row([(count, 1.0), (tier, -float(size))], low=0)
             self.counts[key].append(Part(count, 1, piece.slope_per_s * scale))
@@ -292,11 +295,12 @@ class Builder:
         self.program.row(accurate, low=1)
         self.program.row(several, low=2)
 
-    def _load_w(self, column: Column) -> float:
-        """What one more slice of a model that nothing runs yet costs; `_moves` prices the others."""
-        if not self.aim.moves or self.problem.horizon_s <= 0 or self._loaded(column.key.model):
-            return TIE_J
-        return TIE_J + column.load_j / self.problem.horizon_s * self.problem.weight(column.key.zone)
+    def _slice_w(self, column: Column) -> float:
+        """What one more slice costs, loaded if nothing runs its model yet; `_moves` prices the load of others."""
+        watts = column.running_w
+        if self.aim.moves and self.problem.horizon_s > 0 and not self._loaded(column.key.model):
+            watts += column.load_j / self.problem.horizon_s
+        return TIE_J + watts * self.problem.weight(column.key.zone)
 
     def _loaded(self, model: ClassKey) -> int:
         return sum(g.census.models.get(model, 0) for g in self.problem.groups if g.place == place_of(model))

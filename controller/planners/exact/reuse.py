@@ -350,15 +350,16 @@ def _filled(
 
 
 def fixed_w(problem: Problem, aim: Aim, counts: Solution) -> float:
-    """Fixed cost of counts in the program's objective [W]: baseline power and the moves to them."""
-    watts = TIE_J * sum(counts.slices.values())
+    """Fixed cost of counts in the program's objective [W]: baseline power, `running_w` of slices, and the moves."""
+    columns = {c.key: c for c in problem.columns}
+    watts = sum(n * (TIE_J + columns[k].running_w * problem.weight(k.zone)) for k, n in counts.slices.items())
     for index, option, clock, number in counts.clocked():
         group = problem.groups[index]
         if option.slices:
             watts += number * awake_w(group.type, clock) * problem.weight(group.zone)
     if not aim.moves or problem.horizon_s <= 0:
         return watts
-    columns = {c.key.model: c for c in problem.columns}
+    models_j = {c.key.model: c.load_j for c in problem.columns}
     loaded, standing, awake = _before(problem)
     models, shapes, used = Counter[ClassKey](), Counter[tuple[str, str, str]](), Counter[tuple[str, str]]()
     for key, number in counts.slices.items():
@@ -368,7 +369,7 @@ def fixed_w(problem: Problem, aim: Aim, counts: Solution) -> float:
         used[problem.groups[index].place] += number if option.slices else 0
     starts = {(c.device_type, c.key.zone, c.slice_type): c.start_j for c in problem.columns}
     kinds = {g.place: g.type for g in problem.groups}
-    joules = sum(max(0, n - loaded[m]) * columns[m].load_j * problem.weight(m.zone) for m, n in models.items())
+    joules = sum(max(0, n - loaded[m]) * models_j[m] * problem.weight(m.zone) for m, n in models.items())
     joules += sum(max(0, n - standing[s]) * starts[s] * problem.weight(s[1]) for s, n in shapes.items())
     joules += sum(max(0, n - awake[p]) * wake_j(kinds[p]) * problem.weight(p[1]) for p, n in used.items())
     return watts + joules / problem.horizon_s

@@ -11,10 +11,11 @@ The best plan found is the answer, with the gap to the best bound. Nodes bound t
 Deviations: none; the gap is of the whole program, not of the restriction.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from controller.planners.columns import ClassKey
 from controller.planners.exact.milp import Limits, Result
 from controller.planners.exact.model import Aim, Problem, Solution, judged, judged_counts, layouts_of
 from controller.planners.exact.program import Builder, Shape
@@ -64,7 +65,8 @@ def estimate(problem: Problem, aim: Aim, limits: Limits) -> tuple[Mapping[str, f
     for index, group in enumerate(problem.groups):
         if group.must_stay:
             counts += [(index, option, group.clocks[0], float(n)) for option, n in layouts_of(group)]
-    flat = judged_counts(problem, Solution((), {}, traffic, 0.0, {}, result.objective, 0.0), counts)
+    slices = _counted(builder, result.values)
+    flat = judged_counts(problem, Solution((), {}, traffic, 0.0, {}, result.objective, 0.0), counts, slices)
     return flat.accuracy, flat.weighed_w
 
 
@@ -160,16 +162,18 @@ def _restriction(relaxed: Builder, bound: Result, extra: int) -> Shape:
     return Shape(tight=True, columns=columns, layouts=chosen, counts=counts)
 
 
+def _counted(builder: Builder, values: Sequence[float]) -> dict[ClassKey, float]:
+    counts = {k: sum(values[p.variable] * p.slices for p in parts) for k, parts in builder.counts.items()}
+    return {key: number + builder.fixed.get(key, 0) for key, number in counts.items()}
+
+
 def _solution(builder: Builder, result: Result, gap: float) -> Solution:
     values = result.values
     chosen = [(g, o, f, round(values[v])) for g, o, f, v in builder.layouts if round(values[v]) and o.slices]
     for index, group in enumerate(builder.problem.groups):
         if group.must_stay:
             chosen += [(index, option, group.clocks[0], n) for option, n in layouts_of(group)]
-    slices = dict(builder.fixed)
-    for key, parts in builder.counts.items():
-        slices[key] = slices.get(key, 0) + sum(round(values[p.variable]) * round(p.slices) for p in parts)
-    slices = {k: n for k, n in slices.items() if n}
+    slices = {k: round(n) for k, n in _counted(builder, [round(v) for v in values]).items() if n}
     traffic = {k: max(0.0, values[v]) for k, v in builder.traffic.items() if k in slices}
     short = sum(values[v] for v in builder.short.values())
     found = Solution(
