@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
-from dispatcher.routing.core.routing_table import ONE_WORKER
 from dispatcher.routing.queues import QUEUES
 from dispatcher.routing.routers import ROUTERS
 from trefoil.core.errors import SettingError
@@ -158,9 +157,9 @@ class DispatcherSettings(ServiceSettings):
 
     @field_validator("router")
     @classmethod
-    def _known_router(cls, value: str, info: ValidationInfo) -> str:
-        if value and _part(Kind.ROUTER, value, ROUTERS).traits.group and info.data.get("workers", 1) > 1:
-            raise ValueError(f"{ONE_WORKER}: set workers to 1, or take another router")
+    def _known_router(cls, value: str) -> str:
+        if value:
+            _part(Kind.ROUTER, value, ROUTERS)
         return value
 
     @field_validator("queue")

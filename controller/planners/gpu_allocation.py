@@ -55,7 +55,7 @@ def allocate(inputs: PlanningInput, constants: Mapping[str, float]) -> Allocatio
         for at, task in enumerate(inputs.tasks)
     }
     factor = Counter(name for mine in given.values() for name in mine)
-    _refuse_what_does_not_fit(inputs, given, factor)
+    refuse_what_does_not_fit(inputs, given, factor)
     return Allocation({f: tuple(sorted(mine, key=lambda n: factor[n] > 1)) for f, mine in given.items()}, factor)
 
 
@@ -110,9 +110,14 @@ def with_device(
     return allocate(replace(inputs, tasks=tasks), constants)
 
 
-def _refuse_what_does_not_fit(
+def refuse_what_does_not_fit(
     inputs: PlanningInput, given: Mapping[str, Sequence[str]], factor: Mapping[str, int]
 ) -> None:
+    """Refuse families that do not fit a whole GPU together, whether they are there now or not.
+
+    Raises:
+        InvalidInput: naming the device, its families and what is missing.
+    """
     needs = dict.fromkeys(factor, CONTEXT_MIB)
     for family, mine in given.items():
         memory_mib = inputs.view.catalog.family(family).best.memory_mib

@@ -153,13 +153,21 @@ def _decision(decision: Decision, view: PlanView, row: Policy) -> Decision:
 
 def apply_policy_parts(plan: Plan, catalog: Catalog, row: Policy) -> Plan:
     """Plan with router and queue of the row on every route, and its governor on every device that is planned."""
-    return _with_parts(IdentityKey(plan), IdentityKey(catalog), row.router, row.queue, row.governor)
+    params = tuple(sorted((name, float(value)) for name, value in row.settings.get(Kind.ROUTER, {}).items()))
+    return _with_parts(IdentityKey(plan), IdentityKey(catalog), row.router, row.queue, row.governor, params)
 
 
 @lru_cache(maxsize=16)  # of a plan that is checked by the planner and then decided on
-def _with_parts(plan: IdentityKey[Plan], catalog: IdentityKey[Catalog], router: str, queue: str, governor: str) -> Plan:
+def _with_parts(
+    plan: IdentityKey[Plan],
+    catalog: IdentityKey[Catalog],
+    router: str,
+    queue: str,
+    governor: str,
+    params: tuple[tuple[str, float], ...],
+) -> Plan:
     nodes = tuple(_node(node, governor) for node in plan.value.nodes)
-    routes = tuple(_route(route, catalog.value, router, queue) for route in plan.value.routes)
+    routes = tuple(_route(route, catalog.value, router, queue, dict(params)) for route in plan.value.routes)
     return replace(plan.value, nodes=nodes, routes=routes)
 
 
@@ -169,7 +177,7 @@ def _node(node: NodePlan, governor: str) -> NodePlan:
     return sealed(replace(node, devices=governed), node.revision)
 
 
-def _route(route: Route, catalog: Catalog, router: str, queue: str) -> Route:
+def _route(route: Route, catalog: Catalog, router: str, queue: str, params: Mapping[str, float]) -> Route:
     classes = next((family.classes for family in catalog.families if family.name == route.family), {})
     slo_ms = {name: latency_ms for name, (latency_ms, _) in classes.items() if name}
-    return replace(route, router=router, queue=queue, class_slo_ms=slo_ms)
+    return replace(route, router=router, queue=queue, class_slo_ms=slo_ms, params={**route.params, **params})

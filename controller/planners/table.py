@@ -10,6 +10,8 @@ from controller.planners.co2opt import Co2OptPlanner
 from controller.planners.exact import CONSTANTS as EXACT
 from controller.planners.exact import ExactPlanner
 from controller.planners.oracle import OraclePlanner
+from controller.planners.paired import CONSTANTS as PAIRED
+from controller.planners.paired import PairedPlanner, highperf, lowenergy
 from controller.planners.plan_assembly import DEFAULTS
 from controller.planners.static_mix import StaticMixPlanner
 from controller.planners.wattwiser import CONSTANTS as WATTWISER
@@ -33,6 +35,9 @@ PLANNERS: Final[Parts[Planner]] = {
         Part(Kind.PLANNER, "wattwiser", WattWiserPlanner, {**WATTWISER, "literal": 0.0}, traits=SHARES),
         Part(Kind.PLANNER, "sharing_aware", sharing_aware, WATTWISER, traits=SHARES),
         Part(Kind.PLANNER, "packed_uniform", packed_uniform, WATTWISER, traits=SHARES),
+        Part(Kind.PLANNER, "paired", PairedPlanner, PAIRED, traits=Traits(shares=True)),
+        Part(Kind.PLANNER, "highperf", highperf, PAIRED, traits=Traits(shares=True)),
+        Part(Kind.PLANNER, "lowenergy", lowenergy, PAIRED, traits=Traits(shares=True)),
         Part(Kind.PLANNER, "uniform", uniform, {**WATTWISER, "gpus_shared": 0.0}, traits=SHARES),
     )
 }

@@ -1,7 +1,7 @@
 """Uniform plans, one variant on the same layout of every device: what `base` and `co2opt` share. No optimisation."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from numpy.random import Generator
@@ -90,20 +90,22 @@ def decide(
     if bare or not inputs.tasks:
         missing = f"no device is left for {', '.join(bare)}" if bare else "no family has an objective"
         return Decision(None, f"{planner}: {missing}", inputs.view.now_s + constants["tick_s"], f"no_plan: {missing}")
+    awake = {d.name for d in inputs.devices if hosted.get(d.name)}
     traffic: dict[ClassKey, float] = {}
     expected: dict[str, Expected] = {}
     short, words = [], []
     for task in inputs.tasks:
         mine = {k: c for k, c in by_key.items() if c.family == task.family}
-        full = sum(counts[k] * c.saturation_per_s for k, c in mine.items())
-        for k, c in mine.items():
-            traffic[k] = task.mean_per_s * counts[k] * c.saturation_per_s / full
-        expected[task.family] = expectation(inputs, task, traffic, counts, columns, constants, rng)
+        parts = {k: counts[k] * c.saturation_per_s / (1 + len(k.beside)) for k, c in mine.items()}
+        for k, part in parts.items():
+            traffic[k] = task.mean_per_s * part / sum(parts.values())
+        expected[task.family] = expectation(inputs, task, traffic, counts, columns, constants, rng, awake)
         e = expected[task.family]
         words.append(
-            f"{task.family}: {', '.join(f'{k[3]} on {counts[k]}x{k[2]}' for k in mine)}, all {len(inputs.devices)} "
-            f"GPUs awake; {task.mean_per_s:.1f}/s at {inputs.view.carbon.intensity_g_per_kwh:.0f} g/kWh cost "
-            f"{e.grams_per_request * 1e3:.3f} mg and {e.joules_per_request:.2f} J a request, accuracy {e.accuracy:.4f}"
+            f"{task.family}: {', '.join(f'{k[3]} on {counts[k]}x{k[2]}' for k in mine)}, {len(awake)} of "
+            f"{len(inputs.devices)} GPUs awake; {task.mean_per_s:.1f}/s at "
+            f"{inputs.view.carbon.intensity_g_per_kwh:.0f} g/kWh cost {e.grams_per_request * 1e3:.3f} mg and "
+            f"{e.joules_per_request:.2f} J a request, accuracy {e.accuracy:.4f}"
         )
         if e.capacity_per_s < task.demand.rate_per_s:
             short.append(
@@ -124,12 +126,15 @@ def expectation(
     columns: tuple[Column, ...],
     constants: Mapping[str, float],
     rng: Generator,
+    awake: Collection[str],
 ) -> Expected:
-    """Expectation of one family on devices that are all awake; baseline power is shared by traffic."""
+    """Expectation of one family; baseline power of all devices is shared by traffic."""
     mine = [c for c in columns if c.family == task.family and traffic.get(c.key, 0.0) > 0]
     rate = task.mean_per_s
     total = sum(traffic.values())
-    idle = sum(d.type.idle_w for d in inputs.devices) * (rate / total if total else 1.0)
+    idle = sum(d.type.idle_w if d.name in awake else d.type.sleep_w for d in inputs.devices) * (
+        rate / total if total else 1.0
+    )
     joules = idle / rate + sum(c.energy_j * traffic[c.key] for c in mine) / rate
     overhead_ms = constant_for(task.objective, constants, "overhead_ms")
     pools = [ServerClass(counts[c.key], c.service, traffic[c.key]) for c in mine]

@@ -80,7 +80,7 @@ class Routing:
         if plan == self.plan:
             return
         seen = self.plan.revision if self.plan is not None else self.table.revision
-        tables.check_plan(plan, seen, self._settings.workers)
+        tables.check_plan(plan, seen)
         self.plan = plan
         self.rebuild()
 

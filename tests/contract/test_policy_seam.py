@@ -1,7 +1,6 @@
 """A policy of one's own, five files and a row, runs simulated without a line of a shell; every column of it is read."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
@@ -13,7 +12,7 @@ from trefoil.cli.run.scenario import System
 from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.parts import Kind, Traits
 from trefoil.core.plan import Plan
-from trefoil.core.policies import chosen, policy
+from trefoil.core.policies import chosen
 from trefoil.runtime import codec
 from trefoil.simulator.report.result import result
 from trefoil.simulator.scenario.inputs import prepare
@@ -120,7 +119,7 @@ BAD = {
     "no row": ({"name": "tests.support.seam:Policy"}, r"is no row of a policy.*Remedy"),
     "planner": ({"planner": "best"}, r"planner = 'best': no such planner. Remedy: one of base, .*module:Class"),
     "forecaster": ({"forecaster": "oracle"}, r"forecaster = 'oracle': no such.*last_max"),
-    "router": ({"router": "random"}, r"router = 'random': no such router. Remedy: one of fifo, least_loaded"),
+    "router": ({"router": "fastest"}, r"router = 'fastest': no such router. Remedy: one of carbondis, dybatch, fifo"),
     "queue": ({"queue": "sjf"}, r"queue = 'sjf': no such queue. Remedy: one of fifo"),
     "governor": ({"governor": "turbo"}, r"governor = 'turbo': no such governor. Remedy: one of fixed"),
     "module": ({"governor": "nowhere.at_all:X"}, r"governor = 'nowhere.at_all:X': cannot be imported.*PYTHONPATH"),
@@ -142,10 +141,6 @@ def test_what_cannot_be_is_refused_before_anything_runs(choice: str) -> None:
 def test_traits_that_do_not_fit_are_refused_by_field_value_and_remedy() -> None:
     with pytest.raises(SettingError, match=r"router = '.*Holding': a flow has no requests.*set fidelity to request"):
         check_policy(ROW, fluid=True)
-    grouped = replace(policy(NAME), router="tests.contract.test_policy_seam:Grouped")
-    check_policy(grouped, workers=1)
-    with pytest.raises(SettingError, match=r"router = '.*Grouped': .*2 workers.*set workers to 1"):
-        check_policy(grouped, workers=2)
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -75,7 +75,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(lane=LANES)
     def take(self, lane):
+        first = self.queue.first(lane)
         found = self.queue.pop(lane)
+        assert first is found
         line = self.lines.get(lane, {})
         assert (found is None) == (not line)
         if found is not None:

@@ -45,6 +45,10 @@ class Urgent:
         first = [(turn(self._lines[lane][0]), lane) for lane in lanes if self._lines.get(lane)]
         return self.pop(min(first, key=lambda each: each[0])[1]) if first else None
 
+    def first(self, lane: Hashable) -> Ticket | None:
+        line = self._lines.get(lane)
+        return line[0] if line else None
+
     def remove(self, ticket: Ticket) -> bool:
         for lane, line in self._lines.items():
             for each in line:

@@ -1,12 +1,13 @@
 """Views for planners: A100-40GB fleets and a family with service times like those of the digits."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from trefoil.core.brains import BudgetState, PlanView
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Factors, Method, Series
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.demand import Demand
-from trefoil.core.device_types import A100_40GB, slice_type
+from trefoil.core.device_types import A100_40GB, T4, slice_type
 from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, FleetState, NodeStatus, SliceState, SliceStatus
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import Plan
@@ -162,3 +163,13 @@ def view(
         budgets=tuple(budgets),
         carbon_history=tuple(reading(ci, i - len(history)) for i, ci in enumerate(history)),
     )
+
+
+def with_low_end(one: PlanView, gpus: int = 1) -> PlanView:
+    """The same with T4s on its first node, as fast as a 1g slice: for planners that pair GPU types."""
+    nodes = one.fleet.nodes
+    held = tuple(DeviceStatus(f"{nodes[0].node}/t4-{n}", T4.name, DeviceState.AWAKE) for n in range(gpus))
+    first = replace(nodes[0], devices=(*nodes[0].devices, *held))
+    rows = [replace(r, device_type=T4.name, slice_type="whole") for r in one.catalog.rows if r.slice_type == SHAPES[0]]
+    catalog = Catalog(one.catalog.families, (*one.catalog.rows, *rows))
+    return replace(one, fleet=replace(one.fleet, nodes=(first, *nodes[1:])), catalog=catalog)

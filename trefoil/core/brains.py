@@ -247,6 +247,10 @@ class Queue(Protocol):
         """Pop the ticket whose turn is first in several lanes."""
         ...
 
+    def first(self, lane: Any) -> Ticket | None:
+        """Ticket of a lane that `pop` would give, which stays; None = the lane is empty."""
+        ...
+
     def remove(self, ticket: Ticket) -> bool:
         """Remove a ticket; False = it does not wait here."""
         ...
@@ -286,7 +290,8 @@ class Router(Protocol):
         ...
 
     def on_credit(self, slice: SliceKey, now_s: float) -> tuple[Ticket, Pick] | None:
-        """Pick who gets a free credit of a slice; None = nobody."""
+        """Pick who gets a free credit of a slice; None = nobody. A router of a group may pick another slice that has
+        one: it is offered what is free, and orders all who wait."""
         ...
 
     def on_done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> None:

@@ -38,7 +38,7 @@ METHODS: Final[Mapping[Kind, tuple[str, ...]]] = {
     Kind.ROUTER: (
         "on_table", "on_carbon", "on_arrival", "on_credit", "on_done", "on_cancel", "on_pinned", "next_s",
     ),
-    Kind.QUEUE: ("limit", "check", "push", "pop", "pop_first", "remove", "depth", "lanes", "tickets"),
+    Kind.QUEUE: ("limit", "check", "push", "pop", "pop_first", "first", "remove", "depth", "lanes", "tickets"),
     Kind.GOVERNOR: ("step",),
 }  # fmt: skip
 """What a brain of each kind must be able to do: the protocols of trefoil/core/brains.py."""

@@ -3,6 +3,7 @@
 A row of one's own is named as module:ROW: its columns may name parts of the tables or, as module:Class, one's own.
 Sources: base, co2opt, clover, blover, oracle: CLOVER. static_mix, exact: docs/policies.md.
 wattwiser, sharing_aware, packed_uniform, uniform: WattWiser; their planner asks to be run each second (`tick`).
+carbondis, dybatch, random, highperf, lowenergy: CARBONDIS; least_grams: docs/policies.md.
 """
 
 from collections.abc import Mapping
@@ -53,6 +54,12 @@ POLICIES: Final[Mapping[str, Policy]] = {
         Policy("sharing_aware", "sharing_aware"),
         Policy("packed_uniform", "packed_uniform"),
         Policy("uniform", "uniform"),
+        Policy("carbondis", "paired", router="carbondis"),
+        Policy("dybatch", "paired", router="dybatch"),
+        Policy("random", "paired", router="random"),
+        Policy("least_grams", "paired", router="least_grams"),
+        Policy("highperf", "highperf", router="fifo"),
+        Policy("lowenergy", "lowenergy", router="fifo"),
     )
 }
 

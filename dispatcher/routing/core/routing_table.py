@@ -20,7 +20,7 @@ from dispatcher.routing.queues import QUEUES
 from dispatcher.routing.routers import ROUTERS
 from dispatcher.workers.core import credit_shares
 from dispatcher.workers.core.credit_shares import Part
-from dispatcher.workers.core.membership import WorkerId
+from dispatcher.workers.core.membership import WorkerId, rank_workers
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, SettingError, StaleRevision
 from trefoil.core.fleet import NodeStatus, SliceKey, SliceState, SliceStatus
@@ -30,7 +30,6 @@ from trefoil.core.plan import Plan, Route, RouteTarget
 from trefoil.core.plan_check import CREDITS_MAX
 
 SERVING: Final = frozenset({SliceState.READY, SliceState.SWAPPING})
-ONE_WORKER: Final = "routes a group of families, which needs all their requests in one worker"
 LISTENING: Final = SERVING | {SliceState.DRAINING}  # connecting earlier would leave the channel in its backoff at READY
 
 
@@ -86,8 +85,8 @@ def override_parts(plan: Plan, router: str, queue: str) -> Plan:
     return replace(plan, routes=tuple(chosen))
 
 
-def check_plan(plan: Plan, seen: Revision, workers: int = 1) -> None:
-    """Check that a plan can be routed here, by one of so many workers.
+def check_plan(plan: Plan, seen: Revision) -> None:
+    """Check that a plan can be routed here.
 
     Raises:
         StaleRevision: an older plan than one obeyed before (an emptied Redis must not send the system back).
@@ -100,7 +99,7 @@ def check_plan(plan: Plan, seen: Revision, workers: int = 1) -> None:
         raise PlanError("a family has two routes", field="routes", value=families, remedy="one route a family")
     for route in plan.routes:
         here = f"routes[{route.family}]"
-        _check_part_names(route, here, workers)
+        _check_part_names(route, here)
         for target in route.targets:
             if target.stage:
                 raise PlanError("stages are not routed yet", field=f"{here}.stage", value=target.stage)
@@ -115,15 +114,15 @@ def check_plan(plan: Plan, seen: Revision, workers: int = 1) -> None:
             raise PlanError("a slice is targeted twice", field=f"{here}.targets", value=[key.name for key in slices])
 
 
-def _check_part_names(route: Route, here: str, workers: int) -> None:
+def _check_part_names(route: Route, here: str) -> None:
     try:
         router = find(Kind.ROUTER, route.router, ROUTERS)
         find(Kind.QUEUE, route.queue, QUEUES)
+        router.settings_of(
+            {name: value for name, value in route.params.items() if name in router.settings.model_fields}
+        )
     except SettingError as error:
         raise PlanError(str(error), field=here) from error
-    if router.traits.group and workers > 1:
-        remedy = "set workers to 1, or route by another one"
-        raise PlanError(ONE_WORKER, field=f"{here}.router", value=route.router, remedy=remedy)
 
 
 def build_table(
@@ -154,7 +153,7 @@ def build_table(
         live, missing = _split(route, statuses, ejected or {}, accuracies)
         # By the plan, not by what is live: all workers read the same one, but each ejects for itself.
         dealt = credit_shares.credit_classes(route.targets)
-        served_by[route.family] = among = credit_shares.serving_workers(route.family, tuple(workers) or (me,), dealt)
+        served_by[route.family] = among = _serving(route, tuple(workers) or (me,), dealt)
         right = credit_shares.entitled_credits(dealt, among, me)
         held[route.family] = credit_shares.usable_credits(right, (before or {}).get(route.family, {}), agreed)
         mine = credit_shares.own_targets(dealt, live, held[route.family])
@@ -185,6 +184,16 @@ def build_table(
         reach=reach,
         missing=absent,
     )
+
+
+def _serving(
+    route: Route, workers: tuple[WorkerId, ...], dealt: Sequence[Sequence[RouteTarget]]
+) -> tuple[WorkerId, ...]:
+    """Workers that serve a route. A group of families has one, the same for all of them: its router needs to see all
+    their requests."""
+    if find(Kind.ROUTER, route.router, ROUTERS).traits.group:
+        return tuple(rank_workers(f"{route.router} {route.queue}", workers)[:1])
+    return credit_shares.serving_workers(route.family, workers, dealt)
 
 
 def _reach(route: Route, live: Sequence[RouteTarget]) -> AccuracyReach:

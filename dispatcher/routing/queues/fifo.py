@@ -128,6 +128,11 @@ class FifoQueue(Generic[Lane]):
                     best, earliest = lane, due
         return self.pop(best) if earliest is not None else None  # type: ignore[arg-type]
 
+    def first(self, lane: Lane) -> Ticket | None:
+        """Ticket of a lane whose turn it is; it stays."""
+        tickets = _first(self._lines.get(lane, ()))
+        return next(iter(tickets.values())) if tickets else None
+
     def remove(self, ticket: Ticket) -> bool:
         """Take a ticket out of wherever it waits; False if it does not."""
         for lines in self._lines.values():

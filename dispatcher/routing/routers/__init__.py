@@ -7,9 +7,12 @@ from typing import Final
 
 from dispatcher.routing.routers.fifo import Fifo
 from dispatcher.routing.routers.least_loaded import LeastLoaded
+from dispatcher.routing.routers.tiers import CarbonDis, CarbonDisSettings, DyBatch, LeastGrams, Random
 from dispatcher.routing.routers.weighted import Weighted
 from trefoil.core.brains import Router
 from trefoil.core.parts import Kind, Part, Parts, Traits
+
+TIERS: Final = Traits(work_conserving=False, group=True)
 
 ROUTERS: Final[Parts[Router]] = {
     # A class of `weighted` keeps its share also while another one has a slice to spare.
@@ -18,4 +21,9 @@ ROUTERS: Final[Parts[Router]] = {
     ),
     "fifo": Part(Kind.ROUTER, "fifo", Fifo, traits=Traits(light=True, flow="pool")),
     "least_loaded": Part(Kind.ROUTER, "least_loaded", LeastLoaded),
+    # A request may wait for its low-end GPU beside a high-end one that is free.
+    "carbondis": Part(Kind.ROUTER, "carbondis", CarbonDis, settings=CarbonDisSettings, traits=TIERS),
+    "dybatch": Part(Kind.ROUTER, "dybatch", DyBatch, traits=TIERS),
+    "random": Part(Kind.ROUTER, "random", Random, traits=TIERS),
+    "least_grams": Part(Kind.ROUTER, "least_grams", LeastGrams, traits=TIERS),
 }

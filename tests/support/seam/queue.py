@@ -19,8 +19,7 @@ class Newest(FifoQueue[Any]):
             raise QueueFull(f"the newest of {self.name} let no more than {WAITING_MAX} wait")
 
     def pop(self, lane: Any) -> Ticket | None:
-        waiting = [ticket for line in self._lines.get(lane, ()) for ticket in line.tickets.values()]
-        last = max(waiting, key=lambda ticket: (ticket.arrived_s, ticket.id), default=None)
+        last = self._last(lane)
         if last is not None:
             self.remove(last)
         return last
@@ -28,6 +27,9 @@ class Newest(FifoQueue[Any]):
     def pop_first(self, lanes: Sequence[Any]) -> Ticket | None:
         found = [(ticket.arrived_s, ticket.id, lane) for lane in lanes if (ticket := self._last(lane)) is not None]
         return self.pop(max(found)[2]) if found else None
+
+    def first(self, lane: Any) -> Ticket | None:
+        return self._last(lane)
 
     def _last(self, lane: Any) -> Ticket | None:
         waiting = [ticket for line in self._lines.get(lane, ()) for ticket in line.tickets.values()]

@@ -139,13 +139,23 @@ async def test_a_worker_has_one_router_for_the_group_and_moves_families_between_
     await made.routing.connections.close()
 
 
-def test_a_router_for_a_group_needs_one_worker():
-    with pytest.raises(PlanError, match=r"routes\[cats\]\.router = .*Together.*one worker.*set workers to 1"):
-        tables.check_plan(plan([of("cats", shared())]), Revision(), workers=2)
-    tables.check_plan(plan([of("cats", shared())]), Revision(), workers=1)
-    said = ["--set", "workers=2", "--set", f"router={TOGETHER}"]
-    with pytest.raises(SettingError, match=r"router = .*Together.*one worker.*set workers to 1"):
-        config.parser_main(DispatcherSettings, "dispatcher", said)
+def test_a_group_has_one_worker_and_another_one_once_that_is_dead():
+    """All families of a group, whatever their slices; what another worker gets of them it forwards."""
+    workers = [("d", number) for number in range(4)]
+    made = plan([of("cats", shared()), of("dogs", [target(3)]), of("birds", [target(4)], "weighted")])
+    hosts = tuple(Hosted(family, "digits-l", 4, 0, 1, 1, 8) for family in ("cats", "dogs", "birds"))
+    nodes = [node([replace(status(n), hosted=hosts) for n in (0, 3, 4)])]
+
+    def owners(of_workers):
+        tables_ = {me: tables.build_table(made, nodes, {}, of_workers, me) for me in of_workers}
+        served = {family: [me for me, one in tables_.items() if one.live(family)] for family in ("cats", "dogs")}
+        assert served["cats"] == served["dogs"]
+        (owner,) = served["cats"]
+        assert all(one.elsewhere["cats"] == (owner,) for me, one in tables_.items() if me != owner)
+        return owner
+
+    first = owners(workers)
+    assert owners([each for each in workers if each != first]) != first
 
 
 @pytest.mark.parametrize("setting", ["router=fastest", "queue=shortest", "queue=dispatcher.routing.queues.fifo:turn"])

@@ -157,7 +157,8 @@ class _Family:
         """Ticket of a request, as much of it as router and queue read."""
         if self.is_light:
             return light_ticket((at, id_, 0, self.name))
-        return Ticket(id_, self.name, "", "", 1, 0, at, None, 0.0, 0, "", False, False, None, self.flow.slo_ms)
+        items = int(self.items()) if self.flow.items_sd else math.ceil(self.flow.items)
+        return Ticket(id_, self.name, "", "", items, 0, at, None, 0.0, 0, "", False, False, None, self.flow.slo_ms)
 
     def items(self) -> float:
         """Items of the next request, drawn."""
@@ -383,7 +384,9 @@ class SharedLevel:
     def _send(self, family: _Family, ticket: Any, pick: Pick) -> None:
         line = family.line_of.get(id(pick.slice)) or family.lines[pick.slice]
         there_s = self._now_s + line.way_s
-        items = family.items() if family.flow.items_sd else family.flow.items
+        items = family.flow.items
+        if family.flow.items_sd:  # a whole ticket was told them when it came
+            items = float(ticket.items) if isinstance(ticket, Ticket) else family.items()
         line.waiting.append((there_s, items, (ticket, pick)))
         if line.running < line.service.instances:
             if line.way_s:

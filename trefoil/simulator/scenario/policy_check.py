@@ -24,11 +24,10 @@ TABLES: Final[Mapping[Kind, Parts[Any]]] = {
 }
 
 
-def check_policy(row: Policy, *, workers: int = 1, fluid: bool = False) -> Mapping[Kind, Part[Any]]:
+def check_policy(row: Policy, *, fluid: bool = False) -> Mapping[Kind, Part[Any]]:
     """Check a policy's row; the parts that it names, each of which can be made with the settings that the row gives it.
 
     Args:
-        workers: processes of one dispatcher.
         fluid: requests are simulated as a flow.
 
     Raises:
@@ -51,12 +50,5 @@ def check_policy(row: Policy, *, workers: int = 1, fluid: bool = False) -> Mappi
             field="router",
             value=router.name,
             remedy=f"set fidelity to request, or take one of {flows}",
-        )
-    if router.traits.group and workers > 1:
-        raise SettingError(
-            f"one instance of it routes a group of families, and {workers} workers would have {workers}",
-            field="router",
-            value=router.name,
-            remedy="set workers to 1, or take another router",
         )
     return found

@@ -1,0 +1,150 @@
+"""GPU types paired: a low-end GPU of its own for each job, and a high-end one for all of them.
+
+Source: CARBONDIS sections III and V-A: every job has a low-end GPU (P4 or T4), all share one high-end GPU (A100);
+    HIGHPERF has a high-end GPU per job and LOWENERGY a low-end one per job, and no other.
+Data: families in order, one job each at its most accurate variant; devices in order, by `DeviceType.tier`.
+Decision: which GPUs serve which families; all others sleep. Which GPU a request goes to is the router's.
+Formulation: family i gets low-end GPU i, and of the high-end ones the first `high_shared`, or GPU i (`highperf`).
+    Where the router weighs joules (`least_grams`), a route names those of a request of n items on each tier as a line,
+    through the profile at 1 and at twice the mean number of items: params `low_j` + n `low_item_j`, and so for `high`.
+Deviations: GPUs that are lost or out of service keep their place, so that the others are not dealt anew; who loses its
+    low-end GPU is served by the high-end one alone. The paper's fleets hold no GPU that is not used.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from numpy.random import Generator
+
+from controller.planners.columns import effective_row
+from controller.planners.gpu_allocation import refuse_what_does_not_fit, whole
+from controller.planners.plan_assembly import DEFAULTS
+from controller.planners.planning_input import (
+    Device,
+    HostedSlice,
+    PlanningInput,
+    Task,
+    natural_sort_key,
+    read_view,
+    sharing,
+)
+from controller.planners.uniform import decide
+from trefoil.core.brains import Decision, PlanView
+from trefoil.core.device_types import DEVICE_TYPES, slice_type
+from trefoil.core.errors import CatalogError, InvalidInput
+from trefoil.core.fleet import SliceKey
+
+CONSTANTS: Final = {**DEFAULTS, "credits": 1.0, "high_shared": 1.0}
+LOW, HIGH = "low", "high"
+
+
+@dataclass(frozen=True, slots=True)
+class PairedPlanner:
+    """Planner of CARBONDIS's GPUs. `own` and `shared`: tier of each job's GPU, and of those that all share."""
+
+    constants: Mapping[str, float] = field(default_factory=dict)
+    name: str = "paired"
+    own: str = LOW
+    shared: str = HIGH
+
+    def plan(self, view: PlanView, rng: Generator) -> Decision:
+        """Plan who serves on which GPU.
+
+        Raises:
+            InvalidInput: too few GPUs of a tier, a device that is too small, or a batch size beyond the profile.
+            CatalogError: a GPU without a profile of a family that would serve there.
+        """
+        constants = {**CONSTANTS, **self.constants}
+        inputs = read_view(view, constants["rate_floor_per_s"])
+        devices = {d.name: d for d in inputs.devices}
+        given = self._given(inputs, int(constants["high_shared"]))
+        refuse_what_does_not_fit(inputs, given, Counter(name for mine in given.values() for name in mine))
+        hosted: dict[str, tuple[HostedSlice, ...]] = {d.name: d.running if d.frozen else () for d in inputs.devices}
+        for task in inputs.tasks:
+            for name in given[task.family]:
+                if name in devices and not devices[name].frozen:
+                    _check_profile(inputs, task, devices[name])
+                    key = SliceKey(name, *_slot(devices[name]))
+                    best = inputs.view.catalog.family(task.family).best.name
+                    hosted[name] = (*hosted[name], HostedSlice(key, task.family, best))
+        found = decide(inputs, self.name, {name: sharing(parts) for name, parts in hosted.items()}, constants, rng)
+        if found.plan is None:
+            return found
+        routes = tuple(
+            replace(
+                route,
+                params=_joules(inputs, inputs.task(route.family), [devices[t.slice.device] for t in route.targets]),
+            )
+            for route in found.plan.routes
+        )
+        return replace(found, plan=replace(found.plan, routes=routes))
+
+    def _given(self, inputs: PlanningInput, shared: int) -> dict[str, tuple[str, ...]]:
+        """GPUs of each family; those that are lost are among them."""
+        left = dict(inputs.unplannable)
+        tiers: dict[str, list[str]] = {LOW: [], HIGH: []}
+        for node in sorted(inputs.view.fleet.nodes, key=lambda n: n.node):
+            for status in sorted(node.devices, key=lambda d: natural_sort_key(d.device)):
+                if status.device not in left and DEVICE_TYPES[status.type].tier in tiers:
+                    tiers[DEVICE_TYPES[status.type].tier].append(status.device)
+        for tier, number in ((self.own, len(inputs.tasks)), (self.shared, shared if self.shared else 0)):
+            if tier and len(tiers[tier]) < number:
+                unused = "; ".join(f"{name}: {why}" for name, why in left.items())
+                raise InvalidInput(
+                    f"{len(inputs.tasks)} jobs need {number} {tier}-end GPUs{f' ({unused})' if unused else ''}",
+                    field=f"{tier}-end GPUs",
+                    value=len(tiers[tier]),
+                    remedy="add GPUs of that tier, or serve fewer families",
+                )
+        all_share = tuple(tiers[self.shared][:shared]) if self.shared else ()
+        return {task.family: (tiers[self.own][at], *all_share) for at, task in enumerate(inputs.tasks)}
+
+
+def highperf(constants: Mapping[str, float]) -> PairedPlanner:
+    """HIGHPERF: a high-end GPU for each job."""
+    return PairedPlanner(constants, "highperf", own=HIGH, shared="")
+
+
+def lowenergy(constants: Mapping[str, float]) -> PairedPlanner:
+    """LOWENERGY: a low-end GPU for each job."""
+    return PairedPlanner(constants, "lowenergy", own=LOW, shared="")
+
+
+def _slot(device: Device) -> tuple[str, int, int]:
+    return whole(device.type.name)
+
+
+def _check_profile(inputs: PlanningInput, task: Task, device: Device) -> None:
+    """The whole GPU has to be profiled, for requests as large as they are in the mean."""
+    family, items = inputs.view.catalog.family(task.family), task.demand.items_mean
+    row = effective_row(
+        inputs.view.catalog, device.type, slice_type(device.type, _slot(device)[0]), family, family.best, items
+    )
+    if row is None:
+        raise CatalogError(
+            f"no profile of {family.best.name} on {_slot(device)[0]} of {device.type.name}",
+            field=f"family {task.family}",
+            value=device.name,
+            remedy="profile it there (`trefoil profile`), or take the device out of service",
+        )
+    if items > row.batch:
+        raise InvalidInput(
+            f"the profile of {family.best.name} on {device.type.name} ends at {row.batch} items a request",
+            field=f"batch size of {task.family}",
+            value=items,
+            remedy="profile larger batches, or send smaller requests",
+        )
+
+
+def _joules(inputs: PlanningInput, task: Task, devices: list[Device]) -> dict[str, float]:
+    family, far, found = inputs.view.catalog.family(task.family), max(2.0, 2 * task.demand.items_mean), {}
+    for device in devices:
+        shape = slice_type(device.type, _slot(device)[0])
+        one, more = (effective_row(inputs.known, device.type, shape, family, family.best, n) for n in (1.0, far))
+        if one is not None and more is not None:
+            each = (more.energy_active_j_per_batch - one.energy_active_j_per_batch) / (far - 1)
+            found[f"{device.type.tier}_j"] = one.energy_active_j_per_batch - each
+            found[f"{device.type.tier}_item_j"] = each
+    return found
