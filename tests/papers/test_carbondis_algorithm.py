@@ -103,7 +103,7 @@ def test_estimates_are_means_of_the_very_batch_size():
 
 
 def test_a_busy_low_end_counts_until_it_is_expected_to_end():
-    """CT is when the request would start: 10.0 + 60 + 60 ms > 100 ms. As printed CT is the clock, and it waits there."""
+    """CT is when the request would start: 60 + 60 ms > 100 ms. As printed CT is the clock, and it waits there."""
     router = group()
     first = router.on_arrival(asks("a", 1), 10.0)
     assert device(first) == "low"

@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from dispatcher.request.core.receipts import current_ratio
 from protos.controller.v1 import controller_pb2, controller_pb2_grpc
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from trefoil.cli.run.state_directory import Launch, StatePaths
-from trefoil.core.carbon import CarbonReading
+from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.errors import SettingError
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import Objective
@@ -86,6 +87,11 @@ class SystemClient:
         """Last carbon reading of each zone."""
         found = await self.state.scan(self.state.keys.carbon_now_prefix(), CarbonReading)
         return [found[key] for key in sorted(found)]
+
+    async def carbon_ratio(self, reading: CarbonReading) -> float | None:
+        """Carbon over its mean that routers go by now; None: not known, or too old."""
+        found = await self.state.get(self.state.keys.carbon_ratio(reading.series), CarbonRatio)
+        return current_ratio(found, reading, WallClock().now_s())
 
     async def receipts(self) -> list[dict[str, Any]]:
         """Energy by family as receipts sum it and as it was metered [J], in the hour under way and the one before.

@@ -108,7 +108,7 @@ async def _gather_plan(system: SystemClient) -> dict[str, Any]:
     Raises:
         Unavailable: one of them does not answer.
     """
-    answer = await system.plan()
+    answer, readings = await system.plan(), await system.carbon()
     return {
         "mode": ActMode(answer.mode).name.lower(),
         "frozen": answer.frozen,
@@ -117,7 +117,8 @@ async def _gather_plan(system: SystemClient) -> dict[str, Any]:
         "rollout": RolloutState(answer.rollout.state).name.lower(),
         "exploring": answer.plan.exploration,
         "nodes": [as_json(node) for node in await system.nodes()],
-        "carbon": [as_json(reading) for reading in await system.carbon()],
+        "carbon": [as_json(reading) for reading in readings],
+        "carbon_ratio": [{"zone": one.series.zone, "ratio": await system.carbon_ratio(one)} for one in readings],
         "carbon_refused": answer.carbon_refused,
         "disk_trouble": answer.disk_trouble,
         "receipts": await system.receipts(),
@@ -138,9 +139,11 @@ def _print_plan(out: Console, found: Mapping[str, Any]) -> None:
     for node in nodes:
         for entry in (entry for entry in node.missing if entry.startswith(("disk: ", MISSING_MODEL))):
             out.print(f"{node.node} cannot: {entry}", markup=False)
-    for reading in found["carbon"]:
+    for reading, known in zip(found["carbon"], found["carbon_ratio"], strict=True):
         kind = "simulated" if reading["simulated"] else reading["provider"]
-        out.print(f"carbon {reading['series']['zone']}: {reading['intensity_g_per_kwh']:.0f} g/kWh ({kind})")
+        ratio = "not known, routers that go by it do without" if known["ratio"] is None else f"{known['ratio']:.2f}"
+        now = f"{reading['intensity_g_per_kwh']:.0f} g/kWh ({kind})"
+        out.print(f"carbon {reading['series']['zone']}: {now}; over its mean: {ratio}")
     if found["carbon_refused"]:
         out.print(f"carbon is not planned by: {found['carbon_refused']}")
     if found["disk_trouble"]:
