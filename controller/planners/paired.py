@@ -11,6 +11,7 @@ Deviations: GPUs that are lost or out of service keep their place, so that the o
     low-end GPU is served by the high-end one alone. The paper's fleets hold no GPU that is not used.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -50,36 +51,35 @@ class PairedPlanner:
     shared: str = HIGH
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """Plan who serves on which GPU.
-
-        Raises:
-            InvalidInput: too few GPUs of a tier, a device that is too small, or a batch size beyond the profile.
-            CatalogError: a GPU without a profile of a family that would serve there.
-        """
+        """Plan who serves on which GPU; what cannot be is no plan."""
         constants = {**CONSTANTS, **self.constants}
         inputs = read_view(view, constants["rate_floor_per_s"])
-        devices = {d.name: d for d in inputs.devices}
-        given = self._given(inputs, int(constants["high_shared"]))
+        try:
+            hosted = self._hosted(inputs, int(constants["high_shared"]))
+        except (InvalidInput, CatalogError) as error:
+            return Decision(None, f"{self.name}: {error}", math.inf, f"no_plan: {error}")
+        found, devices = decide(inputs, self.name, hosted, constants, rng), {d.name: d for d in inputs.devices}
+        if found.plan is None:
+            return found
+        params = {
+            route.family: _joules(inputs, inputs.task(route.family), [devices[t.slice.device] for t in route.targets])
+            for route in found.plan.routes
+        }
+        routes = tuple(replace(route, params=params[route.family]) for route in found.plan.routes)
+        return replace(found, plan=replace(found.plan, routes=routes))
+
+    def _hosted(self, inputs: PlanningInput, shared: int) -> dict[str, tuple[HostedSlice, ...]]:
+        given, devices = self._given(inputs, shared), {d.name: d for d in inputs.devices}
         refuse_what_does_not_fit(inputs, given, Counter(name for mine in given.values() for name in mine))
         hosted: dict[str, tuple[HostedSlice, ...]] = {d.name: d.running if d.frozen else () for d in inputs.devices}
         for task in inputs.tasks:
             for name in given[task.family]:
                 if name in devices and not devices[name].frozen:
                     _check_profile(inputs, task, devices[name])
-                    key = SliceKey(name, *_slot(devices[name]))
+                    key = SliceKey(name, *whole(devices[name].type.name))
                     best = inputs.view.catalog.family(task.family).best.name
                     hosted[name] = (*hosted[name], HostedSlice(key, task.family, best))
-        found = decide(inputs, self.name, {name: sharing(parts) for name, parts in hosted.items()}, constants, rng)
-        if found.plan is None:
-            return found
-        routes = tuple(
-            replace(
-                route,
-                params=_joules(inputs, inputs.task(route.family), [devices[t.slice.device] for t in route.targets]),
-            )
-            for route in found.plan.routes
-        )
-        return replace(found, plan=replace(found.plan, routes=routes))
+        return {name: sharing(parts) for name, parts in hosted.items()}
 
     def _given(self, inputs: PlanningInput, shared: int) -> dict[str, tuple[str, ...]]:
         """GPUs of each family; those that are lost are among them."""
@@ -112,19 +112,20 @@ def lowenergy(constants: Mapping[str, float]) -> PairedPlanner:
     return PairedPlanner(constants, "lowenergy", own=LOW, shared="")
 
 
-def _slot(device: Device) -> tuple[str, int, int]:
-    return whole(device.type.name)
-
-
 def _check_profile(inputs: PlanningInput, task: Task, device: Device) -> None:
     """The whole GPU has to be profiled, for requests as large as they are in the mean."""
     family, items = inputs.view.catalog.family(task.family), task.demand.items_mean
     row = effective_row(
-        inputs.view.catalog, device.type, slice_type(device.type, _slot(device)[0]), family, family.best, items
+        inputs.view.catalog,
+        device.type,
+        slice_type(device.type, whole(device.type.name)[0]),
+        family,
+        family.best,
+        items,
     )
     if row is None:
         raise CatalogError(
-            f"no profile of {family.best.name} on {_slot(device)[0]} of {device.type.name}",
+            f"no profile of {family.best.name} on {whole(device.type.name)[0]} of {device.type.name}",
             field=f"family {task.family}",
             value=device.name,
             remedy="profile it there (`trefoil profile`), or take the device out of service",
@@ -141,7 +142,7 @@ def _check_profile(inputs: PlanningInput, task: Task, device: Device) -> None:
 def _joules(inputs: PlanningInput, task: Task, devices: list[Device]) -> dict[str, float]:
     family, far, found = inputs.view.catalog.family(task.family), max(2.0, 2 * task.demand.items_mean), {}
     for device in devices:
-        shape = slice_type(device.type, _slot(device)[0])
+        shape = slice_type(device.type, whole(device.type.name)[0])
         one, more = (effective_row(inputs.known, device.type, shape, family, family.best, n) for n in (1.0, far))
         if one is not None and more is not None:
             each = (more.energy_active_j_per_batch - one.energy_active_j_per_batch) / (far - 1)
