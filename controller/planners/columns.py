@@ -161,6 +161,7 @@ class _SloInputs:
     quantile: float
     scv: float
     items: float
+    items_sd: float
     gap_ms: float
     start_s: float
     clocks: bool
@@ -178,6 +179,7 @@ def columns(
         task.objective.slo_quantile,
         gap_scv(task),
         task.demand.items_mean,
+        task.objective.params.get("items_sd", constants.get("items_sd", 0.0)),
         constant_for(task.objective, constants, "transport_gap_ms"),
         constants["start_s"],
         bool(constants.get("clocks", 0.0)),
@@ -207,9 +209,17 @@ def _points(
                     continue
                 row = _occupied(row, terms.gap_ms)
                 pool = count * max(1, 7 // max(1, shape.compute_slices))
-                tiers = tiers_of(service_time(row), terms.slo_ms, terms.quantile, terms.scv, pool)
+                service = service_time(row)
+                if terms.items_sd:
+                    ends = (max(1.0, terms.items - terms.items_sd), terms.items + terms.items_sd)
+                    few, many = (effective_row(catalog, kind, shape, family, variant, n, clock) for n in ends)
+                    assert few is not None
+                    assert many is not None
+                    scatter_ms = (service_time(many).mean_ms - service_time(few).mean_ms) / 2
+                    service = replace(service, cv=math.hypot(service.cv, scatter_ms / service.mean_ms))
+                tiers = tiers_of(service, terms.slo_ms, terms.quantile, terms.scv, pool)
                 column = _column(kind, shape, variant, row, tiers, terms.start_s)
-                column = replace(column, key=column.key._replace(clock_mhz=clock))
+                column = replace(column, key=column.key._replace(clock_mhz=clock), service=service)
                 if terms.batches:
                     column = batching(catalog, kind, column, terms.slo_ms - terms.gap_ms, terms.items, pool)
                 if column.tiers:

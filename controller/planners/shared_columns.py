@@ -1,12 +1,13 @@
-"""Columns of two families on one slice, by the law of interference.
+"""Columns of families on one slice, by the law of interference.
 
 Source: trefoil/core/interference.py; Triton's dynamic batcher. Data: columns of classes alone, their profile.
-Result: for each pair of classes that fit a slice's memory together, a column of each "beside" the other.
-Where every request is a batch, each computes as if the other always did: what one serves depends on the other's class,
-not on its load. Where Triton joins requests, a family's batches are smaller and keep less of the slice busy the less it
-is asked: points (rate, partner's rate) at which both are in time are found over the batches of one; the program may
-plan what lies below the hull of those points (`Column.limits`, linear in both rates).
-Deviations: pairs only, and both join requests or neither does. A family that is asked for less than one request a batch
+Result: for each pair of classes that fit a slice's memory together, a column of each "beside" the other; so for each
+    set of up to `families_per_slice` classes.
+Where every request is a batch, each computes as if all others always did: what one serves depends on the others'
+classes, not on their load. Where Triton joins requests, a family's batches are smaller and keep less of the slice busy
+the less it is asked: points (rate, partner's rate) at which both are in time are found over the batches of one; the
+program may plan what lies below the hull of those points (`Column.limits`, linear in both rates).
+Deviations: all join requests or none does; only pairs that do. A family that is asked for less than one request a batch
 counts as one.
 """
 
@@ -51,7 +52,7 @@ def shared_columns(
     constants: Mapping[str, float],
     alone: Sequence[Column],
 ) -> tuple[Column, ...]:
-    """Columns of two families on one slice: of every pair of columns that fit its memory and both SLOs together."""
+    """Columns of several families on one slice: of every set of columns that fit its memory and all SLOs together."""
     kinds, by_family = {d.type.name: d.type for d in devices}, {task.family: task for task in tasks}
     at: dict[tuple[str, str, int, str], list[Column]] = {}
     for column in alone:
@@ -61,20 +62,22 @@ def shared_columns(
     for (name, shape_name, _, zone), here in at.items():
         kind, shape = kinds[name], slice_type(kinds[name], shape_name)
         pool = min(sizes[name, zone], max(TIERS)) * max(1, 7 // max(1, shape.compute_slices))
-        for a, b in combinations(sorted(here, key=lambda c: c.key), 2):
-            variants = [catalog.family(c.family).variant(c.variant) for c in (a, b)]
-            if a.family == b.family or not fits(shape, *variants):
-                continue
-            sides = _side(a, by_family[a.family], constants), _side(b, by_family[b.family], constants)
-            if a.batch and b.batch:
-                found += _joined(CatalogKey(catalog), kind, *sides)
-            elif not (a.batch or b.batch):
-                found += _each(kind, *sides, pool)
+        kept = sorted(here, key=lambda c: c.key)
+        for number in range(2, int(constants["families_per_slice"]) + 1):
+            for together in combinations(kept, number):
+                variants = [catalog.family(c.family).variant(c.variant) for c in together]
+                if len({c.family for c in together}) < number or not fits(shape, *variants):
+                    continue
+                sides = [_side(c, by_family[c.family], constants) for c in together]
+                if not any(c.batch for c in together):
+                    found += _each(kind, sides, pool)
+                elif number == 2 and all(c.batch for c in together):
+                    found += _joined(CatalogKey(catalog), kind, *sides)
     return tuple(found)
 
 
 class Side(NamedTuple):
-    """One of two families: its class alone, its SLO without transport, what a request is."""
+    """One of several families: its class alone, its SLO without transport, what a request is."""
 
     column: Column
     slo_ms: float
@@ -83,9 +86,10 @@ class Side(NamedTuple):
     gap_ms: float
     items: float
 
-    def beside(self, other: "Side") -> Column:
-        """Its column beside the other, not yet with what it serves there."""
-        key = self.column.key._replace(beside=((other.column.family, other.column.variant),))
+    def beside(self, *others: "Side") -> Column:
+        """Its column beside others, not yet with what it serves there."""
+        beside = tuple(sorted((other.column.family, other.column.variant) for other in others))
+        key = self.column.key._replace(beside=beside)
         return replace(self.column, key=key, tiers=())
 
 
@@ -95,16 +99,16 @@ def _side(column: Column, task: Task, constants: Mapping[str, float]) -> Side:
     return Side(column, slo_ms, task.objective.slo_quantile, gap_scv(task), gap_ms, task.demand.items_mean)
 
 
-def _each(kind: DeviceType, a: Side, b: Side, pool: int) -> list[Column]:
-    """Both where every request is a batch; none where one of them misses its SLO."""
-    busy = {side: _alone(kind, side) for side in (a, b)}
-    found = []
-    for mine, other in ((a, b), (b, a)):
+def _each(kind: DeviceType, sides: Sequence[Side], pool: int) -> list[Column]:
+    """All where every request is a batch; none where one of them misses its SLO."""
+    busy = {side: _alone(kind, side) for side in sides}
+    whole, found = sum(activity for _, activity in busy.values()), []
+    for mine in sides:
         compute_ms, activity = busy[mine]
-        longer_ms = compute_ms * (stretch(activity, busy[other][1]) - 1)
+        longer_ms = compute_ms * (stretch(activity, whole - activity) - 1)
         service = replace(mine.column.service, mean_ms=mine.column.service.mean_ms + longer_ms)
         tiers = tiers_of(service, mine.slo_ms, mine.quantile, mine.scv, pool)
-        found.append(replace(mine.beside(other), service=service, tiers=tiers))
+        found.append(replace(mine.beside(*(side for side in sides if side is not mine)), service=service, tiers=tiers))
     return found if all(column.tiers for column in found) else []
 
 

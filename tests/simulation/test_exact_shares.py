@@ -32,18 +32,19 @@ HIGH = 1.2  # quantile of the demand that capacity is planned for, over its mean
 WHOLE = "7g.40gb"
 
 
-def two_family_problem(rates, slo_ms, gpus):
-    """GPUs that are not cut: digits in three variants, letters in one."""
-    known = digits()
+def problem_of(rates, slo_ms, gpus):
+    """GPUs that are not cut, all families on one where they fit: digits in three variants, others in one."""
+    known, names = digits(), ("digits", "letters", "words")[: len(rates)]
     letter = Variant("only", 1, 0.9, "made up", 32, 2.0, 10, "CC0-1.0")
-    families = (*known.families, Family("letters", "top1", (letter,), {"": (80.0, 0.95)}))
+    families = (*known.families, *(Family(name, "top1", (letter,), {"": (80.0, 0.95)}) for name in names[1:]))
     rows = [r for r in known.rows if r.slice_type == WHOLE and r.variant != "xs"]
-    catalog = Catalog(families, (*rows, row("only", WHOLE, 20.0, family="letters")))
-    wanted = [objective(slo_ms=slo_ms), objective(family="letters", min_accuracy=0.9, slo_ms=slo_ms)]
-    demand = [Demand(f, "", rate, HIGH * rate) for f, rate in zip(("digits", "letters"), rates, strict=True)]
+    catalog = Catalog(families, (*rows, *(row("only", WHOLE, 20.0, family=name) for name in names[1:])))
+    wanted = [objective(family=name, min_accuracy=0.9, slo_ms=slo_ms) for name in names]
+    demand = [Demand(f, "", rate, HIGH * rate) for f, rate in zip(names, rates, strict=True)]
     world = read_view(view(devices=fleet(gpus), catalog=catalog, wanted=wanted, demand=demand), 1.0)
     alone = tuple(c for t in world.tasks for c in columns(catalog, t, world.devices, CONSTANTS))
-    shared = shared_columns(catalog, world.tasks, world.devices, CONSTANTS, alone)
+    constants = {**CONSTANTS, "families_per_slice": float(len(rates))}
+    shared = shared_columns(catalog, world.tasks, world.devices, constants, alone)
     return Problem(groups_of(world.devices), alone + shared, world.tasks, 0.0)
 
 
@@ -108,7 +109,7 @@ def test_no_way_to_share_batches_is_better_than_the_program_s(pair, loads, gpus)
     demand = [Demand(name, "", rate, HIGH * rate) for name, rate in rates.items()]
     catalog = catalog_of(PairSpec(*pair, "exact", 1, ((), ())))
     world = read_view(view(devices=fleet(gpus, kind=V100_32GB), catalog=catalog, wanted=wanted, demand=demand), 1.0)
-    constants = {**CONSTANTS, "batches": 1.0}
+    constants = {**CONSTANTS, "batches": 1.0, "families_per_slice": 2.0}
     alone = tuple(c for t in world.tasks for c in columns(catalog, t, world.devices, constants))
     shared = shared_columns(catalog, world.tasks, world.devices, constants, alone)
     problem = Problem(groups_of(world.devices), alone + shared, world.tasks, 0.0)
@@ -122,10 +123,10 @@ def test_no_way_to_share_batches_is_better_than_the_program_s(pair, loads, gpus)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.tuples(st.floats(1.0, 40.0), st.floats(1.0, 40.0)), st.floats(60.0, 400.0), st.integers(1, 3),
+@given(st.lists(st.floats(1.0, 40.0), min_size=2, max_size=3), st.floats(60.0, 400.0), st.integers(1, 3),
        st.sampled_from([0.0, 60.0]))  # fmt: skip
 def test_no_way_to_share_is_better_than_the_program_s(rates, slo_ms, gpus, value_j):
-    problem = two_family_problem(rates, slo_ms, gpus)
+    problem = problem_of(rates, slo_ms, gpus)
     aim = Aim({"digits": value_j}, {"digits": 0.95}, moves=False)
     best, found = brute_force(problem, by_refit(problem, aim)), solve(problem, aim, Limits(100_000, 1e-9))
     assert (best is None) == (found is None)
@@ -141,7 +142,7 @@ def test_no_way_to_share_is_better_than_the_program_s(rates, slo_ms, gpus, value
 
 def test_few_requests_share_a_gpu_and_more_of_them_part():
     def awake(rate):
-        problem, aim = two_family_problem((rate, rate), 120.0, 2), Aim({}, {"digits": 0.95}, moves=False)
+        problem, aim = problem_of((rate, rate), 120.0, 2), Aim({}, {"digits": 0.95}, moves=False)
         found = solve(problem, aim, Limits(10**5, 1e-9))
         return sum(n for _, _, n in found.layouts), any(key.beside for key in found.slices)
 

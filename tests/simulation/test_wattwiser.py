@@ -76,7 +76,7 @@ def test_what_exact_counts_on_with_batches_is_in_time_alone_and_beside_another(p
         for name in pair
     ]
     gpus = [Device("node/gpu0", "node", kind, True, ())]
-    constants = {**CONSTANTS, "batches": 1.0, "overhead_ms": 0.0, "transport_gap_ms": 0.0}
+    constants = {**CONSTANTS, "batches": 1.0, "families_per_slice": 2.0, "overhead_ms": 0.0, "transport_gap_ms": 0.0}
     alone = [column for task in tasks for column in columns(catalog, task, gpus, constants)]
     for column in alone:
         assert 0.9 < column.capacity_per_s(1) / MODELS[column.family].max_rps < 1.02

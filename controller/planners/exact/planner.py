@@ -52,7 +52,8 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "frontier_solves": 6.0,
     "kernel_requests": 5000.0,
     "demand_step": 0.0,  # above 1: for long runs, plan demand rounded up to a power of it, and aims of a grid
-    "families_per_slice": 1.0,  # 2: two families may share a slice, where the law of interference allows it
+    "families_per_slice": 1.0,  # 2: two families may share a slice, where the law of interference allows it; or more
+    "items_sd": 0.0,  # of the items of a request: what it adds to the scatter of service times
     "batches": 0.0,  # 1: Triton joins what waits to batches (dynamic_batching in config.pbtxt), and plans count on it
     "clocks": 0.0,  # 1: clocks are planned too; 0: the highest, until they are controlled live
 }

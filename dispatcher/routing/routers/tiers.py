@@ -15,8 +15,9 @@ Formulation of `carbondis`: jobs in the order of late answers, ties in the order
 `dybatch`: the high-end GPU whenever it is free, for the job with the least seconds on it so far; without batching.
 `random`: the high-end GPU's next use belongs to a job that is drawn, among all, when it gets free; all else is low-end.
 `least_grams`: of the GPUs on which the request is in time the one that needs the fewest joules, which is the fewest
-    grams in one zone; if it is in time nowhere, the one where it ends first. It takes a high-end GPU for joules alone
-    only if any other job could still wait for its end and be in time.
+    grams in one zone; it waits for a high-end GPU that is busy if it is in time there alone; if it is in time nowhere,
+    the one where it ends first. Who needs a high-end GPU goes before who takes it for joules alone, which is only done
+    if any other job could still wait for its end and be in time.
 Deviations: a low-end GPU holds as many requests as it has credits (the paper's: one). A floor (`min_accuracy`) leaves
     GPUs out; lines of a job are by the accuracies that are live.
 """
@@ -415,6 +416,7 @@ class LeastGrams(TieredRouter):
         super().__init__(family, queue)
         self._per_item: dict[tuple[str, bool], tuple[float, int]] = {}
         self._mean_ms: dict[str, tuple[float, int, float]] = {}  # on the high-end; and the SLO
+        self._for_need = False
 
     def _answered(self, ticket: Ticket, place: _Place, outcome: Outcome) -> None:
         of = ticket.family, place.high
@@ -424,21 +426,36 @@ class LeastGrams(TieredRouter):
             sum_ms, number, _ = self._mean_ms.get(ticket.family, (0.0, 0, 0.0))
             self._mean_ms[ticket.family] = sum_ms + outcome.service_ms, number + 1, ticket.slo_ms
 
+    def on_credit(self, slice: SliceKey, now_s: float) -> tuple[Ticket, Pick] | None:
+        """Who needs a high-end GPU is asked first."""
+        for self._for_need in (True, False):
+            found = super().on_credit(slice, now_s)
+            if found is not None:
+                return found
+        return None
+
     def _choose(self, ticket: Ticket, now_s: float, arrives: bool) -> Choice | None:
         low, free, high = self._tiers(ticket)
+        any_high = [one for one in self._families[ticket.family].options if one.place.high]
         due_s = ticket.arrived_s + (ticket.slo_ms / MS_PER_S if ticket.slo_ms else float("inf"))
-        low_s, high_s = self._took_s(ticket, False), self._took_s(ticket, True)
-        start_s = now_s if free is not None else max(now_s, min((one.place.until_s for one in low), default=now_s))
-        ends_s = start_s + low_s if low else float("inf")
-        if high is None:
-            return (free, "least_grams: the high-end GPU is busy") if free is not None else None
-        in_time, high_in_time = ends_s <= due_s, now_s + high_s <= due_s
+        low_s = self._ends_s(low, free, now_s) + self._took_s(ticket, False)
+        took_s = self._took_s(ticket, True)
+        high_s = self._ends_s(any_high, high, now_s) + took_s
+        if low_s > due_s and (high_s <= due_s or high_s < low_s):
+            return (high, "least_grams: late on the low-end GPU") if high is not None else None
+        if self._for_need and not arrives:
+            return None
         cheaper = self._joules(ticket, True) < self._joules(ticket, False)
-        if not low or (not in_time and (high_in_time or now_s + high_s < ends_s)):
-            return high, "least_grams: late on the low-end GPU"
-        if in_time and high_in_time and cheaper and self._others_can_wait(ticket, high_s):
+        if high is not None and high_s <= due_s and cheaper and self._others_can_wait(ticket, took_s):
             return high, "least_grams: fewer joules on the high-end GPU"
         return (free, "least_grams: fewest joules in time") if free is not None else None
+
+    @staticmethod
+    def _ends_s(options: Sequence[Option], free: Option | None, now_s: float) -> float:
+        """When one of them can begin."""
+        if free is not None:
+            return now_s
+        return max(now_s, min((one.place.until_s for one in options), default=float("inf")))
 
     def _others_can_wait(self, ticket: Ticket, busy_s: float) -> bool:
         return all(
