@@ -6,14 +6,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
 from tests.support import leftovers
 from tests.support.ports import free_offset
-from trefoil.cli.demo.results import read_report, read_series
+from trefoil.cli.demo.own_repository import with_own_repository
+from trefoil.cli.demo.report import report_lines
+from trefoil.cli.demo.results import Report, read_report, read_series
+from trefoil.cli.load.process import merged, read_load_result, result_path, without_warmup
+from trefoil.cli.run.scenario import Scenario, Slo, load_system
+from trefoil.simulator.books.intervals import Interval
+from trefoil.simulator.engines import shared_slices
+from trefoil.simulator.engines.request_engine import RequestEngine
+from trefoil.simulator.engines.request_level import Window
+from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 # The demo's own files and code, only shorter: two carbon steps of five seconds.
@@ -22,6 +33,8 @@ SHORT = {
     "simulated_seeds": 1,
 }  # fmt: skip
 INTERRUPT_SEEDS = (1, 2, 3)
+A100 = "A100-SXM4-40GB"
+USED = {"highperf": "01", "lowenergy": "23"}  # GPUs of the fleet; the other policies use both T4s and one A100
 
 
 def start(out: Path, offset: int, **more: Any) -> "subprocess.Popen[str]":
@@ -126,6 +139,76 @@ def test_two_families_share_a_gpu_that_sleeps_until_it_is_needed(tmp_path: Path)
     page = (out / "report.html").read_text()
     assert "Latency against the SLO: digits" in page
     assert "Latency against the SLO: twin" in page
+
+
+def high_end_shares_simulated(folder: Path, report: Report, policy: str, models: Path) -> dict[str, float]:
+    """Share of each family's answers that the A100s give where the very schedule of a live run is simulated."""
+    demo = with_own_repository(load_system(Path("deploy/config/demo-carbondis.toml"), Scenario), models)
+    slo_ms = {name: one.slo_ms for name, one in report.runs[policy].families.items()}
+    others = tuple(each.model_copy(update={"latency_ms": slo_ms[each.name]}) for each in demo.more_families)
+    judged = demo.model_copy(update={"more_families": others})
+    sent = {name: read_load_result(result_path(folder / policy, name)).records for name in slo_ms}
+    sizes = {name: iter([float(record.items) for record in records]) for name, records in sent.items()}
+    answered = {name: Counter[str]() for name in sent}
+    kept = RequestEngine._interval
+
+    def counted(engine: RequestEngine, family: str, window: Window) -> Interval:
+        if window.starts_s >= -1e-9:
+            answered[family].update({key.device: count for key, count in window.answered_by.items()})
+        return kept(engine, family, window)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_slices._Family, "items", lambda family: next(sizes[family.name]))
+        patch.setattr(RequestEngine, "_interval", counted)
+        simulate_demo(*demo_scenario(judged, policy, Slo(percentile=95.0, latency_ms=slo_ms["digits"])))
+    return {name: (by["node0/gpu0"] + by["node0/gpu1"]) / by.total() for name, by in answered.items()}
+
+
+@pytest.mark.timeout(1200)
+def test_two_families_meet_on_one_high_end_gpu_more_often_when_carbon_is_high(tmp_path: Path) -> None:
+    offset, out = free_offset(), tmp_path / "out"
+    argv = [sys.executable, "-m", "trefoil.cli.main", "demo", "--policy", "carbondis", "--out", str(out)]
+    argv += ["--port-offset", str(offset), "--set", "simulated_seeds=1"]
+    said = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1100, check=False)
+    assert said.returncode == 0, said.stdout
+    assert leftovers.all_of(tmp_path, offset) == leftovers.none()
+
+    report = read_report(out / "report.json")
+    assert list(report.runs) == ["highperf", "lowenergy", "dybatch", "carbondis"]
+    print("\n".join(report_lines(report)))
+    for family in ("digits", "twin"):
+        assert len({run.families[family].schedule_digest for run in report.runs.values()}) == 1, "the same arrivals"
+        shares = {name: run.families[family].device_type_shares[A100] for name, run in report.runs.items()}
+        assert (shares["highperf"], shares["lowenergy"]) == (1.0, 0.0)
+        assert 0.1 < shares["carbondis"] < shares["dybatch"] < 0.9, "both types, and what can wait leaves the A100 free"
+    for name, run in report.runs.items():
+        assert run.failed == 0, (name, said.stdout)
+        assert all(each.accuracy > 0.95 for each in run.families.values()), "right values, of both families"
+        used = {
+            device
+            for device, states in read_series(out / name / "series.json").device_state.items()
+            if "ASLEEP" not in states
+        }
+        assert used == {"node0/gpu" + number for number in USED.get(name, "023")}
+
+    paths = {name: result_path(out / "carbondis", name) for name in ("digits", "twin")}
+    records = merged({name: without_warmup(read_load_result(path), 6.0) for name, path in paths.items()}).records
+    step_s = 15.0
+    for step, way in ((2, "down"), (4, "up")):  # carbon falls below its average, and rises above it
+        at_s = step * step_s
+        before, after = (
+            fmean("-gpu0-" in r.slice for r in records if from_s <= r.intended_s < until_s)
+            for from_s, until_s in ((at_s - step_s, at_s), (at_s + 2.0, at_s + step_s))
+        )
+        print(f"carbon {way} at {at_s:.0f} s: share of the A100 {before:.3f}, from 2 s later on {after:.3f}")
+        assert (after - before) * (1 if way == "up" else -1) > 0.3
+    for name in ("dybatch", "carbondis"):
+        simulated = high_end_shares_simulated(out, report, name, tmp_path / "models")
+        live = {family: one.device_type_shares[A100] for family, one in report.runs[name].families.items()}
+        print(f"{name}: share of the A100 live {live}, simulated {simulated}")
+        if name == "dybatch":  # which of two that wait gets it turns on a millisecond: both together
+            live, simulated = {"": fmean(live.values())}, {"": fmean(simulated.values())}
+        assert simulated == pytest.approx(live, abs=0.02), name
 
 
 @pytest.mark.timeout(300)

@@ -422,6 +422,8 @@ def engines_for(inputs: Inputs, now_s: float) -> tuple[Engine, ...]:
     grouped = find(Kind.ROUTER, router, ROUTERS).traits.group
     if grouped or shares:
         rng = _engine_rng(inputs, 0)
+        if grouped:  # it has one router and queue from the start, before any plan names them
+            chosen, queue = router, queue or inputs.policy.queue
         return (RequestEngine(flows, rng, overhead_ms, now_s, chosen, queue, keeps, shares, grouped, slower),)
     return tuple(
         RequestEngine({family: flow}, _engine_rng(inputs, place), overhead_ms, now_s, chosen, queue, keeps)

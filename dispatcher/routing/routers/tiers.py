@@ -386,13 +386,13 @@ class Random(TieredRouter):
     def __init__(self, family: str, queue: Queue) -> None:
         super().__init__(family, queue)
         self._rng = np.random.default_rng(SEED)
-        self._jobs: dict[Job, None] = {}
+        self._jobs: dict[Job, bool] = {}
         self._drawn: Job | None = None
 
     def _choose(self, ticket: Ticket, now_s: float, arrives: bool) -> Choice | None:
         low, free, high = self._tiers(ticket)
         job = ticket.family, ticket.slo_class
-        _remembered(self._jobs, job, lambda: None)
+        _remembered(self._jobs, job, lambda: True)
         if self._drawn not in self._jobs:
             self._drawn = list(self._jobs)[int(self._rng.integers(len(self._jobs)))]
         if high is not None and (not low or job == self._drawn):

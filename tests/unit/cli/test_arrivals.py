@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from trefoil.cli.load.arrivals import (
     ArrivalTrace,
+    NormalSizes,
     RateProfile,
     load_held_out,
     schedule,
@@ -69,6 +70,17 @@ def test_a_seed_fixes_times_and_images_and_another_seed_changes_both():
     assert np.array_equal(one.images, same.images)
     assert set(np.diff(one.starts)) == {1, 4}
     assert schedule(profile, 599, (1,), 7).times_s.tolist() == one.times_s.tolist()  # sizes do not disturb times
+
+
+def test_batches_by_a_normal_law_are_drawn_with_the_schedule_and_stand_in_its_digest():
+    profile = RateProfile.constant(50, 60)
+    one, same, other = (schedule(profile, 599, NormalSizes(3.0, sd, 8), 7) for sd in (2.0, 2.0, 1.0))
+    sizes = np.diff(one.starts)
+    assert (sizes.min(), sizes.max()) == (1, 8)
+    assert sizes.mean() == pytest.approx(3.1, abs=0.15), "what lies below 1 is 1"
+    assert one.digest == same.digest != other.digest
+    assert one.times_s.tolist() == other.times_s.tolist()
+    assert schedule(profile, 599, NormalSizes(), 7).digest == schedule(profile, 599, (1,), 7).digest
 
 
 @given(counts=st.lists(st.integers(0, 30), min_size=1, max_size=20), seed=st.integers(0, 99))

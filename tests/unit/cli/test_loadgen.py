@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from trefoil.cli.load import generator
 from trefoil.cli.load.arrivals import ArrivalTrace, RateProfile
 from trefoil.cli.load.generator import LoadSpec, run_load
+from trefoil.cli.load.process import LoadPlan
 from trefoil.cli.load.result import LoadResult, Progress, Record
 from trefoil.core.errors import InvalidInput, Unavailable
 from trefoil.runtime.clock import ManualClock
@@ -53,6 +54,8 @@ class Endpoint(service_pb2_grpc.GRPCInferenceServiceServicer):
         reply.outputs.add(name="PROBABILITIES", datatype="FP32", shape=[len(pixels), 10])
         reply.raw_output_contents.append(np.eye(10, dtype="<f4")[pixels[:, 0, 0]].tobytes())
         reply.parameters["trefoil_variant"].string_param = "digits-l" if number % 4 else "digits-s"
+        if "trefoil_receipt" in request.parameters:
+            reply.parameters["trefoil_slice"].string_param = f"node0-gpu{number % 2}-whole-0"
         refused = self.misbehave(number, reply) if self.misbehave else None
         if refused is not None:
             await context.abort(refused, "misbehaves")
@@ -99,6 +102,28 @@ async def test_two_runs_of_a_seed_send_the_same_images_at_the_same_times(images,
     assert {len(pixels) for pixels in sent} == {64, 192}
     assert [r.intended_s for r in one.records] == [r.intended_s for r in two.records]
     assert one.summary(1000).accuracy == 1.0
+
+
+async def test_the_load_of_a_demo_sends_batches_and_learns_which_slice_answered(images, endpoint):
+    points = ((0.0, 100.0), (0.5, 100.0))
+    result = await play(LoadPlan(points, 0.0, str(images), "digits", 3, False, 3.0, 2.0, 8).spec(), endpoint)
+    assert {record.slice for record in result.records} == {"node0-gpu0-whole-0", "node0-gpu1-whole-0"}
+    rows = [request.inputs[0].shape[0] for request in endpoint.seen]
+    assert set(rows) <= set(range(1, 9))
+    assert len(set(rows)) > 4
+    assert [(r.items, r.correct) for r in sorted(result.records, key=lambda r: r.items)] == [
+        (n, n) for n in sorted(rows)
+    ]
+
+    def one_row_is_wrong(number, reply):
+        shape = reply.outputs[0].shape
+        scores = np.frombuffer(reply.raw_output_contents[0], "<f4").reshape(list(shape)).copy()
+        scores[-1] = np.roll(scores[-1], 1)
+        reply.raw_output_contents[0] = scores.tobytes()
+
+    endpoint.misbehave = one_row_is_wrong
+    result = await play(LoadPlan(points, 0.0, str(images), "digits", 3, False, 3.0, 2.0, 8).spec(), endpoint)
+    assert all(record.correct == record.items - 1 for record in result.records), "each row has its label"
 
 
 async def test_permuted_labels_bring_the_accuracy_down_to_chance(images, endpoint):

@@ -64,6 +64,18 @@ def test_of_several_families_each_has_its_rows_its_floor_and_its_digest() -> Non
     assert with_family(both, first, replace(other, accuracy=0.9)).missed_floor("exact"), "the second family alone"
 
 
+def test_who_answered_is_said_of_a_fleet_of_several_device_types() -> None:
+    one = recorded.report()
+    assert not any("answered by" in line for line in report.report_lines(one))
+    mixed = replace(recorded.family_summary(), device_type_shares={"A100-SXM4-40GB": 0.25, "Tesla T4": 0.75})
+    alone = replace(mixed, device_type_shares={"A100-SXM4-40GB": 0.0, "Tesla T4": 1.0})
+    runs = {name: replace(run, families={"digits": mixed}) for name, run in one.runs.items()}
+    runs["base"] = replace(runs["base"], families={"digits": alone})
+    both = "A100-SXM4-40GB 25.0 %, Tesla T4 75.0 %"
+    line = f"digits: answered by: base=Tesla T4 100.0 %  static_mix={both}  exact={both}"
+    assert line in report.report_lines(replace(one, runs=runs))
+
+
 @pytest.mark.parametrize(("field", "value"), [("accuracy", 0.9544), ("accuracy_profile", 0.9544)])
 def test_a_run_below_its_floor_has_saved_nothing(field: str, value: float) -> None:
     one = recorded.report()

@@ -13,6 +13,7 @@ from trefoil.cli.load.arrivals import RateProfile
 from trefoil.cli.load.generator import LEAD_S
 from trefoil.cli.load.process import LoadPlan
 from trefoil.cli.load.result import LoadResult, Record
+from trefoil.cli.run.scenario import Fleet
 from trefoil.core.errors import StartError
 from trefoil.runtime.clock import ManualClock
 
@@ -92,6 +93,16 @@ async def test_a_feed_that_dies_leaves_no_load(monkeypatch, tmp_path):
     with pytest.raises(StartError, match="died"):
         await world.begin(monkeypatch, tmp_path)
     assert world.stopped == 1
+
+
+def test_answers_are_shared_out_by_the_type_of_device_that_gave_them() -> None:
+    fleet = Fleet(node="n-1", devices=("A100-SXM4-40GB", "Tesla T4", "Tesla T4"))
+    scenario: Any = SimpleNamespace(fleet=fleet)
+    slices = ("n-1-gpu0-7g.40gb-0", "n-1-gpu1-whole-0", "n-1-gpu2-whole-0", "n-1-gpu2-whole-0")
+    records = [replace(RECORD, slice=name) for name in slices] + [replace(RECORD, code="UNAVAILABLE")]
+    result = LoadResult(tuple(records), 0.0, 10.0, 7, "d")
+    assert run_policy.device_type_shares(scenario, result) == {"A100-SXM4-40GB": 0.25, "Tesla T4": 0.75}
+    assert run_policy.device_type_shares(scenario, replace(result, records=())) == {}
 
 
 def test_the_slo_is_measured_in_rounds_of_the_same_load() -> None:

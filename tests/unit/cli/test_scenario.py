@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from trefoil.cli.demo.results import subject
 from trefoil.cli.run.scenario import (
     Carbon,
     Load,
@@ -33,6 +34,14 @@ def test_the_shipped_files_load() -> None:
     assert (shipped.availability.replicas_min, shipped.availability.spread_min) == (1, 1)
 
 
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("demo*.toml")), ids=lambda path: path.stem)
+def test_every_shipped_demo_loads_and_is_about_the_policy_that_it_is_named_after(path: Path) -> None:
+    shipped = load_system(path, Scenario)
+    assert shipped.name == path.stem
+    assert subject(shipped.policies) == (path.stem.removeprefix("demo").strip("-") or "exact")
+    assert all(load.items_max <= 8 for load in shipped.loads.values()), "max_batch_size of digits"
+
+
 def test_a_real_deployment_is_safer_than_the_demo() -> None:
     kept = load_system(SHIPPED / "up.toml", System).availability
     assert kept.replicas_min >= 2
@@ -51,6 +60,7 @@ def test_a_real_deployment_is_safer_than_the_demo() -> None:
         ("policies = ['base', 'exact', 'exact']", "twice"),
         ("policies = ['base', 'best']", "best"),
         ("[load]\npeak_from = 0.8\npeak_until = 0.2", "peak_from"),
+        ("[load]\nitems_mean = 3", "items_mean 3.0 is above items_max 1; raise items_max"),
         ("[accuracy]\nbelow_best_pct = 5\nhard_below_best_pct = 2", "hard_below_best_pct"),
         ("[slo_rule]\npercentile = 100", "slo_rule.percentile"),
         ("[ports]\nredis = 8001", "8001"),

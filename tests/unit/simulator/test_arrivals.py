@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from trefoil.core.errors import SettingError, TraceError
 from trefoil.simulator.scenario.arrivals import (
     ArrivalStream,
+    DeepRecSysArrivals,
     Rate,
     RecordedArrivals,
     counts_as_rate,
     read_counts,
     read_trace,
 )
+from trefoil.simulator.scenario.inputs import prepare
+from trefoil.simulator.scenario.schema import Arrivals, Scenario
 
 DATA = Path(os.environ.get("TREFOIL_DATA", Path(__file__).parents[3] / ".." / "shared" / "data")) / "requests"
 
@@ -79,6 +82,33 @@ def test_gaps_vary_as_they_were_asked_to(gap_scv):
     gaps = np.diff(ArrivalStream(points((0.0, 50.0)), gap_scv, np.random.default_rng(2)).until(1200.0))
     assert np.mean(gaps) == pytest.approx(0.02, rel=0.03)
     assert np.var(gaps) / np.mean(gaps) ** 2 == pytest.approx(gap_scv, rel=0.08, abs=1e-6)
+
+
+@given(rate_per_s=st.sampled_from([2.1, 4.0, 40.0]), cuts=st.lists(st.floats(0.0, 900.0), max_size=6))
+@settings(max_examples=20, deadline=None)
+def test_gaps_of_deeprecsys_are_whole_milliseconds_and_the_same_in_whatever_steps(rate_per_s, cuts):
+    whole = DeepRecSysArrivals(rate_per_s, np.random.default_rng(5), -60.0).until(900.0)
+    stepwise = DeepRecSysArrivals(rate_per_s, np.random.default_rng(5), -60.0)
+    assert np.concatenate([stepwise.until(cut) for cut in [*sorted(cuts), 900.0]]).tobytes() == whole.tobytes()
+    gaps_ms = np.diff(whole, prepend=-60.0) * 1e3
+    assert gaps_ms == pytest.approx(
+        np.random.default_rng(5).poisson(1e3 / rate_per_s, 8192 * 5)[: gaps_ms.size], abs=1e-6
+    )
+    assert np.var(gaps_ms) == pytest.approx(1e3 / rate_per_s, rel=0.15), (
+        "almost a metronome: a Poisson process has its square"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("points", ((0.0, 5.0),)), ("trace", Path("counts.csv")), ("gap_scv", 0.0), ("gap_scv", 2.0)]
+)
+def test_deeprecsys_has_one_rate_and_no_other_law(name, value):
+    with pytest.raises(ValueError, match=f"{name} .* with process deeprecsys.*leave {name} out"):
+        Arrivals(rate_per_s=4.0, process="deeprecsys", **{name: value})
+    scenario = Scenario(
+        duration_s=20, families=[{"name": "digits", "arrivals": {"rate_per_s": 4, "process": "deeprecsys"}}]
+    )
+    assert prepare(scenario).arrivals["digits"].until(20.0).size == pytest.approx(80 * 4, abs=9), "the warm-up too"
 
 
 def test_a_rate_that_ends_at_zero_stops_and_one_that_begins_late_is_constant_before():

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trefoil.cli.demo.own_repository import with_own_repository
 from trefoil.cli.load.arrivals import schedule
 from trefoil.cli.load.process import LoadPlan
 from trefoil.cli.run.scenario import Scenario, Slo, load_system
@@ -35,6 +36,25 @@ def test_the_same_settings_stand_in_the_scenario():
     assert scenario.policy.triggers == ("carbon",)
     assert scenario.control.demand_fixed["digits"].rate_p90_per_s == 45.0
     assert scenario.families[0].objective.window_s == settings.duration_s
+
+
+def test_batches_of_the_schedule_are_batches_of_the_scenario():
+    alike, drawn = demo(), demo(load__items_mean=3.0, load__items_sd=2.0, load__items_max=8)
+    found = [demo_scenario(one, "exact", SLO)[0].families[0] for one in (alike, drawn)]
+    assert [(one.items, one.items_sd) for one in found] == [(1.0, 0.0), (3.0, 2.0)]
+
+
+def test_a_group_of_families_is_simulated_by_the_router_that_its_policy_names(tmp_path):
+    settings = load_system(DEMO.with_name("demo-carbondis.toml"), Scenario, {"carbon.steps": 3, "carbon.step_s": 10})
+    settings = with_own_repository(settings, tmp_path / "models")
+    highperf, lowenergy, carbondis = (
+        simulate_demo(*demo_scenario(settings, policy, Slo(percentile=95.0, latency_ms=325.0))).summary
+        for policy in ("highperf", "lowenergy", "carbondis")
+    )
+    assert carbondis.answered == pytest.approx(carbondis.arrived, abs=5)
+    assert highperf.p95_ms < carbondis.p95_ms < lowenergy.p95_ms
+    assert highperf.grams > carbondis.grams > lowenergy.grams
+    assert carbondis.slo_attainment > 0.97 > lowenergy.slo_attainment
 
 
 def test_with_the_demand_fixed_only_carbon_decides():

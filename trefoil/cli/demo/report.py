@@ -25,6 +25,11 @@ RUN_TITLES: Final = {
     "packed_uniform": "fewest GPUs, first fit; all of a family's alike",
     "sharing_aware": "fewest GPUs; load by how many families share each",
     "wattwiser": "fewest GPUs; load by sharing and by the rate at hand",
+    "highperf": "a high-end GPU for every family",
+    "lowenergy": "a low-end GPU for every family",
+    "dybatch": "a low-end GPU a family, fair shares of a high-end one",
+    "random": "a low-end GPU a family, a high-end one by lot",
+    "carbondis": "a low-end GPU a family, a high-end one for what would be late and for hours of much carbon",
     "oracle": "every standardised configuration, measured on this system",
 }
 # (label, of a summary, what is better): one list for the terminal and the page.
@@ -117,9 +122,15 @@ def spread_lines(spread: Spread, subject: str, floor: float) -> list[str]:
 def report_rows(report: Report) -> tuple[tuple[str, Show, str], ...]:
     """Rows of the table: label, text of a run, what is better."""
     explored = any(run.exploration is not None for run in report.runs.values())
-    families = list(next(iter(report.runs.values())).families)
+    families = next(iter(report.runs.values())).families
     each = [row for name in families for row in _family_rows(name)] if len(families) > 1 else []
+    each += [_device_types_row(name) for name, one in families.items() if len(one.device_type_shares) > 1]
     return (*ROWS, *each, *(EXPLORED_ROWS if explored else ()))
+
+
+def _device_types_row(name: str) -> tuple[str, Show, str]:
+    """Row of the device types that answered a family, of a fleet that has several."""
+    return f"{name}: answered by", lambda run: _shares_text(run.families[name].device_type_shares), ""
 
 
 def _family_rows(name: str) -> list[tuple[str, Show, str]]:
@@ -135,6 +146,10 @@ def _family_rows(name: str) -> list[tuple[str, Show, str]]:
 
 def _family_latency_text(one: FamilySummary) -> str:
     return f"{one.latency_ms_p95:.1f}, {one.slo_ms:.0f} ms"
+
+
+def _shares_text(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{kind} {_percent_text(share)}" for kind, share in shares.items() if share) or "-"
 
 
 def _family_answers_text(one: FamilySummary) -> str:

@@ -59,6 +59,7 @@ class FamilySummary:
     accuracy: float  # measured on labels, of images that set no profile
     accuracy_profile: float  # of the variants that answered, by family.toml: what plans and the price of accuracy go by
     accuracy_floor: float
+    device_type_shares: Mapping[str, float] = field(default_factory=dict)  # of the answers
 
     @property
     def missed_floor(self) -> bool:

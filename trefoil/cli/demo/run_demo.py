@@ -22,7 +22,7 @@ from trefoil.cli.demo.own_repository import with_own_repository
 from trefoil.cli.demo.results import Report, git_commit, machine, subject, write_json
 from trefoil.cli.demo.run_policy import DemoContext, RunResult, measure_p95_ms, run_policy
 from trefoil.cli.demo.spread import Spread, judged_by_simulation, simulate_spread
-from trefoil.cli.output import console, print_json
+from trefoil.cli.output import console, count_equal, print_json
 from trefoil.cli.run import services
 from trefoil.cli.run.scenario import Scenario
 from trefoil.cli.run.shutdown import EXIT_INTERRUPTED, ShutdownSignals, run_until_signal
@@ -159,7 +159,7 @@ def _announcement(scenario: Scenario) -> str:
     best = services.served_family(scenario).best
     floor = scenario.accuracy.floor(best.accuracy)
     return (
-        f"{len(scenario.fleet.devices)} SIMULATED {scenario.fleet.devices[0]}, real Triton and models; "
+        f"SIMULATED {count_equal(scenario.fleet.devices)}; real Triton and models; "
         f"{carbon.steps * carbon.step_h:.0f} h of carbon in {carbon.duration_s:.0f} s a run ({carbon.speedup:.0f} x); "
         f"load {loads} requests/s; "
         f"accuracy floor {floor:.4f} (best {best.accuracy:.4f} - {scenario.accuracy.below_best_pct:g} %); "

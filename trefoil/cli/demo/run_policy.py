@@ -3,6 +3,7 @@
 import asyncio
 import math
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -230,7 +231,12 @@ def _load_plans(scenario: Scenario, points: Callable[[Load], tuple[tuple[float, 
     folder, seeds = resolve_path(scenario.family.repository), scenario.seeds
     return [
         LoadPlan(
-            points(load), scenario.warmup_s, str(folder / name / "heldout.npz"), name, seeds[name], load.permute_labels
+            points(load),
+            scenario.warmup_s,
+            str(folder / name / "heldout.npz"),
+            name,
+            seeds[name],
+            **load.model_dump(include={"permute_labels", "items_mean", "items_sd", "items_max"}),
         )
         for name, load in scenario.loads.items()
     ]
@@ -310,7 +316,17 @@ def _family_summary(scenario: Scenario, name: str, result: LoadResult) -> Family
         accuracy=load.accuracy or 0.0,
         accuracy_profile=fmean(answered_by) if answered_by else 0.0,
         accuracy_floor=scenario.accuracy.floor(family.best.accuracy),
+        device_type_shares=device_type_shares(scenario, result),
     )
+
+
+def device_type_shares(scenario: Scenario, result: LoadResult) -> dict[str, float]:
+    """Share of the answers by the type of the device that gave them."""
+    node, devices = scenario.fleet.node, scenario.fleet.devices
+    types = {f"{node}-gpu{n}": kind for n, kind in enumerate(devices)}
+    answered = (r.slice.rsplit("-", 2)[0] for r in result.records if r.code == OK)  # of NODE-gpuN-TYPE-START
+    by = Counter(types.get(device, "") for device in answered)
+    return {kind: by[kind] / by.total() for kind in sorted(set(devices))} if by else {}
 
 
 def _counts_by_cause(explained: tuple[Any, Any]) -> tuple[dict[str, int], dict[str, int]]:

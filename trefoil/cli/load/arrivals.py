@@ -146,12 +146,31 @@ class Schedule:
         return self.images[self.starts[request] : self.starts[request + 1]]
 
 
-def schedule(arrivals: RateProfile | ArrivalTrace, held_out: int, batch_sizes: Sequence[int], seed: int) -> Schedule:
-    """Decide all requests. `batch_sizes`: each request draws one of them, equally likely."""
-    if not batch_sizes or min(batch_sizes) < 1:
+@dataclass(frozen=True, slots=True)
+class NormalSizes:
+    """Items of requests by a normal law, rounded and clipped to 1 and `items_max`."""
+
+    items_mean: float = 1.0
+    items_sd: float = 0.0
+    items_max: int = 1
+
+    def draw(self, requests: int, rng: np.random.Generator) -> Ints:
+        """Items of so many requests."""
+        drawn = np.rint(rng.normal(self.items_mean, self.items_sd, requests))
+        return np.clip(drawn, 1, self.items_max).astype(np.int64)
+
+
+def schedule(
+    arrivals: RateProfile | ArrivalTrace, held_out: int, batch_sizes: Sequence[int] | NormalSizes, seed: int
+) -> Schedule:
+    """Decide all requests. `batch_sizes`: a law, or sizes of which each request draws one, equally likely."""
+    times_s, rng = arrivals.times_s(seed), np.random.default_rng([seed, SIZES_STREAM])
+    if isinstance(batch_sizes, NormalSizes):
+        sizes = batch_sizes.draw(len(times_s), rng)
+    elif not batch_sizes or min(batch_sizes) < 1:
         raise InvalidInput("at least one size, each at least 1", field="batch_sizes", value=tuple(batch_sizes))
-    times_s = arrivals.times_s(seed)
-    sizes = np.random.default_rng([seed, SIZES_STREAM]).choice(np.asarray(batch_sizes, np.int64), len(times_s))
+    else:
+        sizes = rng.choice(np.asarray(batch_sizes, np.int64), len(times_s))
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     ends_s = arrivals.duration_s if isinstance(arrivals, RateProfile) else float(times_s[-1]) if len(times_s) else 0.0
     return Schedule(times_s, starts, shuffled_passes(int(starts[-1]), held_out, seed), ends_s)

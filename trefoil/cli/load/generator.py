@@ -24,6 +24,7 @@ from tritonclient.grpc import service_pb2
 from trefoil.cli.load.arrivals import (
     ArrivalTrace,
     HeldOut,
+    NormalSizes,
     RateProfile,
     Schedule,
     load_held_out,
@@ -36,6 +37,7 @@ from trefoil.runtime.clock import Clock, WallClock
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 VARIANT_PARAMETER: Final = "trefoil_variant"
+SLICE_PARAMETER: Final = "trefoil_slice"  # of answers to requests that ask for a receipt
 DATATYPES: Final = {"uint8": "UINT8", "float32": "FP32", "int64": "INT64"}
 LEAD_S: Final = 0.05  # between the decision to start and intended time 0
 STOP_POLL_S: Final = 0.25  # longest sleep between two looks at `stop`
@@ -54,7 +56,7 @@ class LoadSpec:
     input_name: str = "IMAGE"
     output_name: str = "PROBABILITIES"
     seed: int = 1
-    batch_sizes: tuple[int, ...] = (1,)
+    batch_sizes: tuple[int, ...] | NormalSizes = (1,)
     deadline_s: float = 5.0  # from the intended time
     permute_labels: bool = False  # control: accuracy must fall to chance
     parameters: Mapping[str, str | float] = field(default_factory=dict)  # trefoil_class, trefoil_min_accuracy, ...
@@ -200,8 +202,9 @@ class _LoadRun:
         if correct is None:
             self._record(index, sent_s, BAD_ANSWER)
         else:
-            variant = reply.parameters[VARIANT_PARAMETER].string_param if reply.parameters else ""
-            self._record(index, sent_s, OK, correct, variant or f"{reply.model_name}/{reply.model_version}")
+            told = {name: value.string_param for name, value in reply.parameters.items()}
+            variant = told.get(VARIANT_PARAMETER) or f"{reply.model_name}/{reply.model_version}"
+            self._record(index, sent_s, OK, correct, variant, told.get(SLICE_PARAMETER, ""))
 
     def _message(self, index: int) -> bytes:
         images = self._held_out.images[self._plan.items(index)]
@@ -230,7 +233,9 @@ class _LoadRun:
             return None
         return int(np.count_nonzero(scores.argmax(axis=1) == labels))
 
-    def _record(self, index: int, sent_s: float, code: str, correct: int = 0, variant: str = "") -> None:
+    def _record(
+        self, index: int, sent_s: float, code: str, correct: int = 0, variant: str = "", slice_: str = ""
+    ) -> None:
         now_s, intended_s = self.clock.monotonic_s(), float(self._plan.times_s[index])
         record = Record(
             intended_s=intended_s,
@@ -240,6 +245,7 @@ class _LoadRun:
             items=len(self._plan.items(index)),
             correct=correct,
             variant=variant,
+            slice=slice_,
         )
         self._records[index] = record
         self._answered += code == OK

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from trefoil.cli.load.arrivals import RateProfile
+from trefoil.cli.load.arrivals import NormalSizes, RateProfile
 from trefoil.cli.load.generator import LEAD_S, LoadSpec, run_load
 from trefoil.cli.load.result import LoadResult, Progress, Record
 from trefoil.cli.output import EXIT_ERROR
@@ -40,6 +40,9 @@ class LoadPlan:
     family: str
     seed: int
     permute_labels: bool = False
+    items_mean: float = 1.0
+    items_sd: float = 0.0
+    items_max: int = 1
 
     @property
     def duration_s(self) -> float:
@@ -51,7 +54,13 @@ class LoadPlan:
         shifted = tuple((at_s + self.warmup_s, rate) for at_s, rate in self.points)
         points = ((0.0, start), *shifted) if self.warmup_s > 0 else shifted
         return LoadSpec(
-            RateProfile(points), Path(self.images), self.family, seed=self.seed, permute_labels=self.permute_labels
+            RateProfile(points),
+            Path(self.images),
+            self.family,
+            seed=self.seed,
+            batch_sizes=NormalSizes(self.items_mean, self.items_sd, self.items_max),
+            permute_labels=self.permute_labels,
+            parameters={"trefoil_receipt": "true"},  # the receipt names the slice that answered
         )
 
     def rate_per_s(self, at_s: float) -> float:

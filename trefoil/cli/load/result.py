@@ -33,6 +33,7 @@ class Record:
     items: int
     correct: int  # items whose answer is their label
     variant: str  # as the answer names it; "" = not answered
+    slice: str = ""  # as its receipt names it; "" = not answered, or none was asked for
 
 
 @dataclass(frozen=True, slots=True)

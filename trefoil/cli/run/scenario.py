@@ -242,7 +242,7 @@ class System(Settings):
 
         for name in self.policies_run:
             try:
-                check_policy(self.policy_row(name), workers=self.workers)
+                check_policy(self.policy_row(name))
             except NotFound as error:
                 raise SettingError("unknown policy", field="policy", value=name, remedy=error.remedy) from error
         return self
@@ -270,9 +270,14 @@ class Load(Settings):
     peak_until: float = Field(default=0.70, ge=0, le=1)  # share of the run at which the ramp down ends
     ramp_s: float = Field(default=6.0, gt=0)
     permute_labels: bool = False  # a control: with permuted labels the measured accuracy must fall to chance
+    items_mean: float = Field(default=1.0, ge=1)  # images of a request: normal, rounded, clipped to 1 and items_max
+    items_sd: float = Field(default=0.0, ge=0)
+    items_max: int = Field(default=1, ge=1)  # at most the max_batch_size of the family's config.pbtxt
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
+        if self.items_mean > self.items_max:
+            raise ValueError(f"items_mean {self.items_mean} is above items_max {self.items_max}; raise items_max")
         if self.peak_from >= self.peak_until:
             raise ValueError(f"peak_from {self.peak_from} must be before peak_until {self.peak_until}")
         return self

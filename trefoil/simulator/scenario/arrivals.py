@@ -21,6 +21,7 @@ import numpy.typing as npt
 from numpy.random import Generator
 
 from trefoil.core.errors import SettingError, TraceError
+from trefoil.core.units import MS_PER_S
 
 Floats = npt.NDArray[np.float64]
 
@@ -184,6 +185,21 @@ class ArrivalStream:
         if self.gap_scv == 1.0:
             return self._rng.standard_exponential(GAPS)
         return self._rng.gamma(1 / self.gap_scv, self.gap_scv, GAPS)
+
+
+class DeepRecSysArrivals(ArrivalStream):
+    """Arrivals as DeepRecSys's load generator makes them: gaps of whole milliseconds, Poisson about their mean.
+
+    No Poisson process: gaps vary by 1 / mean [ms], so that requests half a second apart come almost as a metronome.
+    """
+
+    def __init__(self, rate_per_s: float, rng: Generator, now_s: float = 0.0) -> None:
+        """Begin at `now_s`, at a rate above 0 that never changes."""
+        self._mean_ms = MS_PER_S / rate_per_s
+        super().__init__(Rate(np.zeros(1), np.full(1, rate_per_s)), 1 / self._mean_ms, rng, now_s)
+
+    def _gaps(self) -> Floats:
+        return self._rng.poisson(self._mean_ms, GAPS) / self._mean_ms
 
 
 @dataclass(slots=True)

@@ -107,7 +107,7 @@ def demo_scenario(
 
 def _family(demo: Demo, family: str) -> dict[str, Any]:
     """What is served, asked for and wanted of a family."""
-    override, slo = profile_overrides(demo).get(family), demo.slo_of(family)
+    override, slo, load = profile_overrides(demo).get(family), demo.slo_of(family), demo.loads[family]
     objective = {
         "mode": demo.objective_mode,
         "slo_ms": slo.latency_ms,
@@ -124,7 +124,9 @@ def _family(demo: Demo, family: str) -> dict[str, Any]:
         "repository": resolve_path(demo.family.repository),
         "profile": override,
         "batch_delay_ms": 0.0 if demo.dynamic_batching else None,  # Triton's default, which the demo keeps
-        "arrivals": {"points": demo.loads[family].points(demo.duration_s)},
+        "items": load.items_mean,
+        "items_sd": load.items_sd,
+        "arrivals": {"points": load.points(demo.duration_s)},
         "objective": objective,
     }
 

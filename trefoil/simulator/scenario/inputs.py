@@ -29,6 +29,7 @@ from trefoil.runtime.repository import load_family
 from trefoil.simulator.scenario.arrivals import (
     ArrivalSource,
     ArrivalStream,
+    DeepRecSysArrivals,
     Rate,
     RecordedArrivals,
     counts_as_rate,
@@ -248,6 +249,8 @@ def _arrivals(served: Served, scenario: Scenario, index: int, given: Provided) -
     if served.name in given.arrivals:
         return RecordedArrivals(np.asarray(given.arrivals[served.name], dtype=np.float64))
     settings, rng = served.arrivals, np.random.default_rng([scenario.seed, 0xA221, index])
+    if settings.process == "deeprecsys":
+        return DeepRecSysArrivals(settings.rate_per_s, rng, -scenario.warmup_s)
     if settings.trace is not None:
         counts, bin_s = read_counts(settings.trace, settings.column, settings.bin_s)
         rate = counts_as_rate(counts, bin_s, settings.rate_per_s)

@@ -60,6 +60,8 @@ class Arrivals(Settings):
     bin_s: float = Field(default=60.0, gt=0)
     gap_scv: float = Field(default=1.0, ge=0)
     """Squared coefficient of variation of the gaps; 1: Poisson, 0: a metronome."""
+    process: Literal["renewal", "deeprecsys"] = "renewal"
+    """deeprecsys: gaps of whole milliseconds, as DeepRecSys's load generator draws them; of `rate_per_s` alone."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -70,6 +72,15 @@ class Arrivals(Settings):
         times = [at for at, _ in self.points]
         if times != sorted(times) or any(rate < 0 for _, rate in self.points):
             raise ValueError("points must ascend in time and have rates >= 0")
+        if self.process == "deeprecsys":
+            for name, value, kept in (
+                ("points", self.points, ()),
+                ("trace", self.trace, None),
+                ("gap_scv", self.gap_scv, 1.0),
+            ):
+                if value != kept:
+                    why = f"{name} {value} with process deeprecsys, which is one rate_per_s and a law of its own"
+                    raise ValueError(f"{why}; leave {name} out, or set process to renewal")
         return self
 
 
