@@ -25,7 +25,8 @@ Work = dict[tuple[SliceKey, str], float]
 class Interval:
     """Counts of a family in [starts_s, ends_s). Fluid counts may be fractions.
 
-    `joules` are active, by the profile's linear law; `by_variant` counts answers, `accuracy_sum` adds theirs.
+    `joules` are active, by the profile's linear law; `by_variant` and `by_device` count answers, `accuracy_sum` adds
+    theirs.
     """
 
     starts_s: float
@@ -42,6 +43,7 @@ class Interval:
     by_variant: dict[str, float] = field(default_factory=dict)
     queued: float = 0.0
     latencies_ms: list[Counts] = field(default_factory=list)  # of every answer, where they are kept
+    by_device: dict[str, float] = field(default_factory=dict)
 
     def add(self, other: "Interval") -> None:
         """Add the interval that follows. `joules` stay those of the first: they are booked by interval."""
@@ -57,6 +59,8 @@ class Interval:
         self.latencies_ms += other.latencies_ms
         for variant, count in other.by_variant.items():
             self.by_variant[variant] = self.by_variant.get(variant, 0.0) + count
+        for device, count in other.by_device.items():
+            self.by_device[device] = self.by_device.get(device, 0.0) + count
 
     def at(self, starts_s: float, ends_s: float) -> "Interval":
         """Copy at another time; counts are shared: neither is to be added to."""
@@ -74,6 +78,7 @@ class Interval:
             self.joules,
             self.by_variant,
             self.queued,
+            by_device=self.by_device,
         )
 
     def quantile_ms(self, q: float) -> float:

@@ -179,6 +179,7 @@ class FluidEngine:
         counts = [flow * dt_s for flow in flows]
         for key, count, service in zip(pool.keys, counts, pool.services, strict=True):
             found.joules[key] = found.joules.get(key, 0.0) + count * service.energy_j
+            found.by_device[key.device] = found.by_device.get(key.device, 0.0) + count
         for i, indices in pool.equal_slices:
             service, occupied = pool.services[i], pool.occupied(i)
             count = sum([counts[index] for index in indices])

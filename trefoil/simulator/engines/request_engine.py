@@ -93,5 +93,6 @@ class RequestEngine:
             count = window.answered_by.get(key, 0)
             if count:
                 interval.by_variant[service.variant] = interval.by_variant.get(service.variant, 0.0) + count
+                interval.by_device[key.device] = interval.by_device.get(key.device, 0.0) + count
                 interval.accuracy_sum += count * service.accuracy
         return interval

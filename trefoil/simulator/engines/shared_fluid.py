@@ -170,6 +170,7 @@ class SharedFluidEngine:
         service, slo_ms = lane.service, self._flows[lane.family].slo_ms
         found.joules[lane.key] = found.joules.get(lane.key, 0.0) + count * lane.request_j
         found.by_variant[service.variant] = found.by_variant.get(service.variant, 0.0) + count
+        found.by_device[lane.key.device] = found.by_device.get(lane.key.device, 0.0) + count
         found.accuracy_sum += count * service.accuracy
         found.answered += count
         alone_ms = lane.batch_s * MS_PER_S + service.gap_ms + self._overhead_ms

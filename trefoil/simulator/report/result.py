@@ -43,6 +43,8 @@ class FamilySummary:
     """Accuracy is below it by more than `FLOOR_TOLERANCE`: what this run saves is no saving."""
     mix: Mapping[str, float]
     """Share of the answers by variant."""
+    by_device_type: Mapping[str, float]
+    """Share of the answers by the type of the device that gave them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,10 @@ def _summary(simulation: Simulation) -> Summary:
 
 def _family(simulation: Simulation, family: str) -> FamilySummary:
     one, cost = simulation.ledger.total[family], simulation.ledger.cost[family]
+    by_type: dict[str, float] = {}
+    for device, count in one.by_device.items():
+        name = simulation.hardware.devices[device].type.name
+        by_type[name] = by_type.get(name, 0.0) + count
     objective, accuracy = simulation.core.objectives[family], _per(one.accuracy_sum, one.answered)
     return FamilySummary(
         arrived=round(one.arrived),
@@ -213,6 +219,7 @@ def _family(simulation: Simulation, family: str) -> FamilySummary:
         floor=objective.min_accuracy,
         floor_missed=floor_missed(accuracy, objective.min_accuracy),
         mix={v: _per(n, one.answered) for v, n in sorted(one.by_variant.items())},
+        by_device_type={kind: _per(n, one.answered) for kind, n in sorted(by_type.items())},
     )
 
 
