@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup export-efficientnet export-albert demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak reproduce-clover results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos lock clean
+.PHONY: help setup export-efficientnet export-albert demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak reproduce-clover reproduce-wattwiser reproduce-carbondis results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -85,6 +85,9 @@ reproduce-clover: setup  ## CLOVER at equal load, five seeds, every figure (hour
 
 reproduce-wattwiser: setup  ## WattWiser: five pairs on four GPUs, five seeds (half an hour, kept run by run; ARGS=--quick: half a minute)
 	$(BIN)/trefoil reproduce wattwiser $(ARGS)
+
+reproduce-carbondis: setup  ## CARBONDIS: two sets of five jobs, five seeds, as published and a week (40 minutes, kept run by run; ARGS=--quick: a minute)
+	$(BIN)/trefoil reproduce carbondis $(ARGS)
 
 results: setup  ## the tables of benchmarks/RESULTS.md from what studies left (ARGS='--take clover': its newest summary)
 	$(BIN)/python -m benchmarks.results $(ARGS)

@@ -18,12 +18,14 @@ from trefoil.core.fleet import Hosted, SliceKey
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import arrivals_s
+from trefoil.reproduce.tables import wattwiser_tables
 from trefoil.reproduce.wattwiser import (
     DEVICE,
     GPUS_PER_MODEL,
     MODELS,
     PAIRS,
     PAPERS,
+    POLICIES,
     PairSpec,
     catalog_of,
     scenario_of,
@@ -194,5 +196,7 @@ def test_the_study_prints_what_was_played(tmp_path):
     assert sum(one["mean"] for one in rows["uniform"]["hours_missed"].values()) == 0
     assert found["fig2"] == {"sharing_aware": [2.0, 1.0], "wattwiser": pytest.approx([5.0, 1.0])}
     assert {path.name for path in tmp_path.glob("fig0*")} == {"fig03.png", "fig04.csv", "fig05.csv"}
+    savings = wattwiser_tables(found)["savings"]
+    assert all(f"| {policy} |" in savings for policy in POLICIES[1:])
     assert min(swim(0)) == pytest.approx(0.2)
     assert max(swim(1)) * GPUS_PER_MODEL == pytest.approx(1.9)

@@ -3,6 +3,9 @@
 import json
 import shlex
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -151,32 +154,71 @@ def wattwiser(
     as_json: AsJson = False,
 ) -> None:
     """WattWiser: five pairs of models on four GPUs, 60 s of each SWIM hour. Runs kept in --out are not played again."""
-    from rich.markdown import Markdown
-
-    from trefoil.cli.demo.results import git_commit, machine
     from trefoil.reproduce.experiment import data_folder
-    from trefoil.reproduce.runs import source_hash
-    from trefoil.reproduce.scores import json_finite
     from trefoil.reproduce.tables import wattwiser_tables
     from trefoil.reproduce.wattwiser_study import QUICK, Options, study
 
-    screen = console()
     options = QUICK if quick else Options(tuple(range(1, seeds + 1)), sweeps=sweeps, jobs=jobs)
-    found: dict[str, Any] = {
-        "paper": "WattWiser", "basis": "simulated on modelled GPUs", "commit": git_commit(),
-        "sources": source_hash("wattwiser", "trefoil.reproduce.wattwiser"),
-        "machine": machine(),
-        "command": shlex.join(["trefoil", *sys.argv[1:]]),
-        "seeds": list(options.seeds),
+    about = {
+        "paper": "WattWiser", "basis": "simulated on modelled GPUs", "seeds": list(options.seeds),
         "data": "SWIM (TREFOIL_DATA)" if data_folder() else "a made-up day: SWIM is not here",
     }  # fmt: skip
-    found |= study(options, out, (lambda _text: None) if as_json else (lambda text: screen.print(text)))
+    _reproduce("wattwiser", about, partial(study, options, out), wattwiser_tables, out, as_json)
+
+
+@reproduce.command("carbondis")
+def carbondis(
+    out: Annotated[Path, typer.Option(help="Folder for summary.json, a CSV and PNG per figure, and kept runs.")] = Path(
+        "out/reproduce/carbondis"
+    ),
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="How many seeds, each of which begins another day.")] = 5,
+    jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")] = 0,
+    sweeps: Annotated[bool, typer.Option(help="Also CIT from 0.8 to 1.2, and constants turned by 30 %.")] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, 2,000 requests a job, a day, no sweeps.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """CARBONDIS: two sets of five jobs on P4s or T4s and A100s, as published and a week of carbon. Runs are kept."""
+    from trefoil.reproduce.carbondis import trace_path
+    from trefoil.reproduce.carbondis_study import QUICK, Options, study
+    from trefoil.reproduce.tables import carbondis_tables
+
+    options = replace(QUICK, jobs=jobs) if quick else Options(tuple(range(1, seeds + 1)), sweeps=sweeps, jobs=jobs)
+    about = {
+        "paper": "CARBONDIS", "basis": "simulated on modelled profiles", "seeds": list(options.seeds),
+        "data": "Electricity Maps by CASPER (TREFOIL_DATA)" if trace_path() else "synthetic curve: no trace is here",
+    }  # fmt: skip
+    _reproduce("carbondis", about, partial(study, options, out), carbondis_tables, out, as_json)
+
+
+def _reproduce(
+    name: str,
+    about: dict[str, Any],
+    study: Callable[[Callable[[str], None]], dict[str, Any]],
+    tables: Callable[[dict[str, Any]], dict[str, str]],
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Play a study, keep its summary, print its tables."""
+    from rich.markdown import Markdown
+
+    from trefoil.cli.demo.results import git_commit, machine
+    from trefoil.reproduce.runs import source_hash
+    from trefoil.reproduce.scores import json_finite
+
+    screen = console()
+    found = about | {
+        "commit": git_commit(),
+        "sources": source_hash(name, f"trefoil.reproduce.{name}"),
+        "machine": machine(),
+        "command": shlex.join(["trefoil", *sys.argv[1:]]),
+    }
+    found |= study((lambda _text: None) if as_json else (lambda text: screen.print(text)))
     out.mkdir(parents=True, exist_ok=True)
     plain = json_finite(found)
     (out / "summary.json").write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if as_json:
         print_json(plain)
         return
-    for name, table in wattwiser_tables(plain).items():
-        screen.print(f"[bold]{name}[/bold]", Markdown(table))
+    for title, table in tables(plain).items():
+        screen.print(f"[bold]{title}[/bold]", Markdown(table))
     screen.print(f"written to {out}/summary.json, with a CSV per figure")

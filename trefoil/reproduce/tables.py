@@ -235,9 +235,8 @@ def wattwiser_tables(found: Mapping[str, Any]) -> dict[str, str]:
     ]  # fmt: skip
     head = ("pair", "policy", "W", "saving, %", "in SLO, %", "hours with p95 over the SLO, of 24", "refused")
     tables = {"pairs": markdown(head, rows)}
-    savings = [
-        (p, f"{found['mean_saving_pct'][p]:.1f}", f"{found['paper_saving_pct'][p]:g}") for p in found["mean_saving_pct"]
-    ]
+    paper = {policy: f"{pct:g}" for policy, pct in found["paper_saving_pct"].items()}
+    savings = [(p, f"{pct:.1f}", paper.get(p, "ours")) for p, pct in found["mean_saving_pct"].items()]
     tables["savings"] = markdown(("policy", "mean saving of the pairs, %", "paper, %"), savings)
     if found["cases"]:
         lines = [
@@ -255,3 +254,73 @@ def wattwiser_tables(found: Mapping[str, Any]) -> dict[str, str]:
         cases = ("case, seed 1", "policy", "saving, %", "in SLO, %", "hours missed, of 48", "refused")
         tables["cases"] = markdown(cases, lines)
     return tables
+
+
+def carbondis_tables(found: Mapping[str, Any]) -> dict[str, str]:
+    """Tables of `trefoil reproduce carbondis` by name; `found` is its summary.json."""
+    claims = {
+        "below_highperf_pct": "grams below HIGHPERF, %",
+        "above_dybatch_pct": "grams above DYBATCH, %",
+        "jobs_over": "jobs with p95 over the SLA",
+    }
+    tables = {
+        "claims": markdown(
+            ["carbondis", "set", "paper", "as published", "a week, Poisson"],
+            [
+                [
+                    text,
+                    name,
+                    paper[key],
+                    *(_spread(found[how][name]["carbondis"][key]) for how in ("published", "week")),
+                ]
+                for key, text in claims.items()
+                for name, paper in found["paper"].items()
+            ]
+            + [
+                [
+                    "% of the time with CIR above 1",
+                    name,
+                    "-",
+                    *(_spread(by[name]) for by in found["cir_above_1_pct"].values()),
+                ]
+                for name in found["paper"]
+            ],
+        )
+    }
+    head = ["set", "policy", "g", "of it idle", "below HIGHPERF, %", "above DYBATCH, %", "idle's share of it, %",
+            "p95 over the SLA, job 1 to 5", "late, %", "of 1,000 requests on the A100, job 1 to 5"]  # fmt: skip
+    for how in ("published", "week"):
+        rows = [
+            [name, policy, *_carbondis_row(row), _spread(row["above_dybatch_pct"])]
+            for name, by in found[how].items()
+            for policy, row in by.items()
+        ]
+        tables[how] = markdown(head, [[*row[:5], row[-1], *row[5:-1]] for row in rows])
+    fig2 = [
+        [policy, f"{one['grams']:.2f}", one["paper_g"], f"{one['mean_ms']:.0f}", f"{one['power_w']:.1f}"]
+        for policy, one in found["fig2"].items()
+    ]
+    tables["fig2"] = markdown(["one job", "g", "paper, g", "mean, ms (SLA 100)", "W"], fig2)
+    if found["fig10"]:
+        cits = [[cit, *_carbondis_row(row)] for cit, row in found["fig10"].items()]
+        tables["fig10"] = markdown(["CIT, Set 1, a week", *head[2:5], *head[6:]], cits)
+    if found["turned"]:
+        policies = list(dict.fromkeys(p for by in found["turned"].values() for p in by))
+        cases = [
+            [case, *(f"{by[p]['below_highperf_pct']:.1f} / {by[p]['jobs_over']}" if p in by else "" for p in policies)]
+            for case, by in found["turned"].items()
+        ]
+        tables["turned"] = markdown(["below HIGHPERF, % / jobs over the SLA", *policies], cases)
+    return tables
+
+
+def _carbondis_row(row: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{row['grams']['mean']:.1f}",
+        f"{row['idle_g']['mean']:.1f}",
+        _spread(row["below_highperf_pct"]),
+        _each([row["idle_share_of_saving"] and 100 * row["idle_share_of_saving"]], 0),
+        _each((one["mean"] for one in row["p95_over_sla"].values()), 2),
+        f"{row['late_pct']['mean']:.2f}",
+        _each((one["mean"] for one in row["high_uses"].values()), 0),
+    ]

@@ -42,6 +42,7 @@ COMMANDS = [
     ["node", "preview"], ["node", "clocks"], ["node", "unlock"], ["node", "energy"], ["node", "drain"],
     ["explain-request"], ["carbon", "backtest"], ["carbon", "now"], ["carbon", "watch"], ["carbon", "forecast"],
     ["carbon", "history"], ["carbon", "health"], ["carbon", "zones"], ["reproduce", "wattwiser"],
+    ["reproduce", "carbondis"],
     ["family", "load"], ["family", "unload"],
 ]  # fmt: skip
 KEY = SliceKey("node0/gpu0", "7g.40gb", 0, 8)
@@ -89,6 +90,7 @@ class Running:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
+        self.ratio: float | None = 0.87
 
     async def ask(self, method: str, request: Any) -> Any:
         self.asked.append((method, request))
@@ -162,6 +164,9 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
     async def carbon(_: Any) -> list[CarbonReading]:
         return [READING]
 
+    async def carbon_ratio(_: Any, reading: CarbonReading) -> float | None:
+        return fake.ratio
+
     async def receipts(_: Any) -> list[dict[str, Any]]:
         unmetered = {"family": "cats", "receipt_j": 0.0, "active_j": 0.0, "residual": None}
         return [unmetered, {"family": "digits", "receipt_j": 970.0, "active_j": 1000.0, "residual": -0.03}]
@@ -188,6 +193,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
     monkeypatch.setattr(SystemClient, "call", lambda _self, method, request: fake.ask(method, request))
     monkeypatch.setattr(SystemClient, "nodes", nodes)
     monkeypatch.setattr(SystemClient, "carbon", carbon)
+    monkeypatch.setattr(SystemClient, "carbon_ratio", carbon_ratio)
     monkeypatch.setattr(services, "is_serving", is_serving)
     return fake
 
@@ -289,6 +295,10 @@ def test_status(tmp_path: Path, running: Running) -> None:
     for part in ("SIMULATED", "7g.40gb digits-l", "asleep", "249 g/kWh", "frozen", "receipts digits", "-3.0 %"):
         assert part in said
     assert "receipts cats" not in said, "nothing is metered there"
+    assert "over its mean: 0.87" in said
+    running.ratio = None
+    assert document(tmp_path, "status")["carbon_ratio"][0]["ratio"] is None
+    assert "over its mean: not known, routers that go by it do without" in run(tmp_path, "status").stdout
 
 
 def test_status_shows_what_fails_also_when_it_is_the_controller(
