@@ -12,9 +12,11 @@ from tests.support.steps import Steps
 from tests.unit.dispatcher.worlds import plan, ticket
 from trefoil.core.brains import Outcome, Ticket
 from trefoil.core.common import Revision
-from trefoil.core.errors import PlanError
+from trefoil.core.errors import PlanError, SettingError
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget
+from trefoil.core.policies import policy
+from trefoil.simulator.scenario.policy_check import check_policy
 
 HIGH = SliceKey("node/a100", "whole", 0, 8)
 SLO_MS, LOW_MS, HIGH_MS = 100.0, 60.0, 20.0
@@ -236,6 +238,21 @@ def test_a_threshold_beyond_its_range_is_refused_with_the_plan():
     check_plan(plan([route("a", cit=9.9)]), Revision())
     with pytest.raises(PlanError, match="a family has two routes"):
         check_plan(plan([route("a"), route("a", router="dybatch")]), Revision())
+
+
+@pytest.mark.parametrize("settings", [{"cit": 0.0}, {"cit": 10.0}, {"quantile": 1.0}, {"CIT": 1.0}])
+def test_a_setting_out_of_range_is_refused_before_anything_starts(settings):
+    (name,) = settings
+    with pytest.raises(SettingError, match=rf"router setting {name}"):
+        check_policy(replace(policy("carbondis"), settings={"router": settings}))
+
+
+def test_an_explained_request_says_where_it_would_go_now_and_by_what():
+    router = group()
+    found = router.scores(asks("a", 1, arrived_s=9.99))
+    assert {key.device: score for key, (score, _) in found.items()} == {"node/p4-a": 0.0, "node/a100": 1.0}
+    assert "ESFT <= EXFT" in found[low("a")][1]
+    assert "1 items: 60.0 ms" in found[low("a")][1]
 
 
 @pytest.mark.parametrize("make", [CarbonDis, DyBatch, Random, LeastGrams])

@@ -438,9 +438,9 @@ class LeastGrams(TieredRouter):
         low, free, high = self._tiers(ticket)
         any_high = [one for one in self._families[ticket.family].options if one.place.high]
         due_s = ticket.arrived_s + (ticket.slo_ms / MS_PER_S if ticket.slo_ms else float("inf"))
-        low_s = self._ends_s(low, free, now_s) + self._took_s(ticket, False)
+        low_s = self._begins_s(low, free, now_s) + self._took_s(ticket, False)
         took_s = self._took_s(ticket, True)
-        high_s = self._ends_s(any_high, high, now_s) + took_s
+        high_s = self._begins_s(any_high, high, now_s) + took_s
         if low_s > due_s and (high_s <= due_s or high_s < low_s):
             return (high, "least_grams: late on the low-end GPU") if high is not None else None
         if self._for_need and not arrives:
@@ -451,7 +451,7 @@ class LeastGrams(TieredRouter):
         return (free, "least_grams: fewest joules in time") if free is not None else None
 
     @staticmethod
-    def _ends_s(options: Sequence[Option], free: Option | None, now_s: float) -> float:
+    def _begins_s(options: Sequence[Option], free: Option | None, now_s: float) -> float:
         """When one of them can begin."""
         if free is not None:
             return now_s
