@@ -219,6 +219,16 @@ def test_least_grams_takes_the_fewest_joules_in_time_and_leaves_the_high_end_to_
     assert device(router.on_arrival(asks("a", 1, items=8, slo_ms=10_000.0), 10.0)) == "low"
 
 
+def test_least_grams_waits_for_a_busy_high_end_only_while_it_is_in_time_there():
+    router = group(LeastGrams, low_j=4.0, high_j=3.0)
+    busy = router.on_arrival(asks("a", 1), 10.0)
+    assert device(busy) == "high"
+    assert router.on_arrival(asks("b", 2, slo_ms=50.0), 10.0) is None, "60 ms on its own, 40 ms behind the other"
+    assert device(router.on_arrival(asks("a", 3, slo_ms=30.0), 10.0)) == "low", "late everywhere"
+    late = router.on_credit(low("b"), 10.04)
+    assert (late[0].id, device(late[1])) == (2, "low"), "the high-end does not answer"
+
+
 def test_what_is_remembered_is_bounded():
     router = group()
     for items in range(KEPT_MAX + 100):

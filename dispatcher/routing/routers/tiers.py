@@ -15,9 +15,9 @@ Formulation of `carbondis`: jobs in the order of late answers, ties in the order
 `dybatch`: the high-end GPU whenever it is free, for the job with the least seconds on it so far; without batching.
 `random`: the high-end GPU's next use belongs to a job that is drawn, among all, when it gets free; all else is low-end.
 `least_grams`: of the GPUs on which the request is in time the one that needs the fewest joules, which is the fewest
-    grams in one zone; it waits for a high-end GPU that is busy if it is in time there alone; if it is in time nowhere,
-    the one where it ends first. Who needs a high-end GPU goes before who takes it for joules alone, which is only done
-    if any other job could still wait for its end and be in time.
+    grams in one zone; it waits for a high-end GPU that is busy while it is in time there alone; if it is in time
+    nowhere, the free one where it ends first. Who needs a high-end GPU goes before who takes it for joules alone, which
+    is only done if any other job could still wait for its end and be in time.
 Deviations: a low-end GPU holds as many requests as it has credits (the paper's: one). A floor (`min_accuracy`) leaves
     GPUs out; lines of a job are by the accuracies that are live.
 """
@@ -441,8 +441,10 @@ class LeastGrams(TieredRouter):
         low_s = self._begins_s(low, free, now_s) + self._took_s(ticket, False)
         took_s = self._took_s(ticket, True)
         high_s = self._begins_s(any_high, high, now_s) + took_s
-        if low_s > due_s and (high_s <= due_s or high_s < low_s):
-            return (high, "least_grams: late on the low-end GPU") if high is not None else None
+        if low_s > due_s and high_s <= due_s and high is None:
+            return None
+        if low_s > due_s and high_s < low_s and high is not None:
+            return high, "least_grams: late on the low-end GPU"
         if self._for_need and not arrives:
             return None
         cheaper = self._joules(ticket, True) < self._joules(ticket, False)
