@@ -3,10 +3,11 @@
 Source: trefoil/core/interference.py; Triton's dynamic batcher. Data: columns of classes alone, their profile.
 Result: for each pair of classes that fit a slice's memory together, a column of each "beside" the other; so for each
     set of up to `families_per_slice` classes.
-Where every request is a batch, each computes as if all others always did: what one serves depends on the others'
-classes, not on their load. Where Triton joins requests, a family's batches are smaller and keep less of the slice busy
-the less it is asked: points (rate, partner's rate) at which both are in time are found over the batches of one; the
-program may plan what lies below the hull of those points (`Column.limits`, linear in both rates).
+Where every request is a batch, the time of each is stretched by the law in the mean over who else computes, each as
+much of the time as all of its family's demand takes on one slice, and scatters by that: what one serves depends on the
+others' demand, not on how it is dealt. Where Triton joins requests, a family's batches are smaller and keep less of the
+slice busy the less it is asked: points (rate, partner's rate) at which both are in time are found over the batches of
+one; the program may plan what lies below the hull of those points (`Column.limits`, linear in both rates).
 Deviations: all join requests or none does; only pairs that do. A family that is asked for less than one request a batch
 counts as one.
 """
@@ -16,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from typing import Final, NamedTuple
 
 from controller.planners.columns import (
@@ -40,6 +41,8 @@ from trefoil.core.units import MS_PER_S
 
 LEVELS: Final = 6  # batches of one family at which the most of the other is found
 BISECTIONS: Final = 20
+ROUNDS: Final = 8
+MARGIN: Final = 1.1  # of the time that neighbours compute: they are busy together more often than by chance
 SCATTER: Final = 2.0  # deviations of a batch: more than alone, for a long batch of one makes a larger one of the other
 
 Point = tuple[float, float]
@@ -77,7 +80,7 @@ def shared_columns(
 
 
 class Side(NamedTuple):
-    """One of several families: its class alone, its SLO without transport, what a request is."""
+    """One of several families: its class alone, its SLO without transport, what a request is, how many come [1/s]."""
 
     column: Column
     slo_ms: float
@@ -85,6 +88,7 @@ class Side(NamedTuple):
     scv: float
     gap_ms: float
     items: float
+    per_s: float
 
     def beside(self, *others: "Side") -> Column:
         """Its column beside others, not yet with what it serves there."""
@@ -96,20 +100,45 @@ class Side(NamedTuple):
 def _side(column: Column, task: Task, constants: Mapping[str, float]) -> Side:
     gap_ms, overhead_ms = (constant_for(task.objective, constants, n) for n in ("transport_gap_ms", "overhead_ms"))
     slo_ms = task.objective.slo_ms - overhead_ms
-    return Side(column, slo_ms, task.objective.slo_quantile, gap_scv(task), gap_ms, task.demand.items_mean)
+    demand, quantile = task.demand, task.objective.slo_quantile
+    return Side(column, slo_ms, quantile, gap_scv(task), gap_ms, demand.items_mean, demand.rate_p90_per_s)
 
 
 def _each(kind: DeviceType, sides: Sequence[Side], pool: int) -> list[Column]:
     """All where every request is a batch; none where one of them misses its SLO."""
-    busy = {side: _alone(kind, side) for side in sides}
-    whole, found = sum(activity for _, activity in busy.values()), []
-    for mine in sides:
-        compute_ms, activity = busy[mine]
-        longer_ms = compute_ms * (stretch(activity, whole - activity) - 1)
-        service = replace(mine.column.service, mean_ms=mine.column.service.mean_ms + longer_ms)
+    alone = [_alone(kind, side) for side in sides]
+    longer = [Stretch(1.0, 0.0)] * len(sides)
+    for _ in range(ROUNDS):  # each computes longer, and so more of the time, the longer the others do
+        used = [
+            min(1.0, MARGIN * side.per_s * ms / MS_PER_S * one.mean)
+            for side, (ms, _), one in zip(sides, alone, longer, strict=True)
+        ]
+        beside = [(activity, busy) for (_, activity), busy in zip(alone, used, strict=True)]
+        longer = [_stretch(beside[at][0], (*beside[:at], *beside[at + 1 :])) for at in range(len(sides))]
+    found = []
+    for mine, (compute_ms, _), one in zip(sides, alone, longer, strict=True):
+        before = mine.column.service
+        service = ServiceTime(before.mean_ms + compute_ms * (one.mean - 1), math.hypot(before.cv, one.cv))
         tiers = tiers_of(service, mine.slo_ms, mine.quantile, mine.scv, pool)
         found.append(replace(mine.beside(*(side for side in sides if side is not mine)), service=service, tiers=tiers))
     return found if all(column.tiers for column in found) else []
+
+
+class Stretch(NamedTuple):
+    """Time of a batch beside others over its time alone: mean and CV."""
+
+    mean: float
+    cv: float
+
+
+def _stretch(activity: float, others: Sequence[tuple[float, float]]) -> Stretch:
+    """Law of interference over who else computes: of each other its activity, and how much of the time."""
+    mean = square = 0.0
+    for who in product((False, True), repeat=len(others)):
+        chance = math.prod(busy if on else 1 - busy for on, (_, busy) in zip(who, others, strict=True))
+        one = stretch(activity, sum(use for on, (use, _) in zip(who, others, strict=True) if on))
+        mean, square = mean + chance * one, square + chance * one * one
+    return Stretch(mean, math.sqrt(max(0.0, square - mean * mean)) / mean)
 
 
 def _alone(kind: DeviceType, side: Side) -> tuple[float, float]:
