@@ -130,7 +130,10 @@ class FifoQueue(Generic[Lane]):
 
     def first(self, lane: Lane) -> Ticket | None:
         """Ticket of a lane whose turn it is; it stays."""
-        tickets = _first(self._lines.get(lane, ()))
+        lines = self._lines.get(lane)
+        if lines is None:
+            return None
+        tickets = lines[0].tickets if len(lines) == 1 else _first(lines)
         return next(iter(tickets.values())) if tickets else None
 
     def remove(self, ticket: Ticket) -> bool:
@@ -150,7 +153,8 @@ class FifoQueue(Generic[Lane]):
 
     def lanes(self) -> tuple[Lane, ...]:
         """Lanes in which somebody waits."""
-        return tuple(lane for lane, lines in self._lines.items() if any(line.tickets for line in lines))
+        found = self._lines.items()
+        return tuple([lane for lane, lines in found if lines[0].tickets or any(line.tickets for line in lines)])
 
     def tickets(self) -> list[Ticket]:
         """All waiting tickets, by turn."""

@@ -70,9 +70,11 @@ class Times:
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     ordered: list[float] = field(default_factory=list)
 
-    def add(self, took_ms: float) -> None:
-        """Add one; the oldest of the recent ones goes."""
+    def add(self, took_ms: float, keeps: bool = True) -> None:
+        """Add one; the oldest of the recent ones goes, where they are kept."""
         self.number, self.sum_ms = self.number + 1, self.sum_ms + took_ms
+        if not keeps:
+            return
         if len(self.recent) == RECENT:
             del self.ordered[bisect_left(self.ordered, self.recent[0])]
         self.recent.append(took_ms)
@@ -80,7 +82,7 @@ class Times:
 
     def estimate_s(self, quantile: float) -> float:
         """Mean of all, or a quantile of the recent ones."""
-        if quantile:
+        if quantile and self.ordered:
             return self.ordered[min(int(quantile * len(self.ordered)), len(self.ordered) - 1)] / MS_PER_S
         return self.sum_ms / self.number / MS_PER_S
 
@@ -121,6 +123,8 @@ class Option:
 class _Family:
     route: Route
     options: tuple[Option, ...] = ()
+    low: tuple[Option, ...] = ()
+    high: tuple[Option, ...] = ()
     levels: tuple[float, ...] = ()  # accuracies of live slices, ascending
 
 
@@ -131,6 +135,7 @@ class TieredRouter(ABC):
     """Base of routers of a group whose families share high-end GPUs. A pure state machine, called in order."""
 
     name = ""
+    keeps_recent = False  # whether times are kept one by one, for quantiles
     at_once = False  # whether an arrival is decided on though others of its job wait
 
     def __init__(self, family: str, queue: Queue) -> None:
@@ -152,6 +157,8 @@ class TieredRouter(ABC):
         self._limit()
         live = _live(route)
         served.options = tuple(Option(self._places[target.slice], target) for target in live)
+        served.low = tuple(one for one in served.options if not one.place.high)
+        served.high = tuple(one for one in served.options if one.place.high)
         served.levels = tuple(sorted({target.accuracy for target in live}))
         if before != served.levels:
             self._stand_anew(route.family)
@@ -236,7 +243,8 @@ class TieredRouter(ABC):
             return
         place = self._places.get(pick.slice)
         if place is not None:
-            _remembered(self._times, (ticket.family, place.high, ticket.items), Times).add(outcome.service_ms)
+            times = _remembered(self._times, (ticket.family, place.high, ticket.items), Times)
+            times.add(outcome.service_ms, self.keeps_recent)
             self._answered(ticket, place, outcome)
         if 0 < ticket.slo_ms < outcome.latency_ms:
             job = ticket.family, ticket.slo_class
@@ -293,13 +301,13 @@ class TieredRouter(ABC):
 
     # --- what they decide by ------------------------------------------------------------------------------------------
 
-    def _tiers(self, ticket: Ticket) -> tuple[list[Option], Option | None, Option | None]:
+    def _tiers(self, ticket: Ticket) -> tuple[Sequence[Option], Option | None, Option | None]:
         """Low-end GPUs of a ticket, the idlest of them and of its high-end ones that are free."""
-        low: list[Option] = []
-        high: list[Option] = []
-        for option in self._families[ticket.family].options:
-            if option.target.accuracy >= ticket.min_accuracy:
-                (high if option.place.high else low).append(option)
+        served, floor = self._families[ticket.family], ticket.min_accuracy
+        low: Sequence[Option] = served.low
+        high: Sequence[Option] = served.high
+        if floor:
+            low, high = ([one for one in tier if one.target.accuracy >= floor] for tier in (low, high))
         return low, _idlest(low), _idlest(high)
 
     def _estimate_s(self, ticket: Ticket, high: bool, quantile: float = 0.0) -> float | None:
@@ -322,6 +330,7 @@ class CarbonDis(TieredRouter):
             {k: v for k, v in params.items() if k in CarbonDisSettings.model_fields}
         )
         self._cit, self._quantile, self.at_once = known.cit, known.quantile, known.literal
+        self.keeps_recent = known.quantile > 0
 
     def _rank(self, job: Sequence[str]) -> float:
         return -self._late.get((job[0], job[1]), 0)
@@ -336,7 +345,7 @@ class CarbonDis(TieredRouter):
         late = start_s + self._low_s(ticket) > self._expected_s(ticket)
         if late or (self._ratio is not None and self._ratio > self._cit):
             if high is not None:
-                return high, f"carbondis: {'ESFT > EXFT' if late else 'CIR > CIT'}"
+                return high, "carbondis: ESFT > EXFT" if late else "carbondis: CIR > CIT"
             return (free, "carbondis: the high-end GPU is busy") if free is not None else None
         return (free, "carbondis: ESFT <= EXFT, CIR <= CIT or not known") if free is not None else None
 
@@ -436,11 +445,10 @@ class LeastGrams(TieredRouter):
 
     def _choose(self, ticket: Ticket, now_s: float, arrives: bool) -> Choice | None:
         low, free, high = self._tiers(ticket)
-        any_high = [one for one in self._families[ticket.family].options if one.place.high]
         due_s = ticket.arrived_s + (ticket.slo_ms / MS_PER_S if ticket.slo_ms else float("inf"))
         low_s = self._begins_s(low, free, now_s) + self._took_s(ticket, False)
         took_s = self._took_s(ticket, True)
-        high_s = self._begins_s(any_high, high, now_s) + took_s
+        high_s = self._begins_s(self._families[ticket.family].high, high, now_s) + took_s
         if low_s > due_s and high_s <= due_s and high is None:
             return None
         if low_s > due_s and high_s < low_s and high is not None:
@@ -483,10 +491,10 @@ def _live(route: Route) -> list[RouteTarget]:
 
 
 def _idlest(options: Sequence[Option]) -> Option | None:
+    if len(options) == 1:
+        return options[0] if options[0].is_free else None
     free = [option for option in options if option.is_free]
-    if len(free) < 2:
-        return free[0] if free else None
-    return min(free, key=lambda one: (one.place.account.in_flight, one.place.account.changed_at))
+    return min(free, key=lambda one: (one.place.account.in_flight, one.place.account.changed_at), default=None)
 
 
 def _remembered(known: MutableMapping[Any, Known], key: Hashable, make: Any) -> Known:

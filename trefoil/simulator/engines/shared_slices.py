@@ -423,7 +423,9 @@ class SharedLevel:
     def _pace(self, place: _Place) -> None:
         """Reckon anew how long what computes takes, and when the next of it ends."""
         batches, next_s = place.batches, math.inf
-        if len(batches) == 1 or self._interference is None:
+        if len(batches) == 1:
+            batches[0].stretch, next_s = 1.0, batches[0].left_s
+        elif self._interference is None:
             next_s = min((one.left_s for one in batches), default=next_s)
             for one in batches:
                 one.stretch = 1.0
@@ -439,9 +441,12 @@ class SharedLevel:
     def _end(self, place: _Place) -> None:
         now_s = self._now_s
         place.advance(now_s)
-        over = min(one.left_s for one in place.batches) + DONE_S
-        ended = [one for one in place.batches if one.left_s <= over]
-        place.batches = [one for one in place.batches if one.left_s > over]
+        ended, left = place.batches, list[_Batch]()
+        if len(ended) > 1:
+            over = min(one.left_s for one in ended) + DONE_S
+            left = [one for one in ended if one.left_s > over]
+            ended = [one for one in ended if one.left_s <= over]
+        place.batches = left
         for one in ended:
             one.line.running -= 1
             heappush(self._events, (now_s + one.line.way_s, next(self._numbers), IS_BACK, one, 0))
