@@ -91,6 +91,8 @@ def decide(
         missing = f"no device is left for {', '.join(bare)}" if bare else "no family has an objective"
         return Decision(None, f"{planner}: {missing}", inputs.view.now_s + constants["tick_s"], f"no_plan: {missing}")
     awake = {d.name for d in inputs.devices if hosted.get(d.name)}
+    number = len(inputs.devices)
+    how_many = f"all {number}" if len(awake) == number else f"{len(awake)} of {number}"
     traffic: dict[ClassKey, float] = {}
     expected: dict[str, Expected] = {}
     short, words = [], []
@@ -102,10 +104,9 @@ def decide(
         expected[task.family] = expectation(inputs, task, traffic, counts, columns, constants, rng, awake)
         e = expected[task.family]
         words.append(
-            f"{task.family}: {', '.join(f'{k[3]} on {counts[k]}x{k[2]}' for k in mine)}, {len(awake)} of "
-            f"{len(inputs.devices)} GPUs awake; {task.mean_per_s:.1f}/s at "
-            f"{inputs.view.carbon.intensity_g_per_kwh:.0f} g/kWh cost {e.grams_per_request * 1e3:.3f} mg and "
-            f"{e.joules_per_request:.2f} J a request, accuracy {e.accuracy:.4f}"
+            f"{task.family}: {', '.join(f'{k[3]} on {counts[k]}x{k[2]}' for k in mine)}, {how_many} GPUs awake; "
+            f"{task.mean_per_s:.1f}/s at {inputs.view.carbon.intensity_g_per_kwh:.0f} g/kWh cost "
+            f"{e.grams_per_request * 1e3:.3f} mg and {e.joules_per_request:.2f} J a request, accuracy {e.accuracy:.4f}"
         )
         if e.capacity_per_s < task.demand.rate_per_s:
             short.append(
