@@ -256,7 +256,8 @@ def batching(catalog: Catalog, kind: DeviceType, column: Column, slo_ms: float, 
 
     batches = {size: largest(size) for size in TIERS if size <= pool}
     tiers = tuple((size, per_s(batch)) for size, batch in batches.items() if batch)
-    if not tiers or any(dict(tiers).get(size, 0.0) <= rate for size, rate in column.tiers):
+    rates = dict(tiers)
+    if not rates or any(rates.get(size, 0.0) <= rate for size, rate in column.tiers):
         return column
     most = max(batches.values())
     service, (running_w, item_j) = service_time(row(most)), power_line(row, items, most, 1.0)

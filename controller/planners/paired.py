@@ -56,11 +56,12 @@ class PairedPlanner:
         inputs = read_view(view, constants["rate_floor_per_s"])
         try:
             hosted = self._hosted(inputs, int(constants["high_shared"]))
+            found = decide(inputs, self.name, hosted, constants, rng)
         except (InvalidInput, CatalogError) as error:
             return Decision(None, f"{self.name}: {error}", math.inf, f"no_plan: {error}")
-        found, devices = decide(inputs, self.name, hosted, constants, rng), {d.name: d for d in inputs.devices}
         if found.plan is None:
             return found
+        devices = {d.name: d for d in inputs.devices}
         params = {
             route.family: _joules(inputs, inputs.task(route.family), [devices[t.slice.device] for t in route.targets])
             for route in found.plan.routes
@@ -75,7 +76,7 @@ class PairedPlanner:
         for task in inputs.tasks:
             for name in given[task.family]:
                 if name in devices and not devices[name].frozen:
-                    _check_profile(inputs, task, devices[name])
+                    _check_batch(inputs, task, devices[name])
                     key = SliceKey(name, *whole(devices[name].type.name))
                     best = inputs.view.catalog.family(task.family).best.name
                     hosted[name] = (*hosted[name], HostedSlice(key, task.family, best))
@@ -112,8 +113,8 @@ def lowenergy(constants: Mapping[str, float]) -> PairedPlanner:
     return PairedPlanner(constants, "lowenergy", own=LOW, shared="")
 
 
-def _check_profile(inputs: PlanningInput, task: Task, device: Device) -> None:
-    """The whole GPU has to be profiled, for requests as large as they are in the mean."""
+def _check_batch(inputs: PlanningInput, task: Task, device: Device) -> None:
+    """Requests have to be no larger in the mean than the largest that is profiled."""
     family, items = inputs.view.catalog.family(task.family), task.demand.items_mean
     row = effective_row(
         inputs.view.catalog,
@@ -123,14 +124,7 @@ def _check_profile(inputs: PlanningInput, task: Task, device: Device) -> None:
         family.best,
         items,
     )
-    if row is None:
-        raise CatalogError(
-            f"no profile of {family.best.name} on {whole(device.type.name)[0]} of {device.type.name}",
-            field=f"family {task.family}",
-            value=device.name,
-            remedy="profile it there (`trefoil profile`), or take the device out of service",
-        )
-    if items > row.batch:
+    if row is not None and items > row.batch:
         raise InvalidInput(
             f"the profile of {family.best.name} on {device.type.name} ends at {row.batch} items a request",
             field=f"batch size of {task.family}",

@@ -227,7 +227,7 @@ class TieredRouter(ABC):
         self._now_s = now_s
         heads = [(lane, head) for lane in queue.lanes() if (head := queue.first(lane)) is not None]
         if len(heads) > 1:
-            heads.sort(key=lambda one: (self._rank(one[0][:2]), order_key(one[1])))
+            heads.sort(key=lambda one: (self._rank(one[1], now_s), order_key(one[1])))
         for lane, head in heads:
             choice = self._choose(head, now_s, False)
             if choice is not None:
@@ -292,8 +292,8 @@ class TieredRouter(ABC):
     def _choose(self, ticket: Ticket, now_s: float, arrives: bool) -> Choice | None:
         """GPU for the head of a job's line now; None: it waits."""
 
-    def _rank(self, job: Sequence[str]) -> float:
-        """Rank of a job among those that wait; the least is asked first."""
+    def _rank(self, head: Ticket, now_s: float) -> float:
+        """Rank of the head of a job's line among those that wait; the least is asked first."""
         return 0.0
 
     def _answered(self, ticket: Ticket, place: _Place, outcome: Outcome) -> None:  # noqa: B027 (a default, no duty)
@@ -332,8 +332,8 @@ class CarbonDis(TieredRouter):
         self._cit, self._quantile, self.at_once = known.cit, known.quantile, known.literal
         self.keeps_recent = known.quantile > 0
 
-    def _rank(self, job: Sequence[str]) -> float:
-        return -self._late.get((job[0], job[1]), 0)
+    def _rank(self, head: Ticket, now_s: float) -> float:
+        return -self._late.get((head.family, head.slo_class), 0)
 
     def _choose(self, ticket: Ticket, now_s: float, arrives: bool) -> Choice | None:
         low, free, high = self._tiers(ticket)
@@ -341,8 +341,8 @@ class CarbonDis(TieredRouter):
             return (high, "carbondis: no low-end GPU") if high is not None else None
         if self.at_once and not arrives:
             return (free, "carbondis: decided when it came") if free is not None else None
-        start_s = now_s if free is not None or self.at_once else max(now_s, min(one.place.until_s for one in low))
-        late = start_s + self._low_s(ticket) > self._expected_s(ticket)
+        start_s = now_s if self.at_once else _begins_s(low, free, now_s)
+        late = start_s + self._low_s(ticket) > _due_s(ticket)
         if late or (self._ratio is not None and self._ratio > self._cit):
             if high is not None:
                 return high, "carbondis: ESFT > EXFT" if late else "carbondis: CIR > CIT"
@@ -352,15 +352,11 @@ class CarbonDis(TieredRouter):
     def next_s(self) -> float | None:
         """When the first of those who wait would be late on its low-end GPU."""
         heads = (self._queue.first(lane) for lane in self._queue.lanes() if not self.at_once)
-        due = [self._expected_s(head) - self._low_s(head) + LATER_S for head in heads if head is not None]
+        due = [_due_s(head) - self._low_s(head) + LATER_S for head in heads if head is not None]
         return min((at for at in due if self._now_s < at < float("inf")), default=None)
 
     def _low_s(self, ticket: Ticket) -> float:
         return self._estimate_s(ticket, False, self._quantile) or 0.0
-
-    @staticmethod
-    def _expected_s(ticket: Ticket) -> float:
-        return ticket.arrived_s + (ticket.slo_ms / MS_PER_S if ticket.slo_ms else float("inf"))
 
 
 class DyBatch(TieredRouter):
@@ -372,8 +368,8 @@ class DyBatch(TieredRouter):
         super().__init__(family, queue)
         self._used_ms: dict[Job, float] = {}
 
-    def _rank(self, job: Sequence[str]) -> float:
-        return self._used_ms.get((job[0], job[1]), 0.0)
+    def _rank(self, head: Ticket, now_s: float) -> float:
+        return self._used_ms.get((head.family, head.slo_class), 0.0)
 
     def _answered(self, ticket: Ticket, place: _Place, outcome: Outcome) -> None:
         if place.high:
@@ -425,7 +421,6 @@ class LeastGrams(TieredRouter):
         super().__init__(family, queue)
         self._per_item: dict[tuple[str, bool], tuple[float, int]] = {}
         self._mean_ms: dict[str, tuple[float, int, float]] = {}  # on the high-end; and the SLO
-        self._for_need = False
 
     def _answered(self, ticket: Ticket, place: _Place, outcome: Outcome) -> None:
         of = ticket.family, place.high
@@ -435,37 +430,23 @@ class LeastGrams(TieredRouter):
             sum_ms, number, _ = self._mean_ms.get(ticket.family, (0.0, 0, 0.0))
             self._mean_ms[ticket.family] = sum_ms + outcome.service_ms, number + 1, ticket.slo_ms
 
-    def on_credit(self, slice: SliceKey, now_s: float) -> tuple[Ticket, Pick] | None:
-        """Who needs a high-end GPU is asked first."""
-        for self._for_need in (True, False):
-            found = super().on_credit(slice, now_s)
-            if found is not None:
-                return found
-        return None
+    def _rank(self, head: Ticket, now_s: float) -> float:
+        low, free, _ = self._tiers(head)
+        return 0.0 if _begins_s(low, free, now_s) + self._took_s(head, False) > _due_s(head) else 1.0
 
     def _choose(self, ticket: Ticket, now_s: float, arrives: bool) -> Choice | None:
         low, free, high = self._tiers(ticket)
-        due_s = ticket.arrived_s + (ticket.slo_ms / MS_PER_S if ticket.slo_ms else float("inf"))
-        low_s = self._begins_s(low, free, now_s) + self._took_s(ticket, False)
-        took_s = self._took_s(ticket, True)
-        high_s = self._begins_s(self._families[ticket.family].high, high, now_s) + took_s
+        due_s, took_s = _due_s(ticket), self._took_s(ticket, True)
+        low_s = _begins_s(low, free, now_s) + self._took_s(ticket, False)
+        high_s = _begins_s(self._families[ticket.family].high, high, now_s) + took_s
         if low_s > due_s and high_s <= due_s and high is None:
             return None
         if low_s > due_s and high_s < low_s and high is not None:
             return high, "least_grams: late on the low-end GPU"
-        if self._for_need and not arrives:
-            return None
         cheaper = self._joules(ticket, True) < self._joules(ticket, False)
         if high is not None and high_s <= due_s and cheaper and self._others_can_wait(ticket, took_s):
             return high, "least_grams: fewer joules on the high-end GPU"
         return (free, "least_grams: fewest joules in time") if free is not None else None
-
-    @staticmethod
-    def _begins_s(options: Sequence[Option], free: Option | None, now_s: float) -> float:
-        """When one of them can begin."""
-        if free is not None:
-            return now_s
-        return max(now_s, min((one.place.until_s for one in options), default=float("inf")))
 
     def _others_can_wait(self, ticket: Ticket, busy_s: float) -> bool:
         return all(
@@ -488,6 +469,17 @@ class LeastGrams(TieredRouter):
 
 def _live(route: Route) -> list[RouteTarget]:
     return [target for target in route.targets if not target.draining and target.credits > 0]
+
+
+def _begins_s(options: Sequence[Option], free: Option | None, now_s: float) -> float:
+    """When a request could begin on one of them, of which one may be free."""
+    if free is not None:
+        return now_s
+    return max(now_s, min((one.place.until_s for one in options), default=float("inf")))
+
+
+def _due_s(ticket: Ticket) -> float:
+    return ticket.arrived_s + (ticket.slo_ms / MS_PER_S if ticket.slo_ms else float("inf"))
 
 
 def _idlest(options: Sequence[Option]) -> Option | None:

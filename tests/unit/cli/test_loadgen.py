@@ -106,7 +106,8 @@ async def test_two_runs_of_a_seed_send_the_same_images_at_the_same_times(images,
 
 async def test_the_load_of_a_demo_sends_batches_and_learns_which_slice_answered(images, endpoint):
     points = ((0.0, 100.0), (0.5, 100.0))
-    result = await play(LoadPlan(points, 0.0, str(images), "digits", 3, False, 3.0, 2.0, 8).spec(), endpoint)
+    plan = LoadPlan(points, 0.0, str(images), "digits", 3, False, 3.0, 2.0, 8, receipts=True)
+    result = await play(plan.spec(), endpoint)
     assert {record.slice for record in result.records} == {"node0-gpu0-whole-0", "node0-gpu1-whole-0"}
     rows = [request.inputs[0].shape[0] for request in endpoint.seen]
     assert set(rows) <= set(range(1, 9))
@@ -122,7 +123,9 @@ async def test_the_load_of_a_demo_sends_batches_and_learns_which_slice_answered(
         reply.raw_output_contents[0] = scores.tobytes()
 
     endpoint.misbehave = one_row_is_wrong
-    result = await play(LoadPlan(points, 0.0, str(images), "digits", 3, False, 3.0, 2.0, 8).spec(), endpoint)
+    endpoint.seen.clear()
+    result = await play(replace(plan, receipts=False).spec(), endpoint)
+    assert not any("trefoil_receipt" in request.parameters for request in endpoint.seen), "none where none is needed"
     assert all(record.correct == record.items - 1 for record in result.records), "each row has its label"
 
 

@@ -237,6 +237,7 @@ def _load_plans(scenario: Scenario, points: Callable[[Load], tuple[tuple[float, 
             name,
             seeds[name],
             **load.model_dump(include={"permute_labels", "items_mean", "items_sd", "items_max"}),
+            receipts=len(set(scenario.fleet.devices)) > 1,  # costs every request something: only where it tells
         )
         for name, load in scenario.loads.items()
     ]
@@ -321,12 +322,12 @@ def _family_summary(scenario: Scenario, name: str, result: LoadResult) -> Family
 
 
 def device_type_shares(scenario: Scenario, result: LoadResult) -> dict[str, float]:
-    """Share of the answers by the type of the device that gave them."""
+    """Share of the answers by the type of the device that gave them; nothing where the fleet has one type."""
     node, devices = scenario.fleet.node, scenario.fleet.devices
     types = {f"{node}-gpu{n}": kind for n, kind in enumerate(devices)}
     answered = (r.slice.rsplit("-", 2)[0] for r in result.records if r.code == OK)  # of NODE-gpuN-TYPE-START
     by = Counter(types.get(device, "") for device in answered)
-    return {kind: by[kind] / by.total() for kind in sorted(set(devices))} if by else {}
+    return {kind: by[kind] / by.total() for kind in sorted(set(devices))} if by and len(set(devices)) > 1 else {}
 
 
 def _counts_by_cause(explained: tuple[Any, Any]) -> tuple[dict[str, int], dict[str, int]]:

@@ -43,6 +43,7 @@ class LoadPlan:
     items_mean: float = 1.0
     items_sd: float = 0.0
     items_max: int = 1
+    receipts: bool = False  # asked for: they name the slice that answered
 
     @property
     def duration_s(self) -> float:
@@ -60,7 +61,7 @@ class LoadPlan:
             seed=self.seed,
             batch_sizes=NormalSizes(self.items_mean, self.items_sd, self.items_max),
             permute_labels=self.permute_labels,
-            parameters={"trefoil_receipt": "true"},  # the receipt names the slice that answered
+            parameters={"trefoil_receipt": "true"} if self.receipts else {},
         )
 
     def rate_per_s(self, at_s: float) -> float:

@@ -57,10 +57,9 @@ class Interval:
         self.sum_ms += other.sum_ms
         self.max_ms = max(self.max_ms, other.max_ms)
         self.latencies_ms += other.latencies_ms
-        for variant, count in other.by_variant.items():
-            self.by_variant[variant] = self.by_variant.get(variant, 0.0) + count
-        for device, count in other.by_device.items():
-            self.by_device[device] = self.by_device.get(device, 0.0) + count
+        for mine, theirs in ((self.by_variant, other.by_variant), (self.by_device, other.by_device)):
+            for name, count in theirs.items():
+                mine[name] = mine.get(name, 0.0) + count
 
     def at(self, starts_s: float, ends_s: float) -> "Interval":
         """Copy at another time; counts are shared: neither is to be added to."""
