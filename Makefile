@@ -168,7 +168,7 @@ protos: setup  ## regenerate the committed stubs
 	$(BIN)/python -m protos.generate
 
 lock: setup  ## re-resolve the hashed lock files
-	for name in bootstrap main dev triton train export; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
+	for name in bootstrap main dev triton train export docs notebooks; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
 	for name in triton-server perf-analyzer; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-deps --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
 
 clean:  ## remove environments and outputs
