@@ -7,16 +7,18 @@ alone; an old reading is carried; a planner that fails, or takes too long, leave
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import structlog
 
 from controller.accounting.accountant import Accountant, ReceiptPublisher
+from controller.accounting.core.modelled_base import ModelledBase
+from controller.accounting.core.served import Served
 from controller.explore.core.exploration import TOTALS
 from controller.explore.core.exploration_state import ExplorationTotals
-from controller.loop.core.control import RETRY_S, ControlCore, SavedState
+from controller.loop.core.control import FLEET, RETRY_S, ControlCore, SavedState
 from controller.loop.core.decision import ControlState, as_live_planner, ask_planner, run_planner
 from controller.loop.core.effects import (
     CallPlanner,
@@ -34,6 +36,7 @@ from controller.loop.core.effects import (
     UseView,
     WriteObjectives,
 )
+from controller.loop.core.loans import Loan
 from controller.loop.core.triggers import Trigger
 from controller.loop.decision_records import DecisionRecords
 from controller.loop.disk_store import DiskStore
@@ -68,6 +71,7 @@ def load_saved_state(disk: DiskStore, settings: ControllerSettings, objectives: 
         ExplorationTotals(**disk.load_plain(TOTALS)),
         Counter(counts.get("replans", {})),
         Counter(counts.get("reconfigurations", {})),
+        float(disk.load_plain(FLEET).get("max_watts", settings.max_watts)),
     )
 
 
@@ -302,10 +306,38 @@ class ControlLoop:
             assert self.records.last is not None, "every decision is recorded"
             return self.records.last
 
-    async def set_objective(self, objective: Objective) -> str:
-        """Set an accepted objective in force; returns what of it cannot be met, "" for nothing."""
+    async def lend(self, loan: Loan, *, force: bool = False) -> None:
+        """Lend a device, or renew its loan: `ControlCore.lend`, with what it raises."""
         async with self._turn():
-            view = await self._perform(self.core.set_objective(objective))
+            self._leadership.require()
+            await self._perform(self.core.lend(loan, force=force))
+
+    async def end_loan(self, device: str, holder: str) -> None:
+        """End a loan: the next tick plans with the device again. One that has ended already is no error.
+
+        Raises:
+            errors.SettingError: it is lent to somebody else.
+        """
+        async with self._turn():
+            self._leadership.require()
+            loan = self.core.loans.lent.get(device)
+            if loan is not None and loan.holder != holder:
+                raise errors.SettingError(
+                    f"lent to {loan.holder}, not to {holder}", field="device", value=device, remedy="leave it to them"
+                )
+            self.core.loans.end(device)
+        self._signals.wake()
+
+    def served(self) -> tuple[float, list[Served], ModelledBase]:
+        """What was served of late, over how many seconds, and the model of BASE that totals go by."""
+        return *self._accountant.served(self.core.objectives, self._clock.now_s()), self._accountant.base
+
+    async def set_objectives(self, objectives: Sequence[Objective], max_watts: float | None = None) -> str:
+        """Set accepted objectives in force, all or none, and the fleet's watt cap (0 = none; None = as it is); returns
+        what cannot be met of them, "" for nothing.
+        """
+        async with self._turn():
+            view = await self._perform(self.core.set_objectives(objectives, max_watts))
         return await self._perform(self.core.unmet_objectives(view))
 
 

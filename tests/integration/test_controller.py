@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -14,9 +15,9 @@ from controller.planners.policy_parts import planner_of
 from protos.controller.v1 import controller_pb2 as pb
 from tests.support.control_plane import TICK_S, ControlPlane
 from tests.support.planners import layout, plan_of
-from trefoil.core.fleet import DeviceState
+from trefoil.core.fleet import DeviceState, Hosted, SliceKey
 from trefoil.core.objective import ActMode, Objective
-from trefoil.core.plan import NodePlan, Plan, RolloutState
+from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, RolloutState
 from trefoil.core.policies import policy
 from trefoil.runtime import codec, service
 from trefoil.runtime.repository import load_catalog
@@ -143,6 +144,63 @@ async def test_a_device_out_of_service_is_left_without_a_gap_and_used_again_afte
         return answer.trigger == f"loss: {busy}: can be used (again)"
 
     await plane.until(used_again)
+
+
+@pytest.mark.gate
+async def test_a_lent_device_holds_what_is_asked_while_others_serve_and_comes_back(start):
+    plane = await start(policy="exact")
+    (busy,) = {key.device for key in plane.agent.slices}
+    (spare,) = set(plane.agent.devices) - {busy}
+    least: list[int] = []
+
+    def holding(device: str, variant: str, version: int, kind: str = "7g.40gb") -> Any:
+        part = PlannedSlice(SliceKey(device, kind, 0, 8), (Hosted("digits", variant, version, 0, 1, 1, 8),), 4)
+        return codec.to_proto(PlannedDevice(device, DeviceState.AWAKE, (part,)))
+
+    def ask(planned: Any, lease_s: float = 60.0, **more: Any) -> Awaitable[Any]:
+        wanted = {"holder": "a profiler", "device": planned, "lease_s": lease_s}
+        return plane.stub.LendDevice(pb.LendDeviceRequest(**(wanted | more)))
+
+    async def serving(device: str, variant: str) -> bool:
+        found = {(k.device, s.hosted[0].variant) for k, s in plane.agent.slices.items() if s.state.name == "READY"}
+        plan = await plane.plan()
+        least.append(len([t for route in plan.routes for t in route.targets if not t.draining]))
+        return (device, variant) in found and await plane.settled()
+
+    before = (await plane.plan()).routes
+    for lease_s, planned, words in (
+        (500.0, holding(spare, "digits-m", 3), "lease_s = 500"),
+        (9.0, holding(spare, "digits-m", 9), "hosted.version = 9"),
+        (9.0, holding(spare, "ghost", 3), "ghost"),
+        (9.0, holding("node0/gpu7", "digits-m", 3), "node0/gpu7"),
+        (9.0, holding(spare, "digits-m", 3, "8g.80gb"), "8g.80gb"),
+    ):
+        assert words in await refusal(ask(planned, lease_s))
+    assert (await plane.plan()).routes == before, "what is refused changes nothing"
+
+    await ask(holding(busy, "digits-m", 3), force=True)  # the one that serves: routes leave it first
+    await plane.until(lambda: serving(busy, "digits-m"))
+    assert {t.slice.device for r in (await plane.plan()).routes for t in r.targets if not t.draining} == {spare}
+    assert "lent to a profiler" in await refusal(ask(holding(busy, "digits-m", 3), holder="another"))
+    await ask(holding(busy, "digits-s", 2))
+    await plane.until(lambda: serving(busy, "digits-s"))
+    (loan,) = (await plane.stub.GetPlan(pb.GetPlanRequest())).loans
+    assert (loan.device, loan.holder) == (busy, "a profiler")
+    assert 0 < loan.left_s <= 60.0
+    await ask(holding(busy, "digits-s", 2), lease_s=1.0)
+
+    async def back() -> bool:  # nobody renews it: whoever borrowed was killed
+        least.append(len([s for s in plane.agent.slices.values() if s.state.name == "READY"]))
+        lent = [k for k in plane.agent.slices if k.device == busy and plane.agent.slices[k].hosted[0].version == 2]
+        return not lent and await plane.settled()
+
+    await plane.until(back)
+    assert not (await plane.stub.GetPlan(pb.GetPlanRequest())).loans
+    assert min(least) >= 1
+    assert plane.stop_controller() == 0
+    planner = planner_of("", policy("exact"))
+    decided = stored_decisions(plane.folder / "controller" / "decisions")
+    assert [r for r in (replay(record, planner, made) for record, made in decided) if not r.equal] == []
 
 
 async def test_a_newer_plan_in_the_middle_of_a_rollout_takes_over(start):

@@ -14,6 +14,7 @@ from tests.support.foreign_models import LINEAR, add, graph
 from tests.support.triton_process import ENVIRONMENT, TritonProcess
 from trefoil.cli.main import app
 from trefoil.core.fleet import Hosted
+from trefoil.runtime.repository import load_family
 
 pytestmark = pytest.mark.integration
 READY_S = 60.0
@@ -49,8 +50,10 @@ def theirs(tmp_path_factory: pytest.TempPathFactory, inputs: np.ndarray) -> Path
 def ours(tmp_path: Path, theirs: Path) -> Path:
     root = tmp_path / "models"
     words = ["--as", "toy=small,large", "--accuracy", "small=0.7", "--accuracy", "large=0.9", "--slo-ms", "50"]
-    done = CliRunner().invoke(app, ["family", "import", str(theirs), *words, "--repository", str(root)])
+    done = CliRunner().invoke(app, ["family", "import", str(theirs), *words, "--repository", str(root), "--assume"])
     assert done.exit_code == 0, done.output
+    assert "large: 3.5e-05 M multiply-adds, 4 kernels" in done.output, "4 x 5 + 5 x 3, as ONNX Runtime counts"
+    assert {row.variant for row in load_family(root / "toy")[1]} == {"small", "large"}
     return root
 
 

@@ -48,12 +48,13 @@ class ProfilePoint:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Provenance of a profile, for the header of its file."""
+    """Provenance of a profile, for the header of its file. `source`: what made it, where nothing was measured."""
 
     machine: str
     date: str
     commit: str
     simulated: bool
+    source: str = ""
 
 
 def estimated_j(point: ProfilePoint) -> float:
@@ -96,8 +97,8 @@ def profile_text(points: Sequence[ProfilePoint], provenance: Provenance, *, esti
             remedy="profile through a power agent with a meter, or give --estimate-energy (basis modelled)",
         )  # fmt: skip
     basis = "synthetic" if provenance.simulated else "modelled" if missing else "measured"
-    source = "trefoil profile" + (" on simulated slices" if provenance.simulated else "")
-    if missing:
+    source = provenance.source or "trefoil profile" + (" on simulated slices" if provenance.simulated else "")
+    if missing and not provenance.source:
         source += "; latency measured, energy estimated by core/power at density 1: no meter"
     if raised:
         source += f"; {raised} points raised to the next smaller batch"

@@ -18,9 +18,11 @@ from trefoil.profiler.energy_meter import (
     active_j_per_batch,
 )
 from trefoil.profiler.exclusive_node import ExclusiveNode
+from trefoil.profiler.lent_device import LentDevice
 from trefoil.profiler.profile_csv import QUANTILES, LoadPoint, ProfilePoint
-from trefoil.profiler.triton_load import CLIENTS, TritonSlice, Window
+from trefoil.profiler.triton_load import CLIENTS, TritonSlice, Window, closed_shape, refuse_batch
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.model_files import CONFIG, read_contract
 
 FIRST_SAMPLE_WAIT_S: Final = 2.5  # for the first energy sample: they come once a second
 # Times the window, until its samples cover enough: under load they are longer and fewer.
@@ -49,6 +51,21 @@ class ProfileSpec:
                 raise SettingError(f"from {low} to {high}", field=name, value=wrong or None, remedy="e.g. 1,2,4 or 0.5")
         if not 0.1 <= self.window_s <= 600:
             raise SettingError("0.1 to 600 s", field="--window", value=self.window_s, remedy="e.g. 5")
+
+    def check_contract(self) -> None:
+        """Check batches and shapes against the family's contract, where it is here: else its Triton will tell.
+
+        Raises:
+            SettingError: a batch above the largest, or an input whose shape stays open.
+        """
+        path = self.folder / CONFIG
+        if not path.is_file():
+            return
+        contract = read_contract(path)
+        for batch in self.batches:
+            refuse_batch(self.family.name, batch, contract.max_batch_size)
+        for tensor in contract.input:
+            closed_shape(tensor.name, tensor.dims, self.shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +109,15 @@ class Session:
         finally:
             await triton.close()
 
-    async def profile_node(self, node: ExclusiveNode, slices: Sequence[str], clocks: Sequence[int]) -> None:
-        """Measure every variant on every slice type and clock of a node."""
+    async def profile_node(
+        self, node: ExclusiveNode | LentDevice, slices: Sequence[str], clocks: Sequence[int]
+    ) -> None:
+        """Measure every variant on every slice type and clock of a node, or of a device that is lent.
+
+        Raises:
+            SettingError: the family does not take what was asked for; then nothing was moved for it.
+        """
+        self.spec.check_contract()
         try:
             for place in node.places(slices, clocks):
                 on = MeasuredSlice(place.device, place.kind.name, place.slice_type, place.clock_mhz)

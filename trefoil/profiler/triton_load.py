@@ -93,42 +93,22 @@ class TritonSlice:
         except grpc.aio.AioRpcError as error:
             raise InvalidInput(f"is not served ({error.details()})", field="version", value=version) from error
         max_batch = config.config.max_batch_size
-        if batch > max(1, max_batch):
-            raise SettingError(
-                f"{name} takes at most {max_batch} items",
-                field="--batches",
-                value=batch,
-                remedy="ask for smaller batches",
-            )
+        refuse_batch(name, batch, max_batch)
         request = service_pb2.ModelInferRequest(model_name=name, model_version=wanted)
         for index, tensor in enumerate(metadata.inputs):
-            shape = self._shape(tensor, batch, batched=max_batch > 0)
+            own = item_shape(tensor, self._shapes, batched=max_batch > 0)
+            shape = [batch, *own] if max_batch > 0 else own
             request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
             request.raw_input_contents.append(self._content(tensor, shape, index == 0).tobytes())
         return request
 
-    def _shape(self, tensor: Any, batch: int, *, batched: bool) -> list[int]:
-        declared = list(tensor.shape)[1:] if batched else list(tensor.shape)
-        own = list(self._shapes.get(tensor.name, declared))
-        if any(size < 1 for size in own):
-            raise SettingError(
-                f"its shape {declared} is open", field="--shape", value=tensor.name,
-                remedy=f"give --shape {tensor.name}=<sizes without the batch>",
-            )  # fmt: skip
-        return [batch, *own] if batched else own
-
     def _content(self, tensor: Any, shape: list[int], first: bool) -> Any:
-        if tensor.datatype not in DATATYPES:
-            raise InvalidInput(f"input of type {tensor.datatype} cannot be made up", field="input", value=tensor.name)
-        kind = DATATYPES[tensor.datatype]
         if first and self._items.is_file():
             with np.load(self._items) as data:
                 images = data["images"] if "images" in data else np.zeros(0)
             if list(images.shape[1:]) == shape[1:] and len(images) >= shape[0]:
-                return images[: shape[0]].astype(kind)
-        rng = np.random.default_rng(1)
-        noise = rng.random(shape) if np.issubdtype(kind, np.floating) else rng.integers(0, 2, shape)
-        return noise.astype(kind)
+                return images[: shape[0]].astype(numpy_type(tensor))
+        return made_up(tensor, shape)
 
     async def warm_up(self, request: Any) -> None:
         """Have a few requests answered that nobody counts.
@@ -187,3 +167,61 @@ class TritonSlice:
             await self._clock.sleep(0.01)
         else:
             window.latency_ms.append((self._clock.monotonic_s() - start_s) * MS_PER_S)
+
+
+def item_shape(tensor: Any, shapes: Mapping[str, Sequence[int]], *, batched: bool) -> list[int]:
+    """Shape of one item of an input as a model's metadata says it, or as `shapes` does, by name.
+
+    Raises:
+        SettingError: both leave it open.
+    """
+    declared = list(tensor.shape)[1:] if batched else list(tensor.shape)
+    return closed_shape(tensor.name, declared, shapes)
+
+
+def closed_shape(name: str, declared: Sequence[int], shapes: Mapping[str, Sequence[int]]) -> list[int]:
+    """Shape of one item of an input: as `shapes` says it, else as it is declared.
+
+    Raises:
+        SettingError: both leave it open.
+    """
+    own = list(shapes.get(name, declared))
+    if any(size < 1 for size in own):
+        raise SettingError(
+            f"its shape {list(declared)} is open", field="--shape", value=name,
+            remedy=f"give --shape {name}=<sizes without the batch>",
+        )  # fmt: skip
+    return own
+
+
+def refuse_batch(model: str, batch: int, max_batch: int) -> None:
+    """Refuse a batch that a model does not take; 0: it takes items one by one.
+
+    Raises:
+        SettingError: it is larger.
+    """
+    if batch > max(1, max_batch):
+        raise SettingError(
+            f"{model} takes at most {max(1, max_batch)} items",
+            field="--batches",
+            value=batch,
+            remedy="ask for smaller batches",
+        )
+
+
+def numpy_type(tensor: Any) -> Any:
+    """Type of an input's elements.
+
+    Raises:
+        InvalidInput: of a type whose elements cannot be made up.
+    """
+    if tensor.datatype not in DATATYPES:
+        raise InvalidInput(f"input of type {tensor.datatype} cannot be made up", field="input", value=tensor.name)
+    return DATATYPES[tensor.datatype]
+
+
+def made_up(tensor: Any, shape: Sequence[int]) -> Any:
+    """Elements of an input that nobody has: noise, and 0 or 1 where they are whole numbers. The same each time."""
+    kind, rng = numpy_type(tensor), np.random.default_rng(1)
+    noise = rng.random(shape) if np.issubdtype(kind, np.floating) else rng.integers(0, 2, shape)
+    return noise.astype(kind)

@@ -34,6 +34,7 @@ from controller.loop.core.effects import (
     ConcludeExploration,
     CoreTime,
     Deploy,
+    Log,
     NextSeed,
     NotifyWatchers,
     OpenRecords,
@@ -51,8 +52,11 @@ from controller.loop.core.effects import (
     WakeLoop,
     WriteObjectives,
 )
+from controller.loop.core.loans import Loan, Loans, refuse_loan
+from controller.loop.core.slo_margin import SloMargin
 from controller.loop.core.triggers import (
     ALWAYS,
+    OPERATOR,
     HoldTimers,
     PlanBasis,
     Trigger,
@@ -60,6 +64,7 @@ from controller.loop.core.triggers import (
     plan_basis,
 )
 from controller.observe.core.observation import Observation
+from controller.planners.fleet_power import check_power
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.brains import Decision, LivePlanner, PlanView
@@ -68,6 +73,7 @@ from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import Plan, RolloutState
 from trefoil.core.policies import Policy
 
+FLEET: Final = "fleet_objective"  # under which the watt cap is saved
 URGENT: Final = ("loss", "objective")  # what an exploration under way makes room for
 RETRY_S: Final = 10.0  # after a decision that found no plan
 FIRST_RETRY_S: Final = 2.0  # the same while nothing is in force
@@ -100,34 +106,7 @@ class SavedState:
     totals: ExplorationTotals
     causes: Counter[str] = field(default_factory=Counter)
     reconfigurations: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass(slots=True)
-class SloMargin:
-    """Margin on the p90 demand of each family after SLO breaches (settings slo_boost_*), as a ratio."""
-
-    step: float
-    limit: float
-    wear_s: float = 60.0
-    by_family: dict[str, float] = field(default_factory=dict)
-    _worn_at_s: float | None = None
-
-    def raise_on_breach(self, view: PlanView) -> None:
-        """Raise the margin of every family that misses its SLO now, by `step` up to `limit`."""
-        quantiles = {o.family: o.slo_quantile for o in view.objectives}
-        for measured in view.measured:
-            if measured.slo_attainment < quantiles.get(measured.family, 0.0):
-                self.by_family[measured.family] = min(self.limit, self.by_family.get(measured.family, 0.0) + self.step)
-
-    def wear_off(self, view: PlanView) -> None:
-        """Lower the margin of every family that meets its SLO, `limit` in `wear_s`."""
-        passed_s = view.now_s - self._worn_at_s if self._worn_at_s is not None else 0.0
-        self._worn_at_s = view.now_s
-        quantiles = {o.family: o.slo_quantile for o in view.objectives}
-        for measured in view.measured:
-            boost = self.by_family.get(measured.family, 0.0)
-            if boost and measured.slo_attainment >= quantiles.get(measured.family, 1.0):
-                self.by_family[measured.family] = max(0.0, boost - self.limit * max(0.0, passed_s) / self.wear_s)
+    max_watts: float = 0.0
 
 
 class ControlCore:
@@ -149,12 +128,14 @@ class ControlCore:
         self._thresholds = replace(settings.thresholds, tick_grace_s=tick_grace_s)
         self._meter, self._rollouts = meter, rollouts
         self.objectives = saved.objectives
+        self.max_watts = saved.max_watts  # of the fleet's planned power; 0 = no cap
         # A candidate that was being measured when the controller ended makes way for the plan before it.
         self.plans = [p for p in saved.plans if not p.exploration] or list(saved.plans)
         self.control = saved.control
         self.causes, self.reconfigurations = saved.causes, saved.reconfigurations
         self.explorer = Explorer(live, observation.windows, meter, settings.explore, time, saved.totals)
         self.slo_margin = SloMargin(settings.slo_boost_ratio, settings.slo_boost_max, settings.slo_boost_wear_s)
+        self.loans = Loans()
         self.last_verdict: Verdict | None = None
         self.last_trigger: Trigger | None = None
         self.plan_basis: PlanBasis | None = None
@@ -179,7 +160,10 @@ class ControlCore:
     def view(self) -> PlanView:
         """View of this moment for planner and triggers."""
         grams = self._meter.grams_per_request(self.objectives, self.time.now_s)
-        return self.observation.view(self.objectives, self.current, self.slo_margin.by_family, grams, self.time.now_s)
+        margins = self.slo_margin.by_family
+        found = self.observation.view(self.objectives, self.current, margins, grams, self.time.now_s)
+        found = replace(found, max_watts=self.max_watts) if self.max_watts else found
+        return self.loans.seen(found, self.observation.catalog) if self.loans.lent else found
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -206,6 +190,9 @@ class ControlCore:
 
     def step(self) -> Steps[None]:
         """Step of control under the epoch entered: triggers, decision, exploration, retries."""
+        if self.loans.lent:
+            for loan in self.loans.expire(self.observation.fleet(self.time.now_s), self.time.monotonic_s):
+                yield Log("loan ended", {"device": loan.device, "holder": loan.holder}, "warning")
         view = self.view()
         yield UseView(view)
         self.slo_margin.wear_off(view)
@@ -264,7 +251,7 @@ class ControlCore:
             return False
         held = any(name.startswith((*ALWAYS, *self.policy.triggers)) for name in self.timers.since_s)
         rolling = self._rollouts.rolling or self._rollouts.outcome[0] == RolloutState.APPLYING
-        if rolling or self.explorer.run or held or any(self.slo_margin.by_family.values()):
+        if rolling or self.explorer.run or held or self.loans.lent or any(self.slo_margin.by_family.values()):
             return False
         settings, retry_at_s = self.settings, self._rollouts.retry_at_s
         rested_s = self.plan_basis.at_s + settings.triggers.slo_rest_s + settings.tick_s
@@ -302,7 +289,10 @@ class ControlCore:
         versions: Mapping[str, str] | None = None,
     ) -> Steps[None]:
         """Record what was decided on `view`, and put it in force. `decision`: what is made of the answer."""
-        judgement = verdict = judge(judged, trigger, decision or answer.decision, self.control)
+        wanted = decision or answer.decision
+        if wanted.plan is not None:
+            wanted = replace(wanted, plan=self.loans.with_lent(wanted.plan, judged.fleet))
+        judgement = verdict = judge(judged, trigger, wanted, self.control)
         if decision is None and not self._is_news(view, trigger, verdict):
             self._set_basis(view, verdict)
             return
@@ -310,8 +300,7 @@ class ControlCore:
         if plan is not None:
             effect = yield from self._count(trigger.cause, reconfigures(self.current, plan))
             plan = self._numbered(view, plan)
-        if decision is not None:  # a replay compares with what the planner made
-            verdict = replace(verdict, decision=answer.decision)
+        verdict = replace(verdict, decision=answer.decision)  # a replay compares with what the planner made
         yield self._record_effect(view, trigger, answer, verdict, effect, plan or self.current, versions)
         plans = self._plans_with(plan) if plan is not None else self.plans
         if plan is not None:
@@ -349,7 +338,10 @@ class ControlCore:
         plan: Plan | None,
         versions: Mapping[str, str] | None = None,
     ) -> RecordDecision:
-        given = versions or {}
+        before = self._rollouts.outcome[
+            0
+        ].name.lower()  # of the plan until now: one under way is superseded by a new one
+        given = {"rollout_before": before, **(versions or {})}
         counts = dict(self.causes), dict(self.reconfigurations)
         return RecordDecision(self.decision_id, view, trigger, answer, verdict, effect, plan, given, *counts)
 
@@ -508,21 +500,71 @@ class ControlCore:
         """Decide now for this trigger, whatever the others say."""
         yield from self._decide(self.view(), trigger)
 
-    def set_objective(self, objective: Objective) -> Steps[PlanView]:
-        """Set an accepted objective in force; returns the view that it is judged on.
+    def lend(self, loan: Loan, *, force: bool = False) -> Steps[None]:
+        """Lend a device: others are planned around it, and it holds what the loan says. Asked again, it is renewed.
+
+        Raises:
+            errors.SettingError: plans are not carried out now, or the device is lent to somebody else.
+            errors.Unavailable: without it objectives would be missed (not asked with `force`), or no plan has it.
+            errors.DiskUnavailable, errors.Fenced, errors.StateUnavailable: nothing has changed.
+        """
+        before = self.loans.lent.get(loan.device)
+        if before is not None and (before.holder, before.planned) == (loan.holder, loan.planned):
+            self.loans.lent[loan.device] = loan
+            return
+        held = self.control.hold_reason or ("" if self.explorer.live is None else f"{self.policy.name} measures")
+        refuse_loan(loan, before, held)
+        self.loans.lent[loan.device] = loan
+        kept = False
+        try:
+            if before is None and not force:
+                missed = yield from self._missed(self.view())
+                if missed:
+                    raise errors.Unavailable(
+                        f"the others would miss their objectives without it: {missed}", field="device",
+                        value=loan.device, remedy="wait for less load, or take it all the same (--replace)",
+                    )  # fmt: skip
+            yield from self._decide(self.view(), Trigger(OPERATOR, f"{loan.device} is lent to {loan.holder}"))
+            kept = self.current is not None and loan.planned in [d for n in self.current.nodes for d in n.devices]
+            if not kept:
+                why = self.last_verdict.why if self.last_verdict is not None else ""
+                raise errors.Unavailable(f"no plan has it: {why}", field="device", value=loan.device)
+        finally:
+            if not kept:
+                self.loans.lent.pop(loan.device)
+                if before is not None:
+                    self.loans.lent[loan.device] = before
+
+    def _missed(self, view: PlanView) -> Steps[str]:
+        """What of the objectives a plan on this view would miss, in words; "" for nothing."""
+        decision = (yield CallPlanner(view, self.settings.seed)).decision
+        if decision.plan is not None:
+            try:
+                check_power(view, decision.plan)
+            except errors.PlanError as error:
+                return str(error)
+        return decision.degraded or (decision.plan.degraded if decision.plan else "")
+
+    def set_objectives(self, objectives: Sequence[Objective], max_watts: float | None = None) -> Steps[PlanView]:
+        """Set accepted objectives in force, all or none, and the fleet's watt cap (0 = none; None = as it is); returns
+        the view that they are judged on.
 
         Raises:
             errors.DiskUnavailable, errors.Fenced, errors.StateUnavailable: it is not in force.
         """
-        before = list(self.objectives.values())
-        yield Save({"objectives": list({**self.objectives, objective.family: objective}.values())})
+        before, cap = list(self.objectives.values()), self.max_watts if max_watts is None else max_watts
+        wanted = {objective.family: objective for objective in objectives}
+        yield Save({"objectives": list({**self.objectives, **wanted}.values()), FLEET: {"max_watts": cap}})
         try:
-            yield WriteObjectives((objective,))
+            yield WriteObjectives(tuple(objectives))
         except (errors.Fenced, errors.StateUnavailable):
             yield SaveLater("objectives", before)
+            yield SaveLater(FLEET, {"max_watts": self.max_watts})
             raise
-        self.objectives[objective.family] = objective
-        self.observation.windows.restart_budget(objective.family)
+        self.max_watts = cap
+        self.objectives.update(wanted)
+        for family in wanted:
+            self.observation.windows.restart_budget(family)
         return replace(self.view(), trigger="objective")
 
     def unmet_objectives(self, view: PlanView) -> Steps[str]:
@@ -532,5 +574,4 @@ class ControlCore:
         yield WakeLoop()
         if self.explorer.wants_to_explore(view):
             return ""  # what can be reached is measured next
-        decision = (yield CallPlanner(view, self.settings.seed)).decision
-        return decision.degraded or (decision.plan.degraded if decision.plan else "")
+        return (yield from self._missed(view))

@@ -4,8 +4,8 @@ Source: DESIGN section 5 (modes of operation, Freeze, Pin, Rollback); rungs ours
 Data: the view, the trigger, how far the controller may go (`ControlState`), a planner.
 Decision: `Verdict`. Nothing is numbered or written here.
 Formulation: rung 0 is the planner's plan; 1 its plan, degraded by a limit that it names; 2 the last good plan, as the
-planner found none or its plan breaks a rule of `Plan.check`. OBSERVE does not plan. ADVISE, a frozen and a pinned
-controller plan, predict the saving against what runs, and touch nothing.
+planner found none or its plan breaks a rule of `Plan.check` or the fleet's watt cap. OBSERVE does not plan. ADVISE, a
+frozen and a pinned controller plan, predict the saving against what runs, and touch nothing.
 Deviations: none.
 """
 
@@ -15,6 +15,7 @@ from typing import Final, cast
 import numpy as np
 
 from controller.loop.core.triggers import Trigger
+from controller.planners.fleet_power import check_power
 from trefoil.core.brains import Candidate, Decision, LivePlanner, Planner, PlanView
 from trefoil.core.errors import PlanError, TrefoilError
 from trefoil.core.objective import ActMode
@@ -102,6 +103,7 @@ def judge(view: PlanView, trigger: Trigger, decision: Decision, control: Control
         return Verdict(outcome, text if degraded else why, decision, None, None, RUNG_KEPT if degraded else 0, degraded)
     try:
         check(plan, view.fleet, view.catalog, view.demand, view.objectives)
+        check_power(view, plan)
     except PlanError as error:
         text = f"{why}; rung {RUNG_KEPT}: the planner's plan is refused ({error}), the last good plan stays"
         return Verdict(FAILED, text, decision, None, None, RUNG_KEPT, str(error))

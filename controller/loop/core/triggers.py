@@ -8,7 +8,7 @@ Formulation, in order of urgency:
   start      there is no plan
   loss       a device or slice of the plan is gone, out of service or failed for longer than `loss_hold_s`, or a device
              came back
-  objective  an objective's number differs from the plan's
+  objective  an objective's number differs from the plan's, or the fleet's watt cap does
   load       p90 demand > capacity of the plan, and the rate is significantly above what the plan expected: at once;
              p90 demand leaves [1 - down, 1 + up] x the planned one for `load_hold_s`: patiently, either way
   slo        attainment < quantile - margin for `slo_hold_s`, no earlier than `slo_rest_s` after the last plan
@@ -75,6 +75,7 @@ class PlanBasis:
     lost: frozenset[SliceKey] = frozenset()
     next_tick_at_s: float = math.inf
     unloadable: frozenset[str] = frozenset()
+    max_watts: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ def plan_basis(view: PlanView, plan: Plan, next_tick_at_s: float) -> PlanBasis:
         unloadable=frozenset(unloadable_variants(view.fleet)),
         lost=frozenset(_lost_slices(view, plan)),
         next_tick_at_s=next_tick_at_s,
+        max_watts=view.max_watts,
     )
 
 
@@ -181,6 +183,9 @@ def _models(view: PlanView, basis: PlanBasis) -> list[Trigger]:
 
 def _objectives(view: PlanView, basis: PlanBasis) -> list[Trigger]:
     planned = basis.objective_numbers
+    if view.max_watts != basis.max_watts:
+        now, then = (f"{watts:g} W" if watts else "without a cap" for watts in (view.max_watts, basis.max_watts))
+        return [Trigger("objective", f"the fleet may take {now}, planned for {then}")]
     return [
         Trigger(
             "objective", f"objective of {o.family} is number {o.number}, planned for {planned.get(o.family, 'none')}"

@@ -13,7 +13,7 @@ Deviations: none.
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final
@@ -21,7 +21,7 @@ from typing import Final
 from trefoil.core.brains import BudgetState
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import IdentityKey
-from trefoil.core.demand import LoadWindow, Measured
+from trefoil.core.demand import LoadCell, LoadWindow, Measured
 from trefoil.core.latency import Histogram, merge, quantile_ms
 from trefoil.core.units import HOUR_S
 
@@ -161,15 +161,29 @@ class LoadWindows:
         recent = (w for w in self._windows if w.ends_at_s > since_s)
         return sum(c.answered for w in recent for c in w.cells if c.key.family == family)
 
+    def kept_since(self, now_s: float) -> float:
+        """Since when all windows are kept: `keep_s` ago, or when the first of them began; now when there is none."""
+        first_s = self._windows[0].starts_at_s if self._windows else now_s
+        return min(now_s, max(first_s, now_s - self._settings.keep_s))
+
     def begun_since(self, since_s: float) -> tuple[LoadWindow, ...]:
         """Windows of all workers that began at a time or later: nothing of what was before is in them."""
         return tuple(w for w in self._windows if w.starts_at_s >= since_s)
 
     def measured(self, family: str, now_s: float, catalog: Catalog, grams_per_request: float | None) -> Measured | None:
-        """Measurement of a family over the last `measure_s`; None when nothing arrived."""
+        """Measurement of a family over the last `measure_s`; None when nothing arrived.
+
+        Attainment is of requests without a class, where there are any: no plan for the family's SLO cures a class that
+        asks for more.
+        """
         span_s = self._settings.measure_s
         recent = [w for w in self._windows if w.ends_at_s > now_s - span_s]
-        return self.measured_in(recent, family, span_s, catalog, grams_per_request)
+        found = self.measured_in(recent, family, span_s, catalog, grams_per_request)
+        cells = [c for w in recent for c in w.cells if c.key.family == family]
+        if found is None or not any(c.key.slo_class for c in cells):
+            return found
+        own = measured_cells([c for c in cells if not c.key.slo_class], family, span_s, catalog)
+        return found if own is None else replace(found, slo_attainment=own.slo_attainment)
 
     def measured_in(
         self,
@@ -182,26 +196,7 @@ class LoadWindows:
     ) -> Measured | None:
         """Measurement of a family over these windows, which cover `span_s`; None when nothing arrived."""
         cells = [c for w in recent for c in w.cells if c.key.family == family]
-        arrived = sum(c.arrived for c in cells)
-        answered = sum(c.answered for c in cells)
-        if not arrived and not answered:
-            return None
-        latency: Histogram = merge(c.latency for c in cells)
-        accuracy = sum(c.answered * _accuracy(catalog, family, c.key.variant) for c in cells if c.answered)
-        # What arrived in the window may be answered after it: count against whichever is larger.
-        failed = sum(sum(c.failed_by_code.values()) for c in cells)
-        ended = answered + failed
-        return Measured(
-            family=family,
-            latency_ms_p95=_quantile_ms(IdentityKey(latency), 0.95),
-            latency_ms_p99=_quantile_ms(IdentityKey(latency), 0.99),
-            slo_attainment=min(1.0, sum(c.within_slo for c in cells) / max(1, ended)),
-            accuracy=accuracy / answered if answered else 0.0,
-            grams_per_request=grams_per_request,
-            rate_per_s=arrived / span_s,
-            window_s=span_s,
-            joules_per_request=joules_per_request,
-        )
+        return measured_cells(cells, family, span_s, catalog, grams_per_request, joules_per_request)
 
     def open_budget(self, family: str, window_s: float, now_s: float) -> None:
         """Open an accuracy window; goes on when it is open with the same length already."""
@@ -297,6 +292,37 @@ class LoadWindows:
             budget.accuracy_sums.append(0.0)
         budget.requests[-1] += answered
         budget.accuracy_sums[-1] += answered * _accuracy(catalog, family, variant)
+
+
+def measured_cells(
+    cells: Sequence[LoadCell],
+    family: str,
+    span_s: float,
+    catalog: Catalog,
+    grams_per_request: float | None = None,
+    joules_per_request: float | None = None,
+) -> Measured | None:
+    """Measurement of a family by these cells of its, which cover `span_s`; None when nothing arrived."""
+    arrived = sum(c.arrived for c in cells)
+    answered = sum(c.answered for c in cells)
+    if not arrived and not answered:
+        return None
+    latency: Histogram = merge(c.latency for c in cells)
+    accuracy = sum(c.answered * _accuracy(catalog, family, c.key.variant) for c in cells if c.answered)
+    # What arrived in the window may be answered after it: count against whichever is larger.
+    failed = sum(sum(c.failed_by_code.values()) for c in cells)
+    ended = answered + failed
+    return Measured(
+        family=family,
+        latency_ms_p95=_quantile_ms(IdentityKey(latency), 0.95),
+        latency_ms_p99=_quantile_ms(IdentityKey(latency), 0.99),
+        slo_attainment=min(1.0, sum(c.within_slo for c in cells) / max(1, ended)),
+        accuracy=accuracy / answered if answered else 0.0,
+        grams_per_request=grams_per_request,
+        rate_per_s=arrived / span_s,
+        window_s=span_s,
+        joules_per_request=joules_per_request,
+    )
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ class GetPlanRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetPlanResponse(_message.Message):
-    __slots__ = ("plan", "rollout", "mode", "frozen", "pinned", "carbon_refused", "disk_trouble")
+    __slots__ = ("plan", "rollout", "mode", "frozen", "pinned", "carbon_refused", "disk_trouble", "loans")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class GetPlanResponse(_message.Message):
     PINNED_FIELD_NUMBER: _ClassVar[int]
     CARBON_REFUSED_FIELD_NUMBER: _ClassVar[int]
     DISK_TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    LOANS_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     rollout: _plan_pb2.Rollout
     mode: _plan_pb2.ActMode
@@ -28,7 +29,18 @@ class GetPlanResponse(_message.Message):
     pinned: bool
     carbon_refused: str
     disk_trouble: str
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., rollout: _Optional[_Union[_plan_pb2.Rollout, _Mapping]] = ..., mode: _Optional[_Union[_plan_pb2.ActMode, str]] = ..., frozen: _Optional[bool] = ..., pinned: _Optional[bool] = ..., carbon_refused: _Optional[str] = ..., disk_trouble: _Optional[str] = ...) -> None: ...
+    loans: _containers.RepeatedCompositeFieldContainer[Loan]
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., rollout: _Optional[_Union[_plan_pb2.Rollout, _Mapping]] = ..., mode: _Optional[_Union[_plan_pb2.ActMode, str]] = ..., frozen: _Optional[bool] = ..., pinned: _Optional[bool] = ..., carbon_refused: _Optional[str] = ..., disk_trouble: _Optional[str] = ..., loans: _Optional[_Iterable[_Union[Loan, _Mapping]]] = ...) -> None: ...
+
+class Loan(_message.Message):
+    __slots__ = ("device", "holder", "left_s")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    holder: str
+    left_s: float
+    def __init__(self, device: _Optional[str] = ..., holder: _Optional[str] = ..., left_s: _Optional[float] = ...) -> None: ...
 
 class WatchPlanRequest(_message.Message):
     __slots__ = ()
@@ -109,6 +121,36 @@ class GetObjectiveResponse(_message.Message):
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     objective: _plan_pb2.Objective
     def __init__(self, objective: _Optional[_Union[_plan_pb2.Objective, _Mapping]] = ...) -> None: ...
+
+class SetObjectivesRequest(_message.Message):
+    __slots__ = ("objectives", "max_watts")
+    OBJECTIVES_FIELD_NUMBER: _ClassVar[int]
+    MAX_WATTS_FIELD_NUMBER: _ClassVar[int]
+    objectives: _containers.RepeatedCompositeFieldContainer[SetObjectiveRequest]
+    max_watts: float
+    def __init__(self, objectives: _Optional[_Iterable[_Union[SetObjectiveRequest, _Mapping]]] = ..., max_watts: _Optional[float] = ...) -> None: ...
+
+class SetObjectivesResponse(_message.Message):
+    __slots__ = ("objectives", "max_watts", "degraded")
+    OBJECTIVES_FIELD_NUMBER: _ClassVar[int]
+    MAX_WATTS_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    objectives: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Objective]
+    max_watts: float
+    degraded: str
+    def __init__(self, objectives: _Optional[_Iterable[_Union[_plan_pb2.Objective, _Mapping]]] = ..., max_watts: _Optional[float] = ..., degraded: _Optional[str] = ...) -> None: ...
+
+class GetObjectivesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetObjectivesResponse(_message.Message):
+    __slots__ = ("objectives", "max_watts")
+    OBJECTIVES_FIELD_NUMBER: _ClassVar[int]
+    MAX_WATTS_FIELD_NUMBER: _ClassVar[int]
+    objectives: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Objective]
+    max_watts: float
+    def __init__(self, objectives: _Optional[_Iterable[_Union[_plan_pb2.Objective, _Mapping]]] = ..., max_watts: _Optional[float] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("family",)
@@ -271,3 +313,75 @@ class GetDecisionResponse(_message.Message):
     decision: _plan_pb2.DecisionRecord
     made: _plan_pb2.Plan
     def __init__(self, decision: _Optional[_Union[_plan_pb2.DecisionRecord, _Mapping]] = ..., made: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ...) -> None: ...
+
+class LendDeviceRequest(_message.Message):
+    __slots__ = ("holder", "device", "lease_s", "force")
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    holder: str
+    device: _plan_pb2.PlannedDevice
+    lease_s: float
+    force: bool
+    def __init__(self, holder: _Optional[str] = ..., device: _Optional[_Union[_plan_pb2.PlannedDevice, _Mapping]] = ..., lease_s: _Optional[float] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class LendDeviceResponse(_message.Message):
+    __slots__ = ("revision",)
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    revision: _common_pb2.Revision
+    def __init__(self, revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ...) -> None: ...
+
+class ReturnDeviceRequest(_message.Message):
+    __slots__ = ("device", "holder")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    holder: str
+    def __init__(self, device: _Optional[str] = ..., holder: _Optional[str] = ...) -> None: ...
+
+class ReturnDeviceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetServedRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Served(_message.Message):
+    __slots__ = ("family", "slo_class", "slo_ms", "rate_per_s", "answered", "failed", "latency_ms_p95", "slo_attainment", "accuracy", "joules_per_request", "grams_per_request")
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    SLO_CLASS_FIELD_NUMBER: _ClassVar[int]
+    SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    RATE_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_MS_P95_FIELD_NUMBER: _ClassVar[int]
+    SLO_ATTAINMENT_FIELD_NUMBER: _ClassVar[int]
+    ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    JOULES_PER_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    GRAMS_PER_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    family: str
+    slo_class: str
+    slo_ms: float
+    rate_per_s: float
+    answered: int
+    failed: int
+    latency_ms_p95: float
+    slo_attainment: float
+    accuracy: float
+    joules_per_request: float
+    grams_per_request: float
+    def __init__(self, family: _Optional[str] = ..., slo_class: _Optional[str] = ..., slo_ms: _Optional[float] = ..., rate_per_s: _Optional[float] = ..., answered: _Optional[int] = ..., failed: _Optional[int] = ..., latency_ms_p95: _Optional[float] = ..., slo_attainment: _Optional[float] = ..., accuracy: _Optional[float] = ..., joules_per_request: _Optional[float] = ..., grams_per_request: _Optional[float] = ...) -> None: ...
+
+class GetServedResponse(_message.Message):
+    __slots__ = ("window_s", "served", "base_basis", "base_unknown")
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
+    BASE_BASIS_FIELD_NUMBER: _ClassVar[int]
+    BASE_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    window_s: float
+    served: _containers.RepeatedCompositeFieldContainer[Served]
+    base_basis: str
+    base_unknown: str
+    def __init__(self, window_s: _Optional[float] = ..., served: _Optional[_Iterable[_Union[Served, _Mapping]]] = ..., base_basis: _Optional[str] = ..., base_unknown: _Optional[str] = ...) -> None: ...

@@ -54,6 +54,16 @@ class ControllerStub:
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveRequest.SerializeToString,
                 response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveResponse.FromString,
                 _registered_method=True)
+        self.SetObjectives = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/SetObjectives',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectivesRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectivesResponse.FromString,
+                _registered_method=True)
+        self.GetObjectives = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/GetObjectives',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectivesRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectivesResponse.FromString,
+                _registered_method=True)
         self.LoadFamily = channel.unary_unary(
                 '/trefoil.controller.v1.Controller/LoadFamily',
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.LoadFamilyRequest.SerializeToString,
@@ -99,10 +109,25 @@ class ControllerStub:
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.ReplanRequest.SerializeToString,
                 response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.ReplanResponse.FromString,
                 _registered_method=True)
+        self.LendDevice = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/LendDevice',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.LendDeviceRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.LendDeviceResponse.FromString,
+                _registered_method=True)
+        self.ReturnDevice = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/ReturnDevice',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.ReturnDeviceRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.ReturnDeviceResponse.FromString,
+                _registered_method=True)
         self.GetDecision = channel.unary_unary(
                 '/trefoil.controller.v1.Controller/GetDecision',
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetDecisionRequest.SerializeToString,
                 response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetDecisionResponse.FromString,
+                _registered_method=True)
+        self.GetServed = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/GetServed',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetServedRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetServedResponse.FromString,
                 _registered_method=True)
 
 
@@ -131,6 +156,19 @@ class ControllerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetObjective(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetObjectives(self, request, context):
+        """Replaces several objectives, and the fleet's watt cap, all or none: all are checked before one is in force.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetObjectives(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -198,8 +236,30 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LendDevice(self, request, context):
+        """Lends a device to a command that uses it alone for `lease_s`, to be asked again before: others are planned around it
+        and it holds what is asked. Refused where the others' objectives would be missed without it, unless `force`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReturnDevice(self, request, context):
+        """Ends a loan; one that has ended already is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetDecision(self, request, context):
         """One decision that is kept, with what was known then and the plan that the planner made.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetServed(self, request, context):
+        """What was served of late, by family and by request class where a family has any.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -227,6 +287,16 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.GetObjective,
                     request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveRequest.FromString,
                     response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveResponse.SerializeToString,
+            ),
+            'SetObjectives': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetObjectives,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectivesRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectivesResponse.SerializeToString,
+            ),
+            'GetObjectives': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetObjectives,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectivesRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectivesResponse.SerializeToString,
             ),
             'LoadFamily': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadFamily,
@@ -273,10 +343,25 @@ def add_ControllerServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.ReplanRequest.FromString,
                     response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.ReplanResponse.SerializeToString,
             ),
+            'LendDevice': grpc.unary_unary_rpc_method_handler(
+                    servicer.LendDevice,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.LendDeviceRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.LendDeviceResponse.SerializeToString,
+            ),
+            'ReturnDevice': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReturnDevice,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.ReturnDeviceRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.ReturnDeviceResponse.SerializeToString,
+            ),
             'GetDecision': grpc.unary_unary_rpc_method_handler(
                     servicer.GetDecision,
                     request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetDecisionRequest.FromString,
                     response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetDecisionResponse.SerializeToString,
+            ),
+            'GetServed': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetServed,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetServedRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetServedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -387,6 +472,60 @@ class Controller:
             '/trefoil.controller.v1.Controller/GetObjective',
             protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveRequest.SerializeToString,
             protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetObjectives(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/SetObjectives',
+            protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectivesRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectivesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetObjectives(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/GetObjectives',
+            protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectivesRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectivesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -641,6 +780,60 @@ class Controller:
             _registered_method=True)
 
     @staticmethod
+    def LendDevice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/LendDevice',
+            protos_dot_controller_dot_v1_dot_controller__pb2.LendDeviceRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.LendDeviceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReturnDevice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/ReturnDevice',
+            protos_dot_controller_dot_v1_dot_controller__pb2.ReturnDeviceRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.ReturnDeviceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetDecision(request,
             target,
             options=(),
@@ -657,6 +850,33 @@ class Controller:
             '/trefoil.controller.v1.Controller/GetDecision',
             protos_dot_controller_dot_v1_dot_controller__pb2.GetDecisionRequest.SerializeToString,
             protos_dot_controller_dot_v1_dot_controller__pb2.GetDecisionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetServed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/GetServed',
+            protos_dot_controller_dot_v1_dot_controller__pb2.GetServedRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.GetServedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,10 +9,13 @@ import numpy as np
 
 from protos.controller.v1 import controller_pb2 as pb
 from tests.support.virtual.loop import Process
+from tests.support.virtual.planner import FAMILY
 from tests.support.virtual.redis import Stream
-from tests.support.virtual.system import FAULTS_S, PLACES, System
+from tests.support.virtual.system import CATALOG, FAULTS_S, PLACES, System
 from trefoil.core.errors import TrefoilError
-from trefoil.core.fleet import SliceState
+from trefoil.core.fleet import DeviceState, Hosted, SliceKey, SliceState
+from trefoil.core.plan import PlannedDevice, PlannedSlice
+from trefoil.runtime import codec
 from trefoil.runtime.state import LEASE_TTL_S
 
 LONGEST_S = 6.0
@@ -301,6 +304,30 @@ def released(system: System) -> None:
         place.process.start(system.loop, asked).add_done_callback(over)
 
 
+def device_lent(system: System, d: Any) -> None:
+    """Somebody profiles on a device, and is killed before it is given back, or gives it back."""
+    place, node = system.controller, system.nodes[f"node{int(d[0] * 2)}"]
+    if place.service is None or place.process is None or place.process.stopped:
+        return
+    device = sorted(node.devices)[int(d[1] * len(node.devices))]
+    variants = CATALOG.family(FAMILY).variants
+    variant = variants[int(d[2] * len(variants))]
+    hosted = Hosted(FAMILY, variant.name, variant.version, 0, 1, 1, 8)
+    part = PlannedSlice(SliceKey(device, "7g.40gb", 0, 8), (hosted,), 4)
+    planned = codec.to_proto(PlannedDevice(device, DeviceState.AWAKE, (part,)))
+    ask = pb.LendDeviceRequest(holder="a profiler", device=planned, lease_s=seconds(d[3], 1.0), force=d[3] < 0.5)
+    place.process.start(system.loop, _asked(place.service.LendDevice, ask))
+    if d[2] < 0.5:
+        system.loop.call_later(seconds(d[3]) / 2, _given_back, system, device)
+
+
+def _given_back(system: System, device: str) -> None:
+    place = system.controller
+    if place.service is not None and place.process is not None and not place.process.stopped:
+        ask = pb.ReturnDeviceRequest(device=device, holder="a profiler")
+        place.process.start(system.loop, _asked(place.service.ReturnDevice, ask))
+
+
 def _granted(asked: "asyncio.Task[bool]") -> bool:
     return asked.done() and not asked.cancelled() and asked.result()
 
@@ -341,6 +368,7 @@ KINDS: dict[str, Callable[[System, Any], None]] = {
     "starts fail": starts_fail,
     "device lost": device_lost,
     "device cordoned": device_cordoned,
+    "device lent": device_lent,
     "redis down": redis_down,
     "redis restarted": redis_restarted,
     "redis emptied": redis_emptied,

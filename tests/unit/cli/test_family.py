@@ -3,6 +3,7 @@
 import json
 import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,17 @@ from typer.testing import CliRunner
 
 from tests.support.foreign_models import LINEAR, MINUS, UNNAMED, add, graph
 from trefoil.cli.main import app
+from trefoil.core.common import Basis
+from trefoil.profiler.assumed import GraphCost, assumed_points
+from trefoil.profiler.cost_law import read_model
+from trefoil.profiler.profile_csv import Provenance, profile_text
 from trefoil.runtime.model_files import contract
 from trefoil.runtime.repository import load_family
 
 SHIPPED = Path(__file__).parents[3] / "model_repository"
+COST = GraphCost(macs=4_000_000_000, written=37_000_000, kernels=174, weights_bytes=102_000_000, uncounted={})
+LAW = read_model(json.loads((SHIPPED / "_profiles" / "constants.json").read_text())).latency
+WHERE = Provenance("none", "2026-11-25", "0000000", True, "by a test")
 ACCURACIES = ("--accuracy", "small=0.7", "--accuracy", "large=0.9")
 
 
@@ -195,7 +203,11 @@ def test_engines_are_taken_for_every_type_of_gpu(tmp_path):
     assert config.backend == "tensorrt"
     assert dict(config.cc_model_filenames) == {"8.0": "model_cc8.0.plan", "9.0": "model_cc9.0.plan"}
     assert (tmp_path / "ours" / "toy" / "2" / "model_cc9.0.plan").read_text() == "large for 9.0"
-    assert run("check", "--repository", tmp_path / "ours").exit_code == 0
+    checked = run("check", "--repository", tmp_path / "ours")
+    assert checked.exit_code == 1
+    assert checked.output.count("\n  ") == 1
+    assert "no profile" in checked.output
+    refused(run("assume", "toy", "--repository", tmp_path / "ours"), "engines cannot be looked into")
 
 
 def test_engines_of_other_gpus_or_with_other_names_are_refused(tmp_path):
@@ -231,7 +243,13 @@ def test_the_shipped_families_are_in_order_and_those_without_graphs_say_how_to_g
 def test_check_names_what_is_wrong(theirs, tmp_path):
     done(imported(theirs, "--json"))
     ours = tmp_path / "ours"
+    unprofiled = run("check", "toy", "--repository", ours)
+    assert unprofiled.exit_code == 1
+    assert "no profile: only policies that measure can serve it. Remedy: `trefoil profile toy`" in unprofiled.output
+    points = assumed_points(load_family(ours / "toy")[0], dict.fromkeys(("small", "large"), COST), LAW, 8)
+    (ours / "toy" / "profile.csv").write_text(profile_text(points, WHERE, estimate_energy=True))
     assert run("check", "toy", "--repository", ours).exit_code == 0
+    refused(run("assume", "toy", "--repository", ours), "profile.csv exists already")
     refused(run("check", "tyo", "--repository", ours), "no family tyo", "'toy'")
     (ours / "toy" / "2" / "model.onnx").write_bytes(graph("mlp_unnamed"))
     wrong = run("check", "--repository", ours)
@@ -247,3 +265,28 @@ def test_check_names_what_is_wrong(theirs, tmp_path):
     assert "large has no model files" in run("check", "--repository", ours).output
     config.unlink()
     assert "no tensor contract" in run("check", "--repository", ours).output
+
+
+def test_what_is_assumed_grows_with_batch_and_shrinks_with_the_slice_and_says_that_nobody_measured(theirs, tmp_path):
+    done(imported(theirs, "--json"))
+    folder = tmp_path / "ours" / "toy"
+    small = replace(COST, macs=COST.macs // 10, written=COST.written // 10)
+    points = assumed_points(load_family(folder)[0], {"small": small, "large": COST}, LAW, 8)
+    (folder / "profile.csv").write_text(profile_text(points, WHERE, estimate_energy=True))
+    _, rows = load_family(folder)  # refuses times or joules that fall with the batch
+    assert {row.provenance.basis for row in rows} == {Basis.SYNTHETIC}
+    assert {row.device_type for row in rows} >= {"A100-SXM4-40GB", "Tesla T4"}
+    of = {(r.device_type, r.slice_type, r.variant, r.batch): r for r in rows}
+    assert {batch for *_, batch in of} == {1, 2, 4, 8}
+    for variant in ("small", "large"):
+        times = [of["A100-SXM4-40GB", kind, variant, 8].latency_ms_p50 for kind in ("1g.5gb", "3g.20gb", "7g.40gb")]
+        assert times == sorted(times, reverse=True)
+    one = of["A100-SXM4-80GB", "7g.80gb", "large", 1]
+    assert 4.0 < one.latency_ms_p50 < 7.0, "a ResNet-50's cost: ParvaGPU measured 5.1 ms on that slice"
+
+
+def test_an_import_that_cannot_be_assumed_is_no_import(theirs, tmp_path, monkeypatch):
+    monkeypatch.setenv("TREFOIL_TRITON_ENVIRONMENT", str(tmp_path / "nowhere"))
+    refused(imported(theirs, "--assume"), "no ONNX Runtime", "trefoil setup triton")
+    assert not (tmp_path / "ours" / "toy").exists()
+    refused(imported(theirs, "--assume", "--shape", "x=0"), "--shape = 'x=0'")

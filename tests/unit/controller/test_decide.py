@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.loop.core.control import SloMargin
 from controller.loop.core.decision import (
     ADVISED,
     DEGRADED,
@@ -17,6 +16,7 @@ from controller.loop.core.decision import (
     predicted_saving,
     run_planner,
 )
+from controller.loop.core.slo_margin import SloMargin
 from controller.loop.core.triggers import Trigger
 from controller.loop.decision_records import replay
 from tests.support.plans import plan_of, planned

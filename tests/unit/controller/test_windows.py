@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,6 +69,17 @@ def test_measured_counts_refusals_as_misses_and_weighs_accuracy_by_answers():
     assert measured.rate_per_s == pytest.approx(1.0)
     assert found.items_mean("toy") == 2.0
     assert found.measured("other", 10.5, CATALOG, None) is None
+
+
+def test_a_class_that_asks_for_more_is_no_miss_of_what_is_planned_for():
+    gold = LoadKey("toy", LARGE.name, slo_class="gold")
+    late = LoadCell(gold, arrived=8, answered=8, within_slo=0, latency=build_histogram([90.0] * 8))
+    plain = window(1, 10, 10.5, 10, small=9, failed=1)
+    both = book(replace(plain, cells=(*plain.cells, late))).measured("toy", 10.5, CATALOG, None)
+    assert (both.slo_attainment, both.rate_per_s) == (pytest.approx(0.9), pytest.approx(1.8))
+    assert both.latency_ms_p95 == pytest.approx(90.0, rel=0.1)
+    alone = book(replace(plain, cells=(late,))).measured("toy", 10.5, CATALOG, None)
+    assert alone.slo_attainment == 0.0, "where all have a class, theirs is what there is"
 
 
 def test_the_hours_of_the_day_are_known_after_a_whole_day_and_outlive_a_restart_and_a_new_objective():

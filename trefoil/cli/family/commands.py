@@ -1,33 +1,36 @@
 """`trefoil family`: what can be served, whether it is in order, and how a Triton repository becomes a family."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from trefoil.cli.output import AsJson, Guarded, console, grid, print_json
 from trefoil.core.errors import SettingError
+from trefoil.installation import MODELS, own_repository
 
 if TYPE_CHECKING:
     from trefoil.cli.family.import_family import ImportedFamily
+    from trefoil.profiler.assumed import GraphCost
 
-MODELS: Final = Path("model_repository")
 FOUND_WRONG: Final = 1
+REPOSITORY_HELP: Final = "Model repository; default: TREFOIL_REPOSITORY, else ./model_repository, and what ships."
 
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Families of models: list, check, import.")
 
-Repository = Annotated[Path, typer.Option("--repository", help="Model repository of this system.", show_default=True)]
+Repository = Annotated[Path, typer.Option("--repository", help=REPOSITORY_HELP, show_default=False)]
 PerModel = typer.Option(metavar="MODEL=NUMBER")
+Shapes = Annotated[list[str] | None, typer.Option("--shape", help="INPUT=3,224,224 where the model leaves it open.")]
 
 
 @app.command("list")
 def list_(repository: Repository = MODELS, as_json: AsJson = False) -> None:
     """Every family: its variants by accuracy, which have model files here, and how many profile rows there are."""
     from trefoil.cli.family.contract_check import describe_families
-    from trefoil.cli.run.state_directory import resolve_path
 
-    found = describe_families(resolve_path(repository))
+    found = describe_families(repository)
     if as_json:
         print_json(found)
         return
@@ -50,9 +53,8 @@ def check(
 ) -> None:
     """Compare each family's contract with its graphs; say what cannot be served. Exit code 1: something is wrong."""
     from trefoil.cli.family.contract_check import check_families
-    from trefoil.cli.run.state_directory import resolve_path
 
-    found = check_families(resolve_path(repository), families or [])
+    found = check_families(repository, families or [])
     if as_json:
         print_json(found)
     else:
@@ -78,6 +80,10 @@ def import_(
     memory_mib: Annotated[list[str] | None, PerModel] = None,
     load_s: Annotated[list[str] | None, PerModel] = None,
     macs: Annotated[list[str] | None, PerModel] = None,
+    assume: Annotated[
+        bool, typer.Option("--assume", help="Also write a profile that nobody measured, from what each graph does.")
+    ] = False,
+    shape: Shapes = None,
     link: Annotated[
         bool, typer.Option("--link", help="Symbolic links instead of copies; containers cannot follow them.")
     ] = False,
@@ -86,7 +92,6 @@ def import_(
 ) -> None:
     """Import a Triton repository whose variants are separate models, or refuse and name the field that differs."""
     from trefoil.cli.family.import_family import Statement, import_family, parse_accuracies, parse_numbers
-    from trefoil.cli.run.state_directory import resolve_path
 
     name, models = _parse_as(as_)
     stated = Statement(
@@ -102,19 +107,79 @@ def import_(
         load_s=parse_numbers(load_s, "--load-s"),
         macs=parse_numbers(macs, "--macs"),
     )
-    imported = import_family(source, models, resolve_path(repository), stated, link=link)
+    costs: dict[str, GraphCost] = {}
+
+    def finish(folder: Path) -> None:
+        from trefoil.cli.family.assume import write_assumed
+
+        costs.update(write_assumed(folder, parse_shapes(shape)))
+
+    into = own_repository(repository)
+    imported = import_family(source, models, into, stated, link=link, finish=finish if assume else None)
     if as_json:
-        print_json(asdict(imported) | {"folder": str(imported.folder)})
+        print_json(asdict(imported) | {"folder": str(imported.folder)} | _assumed_json(costs))
         return
-    for line in _lines(imported):
+    for line in _lines(imported, costs):
         console().print(line, markup=False, soft_wrap=True)
 
 
-def _lines(imported: "ImportedFamily") -> list[str]:
+@app.command()
+def assume(
+    family: Annotated[str, typer.Argument(help="A folder of the model repository that has no profile yet.")],
+    shape: Shapes = None,
+    repository: Repository = MODELS,
+    as_json: AsJson = False,
+) -> None:
+    """Write a profile that nobody measured, from multiply-adds and bytes of each graph (basis synthetic)."""
+    from trefoil.cli.family.assume import write_assumed
+    from trefoil.runtime.repository import PROFILE_FILE, family_folder
+
+    folder = family_folder(repository, family)
+    costs = write_assumed(folder, parse_shapes(shape))
+    if as_json:
+        print_json({"family": family, "profile": str(folder / PROFILE_FILE)} | _assumed_json(costs))
+        return
+    for line in _assumed_lines(folder, costs):
+        console().print(line, markup=False, soft_wrap=True)
+
+
+def _lines(imported: "ImportedFamily", costs: "Mapping[str, GraphCost]") -> list[str]:
     lines = [f"  {one.variant}: version {one.version} (there {one.from_version})" for one in imported.variants]
     lines += [f"  note: {note}" for note in imported.notes]
-    end = f"{imported.folder} holds family {imported.family}. It has no profile yet: `trefoil profile` measures one."
-    return [*lines, end]
+    lines.append(f"{imported.folder} holds family {imported.family}.")
+    if costs:
+        return [*lines, *_assumed_lines(imported.folder, costs)]
+    remedy = f"`trefoil family assume {imported.family}` writes one from its graphs, `trefoil profile` measures one"
+    return [*lines, f"It has no profile yet: {remedy}."]
+
+
+def _assumed_lines(folder: Path, costs: "Mapping[str, GraphCost]") -> list[str]:
+    from trefoil.cli.family.assume import cost_lines
+
+    end = f"{folder}/profile.csv is assumed (basis synthetic), for a first look; `trefoil profile` measures one."
+    return [*cost_lines(costs), end]
+
+
+def _assumed_json(costs: "Mapping[str, GraphCost]") -> dict[str, Any]:
+    return {"assumed": {name: asdict(cost) for name, cost in costs.items()}} if costs else {}
+
+
+def parse_shapes(given: list[str] | None) -> dict[str, tuple[int, ...]]:
+    """Shapes of inputs without the batch, by name, from `--shape IMAGE=3,224,224`.
+
+    Raises:
+        SettingError: not of that form.
+    """
+    found = {}
+    for text in given or []:
+        name, equals, sizes = text.partition("=")
+        try:
+            found[name] = tuple(int(size) for size in sizes.split(","))
+        except ValueError:
+            equals = ""
+        if not equals or not name or min(found[name]) < 1:
+            raise SettingError("not INPUT=sizes", field="--shape", value=text, remedy="e.g. --shape IMAGE=3,224,224")
+    return found
 
 
 def _parse_as(as_: str) -> tuple[str, list[str]]:

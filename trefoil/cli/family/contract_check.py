@@ -1,7 +1,7 @@
 """Families of a model repository as `trefoil family list` and `check` show them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,36 +9,39 @@ from tritonclient.grpc import model_config_pb2
 
 from trefoil.cli.family.onnx_graph import TensorInfo, graph_tensors
 from trefoil.core.catalog import Family
-from trefoil.core.errors import NotFound, TrefoilError
+from trefoil.core.errors import CatalogError, NotFound, TrefoilError
+from trefoil.installation import repositories
 from trefoil.runtime.model_files import ENGINES, FILES, backend_of, contract, expected_files, how_to_make, version_files
-from trefoil.runtime.repository import FAMILY_FILE, load_catalog, load_family
+from trefoil.runtime.repository import family_folders, load_family
 
 
-def describe_families(root: Path) -> list[dict[str, Any]]:
+def describe_families(repository: Path) -> list[dict[str, Any]]:
     """Families with their variants, most accurate last.
 
     Raises:
         CatalogError: a family.toml or profile.csv is malformed.
     """
-    catalog = load_catalog(root)
-    rows = Counter((row.family, row.variant) for row in catalog.rows)
-    return [
-        {
-            "family": family.name,
-            "metric": family.metric,
-            "variants": [
-                {
-                    "name": variant.name,
-                    "version": variant.version,
-                    "accuracy": variant.accuracy,
-                    "files": variant.version in _files_by_version(root, family),
-                    "rows": rows[family.name, variant.name],
-                }
-                for variant in family.by_accuracy()
-            ],
-        }
-        for family in catalog.families
-    ]
+    return [_describe_family(folder) for folder in family_folders(repository).values()]
+
+
+def _describe_family(folder: Path) -> dict[str, Any]:
+    family, profile = load_family(folder)
+    rows, files = Counter(row.variant for row in profile), _files_by_version(folder.parent, family)
+    return {
+        "family": family.name,
+        "folder": str(folder),
+        "metric": family.metric,
+        "variants": [
+            {
+                "name": variant.name,
+                "version": variant.version,
+                "accuracy": variant.accuracy,
+                "files": variant.version in files,
+                "rows": rows[variant.name],
+            }
+            for variant in family.by_accuracy()
+        ],
+    }
 
 
 def _files_by_version(root: Path, family: Family) -> dict[int, tuple[Path, ...]]:
@@ -48,17 +51,41 @@ def _files_by_version(root: Path, family: Family) -> dict[int, tuple[Path, ...]]
         return {}  # `check` says what is wrong with its contract
 
 
-def check_families(root: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+def check_families(repository: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     """State and problems of each family; one that is only catalogued (no model files at all) is no problem.
 
     Raises:
         NotFound: no such family.
     """
-    known = sorted(path.parent.name for path in root.glob(f"*/{FAMILY_FILE}"))
+    known = family_folders(repository)
     for name in names:
         if name not in known:
-            raise NotFound(f"no family {name} in {root}", remedy=f"one of {known}")
-    return [_check_family(root, name) for name in names or known]
+            where = " or ".join(map(str, repositories(repository)))
+            raise NotFound(f"no family {name} in {where}", remedy=f"one of {list(known)}")
+    return [_check_family(known[name].parent, name) for name in names or known]
+
+
+def refuse_unserved(folder: Path, profile: Path | None, device_types: Collection[str], *, measured: bool) -> None:
+    """Refuse a family that nothing could serve: no model files, or no profile rows for any of these device types.
+
+    `profile` stands for its own; no `device_types`: any will do; `measured`: its planner measures and needs no profile.
+
+    Raises:
+        CatalogError: naming the family and the remedy.
+    """
+    family, rows = load_family(folder, profile)
+    if not version_files(folder.parent, folder.name, expected_files(contract(folder.parent, folder.name))):
+        remedy = how_to_make(folder.parent, folder.name)
+        raise CatalogError("has no model files here", field="family", value=family.name, remedy=remedy)
+    profiled = sorted({row.device_type for row in rows})
+    if measured or (profiled and not device_types) or set(profiled) & set(device_types):
+        return
+    why = f"has a profile of {profiled}, not of {sorted(device_types)}" if profiled else "has no profile"
+    remedy = (
+        f"`trefoil profile {family.name}` measures one on a system that serves others, "
+        f"`trefoil family assume {family.name}` writes one from its graphs for a first look"
+    )
+    raise CatalogError(f"{why}: nothing is known of what it costs", field="family", value=family.name, remedy=remedy)
 
 
 def _check_family(root: Path, name: str) -> dict[str, Any]:
@@ -77,6 +104,11 @@ def _check_family(root: Path, name: str) -> dict[str, Any]:
         for version, there in sorted(files.items()):
             problems += _graph_differences(config, version, there)
         state += f"; {len(rows)} profile rows"
+        if files and not rows:
+            problems.append(
+                "no profile: only policies that measure can serve it. Remedy: "
+                f"`trefoil profile {name}` measures one, `trefoil family assume {name}` writes one from its graphs"
+            )
     except TrefoilError as error:
         problems.append(str(error))
     return {"family": name, "state": state, "problems": problems}

@@ -13,7 +13,7 @@ import json
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -31,8 +31,8 @@ from trefoil.cli.family.triton_models import (
     refuse_other_tensors,
     refuse_unfit,
 )
-from trefoil.cli.run.state_directory import resolve_path
 from trefoil.core.errors import CatalogError, SettingError
+from trefoil.installation import MODELS, SHIPPED
 from trefoil.runtime.model_files import CONFIG, ENGINES, FILES, OURS, backend_of
 from trefoil.runtime.repository import FAMILY_FILE, load_family
 
@@ -83,11 +83,17 @@ class ImportedFamily:
 
 
 def import_family(
-    repository: Path, models: Sequence[str], into: Path, stated: Statement, *, link: bool = False
+    repository: Path,
+    models: Sequence[str],
+    into: Path,
+    stated: Statement,
+    *,
+    link: bool = False,
+    finish: Callable[[Path], object] | None = None,
 ) -> ImportedFamily:
     """Write `into`/<family> from these models, in the order of their versions; nothing is written when one is refused.
 
-    `link` saves space by symbolic links to the repository.
+    `link` saves space by symbolic links to the repository. `finish` is given the folder before it becomes the family's.
 
     Raises:
         CatalogError: naming model, field, value and remedy.
@@ -121,6 +127,8 @@ def import_family(
         (fresh / CONFIG).write_text(text_format.MessageToString(contract), encoding="utf-8")
         (fresh / FAMILY_FILE).write_text(family_toml(stated, models, repository), encoding="utf-8")
         load_family(fresh)  # what was just written is judged as any other family
+        if finish is not None:
+            finish(fresh)
         fresh.rename(target)
     _copy_backend(into)
     return result
@@ -170,7 +178,7 @@ def _copy_backend(into: Path) -> None:
     own = into / SHARED / OURS
     if not own.exists():
         own.parent.mkdir(exist_ok=True)
-        shutil.copyfile(resolve_path(Path("model_repository") / SHARED / OURS), own)
+        shutil.copyfile(SHIPPED / MODELS / SHARED / OURS, own)
 
 
 def parse_numbers(given: Sequence[str] | None, flag: str) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """`trefoil profile`: measure what the operating points of a family cost, on real slices, and write profile.csv.
 
-Through a power agent (`--agent`) every variant is put on every slice type in turn, on a node that serves nothing else.
+The running system lends a device of each type, on which every variant is put on every slice type in turn while the
+others serve on; it has it back at the end. Through a power agent (`--agent`) a node is used alone that serves nothing.
 A single Triton that somebody else runs (`--triton`) is measured as it is; its joules are null unless the agent of its
 node and its device are named too.
 """
@@ -9,30 +10,35 @@ import asyncio
 import json
 import os
 import platform
-import subprocess
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trefoil.cli.output import AsJson, console, print_json
-from trefoil.cli.run.state_directory import CHECKOUT, resolve_path
-from trefoil.cli.system_client import TOKEN_VARIABLE
+from trefoil.cli.family.commands import Repository, Shapes, parse_shapes
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
+from trefoil.cli.system_client import TOKEN_VARIABLE, connect_system
 from trefoil.core.device_types import device_type, slice_type
-from trefoil.core.errors import SettingError
+from trefoil.core.errors import SettingError, TrefoilError
+from trefoil.installation import MODELS
 
 if TYPE_CHECKING:
     from trefoil.profiler.profile_csv import ProfilePoint, Provenance
-    from trefoil.profiler.session import MeasuredSlice, ProfileSpec
+    from trefoil.profiler.session import MeasuredSlice, ProfileSpec, Session
+    from trefoil.runtime.clock import Clock
 
 
 def profile(
     family: Annotated[str, typer.Argument(help="A folder of the model repository, e.g. digits.")],
     agent: Annotated[str, typer.Option(help="host:port of the power agent of a node to use alone.")] = "",
     triton: Annotated[str, typer.Option(help="host:port of one slice's Triton, measured as it is.")] = "",
-    device: Annotated[str, typer.Option(help="With --triton and --agent: the device it is on, <node>/gpu<i>.")] = "",
+    device: Annotated[
+        str, typer.Option(help="Device to borrow, <node>/gpu<i>; with --triton and --agent: the one it is on.")
+    ] = "",
     device_kind: Annotated[str, typer.Option("--device-type", help="With --triton, e.g. cpu:2.")] = "",
     slices: Annotated[str, typer.Option(help="Slice types, e.g. 1g.5gb,3g.20gb or cpu:1; default: all.")] = "",
     clocks: Annotated[str, typer.Option(help="Clocks to hold [MHz]; default: the highest.")] = "",
@@ -40,35 +46,29 @@ def profile(
     batches: Annotated[str, typer.Option(help="Items per batch.")] = "1,2,4,8",
     rates: Annotated[str, typer.Option(help="Loads to offer, as shares of saturation; empty: none.")] = "0.3,0.6,0.9",
     window: Annotated[float, typer.Option(help="Seconds of each measurement; at least 3.5 where joules count.")] = 5.0,
-    shape: Annotated[list[str] | None, typer.Option(help="INPUT=3,224,224 where the model leaves it open.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="End what the node serves now.")] = False,
+    shape: Shapes = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="End what the node serves now; borrow whatever the others then miss.")
+    ] = False,
     estimate_energy: Annotated[
         bool, typer.Option("--estimate-energy", help="Without a meter, write joules by the power law (basis modelled).")
     ] = False,
     machine: Annotated[str, typer.Option(help="What the header says it was measured on; default: this CPU.")] = "",
     out: Annotated[Path | None, typer.Option(help="The CSV; default: out/profile/<family>.csv.")] = None,
-    repository: Annotated[Path, typer.Option(help="Model repository.")] = Path("model_repository"),
+    repository: Repository = MODELS,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json: AsJson = False,
 ) -> None:
     """Measure latency, throughput and joules of each operating point and write them as profile.csv."""
     from trefoil.profiler.profile_csv import point_json, profile_text, selected_variants, write_profile
     from trefoil.profiler.session import ProfileSpec
-    from trefoil.runtime.repository import load_family
+    from trefoil.runtime.repository import family_folder, load_family
 
-    folder = resolve_path(repository) / family
+    folder = family_folder(repository, family)
     known, _ = load_family(folder)
-    if not agent and not triton:
-        raise SettingError("nothing to measure", field="--agent", value="", remedy="give --agent or --triton host:port")
     sizes, clocks_mhz = _integers("--batches", batches), _integers("--clocks", clocks)
-    spec = ProfileSpec(
-        known,
-        folder,
-        tuple(selected_variants(known, _names(variants))),
-        sizes,
-        _numbers("--rates", rates),
-        window,
-        _shapes(shape),
-    )
+    chosen, shares = tuple(selected_variants(known, _names(variants))), _numbers("--rates", rates)
+    spec = ProfileSpec(known, folder, chosen, sizes, shares, window, parse_shapes(shape))
     on = _named_slice(device, device_kind, _names(slices), clocks_mhz) if triton else None
     say: Callable[[str], None] = _discard if as_json else _print_line
     target = out or Path("out/profile") / f"{family}.csv"
@@ -76,7 +76,9 @@ def profile(
     report = target.with_suffix(".json")
     points: list[ProfilePoint] = []
     try:
-        simulated = asyncio.run(_measure(spec, points, (agent, triton), on, _names(slices), clocks_mhz, replace, say))
+        work = _Work(spec, points, on, _names(slices), clocks_mhz, replace, say)
+        alone = agent or triton
+        simulated = asyncio.run(work.alone(agent, triton) if alone else work.borrowing(Path(state_dir), device))
     finally:  # hours of measurement are kept, whatever ended them
         if points:
             report.write_text(json.dumps([point_json(point) for point in points], indent=1) + "\n")
@@ -88,43 +90,75 @@ def profile(
         console().print(f"{count} operating points in {target}; every load in {report}", markup=False)
 
 
-async def _measure(
-    spec: "ProfileSpec",
-    points: list["ProfilePoint"],
-    targets: tuple[str, str],
-    on: "MeasuredSlice | None",
-    slices: list[str],
-    clocks: tuple[int, ...],
-    replace: bool,
-    say: Callable[[str], None],
-) -> bool:
-    """Measure into `points`; returns whether anything about them was simulated."""
-    from protos.power_agent.v1 import power_agent_pb2_grpc
-    from trefoil.profiler.energy_meter import EnergyLog
-    from trefoil.profiler.exclusive_node import ExclusiveNode
-    from trefoil.profiler.session import Session
-    from trefoil.runtime import rpc
-    from trefoil.runtime.clock import WallClock
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is to be measured, into `points`. Both ways answer whether anything about them was simulated."""
 
-    agent, triton = targets
-    clock = WallClock()
-    channel = rpc.channel(agent, token=os.environ.get(TOKEN_VARIABLE)) if agent else None
-    stub = power_agent_pb2_grpc.PowerAgentStub(channel) if channel is not None else None
-    log = EnergyLog(stub)
-    session = Session(spec, clock, log, say, points)
-    simulated = False
-    try:
-        if on is not None:
-            await session.profile_triton(triton, on)
-        else:
-            node = await ExclusiveNode.acquire(stub, agent, clock, replace_running=replace)
-            simulated = node.simulated
-            await session.profile_node(node, slices, clocks)
-    finally:
-        await log.close()
-        if channel is not None:
-            await channel.close()
-    return simulated or any(point.simulated for point in points)
+    spec: "ProfileSpec"
+    points: list["ProfilePoint"]
+    on: "MeasuredSlice | None"
+    slices: list[str]
+    clocks: tuple[int, ...]
+    replace: bool
+    say: Callable[[str], None]
+
+    async def alone(self, agent: str, triton: str) -> bool:
+        """On a Triton that somebody else runs, or on a node that serves nothing."""
+        from trefoil.profiler.exclusive_node import ExclusiveNode
+
+        async with self._session(agent) as (session, stub, clock):
+            if self.on is not None:
+                await session.profile_triton(triton, self.on)
+                return self._simulated()
+            node = await ExclusiveNode.acquire(stub, agent, clock, replace_running=self.replace)
+            await session.profile_node(node, self.slices, self.clocks)
+            return node.simulated or self._simulated()
+
+    async def borrowing(self, state_dir: Path, device: str) -> bool:
+        """On a device of each type that the controller of the running system lends."""
+        from trefoil.profiler.lent_device import LentDevice, lendable
+        from trefoil.profiler.places import places_on
+
+        holder, simulated = f"trefoil profile {self.spec.family.name} (process {os.getpid()})", False
+        async with connect_system(state_dir) as system:
+            chosen = lendable(await system.nodes(), device)
+            wanted = places_on([status for _, status in chosen.values()], self.slices, self.clocks)
+            for node, status in chosen.values():
+                here = [place.slice_type for place in wanted if place.device == status.device]
+                if not here:
+                    continue
+                self.say(f"borrowing {status.device} ({status.type}) of the running system")
+                async with self._session(node.agent_target) as (session, stub, clock):
+                    lent = LentDevice(system.call, stub, status, clock, holder=holder, force=self.replace)
+                    try:
+                        await session.profile_node(lent, list(dict.fromkeys(here)), self.clocks)
+                    except TrefoilError as error:
+                        raise (lent.lost or error) from error
+                simulated |= node.simulated
+        return simulated or self._simulated()
+
+    def _simulated(self) -> bool:
+        return any(point.simulated for point in self.points)
+
+    @asynccontextmanager
+    async def _session(self, agent: str) -> "AsyncIterator[tuple[Session, Any, Clock]]":
+        """A session with a power agent's energy, or without an agent and without energy."""
+        from protos.power_agent.v1 import power_agent_pb2_grpc
+        from trefoil.profiler.energy_meter import EnergyLog
+        from trefoil.profiler.session import Session
+        from trefoil.runtime import rpc
+        from trefoil.runtime.clock import WallClock
+
+        clock = WallClock()
+        channel = rpc.channel(agent, token=os.environ.get(TOKEN_VARIABLE)) if agent else None
+        stub = power_agent_pb2_grpc.PowerAgentStub(channel) if channel is not None else None
+        log = EnergyLog(stub)
+        try:
+            yield Session(self.spec, clock, log, self.say, self.points), stub, clock
+        finally:
+            await log.close()
+            if channel is not None:
+                await channel.close()
 
 
 def _named_slice(device: str, kind: str, slices: list[str], clocks: tuple[int, ...]) -> "MeasuredSlice":
@@ -144,12 +178,12 @@ def _named_slice(device: str, kind: str, slices: list[str], clocks: tuple[int, .
 
 def _provenance(machine: str, simulated: bool) -> "Provenance":
     """Where and when: this machine, today, this commit."""
+    from trefoil.cli.demo.results import git_commit
     from trefoil.profiler.profile_csv import Provenance
     from trefoil.runtime.clock import WallClock
 
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=CHECKOUT, capture_output=True, text=True)
     date = datetime.fromtimestamp(WallClock().now_s(), UTC).strftime("%Y-%m-%d")
-    return Provenance(machine or _this_machine(), date, git.stdout.strip() or "unknown", simulated)
+    return Provenance(machine or _this_machine(), date, git_commit(), simulated)
 
 
 def _this_machine() -> str:
@@ -175,16 +209,6 @@ def _integers(field: str, text: str) -> tuple[int, ...]:
     if any(number != int(number) for number in found):
         raise SettingError("not whole numbers", field=field, value=text, remedy="e.g. 1,2,8")
     return tuple(int(number) for number in found)
-
-
-def _shapes(given: list[str] | None) -> dict[str, tuple[int, ...]]:
-    shapes = {}
-    for text in given or []:
-        name, equals, sizes = text.partition("=")
-        if not equals or not name:
-            raise SettingError("not INPUT=sizes", field="--shape", value=text, remedy="e.g. --shape IMAGE=3,224,224")
-        shapes[name] = _integers("--shape", sizes)
-    return shapes
 
 
 def _print_line(line: str) -> None:

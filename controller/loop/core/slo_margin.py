@@ -1,0 +1,33 @@
+"""Margin on demand after SLO breaches: what was predicted to suffice did not."""
+
+from dataclasses import dataclass, field
+
+from trefoil.core.brains import PlanView
+
+
+@dataclass(slots=True)
+class SloMargin:
+    """Margin on the p90 demand of each family after SLO breaches (settings slo_boost_*), as a ratio."""
+
+    step: float
+    limit: float
+    wear_s: float = 60.0
+    by_family: dict[str, float] = field(default_factory=dict)
+    _worn_at_s: float | None = None
+
+    def raise_on_breach(self, view: PlanView) -> None:
+        """Raise the margin of every family that misses its SLO now, by `step` up to `limit`."""
+        quantiles = {o.family: o.slo_quantile for o in view.objectives}
+        for measured in view.measured:
+            if measured.slo_attainment < quantiles.get(measured.family, 0.0):
+                self.by_family[measured.family] = min(self.limit, self.by_family.get(measured.family, 0.0) + self.step)
+
+    def wear_off(self, view: PlanView) -> None:
+        """Lower the margin of every family that meets its SLO, `limit` in `wear_s`."""
+        passed_s = view.now_s - self._worn_at_s if self._worn_at_s is not None else 0.0
+        self._worn_at_s = view.now_s
+        quantiles = {o.family: o.slo_quantile for o in view.objectives}
+        for measured in view.measured:
+            boost = self.by_family.get(measured.family, 0.0)
+            if boost and measured.slo_attainment >= quantiles.get(measured.family, 1.0):
+                self.by_family[measured.family] = max(0.0, boost - self.limit * max(0.0, passed_s) / self.wear_s)

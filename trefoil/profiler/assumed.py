@@ -1,0 +1,114 @@
+"""A profile that nobody measured: from what each graph does, by the law of docs/profiles.md. Basis synthetic.
+
+Data: multiply-adds, elements written, kernels (ONNX Runtime's own profile of one pass: graph_costs.py) and bytes of the
+weights; the law of `cost_law.bare_ms` with the constants that were fitted to one A100-80GB in MIG mode.
+Assumed, beside the law: Triton's own time of a batch (SERVER_MS), one coefficient of variation (CV), an SM and MHz of
+every GPU worth those of an A100, memory bandwidths of data sheets, and that a slice draws its whole dynamic share while
+it computes (core/power.py). Good for a first look at plans; what saves what is known once it is measured.
+"""
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+from trefoil.core.catalog import Family, Variant
+from trefoil.core.device_types import DEVICE_TYPES, MEMORY_SLICES
+from trefoil.core.errors import CatalogError, SettingError
+from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
+from trefoil.core.plan_check import CONTEXT_MIB
+from trefoil.core.units import MS_PER_S
+from trefoil.profiler import cost_law
+from trefoil.profiler.profile_csv import ProfilePoint
+
+SERVER_MS: Final = 0.3
+CV: Final = 0.05
+BATCHES: Final = (1, 2, 4, 8, 16, 32)
+GRAPH_TIMEOUT_S: Final = 600.0
+A100_MHZ: Final = 1410
+A100_80GB_GB_PER_S: Final = 2039.0
+GB_PER_S: Final = {  # data sheets
+    "A100-SXM4-40GB": 1555.0, "A100-SXM4-40GB-nomig": 1555.0, "A100-SXM4-80GB": 2039.0, "H100-SXM5-80GB": 3350.0,
+    "Tesla V100-SXM2-32GB": 900.0, "Tesla T4": 320.0, "Tesla P4": 192.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCost:
+    """What one pass of one item of a graph does: multiply-adds, elements written, kernels, bytes of its files.
+
+    `uncounted`: operators whose multiply-adds are not known, with their number.
+    """
+
+    macs: int
+    written: int
+    kernels: int
+    weights_bytes: int
+    uncounted: Mapping[str, int]
+
+    @property
+    def features(self) -> cost_law.Features:
+        """The same as the law takes it; weights count as of 32 bits."""
+        return cost_law.Features(self.macs / 1e9, self.written / 1e6, float(self.kernels), self.weights_bytes / 4e6)
+
+
+def graph_costs(
+    graphs: Sequence[Path], weights_bytes: Sequence[int], shapes: Mapping[str, Sequence[int]], python: Path
+) -> list[GraphCost]:
+    """What one pass of each ONNX graph does, as ONNX Runtime in that Python environment sees it. Seconds for each.
+
+    Raises:
+        CatalogError: a graph cannot be run; says what ONNX Runtime says. SettingError: an input's shape is open.
+    """
+    script = Path(__file__).with_name("graph_costs.py")
+    argv = [str(python), str(script), json.dumps({name: list(sizes) for name, sizes in shapes.items()})]
+    done = subprocess.run(
+        [*argv, *map(str, graphs)], capture_output=True, text=True, timeout=GRAPH_TIMEOUT_S, check=False
+    )
+    lines = done.stdout.splitlines()
+    if done.returncode:
+        graph = graphs[min(len(lines), len(graphs) - 1)]
+        why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        if "is open" in why:
+            raise SettingError(why, field="--shape", remedy="give --shape INPUT=<sizes without the batch>")
+        raise CatalogError(f"{graph} cannot be run: {why}", remedy="measure it instead: trefoil profile")
+    return [GraphCost(weights_bytes=size, **json.loads(line)) for line, size in zip(lines, weights_bytes, strict=True)]
+
+
+def assumed_points(
+    family: Family, costs: Mapping[str, GraphCost], law: cost_law.LatencyLaw, max_batch: int
+) -> list[ProfilePoint]:
+    """Points of every variant on every slice of every GPU type that it fits, at the highest clock."""
+    gpus = [kind for kind in DEVICE_TYPES.values() if kind.kind in (DeviceKind.MIG_GPU, DeviceKind.WHOLE_GPU)]
+    found = []
+    for kind, variant in product(gpus, family.variants):
+        for shape in kind.slice_types:
+            if variant.memory_mib + CONTEXT_MIB > shape.memory_mib:
+                continue
+            for batch in (size for size in BATCHES if size <= max(1, max_batch)):
+                found.append(_point(kind, shape, variant, costs[variant.name], law, batch))
+    return found
+
+
+def _point(
+    kind: DeviceType, shape: SliceType, variant: Variant, cost: GraphCost, law: cost_law.LatencyLaw, batch: int
+) -> ProfilePoint:
+    mean_ms = SERVER_MS + cost_law.bare_ms(law, cost.features, _machine(kind, shape), batch)
+    point = cost_law.Point(mean_ms, CV, 0.0)
+    p50, p95, p99 = (point.quantile_ms(name) for name in cost_law.NORMAL_QUANTILES)
+    return ProfilePoint(
+        kind.name, shape.name, variant.name, batch, max(kind.clocks_mhz, default=0), (p50, p95, p99),
+        batch * MS_PER_S / mean_ms, None, variant.memory_mib, samples=0, simulated=True,
+    )  # fmt: skip
+
+
+def _machine(kind: DeviceType, shape: SliceType) -> cost_law.Machine:
+    """The slice in units of the fit's board; where no data sheet is known, memory is as fast as the SMs are many."""
+    share = shape.sm_count * max(kind.clocks_mhz, default=A100_MHZ) / (cost_law.FIT_SMS * A100_MHZ)
+    whole = max(s.sm_count for s in kind.slice_types) * max(kind.clocks_mhz, default=A100_MHZ)
+    known = GB_PER_S.get(kind.name, A100_80GB_GB_PER_S * whole / (cost_law.FIT_SMS * A100_MHZ))
+    memory = shape.memory_slices / MEMORY_SLICES if kind.kind == DeviceKind.MIG_GPU else 1.0
+    return cost_law.Machine(share, memory, known / A100_80GB_GB_PER_S)

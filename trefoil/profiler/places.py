@@ -1,0 +1,115 @@
+"""Places to measure at: a slice of a device at a clock, what is planned there, and waiting until it serves."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from protos.power_agent.v1 import power_agent_pb2
+from trefoil.core.catalog import Variant
+from trefoil.core.device_types import device_type, slice_type
+from trefoil.core.errors import NotFound, SettingError, Unavailable
+from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, Hosted, NodeStatus, SliceKey
+from trefoil.core.plan import PlannedDevice, PlannedSlice
+from trefoil.runtime import codec, rpc
+from trefoil.runtime.clock import Clock
+
+READY_TIMEOUT_S: Final = 180.0
+POLL_S: Final = 0.2
+CREDITS: Final = 4
+RPC_S: Final = 10.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """Place to measure at: a device of the node, a slice of it, the clock to hold (0: as it is)."""
+
+    device: str
+    kind: DeviceType
+    slice_type: str
+    clock_mhz: int
+
+    @property
+    def key(self) -> SliceKey:
+        """Key of the slice at the first start that the device allows."""
+        shape = slice_type(self.kind, self.slice_type)
+        return SliceKey(self.device, shape.name, shape.starts[0], shape.memory_slices)
+
+    @property
+    def memory_mib(self) -> int:
+        """Memory of the slice [MiB]."""
+        return slice_type(self.kind, self.slice_type).memory_mib
+
+    def hosting(self, family: str, variant: Variant, max_batch: int) -> PlannedDevice:
+        """The device as planned with this variant on this slice, and nothing else."""
+        hosted = Hosted(family, variant.name, variant.version, 0, 1, 1, max_batch)
+        clock_mhz = self.clock_mhz if self.kind.clock_lockable else 0
+        part = PlannedSlice(self.key, (hosted,), CREDITS)
+        return PlannedDevice(self.device, DeviceState.AWAKE, (part,), clock_mhz, clock_mhz)
+
+
+def places_on(devices: Iterable[DeviceStatus], slices: Sequence[str], clocks: Sequence[int]) -> list[NodePlace]:
+    """Places to measure at, on the first device in service of each type.
+
+    `slices`: slice types, default all; `clocks` [MHz], default the highest.
+
+    Raises:
+        NotFound, SettingError: naming what there is.
+    """
+    kinds: dict[str, str] = {}
+    for status in devices:
+        if status.usable:
+            kinds.setdefault(status.type, status.device)
+    found, known = [], []
+    for name, device in kinds.items():
+        kind = device_type(name)
+        known += [shape.name for shape in kind.slice_types]
+        for wanted in slices or [shape.name for shape in kind.slice_types]:
+            try:
+                slice_type(kind, wanted)
+            except NotFound:
+                continue
+            found += [NodePlace(device, kind, wanted, mhz) for mhz in _clocks(kind, clocks)]
+    missing = [name for name in slices if name not in {p.slice_type for p in found}]
+    if missing or not found:
+        raise NotFound(f"no device of the node has slices {missing}", remedy=f"one of {sorted(set(known))}")
+    return found
+
+
+def _clocks(kind: DeviceType, clocks: Sequence[int]) -> list[int]:
+    if not kind.clocks_mhz:
+        return [0]
+    wrong = [mhz for mhz in clocks if mhz not in kind.clocks_mhz]
+    if wrong or (clocks and not kind.clock_lockable):
+        raise SettingError(
+            f"{kind.name} cannot hold it", field="--clocks", value=wrong or list(clocks),
+            remedy=f"choose from {kind.clocks_mhz[0]} to {kind.clocks_mhz[-1]} MHz in its steps",
+        )  # fmt: skip
+    return list(clocks) or [max(kind.clocks_mhz)]
+
+
+async def node_status(agent: Any) -> NodeStatus:
+    """Status of the node that a stub of its power agent answers."""
+    answer = await rpc.call(agent.GetNode, power_agent_pb2.GetNodeRequest(), RPC_S)
+    status: NodeStatus = codec.from_proto(answer.node)
+    return status
+
+
+async def until(agent: Any, clock: Clock, found: Callable[[NodeStatus], T | None]) -> tuple[NodeStatus, T]:
+    """Ask the agent until `found` returns something; the node then, and what it was.
+
+    Raises:
+        Unavailable: it does not within READY_TIMEOUT_S; says what the slices say.
+    """
+    deadline_s = clock.monotonic_s() + READY_TIMEOUT_S
+    while True:
+        status = await node_status(agent)
+        if (answer := found(status)) is not None:
+            return status, answer
+        if clock.monotonic_s() > deadline_s:
+            states = {part.key.name: f"{part.state.name} {part.why}" for d in status.devices for part in d.slices}
+            raise Unavailable(
+                f"not ready within {READY_TIMEOUT_S:g} s: {states}", field="node", value=status.node,
+                remedy="read the agent's log",
+            )  # fmt: skip
+        await clock.sleep(POLL_S)
