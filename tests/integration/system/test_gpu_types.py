@@ -1,5 +1,5 @@
 """CARBONDIS by `trefoil up`: an A100 and two T4s, two jobs behind one router in one of two workers, which is killed, as
-are the A100's Triton and the carbon feed: what fails is what was in flight there."""
+are the A100's Triton and the carbon feed: what fails is what was in flight there. Then the feed falls silent."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from trefoil.runtime.clock import WallClock
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 FAMILIES = ("digits", TWIN)
-RATE_PER_S, LOADED_S = 12.0, 60.0
+RATE_PER_S, LOADED_S, SILENT_S = 12.0, 60.0, 10.0
 SHARED, IN_FLIGHT = "node0/gpu0", 3  # one on each GPU
 
 
@@ -34,6 +34,7 @@ def system(tmp_path):
         "family.repository": str(two_families(tmp_path / "models")), "demand_initial_per_s": RATE_PER_S,
         "more_families": f'[{{name = "{TWIN}", demand_initial_per_s = {RATE_PER_S}}}]',
         "fleet.devices": json.dumps(["A100-SXM4-40GB", "Tesla T4", "Tesla T4"]),
+        "carbon.step_s": 5.0, "carbon.steps": 12,  # a reading is old after seconds
         "availability.replicas_min": 1, "availability.spread_min": 1,
     })  # fmt: skip
     try:
@@ -82,12 +83,13 @@ async def hurt(system: RunningSystem) -> dict[str, int]:
 
 
 def test_a_killed_owner_triton_and_feed_cost_what_was_in_flight(system):
-    async def served() -> tuple[dict[str, LoadResult], list]:
-        images = Path("model_repository/digits/heldout.npz")
-        profile = RateProfile.constant(RATE_PER_S, LOADED_S)
+    async def load(seconds: float) -> list[LoadResult]:
+        images, profile = Path("model_repository/digits/heldout.npz"), RateProfile.constant(RATE_PER_S, seconds)
         specs = [LoadSpec(profile, images, family, seed=3, deadline_s=DEADLINE_S) for family in FAMILIES]
-        loads = asyncio.gather(*(run_load(spec, system.inference, clock=WallClock()) for spec in specs))
-        _, results = await asyncio.gather(hurt(system), loads)
+        return await asyncio.gather(*(run_load(spec, system.inference, clock=WallClock()) for spec in specs))
+
+    async def served() -> tuple[dict[str, LoadResult], list]:
+        _, results = await asyncio.gather(hurt(system), load(LOADED_S))
         async with system.client() as client:
             return dict(zip(FAMILIES, results, strict=True)), await windows(client, 0.0)
 
@@ -105,5 +107,24 @@ def test_a_killed_owner_triton_and_feed_cost_what_was_in_flight(system):
         right = [record.correct / record.items for record in result.records if record.code == OK]
         assert np.mean(right) > 0.95
         assert sum(count for (name, _), count in used.items() if name == family) > 0
-    status = system.ask("status")
-    assert status["carbon_ratio"][0]["ratio"] is None or status["carbon_ratio"][0]["ratio"] > 0
+
+    async def known() -> bool:
+        return system.ask("status")["carbon_ratio"][0]["ratio"] is not None
+
+    async def unknown() -> bool:
+        return not await known()
+
+    async def silent() -> list[LoadResult]:
+        await until(unknown, 60.0)
+        return await load(SILENT_S)
+
+    asyncio.run(until(known, 60.0))
+    feed = psutil.Process(system.service_pid("carbon_feed"))
+    feed.suspend()  # alive, so that nobody starts another
+    try:
+        results = asyncio.run(silent())
+        assert {record.code for result in results for record in result.records} == {OK}, "branch 3 needs no carbon"
+        assert asyncio.run(unknown())
+        assert "routers that go by it do without" in " ".join(system.run("status").stdout.split())
+    finally:
+        feed.resume()

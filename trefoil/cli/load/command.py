@@ -2,20 +2,23 @@
 
 import asyncio
 import signal
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trefoil.cli.family.commands import Shapes, parse_shapes
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
-from trefoil.cli.run.state_directory import resolve_path
 from trefoil.cli.system_client import connect_system
 from trefoil.core.errors import SettingError
+from trefoil.installation import MODELS
+from trefoil.runtime.repository import family_folder
 
 if TYPE_CHECKING:
     from trefoil.cli.load.arrivals import ArrivalTrace, RateProfile
     from trefoil.cli.load.generator import LoadSpec
+    from trefoil.cli.load.metered import Metered
     from trefoil.cli.load.result import LoadResult, LoadSummary, Progress
 
 PRINT_EVERY_S = 2.0
@@ -37,7 +40,10 @@ def load(
     slo_ms: Annotated[float | None, typer.Option(help="Judge by this SLO; default: the objective's.", min=0.1)] = None,
     address: Annotated[str, typer.Option(help="host:port of another endpoint than the running system's.")] = "",
     family: Annotated[str, typer.Option(help="Model to ask; default: the one that is served.")] = "",
-    images: Annotated[Path | None, typer.Option(help="npz with images and labels; default: the family's.")] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="npz with images and labels; default: the family's, else items are made up.")
+    ] = None,
+    shape: Shapes = None,
     permute_labels: Annotated[
         bool, typer.Option("--permute-labels", help="Control: accuracy must fall to chance.")
     ] = False,
@@ -45,28 +51,40 @@ def load(
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json: AsJson = False,
 ) -> None:
-    """Send labelled images open loop, check every answer, and print latency, attainment and accuracy."""
+    """Send items open loop, check every answer, and print latency, attainment, accuracy, joules and grams."""
     from trefoil.cli.load.generator import LoadSpec
+    from trefoil.cli.load.inputs import inputs_of_model
 
-    target, served, objective_ms, quantile = asyncio.run(_find_target(address, family, slo_ms, Path(state_dir)))
-    spec = LoadSpec(
-        arrivals=_arrivals(rate, duration, profile, trace, trace_scale),
-        images=resolve_path(images or Path("model_repository") / served / "heldout.npz"),
-        family=served,
-        seed=seed,
-        batch_sizes=_sizes(batch),
-        deadline_s=deadline,
-        permute_labels=permute_labels,
-    )
-    result = asyncio.run(_run_until_signal(spec, target, quiet=as_json))
+    arrivals = _arrivals(rate, duration, profile, trace, trace_scale)
+    sizes, shapes = _sizes(batch), parse_shapes(shape)
+
+    async def play() -> "tuple[LoadResult, Metered | None, float, float]":
+        target, served, objective_ms, quantile = await _find_target(address, family, slo_ms, Path(state_dir))
+        own = family_folder(MODELS, served) / "heldout.npz"
+        inputs = await inputs_of_model(target, served, images or (own if own.exists() else None), shapes)
+        spec = LoadSpec(arrivals, inputs, served, seed=seed, batch_sizes=sizes, deadline_s=deadline)
+        spec = replace(spec, permute_labels=permute_labels)
+        result = await _run_until_signal(spec, target, quiet=as_json)
+        # The meters of another's endpoint are not ours to read.
+        metered = None if address else await _metered(Path(state_dir), served, result)
+        return result, metered, objective_ms, quantile
+
+    result, metered, objective_ms, quantile = asyncio.run(play())
     if out is not None:
         result.write(out, objective_ms, quantile)
     summary = result.summary(objective_ms, quantile)
     if as_json:
-        print_json(asdict(summary))
+        print_json(asdict(summary) | {"metered": None if metered is None else asdict(metered)})
     else:
-        for line in _summary_lines(summary):
+        for line in [*_summary_lines(summary), *([] if address else [_metered_line(metered)])]:
             console().print(line)
+
+
+async def _metered(state_dir: Path, family: str, result: "LoadResult") -> "Metered | None":
+    from trefoil.cli.load.metered import metered_load
+
+    async with connect_system(state_dir) as system:
+        return await metered_load(system, family, result)
 
 
 async def _find_target(
@@ -94,7 +112,9 @@ def _arrivals(
     from trefoil.cli.load.arrivals import ArrivalTrace, RateProfile
 
     if trace is not None:
-        return ArrivalTrace(trace, trace_scale, limit_s=duration)
+        found = ArrivalTrace(trace, trace_scale, limit_s=duration)
+        found.times_s(0)  # what is wrong with it is said before anybody is asked
+        return found
     if not profile:
         return RateProfile.constant(rate, duration)
     try:
@@ -151,6 +171,15 @@ def _summary_lines(summary: "LoadSummary") -> list[str]:
         f"SLO {summary.slo_ms:g} ms at p{100 * summary.slo_quantile:g}: attainment {attainment}",
         f"accuracy {accuracy}; answered by {shares or '-'}",
     ]
+
+
+def _metered_line(metered: "Metered | None") -> str:
+    if metered is None:
+        return "energy: not known: no meter, or its samples did not come in time"
+    return (
+        f"energy {metered.joules_per_request:.3g} J, carbon {1e3 * metered.grams_per_request:.3g} mg a request, "
+        "metered from the first to the last (idle and sleep included)"
+    )
 
 
 def _ms(value: float | None) -> str:

@@ -21,15 +21,8 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from trefoil.cli.load.arrivals import (
-    ArrivalTrace,
-    HeldOut,
-    NormalSizes,
-    RateProfile,
-    Schedule,
-    load_held_out,
-    schedule,
-)
+from trefoil.cli.load.arrivals import ArrivalTrace, NormalSizes, RateProfile, Schedule, schedule
+from trefoil.cli.load.inputs import LoadInputs, labelled_inputs
 from trefoil.cli.load.result import BAD_ANSWER, NOT_SENT, OK, LoadResult, Progress, Record, quantile
 from trefoil.core.errors import InvalidInput, Unavailable
 from trefoil.core.units import ms
@@ -38,7 +31,6 @@ from trefoil.runtime.clock import Clock, WallClock
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 VARIANT_PARAMETER: Final = "trefoil_variant"
 SLICE_PARAMETER: Final = "trefoil_slice"  # of answers to requests that ask for a receipt
-DATATYPES: Final = {"uint8": "UINT8", "float32": "FP32", "int64": "INT64"}
 LEAD_S: Final = 0.05  # between the decision to start and intended time 0
 STOP_POLL_S: Final = 0.25  # longest sleep between two looks at `stop`
 PROGRESS_S: Final = 0.5
@@ -51,7 +43,7 @@ class LoadSpec:
     """Specification of a load. Two runs of equal specifications send the same images at the same times."""
 
     arrivals: RateProfile | ArrivalTrace
-    images: Path  # npz with `images` and `labels`, e.g. model_repository/digits/heldout.npz
+    images: Path | LoadInputs  # npz with `images` and `labels`, e.g. model_repository/digits/heldout.npz
     family: str = "digits"
     input_name: str = "IMAGE"
     output_name: str = "PROBABILITIES"
@@ -90,16 +82,18 @@ async def run_load(
         InvalidInput: images, trace or a setting cannot be used; nothing was sent.
         Unavailable: nothing listens at `target`; nothing was sent.
     """
-    held_out = load_held_out(spec.images)
+    inputs = spec.images
+    if isinstance(inputs, Path):
+        inputs = labelled_inputs(inputs, spec.input_name, spec.output_name)
     if spec.permute_labels:
-        held_out = held_out.permuted(spec.seed)
-    plan = schedule(spec.arrivals, len(held_out.images), spec.batch_sizes, spec.seed)
+        inputs = inputs.permuted(spec.seed)
+    plan = schedule(spec.arrivals, len(inputs), spec.batch_sizes if inputs.batched else (1,), spec.seed)
     options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
     options += [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(target, options=options) as channel:
         await _wait_connected(channel, target, spec.connect_timeout_s)
         infer = channel.unary_unary(INFER, response_deserializer=service_pb2.ModelInferResponse.FromString)
-        run = _LoadRun(spec, plan, held_out, infer, clock or WallClock(), stop or asyncio.Event(), lead_s)
+        run = _LoadRun(spec, plan, inputs, infer, clock or WallClock(), stop or asyncio.Event(), lead_s)
         async with _reporting(run, on_progress):
             await run.send_all()
     return run.result()
@@ -145,21 +139,15 @@ class _LoadRun:
         self,
         spec: LoadSpec,
         plan: Schedule,
-        held_out: HeldOut,
+        inputs: LoadInputs,
         infer: Any,
         clock: Clock,
         stop: asyncio.Event,
         lead_s: float,
     ) -> None:
-        self._spec, self._plan, self._held_out, self._infer, self._stop = spec, plan, held_out, infer, stop
+        self._spec, self._plan, self._inputs, self._infer, self._stop = spec, plan, inputs, infer, stop
         self.clock, self._lead_s = clock, lead_s
-        if str(held_out.images.dtype) not in DATATYPES:
-            raise InvalidInput(
-                f"arrays of {held_out.images.dtype} cannot be sent", field="images", value=str(spec.images),
-                remedy=f"store them as one of {sorted(DATATYPES)}",
-            )  # fmt: skip
-        self._datatype = DATATYPES[str(held_out.images.dtype)]
-        self._classes = int(held_out.labels.max()) + 1
+        self._classes = int(inputs.labels.max()) + 1 if inputs.labels is not None else 0
         self._records: list[Record | None] = [None] * len(plan.times_s)
         self._sent = self._answered = self._failed = 0
         self._window: deque[tuple[float, Record]] = deque()
@@ -207,10 +195,12 @@ class _LoadRun:
             self._record(index, sent_s, OK, correct, variant, told.get(SLICE_PARAMETER, ""))
 
     def _message(self, index: int) -> bytes:
-        images = self._held_out.images[self._plan.items(index)]
+        items = self._plan.items(index)
         request = service_pb2.ModelInferRequest(model_name=self._spec.family, id=self._id(index))
-        request.inputs.add(name=self._spec.input_name, datatype=self._datatype, shape=images.shape)
-        request.raw_input_contents.append(images.tobytes())
+        for tensor in self._inputs.tensors:
+            values = tensor.values[items] if self._inputs.batched else tensor.values[items[0]]
+            request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=values.shape)
+            request.raw_input_contents.append(values.tobytes())
         for name, value in self._spec.parameters.items():
             if isinstance(value, str):
                 request.parameters[name].string_param = value
@@ -222,10 +212,12 @@ class _LoadRun:
         return f"{self._spec.seed}-{index}"
 
     def _count_correct(self, index: int, reply: Any) -> int | None:
-        """How many items were answered right; None when this is no answer to what was asked."""
-        labels = self._held_out.labels[self._plan.items(index)]
+        """How many items were answered right, 0 where nobody knows; None when this is no answer to what was asked."""
+        if self._inputs.labels is None:
+            return 0 if reply.id == self._id(index) and reply.outputs else None
+        labels = self._inputs.labels[self._plan.items(index)]
         outputs = zip(reply.outputs, reply.raw_output_contents, strict=False)
-        raw = next((raw for output, raw in outputs if output.name == self._spec.output_name), b"")
+        raw = next((raw for output, raw in outputs if output.name == self._inputs.output), b"")
         if reply.id != self._id(index) or len(raw) == 0 or len(raw) % (4 * len(labels)):
             return None
         scores = np.frombuffer(raw, "<f4").reshape(len(labels), -1)
@@ -269,7 +261,7 @@ class _LoadRun:
             in_flight=self._sent - self._answered - self._failed,
             answered_per_s=len(recent) / max(min(elapsed_s, WINDOW_S), PROGRESS_S),
             latency_ms_p95=quantile(np.array([r.latency_ms for r in recent]), 0.95),
-            accuracy=sum(r.correct for r in recent) / items if items else None,
+            accuracy=sum(r.correct for r in recent) / items if items and self._inputs.labels is not None else None,
         )
 
     def result(self) -> LoadResult:
@@ -278,4 +270,6 @@ class _LoadRun:
         assert len(records) == self._sent, "a request that was sent has no record"
         stopped = self._sent < len(self._records)
         duration_s = records[-1].intended_s if stopped and records else self._plan.duration_s
-        return LoadResult(records, self._started_at_s, duration_s, self._spec.seed, self._plan.digest, stopped)
+        labelled = self._inputs.labels is not None
+        seed, digest = self._spec.seed, self._plan.digest
+        return LoadResult(records, self._started_at_s, duration_s, seed, digest, stopped, labelled)

@@ -54,7 +54,7 @@ class LoadSummary:
     latency_ms_p95: float | None
     latency_ms_p99: float | None
     latency_ms_max: float | None
-    accuracy: float | None  # right items over answered items
+    accuracy: float | None  # right items over answered items; None where they have no labels
     variant_shares: Mapping[str, float]  # of answered requests
     sent_late_ms_p99: float  # of the generator itself: above a few ms this machine was too busy to measure
 
@@ -81,6 +81,12 @@ class LoadResult:
     seed: int
     digest: str  # of the schedule: equal digests, equal arrivals and images
     stopped_early: bool = False
+    labelled: bool = True  # else nobody knows what was right
+
+    @property
+    def answered(self) -> int:
+        """Number of answered requests."""
+        return sum(record.code == OK for record in self.records)
 
     def summary(self, slo_ms: float, slo_quantile: float = 0.95) -> LoadSummary:
         """Summary of the load against one SLO."""
@@ -104,7 +110,7 @@ class LoadResult:
             latency_ms_p95=quantile(latency, 0.95),
             latency_ms_p99=quantile(latency, 0.99),
             latency_ms_max=quantile(latency, 1.0),
-            accuracy=sum(r.correct for r in answered) / items if items else None,
+            accuracy=sum(r.correct for r in answered) / items if items and self.labelled else None,
             variant_shares={v: n / len(answered) for v, n in sorted(Counter(r.variant for r in answered).items())},
             sent_late_ms_p99=quantile(np.array(late), 0.99) or 0.0,
         )
