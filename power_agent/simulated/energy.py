@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from power_agent.simulated.gpu_models import GPU_MODELS
+from power_agent.simulated.gpu_models import gpu_model
 from power_agent.simulated.gpu_state import Gpu
 from trefoil.core import power
 from trefoil.core.fleet import DeviceState, DeviceType
@@ -112,7 +112,7 @@ class DeviceEnergy:
             if slice_type in known:
                 self._shares[slice_type] = power.sm_share(self.device, slice_type)
             else:
-                sms = {profile.name: profile.sm_count for profile in GPU_MODELS[self.device.name].profiles}
+                sms = {profile.name: profile.sm_count for profile in gpu_model(self.device.name).profiles}
                 self._shares[slice_type] = sms[slice_type] / max(sms.values())
         return self._shares[slice_type]
 

@@ -1,17 +1,23 @@
-"""What simulated GPU models look like to NVML: MIG profiles, placements, clocks, limits. A new model is a row.
+"""What simulated GPU models look like to NVML: MIG profiles, placements, clocks, limits. A new model is a table of
+trefoil/core/device_types.toml with what its driver says.
 
 `constant` is the argument of nvmlDeviceGetGpuInstanceProfileInfo, `id` that of create and list: they differ.
-Sources: MIG user guide r580 (placements, engines), go-nvml's DGX A100 dump (A100-40 memory and SMs), `nvidia-smi -lgip`
-transcripts (A100-80, H100: where 3g has 60 SMs, not 48). Driver branches shift memory by a few hundred MiB. GPUs
-without MIG have no profiles; clocks and limits of V100, T4 and P4 are those that nvidia-smi lists for these boards. An
-A100 whose MIG mode is off is no row of its own: NVML calls it what it is called in MIG mode.
+Sources: MIG user guide r580 (placements, engines). GPUs without MIG have no profiles. An A100 whose MIG mode is off is
+no model of its own: NVML calls it what it is called in MIG mode.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
+
+from trefoil.core.device_types import DEVICE_TYPES, DRIVERS, DriverRow, SliceSize
+from trefoil.core.errors import NotFound
+from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
 
 MEMORY_SLICES: Final = 8
 COMPUTE_SLICES: Final = 7
+AMPERE: Final = 7  # NVML_DEVICE_ARCH_*
+HOPPER: Final = 9
 
 # Legal starts of a GPU instance in memory slices, in the order that the driver's own placement tries them.
 _ONES: Final = (6, 4, 5, 0, 1, 2, 3)
@@ -108,28 +114,6 @@ class GpuModel:
         return next((profile for profile in self.profiles if profile.id == profile_id), None)
 
 
-Sizes = tuple[tuple[int, int], ...]
-Engines = tuple[tuple[int, int, int, int, int], ...]
-
-
-def _profiles(unit_gb: tuple[int, int, int, int], sizes: Sizes, engines: Engines) -> tuple[GiProfile, ...]:
-    """The seven profiles that all 8-slice GPUs share; `sizes` = (SMs, MiB) for 1g, 1g double, 2g, 3g, 4g, 7g."""
-    one, two, half, whole = unit_gb
-    rows = (
-        (f"1g.{one}gb", 0, 19, 1, 1, 7, sizes[0], _ONES),
-        (f"1g.{one}gb+me", 7, 20, 1, 1, 1, sizes[0], _ONES),
-        (f"1g.{two}gb", 9, 15, 1, 2, 4, sizes[1], _DOUBLE_ONES),
-        (f"2g.{two}gb", 1, 14, 2, 2, 3, sizes[2], _TWOS),
-        (f"3g.{half}gb", 2, 9, 3, 4, 2, sizes[3], _THREES),
-        (f"4g.{half}gb", 3, 5, 4, 4, 1, sizes[4], _FIRST),
-        (f"7g.{whole}gb", 4, 0, 7, 8, 1, sizes[5], _FIRST),
-    )
-    return tuple(
-        GiProfile(name, constant, profile_id, compute, memory, most, size[0], size[1], starts, engine)
-        for (name, constant, profile_id, compute, memory, most, size, starts), engine in zip(rows, engines, strict=True)
-    )
-
-
 _AMPERE_ENGINES: Final = (
     (1, 0, 0, 0, 0),
     (1, 1, 0, 1, 1),
@@ -149,104 +133,63 @@ _HOPPER_ENGINES: Final = (
     (8, 7, 0, 7, 1),
 )
 
-A100_40GB: Final = GpuModel(
-    name="A100-SXM4-40GB",
-    nvml_name="NVIDIA A100-SXM4-40GB",
-    architecture=7,
-    compute_capability=(8, 0),
-    pci_device_id=0x20B010DE,
-    memory_mib=40960,
-    profiles=_profiles(
-        (5, 10, 20, 40),
-        ((14, 4864), (14, 9856), (28, 9856), (42, 19968), (56, 19968), (98, 40192)),
-        _AMPERE_ENGINES,
-    ),
-    clocks_mhz=tuple(range(210, 1411, 15)),
-    memory_clocks_mhz=(1215,),
-    power_limit_w=(100.0, 400.0, 400.0),
-    power_duty=(0.025, 0.1),
-)
 
-A100_80GB: Final = GpuModel(
-    name="A100-SXM4-80GB",
-    nvml_name="NVIDIA A100-SXM4-80GB",
-    architecture=7,
-    compute_capability=(8, 0),
-    pci_device_id=0x20B210DE,
-    memory_mib=81920,
-    profiles=_profiles(
-        (10, 20, 40, 80),
-        ((14, 9728), (14, 19968), (28, 19968), (42, 40192), (56, 40192), (98, 80896)),
-        _AMPERE_ENGINES,
-    ),
-    clocks_mhz=tuple(range(210, 1411, 15)),
-    memory_clocks_mhz=(1593,),
-    power_limit_w=(100.0, 400.0, 400.0),
-    power_duty=(0.025, 0.1),
-)
+def _profiles(kind: DeviceType, driver: DriverRow) -> tuple[GiProfile, ...]:
+    """The seven profiles that all 8-slice GPUs share, with a board's names and sizes."""
+    of = {slice_type.compute_slices: slice_type for slice_type in kind.slice_types}
+    double = driver.double_1g
+    assert double is not None, kind.name  # its row was checked
+    engines = _HOPPER_ENGINES if driver.architecture >= HOPPER else _AMPERE_ENGINES
+    double_name = "1g." + of[2].name.partition(".")[2]
+    rows: tuple[tuple[str, int, int, int, int, int, SliceType | SliceSize, tuple[int, ...]], ...] = (
+        (of[1].name, 0, 19, 1, 1, 7, of[1], _ONES),
+        (of[1].name + "+me", 7, 20, 1, 1, 1, of[1], _ONES),
+        (double_name, 9, 15, 1, 2, 4, double, _DOUBLE_ONES),
+        (of[2].name, 1, 14, 2, 2, 3, of[2], _TWOS),
+        (of[3].name, 2, 9, 3, 4, 2, of[3], _THREES),
+        (of[4].name, 3, 5, 4, 4, 1, of[4], _FIRST),
+        (of[7].name, 4, 0, 7, 8, 1, of[7], _FIRST),
+    )
+    return tuple(
+        GiProfile(name, constant, profile_id, compute, memory, most, size.sm_count, size.memory_mib, starts, engine)
+        for (name, constant, profile_id, compute, memory, most, size, starts), engine in zip(rows, engines, strict=True)
+    )
 
-H100_80GB: Final = GpuModel(
-    name="H100-SXM5-80GB",
-    nvml_name="NVIDIA H100 80GB HBM3",
-    architecture=9,
-    compute_capability=(9, 0),
-    pci_device_id=0x233010DE,
-    memory_mib=81559,
-    profiles=_profiles(
-        (10, 20, 40, 80),
-        ((16, 9984), (26, 20096), (32, 20096), (60, 40448), (64, 40448), (132, 81152)),
-        _HOPPER_ENGINES,
-    ),
-    clocks_mhz=tuple(range(345, 1981, 15)),
-    memory_clocks_mhz=(2619, 1593),
-    power_limit_w=(200.0, 700.0, 700.0),
-    mig_mode_immediate=True,
-    gpm=True,
-    power_average_s=1.0,
-)
 
-V100_32GB: Final = GpuModel(
-    name="Tesla V100-SXM2-32GB",
-    nvml_name="Tesla V100-SXM2-32GB",
-    architecture=5,
-    compute_capability=(7, 0),
-    pci_device_id=0x1DB510DE,
-    memory_mib=32768,
-    profiles=(),
-    clocks_mhz=tuple(135 + (15 * step + 1) // 2 for step in range(187)),  # 135 to 1530 in steps of 7.5
-    memory_clocks_mhz=(877,),
-    power_limit_w=(150.0, 300.0, 300.0),
-    memory_lockable=False,
-)
+@cache
+def gpu_model(name: str) -> GpuModel:
+    """Model of a device type as its driver presents it.
 
-T4: Final = GpuModel(
-    name="Tesla T4",
-    nvml_name="Tesla T4",
-    architecture=6,
-    compute_capability=(7, 5),
-    pci_device_id=0x1EB810DE,
-    memory_mib=15360,
-    profiles=(),
-    clocks_mhz=tuple(range(300, 1591, 15)),
-    memory_clocks_mhz=(5001, 405),
-    power_limit_w=(60.0, 70.0, 70.0),
-    memory_lockable=False,
-)
+    Raises:
+        NotFound: no driver reports such a type; the message names those that are reported.
+    """
+    if name not in DRIVERS:
+        raise NotFound(f"no simulated device {name!r}", remedy=f"one of {', '.join(DRIVERS)}")
+    kind, driver = DEVICE_TYPES[name], DRIVERS[name]
+    return GpuModel(
+        name=name,
+        nvml_name=driver.nvml_name,
+        architecture=driver.architecture,
+        compute_capability=driver.compute_capability,
+        pci_device_id=driver.pci_device_id,
+        memory_mib=driver.memory_mib,
+        profiles=_profiles(kind, driver) if kind.kind == DeviceKind.MIG_GPU else (),
+        clocks_mhz=driver.clocks_mhz.clocks_mhz if driver.clocks_mhz else kind.clocks_mhz,
+        memory_clocks_mhz=driver.memory_clocks_mhz,
+        power_limit_w=(kind.power_limit_min_w, kind.power_limit_max_w, kind.power_limit_max_w),
+        mig_mode_immediate=driver.architecture >= HOPPER,
+        lockable=kind.clock_lockable,
+        memory_lockable=driver.architecture >= AMPERE,
+        energy_counter=kind.energy_counter,
+        gpm=driver.architecture >= HOPPER,
+        power_average_s=driver.power_average_s,
+        power_duty=driver.power_duty_s,
+    )
 
-P4: Final = GpuModel(
-    name="Tesla P4",
-    nvml_name="Tesla P4",
-    architecture=4,
-    compute_capability=(6, 1),
-    pci_device_id=0x1BB310DE,
-    memory_mib=7680,
-    profiles=(),
-    clocks_mhz=tuple(456 + (25 * step + 1) // 2 for step in range(87)),  # 456 to 1531 in steps of about 12.5
-    memory_clocks_mhz=(3003, 405),
-    power_limit_w=(60.0, 75.0, 75.0),
-    lockable=False,
-    memory_lockable=False,
-    energy_counter=False,
-)
 
-GPU_MODELS: Final = {model.name: model for model in (A100_40GB, A100_80GB, H100_80GB, V100_32GB, T4, P4)}
+A100_40GB: Final = gpu_model("A100-SXM4-40GB")
+A100_80GB: Final = gpu_model("A100-SXM4-80GB")
+H100_80GB: Final = gpu_model("H100-SXM5-80GB")
+V100_32GB: Final = gpu_model("Tesla V100-SXM2-32GB")
+T4: Final = gpu_model("Tesla T4")
+P4: Final = gpu_model("Tesla P4")

@@ -25,7 +25,7 @@ from power_agent.simulated.calls import CALLS
 from power_agent.simulated.driver import DRIVER_VERSION, Driver
 from power_agent.simulated.energy import DeviceEnergy, PowerDraw, Sensors, SliceAccount, VersionAccount
 from power_agent.simulated.faults import Fault, FaultPlan
-from power_agent.simulated.gpu_models import GPU_MODELS
+from power_agent.simulated.gpu_models import gpu_model
 from power_agent.simulated.gpu_state import ComputeInstance, Gpu, Nvml, NvmlFault
 from power_agent.simulated.monitoring import WHOLE_GPU
 from power_agent.simulated.pace_file import family_crc32
@@ -114,7 +114,7 @@ class Machine:
         counter_period_s: float = 0.0,
         load_number: int = 1,
     ) -> None:
-        models = tuple(GPU_MODELS[name] for name in devices)
+        models = tuple(gpu_model(name) for name in devices)
         self.node = node
         self.driver = Driver(
             node,

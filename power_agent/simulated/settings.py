@@ -9,8 +9,8 @@ from pydantic import Field, field_validator
 
 from power_agent.simulated.calls import CALLS
 from power_agent.simulated.driver import DRIVER_VERSION
-from power_agent.simulated.gpu_models import GPU_MODELS
 from trefoil.core import errors
+from trefoil.core.device_types import DRIVERS
 from trefoil.runtime import config
 
 
@@ -18,15 +18,19 @@ class NodeSettings(config.Settings):
     """Settings of a simulated node."""
 
     node: str = "node0"
+    """Name of the node."""
     socket: Path = Path("node.sock")
     """Unix socket that the agent connects to. Pace files and driver_load_id are kept beside it."""
     devices: tuple[str, ...] = ("A100-SXM4-40GB", "A100-SXM4-40GB")
+    """Device types of its GPUs, in order."""
     mig_enabled: bool = True
     """State of MIG mode at boot (on A100 it survives reboots)."""
     model_repository: Path = Path("model_repository")
+    """Families whose profiles say how long batches take and what they draw."""
     profile_overrides: dict[str, Path] = Field(default_factory=dict)
     """family -> another profile.csv: another truth than the one that planners may believe."""
     seed: int = 0
+    """Of service times and noise."""
     tick_ms: Annotated[float, Field(ge=20.0, le=50.0)] = 40.0
     """Update period of counter and power, as 20-100 ms on hardware."""
     noise_ratio: Annotated[float, Field(ge=0.0, le=0.2)] = 0.01
@@ -48,14 +52,16 @@ class NodeSettings(config.Settings):
     fresh_uuids: bool = True
     """A re-created instance gets another MIG UUID; false = as driver R470, which repeated them."""
     log_level: str = "info"
+    """Least severe lines that are logged."""
     log_json: bool | None = None
+    """None: pretty on a terminal, JSON otherwise."""
 
     @field_validator("devices")
     @classmethod
     def _known_devices(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
         for name in devices:
-            if name not in GPU_MODELS:
-                raise ValueError(f"no simulated device {name!r}; one of {', '.join(GPU_MODELS)}")
+            if name not in DRIVERS:
+                raise ValueError(f"no simulated device {name!r}; one of {', '.join(DRIVERS)}")
         return devices
 
     @field_validator("symbols_missing")

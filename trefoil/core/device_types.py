@@ -1,159 +1,212 @@
-"""Device types: slices, placements and power. Placements and memory: NVML on a DGX A100, MIG user guide r580.
+"""Device types: slices, placements and power, as device_types.toml beside this module has them (docs/device-types.md).
 
-Memory differs by a few hundred MiB between driver branches; agents read it at run time. Power: `power_provenance`.
 A GPU without MIG is one slice, `whole`. The CPUs of a node are one device, `cpu:<cores>`, cut into contiguous core
 ranges (`cpu:4`) or into quotas in steps of a tenth of a core (`quota:0.5`), not both at once.
 """
 
 import re
+import tomllib
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import cache
-from typing import Final
+from importlib import resources
+from typing import Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from trefoil.core.common import Basis, Provenance
-from trefoil.core.errors import NotFound
+from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.fleet import Configuration, DeviceKind, DeviceType, SliceType
 
-A100_40GB: Final = DeviceType(
-    name="A100-SXM4-40GB",
-    kind=DeviceKind.MIG_GPU,
-    slice_types=(
-        SliceType("1g.5gb", 1, 1, 14, 4864, 0, (0, 1, 2, 3, 4, 5, 6)),
-        SliceType("2g.10gb", 2, 2, 28, 9856, 0, (0, 2, 4)),
-        SliceType("3g.20gb", 3, 4, 42, 19968, 0, (0, 4)),
-        SliceType("4g.20gb", 4, 4, 56, 19968, 0, (0,)),
-        SliceType("7g.40gb", 7, 8, 98, 40192, 0, (0,)),
-    ),
-    clocks_mhz=tuple(range(210, 1411, 15)),
-    clock_lockable=True,
-    energy_counter=True,
-    idle_w=55.0,
-    sleep_w=35.0,
-    max_w=400.0,
-    wake_s=1.0,
-    power_limit_min_w=100.0,
-    power_limit_max_w=400.0,
-    tier="high",
-    embodied_g=26357.0,
-    power_provenance=Provenance(
-        Basis.SYNTHETIC,
-        "idle 55 W: CARBONDIS Table III (A100); sleep 35 W (no context, clocks dropped) is an assumption",
-    ),
-)
-
-_UNMEASURED: Final = "idle and sleep watts are assumptions; board limit: data sheet"
-
-A100_80GB: Final = replace(
-    A100_40GB,
-    name="A100-SXM4-80GB",
-    slice_types=(
-        SliceType("1g.10gb", 1, 1, 14, 9728, 0, (0, 1, 2, 3, 4, 5, 6)),
-        SliceType("2g.20gb", 2, 2, 28, 19968, 0, (0, 2, 4)),
-        SliceType("3g.40gb", 3, 4, 42, 40192, 0, (0, 4)),
-        SliceType("4g.40gb", 4, 4, 56, 40192, 0, (0,)),
-        SliceType("7g.80gb", 7, 8, 98, 80896, 0, (0,)),
-    ),
-    idle_w=60.0,
-    sleep_w=40.0,
-    embodied_g=0.0,
-    power_provenance=Provenance(Basis.SYNTHETIC, _UNMEASURED),
-)
-
-H100_80GB: Final = replace(
-    A100_80GB,
-    name="H100-SXM5-80GB",
-    slice_types=(
-        SliceType("1g.10gb", 1, 1, 16, 9984, 0, (0, 1, 2, 3, 4, 5, 6)),
-        SliceType("2g.20gb", 2, 2, 32, 20096, 0, (0, 2, 4)),
-        SliceType("3g.40gb", 3, 4, 60, 40448, 0, (0, 4)),
-        SliceType("4g.40gb", 4, 4, 64, 40448, 0, (0,)),
-        SliceType("7g.80gb", 7, 8, 132, 81152, 0, (0,)),
-    ),
-    clocks_mhz=tuple(range(345, 1981, 15)),
-    idle_w=70.0,
-    sleep_w=50.0,
-    max_w=700.0,
-    power_limit_min_w=200.0,
-    power_limit_max_w=700.0,
-)
-
 WHOLE: Final = "whole"
-
-
-def _whole(sm_count: int, memory_mib: int) -> tuple[SliceType, ...]:
-    return (SliceType(WHOLE, 1, 1, sm_count, memory_mib, 0, (0,)),)
-
-
-# An A100 whose MIG mode is off: its slice has the 10 SMs that MIG leaves idle. NVML reports one product name in both
-# modes and agents map it to the type that can be cut, so that this type exists in simulations and plans only.
-A100_40GB_WHOLE: Final = replace(
-    A100_40GB,
-    name="A100-SXM4-40GB-nomig",
-    kind=DeviceKind.WHOLE_GPU,
-    slice_types=_whole(108, 40536),
-)
-
-V100_32GB: Final = DeviceType(
-    name="Tesla V100-SXM2-32GB",
-    kind=DeviceKind.WHOLE_GPU,
-    slice_types=_whole(80, 32510),
-    clocks_mhz=tuple(135 + (15 * step + 1) // 2 for step in range(187)),  # 135 to 1530 in steps of 7.5
-    clock_lockable=True,
-    energy_counter=True,
-    idle_w=53.5,
-    sleep_w=40.0,
-    max_w=300.0,
-    wake_s=1.0,
-    power_limit_min_w=150.0,
-    power_limit_max_w=300.0,
-    tier="high",
-    embodied_g=19949.0,
-    power_provenance=Provenance(Basis.SYNTHETIC, "idle 53.5 W, 300 W: iGniter (V100); sleep 40 W is an assumption"),
-)
-
-T4: Final = DeviceType(
-    name="Tesla T4",
-    kind=DeviceKind.WHOLE_GPU,
-    slice_types=_whole(40, 15360),
-    clocks_mhz=tuple(range(300, 1591, 15)),
-    clock_lockable=True,
-    energy_counter=True,
-    idle_w=30.0,
-    sleep_w=10.0,
-    max_w=70.0,
-    wake_s=1.0,
-    power_limit_min_w=60.0,
-    power_limit_max_w=70.0,
-    tier="low",
-    power_provenance=Provenance(Basis.SYNTHETIC, "idle 30 W: CARBONDIS Table III (T4); sleep 10 W is an assumption"),
-)
-
-# Pascal: no energy counter, no locked clocks (both came with Volta).
-P4: Final = DeviceType(
-    name="Tesla P4",
-    kind=DeviceKind.WHOLE_GPU,
-    slice_types=_whole(20, 7611),
-    clocks_mhz=(),
-    clock_lockable=False,
-    energy_counter=False,
-    idle_w=25.0,
-    sleep_w=7.0,
-    max_w=75.0,
-    wake_s=1.0,
-    power_limit_min_w=60.0,
-    power_limit_max_w=75.0,
-    tier="low",
-    power_provenance=Provenance(Basis.SYNTHETIC, "idle 25 W: CARBONDIS Table III (P4); sleep 7 W is an assumption"),
-)
-
-DEVICE_TYPES: Final = {
-    kind.name: kind for kind in (A100_40GB, A100_80GB, H100_80GB, A100_40GB_WHOLE, V100_32GB, T4, P4)
-}
-NEVER_LIVE: Final = frozenset({A100_40GB_WHOLE.name})  # no driver reports these names, a simulated one neither
-
 MEMORY_SLICES: Final = 8  # of every MIG-capable GPU so far
+COMPUTE_SLICES: Final = 7
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]*")
 
+
+class _Row(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ClockRange(_Row):
+    """SM clocks [MHz] from `min` to `max` in steps that need not be whole; halves are rounded up."""
+
+    min: int = Field(ge=1)
+    max: int = Field(ge=1)
+    step: float = Field(gt=0)
+
+    @property
+    def clocks_mhz(self) -> tuple[int, ...]:
+        """The clocks, ascending."""
+        return tuple(int(self.min + self.step * i + 0.5) for i in range(int((self.max - self.min) / self.step) + 1))
+
+
+class SliceSize(_Row):
+    """What a slice has. `memory_mib` is what its driver shows to a process."""
+
+    sm_count: int = Field(ge=1)
+    memory_mib: int = Field(ge=1)
+
+
+class SliceRow(SliceSize):
+    """Slice type of a board; without MIG the only one is `whole`, and only its size is said."""
+
+    compute_slices: int = Field(default=1, ge=1, le=COMPUTE_SLICES)
+    memory_slices: int = Field(default=1, ge=1, le=MEMORY_SLICES)
+    starts: tuple[int, ...] = Field(default=(0,), min_length=1)
+    """Memory slices at which it may begin."""
+
+    @model_validator(mode="after")
+    def _inside(self) -> Self:
+        for start in self.starts:
+            if not 0 <= start <= MEMORY_SLICES - self.memory_slices:
+                raise ValueError(f"start {start} does not leave {self.memory_slices} of {MEMORY_SLICES} memory slices")
+        return self
+
+
+class DriverRow(_Row):
+    """What NVML says of a board, for simulated nodes."""
+
+    nvml_name: str
+    architecture: int = Field(ge=2)
+    """NVML_DEVICE_ARCH_*: Pascal 4, Volta 5, Turing 6, Ampere 7, Ada 8, Hopper 9."""
+    compute_capability: tuple[int, int]
+    pci_device_id: int = Field(ge=0)
+    memory_mib: int = Field(ge=1)
+    memory_clocks_mhz: tuple[int, ...] = Field(min_length=1)
+    """Descending."""
+    clocks_mhz: ClockRange | None = None
+    """SM clocks of a board that cannot be locked to them; else those of its type."""
+    double_1g: SliceSize | None = None
+    """The slice of one compute slice and two memory slices, which no plan uses."""
+    power_average_s: float = Field(default=0.0, ge=0)
+    """Window of nvmlDeviceGetPowerUsage; 0: instantaneous (GA100 and older)."""
+    power_duty_s: tuple[float, float] | None = None
+    """Power is looked at for the first of these in every second of them."""
+
+
+class DeviceTypeRow(_Row):
+    """One table of device_types.toml, by the name of the type."""
+
+    kind: Literal["mig_gpu", "whole_gpu"]
+    slices: dict[str, SliceRow] = Field(min_length=1)
+    clocks_mhz: ClockRange | None = None
+    """SM clocks that it can be locked to."""
+    clock_lockable: bool
+    energy_counter: bool
+    """Whether its driver counts joules (since Volta)."""
+    idle_w: float = Field(gt=0)
+    sleep_w: float = Field(gt=0)
+    """Without a context, clocks dropped."""
+    max_w: float = Field(gt=0)
+    wake_s: float = Field(ge=0)
+    power_limit_min_w: float = Field(gt=0)
+    power_limit_max_w: float = Field(gt=0)
+    tier: Literal["high", "low", ""] = ""
+    """Of CARBONDIS's two."""
+    embodied_g: float = Field(default=0.0, ge=0)
+    """Grams of CO2 of making it; 0: unknown."""
+    power_basis: Literal["measured", "modelled", "synthetic"]
+    power_source: str = Field(min_length=1)
+    """Who says the watts."""
+    driver: DriverRow | None = None
+    """None: for plans and `trefoil simulate` only."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.kind == "whole_gpu" and (self.slices.keys() != {WHOLE} or self.slices[WHOLE].memory_slices != 1):
+            raise ValueError(f"a whole_gpu has one slice, slices.{WHOLE} = {{ sm_count, memory_mib }}")
+        if not self.sleep_w <= self.idle_w < self.max_w:
+            raise ValueError(f"sleep_w {self.sleep_w} <= idle_w {self.idle_w} < max_w {self.max_w} does not hold")
+        if self.power_limit_min_w > self.power_limit_max_w:
+            raise ValueError(f"power_limit_min_w {self.power_limit_min_w} is above power_limit_max_w")
+        if self.clock_lockable != (self.clocks_mhz is not None):
+            raise ValueError("clocks_mhz are those that it can be locked to; set them where clock_lockable is true")
+        if self.driver is not None and self.clocks_mhz is None and self.driver.clocks_mhz is None:
+            raise ValueError("driver.clocks_mhz is missing, of a board that is not clock_lockable")
+        widths = sorted(row.compute_slices for row in self.slices.values())
+        if (
+            self.driver is not None
+            and self.kind == "mig_gpu"
+            and (widths != [1, 2, 3, 4, 7] or self.driver.double_1g is None)
+        ):
+            raise ValueError("a simulated driver cuts into 1, 2, 3, 4 and 7 compute slices, and says double_1g")
+        return self
+
+    def device_type(self, name: str) -> DeviceType:
+        """Device type of this row."""
+        told = self.model_dump(
+            include={
+                "clock_lockable", "energy_counter", "idle_w", "sleep_w", "max_w", "wake_s", "power_limit_min_w",
+                "power_limit_max_w", "tier", "embodied_g",
+            }
+        )  # fmt: skip
+        return DeviceType(
+            name=name,
+            kind=DeviceKind[self.kind.upper()],
+            slice_types=tuple(SliceType(name=of, **row.model_dump()) for of, row in self.slices.items()),
+            clocks_mhz=self.clocks_mhz.clocks_mhz if self.clocks_mhz else (),
+            power_provenance=Provenance(Basis[self.power_basis.upper()], self.power_source),
+            **told,
+        )
+
+
+def parse_rows(tables: Mapping[str, Any], source: str) -> dict[str, DeviceTypeRow]:
+    """Rows of a device types file by name; `source` names it in errors.
+
+    Raises:
+        SettingError: names the file, device type, field, value and remedy.
+    """
+    rows = {}
+    for name, table in tables.items():
+        if not NAME.fullmatch(name):
+            raise SettingError(
+                f"is no name of a device type (in {source})", field=name,
+                remedy="call it as NVML does, without 'NVIDIA': letters, digits, blanks, dots, - and _",
+            )  # fmt: skip
+        try:
+            rows[name] = DeviceTypeRow.model_validate(table)
+        except ValidationError as error:
+            complaint = error.errors(include_url=False)[0]
+            unknown, missing = (complaint["type"] == kind for kind in ("extra_forbidden", "missing"))
+            message = complaint["msg"].removeprefix("Value error, ")
+            raise SettingError(
+                f"{'no such field' if unknown else message} (in {source})",
+                field=".".join([name, *map(str, complaint["loc"])]),
+                value=None if missing or isinstance(complaint["input"], dict) else complaint["input"],
+                remedy="remove it, or write it as docs/device-types.md does" if unknown else "see docs/device-types.md",
+            ) from error
+    return rows
+
+
+DEVICE_TYPES: Final[dict[str, DeviceType]] = {}
+DRIVERS: Final[dict[str, DriverRow]] = {}
+"""Of the types that a driver reports, a simulated one too."""
+
+
+def register(rows: Mapping[str, DeviceTypeRow], source: str) -> None:
+    """Register device types beside those that there are.
+
+    Raises:
+        SettingError: a name that another type has, whose results must not change under that name.
+    """
+    for name in rows:
+        if name in DEVICE_TYPES:
+            remedy = "give the board a name of its own"
+            raise SettingError(f"is a device type already (in {source})", field=name, remedy=remedy)
+    DEVICE_TYPES.update({name: row.device_type(name) for name, row in rows.items()})
+    DRIVERS.update({name: row.driver for name, row in rows.items() if row.driver is not None})
+
+
+_SHIPPED: Final = "device_types.toml"
+register(parse_rows(tomllib.loads((resources.files(__package__) / _SHIPPED).read_text("utf-8")), _SHIPPED), _SHIPPED)
+A100_40GB: Final = DEVICE_TYPES["A100-SXM4-40GB"]
+A100_80GB: Final = DEVICE_TYPES["A100-SXM4-80GB"]
+H100_80GB: Final = DEVICE_TYPES["H100-SXM5-80GB"]
+A100_40GB_WHOLE: Final = DEVICE_TYPES["A100-SXM4-40GB-nomig"]
+V100_32GB: Final = DEVICE_TYPES["Tesla V100-SXM2-32GB"]
+T4: Final = DEVICE_TYPES["Tesla T4"]
+P4: Final = DEVICE_TYPES["Tesla P4"]
 
 CPU_CORES_MAX: Final = 1024
 CPU_MIB_PER_CORE: Final = 4096  # an assumption until a node says what it has
@@ -259,7 +312,9 @@ def placements(device: DeviceType) -> tuple[Placement, ...]:
         fits = [
             o
             for o in options
-            if o[1] >= position and used + o[3] <= 7 and all(o[1] >= c[1] + c[2] or c[1] >= o[1] + o[2] for c in chosen)
+            if o[1] >= position
+            and used + o[3] <= COMPUTE_SLICES
+            and all(o[1] >= c[1] + c[2] or c[1] >= o[1] + o[2] for c in chosen)
         ]
         for option in fits:
             grow((*chosen, option), option[1] + option[2])
@@ -272,7 +327,10 @@ def placements(device: DeviceType) -> tuple[Placement, ...]:
 
 def _extensible(chosen: tuple[tuple[str, int, int, int], ...], options: list[tuple[str, int, int, int]]) -> bool:
     used = sum(c for _, _, _, c in chosen)
-    return any(used + o[3] <= 7 and all(o[1] >= c[1] + c[2] or c[1] >= o[1] + o[2] for c in chosen) for o in options)
+    return any(
+        used + o[3] <= COMPUTE_SLICES and all(o[1] >= c[1] + c[2] or c[1] >= o[1] + o[2] for c in chosen)
+        for o in options
+    )
 
 
 @cache

@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 
-from power_agent.simulated.gpu_models import A100_80GB, GPU_MODELS, H100_80GB
+from power_agent.simulated.gpu_models import A100_80GB, H100_80GB, gpu_model
 from power_agent.simulated.gpu_state import Gpu, Nvml, NvmlFault
 from tests.support.simulated_driver import make_driver, outcome
 from trefoil.core import device_types
@@ -16,7 +16,8 @@ SIZE = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 LOWER = (((4, 0),), ((3, 0),), ((2, 0), (2, 2)), ((2, 0), (1, 2), (1, 3)), ((1, 0), (1, 1), (2, 2)))
 LOWER += (((1, 0), (1, 1), (1, 2), (1, 3)),)
 UPPER = (((3, 4),), ((2, 4), (1, 6)), ((1, 4), (1, 5), (1, 6)))
-MIG_MODELS = [model for model in GPU_MODELS.values() if model.mig_capable]
+GPU_MODELS = [gpu_model(name) for name in device_types.DRIVERS]
+MIG_MODELS = [model for model in GPU_MODELS if model.mig_capable]
 MAXIMAL = (((7, 0),), *((*low, *high) for low in LOWER for high in UPPER))
 
 
@@ -55,7 +56,7 @@ def test_there_are_19_maximal_configurations_and_14_multisets():
     assert len({tuple(sorted(width for width, _ in c)) for c in MAXIMAL}) == 14
 
 
-@pytest.mark.parametrize("model", GPU_MODELS.values(), ids=lambda m: m.name)
+@pytest.mark.parametrize("model", GPU_MODELS, ids=lambda m: m.name)
 def test_the_core_device_type_and_the_driver_table_agree(model):
     core = device_types.device_type(model.name)
     assert core.kind == (DeviceKind.MIG_GPU if model.mig_capable else DeviceKind.WHOLE_GPU)

@@ -1,0 +1,33 @@
+"""Settings files and scenarios that the documentation shows are ones that load."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from carbon_feed.settings import CarbonFeedSettings
+from controller.settings import ControllerSettings
+from dispatcher.settings import DispatcherSettings
+from power_agent.settings import PowerAgentSettings
+from trefoil.cli.run.scenario import System
+from trefoil.runtime.config import load
+from trefoil.simulator import Scenario
+
+CLASSES = {
+    "carbon_feed": CarbonFeedSettings,
+    "controller": ControllerSettings,
+    "dispatcher": DispatcherSettings,
+    "mine": Scenario,
+    "power-agent": PowerAgentSettings,
+    "up": System,
+}
+PAGE = Path(__file__).parents[2] / "docs" / "adopt.md"
+SHOWN = {
+    Path(name).stem: text for text, name in re.findall(r"```toml\n(# (\S+\.toml)\n.*?)```", PAGE.read_text(), re.S)
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_file_that_is_shown_loads(name, tmp_path):
+    (tmp_path / f"{name}.toml").write_text(SHOWN[name])
+    assert load(CLASSES[name], tmp_path / f"{name}.toml")
