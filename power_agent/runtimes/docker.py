@@ -351,8 +351,13 @@ def gpu_request(uuid: str) -> list[docker.types.DeviceRequest]:
 
 
 def mounts(launch: SliceLaunch) -> list[docker.types.Mount]:
-    """Mounts of the slice's repository and the shared one its links lead to, at their paths outside; read-only."""
-    folders = dict.fromkeys((launch.repository.absolute(), launch.repository.resolve(), launch.source.resolve()))
+    """Mounts of the slice's repository and the shared one its links lead to, at their paths outside; read-only.
+
+    The shared one may itself be one of links to families that lie elsewhere.
+    """
+    families = (entry.resolve() for entry in sorted(launch.source.glob("*")) if entry.is_symlink())
+    own = (launch.repository.absolute(), launch.repository.resolve(), launch.source.resolve())
+    folders = dict.fromkeys((*own, *families))
     return [docker.types.Mount(str(folder), str(folder), type="bind", read_only=True) for folder in folders]
 
 

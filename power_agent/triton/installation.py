@@ -1,8 +1,8 @@
 """Triton installation: finds a tritonserver on this machine and makes its python backend usable.
 
-Looked at, in order: the setting, the wheel nvidia-pytriton in the environment that `make setup` created for Triton,
-PATH (NVIDIA's image). The wheel is located by its distribution
-files: importing it would want gevent. Nothing of what is found is imported.
+Looked at, in order: the setting, the wheel nvidia-pytriton in the environment that `trefoil setup triton` made, PATH
+(NVIDIA's image). The wheel is located by its distribution files: importing it would want gevent. Nothing of what is
+found is imported.
 """
 
 import filecmp
@@ -107,7 +107,7 @@ def find_triton(binary: Path | None, environment: Path | None) -> TritonInstall:
     if found is None:
         raise BinaryMissing(
             f"no tritonserver: looked at {', '.join(looked)}",
-            remedy="run `make setup`, or set triton_binary to an executable tritonserver",
+            remedy="run `trefoil setup triton`, or set triton_binary to an executable tritonserver",
         )
     root = found.resolve().parent.parent
     offers = tuple(name for name in (*BACKENDS, ENGINES) if (root / "backends" / name).is_dir())
@@ -137,14 +137,16 @@ def _environment(environment: Path | None) -> tuple[Path, str, str, str, str, bo
     if python is None or not _runs(python):
         raise BinaryMissing(
             f"no Python for Triton's models: {python or 'python3 on PATH'} does not exist",
-            remedy="run `make setup`, or set triton_environment to an environment with numpy<2 and onnxruntime",
+            remedy="run `trefoil setup triton`, or set triton_environment to one with numpy<2 and onnxruntime",
         )
     try:
         done = subprocess.run(
             [str(python), "-c", PROBE], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise StartError(f"{python} does not run: {error}", remedy="run `make setup` again") from error
+        raise StartError(
+            f"{python} does not run: {error}", remedy="remove that environment and run `trefoil setup triton`"
+        ) from error
     said = json.loads(done.stdout)
     return (
         python.parent.parent,
@@ -184,11 +186,12 @@ def refuse_environment(install: TritonInstall) -> None:
     if not install.numpy_version or int(install.numpy_version.split(".")[0]) >= 2:
         raise StartError(
             f"numpy {install.numpy_version or 'is missing'} in {install.environment}: outputs would be empty",
-            remedy="run `make setup`, or install numpy<2 there",
+            remedy="run `trefoil setup triton`, or install numpy<2 there",
         )
     if not install.onnxruntime_version:
         raise StartError(
-            f"onnxruntime is missing in {install.environment}", remedy="run `make setup`, or install onnxruntime there"
+            f"onnxruntime is missing in {install.environment}",
+            remedy="run `trefoil setup triton`, or install onnxruntime there",
         )
 
 
@@ -202,7 +205,7 @@ def _install_stub(install: TritonInstall) -> None:
         versions = sorted(p.name for p in stubs.iterdir()) if stubs.is_dir() else []
         raise BinaryMissing(
             f"no stub for Python {install.python_version} in {stubs} (there are: {', '.join(versions) or 'none'})",
-            remedy="create the environment with one of these versions: make PYTHON=python3.11 setup",
+            remedy="install trefoil with a Python of one of these; in a checkout: make PYTHON=python3.11 setup",
         )
     if target.is_file() and os.access(target, os.X_OK) and filecmp.cmp(source, target, shallow=False):
         return

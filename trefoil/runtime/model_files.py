@@ -14,6 +14,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from trefoil.core.errors import CatalogError
+from trefoil.installation import CHECKOUT, MODELS, SHIPPED
 
 CONFIG: Final = "config.pbtxt"
 ENGINES: Final = "tensorrt"  # the backend whose models are built for one type of GPU
@@ -106,4 +107,6 @@ def how_to_make(source: Path, family: str) -> str:
     maker = next((folder / name for name in MAKERS if (folder / name).is_file()), None)
     if maker is None:
         return f"put them into {folder}, or adopt an existing Triton repository with `trefoil family import`"
+    if SHIPPED != CHECKOUT and folder.resolve().is_relative_to(SHIPPED):
+        return f"make them in a checkout by {MODELS / family / maker.name} and copy that folder to your own repository"
     return f"make them with {maker}, whose first lines say how"

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from trefoil.core import errors
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.common import Basis, Provenance
+from trefoil.installation import MODELS, repositories
 
 FAMILY_FILE: Final = "family.toml"
 PROFILE_FILE: Final = "profile.csv"
@@ -103,6 +104,38 @@ def load_family(folder: Path, profile: Path | None = None) -> tuple[Family, tupl
     return family, _read_profile(profile or own, family)
 
 
+def family_folders(repository: Path = MODELS) -> dict[str, Path]:
+    """Folder of every family by name, where `trefoil.installation.repositories` looks; of two of one name the first.
+
+    Raises:
+        errors.CatalogError: there is none.
+    """
+    roots = repositories(repository)
+    folders = {path.parent.name: path.parent for root in reversed(roots) for path in root.glob(f"*/{FAMILY_FILE}")}
+    if not folders:
+        raise _no_families(roots[0])
+    return dict(sorted(folders.items()))
+
+
+def family_folder(repository: Path, family: str) -> Path:
+    """Folder of one family, where `trefoil.installation.repositories` looks; in the first of them if there is none."""
+    roots = repositories(repository)
+    return next((root / family for root in roots if (root / family / FAMILY_FILE).is_file()), roots[0] / family)
+
+
+def link_shared(repository: Path, folder: Path) -> None:
+    """Link into `folder` what families of a repository share (`_shared`); what ships is the newest."""
+    for root in repositories(repository):
+        for shared in root.glob("_*"):
+            (folder / shared.name).unlink(missing_ok=True)
+            (folder / shared.name).symlink_to(shared.resolve())
+
+
+def _no_families(root: Path) -> errors.CatalogError:
+    remedy = "name the right folder"
+    return errors.CatalogError(f"no {FAMILY_FILE} below it", field="model repository", value=str(root), remedy=remedy)
+
+
 def load_catalog(root: Path, profile_overrides: Mapping[str, Path] | None = None) -> Catalog:
     """Load every folder of `root` that holds a family.toml; `profile_overrides`: family -> another profile.csv.
 
@@ -112,9 +145,7 @@ def load_catalog(root: Path, profile_overrides: Mapping[str, Path] | None = None
     overrides = dict(profile_overrides or {})
     folders = sorted(path.parent for path in root.glob(f"*/{FAMILY_FILE}"))
     if not folders:
-        raise errors.CatalogError(
-            f"no {FAMILY_FILE} below it", field="model repository", value=str(root), remedy="name the right folder"
-        )
+        raise _no_families(root)
     loaded = [load_family(folder, overrides.pop(folder.name, None)) for folder in folders]
     if overrides:
         names = ", ".join(folder.name for folder in folders)
