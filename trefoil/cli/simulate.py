@@ -22,7 +22,7 @@ reproduce = typer.Typer(cls=Guarded, no_args_is_help=True, help="Play a paper ag
 
 
 def simulate(
-    scenario: Annotated[Path, typer.Argument(help="Scenario file, e.g. benchmarks/scenarios/digits.toml.")],
+    scenario: Annotated[Path, typer.Argument(help="Scenario file, or one that ships by its name: digits.")],
     seed: Annotated[int | None, typer.Option(help="Instead of the scenario's seed.")] = None,
     policy: Annotated[str, typer.Option(help="Policy; default: the scenario's.")] = "",
     planner: Planner = "",
@@ -31,7 +31,7 @@ def simulate(
     queue: Queue = "",
     governor: Governor = "",
     sets: Sets = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for result.json and series.csv.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for result.json, series.csv and report.html.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint in the --out folder.")
     ] = False,
@@ -58,12 +58,16 @@ def simulate(
         _compare(loaded, out, resume, as_json)
         return
     found = simulate_to(loaded, out, resume=resume, bar=not as_json and sys.stderr.isatty())
+    if out is not None:
+        from trefoil.cli.demo.simulation_report import write_simulation_report
+
+        write_simulation_report(out, loaded, {loaded.policy.name: found}, shlex.join(["trefoil", *sys.argv[1:]]))
     if as_json:
         typer.echo(found.to_json(), nl=False)
         return
     console().print(found.table())
     if out is not None:
-        console().print(f"written to {out}/result.json and {out}/series.csv")
+        console().print(f"written to {out}/result.json, {out}/series.csv and {out}/report.html")
 
 
 def _compare(scenario: "Scenario", out: Path | None, resume: bool, as_json: bool) -> None:

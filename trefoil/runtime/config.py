@@ -1,25 +1,55 @@
 """Settings: frozen pydantic models, `defaults < TOML < environment < flags`; an unknown key fails at start.
 
 Environment names are the prefix plus the field in capitals, `__` between levels: `TREFOIL_CARBON_FEED_ADMIN_ADDRESS`,
-`TREFOIL_CARBON_FEED_TRACE__SPEEDUP`. Flags are `--set trace.speedup=60`.
+`TREFOIL_CARBON_FEED_TRACE__SPEEDUP`. Flags are `--set trace.speedup=60`; an entry of a list is named by its place, from
+0: `--set families.0.arrivals.rate_per_s=40`.
 """
 
 import argparse
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
-from trefoil.core import errors
+from trefoil.core import device_types, errors
 
 MASK = "***"
+DEVICE_TYPES_VARIABLE = "TREFOIL_DEVICE_TYPES"
 
 
-class Settings(BaseModel):
-    """Settings model, base of every one. Lists are tuples, so that nothing in it can change."""
+if TYPE_CHECKING:
+    _Model = BaseModel
+else:
+
+    class _Explained(type(BaseModel)):
+        """Metaclass of settings: what pydantic refuses of a model that is made in Python is our error too.
+
+        Not `__init__`, which pydantic would also call for the models inside one, where nobody knows of which field it
+        is. Hidden from the type checker, which would take any arguments then.
+        """
+
+        def __call__(cls, *args: Any, **values: Any) -> Any:
+            try:
+                return super().__call__(*args, **values)
+            except ValidationError as error:
+                raise explain(error, cls.__name__, cls) from error
+
+    class _Model(BaseModel, metaclass=_Explained):
+        pass
+
+
+class Settings(_Model):
+    """Settings model, base of every one. Lists are tuples, so that nothing in it can change.
+
+    Raises:
+        errors.SettingError: a value that cannot be; names field, value and remedy.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
@@ -48,6 +78,7 @@ class ServiceSettings(Settings):
     read_token: SecretStr | None = None
     """Second token, for callers that may only read (Get, Watch, List, Explain, Preview)."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe lines that are logged."""
     log_json: bool | None = None
     """None: pretty on a terminal, JSON otherwise."""
 
@@ -69,21 +100,56 @@ def load(
     Raises:
         errors.SettingError: names field, value and remedy.
     """
+    register_own_device_types()
     merged: dict[str, Any] = _read_toml(toml_path) if toml_path is not None else {}
     origins: dict[str, str] = {}
     if env_prefix:
         for name, raw in sorted((os.environ if environ is None else environ).items()):
             if name.startswith(env_prefix):
                 path = name.removeprefix(env_prefix).lower().split("__")
-                _assign(merged, path, _parse(raw), origins, f"environment {name}")
-    for key, value in (overrides or {}).items():
-        _assign(merged, key.split("."), _parse(value) if isinstance(value, str) else value, origins, f"flag {key}")
+                _assign(cls, merged, path, _parse(raw), f"environment {name}")
+                origins[".".join(path)] = f"environment {name}"
+    return _overridden(cls, merged, overrides or {}, origins, str(toml_path) if toml_path else cls.__name__)
+
+
+def changed(settings: SettingsT, overrides: Mapping[str, Any]) -> SettingsT:
+    """Change settings by dotted keys, as `load` does, and check them anew.
+
+    Raises:
+        errors.SettingError: names field, value and remedy.
+    """
+    return _overridden(type(settings), settings.model_dump(exclude_unset=True), overrides, {}, type(settings).__name__)
+
+
+def _overridden(
+    cls: type[SettingsT], tree: dict[str, Any], overrides: Mapping[str, Any], origins: dict[str, str], source: str
+) -> SettingsT:
+    for key, value in overrides.items():
+        _assign(cls, tree, key.split("."), _parse(value) if isinstance(value, str) else value, f"flag {key}")
+        origins[key] = f"flag {key}"
     try:
-        return cls.model_validate(merged)
+        return cls.model_validate(tree)
     except ValidationError as error:
         field = ".".join(str(part) for part in error.errors()[0]["loc"])
-        source = origins.get(field, str(toml_path) if toml_path else cls.__name__)
-        raise explain(error, source, cls) from error
+        raise explain(error, origins.get(field, source), cls) from error
+
+
+def register_own_device_types() -> None:
+    """Register the device types of the file that TREFOIL_DEVICE_TYPES names, beside those that ship; read once.
+
+    Raises:
+        errors.SettingError: names the file, device type, field, value and remedy.
+    """
+    if path := os.environ.get(DEVICE_TYPES_VARIABLE):
+        _register_device_types(path)
+
+
+@cache
+def _register_device_types(path: str) -> None:
+    if not Path(path).is_file():
+        remedy = "name a TOML file of device types, with its whole path, or unset it"
+        raise errors.SettingError("no such file", field=DEVICE_TYPES_VARIABLE, value=path, remedy=remedy)
+    device_types.register(device_types.parse_rows(_read_toml(Path(path)), path), path)
 
 
 def explain(error: ValidationError, source: str, model: type[BaseModel] | None = None) -> errors.SettingError:
@@ -91,8 +157,10 @@ def explain(error: ValidationError, source: str, model: type[BaseModel] | None =
     complaint = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in complaint["loc"])  # "": several fields together, which the message names
     if complaint["type"] == "extra_forbidden":
-        known = ", ".join(_known(model, complaint["loc"][:-1]))
-        remedy = f"remove it or use one of: {known}" if known else "remove it"
+        known = _known(model, complaint["loc"][:-1])
+        near = neighbour(str(complaint["loc"][-1]), known)
+        remedy = f"remove it or use one of: {', '.join(known)}" if known else "remove it"
+        remedy = f"did you mean {near}? Else {remedy}" if near else remedy
         return errors.SettingError(f"unknown setting (in {source})", field=field, remedy=remedy)
     if complaint["type"] == "missing":
         return errors.SettingError(f"missing (in {source})", field=field, remedy="give it a value")
@@ -159,36 +227,83 @@ def _parse(raw: str) -> Any:
     return raw
 
 
-def _assign(tree: dict[str, Any], path: Sequence[str], value: Any, origins: dict[str, str], origin: str) -> None:
-    for part in path[:-1]:
-        tree = tree.setdefault(part, {})
-        if not isinstance(tree, dict):
+def neighbour(name: str, known: Iterable[str]) -> str:
+    """Name that was probably meant: one that begins with it, else the one most like it; "" = none."""
+    names = sorted(known)
+    longer = [other for other in names if other.startswith(name)] if len(name) > 1 else []
+    return next(iter(longer or get_close_matches(name, names, n=1)), "")
+
+
+def _assign(model: type[BaseModel], tree: dict[str, Any], path: Sequence[str], value: Any, origin: str) -> None:
+    """Put a value into a tree of tables and lists; a list that is not there yet is its field's default."""
+    node: Any = tree
+    for depth, part in enumerate(path):
+        where = ".".join(path[:depth])
+        if not isinstance(node, dict | list):
             raise errors.SettingError(
-                f"is a value, not a section (in {origin})", field=part, remedy="drop what follows it"
+                f"is a value, not a section (in {origin})", field=where, remedy="drop what follows it"
             )
-    tree[path[-1]] = value
-    origins[".".join(path)] = origin
+        key: Any = _place(node, part, where, origin) if isinstance(node, list) else part
+        if depth == len(path) - 1:
+            node[key] = value
+            return
+        below = node[key] if isinstance(node, list) or key in node else _default(model, path[: depth + 1])
+        node[key] = list(below) if isinstance(below, tuple) else below
+        node = node[key]
+
+
+def _place(entries: Sequence[Any], part: str, where: str, origin: str) -> int:
+    if part.isdecimal() and int(part) < len(entries):
+        return int(part)
+    length = f"has {len(entries)} entr{'y' if len(entries) == 1 else 'ies'}, and no {part!r} (in {origin})"
+    remedy = f"write {where}.0" + (f" to {where}.{len(entries) - 1}" if len(entries) > 1 else "")
+    raise errors.SettingError(length, field=where, remedy=remedy if entries else f"give the whole list: {where}=[...]")
+
+
+def _default(model: type[BaseModel], path: Sequence[str]) -> Any:
+    """What stands at a path that nobody has given: a list as the field has it, else an empty section."""
+    holder = _model_at(model, path[:-1])
+    field = holder.model_fields.get(path[-1]) if holder else None
+    given = field.get_default(call_default_factory=True, validated_data={}) if field else None
+    if not isinstance(given, list | tuple):
+        return {}
+    return [one.model_dump(exclude_unset=True) if isinstance(one, BaseModel) else one for one in given]
 
 
 def _known(model: type[BaseModel] | None, path: Sequence[int | str]) -> list[str]:
+    holder = _model_at(model, path)
+    return sorted(holder.model_fields) if holder else []
+
+
+def _model_at(model: type[BaseModel] | None, path: Sequence[int | str]) -> type[BaseModel] | None:
+    """Model at a path of fields, places of lists and keys of tables; None: there is none."""
+    found: Any = model
     for part in path:
-        model = _child(model, part)
-    return sorted(model.model_fields) if model else []
+        found = next((below for one in _choices(found) if (below := _below(one, part)) is not None), None)
+    return next((one for one in _choices(found) if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 
-def _child(model: type[BaseModel] | None, part: int | str) -> type[BaseModel] | None:
-    if isinstance(part, int):  # one of a list, whose model it is
-        return model
-    field = model.model_fields.get(str(part)) if model else None
-    annotation = field.annotation if field else None
-    candidates = [annotation, *getattr(annotation, "__args__", ())]
-    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """Types that a value of an annotation may have."""
+    if get_origin(annotation) is Annotated:
+        return _choices(get_args(annotation)[0])
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def _below(annotation: Any, part: int | str) -> Any:
+    """Annotation of a field, of the entries of a list, or of the values of a table."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        field = annotation.model_fields.get(str(part))
+        return field.annotation if field else None
+    kind, inner = get_origin(annotation), get_args(annotation)
+    if kind in (tuple, list) and str(part).isdecimal():
+        return inner[0]
+    return inner[1] if kind in (dict, Mapping) else None
 
 
 def _is_secret(model: type[BaseModel] | None, path: Sequence[int | str]) -> bool:
-    for part in path[:-1]:
-        model = _child(model, part)
-    field = model.model_fields.get(str(path[-1])) if model and path else None
+    holder = _model_at(model, path[:-1])
+    field = holder.model_fields.get(str(path[-1])) if holder and path else None
     return field is not None and "Secret" in str(field.annotation)
 
 

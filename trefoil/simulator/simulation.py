@@ -90,7 +90,8 @@ class Simulation:
         triggers = scenario.policy.triggers
         row = inputs.policy if triggers is None else replace(inputs.policy, triggers=triggers)
         live, traits = as_live_planner(inputs.planner), find(Kind.PLANNER, row.planner, PLANNERS).traits
-        kept = SavedState(dict(inputs.objectives), [], ControlState(ActMode.ACT), ExplorationTotals())
+        cap = self.settings.max_watts
+        kept = SavedState(dict(inputs.objectives), [], ControlState(ActMode.ACT), ExplorationTotals(), max_watts=cap)
         self.core = ControlCore(
             self.settings, row, traits.tick_grace_s, live, self.observation, self.meter, self.rollouts, self.at, kept
         )

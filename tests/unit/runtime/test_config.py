@@ -2,7 +2,7 @@ import pytest
 from pydantic import Field, SecretStr
 
 from trefoil.core.errors import SettingError
-from trefoil.runtime.config import ServiceSettings, Settings, load, masked, parser_main
+from trefoil.runtime.config import ServiceSettings, Settings, changed, load, masked, parser_main
 
 
 class Trace(Settings):
@@ -16,6 +16,7 @@ class Example(ServiceSettings):
     zone: str = "GB"
     trace: Trace = Trace()
     traces: dict[str, Trace] = Field(default_factory=dict)
+    several: tuple[Trace, ...] = (Trace(), Trace(speedup=7.0))
 
 
 def write(tmp_path, text):
@@ -40,6 +41,45 @@ def test_lists_and_tables_in_environment_and_flags_are_toml():
     assert settings.trace.files == ("a.csv", "b.csv")
     assert settings.traces["GB"].speedup == 9.0
     assert load(Example, None, "", {"admin_address": "[::1]:80"}).admin_address == "[::1]:80"
+
+
+def test_overrides_reach_into_lists_also_of_a_default(tmp_path):
+    path = write(tmp_path, "[[several]]\nspeedup = 2\n[[several]]\nspeedup = 3\n")
+    found = load(Example, path, "", {"several.1.speedup": "4", "several.0.files": '["a"]'})
+    assert [(one.speedup, one.files) for one in found.several] == [(2.0, ("a",)), (4.0, ())]
+    environ = {"TREFOIL_EXAMPLE_SEVERAL__1__FILES": '["b"]'}
+    assert load(Example, None, "TREFOIL_EXAMPLE_", environ=environ).several[1] == Trace(speedup=7.0, files=("b",))
+    assert changed(found, {"several.0.files.0": "c"}).several[0].files == ("c",)
+    assert found.several[0].files == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        (
+            "several.2.speedup",
+            r"several: has 2 entries, and no '2' .in flag several\.2\.speedup.*several\.0 to several\.1",
+        ),
+        ("several.first.speedup", r"several: has 2 entries, and no 'first'"),
+        ("trace.files.0", r"trace\.files: has 0 entries, .*Remedy: give the whole list: trace\.files=\[\.\.\.\]"),
+        ("zone.0", "zone: is a value, not a section"),
+        (
+            "several.0.speed",
+            r"several\.0\.speed: unknown setting .*did you mean speedup\? .*use one of: files, speedup",
+        ),
+        ("traces.GB.speedu", r"traces\.GB\.speedu: unknown setting .*did you mean speedup\?"),
+    ],
+)
+def test_a_key_that_names_nothing_says_what_there_is(key, named):
+    with pytest.raises(SettingError, match=named):
+        load(Example, None, "", {"zone": "GB", key: "1"})
+
+
+def test_models_made_in_python_are_refused_by_our_errors_too():
+    with pytest.raises(SettingError, match=r"^several\.0\.speedup = -1: .*greater than 0 .in Example"):
+        Example(several=[{"speedup": -1}])
+    with pytest.raises(SettingError, match=r"^speed: unknown setting .in Trace.*did you mean speedup"):
+        Trace(speed=1)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_gaps_of_deeprecsys_are_whole_milliseconds_and_the_same_in_whatever_step
     ("name", "value"), [("points", ((0.0, 5.0),)), ("trace", Path("counts.csv")), ("gap_scv", 0.0), ("gap_scv", 2.0)]
 )
 def test_deeprecsys_has_one_rate_and_no_other_law(name, value):
-    with pytest.raises(ValueError, match=f"{name} .* with process deeprecsys.*leave {name} out"):
+    with pytest.raises(SettingError, match=f"{name} .* with process deeprecsys.*leave {name} out"):
         Arrivals(rate_per_s=4.0, process="deeprecsys", **{name: value})
     scenario = Scenario(
         duration_s=20, families=[{"name": "digits", "arrivals": {"rate_per_s": 4, "process": "deeprecsys"}}]

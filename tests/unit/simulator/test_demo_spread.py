@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from trefoil.cli.demo.spread import Outcome, Spread, saving_pct, simulate_spread
+from trefoil.cli.demo.spread import Spread, simulate_spread
 from trefoil.cli.run.scenario import Scenario, Slo, load_system
+from trefoil.comparison.saving import Outcome, saving_pct
 from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
 
 DEMO = Path("deploy/config/demo.toml")

@@ -8,7 +8,7 @@ from tests.support.planning import digits
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import InvalidInput, ProfileMissing, SettingError, TraceError
 from trefoil.simulator import Scenario
-from trefoil.simulator.scenario.inputs import prepare
+from trefoil.simulator.scenario.inputs import arrivals_of, prepare
 from trefoil.simulator.scenario.schema import Arrivals, Carbon, FamilyObjective, Node, Noise, Served, Zone
 from trefoil.simulator.scenario.truth import pair
 
@@ -54,7 +54,7 @@ def test_overrides_are_dotted():
 
 
 def test_unknown_zone_names_node_zone_and_known_zones():
-    with pytest.raises(ValueError, match=r"node node lies in zone 'mars', which has no carbon; known zones: demo"):
+    with pytest.raises(SettingError, match=r"node node lies in zone 'mars', which has no carbon; known zones: demo"):
         scenario(nodes=(Node(zone="mars"),))
 
 
@@ -63,6 +63,15 @@ def test_empty_arrival_trace_is_named(tmp_path):
     empty.write_text("hour,requests\n")
     with pytest.raises(TraceError, match=r"empty\.csv.*Remedy"):
         prepare(scenario(families=(served(arrivals=Arrivals(trace=empty)),)))
+
+
+def test_points_are_scaled_to_a_mean_rate_as_a_trace_is():
+    points = ((0.0, 10.0), (30.0, 10.0), (40.0, 30.0))
+    for given, mean in ((0.0, None), (50.0, 50.0)):
+        one = scenario(duration_s=60.0, families=(served(arrivals=Arrivals(points=points, rate_per_s=given)),))
+        source = arrivals_of(one)["digits"]
+        assert mean is None or source.mean_per_s(0.0, 60.0) == pytest.approx(mean)
+        assert source.rate_per_s(60.0) == pytest.approx(3 * source.rate_per_s(0.0))
 
 
 def test_empty_carbon_trace_is_named(tmp_path):
@@ -99,7 +108,7 @@ def test_floor_that_no_variant_reaches_names_the_best():
 
 
 def test_unknown_policy_and_constant_are_refused():
-    with pytest.raises(ValueError, match="unknown policy 'clever'"):
+    with pytest.raises(SettingError, match=r"^policy\.name = 'clever': unknown policy\. Remedy: one of .*'exact'"):
         scenario(policy={"name": "clever"})
     with pytest.raises(InvalidInput, match=r"params\.speed"):
         prepare(scenario(policy={"name": "exact", "params": {"speed": 1.0}}))

@@ -163,6 +163,7 @@ class Ledger:
                 "trigger": kept.trigger.cause,
                 "outcome": verdict.outcome,
                 "effect": kept.effect,
+                "rollout_before": kept.versions.get("rollout_before", ""),
                 "plan": verdict.digest,
                 "degraded": verdict.degraded,
                 "expected_g_per_request": {f: e.grams_per_request for f, e in sorted(expected.items())},

@@ -49,7 +49,10 @@ class ForecastRun:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Comparison of runs, `none` first. `price_g`: grams per request of one unit of accuracy; None: not known."""
+    """Comparison of runs, `none` first. `price_g`: grams per request of one unit of accuracy; None: not known.
+
+    `note`: what the feed's models lack here; "" = nothing.
+    """
 
     scenario: str
     seed: int
@@ -57,6 +60,7 @@ class Comparison:
     floors: Mapping[str, float]
     price_g: float | None
     rows: tuple[ForecastRun, ...]
+    note: str = ""
 
     @property
     def captured(self) -> Mapping[str, float | None]:
@@ -93,6 +97,7 @@ class Comparison:
             )  # fmt: skip
         price = "not known" if self.price_g is None else f"{self.price_g * 1e3:.3f} mg per request and unit"
         table.caption = f"price of accuracy, by a floor {FLOOR_STEP:g} higher: {price}"
+        table.caption += f"\n{self.note}" if self.note else ""
         return table
 
 
@@ -115,7 +120,22 @@ def compare_forecasts(
     price = (dearer.grams_per_request - none.grams_per_request) / gained if gained > FLOOR_STEP / 4 else None
     floors = _floors(scenario, provided)
     rows = tuple(run_of(name, one, none, price or 0.0, floors) for name, one in zip(MODELS, summaries, strict=True))
-    return Comparison(scenario.name, scenario.seed, scenario.span_s, floors, price, rows)
+    return Comparison(scenario.name, scenario.seed, scenario.span_s, floors, price, rows, _note(scenario, provided))
+
+
+def _note(scenario: Scenario, provided: Provided | None) -> str:
+    """What is missing for models to learn from before the run begins."""
+    known = provided.carbon_before if provided is not None else {}
+    zones = {node.zone: scenario.carbon.zones[node.zone] for node in scenario.nodes if node.zone not in known}
+    flat = [name for name, zone in zones.items() if zone.constant_g_per_kwh is not None]
+    new = [name for name, zone in zones.items() if name not in flat and not zone.offset_h]
+    parts = [f"zone {name} is constant: there is nothing to forecast" for name in flat]
+    parts += [
+        f"zone {name} has no lead-in (carbon.zones.{name}.offset_h = 0): the feed's models know only what the run has "
+        f"seen so far; begin later in a longer trace, e.g. --set carbon.zones.{name}.offset_h=336"
+        for name in new
+    ]
+    return "; ".join(parts)
 
 
 def with_forecast(scenario: Scenario, name: str) -> Scenario:

@@ -17,6 +17,7 @@ from rich.table import Table
 from trefoil.core.objective import floor_missed
 from trefoil.core.plan import DecisionRecord
 from trefoil.simulator.books.intervals import Interval
+from trefoil.simulator.report.frames import data_frame
 from trefoil.simulator.simulation import Simulation
 
 DIGITS = 9  # significant, in JSON
@@ -35,7 +36,10 @@ class FamilySummary:
     p95_ms: float
     p99_ms: float
     slo_ms: float
+    slo_quantile: float
     slo_attainment: float
+    slo_missed: bool
+    """Attainment is below `slo_quantile`: what this run saves is bought with lateness."""
     accuracy: float
     floor: float
     """Of the accuracy, as the objective has it."""
@@ -70,6 +74,7 @@ class Summary:
     p95_ms: float
     p99_ms: float
     slo_attainment: float
+    slo_missed: bool
     accuracy: float
     floor_missed: bool
     power_w: float
@@ -119,6 +124,24 @@ class Result:
         writer.writerows(zip(*([_short(v) for v in values] for values in self.series.values()), strict=True))
         (folder / "series.csv").write_text(out.getvalue(), encoding="utf-8")
 
+    def frame(self) -> Any:
+        """pandas DataFrame of the series: one row a bin, indexed by its begin `at_s` [s]; units end the columns' names.
+
+        Of each family: `<family>.rate_per_s`, `.answered_per_s`, `.p95_ms`, `.attainment`, `.accuracy` (NaN: none).
+
+        Raises:
+            StartError: pandas is not installed.
+        """
+        return data_frame(self.series, "at_s")
+
+    def plot(self) -> Any:
+        """matplotlib Figure of the series over time: intensity, load, power, latency against the SLO, accuracy."""
+        from trefoil.simulator.report.figure import series_figure
+
+        s = self.summary
+        numbers = f"{s.grams_per_request * 1e3:.4f} mg a request, {s.slo_attainment:.2%} in SLO"
+        return series_figure(self.series, s.families, f"{s.scenario}: {s.policy}, {numbers}")
+
     def table(self) -> Table:
         """Table for people."""
         s = self.summary
@@ -131,7 +154,8 @@ class Result:
         for name, f in s.families.items():
             table.add_row(
                 name, f"{f.answered:,}", f"{f.grams_per_request:.4g}", f"{f.joules_per_request:.4g}", f"{f.p95_ms:.1f}",
-                f"{f.slo_ms:.1f}", f"{f.slo_attainment:.2%}",
+                f"{f.slo_ms:.1f}",
+                f"{f.slo_attainment:.2%}" + (f", {f.slo_quantile:.0%} MISSED" if f.slo_missed else ""),
                 f"{f.accuracy:.4f}" + (f", floor {f.floor:.4f} MISSED" if f.floor_missed else ""),
             )  # fmt: skip
         table.caption_justify = "left"
@@ -180,6 +204,7 @@ def _summary(simulation: Simulation) -> Summary:
         idle_share=_per(joules - ledger.active_j, joules),
         **_quantiles(whole),
         slo_attainment=_per(whole.within_slo, ended),
+        slo_missed=any(f.slo_missed for f in families.values()),
         accuracy=_per(whole.accuracy_sum, whole.answered),
         floor_missed=any(f.floor_missed for f in families.values()),
         power_w=joules / scenario.span_s,
@@ -206,6 +231,7 @@ def _family(simulation: Simulation, family: str) -> FamilySummary:
         name = simulation.hardware.devices[device].type.name
         by_type[name] = by_type.get(name, 0.0) + count
     objective, accuracy = simulation.core.objectives[family], _per(one.accuracy_sum, one.answered)
+    attainment = _per(one.within_slo, one.answered + one.rejected)
     return FamilySummary(
         arrived=round(one.arrived),
         answered=round(one.answered),
@@ -214,7 +240,9 @@ def _family(simulation: Simulation, family: str) -> FamilySummary:
         joules_per_request=_per(cost.joules, one.answered),
         **_quantiles(one),
         slo_ms=objective.slo_ms,
-        slo_attainment=_per(one.within_slo, one.answered + one.rejected),
+        slo_quantile=objective.slo_quantile,
+        slo_attainment=attainment,
+        slo_missed=attainment < objective.slo_quantile,
         accuracy=accuracy,
         floor=objective.min_accuracy,
         floor_missed=floor_missed(accuracy, objective.min_accuracy),

@@ -21,9 +21,9 @@ from trefoil.cli.load.arrivals import RateProfile
 from trefoil.cli.run.scenario import Scenario as Demo
 from trefoil.cli.run.scenario import Slo, takes_preset
 from trefoil.cli.run.services import profile_overrides
-from trefoil.cli.run.state_directory import resolve_path
 from trefoil.core.parts import Kind
 from trefoil.core.policies import PRESETS
+from trefoil.installation import resolve_path
 from trefoil.simulator.report.result import Result, result
 from trefoil.simulator.scenario.inputs import Provided, prepare
 from trefoil.simulator.scenario.schema import Scenario
@@ -121,7 +121,7 @@ def _family(demo: Demo, family: str) -> dict[str, Any]:
     }
     return {
         "name": family,
-        "repository": resolve_path(demo.family.repository),
+        "repository": demo.family.repository,
         "profile": override,
         "batch_delay_ms": 0.0 if demo.dynamic_batching else None,  # Triton's default, which the demo keeps
         "items": load.items_mean,

@@ -25,7 +25,7 @@ from trefoil.core.fleet import DeviceKind
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.parts import Kind
 from trefoil.core.policies import Policy
-from trefoil.runtime.repository import load_family
+from trefoil.runtime.repository import family_folder, load_family
 from trefoil.simulator.scenario.arrivals import (
     ArrivalSource,
     ArrivalStream,
@@ -133,7 +133,6 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         remedy = "take one that measures, e.g. clover, or set blind to false"
         raise errors.SettingError(why, field="policy.blind", value=True, remedy=remedy)
     fleet_rows = Catalog(known.families, tuple(r for r in known.rows if r.device_type in types))
-    arrivals = {s.name: _arrivals(s, scenario, i, given) for i, s in enumerate(scenario.families)}
     return Inputs(
         scenario=scenario,
         devices=devices,
@@ -141,7 +140,7 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         estimate=estimate,
         objectives={s.name: _objective(s, scenario, fleet_rows, params) for s in scenario.families},
         items={s.name: s.items for s in scenario.families},
-        arrivals=arrivals,
+        arrivals=arrivals_of(scenario, given),
         carbon={z: _intensity(z, scenario, given) for z in sorted({d.zone for d in devices})},
         policy=policy,
         planner=planner,
@@ -170,7 +169,7 @@ def _catalog(scenario: Scenario) -> Catalog:
     families: list[Family] = []
     rows: list[ProfileRow] = []
     for served in scenario.families:
-        family, own = load_family(served.repository / served.name, served.profile)
+        family, own = load_family(family_folder(served.repository, served.name), served.profile)
         families.append(family)
         rows += own
     return Catalog(tuple(families), tuple(rows))
@@ -196,7 +195,7 @@ def _check_profile(served: Served, family: Family, catalog: Catalog, types: Sequ
         raise errors.ProfileMissing(
             f"the profile has no row for {', '.join(missing[:3])}{more}: nobody knows what would happen there",
             field=f"families.{served.name}.profile",
-            value=str(served.profile or served.repository / served.name / "profile.csv"),
+            value=str(served.profile or family_folder(served.repository, served.name) / "profile.csv"),
             remedy="profile these slices, give another profile, or set allow_missing = true to leave them unused"
             if found
             else "profile the family on a device type of the fleet, or give another profile",
@@ -245,6 +244,16 @@ def _at_items(catalog: Catalog, family: Family, items: float) -> Catalog:
     return Catalog((family,), tuple(rows))
 
 
+def arrivals_of(scenario: Scenario, given: Provided | None = None) -> dict[str, ArrivalSource]:
+    """Arrivals of each family, from the beginning of the warm-up on; they depend on nothing but load and seed.
+
+    Raises:
+        errors.TraceError, errors.SettingError: a trace or rate that cannot be.
+    """
+    given = given or Provided()
+    return {s.name: _arrivals(s, scenario, i, given) for i, s in enumerate(scenario.families)}
+
+
 def _arrivals(served: Served, scenario: Scenario, index: int, given: Provided) -> ArrivalSource:
     if served.name in given.arrivals:
         return RecordedArrivals(np.asarray(given.arrivals[served.name], dtype=np.float64))
@@ -258,6 +267,9 @@ def _arrivals(served: Served, scenario: Scenario, index: int, given: Provided) -
         points = settings.points or ((0.0, settings.rate_per_s),)
         times, rates = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
         rate = Rate(times, rates)
+        mean_per_s = rate.mean_per_s(0.0, scenario.span_s) if settings.points and settings.rate_per_s else 0.0
+        if mean_per_s:
+            rate = Rate(times, rates * (settings.rate_per_s / mean_per_s))
     return ArrivalStream(rate, settings.gap_scv, rng, -scenario.warmup_s)
 
 
@@ -300,6 +312,7 @@ def settings_of(inputs: Inputs) -> SimulatedSettings:
         slope_s=control.slope_s or max(5.0, 3 * tick),
         measure_s=measure_s,
         move_horizon_s=control.move_horizon_s,
+        max_watts=control.max_watts,
         node_stale_s=NEVER_STALE_S,
         carbon_stale_intervals=NEVER_STALE_S,
         demand_initial_per_s=initial | control.demand_initial_per_s,

@@ -2,6 +2,7 @@
 
 A TOML file, or the same models made in Python. Unknown keys are refused; every error names field, value and remedy.
 Times are simulated seconds; nothing is scaled but the carbon trace (`carbon.speedup`, as in the live feed).
+Relative paths of a file are looked for beside it first, then in the working folder, then among what ships.
 """
 
 from collections.abc import Mapping
@@ -14,9 +15,10 @@ from pydantic import Field, model_validator
 from controller.settings import ExploreSettings, FixedDemand, TriggerSettings
 from trefoil.core import policies
 from trefoil.core.device_types import device_type
-from trefoil.core.errors import NotFound
+from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.interference import INTERFERENCE
 from trefoil.core.parts import Kind, Value
+from trefoil.installation import MODELS, find_scenario, resolve_path
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
 from trefoil.simulator.scenario.policy_check import check_policy
@@ -26,12 +28,17 @@ class Node(Settings):
     """Nodes that are alike; with `count` > 1 a number is appended to the name."""
 
     name: str = Field(default="node", pattern=r"^[a-z0-9][a-z0-9-]*$")
+    """Name of the node."""
     zone: str = "demo"
+    """Zone that it draws from."""
     devices: tuple[str, ...] = Field(default=("A100-SXM4-40GB",), min_length=1)
+    """Device types of its devices, in order."""
     count: int = Field(default=1, ge=1)
+    """How many there are of it."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:
+        config.register_own_device_types()  # also where no file of settings was read: a Scenario made in Python
         for device in self.devices:
             try:
                 device_type(device)
@@ -49,15 +56,20 @@ class Arrivals(Settings):
     """Arrivals of one family. One of `rate_per_s`, `points` and `trace` gives the rate; `gap_scv` its burstiness.
 
     `points` are (simulated second, requests per second), straight lines between them, constant beyond. A `trace` is a
-    CSV with one number of requests per `bin_s`, scaled to a mean of `rate_per_s` (0: as it is), repeated when it ends.
+    CSV with one number of requests per `bin_s`, repeated when it ends. Both are scaled to a mean of `rate_per_s` (of
+    points: over what is counted); 0: as they are.
     """
 
     rate_per_s: float = Field(default=0.0, ge=0)
+    """Mean rate."""
     points: tuple[tuple[float, float], ...] = ()
+    """(simulated second, rate): straight lines between."""
     trace: Path | None = None
+    """CSV of counts, one for each bin_s."""
     column: str = ""
     """Of the trace; empty: its last."""
     bin_s: float = Field(default=60.0, gt=0)
+    """Width of a bin of the trace."""
     gap_scv: float = Field(default=1.0, ge=0)
     """Squared coefficient of variation of the gaps; 1: Poisson, 0: a metronome."""
     process: Literal["renewal", "deeprecsys"] = "renewal"
@@ -96,6 +108,7 @@ class FamilyObjective(Settings):
     below_best_pct: float | None = Field(default=None, ge=0, lt=100)
     """Instead of min_accuracy: percent of the best variant's."""
     hard_below_best_pct: float | None = Field(default=None, ge=0, lt=100)
+    """Instead of hard_min_accuracy."""
     lambda_weight: float = Field(default=0.5, ge=0, le=1)
     base_intensity_g_per_kwh: float = Field(default=0.0, ge=0)
     base_j_per_request: float = Field(default=0.0, ge=0)
@@ -110,7 +123,9 @@ class Served(Settings):
     """Family that is served: whose profile, how much is asked of it, what is wanted."""
 
     name: str
-    repository: Path = Path("model_repository")
+    """Folder of the family."""
+    repository: Path = MODELS
+    """Where it lies; by default one's own families, then those that ship."""
     profile: Path | None = None
     """Instead of the family's own profile.csv."""
     items: float = Field(default=1.0, gt=0)
@@ -130,8 +145,11 @@ class Zone(Settings):
     """Source of a zone's intensity: a CSV trace, one value, or (neither) the synthetic duck curve that ships."""
 
     trace: Path | None = None
+    """CSV of times and intensities."""
     column: str = ""
+    """Of the trace; empty: found by its name."""
     constant_g_per_kwh: float | None = Field(default=None, ge=0, le=1500)
+    """One value for ever."""
     offset_h: float = Field(default=0.0, ge=0)
     """Begin this late in the trace."""
 
@@ -147,10 +165,13 @@ class Carbon(Settings):
 
     zones: dict[str, Zone] = Field(default_factory=lambda: {"demo": Zone()})
     method: Literal["average", "marginal"] = "average"
+    """As the trace has it."""
     factors: Literal["direct", "lifecycle"] = "lifecycle"
+    """As the trace has it."""
     step_h: float = Field(default=0.0, ge=0)
     """Resample to means over this; 0: as in the trace."""
     speedup: float = Field(default=1.0, gt=0)
+    """Trace seconds in a simulated second."""
     forecast: Literal["none", "persistence", "climatology", "blend", "perfect"] = "none"
     """What budgets are planned by: a model of the feed (only what has begun is known), or the trace itself."""
 
@@ -161,10 +182,15 @@ class PolicyChoice(Settings):
     name: str = "exact"
     """A row of the table, or one's own as module:ROW."""
     planner: str = ""
+    """Instead of the policy's."""
     forecaster: str = ""
+    """Instead of the policy's."""
     router: str = ""
+    """Instead of the policy's."""
     queue: str = ""
+    """Instead of the policy's."""
     governor: str = ""
+    """Instead of the policy's."""
     parts: dict[str, dict[str, Value]] = Field(default_factory=dict)
     """Settings of the parts by kind and name, e.g. parts.forecaster.smooth_s."""
     params: dict[str, float] = Field(default_factory=dict)
@@ -181,7 +207,7 @@ class PolicyChoice(Settings):
         try:
             policies.policy(self.name)
         except NotFound as error:
-            raise ValueError(f"unknown policy {self.name!r}; {error.remedy}") from error
+            raise SettingError("unknown policy", field="policy.name", value=self.name, remedy=error.remedy) from error
         return self
 
     @property
@@ -212,6 +238,8 @@ class ControlSettings(Settings):
     slope_s: float = Field(default=0.0, ge=0)
     measure_s: float = Field(default=0.0, ge=0)
     move_horizon_s: float = Field(default=600.0, gt=0)
+    max_watts: float = Field(default=0.0, ge=0)
+    """Cap on the planned power of the fleet, as `trefoil objective fleet --max-watts` sets it; 0: none."""
     demand_initial_per_s: dict[str, float] = Field(default_factory=dict)
     """By family; not named: the mean of its first ten minutes."""
     demand_initial_hold_s: float = Field(default=60.0, ge=0)
@@ -219,11 +247,13 @@ class ControlSettings(Settings):
     start_s: float | None = Field(default=None, ge=0)
     """What the controller takes the start of a Triton for; None: what it is (costs.start_s)."""
     retry_s: float = Field(default=10.0, gt=0)
+    """Between attempts at a halted rollout."""
     slo_boost_ratio: float = Field(default=0.15, ge=0)
     slo_boost_max: float = Field(default=0.6, ge=0)
     slo_boost_wear_s: float = Field(default=60.0, gt=0)
     triggers: TriggerSettings = TriggerSettings()
     history_max: int = Field(default=96, ge=1)
+    """Readings of carbon that a planner sees."""
     tick_min_s: float = Field(default=0.0, ge=0)
     """Follow a planner's wish to be run again no earlier than this after a decision (its other triggers stay)."""
 
@@ -234,6 +264,7 @@ class Noise(Settings):
     latency: float = Field(default=0.0, ge=0, le=1)
     """One factor per device type, slice type and variant."""
     energy: float = Field(default=0.0, ge=0, le=1)
+    """The same for joules."""
     device_power: float = Field(default=0.0, ge=0, le=1)
     """One factor per device."""
     seed: int | None = Field(default=None, ge=0)
@@ -244,12 +275,15 @@ class Costs(Settings):
     """Costs beside serving. Defaults: the live system on one machine (docs/policies.md)."""
 
     pue: float = Field(default=1.2, ge=1)
+    """Power usage effectiveness of the site."""
     boundary: Literal["gpu", "node"] = "gpu"
+    """What counts: the devices, or host_w as well."""
     host_w: float = Field(default=0.0, ge=0)
     """Of each node beside its devices, where the boundary is the node."""
     start_s: float = Field(default=2.0, ge=0)
     """Start of a Triton, before its model loads."""
     stop_s: float = Field(default=0.5, ge=0)
+    """Stop of a Triton."""
     mig_s: float = Field(default=0.3, ge=0)
     """To create the instances of a device."""
     ack_s: float = Field(default=0.6, ge=0)
@@ -268,12 +302,17 @@ class Scenario(Settings):
     """Scenario of one run."""
 
     name: str = "scenario"
+    """Name in results."""
     seed: int = Field(default=20261121, ge=0)
+    """Of everything that draws."""
     hours: float = Field(default=0.0, ge=0)
+    """Length of the run; or duration_s."""
     duration_s: float = Field(default=0.0, ge=0)
+    """Length of the run; or hours."""
     warmup_s: float = Field(default=60.0, ge=0)
     """Served before time zero and not counted."""
     fidelity: Literal["request", "fluid"] = "request"
+    """Every request on its own, or rates (docs/simulator.md)."""
     step_s: float = Field(default=300.0, gt=0)
     """Of the fluid model."""
     series_s: float = Field(default=0.0, ge=0)
@@ -313,12 +352,32 @@ class Scenario(Settings):
 
     @classmethod
     def load(cls, path: Path | str, overrides: Mapping[str, Any] | None = None) -> "Scenario":
-        """Read a TOML file; keys of `overrides` may be dotted.
+        """Read a TOML file, or one that ships by its bare name; keys of `overrides` may be dotted.
 
         Raises:
+            errors.NotFound: no such file; names those that ship.
             errors.SettingError: names field, value and remedy.
         """
-        return config.load(cls, Path(path), overrides=overrides)
+        file = find_scenario(Path(path))
+        return config.load(cls, file, overrides=overrides)._located(file.parent)
+
+    def _located(self, folder: Path) -> "Scenario":
+        """The scenario of a file in this folder, its relative paths as they are meant there."""
+        families = tuple(
+            served.model_copy(
+                update={
+                    "repository": _repository(served, folder),
+                    "profile": _near(served.profile, folder),
+                    "arrivals": served.arrivals.model_copy(update={"trace": _near(served.arrivals.trace, folder)}),
+                }
+            )
+            for served in self.families
+        )
+        zones = {
+            name: zone.model_copy(update={"trace": _near(zone.trace, folder)})
+            for name, zone in self.carbon.zones.items()
+        }
+        return self.model_copy(update={"families": families, "carbon": self.carbon.model_copy(update={"zones": zones})})
 
     @property
     def span_s(self) -> float:
@@ -334,3 +393,17 @@ class Scenario(Settings):
     def bin_s(self) -> float:
         """Width of a bin of the reported series."""
         return self.series_s or max(self.tick_s, self.span_s / 500)
+
+
+def _near(path: Path | None, folder: Path) -> Path | None:
+    """A path as a file in `folder` means it: beside that file, else as it is where something is, else as shipped."""
+    if path is None or path.is_absolute():
+        return path
+    beside = folder / path
+    return beside if beside.exists() else path if path.exists() else resolve_path(path)
+
+
+def _repository(served: Served, folder: Path) -> Path:
+    """Repository of a family: the one beside the file where that holds it, else as it is."""
+    beside = folder / served.repository
+    return beside if (beside / served.name).is_dir() else served.repository

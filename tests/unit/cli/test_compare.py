@@ -1,0 +1,60 @@
+"""`trefoil compare`: equal load for all, checked before anything starts, written where it is asked to."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trefoil.cli.main import app
+from trefoil.comparison import runs
+
+ROOT = Path(__file__).resolve().parents[3]
+TINY = ("digits", "--set", "duration_s=40", "--set", "warmup_s=5")
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    found = CliRunner().invoke(app, ["compare", *arguments])
+    return found.exit_code, found.stdout, found.stderr
+
+
+def test_every_policy_value_and_seed_meets_the_same_load(tmp_path):
+    rate = "families.0.arrivals.points.0.1"
+    code, out, err = run(
+        *TINY, "--policies", "base,co2opt", "--set", f"{rate}=10,20", "--seeds", "2", "--out", str(tmp_path), "--json"
+    )
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert [case["set"] for case in found["cases"]] == [{rate: "10"}, {rate: "20"}]
+    for case in found["cases"]:
+        assert len(set(case["arrivals"].values())) == 2, "two seeds, two draws"
+        assert all({r["arrivals"] for r in row["runs"]} == set(case["arrivals"].values()) for row in case["rows"])
+        base, co2opt = case["rows"]
+        assert base["saving"] is None
+        assert (co2opt["missed"], co2opt["saving"]["pct"]) == (["floor"], None), "grams without accuracy are no saving"
+    assert found["cases"][0]["arrivals"] != found["cases"][1]["arrivals"]
+    rows = list(csv.DictReader((tmp_path / "comparison.csv").open()))
+    assert [(r[rate], r["policy"]) for r in rows[:4]] == [("10", "base")] * 2 + [("10", "co2opt")] * 2
+    page = (tmp_path / "comparison.html").read_text()
+    assert "none: floor missed" in page
+    assert "<svg" in page
+    assert (tmp_path / "comparison.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--policies", "base,exat"), ("policy.name = 'exat': unknown policy", "exact")),
+        (("--policies", "base"), ("--policies = 'base': nothing to compare", "two or more")),
+        (("--set", "policy.name=base,exact"), ("policy.name", "--policies")),
+        (("--set", "families.1.name=digits"), ("families: has 1 entry", "families.0")),
+        (("--set", "families.0.repository=nowhere,elsewhere"), ("no file", "family.toml")),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_starts(monkeypatch, arguments, words):
+    monkeypatch.setattr(runs, "run_all", lambda *_: pytest.fail("something has started"))
+    monkeypatch.chdir(ROOT)
+    code, out, err = run("digits", *arguments)
+    assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
+    assert all(word in err for word in words), err

@@ -1,0 +1,103 @@
+"""What may be said of a saving, and how values of a comparison are written."""
+
+import pytest
+
+from trefoil.comparison.comparison import Case, Row, Run
+from trefoil.comparison.report import case_cells
+from trefoil.comparison.runs import split_values
+from trefoil.core.errors import SettingError
+
+PRICE_G = 0.01
+
+
+def row(policy: str, *runs: tuple[float, float, float], floor: float = 0.97) -> Row:
+    """Runs of (grams, accuracy, attainment), a seed each, of one family whose SLO is the 95th percentile."""
+    return Row(policy, tuple(_run(policy, seed, *numbers, floor) for seed, numbers in enumerate(runs)))
+
+
+def _run(policy: str, seed: int, grams: float, accuracy: float, attainment: float, floor: float) -> Run:
+    late, poor = attainment < 0.95, accuracy < floor - 5e-4
+    numbers = {
+        "grams_per_request": grams, "joules_per_request": 1.0, "p95_ms": 50.0, "slo_attainment": attainment,
+        "accuracy": accuracy, "slo_missed": late, "floor_missed": poor, "arrived": 10,
+    }  # fmt: skip
+    family = {**numbers, "slo_ms": 75.0, "slo_quantile": 0.95, "floor": floor}
+    return Run(policy, seed, f"load{seed}", {**numbers, "families": {"digits": family}})
+
+
+def case(*rows: Row, price_g: float | None = PRICE_G) -> Case:
+    return Case({}, rows, price_g)
+
+
+FIRST = row("base", (1.0e-3, 0.99, 1.0))
+
+
+def test_a_saving_is_at_equal_accuracy_with_what_it_was_beside():
+    one = case(FIRST, row("exact", (0.5e-3, 0.98, 0.97)))
+    found = one.saving(one.rows[1])
+    assert found is not None
+    assert found.pct is not None
+    assert found.plain_pct is not None
+    assert found.plain_pct["mean"] == pytest.approx(50.0)
+    assert found.pct["mean"] == pytest.approx(100 * (1 - 0.5 / 0.9))
+    assert (found.accuracy_difference, found.attainment_difference) == pytest.approx((-0.01, -0.03))
+    assert one.saving(one.rows[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "price_g", "why"),
+    [
+        ((0.5e-3, 0.99, 0.949), PRICE_G, "SLO missed"),
+        ((0.5e-3, 0.96, 1.0), PRICE_G, "floor missed"),
+        ((0.5e-3, 0.96, 0.9), PRICE_G, "SLO and floor missed"),
+        ((0.5e-3, 0.98, 1.0), None, "accuracy differs by -0.0100 and has no price here"),
+    ],
+)
+def test_who_is_late_or_poor_or_not_comparable_has_saved_nothing(numbers, price_g, why):
+    one = case(FIRST, row("exact", numbers), price_g=price_g)
+    found = one.saving(one.rows[1])
+    assert found is not None
+    assert (found.pct, found.why) == (None, why)
+    assert case_cells(one)[1][-1] == f"none: {why}"
+
+
+def test_equal_accuracy_needs_no_price():
+    one = case(FIRST, row("exact", (0.5e-3, 0.9901, 1.0)), price_g=None)
+    found = one.saving(one.rows[1])
+    assert found is not None
+    assert found.pct == found.plain_pct
+
+
+def test_what_is_missed_stands_before_the_saving_also_of_the_first_policy():
+    late = row("base", (1.0e-3, 0.99, 0.9), (1.0e-3, 0.99, 0.99))
+    one = case(late, row("exact", (0.5e-3, 0.99, 0.97), (0.6e-3, 0.99, 0.94)))
+    first, second = case_cells(one)
+    assert first[-2:] == ("SLO (1 of 2 seeds)", "")
+    assert second[-2] == "SLO not in the mean (1 of 2 seeds)"
+    assert second[-1].startswith("base misses its SLO; +45.0 ± 7.1 %")
+
+
+def test_unequal_load_is_no_comparison():
+    other = row("exact", (0.5e-3, 0.99, 1.0))
+    moved = Row("exact", (Run("exact", 0, "another", other.runs[0].summary),))
+    with pytest.raises(AssertionError, match="unequal load"):
+        _ = case(FIRST, moved).arrivals
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("40,80", ("40", "80")),
+        ("[[0.0, 10.0]],[[0.0, 20.0]]", ("[[0.0, 10.0]]", "[[0.0, 20.0]]")),
+        ('{a = 1, b = "x,y"}', ('{a = 1, b = "x,y"}',)),
+        ('"a,b",c', ("a,b", "c")),
+    ],
+)
+def test_commas_part_values_but_inside_brackets_and_quotes(text, values):
+    assert split_values(text) == values
+
+
+@pytest.mark.parametrize("text", ["", "1,,2", "[1,2", '"a,b'])
+def test_values_that_are_none_are_refused(text):
+    with pytest.raises(SettingError, match=r"no values between commas\. Remedy: write a,b,c"):
+        split_values(text)

@@ -1,0 +1,172 @@
+"""Client of a running system: one line from an address to an answer, with the variant that gave it and its receipt."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+
+from trefoil.core.errors import Infeasible, InvalidInput, NotFound, SettingError, TrefoilError, Unavailable
+
+TIMEOUT_S: Final = 30.0
+ERRORS: Final[Mapping[str, type[TrefoilError]]] = {
+    "INVALID_ARGUMENT": InvalidInput,
+    "NOT_FOUND": NotFound,
+    "FAILED_PRECONDITION": Infeasible,
+    "UNAUTHENTICATED": SettingError,
+    "PERMISSION_DENIED": SettingError,
+}
+"""Errors by status; every other one is `Unavailable`: nothing has been answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer to one request.
+
+    outputs  numpy arrays by output name; the first axis counts the request's items
+    variant  that answered; `slice`: where, "" without a receipt
+    joules, grams  estimates of its active energy and CO2 (docs/dispatcher.md, Receipts); None: not known, never 0
+    basis    of both: measured, modelled, synthetic, simulated, none; "" without a receipt. `method`: in words
+    """
+
+    outputs: Mapping[str, npt.NDArray[Any]]
+    variant: str
+    slice: str = ""
+    joules: float | None = None
+    grams: float | None = None
+    basis: str = ""
+    method: str = ""
+
+
+class Client:
+    """Client of the dispatcher at "host:port", or of any Triton, which gives no receipt. For one thread at a time.
+
+    >>> trefoil.Client("127.0.0.1:8001").infer("digits", images).variant
+    """
+
+    def __init__(self, address: str, *, token: str = "", ca: Path | str | None = None) -> None:
+        """Connect at the first request. `token`: a tenant's or the cluster's; `ca`: PEM file, to speak TLS.
+
+        Raises:
+            SettingError: no "host:port".
+        """
+        host, _, port = address.removeprefix("grpc://").rpartition(":")
+        if not host or not port.isdecimal():
+            raise SettingError(
+                "is no address", field="address", value=address, remedy='write "host:port", e.g. "127.0.0.1:8001"'
+            )
+        self.address = f"{host}:{port}"
+        self._headers = {"authorization": f"Bearer {token}"} if token else None
+        self._client = triton.InferenceServerClient(
+            self.address, ssl=ca is not None, root_certificates=None if ca is None else str(ca)
+        )
+        self._inputs: dict[str, tuple[tuple[str, str], ...]] = {}
+
+    def infer(
+        self,
+        family: str,
+        inputs: npt.ArrayLike | Mapping[str, npt.ArrayLike],
+        *,
+        min_accuracy: float = 0.0,
+        slo_ms: float = 0.0,
+        slo_class: str = "",
+        priority: int = 0,
+        receipt: bool = True,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Answer:
+        """Ask a family for one answer.
+
+        Args:
+            family: name of the family, as a Triton model.
+            inputs: arrays by input name, or the one array of a family with one input; the first axis counts items.
+                They are cast to the family's types where nothing but precision is lost (float64 to FP32).
+            min_accuracy: floor of the variant that answers, 0..1; 0: the plan's own.
+            slo_ms: what "within SLO" means for this request [ms]; 0: its family's.
+            slo_class: class that it is counted in.
+            priority: Triton's, 1 comes first; 0: the default.
+            receipt: ask what it cost.
+            timeout_s: until an answer is of no use [s].
+
+        Raises:
+            InvalidInput: an input that the family does not take.
+            NotFound: no such family.
+            Infeasible: nothing that is live or planned reaches `min_accuracy`.
+            SettingError: the token is not accepted.
+            Unavailable: nobody answers there, or not in time, or the queue is full.
+        """
+        asked = {
+            "trefoil_min_accuracy": min_accuracy, "trefoil_slo_ms": slo_ms, "trefoil_class": slo_class,
+            "trefoil_receipt": receipt,
+        }  # fmt: skip
+        try:
+            result = self._client.infer(
+                family,
+                self._tensors(family, inputs),
+                priority=priority,
+                client_timeout=timeout_s,
+                headers=self._headers,
+                parameters={name: value for name, value in asked.items() if value} or None,
+            )
+        except InferenceServerException as error:
+            raise self._explained(error, family) from error
+        response = result.get_response()
+        told = {name: getattr(v, v.WhichOneof("parameter_choice")) for name, v in response.parameters.items()}
+        carbon_mg = told.get("trefoil_carbon_mg_estimate")
+        return Answer(
+            outputs={output.name: result.as_numpy(output.name) for output in response.outputs},
+            variant=told.get("trefoil_variant", ""),
+            slice=told.get("trefoil_slice", ""),
+            joules=told.get("trefoil_energy_j_estimate"),
+            grams=None if carbon_mg is None else carbon_mg / 1e3,
+            basis=told.get("trefoil_receipt_basis", ""),
+            method=told.get("trefoil_receipt_method", ""),
+        )
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._client.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _tensors(self, family: str, inputs: npt.ArrayLike | Mapping[str, npt.ArrayLike]) -> list[Any]:
+        if family not in self._inputs:  # the same for every variant, for good
+            told = self._client.get_model_metadata(family, headers=self._headers, client_timeout=TIMEOUT_S)
+            self._inputs[family] = tuple((one.name, one.datatype) for one in told.inputs)
+        known = dict(self._inputs[family])
+        given = inputs if isinstance(inputs, Mapping) else {next(iter(known)): inputs}
+        if given.keys() != known.keys():
+            raise InvalidInput(
+                f"{family} takes other inputs", field="inputs", value=sorted(given), remedy=f"give {sorted(known)}"
+            )
+        return [_tensor(name, known[name], values) for name, values in given.items()]
+
+    def _explained(self, error: Any, family: str) -> TrefoilError:
+        status, said = str(error.status()).rpartition(".")[2], str(error.message())
+        kind = ERRORS.get(status, Unavailable)
+        remedy = "" if "Remedy: " in said else f"see that {self.address} serves {family}: trefoil status"
+        return kind(f"{self.address} answers {status}: {said}", remedy=remedy)
+
+
+def _tensor(name: str, datatype: str, values: npt.ArrayLike) -> Any:
+    array, wanted = np.asarray(values), triton_to_np_dtype(datatype)
+    if datatype != "BYTES":
+        if not np.can_cast(array.dtype, wanted, "same_kind"):
+            raise InvalidInput(
+                f"cannot be cast to {datatype} without loss", field=f"inputs.{name}", value=str(array.dtype),
+                remedy=f"give an array of {np.dtype(wanted).name}",
+            )  # fmt: skip
+        array = np.ascontiguousarray(array, wanted)
+    made = triton.InferInput(name, list(array.shape), datatype)
+    made.set_data_from_numpy(array)
+    return made

@@ -1,0 +1,51 @@
+"""`trefoil compare`: policies at equal load, in simulated time, side by side on all cores."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trefoil.cli.options import parse_pairs
+from trefoil.cli.output import AsJson, console, print_json
+
+
+def compare(
+    scenario: Annotated[Path, typer.Argument(help="Scenario file, or the name of one that ships, e.g. digits.")],
+    policies: Annotated[
+        str, typer.Option(help="Policies, by commas; the others are compared with the first.")
+    ] = "base,static_mix,exact",
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=A,B", help="Values of a setting; each combination of them is a case."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many seeds, from the scenario's own on.")] = 1,
+    jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for comparison.json, .csv, .png and .html.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare policies: the same arrivals and carbon for each, and savings only beside attainment and accuracy."""
+    from trefoil.comparison.runs import compare as compare_policies
+    from trefoil.comparison.runs import split_values
+
+    values = {key: split_values(text) for key, text in parse_pairs("--set", sets).items()}
+    named = [name.strip() for name in policies.split(",") if name.strip()]
+    quiet = as_json or not sys.stderr.isatty()
+    say = (lambda _text: None) if quiet else (lambda text: typer.echo(text, err=True))
+    found = compare_policies(scenario, named, values, seeds, jobs, say)
+    from trefoil.cli.demo.results import git_commit, machine
+    from trefoil.comparison.report import FILES, comparison_tables, write_comparison
+
+    about = {"command": shlex.join(["trefoil", *sys.argv[1:]]), "commit": git_commit(), "machine": machine()}
+    if out is not None:
+        write_comparison(found, out, about)
+    if as_json:
+        from trefoil.simulator.report.result import json_safe
+
+        print_json(json_safe({**about, **found.to_json()}))
+        return
+    for table in comparison_tables(found):
+        console().print(table)
+    if out is not None:
+        console().print(f"written to {out}: {', '.join(FILES)}")

@@ -1,0 +1,261 @@
+"""What policies came to at equal load, and what may be said of their savings: values, no I/O.
+
+A saving is grams per answered request against the first policy that was named, in the mean of all seeds, and it is at
+equal accuracy (`saving.py`): what that policy had needed at this one's accuracy stands for what it took, by the price
+that `static_mix` pays for accuracy in the same scenario. Who is later than the SLO or below the floor, in the mean of
+the seeds, has saved nothing, and there is no saving where accuracies differ and have no price.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trefoil.comparison.saving import Outcome, saving_pct, summary
+from trefoil.core.objective import FLOOR_TOLERANCE, floor_missed
+
+PANELS: Final = (
+    ("grams_per_request", 1e3, "mg / request"),
+    ("slo_attainment", 1.0, "in SLO"),
+    ("accuracy", 1.0, "accuracy"),
+)
+MISSED_COLOUR: Final = "#d64545"
+AVERAGED: Final = ("grams_per_request", "joules_per_request", "p95_ms", "slo_attainment", "accuracy")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: the simulator's summary as JSON values, and a digest of the arrivals that it met."""
+
+    policy: str
+    seed: int
+    arrivals: str
+    summary: Mapping[str, Any]
+
+    @property
+    def outcome(self) -> Outcome:
+        """Outcome, as far as savings are made of it."""
+        s = self.summary
+        return Outcome(s["grams_per_request"], s["joules_per_request"], s["accuracy"], s["slo_attainment"])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Runs of one policy in one case, a seed each."""
+
+    policy: str
+    runs: tuple[Run, ...]
+
+    def spread(self, name: str, family: str = "") -> dict[str, float]:
+        """Mean, deviation, lowest and highest of a number of the summary over the seeds, or of one family's."""
+        return summary([float(self._of(run, family)[name]) for run in self.runs])
+
+    def mean(self, name: str, family: str = "") -> float:
+        """Mean of a number over the seeds."""
+        return self.spread(name, family)["mean"]
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Names of the families."""
+        return tuple(self.runs[0].summary["families"])
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """What it misses in the mean of the seeds, of any family: "SLO", "floor"."""
+        found = []
+        for family in self.families:
+            one = self._of(self.runs[0], family)
+            if self.mean("slo_attainment", family) < one["slo_quantile"]:
+                found.append("SLO")
+            if floor_missed(self.mean("accuracy", family), one["floor"]):
+                found.append("floor")
+        return tuple(dict.fromkeys(found))
+
+    def missed_seeds(self, what: str) -> list[int]:
+        """Seeds under which the "SLO" or the "floor" was missed."""
+        return [run.seed for run in self.runs if run.summary[f"{what.lower()}_missed"]]
+
+    @staticmethod
+    def _of(run: Run, family: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = run.summary["families"][family] if family else run.summary
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Saving against the first policy [%], over the seeds: `pct` at equal accuracy, `plain_pct` as it ran.
+
+    None: there is none to be stated, and `why` says why. `against_missed`: what the first policy itself misses.
+    """
+
+    pct: Mapping[str, float] | None
+    plain_pct: Mapping[str, float] | None
+    accuracy_difference: float
+    attainment_difference: float
+    why: str = ""
+    against_missed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One combination of values: the rows of all policies. `price_g`: grams per request and unit of accuracy."""
+
+    values: Mapping[str, str]
+    rows: tuple[Row, ...]
+    price_g: float | None
+
+    @property
+    def label(self) -> str:
+        """Label: what differs between cases, by the ends of the settings' names."""
+        return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in self.values.items())
+
+    @property
+    def arrivals(self) -> dict[int, str]:
+        """Digest of the arrivals by seed, which every policy met."""
+        found = {run.seed: run.arrivals for run in self.rows[0].runs}
+        assert all(found[run.seed] == run.arrivals for row in self.rows for run in row.runs), "unequal load"
+        return found
+
+    def saving(self, row: Row) -> Saving | None:
+        """Saving of a policy against the first one; None for the first one itself."""
+        first = self.rows[0]
+        if row is first:
+            return None
+        accuracy = row.mean("accuracy") - first.mean("accuracy")
+        attainment = row.mean("slo_attainment") - first.mean("slo_attainment")
+        why = ""
+        if row.missed:
+            why = f"{' and '.join(row.missed)} missed"
+        elif abs(accuracy) > FLOOR_TOLERANCE and self.price_g is None:
+            why = f"accuracy differs by {accuracy:+.4f} and has no price here"
+        if why:
+            return Saving(None, None, accuracy, attainment, why, first.missed)
+        pairs = [(ours.outcome, theirs.outcome) for ours, theirs in zip(row.runs, first.runs, strict=True)]
+        equal = summary([saving_pct(ours, theirs, self.price_g or 0.0) for ours, theirs in pairs])
+        plain = summary([saving_pct(ours, theirs, 0.0) for ours, theirs in pairs])
+        return Saving(equal, plain, accuracy, attainment, "", first.missed)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Comparison of policies, the first of which the others are compared with.
+
+    Written by `trefoil.comparison.report`; from Python see `trefoil.compare`.
+    """
+
+    scenario: str
+    duration_s: float
+    policies: tuple[str, ...]
+    seeds: tuple[int, ...]
+    cases: tuple[Case, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values: every case with its load, rows, runs and savings."""
+        return {
+            "basis": "simulated",
+            "scenario": self.scenario,
+            "duration_s": self.duration_s,
+            "policies": list(self.policies),
+            "against": self.policies[0],
+            "seeds": list(self.seeds),
+            "cases": [self._case_json(case) for case in self.cases],
+        }
+
+    def _case_json(self, case: Case) -> dict[str, Any]:
+        return {
+            "set": dict(case.values),
+            "arrivals": {str(seed): digest for seed, digest in case.arrivals.items()},
+            "price_mg_per_accuracy": None if case.price_g is None else 1e3 * case.price_g,
+            "rows": [
+                {
+                    "policy": row.policy,
+                    "missed": list(row.missed),
+                    "missed_slo_seeds": row.missed_seeds("SLO"),
+                    "missed_floor_seeds": row.missed_seeds("floor"),
+                    **{name: row.spread(name) for name in AVERAGED},
+                    "saving": self._saving_json(case.saving(row)),
+                    "runs": [{"seed": run.seed, "arrivals": run.arrivals, **run.summary} for run in row.runs],
+                }
+                for row in case.rows
+            ],
+        }
+
+    @staticmethod
+    def _saving_json(found: Saving | None) -> dict[str, Any] | None:
+        if found is None:
+            return None
+        return {
+            "pct": found.pct,
+            "uncorrected_pct": found.plain_pct,
+            "accuracy_difference": found.accuracy_difference,
+            "attainment_difference": found.attainment_difference,
+            "none_because": found.why,
+            "against_missed": list(found.against_missed),
+        }
+
+    def records(self) -> list[dict[str, Any]]:
+        """Rows of a table, one a run: its values, policy, seed, load and numbers; a saving where it may be stated."""
+        return [
+            {
+                **case.values,
+                "policy": row.policy,
+                "seed": run.seed,
+                "arrivals": run.arrivals,
+                "arrived": run.summary["arrived"],
+                "answered": run.summary["answered"],
+                **{name: run.summary[name] for name in AVERAGED},
+                "slo_missed": run.summary["slo_missed"],
+                "floor_missed": run.summary["floor_missed"],
+                "saving_pct": self._saving_of(case, row, run),
+            }
+            for case in self.cases
+            for row in case.rows
+            for run in row.runs
+        ]
+
+    @staticmethod
+    def _saving_of(case: Case, row: Row, run: Run) -> float | None:
+        """Saving of one run, where its policy has one and it missed nothing itself."""
+        found = case.saving(row)
+        if found is None or found.pct is None or run.summary["slo_missed"] or run.summary["floor_missed"]:
+            return None
+        theirs = next(one for one in case.rows[0].runs if one.seed == run.seed)
+        return saving_pct(run.outcome, theirs.outcome, case.price_g or 0.0)
+
+    def frame(self) -> Any:
+        """pandas DataFrame, one row a run: the values, policy, seed, numbers (units end their names), saving [%].
+
+        Raises:
+            StartError: pandas is not installed.
+        """
+        from trefoil.simulator.report.frames import data_frame
+
+        rows = self.records()
+        return data_frame({name: [row[name] for row in rows] for name in rows[0]})
+
+    def plot(self) -> Any:
+        """matplotlib Figure: mg per request, share in SLO and accuracy by case, with their deviation.
+
+        Each policy has its colour; what a red cross marks misses its SLO or floor.
+        """
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9.0, 6.4), layout="constrained")
+        panels = figure.subplots(len(PANELS), 1, sharex=True)
+        for axes, (name, scale, label) in zip(panels, PANELS, strict=True):
+            for n, policy in enumerate(self.policies):
+                rows = [case.rows[n] for case in self.cases]
+                at = [i + (n + 0.5) * 0.5 / len(self.policies) - 0.25 for i in range(len(rows))]
+                spreads = [row.spread(name) for row in rows]
+                means, errors = [scale * s["mean"] for s in spreads], [scale * s["deviation"] for s in spreads]
+                axes.errorbar(at, means, errors, fmt="o", color=f"C{n}", label=policy, capsize=3)
+                late = [(x, y) for x, y, row in zip(at, means, rows, strict=True) if row.missed]
+                if late:
+                    axes.scatter(*zip(*late, strict=True), marker="x", s=90, color=MISSED_COLOUR, zorder=3)
+            axes.set_ylabel(label)
+            axes.grid(axis="y", alpha=0.3)
+            axes.spines[["top", "right"]].set_visible(False)
+        panels[0].set_ylim(0, 1.1 * panels[0].get_ylim()[1])
+        panels[0].legend(frameon=False, ncols=len(self.policies), loc="lower left", bbox_to_anchor=(0, 1.0))
+        panels[-1].set_xticks(range(len(self.cases)), [case.label or self.scenario for case in self.cases])
+        panels[-1].set_xlim(-0.5, len(self.cases) - 0.5)
+        return figure

@@ -1,0 +1,166 @@
+"""A comparison for people and programs: table, JSON, CSV, figure, page. What is missed stands before any saving.
+
+What draws and writes pages is imported where that is asked for: a table is there sooner.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.table import Table
+
+from trefoil.comparison.comparison import AVERAGED, Case, Comparison, Row, Saving
+from trefoil.comparison.saving import PRICE_STEP
+from trefoil.simulator.report.result import json_safe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TEMPLATES: Final = Path(__file__).parent / "templates"
+FILES: Final = ("comparison.json", "comparison.csv", "comparison.png", "comparison.html")
+COLUMNS: Final = ("policy", "mg/request", "J/request", "p95 ms", "in SLO", "accuracy", "missed")
+
+
+def comparison_tables(found: Comparison) -> list[Table]:
+    """Tables for a terminal, one a case."""
+    return [_table(found, case) for case in found.cases]
+
+
+def _table(found: Comparison, case: Case) -> Table:
+    table = Table(title=case_title(found, case), caption=case_caption(found, case))
+    table.title_justify = table.caption_justify = "left"
+    for name in (*COLUMNS, saving_title(found)):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for cells in case_cells(case):
+        missed = cells[COLUMNS.index("missed")]
+        table.add_row(*cells, style="red" if missed not in ("", "-") else "")
+    return table
+
+
+def case_title(found: Comparison, case: Case) -> str:
+    """Title of a case: scenario, what differs, and the load that all of its policies met."""
+    seeds = f"seed {found.seeds[0]}" if len(found.seeds) == 1 else f"seeds {found.seeds[0]} to {found.seeds[-1]}"
+    differs = f", {case.label}" if case.values else ""
+    return f"{found.scenario}{differs}: {found.duration_s / 3600:.3g} h simulated, {seeds}"
+
+
+def case_caption(found: Comparison, case: Case) -> str:
+    """What must be known beside the numbers: equal load, price of accuracy, draws."""
+    arrived = round(case.rows[0].mean("arrived"))
+    digests = ", ".join(dict.fromkeys(case.arrivals.values()))
+    price = "accuracy has no price here"
+    if case.price_g is not None:
+        step = f"by static_mix with a floor {PRICE_STEP:g} higher, rough beyond that"
+        price = f"accuracy costs {1e3 * case.price_g:.3f} mg per request and unit ({step})"
+    draws = (
+        "one draw: --seeds 5 for a spread"
+        if len(found.seeds) == 1
+        else f"mean and deviation of {len(found.seeds)} seeds"
+    )
+    return f"equal load: {arrived:,} arrivals each, digest {digests}\n{price}; {draws}"
+
+
+def saving_title(found: Comparison) -> str:
+    """Title of the column of savings."""
+    return f"saving against {found.policies[0]} at equal accuracy"
+
+
+def case_cells(case: Case) -> list[tuple[str, ...]]:
+    """Cells of a case's table: each policy, and below it each of several families."""
+    rows = []
+    for row in case.rows:
+        rows.append((*_numbers(row, ""), missed_text(row), saving_text(case, row)))
+        if len(row.families) > 1:
+            rows += [(f"  {name}", *_numbers(row, name)[1:], "", "") for name in row.families]
+    return rows
+
+
+def _numbers(row: Row, family: str) -> tuple[str, ...]:
+    wanted = ((1e3, ".4f"), (1.0, ".3f"), (1.0, ".1f"), (100.0, ".2f"), (1.0, ".4f"))
+    cells = [_spread_text(row.spread(name, family), *how) for name, how in zip(AVERAGED, wanted, strict=True)]
+    families = row.runs[0].summary["families"]
+    if family or len(families) == 1:
+        one = families[family or row.families[0]]
+        cells[2] += f" of {one['slo_ms']:.1f}"
+        cells[3] += f" of {100 * one['slo_quantile']:g}"
+        cells[4] += f" of {one['floor']:.4f}"
+    return (row.policy, *cells)
+
+
+def _spread_text(found: Mapping[str, float], scale: float, shape: str) -> str:
+    mean = format(scale * found["mean"], shape)
+    return mean if found["lowest"] == found["highest"] else f"{mean} ± {format(scale * found['deviation'], shape)}"
+
+
+def missed_text(row: Row) -> str:
+    """What a policy misses in the mean of its seeds, and under how many of them; `-` for nothing."""
+    parts = []
+    for what in ("SLO", "floor"):
+        seeds = row.missed_seeds(what)
+        if what in row.missed or seeds:
+            mean = what if what in row.missed else f"{what} not in the mean"
+            parts.append(mean if len(row.runs) == 1 else f"{mean} ({len(seeds)} of {len(row.runs)} seeds)")
+    return ", ".join(parts) or "-"
+
+
+def saving_text(case: Case, row: Row) -> str:
+    """Saving of a policy, what the first one misses before it; or why there is none."""
+    found = case.saving(row)
+    if found is None:
+        return ""
+    if found.pct is None or found.plain_pct is None:
+        return f"none: {found.why}"
+    return f"{_against_text(case, found)}{_percent_text(found.pct)} ({_percent_text(found.plain_pct)} as it ran)"
+
+
+def _against_text(case: Case, found: Saving) -> str:
+    return f"{case.rows[0].policy} misses its {' and '.join(found.against_missed)}; " if found.against_missed else ""
+
+
+def _percent_text(found: Mapping[str, float]) -> str:
+    spread = "" if found["lowest"] == found["highest"] else f" ± {found['deviation']:.1f}"
+    return f"{found['mean']:+.1f}{spread} %"
+
+
+def write_comparison(found: Comparison, folder: Path, about: Mapping[str, Any]) -> None:
+    """Write comparison.json, .csv, .png and .html; `about` says where it was made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written, table, picture, page = (folder / name for name in FILES)
+    document = json_safe({**about, **found.to_json()})
+    written.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    table.write_text(_csv(found), encoding="utf-8")
+    figure = found.plot()
+    figure.savefig(picture, dpi=144)
+    page.write_text(_html(found, figure, about), encoding="utf-8")
+
+
+def _csv(found: Comparison) -> str:
+    rows, out = found.records(), io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(json_safe(row) for row in rows)
+    return out.getvalue()
+
+
+def _html(found: Comparison, figure: "Figure", about: Mapping[str, Any]) -> str:
+    import jinja2
+
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
+    svg = drawn.getvalue()
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("comparison.html.j2").render(
+        found=found,
+        about=about,
+        columns=(*COLUMNS, saving_title(found)),
+        missed_column=COLUMNS.index("missed"),
+        cases=[
+            (case_title(found, case), case_caption(found, case).splitlines(), case_cells(case)) for case in found.cases
+        ],
+        figure=svg[svg.index("<svg") :],
+    )
