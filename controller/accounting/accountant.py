@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from controller.accounting.core.modelled_base import ModelledBase, model_base
 from controller.accounting.core.receipts import (
     JoinedSample,
     Key,
@@ -21,6 +22,7 @@ from controller.accounting.core.receipts import (
     rates_changed,
     sum_by_family,
 )
+from controller.accounting.core.served import Served, served_by_class
 from controller.explore.core import candidate_measurement
 from controller.explore.core.candidate_measurement import GAP_S, UNMEASURED
 from controller.loop.disk_store import DiskStore
@@ -28,10 +30,11 @@ from controller.loop.leadership import Leadership
 from controller.observe.core.observation import Observation
 from controller.settings import ControllerSettings
 from trefoil.core import errors
-from trefoil.core.accounting import by_family, fold, reading_at
+from trefoil.core.accounting import by_family, fold, per_request, reading_at
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.common import Revision
 from trefoil.core.energy import EnergySample, ReceiptRates
+from trefoil.core.objective import Objective
 from trefoil.core.plan import Plan
 from trefoil.core.units import grams
 from trefoil.runtime.clock import Clock
@@ -44,13 +47,14 @@ MINUTES_MAX = 90 * 24 * 60 * 8  # 90 days of a node with eight devices
 FLUSH_S = 5.0
 HOURS_KEPT = 2  # whose totals are written again each time: of whatever happens to them in Redis nothing stays
 SAMPLES_MAX = 100_000  # of one exploration: a day of one device
+LATE_S = 5.0  # by how much the samples of two devices may be out of order
 
 
 @dataclass(slots=True)
 class _Recent:
-    """What a family emitted lately: (ends_at_s, grams)."""
+    """What a family drew and emitted lately: (ends_at_s, joules, grams), and until when of it is not known."""
 
-    grams: "deque[tuple[float, float]]" = field(default_factory=deque)
+    drawn: "deque[tuple[float, float, float]]" = field(default_factory=deque)
     unmeasured_until_s: float = 0.0
 
 
@@ -79,9 +83,11 @@ class Accountant:
         self._unwritten: dict[str, dict[str, float]] = {}
         self._minute: dict[str, list[EnergySample]] = {}
         self._folded: deque[tuple[str, EnergySample]] = deque(maxlen=SAMPLES_MAX)
-        self._told: dict[str, EnergySample] = {}  # of each device the last one, as its agent stamped it
-        self._last: dict[str, EnergySample] = {}  # the same, in our time
+        self._told: dict[str, tuple[int, float]] = {}  # of each device the last one's seq and end, as its agent said
+        self._last: dict[str, EnergySample] = {}  # the last one, in our time
         self._answered: Counter[tuple[str, str]] = Counter()
+        self._base_of: tuple[object, ...] = ()
+        self.base = ModelledBase()
         self._flushed_at_s = clock.now_s()
         self._log = structlog.get_logger()
         self.unallocated_j = 0.0
@@ -100,6 +106,7 @@ class Accountant:
         if not self._epoch:
             return
         readings = self.readings()
+        self._model_base(families)
         for node in sorted(self._observation.inputs.nodes):
             key, offset_s = self._state.keys.energy(node), self._observation.inputs.clock_offsets_s.get(node, 0.0)
             if offset_s is None:
@@ -112,7 +119,7 @@ class Accountant:
                 self._ids[key] = entry_id
                 self._book(node, sample, readings, families, offset_s)
         self._book_answers()
-        self._reconcile()
+        self._reconcile(readings)
         if self._clock.now_s() - self._flushed_at_s >= FLUSH_S:
             await self.flush()
 
@@ -130,19 +137,48 @@ class Accountant:
         return candidate_measurement.cost(self.held, self.readings(), families, starts_s, ends_s, pue)
 
     def _grams(self, family: str, since_s: float) -> float | None:
+        answered = self._observation.windows.answered_since(family, since_s)
+        return per_request(self._drawn_since(family, since_s)[1], answered)
+
+    def _drawn_since(self, family: str, since_s: float) -> tuple[float | None, float | None]:
+        """Joules and grams of a family since a time; None where it was not metered all the while."""
         recent = self._recent.get(family)
         if recent is None or recent.unmeasured_until_s > since_s:
-            return None
-        while recent.grams and recent.grams[0][0] < since_s:
-            recent.grams.popleft()
-        answered = self._observation.windows.answered_since(family, since_s)
-        return sum(g for _, g in recent.grams) / answered if answered and recent.grams else None
+            return None, None
+        oldest_s = self._clock.now_s() - self._settings.windows.keep_s - 2 * LATE_S
+        while recent.drawn and recent.drawn[0][0] < oldest_s:
+            recent.drawn.popleft()
+        joules = co2 = 0.0
+        found = False
+        for ends_at_s, drawn_j, emitted_g in reversed(recent.drawn):
+            if ends_at_s < since_s - LATE_S:
+                break
+            if ends_at_s >= since_s:
+                joules, co2, found = joules + drawn_j, co2 + emitted_g, True
+        return (joules, co2) if found else (None, None)
+
+    def served(self, objectives: Mapping[str, Objective], now_s: float) -> tuple[float, list[Served]]:
+        """What was served over the last seconds that are kept, and over how many: every family and its classes.
+
+        Meters report later than dispatchers: joules are of as long a time, up to the last sample.
+        """
+        windows, catalog = self._observation.windows, self._observation.catalog
+        since_s = windows.kept_since(now_s)
+        late_s = min(LATE_S, now_s - max((sample.ends_at_s for sample in self._last.values()), default=now_s))
+        recent, found = windows.begun_since(since_s), []
+        for family, objective in sorted(objectives.items()):
+            joules, co2 = self._drawn_since(family, since_s - late_s)
+            found += served_by_class(recent, objective, catalog, now_s - since_s, joules, co2)
+        if not windows.live(now_s):  # what arrives is not known, and is not 0
+            found = [replace(one, rate_per_s=None) for one in found]
+        return now_s - since_s, found
 
     async def _take_over(self, epoch: int) -> None:
         """Go on from what Redis says is accounted; where it says nothing newer, from what this process or its disk
         knows."""
         keys = self._state.keys
         stored = (await self._state.fields(keys.accounted())).items()
+        told: dict[str, tuple[int, float]] = {}
         accounted = {keys.energy(node): at for node, at in stored if entry_order(at) > (0, 0)}
         ours = self._attempted_ids
         if any(entry_order(at) > entry_order(ours.get(key, "0")) for key, at in accounted.items()):
@@ -152,11 +188,12 @@ class Accountant:
             saved = self._disk.load_plain("accounting")
             self._ids = {str(key): str(entry_id) for key, entry_id in saved.get("ids", {}).items()}
             self._hours = self._still_kept(saved.get("hours", {}))
+            told = {device: (int(seq), float(end_s)) for device, (seq, end_s) in saved.get("told", {}).items()}
         else:
             self._epoch = epoch
             return
         self._epoch = epoch
-        self._unwritten, self._told, self._last = {}, {}, {}
+        self._unwritten, self._told, self._last = {}, told, {}
         self._folded.clear()
         if self._ids:  # of what was answered before, the one before has counted nearly all
             self._answered = Counter(self._observation.windows.answered)
@@ -196,7 +233,7 @@ class Accountant:
             for hour, families in sorted(self._hours.items())
             for family, totals in sorted(families.items())
         ]
-        self._attempted_ids = dict(self._ids)
+        self._attempted_ids, told = dict(self._ids), dict(self._told)
         ids = {key.removeprefix(keys.energy("")): entry_id for key, entry_id in self._ids.items()}
         writes += [Append(keys.energy_minutes(node), sample, MINUTES_MAX) for node, sample in self._folded]
         try:
@@ -206,7 +243,7 @@ class Accountant:
             return
         self._folded.clear()
         self._hours = self._still_kept(self._hours)
-        self._disk.save_later("accounting", {"ids": self._ids, "hours": self._hours})
+        self._disk.save_later("accounting", {"ids": self._ids, "hours": self._hours, "told": told})
 
     def hold(self, from_s: float) -> None:
         """Retain samples from a time on; `inf` lets go of all."""
@@ -228,9 +265,9 @@ class Accountant:
         offset_s: float,
     ) -> None:
         told, before = self._told.get(sample.device), self._last.get(sample.device)
-        if told is not None and sample.seq <= told.seq and sample.ends_at_s <= told.ends_at_s:
-            return  # sent again by an agent that was not sure
-        self._told[sample.device] = sample
+        if told is not None and sample.seq <= told[0] and sample.ends_at_s <= told[1]:
+            return  # sent again by an agent that was not sure, or that found Redis emptied
+        self._told[sample.device] = sample.seq, sample.ends_at_s
         if offset_s:
             sample = replace(sample, starts_at_s=sample.starts_at_s + offset_s, ends_at_s=sample.ends_at_s + offset_s)
         if before is not None and sample.starts_at_s - before.ends_at_s > GAP_S:
@@ -249,22 +286,43 @@ class Accountant:
             return
         self.unallocated_j += sample.unallocated_j
         reading = reading_at(readings, (sample.starts_at_s + sample.ends_at_s) / 2)
+        length_s = sample.ends_at_s - sample.starts_at_s
+        for family in families:
+            if sample.device in self.base.idle_w:
+                self._add_base(family, self.base.idle_j(sample.device, length_s) / len(families), reading)
+            else:
+                self._add(family, "base_unknown_s", length_s)
         for family, joules in by_family(sample, families).items():
             co2 = grams(joules, reading.intensity_g_per_kwh, self._settings.pue)
-            self._family(family).grams.append((sample.ends_at_s, co2))
+            self._family(family).drawn.append((sample.ends_at_s, joules, co2))
             self._add(family, "joules", joules)
             self._add(family, "grams", co2)
             self._add(family, f"grams:{reading.quality.name.lower()}", co2)
             self._metrics.inc("trefoil_emissions_grams_total", co2, zone=reading.series.zone)
 
-    def _reconcile(self) -> None:
-        """Compare what receipts say with what was metered over the same time."""
+    def _model_base(self, families: Sequence[str]) -> None:
+        """Model BASE anew where the fleet or its families have changed."""
+        statuses = (d for node in self._observation.inputs.nodes.values() for d in node.devices)
+        devices = {status.device: status.type for status in statuses}
+        if self._base_of != (devices, tuple(families)):
+            self._base_of = devices, tuple(families)
+            self.base = model_base(self._observation.catalog, devices, families)
+
+    def _add_base(self, family: str, joules: float, reading: CarbonReading) -> None:
+        co2 = grams(joules, reading.intensity_g_per_kwh, self._settings.pue)
+        self._add(family, "base_joules", joules)
+        self._add(family, "base_grams", co2)
+        self._metrics.inc("trefoil_base_emissions_grams_total", co2, zone=reading.series.zone)
+
+    def _reconcile(self, readings: Sequence[CarbonReading]) -> None:
+        """Compare what receipts say with what was metered over the same time; book what BASE had taken for it."""
         now_s, settings = self._clock.now_s(), self._settings.receipts
         self.receipts.nodes(self._observation.inputs.nodes.values())
         for joined in sum_by_family(self.receipts.join(now_s)):
             self._joined_samples.append(joined)
             self._add(joined.family, "active_joules", joined.active_j)
             self._add(joined.family, "receipt_joules", joined.receipt_j)
+            self._add_base(joined.family, self.base.active_j(joined), reading_at(readings, joined.ends_at_s))
             self._metrics.inc("trefoil_active_joules_total", joined.active_j, family=joined.family)
             self._metrics.inc("trefoil_receipt_joules_total", joined.receipt_j, family=joined.family)
         while self._joined_samples and self._joined_samples[0].ends_at_s < now_s - settings.residual_s:

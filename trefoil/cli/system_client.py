@@ -5,8 +5,9 @@ The control token is read from TREFOIL_TOKEN, never from the command line, where
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -18,12 +19,14 @@ from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.errors import SettingError
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import Objective
+from trefoil.core.plan import DecisionRecord
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.state import State
 
 RPC_TIMEOUT_S: Final = 10.0
 RECEIPT_HOURS: Final = 2
+DECISIONS_PAGE: Final = 100
 TOKEN_VARIABLE: Final = "TREFOIL_TOKEN"
 
 T = TypeVar("T")
@@ -78,6 +81,21 @@ class SystemClient:
         answer = await self.call("SetObjective", request)
         return codec.from_proto(answer.objective), answer.degraded
 
+    async def objectives(self) -> tuple[list[Objective], float]:
+        """Objectives in force by family, and the cap on the planned power of the fleet [W], 0 = none."""
+        answer = await self.call("GetObjectives", controller_pb2.GetObjectivesRequest())
+        return [codec.from_proto(each) for each in answer.objectives], answer.max_watts
+
+    async def set_objectives(self, objectives: Sequence[Objective], max_watts: float | None) -> Any:
+        """Store objectives, all or none, and the fleet's cap (0 = none; None = as it is): SetObjectivesResponse."""
+        changed = [
+            controller_pb2.SetObjectiveRequest(objective=codec.to_proto(each), expected_number=each.number)
+            for each in objectives
+        ]
+        return await self.call(
+            "SetObjectives", controller_pb2.SetObjectivesRequest(objectives=changed, max_watts=max_watts)
+        )
+
     async def nodes(self) -> list[NodeStatus]:
         """Statuses that the power agents publish, by node name."""
         found = await self.state.scan(self.state.keys.node_prefix(), NodeStatus)
@@ -93,23 +111,71 @@ class SystemClient:
         found = await self.state.get(self.state.keys.carbon_ratio(reading.series), CarbonRatio)
         return current_ratio(found, reading, WallClock().now_s())
 
-    async def receipts(self) -> list[dict[str, Any]]:
-        """Energy by family as receipts sum it and as it was metered [J], in the hour under way and the one before.
+    async def served(self) -> Any:
+        """What was served of late, by family and class (GetServedResponse)."""
+        return await self.call("GetServed", controller_pb2.GetServedRequest())
 
-        `residual`: receipts over metered, less 1; None where nothing was metered.
-        """
-        hours: dict[str, list[str]] = {}
-        prefix = self.state.keys.totals_prefix()
-        for key in await self.state.names(prefix):
-            hours.setdefault(key.removeprefix(prefix).rpartition(":")[0], []).append(key)
-        found = []
-        for family, keys in sorted(hours.items()):
-            totals = [await self.state.totals(key) for key in sorted(keys)[-RECEIPT_HOURS:]]
-            receipt_j = sum(each.get("receipt_joules", 0.0) for each in totals)
-            active_j = sum(each.get("active_joules", 0.0) for each in totals)
-            residual = receipt_j / active_j - 1 if active_j else None
-            found.append({"family": family, "receipt_j": receipt_j, "active_j": active_j, "residual": residual})
+    async def decisions_since(self, at_s: float) -> list[DecisionRecord]:
+        """Decisions that are kept and were taken at a time [UTC s] or later, oldest first."""
+        key, found, last = self.state.keys.decisions(), list[DecisionRecord](), "0"
+        while entries := await self.state.stream(key, DecisionRecord, last, DECISIONS_PAGE):
+            last = entries[-1][0]
+            found += [record for _, record in entries if record.at_s >= at_s]
         return found
+
+    async def newest_decisions(self, count: int) -> list[DecisionRecord]:
+        """The newest decisions that are kept, oldest first."""
+        return [record for _, record in await self.state.tail(self.state.keys.decisions(), DecisionRecord, count)]
+
+    async def totals(self) -> dict[str, list[dict[str, float]]]:
+        """Totals of each family since the launch: its hours, oldest first."""
+        hours: dict[str, dict[str, str]] = {}
+        prefix = self.state.keys.totals_prefix()
+        first = datetime.fromtimestamp(self.launch.started_at_s, UTC).strftime("%Y%m%d%H")
+        for key in await self.state.names(prefix):
+            family, _, hour = key.removeprefix(prefix).rpartition(":")
+            if hour >= first:
+                hours.setdefault(family, {})[hour] = key
+        return {
+            family: [await self.state.totals(key) for _, key in sorted(keys.items())]
+            for family, keys in sorted(hours.items())
+        }
+
+
+def receipt_check(totals: Mapping[str, Sequence[Mapping[str, float]]]) -> list[dict[str, Any]]:
+    """Energy by family as receipts sum it and as it was metered [J], in the hour under way and the one before.
+
+    `residual`: receipts over metered, less 1; None where nothing was answered or metered.
+    """
+    found = []
+    for family, hours in totals.items():
+        recent = hours[-RECEIPT_HOURS:]
+        answered, receipt_j, active_j = (
+            sum(hour.get(name, 0.0) for hour in recent) for name in ("requests", "receipt_joules", "active_joules")
+        )
+        residual = receipt_j / active_j - 1 if active_j and answered else None
+        one = {"receipt_j": receipt_j, "active_j": active_j, "residual": residual}
+        found.append({"family": family, "answered": round(answered), **one})
+    return found
+
+
+def saving_since_start(totals: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+    """What all families took since the launch, and what modelled BASE would have for the same answers in the same time.
+
+    Only of the time that was metered. `saving_pct` of grams; None where one of the two is not known.
+    """
+    sums = dict.fromkeys(("requests", "unmeasured_s", "base_unknown_s"), 0.0)
+    for hours in totals.values():
+        for hour in hours:
+            for name, value in hour.items():
+                sums[name] = sums.get(name, 0.0) + value
+    names = ("joules", "grams", "base_joules", "base_grams")
+    modelled = not sums["base_unknown_s"]
+    found = {n: sums[n] if n in sums and (modelled or not n.startswith("base")) else None for n in names}
+    grams, base = found["grams"], found["base_grams"]
+    saving_pct = 100 * (1 - grams / base) if grams is not None and base else None
+    counts = {"requests": round(sums["requests"]), "unmeasured_s": sums["unmeasured_s"]}
+    return counts | found | {"saving_pct": saving_pct}
 
 
 @asynccontextmanager

@@ -115,12 +115,15 @@ class _Device:
 
 @dataclass(frozen=True, slots=True)
 class JoinedSample:
-    """Energy that a family's slices drew for it in one sample [J], and the receipts of the same time [J]."""
+    """Energy that a family's slices drew for it in one sample [J], with the answers of the same time and their receipts
+    [J]."""
 
     family: str
     ends_at_s: float
     active_j: float
     receipt_j: float
+    answered: float = 0.0
+    items: float = 0.0
 
 
 class Receipts:
@@ -205,11 +208,13 @@ class Receipts:
         for key in {*metered, *answers}:
             served = answers.get(key, ())
             self._learn(key, metered[key], served, sample.ends_at_s)
-            sums = families.setdefault(key[1], [0.0, 0.0])
+            sums = families.setdefault(key[1], [0.0, 0.0, 0.0, 0.0])
             sums[0] += metered[key]
             sums[1] += sum(piece.receipt_j for piece in served)
-        for family, (active_j, receipt_j) in sorted(families.items()):
-            yield JoinedSample(family, sample.ends_at_s, active_j, receipt_j)
+            sums[2] += sum(piece.answered for piece in served)
+            sums[3] += sum(piece.items for piece in served)
+        for family, sums in sorted(families.items()):
+            yield JoinedSample(family, sample.ends_at_s, *sums)
 
     def _learn(self, key: Key, metered_j: float, served: Iterable[_Piece], at_s: float) -> None:
         line = self._line(key)
@@ -311,6 +316,8 @@ def sum_by_family(found: Iterable[JoinedSample]) -> list[JoinedSample]:
             max(old.ends_at_s, each.ends_at_s),
             old.active_j + each.active_j,
             old.receipt_j + each.receipt_j,
+            old.answered + each.answered,
+            old.items + each.items,
         )
     return list(total.values())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from trefoil.cli.run.scenario import Scenario
-from trefoil.cli.run.state_directory import resolve_path
+from trefoil.runtime.repository import family_folder, link_shared
 
 BATCHING: Final = "dynamic_batching { }\n"
 
@@ -19,11 +19,10 @@ def with_own_repository(scenario: Scenario, folder: Path) -> Scenario:
         return scenario
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    source = resolve_path(scenario.family.repository)
-    for shared in source.glob("_*"):
-        (folder / shared.name).symlink_to(shared)
+    repository = scenario.family.repository
+    link_shared(repository, folder)
     for name, original in copied.items():
-        copy_family(source / original, folder / name, batching=scenario.dynamic_batching)
+        copy_family(family_folder(repository, original), folder / name, batching=scenario.dynamic_batching)
     family = scenario.family.model_copy(update={"repository": folder.resolve()})
     return scenario.model_copy(update={"family": family})
 

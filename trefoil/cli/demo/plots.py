@@ -21,6 +21,8 @@ OTHER_COLOURS: Final = ("#7a5fc4", "#c2447a", "#3a8fb7")
 VARIANT_COLOURS: Final = ("#f2c14e", "#7fb77e", "#3d8d9e", "#3b5b92", "#6d4c91", "#a3476b")
 CAUSE_COLOURS: Final = {"carbon": "#2f9e6e", "load": "#3a8fb7", "slo": "#d64545", "objective": "#7a5fc4"}
 WIDTH_IN: Final = 9.2
+NUMBERED_MAX: Final = 60  # decisions; the numbers of more would lie on each other
+WALL_TIME: Final = "seconds of wall time"
 
 matplotlib.rcParams.update(
     {
@@ -56,8 +58,11 @@ def run_label(name: str) -> str:
     return find(Kind.PLANNER, policy(name).planner, PLANNERS).label or name
 
 
-def plot_carbon_and_load(runs: Mapping[str, Series], speedup: float) -> str:
-    """Plot carbon and load, which every run met alike, with the decisions of the report's subject by cause."""
+def plot_carbon_and_load(runs: Mapping[str, Series], speedup: float | None, time: str = WALL_TIME) -> str:
+    """Plot carbon and load, which every run met alike, with the decisions of the report's subject by cause.
+
+    `speedup` of the carbon trace for a second axis; None: time is the trace's own.
+    """
     series = runs[subject(runs)]
 
     def draw(axes: Sequence[Axes]) -> None:
@@ -66,15 +71,16 @@ def plot_carbon_and_load(runs: Mapping[str, Series], speedup: float) -> str:
         carbon.set_ylabel("g CO2 / kWh")
         _from_zero(carbon)
         _mark_events(carbon, series)
-        _trace_hours(carbon, speedup)
+        if speedup is not None:
+            _trace_hours(carbon, speedup)
         load.plot(series.t_s, series.offered_per_s, color="#3a8fb7", linewidth=1.2)
         load.set_ylabel("offered requests / s")
         _from_zero(load)
 
-    return _figure("carbon", 4.2, 2, draw, "Grid carbon intensity and offered load over time")
+    return _figure("carbon", 4.2, 2, draw, "Grid carbon intensity and offered load over time", time)
 
 
-def plot_power(runs: Mapping[str, Series]) -> str:
+def plot_power(runs: Mapping[str, Series], time: str = WALL_TIME) -> str:
     """Plot the power of all GPUs together [W]."""
 
     def draw(axes: Sequence[Axes]) -> None:
@@ -87,10 +93,10 @@ def plot_power(runs: Mapping[str, Series]) -> str:
         _from_zero(axes[0])
         _legend(axes[0])
 
-    return _figure("power", 2.5, 1, draw, "Power of all GPUs over time, by run")
+    return _figure("power", 2.5, 1, draw, "Power of all GPUs over time, by run", time)
 
 
-def plot_grams(runs: Mapping[str, Series]) -> str:
+def plot_grams(runs: Mapping[str, Series], time: str = WALL_TIME) -> str:
     """Plot grams since the start of each run."""
 
     def draw(axes: Sequence[Axes]) -> None:
@@ -100,10 +106,12 @@ def plot_grams(runs: Mapping[str, Series]) -> str:
         _from_zero(axes[0])
         _legend(axes[0])
 
-    return _figure("grams", 2.5, 1, draw, "Cumulative grams of CO2 over time, by run")
+    return _figure("grams", 2.5, 1, draw, "Cumulative grams of CO2 over time, by run", time)
 
 
-def plot_latency(runs: Mapping[str, Series], family: str, slo_ms: float, percentile: float) -> str:
+def plot_latency(
+    runs: Mapping[str, Series], family: str, slo_ms: float, percentile: float, time: str = WALL_TIME
+) -> str:
     """Plot the p95 of what was due of a family in each second, against its SLO."""
 
     def draw(axes: Sequence[Axes]) -> None:
@@ -129,7 +137,8 @@ def plot_latency(runs: Mapping[str, Series], family: str, slo_ms: float, percent
         _from_zero(axes[0])
         _legend(axes[0])
 
-    return _figure(f"latency-{family}", 2.7, 1, draw, f"95th percentile of latency of {family} against the SLO, by run")
+    described = f"95th percentile of latency of {family} against the SLO, by run"
+    return _figure(f"latency-{family}", 2.7, 1, draw, described, time)
 
 
 def plot_variant_mix(runs: Mapping[str, Series], order: Sequence[str]) -> str:
@@ -153,13 +162,20 @@ def plot_variant_mix(runs: Mapping[str, Series], order: Sequence[str]) -> str:
     return _figure("variants", 1.9 * len(runs) + 0.4, len(runs), draw, "Answers per second by variant, by run")
 
 
-def _figure(name: str, height_in: float, rows: int, draw: Callable[[Sequence[Axes]], None], described: str) -> str:
+def _figure(
+    name: str,
+    height_in: float,
+    rows: int,
+    draw: Callable[[Sequence[Axes]], None],
+    described: str,
+    time: str = WALL_TIME,
+) -> str:
     # Its own salt: ids of several figures in one page must not meet, and the same data gives the same bytes.
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
         panels = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
         draw(list(panels))
-        panels[-1].set_xlabel("seconds of wall time")
+        panels[-1].set_xlabel(time)
         for panel in panels:
             panel.margins(x=0)
         text = io.StringIO()
@@ -204,8 +220,11 @@ def _mark_events(axes: Axes, series: Series) -> None:
     seen: dict[str, Any] = {}
     for number, event in enumerate(series.events, 1):
         colour = CAUSE_COLOURS.get(event.cause, "#5b6470")
-        line = axes.axvline(event.at_s, color=colour, linewidth=1.0, alpha=0.85)
+        style = ":" if event.superseded else "-"
+        line = axes.axvline(event.at_s, color=colour, linewidth=1.0, alpha=0.85, linestyle=style)
         seen.setdefault(event.cause, line)
+        if len(series.events) > NUMBERED_MAX:
+            continue
         axes.annotate(
             str(number),
             (event.at_s, 1.0),

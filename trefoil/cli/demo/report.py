@@ -1,19 +1,23 @@
 """The report of a demo: report.json for programs, report.html (one file, no network) for people, a table for both."""
 
 import html
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 import jinja2
+from rich.markup import escape
 from rich.table import Table
 
 from trefoil.cli.demo import plots
 from trefoil.cli.demo.results import Exploration, FamilySummary, Report, Series, Summary, write_json
-from trefoil.cli.demo.spread import Spread, summary
+from trefoil.cli.demo.spread import Spread
+from trefoil.comparison.saving import summary
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 UNKNOWN: Final = "not metered"
+SIMULATED_TIME: Final = "simulated hours"
 RUN_TITLES: Final = {
     "base": "largest variant, one 7g slice per GPU",
     "static_mix": "best carbon-oblivious mix at the same mean accuracy",
@@ -64,6 +68,8 @@ EXPLORED_ROWS: Final[tuple[tuple[str, Show, str], ...]] = (
 def report_table(report: Report) -> Table:
     """Table of a report, as printed at the end."""
     title = "Trefoil demo" + (" (SIMULATED GPUs)" if report.simulated else "")
+    if missed := missed_lines(report):
+        title = "\n".join([*(f"[bold red]MISSED {escape(line)}[/]" for line in missed), title])
     grid = Table(title=title, caption=savings_caption(report), title_justify="left", caption_justify="left")
     grid.add_column("")
     for name in report.runs:
@@ -71,6 +77,26 @@ def report_table(report: Report) -> Table:
     for label, show, _ in report_rows(report):
         grid.add_row(label, *(show(run) for run in report.runs.values()))
     return grid
+
+
+def missed_lines(report: Report) -> list[str]:
+    """What runs have missed of what was asked for, SLOs and accuracy floors, the report's subject first."""
+    lines = []
+    for name in sorted(report.runs, key=lambda name: name != report.subject):
+        run = report.runs[name]
+        asked = run.slo["percentile"] / 100
+        for family, one in run.families.items():
+            if one.slo_attainment < asked:
+                lines.append(
+                    f"SLO: {name} answered {one.slo_attainment:.2%} of {family} within {one.slo_ms:.0f} ms, "
+                    f"{asked:.4g} is asked for"
+                )
+            if report.missed_floor(name) and one.missed_floor:
+                reached = min(one.accuracy, one.accuracy_profile)
+                lines.append(
+                    f"accuracy floor: {name} reached {reached:.4f} of {family}, {one.accuracy_floor:.4f} is asked for"
+                )
+    return lines
 
 
 def savings_caption(report: Report) -> str:
@@ -125,7 +151,9 @@ def report_rows(report: Report) -> tuple[tuple[str, Show, str], ...]:
     families = next(iter(report.runs.values())).families
     each = [row for name in families for row in _family_rows(name)] if len(families) > 1 else []
     each += [_device_types_row(name) for name, one in families.items() if len(one.device_type_shares) > 1]
-    return (*ROWS, *each, *(EXPLORED_ROWS if explored else ()))
+    # In simulated time no answer has a label: its accuracy is that of the variant.
+    rows = [row for row in ROWS if not (report.simulated_time and row[0] == "accuracy, measured")]
+    return (*rows, *each, *(EXPLORED_ROWS if explored else ()))
 
 
 def _device_types_row(name: str) -> tuple[str, Show, str]:
@@ -162,7 +190,8 @@ def report_lines(report: Report) -> list[str]:
     for label, show, _ in report_rows(report):
         values = "  ".join(f"{name}={show(run)}" for name, run in report.runs.items())
         lines.append(f"{label}: {values}")
-    return lines + savings_caption(report).splitlines()
+    missed = [f"MISSED {line}" for line in missed_lines(report)]
+    return missed + lines + savings_caption(report).splitlines()
 
 
 def write_report(folder: Path, report: Report, series: Mapping[str, Series]) -> None:
@@ -184,7 +213,13 @@ def report_html(report: Report, series: Mapping[str, Series]) -> str:
         titles=RUN_TITLES,
         savings={name: report.saving_pct(name) for name in others},
         plain={name: report.saving_pct(name, corrected=False) for name in others},
+        fleet=" and ".join(f"{count} × {kind}" for kind, count in Counter(report.gpus).items()),
         missed=report.missed_floor(report.subject),
+        missed_lines=missed_lines(report),
+        missed_rows={
+            "SLO attainment": [name for name in report.runs if report.missed_slo(name)],
+            "accuracy of the variants": [name for name in report.runs if report.missed_floor(name)],
+        },
         spread=report.spread and {name: summary(report.spread.savings_pct(report.subject, name)) for name in others},
         by_seed={name: report.spread.savings_pct(report.subject, name) if report.spread else [] for name in others},
         missed_seeds=report.spread.missed(report.subject, report.accuracy_floor) if report.spread else [],
@@ -201,26 +236,33 @@ def report_html(report: Report, series: Mapping[str, Series]) -> str:
 def _figures(report: Report, series: Mapping[str, Series], percentile: float) -> list[tuple[str, str, str]]:
     """(heading, what to see, svg)."""
     order = list(next(iter(series.values())).answered_by_variant)
+    time = SIMULATED_TIME if report.simulated_time else plots.WALL_TIME
     slo_ms = {name: one.slo_ms for name, one in report.runs[report.subject].families.items()}
     return [
         (
             f"Carbon and load, and when {report.subject} replanned",
             "Every run met this same carbon and these same arrivals. "
             f"A numbered line is a decision of {report.subject}; the list below says why.",
-            plots.plot_carbon_and_load(series, report.carbon_speedup),
+            plots.plot_carbon_and_load(series, None if report.simulated_time else report.carbon_speedup, time),
         ),
-        ("Power", "Counter of all GPUs, idle and sleeping ones included.", plots.plot_power(series)),
-        ("Grams", "Energy times intensity at that moment, from the start of the run.", plots.plot_grams(series)),
-        (
-            "Variant mix",
-            "Which variant answered, per second; the most accurate is at the bottom.",
-            plots.plot_variant_mix(series, order),
+        ("Power", "Counter of all GPUs, idle and sleeping ones included.", plots.plot_power(series, time)),
+        ("Grams", "Energy times intensity at that moment, from the start of the run.", plots.plot_grams(series, time)),
+        *(
+            [
+                (
+                    "Variant mix",
+                    "Which variant answered, per second; the most accurate is at the bottom.",
+                    plots.plot_variant_mix(series, order),
+                )
+            ]
+            if order
+            else []
         ),
         *(
             (
                 "Latency against the SLO" + (f": {name}" if len(slo_ms) > 1 else ""),
                 "Open loop, from the intended send time. The SLO was fixed before the runs.",
-                plots.plot_latency(series, name, limit_ms, percentile),
+                plots.plot_latency(series, name, limit_ms, percentile, time),
             )
             for name, limit_ms in slo_ms.items()
         ),

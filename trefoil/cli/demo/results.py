@@ -12,9 +12,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from trefoil.cli.demo.spread import Outcome, Spread, saving_pct
-from trefoil.cli.run.state_directory import CHECKOUT
+import trefoil
+from trefoil.cli.demo.spread import Spread
+from trefoil.comparison.saving import Outcome, saving_pct
 from trefoil.core.objective import floor_missed
+from trefoil.installation import CHECKOUT, SHIPPED
 
 CAUSES: Final = ("carbon", "load", "slo", "objective")
 
@@ -28,8 +30,9 @@ class Event:
     cause: str
     why: str
     plan: str  # what runs afterwards, in words
-    answered: int  # requests answered while it was carried out
+    answered: int | None  # requests answered while it was carried out; None: not counted
     reconfigured: bool  # False: only weights changed
+    superseded: bool = False  # a newer plan took over before it was carried out
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,7 @@ class Report:
     started_at: str
     runs: Mapping[str, Summary]
     spread: Spread | None = None  # None: nothing was simulated, and accuracy has no price
+    simulated_time: bool = False  # `trefoil simulate`: nothing ran but one process
 
     @property
     def subject(self) -> str:
@@ -152,6 +156,11 @@ class Report:
         run = self.runs[name]
         return run.exploration is None and any(one.missed_floor for one in run.families.values())
 
+    def missed_slo(self, name: str) -> bool:
+        """Whether a run answered too few requests of a family within its SLO."""
+        asked = self.runs[name].slo["percentile"] / 100
+        return any(one.slo_attainment < asked for one in self.runs[name].families.values())
+
     def to_json(self) -> dict[str, Any]:
         """JSON values of report.json: runs stand at top level, savings and accuracies beside each other."""
         values = asdict(replace(self, spread=None))
@@ -161,6 +170,7 @@ class Report:
         values["saving_uncorrected_pct"] = {name: self.saving_pct(name, corrected=False) for name in others}
         values["accuracy"] = {name: run.accuracy for name, run in self.runs.items()}
         values["missed_floor"] = {name: self.missed_floor(name) for name in self.runs}
+        values["missed_slo"] = {name: self.missed_slo(name) for name in self.runs}
         if self.spread is not None:
             values["spread"] = self.spread.to_json(self.subject, self.accuracy_floor)
         return {**values, **runs}
@@ -195,7 +205,7 @@ def read_report(path: Path) -> Report:
     values = json.loads(path.read_text())
     names = list(values["accuracy"])
     runs = {name: _summary(values.pop(name)) for name in names}
-    for derived in ("saving_pct", "saving_uncorrected_pct", "accuracy", "missed_floor"):
+    for derived in ("saving_pct", "saving_uncorrected_pct", "accuracy", "missed_floor", "missed_slo"):
         values.pop(derived)
     spread = Spread.from_json(values["spread"]) if values["spread"] else None
     return Report(**{**values, "gpus": tuple(values["gpus"]), "runs": runs, "spread": spread})
@@ -208,7 +218,9 @@ def _summary(values: Mapping[str, Any]) -> Summary:
 
 
 def git_commit() -> str:
-    """Commit that is checked out, marked when files differ from it; `unknown` outside a checkout."""
+    """Commit that is checked out, marked when files differ from it; of a wheel its version."""
+    if SHIPPED != CHECKOUT:
+        return f"trefoil {trefoil.__version__}"
     try:
         described = subprocess.run(
             ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],

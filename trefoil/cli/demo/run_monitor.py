@@ -23,7 +23,7 @@ from trefoil.runtime.state import State
 TICK_S: Final = 0.2
 CANCEL_AGAIN_S: Final = 1.0
 SAMPLES_MAX: Final = 100_000
-FINISHED: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
+FINISHED: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,13 @@ class RunMonitor:
             self._seen_decision = entry_id
             known = self.changes[-1].decision.revision if self.changes else None
             if decision.revision.number and decision.revision != known:
+                before = self.changes[-1] if self.changes else None
+                if (
+                    before is not None
+                    and before.done_at_s is None
+                    and decision.versions.get("rollout_before") == "done"
+                ):
+                    await self._note_end(before, decision.at_s)  # it ended since the last look
                 self.changes.append(PlanChange(decision, decision.at_s))
         if not self.changes or self.changes[-1].done_at_s is not None:
             return
@@ -125,9 +132,11 @@ class RunMonitor:
             return
         change.reconfigured = change.reconfigured or bool(rollout.moving) or rollout.spent_j > 0
         if rollout.state in FINISHED:
-            change.done_at_s = self.clock.now_s()
-            nodes = await self.state.scan(self.state.keys.plan_node_prefix(), NodePlan)
-            change.slices_text = plan_text(tuple(nodes.values()))
+            await self._note_end(change, self.clock.now_s())
+
+    async def _note_end(self, change: PlanChange, at_s: float) -> None:
+        nodes = await self.state.scan(self.state.keys.plan_node_prefix(), NodePlan)
+        change.done_at_s, change.slices_text = at_s, plan_text(tuple(nodes.values()))
 
     # Energy
 

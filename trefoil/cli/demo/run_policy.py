@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
@@ -30,7 +31,7 @@ from trefoil.cli.output import slices_text
 from trefoil.cli.run import services
 from trefoil.cli.run.launcher import Launcher, first_answer
 from trefoil.cli.run.scenario import Load, Scenario, Slo, takes_preset
-from trefoil.cli.run.state_directory import Launch, resolve_path
+from trefoil.cli.run.state_directory import Launch
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.accounting import account, per_request
 from trefoil.core.carbon import CarbonReading
@@ -39,6 +40,7 @@ from trefoil.core.errors import StartError
 from trefoil.core.fleet import DeviceState
 from trefoil.core.plan import RolloutState
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.repository import family_folder
 
 METADATA_TIMEOUT_S: Final = 5.0
 METER_DEADLINE_S: Final = 4.0
@@ -228,12 +230,12 @@ async def _wait_settled(context: DemoContext, launcher: Launcher, what: str) -> 
 
 
 def _load_plans(scenario: Scenario, points: Callable[[Load], tuple[tuple[float, float], ...]]) -> list[LoadPlan]:
-    folder, seeds = resolve_path(scenario.family.repository), scenario.seeds
+    seeds = scenario.seeds
     return [
         LoadPlan(
             points(load),
             scenario.warmup_s,
-            str(folder / name / "heldout.npz"),
+            str(family_folder(scenario.family.repository, name) / "heldout.npz"),
             name,
             seeds[name],
             **load.model_dump(include={"permute_labels", "items_mean", "items_sd", "items_max"}),
@@ -378,7 +380,7 @@ def _series(
         slices={name: [slices_text(d) if d else "" for d in row] for name, row in status.items()},
         answered_by_variant={v: load.answered_by_variant.get(v, [0] * seconds) for v in order},
         grams=grams_by_second(samples, readings, begin_s, seconds, scenario.pue),
-        events=[_event(c, result) for c in monitor.changes if 0 <= c.started_at_s - begin_s < seconds],
+        events=plan_events(monitor.changes, result, seconds),
     )
 
 
@@ -399,10 +401,21 @@ def _device(snapshot: Snapshot | None, name: str) -> Any:
     return next((device for node in nodes for device in node.devices if device.device == name), None)
 
 
-def _event(change: PlanChange, result: LoadResult) -> Event:
+def plan_events(changes: Sequence[PlanChange], result: LoadResult, seconds: int) -> list[Event]:
+    """Changes of plan that began in the seconds of a run. One that had not ended when the next came is superseded."""
+    return [
+        _event(change, after, result)
+        for change, after in zip_longest(changes, changes[1:])
+        if 0 <= change.started_at_s - result.started_at_s < seconds
+    ]
+
+
+def _event(change: PlanChange, after: PlanChange | None, result: LoadResult) -> Event:
     begin_s = result.started_at_s
     at_s = change.started_at_s - begin_s
-    done_s = result.duration_s if change.done_at_s is None else change.done_at_s - begin_s
+    superseded = change.done_at_s is None and after is not None
+    ends_at_s = after.started_at_s if superseded and after is not None else change.done_at_s
+    done_s = result.duration_s if ends_at_s is None else ends_at_s - begin_s
     answered = sum(
         1 for r in result.records if r.code == "OK" and at_s <= r.intended_s + r.latency_ms / 1e3 <= max(done_s, at_s)
     )
@@ -414,6 +427,7 @@ def _event(change: PlanChange, result: LoadResult) -> Event:
         plan=change.slices_text,
         answered=answered,
         reconfigured=change.reconfigured,
+        superseded=superseded,
     )
 
 

@@ -10,26 +10,12 @@ met which variant.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from statistics import fmean, stdev
-from typing import Any, Final
+from typing import Any
 
 from trefoil.cli.run.scenario import Scenario, Slo
+from trefoil.comparison.saving import MARGIN, OBLIVIOUS, PRICE_STEP, Outcome, price_g, saving_pct, summary
 from trefoil.core.objective import floor_missed
 from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
-
-OBLIVIOUS: Final = "static_mix"
-PRICE_STEP: Final = 0.005
-MARGIN: Final = "accuracy_margin"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Outcome of one run, as far as savings are made of it."""
-
-    grams_per_request: float
-    joules_per_request: float
-    accuracy: float
-    slo_attainment: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +69,12 @@ class Spread:
         return cls(values["slo_ms"], values["price_mg_per_accuracy"] / 1e3, tuple(seeds))
 
 
-def saving_pct(ours: Outcome, theirs: Outcome, price_g: float) -> float:
-    """Saving in grams per request at equal accuracy, in percent of what the other run had needed at ours."""
-    there = theirs.grams_per_request + price_g * (ours.accuracy - theirs.accuracy)
-    return 100 * (1 - ours.grams_per_request / there)
-
-
-def summary(values: list[float]) -> dict[str, float]:
-    """Mean, standard deviation of one draw, lowest and highest."""
-    deviation = stdev(values) if len(values) > 1 else 0.0
-    return {"mean": fmean(values), "deviation": deviation, "lowest": min(values), "highest": max(values)}
-
-
 def simulate_spread(
     scenario: Scenario, slo: Slo, names: Iterable[str], wanted: Callable[[], bool] = lambda: True
 ) -> Spread | None:
     """Simulate the policies under `simulated_seeds` seeds; None once nobody wants it any more."""
     priced = not scenario.more_families
-    seeds, dear, asked = [], [], dict.fromkeys((*names, OBLIVIOUS) if priced else names)
+    seeds, pairs, asked = [], [], dict.fromkeys((*names, OBLIVIOUS) if priced else names)
     for seed in range(scenario.seed, scenario.seed + scenario.simulated_seeds):
         drawn = scenario.model_copy(update={"seed": seed})
         runs: dict[str, Outcome] = {}
@@ -113,10 +87,8 @@ def simulate_spread(
             continue
         margin = scenario.params.get(MARGIN, 0.0) + PRICE_STEP
         drawn = drawn.model_copy(update={"params": {**scenario.params, MARGIN: margin}})
-        more, mix = _simulated(drawn, OBLIVIOUS, slo), runs[OBLIVIOUS]
-        dear.append((more.grams_per_request - mix.grams_per_request, more.accuracy - mix.accuracy))
-    bought = sum(accuracy for _, accuracy in dear)
-    return Spread(slo.latency_ms, sum(grams for grams, _ in dear) / bought if bought > 0 else 0.0, tuple(seeds))
+        pairs.append((runs[OBLIVIOUS], _simulated(drawn, OBLIVIOUS, slo)))
+    return Spread(slo.latency_ms, price_g(pairs) or 0.0, tuple(seeds))
 
 
 def judged_by_simulation(scenario: Scenario) -> Scenario:

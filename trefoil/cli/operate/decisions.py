@@ -1,13 +1,16 @@
 """Commands about decisions: the rollout under way, one decision, where a request would go, decisions replayed."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
+from trefoil.cli.carbon.client import format_time
 from trefoil.cli.options import parse_pairs
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, grid, plan_rows, print_json
 from trefoil.cli.system_client import SystemClient, call_system
@@ -19,6 +22,14 @@ from trefoil.runtime import codec
 if TYPE_CHECKING:
     from controller.loop.decision_records import Replayed
     from trefoil.core.brains import Planner
+
+MADE: Final = ("reconfigure", "reroute")  # effects of a decision that put a plan in force
+ENDS: Final = {
+    "done": "carried out",
+    "halted": "halted",
+    "rolled_back": "rolled back",
+    "superseded": "superseded",
+}  # of a rollout, by its state
 
 
 def rollout(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) -> None:
@@ -67,6 +78,76 @@ def show_decision(decision_id: str, state_dir: str, as_json_: bool) -> None:
         out.print(grid("Planned", ("device", "target", "slices"), plan_rows(made)))
     out.print(f"why: {record.why}", markup=False)
     out.print(f"take it again with `trefoil replay {record.id}`", markup=False)
+
+
+def show_decisions(since_s: float, state_dir: str, as_json_: bool) -> None:
+    """Decisions since a time [UTC s], oldest first: what started each, what came of it, and why."""
+
+    async def fetch(system: SystemClient) -> tuple[list[DecisionRecord], Any]:
+        return await system.decisions_since(since_s), await system.plan()
+
+    records, answer = call_system(state_dir, fetch)
+    rows = decision_rows(records, codec.from_proto(answer.rollout))
+    if as_json_:
+        print_json({"since_s": since_s, "decisions": rows})
+        return
+    if not rows:
+        console().print(f"no decision since {format_time(since_s)}")
+        return
+    console().print(decisions_table(rows))
+
+
+def decisions_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Table of rows of `decision_rows`."""
+    cells = [
+        (one["id"], format_time(round(one["at_s"])), one["trigger"], one["plan"] or "-", one["came_of_it"], one["why"])
+        for one in rows
+    ]
+    return grid(
+        "Decisions", ("decision", "at", "trigger", "plan", "came of it", "why"), [tuple(map(escape, c)) for c in cells]
+    )
+
+
+def decision_rows(records: Sequence[DecisionRecord], rollout: Rollout) -> list[dict[str, Any]]:
+    """Rows of decisions: id, time, trigger, plan that it made (if it made one), what came of it, and why.
+
+    A later decision says in its record how far the rollout was that it met; `rollout` says it of the last plan.
+    """
+    made = [record for record in records if record.versions.get("effect") in MADE]
+    rows = []
+    for record in records:
+        revision = record.revision
+        came, plan = record.versions.get("outcome", "not known").replace("_", " "), ""
+        if record in made:
+            plan = f"{revision.epoch}.{revision.number}"
+            after = next((r for r in made if r.revision > revision), None)
+            came = _came_of(record, after, rollout)
+        rows.append(
+            {
+                "id": record.id,
+                "at_s": record.at_s,
+                "trigger": record.trigger,
+                "outcome": record.versions.get("outcome", ""),
+                "plan": plan,
+                "came_of_it": came,
+                "why": record.why,
+            }
+        )
+    return rows
+
+
+def _came_of(record: DecisionRecord, after: DecisionRecord | None, rollout: Rollout) -> str:
+    """What became of the plan of a decision, of which `after` made the next one."""
+    epoch, number = record.revision.epoch, record.revision.number
+    if (rollout.target.epoch, rollout.target.number) == (epoch, number):
+        state = rollout.state.name.lower()
+    elif after is not None and (after.revision.epoch, after.revision.number) == (epoch, number + 1):
+        state = after.versions.get("rollout_before", "")
+    else:
+        return "followed by a plan of an operator, a restart or a retry"
+    if after is not None and state not in ENDS:
+        return "superseded"
+    return ENDS.get(state, "under way")
 
 
 def explain_request(

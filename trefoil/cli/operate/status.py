@@ -1,16 +1,23 @@
 """Commands that show a running system: what runs, the plan in force, what stands in Redis."""
 
-import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 
-from trefoil.cli.operate.decisions import show_decision
+from trefoil.cli.carbon.client import parse_moment
+from trefoil.cli.operate.decisions import show_decision, show_decisions
+from trefoil.cli.operate.overview import (
+    carbon_lines,
+    devices_table,
+    gather_overview,
+    nodes_of,
+    receipt_lines,
+    saving_lines,
+    served_table,
+    trouble_lines,
+)
 from trefoil.cli.output import (
     DEFAULT_STATE_DIR,
     AsJson,
@@ -20,19 +27,15 @@ from trefoil.cli.output import (
     grid,
     plan_rows,
     print_json,
-    slices_text,
 )
-from trefoil.cli.run import services
-from trefoil.cli.run.state_directory import Failing, StatePaths
 from trefoil.cli.system_client import SystemClient, call_system
 from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading, CarbonScores
 from trefoil.core.common import Lease
 from trefoil.core.demand import LoadForecast, LoadWindow, ScaleSignal, TableAck
 from trefoil.core.energy import EnergySample
-from trefoil.core.errors import Unavailable
-from trefoil.core.fleet import MISSING_MODEL, NodeStatus
-from trefoil.core.objective import ActMode, Objective
-from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout, RolloutState
+from trefoil.core.fleet import NodeStatus
+from trefoil.core.objective import ActMode, Objective, objective_text
+from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.state import State
@@ -63,25 +66,8 @@ STREAMS: Final[Mapping[str, type]] = {
 
 
 def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) -> None:
-    """Show what runs: services, GPUs and their slices, carbon now, mode, and the plan's revision."""
-
-    async def gather(system: SystemClient) -> dict[str, Any]:
-        launch = system.launch
-        healthy = await asyncio.gather(*(services.is_serving(launch.addresses[n]) for n in services.SERVICES))
-        found = {
-            "cluster": launch.cluster,
-            "state_dir": launch.state_dir,
-            "inference": launch.addresses["inference"],
-            "rest": launch.addresses.get("rest", ""),
-            "services": dict(zip(services.SERVICES, healthy, strict=True)),
-            "failing": {name: asdict(one) for name, one in StatePaths(Path(launch.state_dir)).failing().items()},
-        }
-        try:
-            return found | await _gather_plan(system)
-        except Unavailable as error:  # the controller or Redis is among those that fail: the rest is shown
-            return found | {"unknown": str(error)}
-
-    found = call_system(state_dir, gather)
+    """Show what runs and what it costs: services, GPUs and slices, carbon now, each family's service, the saving."""
+    found = call_system(state_dir, gather_overview)
     if as_json_:
         print_json(found)
         return
@@ -93,67 +79,19 @@ def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) ->
     else:
         held = "".join(f", {word}" for word in ("frozen", "pinned", "exploring") if found[word])
         out.print(f"{found['cluster']}: mode {found['mode']}{held}, rollout {found['rollout']}; {serving}")
-    out.print(
-        grid("Services", ("service", "healthy"), [(n, "yes" if ok else "NO") for n, ok in found["services"].items()])
-    )
-    for name, failing in found["failing"].items():
-        out.print(_failing_text(name, Failing(**failing), WallClock().now_s()), markup=False)
-    if "unknown" not in found:
-        _print_plan(out, found)
-
-
-async def _gather_plan(system: SystemClient) -> dict[str, Any]:
-    """What the controller and Redis say.
-
-    Raises:
-        Unavailable: one of them does not answer.
-    """
-    answer, readings = await system.plan(), await system.carbon()
-    return {
-        "mode": ActMode(answer.mode).name.lower(),
-        "frozen": answer.frozen,
-        "pinned": answer.pinned,
-        "revision": as_json(answer.plan.revision),
-        "rollout": RolloutState(answer.rollout.state).name.lower(),
-        "exploring": answer.plan.exploration,
-        "nodes": [as_json(node) for node in await system.nodes()],
-        "carbon": [as_json(reading) for reading in readings],
-        "carbon_ratio": [{"zone": one.series.zone, "ratio": await system.carbon_ratio(one)} for one in readings],
-        "carbon_refused": answer.carbon_refused,
-        "disk_trouble": answer.disk_trouble,
-        "receipts": await system.receipts(),
-    }
-
-
-def _failing_text(name: str, failing: Failing, now_s: float) -> str:
-    row = f" {failing.ends} times in a row, last" if failing.ends > 1 else ""
-    wait_s = failing.again_at_s - now_s
-    when = f"started again in {wait_s:.0f} s" if wait_s > 0 else "started again"
-    return f"{name} fails: it ended{row} with {failing.how}, {when}: {failing.last_error}"
-
-
-def _print_plan(out: Console, found: Mapping[str, Any]) -> None:
-    nodes = [codec.from_plain(NodeStatus, node) for node in found["nodes"]]
-    for node in nodes:
-        out.print(_devices_table(node))
-    for node in nodes:
-        for entry in (entry for entry in node.missing if entry.startswith(("disk: ", MISSING_MODEL))):
-            out.print(f"{node.node} cannot: {entry}", markup=False)
-    for reading, known in zip(found["carbon"], found["carbon_ratio"], strict=True):
-        kind = "simulated" if reading["simulated"] else reading["provider"]
-        ratio = "not known, routers that go by it do without" if known["ratio"] is None else f"{known['ratio']:.2f}"
-        now = f"{reading['intensity_g_per_kwh']:.0f} g/kWh ({kind})"
-        out.print(f"carbon {reading['series']['zone']}: {now}; over its mean: {ratio}")
-    if found["carbon_refused"]:
-        out.print(f"carbon is not planned by: {found['carbon_refused']}")
-    if found["disk_trouble"]:
-        out.print(f"nothing new is decided: {found['disk_trouble']}", markup=False)
-    for row in found["receipts"]:
-        if row["residual"] is not None:
-            out.print(
-                f"receipts {row['family']}: {row['receipt_j']:,.0f} J of {row['active_j']:,.0f} J metered active "
-                f"energy ({100 * row['residual']:+.1f} %) since the last full hour began"
-            )
+    rows = [(n, "yes" if ok else "NO", found["metrics"].get(n, "-")) for n, ok in found["services"].items()]
+    out.print(grid("Services", ("service", "healthy", "metrics"), rows))
+    for line in trouble_lines(found, WallClock().now_s()):
+        out.print(line, markup=False)
+    if "unknown" in found:
+        return
+    for node in nodes_of(found):
+        out.print(devices_table(node))
+    out.print(served_table(found))
+    wanted = [objective_text(codec.from_plain(Objective, one)) for one in found["objectives"]]
+    wanted += [f"fleet: {found['max_watts']:g} W at most"] if found["max_watts"] else []
+    for line in [*wanted, *carbon_lines(found), *saving_lines(found), *receipt_lines(found)]:
+        out.print(line, markup=False)
 
 
 def plan(
@@ -161,12 +99,18 @@ def plan(
     decision: Annotated[
         str, typer.Option(help="Show this decision instead, carried out or not; `last` is the newest.")
     ] = "",
+    since: Annotated[
+        str, typer.Option(help="List the decisions since then instead: 90min, 2h, 7d ago, or an ISO 8601 time.")
+    ] = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json_: AsJson = False,
 ) -> None:
     """Show the plan in force and why it is what it is. Its --json can be given to `trefoil pin`."""
     if decision:
         show_decision(decision, state_dir, as_json_)
+        return
+    if since:
+        show_decisions(parse_moment(since, "--since", WallClock().now_s()), state_dir, as_json_)
         return
 
     async def fetch(system: SystemClient) -> tuple[Any, Any]:
@@ -215,15 +159,6 @@ def _exploration(why: Any) -> dict[str, Any]:
     """What measuring candidates on the system does now and has cost, of an Explain answer."""
     found = why.exploration
     return {field.name: getattr(found, field.name) for field in found.DESCRIPTOR.fields}
-
-
-def _devices_table(node: NodeStatus) -> Any:
-    title = f"{node.node}" + (" (SIMULATED GPUs)" if node.simulated else "")
-    rows = [
-        (d.device, d.type, d.state.name.lower(), f"{d.clock_mhz} MHz", f"{d.power_w:.0f} W", slices_text(d))
-        for d in node.devices
-    ]
-    return grid(title, ("device", "type", "state", "clock", "power", "slices"), rows)
 
 
 def state_dump(

@@ -1,0 +1,211 @@
+"""Overview of a running system, as one document and as tables of it: what `trefoil status` and `trefoil top` show."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from rich.markup import escape
+from rich.table import Table
+
+from trefoil.cli.carbon.client import format_time
+from trefoil.cli.output import as_json, grid, slices_text
+from trefoil.cli.run import services
+from trefoil.cli.run.state_directory import Failing, StatePaths
+from trefoil.cli.system_client import SystemClient, receipt_check, saving_since_start
+from trefoil.core.errors import Unavailable
+from trefoil.core.fleet import MISSING_MODEL, NodeStatus
+from trefoil.core.objective import ActMode, Objective, ObjectiveMode, floor_missed
+from trefoil.core.plan import RolloutState
+from trefoil.core.units import HOUR_S
+from trefoil.runtime import codec
+
+UNKNOWN: Final = "-"
+SERVED_COLUMNS: Final = (
+    "family", "class", "requests/s", "p95 (SLO)", "in SLO (asked)", "accuracy (floor)", "J/request", "mg CO2/request",
+)  # fmt: skip
+
+
+async def gather_overview(system: SystemClient) -> dict[str, Any]:
+    """All that is shown, as JSON values; what the controller or Redis would say is left out while they do not answer,
+    and `unknown` says so."""
+    launch = system.launch
+    healthy = await asyncio.gather(*(services.is_serving(launch.addresses[n]) for n in services.SERVICES))
+    found = {
+        "cluster": launch.cluster,
+        "state_dir": launch.state_dir,
+        "inference": launch.addresses["inference"],
+        "rest": launch.addresses.get("rest", ""),
+        "services": dict(zip(services.SERVICES, healthy, strict=True)),
+        "metrics": {name: f"http://{address}/metrics" for name, address in launch.metrics.items()},
+        "failing": {name: asdict(one) for name, one in StatePaths(Path(launch.state_dir)).failing().items()},
+    }
+    try:
+        return found | await _gather_known(system)
+    except Unavailable as error:  # the controller or Redis is among those that fail: the rest is shown
+        return found | {"unknown": str(error)}
+
+
+async def _gather_known(system: SystemClient) -> dict[str, Any]:
+    """What the controller and Redis say.
+
+    Raises:
+        Unavailable: one of them does not answer.
+    """
+    answer, served = await system.plan(), await system.served()
+    readings, totals = await system.carbon(), await system.totals()
+    wanted, max_watts = await system.objectives()  # a plan that stayed still names those that it was made for
+    return {
+        "mode": ActMode(answer.mode).name.lower(),
+        "frozen": answer.frozen,
+        "pinned": answer.pinned,
+        "revision": as_json(answer.plan.revision),
+        "policy": answer.plan.policy,
+        "why": answer.plan.why,
+        "rollout": RolloutState(answer.rollout.state).name.lower(),
+        "exploring": answer.plan.exploration,
+        "nodes": [as_json(node) for node in await system.nodes()],
+        "carbon": [as_json(reading) for reading in readings],
+        "carbon_ratio": [{"zone": one.series.zone, "ratio": await system.carbon_ratio(one)} for one in readings],
+        "carbon_refused": answer.carbon_refused,
+        "disk_trouble": answer.disk_trouble,
+        "loans": [{"device": one.device, "holder": one.holder} for one in answer.loans],
+        "receipts": receipt_check(totals),
+        "objectives": [as_json(objective) for objective in wanted],
+        "max_watts": max_watts or None,
+        "served": {"window_s": served.window_s, "by_class": [_served_row(one) for one in served.served]},
+        "saving": {
+            "since_s": system.launch.started_at_s // HOUR_S * HOUR_S,  # totals are of whole hours
+            **saving_since_start(totals),
+            "basis": served.base_basis,
+            "unknown": served.base_unknown,
+        },
+    }
+
+
+def _served_row(one: Any) -> dict[str, Any]:
+    """Values of a `Served` message; what is unset is None."""
+    fields = one.DESCRIPTOR.fields
+    return {f.name: getattr(one, f.name) if not f.has_presence or one.HasField(f.name) else None for f in fields}
+
+
+def devices_table(node: NodeStatus) -> Table:
+    """Devices of a node and what they serve."""
+    title = f"{node.node}" + (" (SIMULATED GPUs)" if node.simulated else "")
+    rows = [
+        (d.device, d.type, d.state.name.lower(), f"{d.clock_mhz} MHz", f"{d.power_w:.0f} W", slices_text(d))
+        for d in node.devices
+    ]
+    return grid(title, ("device", "type", "state", "clock", "power", "slices"), rows)
+
+
+def nodes_of(found: Mapping[str, Any]) -> list[NodeStatus]:
+    """Nodes of an overview."""
+    return [codec.from_plain(NodeStatus, node) for node in found["nodes"]]
+
+
+def trouble_lines(found: Mapping[str, Any], now_s: float) -> list[str]:
+    """What does not work, a line each."""
+    lines = [failing_text(name, Failing(**one), now_s) for name, one in found["failing"].items()]
+    if "unknown" in found:
+        return lines
+    for node in nodes_of(found):
+        lines += [f"{node.node} cannot: {one}" for one in node.missing if one.startswith(("disk: ", MISSING_MODEL))]
+    if found["carbon_refused"]:
+        lines.append(f"carbon is not planned by: {found['carbon_refused']}")
+    lines += [f"{loan['device']} is lent to {loan['holder']}" for loan in found["loans"]]
+    if found["disk_trouble"]:
+        lines.append(f"nothing new is decided: {found['disk_trouble']}")
+    return lines
+
+
+def failing_text(name: str, failing: Failing, now_s: float) -> str:
+    """Why a service does not stay up, in words."""
+    row = f" {failing.ends} times in a row, last" if failing.ends > 1 else ""
+    wait_s = failing.again_at_s - now_s
+    when = f"started again in {wait_s:.0f} s" if wait_s > 0 else "started again"
+    return f"{name} fails: it ended{row} with {failing.how}, {when}: {failing.last_error}"
+
+
+def carbon_lines(found: Mapping[str, Any]) -> list[str]:
+    """Carbon now, a line for each zone."""
+    lines = []
+    for reading, known in zip(found["carbon"], found["carbon_ratio"], strict=True):
+        kind = "simulated" if reading["simulated"] else reading["provider"]
+        ratio = "not known, routers that go by it do without" if known["ratio"] is None else f"{known['ratio']:.2f}"
+        now = f"{reading['intensity_g_per_kwh']:.0f} g/kWh ({kind})"
+        lines.append(f"carbon {reading['series']['zone']}: {now}; over its mean: {ratio}")
+    return lines
+
+
+def receipt_lines(found: Mapping[str, Any]) -> list[str]:
+    """Receipts against metered energy, a line for each family that is metered or waits for traffic."""
+    lines = []
+    for row in found["receipts"]:
+        if not row["answered"]:
+            lines.append(f"receipts {row['family']}: no traffic yet")
+        elif row["residual"] is not None:
+            lines.append(
+                f"receipts {row['family']}: {row['receipt_j']:,.0f} J of {row['active_j']:,.0f} J metered active "
+                f"energy ({100 * row['residual']:+.1f} %) since the last full hour began"
+            )
+    return lines
+
+
+def served_table(found: Mapping[str, Any]) -> Table:
+    """What was served of late: a row for each family, and for each class where it has any; red is missed."""
+    objectives = {o["family"]: codec.from_plain(Objective, o) for o in found["objectives"]}
+    rows = [_served_cells(one, objectives.get(one["family"])) for one in found["served"]["by_class"]]
+    return grid(f"Served, last {found['served']['window_s']:.0f} s", SERVED_COLUMNS, rows)
+
+
+def _served_cells(one: Mapping[str, Any], objective: Objective | None) -> tuple[str, ...]:
+    whole = not one["slo_class"]
+    asked = objective.slo_quantile if objective is not None else 0.0
+    floor = objective.min_accuracy if objective is not None else 0.0
+    attained, accuracy = one["slo_attainment"], one["accuracy"]
+    in_slo = _marked(_shown(attained, "{:.1%}"), attained is not None and attained < asked)
+    right = _shown(accuracy, "{:.4f}")
+    if objective is not None and floor and whole:
+        budget = objective.mode == ObjectiveMode.BUDGET  # of a mean over a day or so: a minute alone cannot miss it
+        right = _marked(right, not budget and accuracy is not None and floor_missed(accuracy, floor))
+        right += f" ({floor:.4f})"
+    return (
+        escape(one["family"]) if whole else "",
+        escape(one["slo_class"]),
+        _shown(one["rate_per_s"], "{:.1f}"),
+        _shown(one["latency_ms_p95"], "{:.1f} ms") + f" ({one['slo_ms']:g} ms)",
+        f"{in_slo} ({asked:.1%})" if asked else in_slo,
+        right,
+        _shown(one["joules_per_request"], "{:.2f}"),
+        _shown(one["grams_per_request"], "{:.3f}", 1000.0),
+    )
+
+
+def saving_lines(found: Mapping[str, Any]) -> list[str]:
+    """What was saved since the start, and what that rests on."""
+    saving = found["saving"]
+    took, base = _cost_text(saving["grams"], saving["joules"]), _cost_text(saving["base_grams"], saving["base_joules"])
+    why = saving["unknown"] or ("nothing is metered" if saving["grams"] is None else "a part of the time had no model")
+    pct = saving["saving_pct"]
+    against = f"{pct:+.1f} % against modelled BASE ({base})" if pct is not None else f"saving not known: {why}"
+    since = f"since {format_time(saving['since_s'])}, the hour of the start"
+    lines = [f"{since}: {saving['requests']:,} requests, {took}; {against}"]
+    if pct is not None and saving["basis"]:
+        lines.append(f"modelled BASE: {saving['basis']}")
+    if saving["unmeasured_s"]:
+        lines.append(f"{saving['unmeasured_s']:,.0f} s of devices were not metered: neither side counts them")
+    return lines
+
+
+def _cost_text(co2: float | None, joules: float | None) -> str:
+    return "joules and grams not known" if co2 is None or joules is None else f"{co2:,.2f} g, {joules / 1e3:,.1f} kJ"
+
+
+def _shown(value: float | None, form: str, scale: float = 1.0) -> str:
+    return UNKNOWN if value is None else form.format(value * scale)
+
+
+def _marked(text: str, missed: bool) -> str:
+    return f"[bold red]{text}[/]" if missed else text

@@ -1,0 +1,92 @@
+"""`trefoil top`: the running system on one screen, renewed every second. It only reads."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from trefoil.cli.carbon.client import format_time
+from trefoil.cli.operate.decisions import decision_rows, decisions_table
+from trefoil.cli.operate.overview import (
+    carbon_lines,
+    devices_table,
+    gather_overview,
+    nodes_of,
+    saving_lines,
+    served_table,
+    trouble_lines,
+)
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
+from trefoil.cli.system_client import SystemClient, call_system, connect_system
+from trefoil.core.errors import InvalidInput
+from trefoil.core.plan import Rollout
+from trefoil.runtime import codec
+from trefoil.runtime.clock import WallClock
+
+DECISIONS_SHOWN: Final = 5
+
+
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end, instead of a screen.")] = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json_: AsJson = False,
+) -> None:
+    """Watch the running system: fleet, slices, families, carbon, plan and saving, live. Changes nothing; q quits."""
+    if as_json_ and not once:
+        raise InvalidInput("a screen is no document", field="--json", remedy="add --once")
+    if once:
+        found = call_system(state_dir, gather_frame)
+        if as_json_:
+            print_json(found)
+        else:
+            console().print(frame(found))
+        return
+    asyncio.run(_watch(Path(state_dir)))
+
+
+async def _watch(state_dir: Path) -> None:
+    from trefoil.cli.operate.top_screen import TopScreen
+
+    async with connect_system(state_dir) as system:
+        await TopScreen(lambda: gather_frame(system), frame).run_async()
+
+
+async def gather_frame(system: SystemClient) -> dict[str, Any]:
+    """Document of a frame: the overview of `trefoil status`, its time, and the newest decisions."""
+    found = await gather_overview(system)
+    found["at_s"] = WallClock().now_s()
+    if "unknown" not in found:
+        rollout: Rollout = codec.from_proto((await system.plan()).rollout)
+        found["decisions"] = decision_rows(await system.newest_decisions(DECISIONS_SHOWN), rollout)
+    return found
+
+
+def frame(found: Mapping[str, Any]) -> RenderableType:
+    """What a frame shows, of its document."""
+    down = [name for name, healthy in found["services"].items() if not healthy]
+    health = f"[bold red]not healthy: {', '.join(down)}[/]" if down else "services healthy"
+    head = f"[bold]{escape(found['cluster'])}[/] at {format_time(round(found['at_s']))}, {health}, {found['inference']}"
+    trouble = [Text(line, style="bold red") for line in trouble_lines(found, found["at_s"])]
+    if "unknown" in found:
+        return Group(Text.from_markup(head), *trouble, Text(f"not known: {found['unknown']}", style="bold red"))
+    held = "".join(f", {word}" for word in ("frozen", "pinned", "exploring") if found[word])
+    revision = found["revision"] or {"epoch": 0, "number": 0}
+    plan = f"plan {revision['epoch']}.{revision['number']} of {found['policy']}, mode {found['mode']}{held}, "
+    decisions = decisions_table([{**one, "why": one["why"].partition(";")[0]} for one in reversed(found["decisions"])])
+    tables = [*map(devices_table, nodes_of(found)), served_table(found), decisions]
+    for table in tables:
+        table.box = box.SIMPLE_HEAD
+    return Group(
+        Text.from_markup(head),
+        *trouble,
+        *tables[:-1],
+        *map(Text, [*carbon_lines(found), *saving_lines(found)]),
+        Text(f"\n{plan}rollout {found['rollout']}: {found['why']}"),
+        decisions,
+    )
