@@ -1,17 +1,21 @@
 """gRPC service of the controller: what operators and the command line ask of it."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
 
 from controller.explore.core.exploration import Explorer
 from controller.loop.control_loop import ControlLoop
 from controller.loop.core.decision import predicted_saving
+from controller.loop.core.loans import LEASE_MAX_S, Loan
 from controller.loop.core.objectives import accept_objective
 from controller.loop.core.triggers import CAUSES, OPERATOR, Trigger
 from controller.loop.disk_store import DiskStore
+from controller.observe.core.plannable import unloadable_variants
+from controller.planners.fleet_power import check_power
 from controller.planners.gpu_allocation import with_device
 from controller.planners.planning_input import read_view
 from controller.rollout.core.executor import FINAL_STATES
@@ -22,8 +26,8 @@ from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import IdentityKey, Revision
 from trefoil.core.objective import ActMode, Objective
-from trefoil.core.plan import Expected, Plan, RolloutState
-from trefoil.core.plan_check import check
+from trefoil.core.plan import Expected, NodePlan, Plan, PlannedDevice, RolloutState
+from trefoil.core.plan_check import check, check_node
 from trefoil.runtime import codec
 
 FULL_NAME = "trefoil.controller.v1.Controller"
@@ -54,6 +58,10 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             pinned=control.pinned,
             carbon_refused=self._loop.observation.plannable_carbon(self._loop.clock.now_s()).why,
             disk_trouble=self._disk.trouble,
+            loans=[
+                pb.Loan(device=loan.device, holder=loan.holder, left_s=loan.ends_s - self._loop.clock.monotonic_s())
+                for loan in self._loop.core.loans.lent.values()
+            ],
         )
 
     async def WatchPlan(self, request: Any, context: Any) -> AsyncIterator[Any]:
@@ -74,6 +82,37 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             raise errors.InvalidInput("missing", field="objective", remedy="give one")
         accepted, degraded = await self._accept(codec.from_proto(request.objective), request.expected_number)
         return pb.SetObjectiveResponse(objective=codec.to_proto(accepted), degraded=degraded)
+
+    async def SetObjectives(self, request: Any, context: Any) -> Any:
+        """Set several objectives and the fleet's watt cap, all or none; answers what of them cannot be met."""
+        if not request.objectives and not request.HasField("max_watts"):
+            raise errors.InvalidInput("missing", field="objectives", remedy="give one, or max_watts")
+        accepted: dict[str, Objective] = {}
+        for each in request.objectives:
+            wanted: Objective = codec.from_proto(each.objective)
+            if wanted.family in accepted:
+                raise errors.InvalidInput("given twice", field="family", value=wanted.family, remedy="give each once")
+            try:
+                accepted[wanted.family] = self._accepted(wanted, each.expected_number)
+            except errors.TrefoilError as error:
+                raise type(error)(f"family {wanted.family}: {error}") from error
+        max_watts = request.max_watts if request.HasField("max_watts") else None
+        if max_watts is not None and not 0 <= max_watts < math.inf:
+            raise errors.InvalidInput(
+                "must be watts", field="max_watts", value=max_watts, remedy="above 0, or 0: no cap"
+            )
+        degraded = await self._loop.set_objectives(tuple(accepted.values()), max_watts)
+        return pb.SetObjectivesResponse(
+            objectives=[codec.to_proto(each) for each in accepted.values()],
+            max_watts=self._loop.core.max_watts,
+            degraded=degraded,
+        )
+
+    async def GetObjectives(self, request: Any, context: Any) -> Any:
+        """Objectives in force by family, and the fleet's watt cap."""
+        core = self._loop.core
+        objectives = [codec.to_proto(core.objectives[family]) for family in sorted(core.objectives)]
+        return pb.GetObjectivesResponse(objectives=objectives, max_watts=core.max_watts)
 
     async def LoadFamily(self, request: Any, context: Any) -> Any:
         """Let a family use one more device; answers all of its devices, and how many families share each."""
@@ -101,15 +140,12 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         return [pb.AllocatedDevice(device=d, sharing_factor=factor[d]) for d in found.gpus[family]], degraded
 
     async def _accept(self, wanted: Objective, expected_number: int) -> tuple[Objective, str]:
-        accepted = accept_objective(
-            wanted,
-            self._loop.core.objectives,
-            self._catalog,
-            self._constants,
-            expected_number,
-            self._loop.settings.pue,
-        )
-        return accepted, await self._loop.set_objective(accepted)
+        accepted = self._accepted(wanted, expected_number)
+        return accepted, await self._loop.set_objectives((accepted,))
+
+    def _accepted(self, wanted: Objective, expected_number: int) -> Objective:
+        stored, pue = self._loop.core.objectives, self._loop.settings.pue
+        return accept_objective(wanted, stored, self._catalog, self._constants, expected_number, pue)
 
     async def GetObjective(self, request: Any, context: Any) -> Any:
         """Objective of a family that is in force."""
@@ -180,6 +216,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             )  # fmt: skip
         plan = replace(plan, objectives=view.objectives)
         check(plan, view.fleet, self._catalog, view.demand, view.objectives)
+        check_power(view, plan)
         why = f"pinned by the operator; {plan.why}" if plan.why else "pinned by the operator"
         await self._loop.operate(replace(control, pinned=True), plan, why)
         return pb.PinResponse(revision=self._revision())
@@ -194,6 +231,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         view = self._loop.view()
         plan = replace(before, objectives=view.objectives)
         check(plan, view.fleet, self._catalog, (), view.objectives)
+        check_power(view, plan)
         why = f"rolled back from {_number(now)} to {_number(before)} and frozen; {before.why}"
         await self._loop.operate(replace(self._loop.core.control, frozen=True), plan, why)
         return pb.RollbackResponse(revision=self._revision(), why=why)
@@ -242,6 +280,46 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         return pb.GetDecisionResponse(
             decision=codec.to_proto(record), made=codec.to_proto(made) if made is not None else None
         )
+
+    async def LendDevice(self, request: Any, context: Any) -> Any:
+        """Lend a device to a command that uses it alone, or renew its loan."""
+        if not request.holder:
+            raise errors.InvalidInput("missing", field="holder", remedy="say who asks")
+        if not 1 <= request.lease_s <= LEASE_MAX_S:
+            raise errors.InvalidInput(
+                f"1 to {LEASE_MAX_S:g} s", field="lease_s", value=request.lease_s, remedy="ask again before it is over"
+            )
+        planned: PlannedDevice = codec.from_proto(request.device)
+        if not planned.device:
+            raise errors.InvalidInput("missing", field="device.device", remedy="name one of `trefoil status`")
+        view = self._loop.view()
+        check_node(
+            NodePlan(node=planned.device.partition("/")[0], devices=(planned,)), view.fleet, self._catalog
+        )  # before anything is touched, and with every family of the repository
+        refused = unloadable_variants(view.fleet)
+        for hosted in (h for part in planned.slices for h in part.hosted):
+            if why := refused.get(f"{hosted.family}/{hosted.version}"):
+                raise errors.SettingError(
+                    f"cannot be loaded: {why}", field="device.slices.hosted", value=hosted.variant,
+                    remedy="see `trefoil family check`",
+                )  # fmt: skip
+        cordon = next((d.cordon for n in view.fleet.nodes for d in n.devices if d.device == planned.device), "")
+        if cordon and planned.device not in self._loop.core.loans.lent:
+            raise errors.SettingError(f"out of service ({cordon})", field="device", value=planned.device)
+        loan = Loan(planned, request.holder, self._loop.clock.monotonic_s() + request.lease_s)
+        await self._loop.lend(loan, force=request.force)
+        return pb.LendDeviceResponse(revision=self._revision())
+
+    async def ReturnDevice(self, request: Any, context: Any) -> Any:
+        """End a loan."""
+        await self._loop.end_loan(request.device, request.holder)
+        return pb.ReturnDeviceResponse()
+
+    async def GetServed(self, request: Any, context: Any) -> Any:
+        """What was served of late, by family and class."""
+        window_s, served, base = self._loop.served()
+        rows = [pb.Served(**{name: v for name, v in asdict(one).items() if v is not None}) for one in served]
+        return pb.GetServedResponse(window_s=window_s, served=rows, base_basis=base.basis, base_unknown=base.unknown)
 
     # --- small parts --------------------------------------------------------------------------------------------------
 

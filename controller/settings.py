@@ -24,8 +24,11 @@ class CarbonSettings(Settings):
     """Settings of carbon: which series of the feed to plan by, and which readings to refuse."""
 
     zone: str = "demo"
+    """Zone of the feed that plans go by."""
     method: str = "average"
+    """average or marginal: as the feed reads it."""
     factors: str = "lifecycle"
+    """direct or lifecycle: as the feed reads it."""
     history_max: int = Field(default=96, ge=1)
     """Readings of carbon:history that a planner sees."""
 
@@ -67,20 +70,34 @@ class ObjectiveSettings(Settings):
     """Objective as a scenario writes it; it is put in force unless the disk copy is of a later number."""
 
     family: str
+    """Whose objective it is."""
     mode: str = "budget"
+    """What the floor binds. budget: the mean of window_s; instant: every moment; lambda: nothing, carbon is weighed
+    against accuracy."""
     slo_ms: float = Field(gt=0)
+    """Limit of the latency at slo_quantile."""
     slo_quantile: float = Field(default=0.95, gt=0, lt=1)
+    """Share of requests that must meet it."""
     min_accuracy: float = Field(default=0.0, ge=0, le=1)
+    """Floor of the accuracy."""
     lambda_weight: float = Field(default=0.5, ge=0, le=1)
+    """Weight of carbon against accuracy in mode lambda (CLOVER Eq. 3)."""
     base_intensity_g_per_kwh: float = Field(default=0.0, ge=0)
+    """Intensity of the reference of mode lambda; 0: the planner's."""
     base_j_per_request: float = Field(default=0.0, ge=0)
+    """Joules of the reference of mode lambda; 0: BASE's at this demand."""
     window_s: float = Field(default=86_400.0, gt=0)
+    """Rolling window of mode budget."""
     hard_min_accuracy: float = Field(default=0.0, ge=0, le=1)
+    """Floor of the accuracy at any moment, in modes budget and lambda."""
     replicas_min: int = Field(default=2, ge=1)
+    """Slices that serve the family at least."""
     spread_min: int = Field(default=2, ge=1)
+    """Devices that they lie on at least."""
     pue: float = Field(default=0.0, ge=0)
     """0: the controller's own."""
     params: dict[str, float] = Field(default_factory=dict)
+    """Constants of the policy, by name."""
 
     @field_validator("mode")
     @classmethod
@@ -100,30 +117,44 @@ class TriggerSettings(Settings):
     """Settings of the triggers: thresholds of controller/loop/core/triggers.py, by the same names."""
 
     carbon_ratio: float = Field(default=0.05, gt=0)
+    """By how much intensity must have moved since the last plan."""
     carbon_base_g_per_kwh: float = Field(default=0.0, ge=0)
     """0: compare with the intensity of the last plan."""
     load_up_ratio: float = Field(default=0.20, gt=0)
+    """By how much p90 demand must exceed the planned one."""
     load_down_ratio: float = Field(default=0.25, gt=0, lt=1)
+    """By how much it must be below."""
     load_sigmas: float = Field(default=2.5, gt=0)
+    """... and by how many standard errors of the counted rate."""
     load_hold_s: float = Field(default=5.0, ge=0)
+    """For how long."""
     slo_margin: float = Field(default=0.02, ge=0)
+    """How far attainment must be below the quantile."""
     slo_hold_s: float = Field(default=3.0, ge=0)
+    """For how long."""
     slo_rest_s: float = Field(default=10.0, ge=0)
+    """No plan for the SLO sooner than this after another."""
     slo_requests_min: int = Field(default=50, ge=1)
+    """Answers that attainment must rest on."""
     loss_hold_s: float = Field(default=3.0, ge=0)
+    """For how long a device or slice of the plan must be gone."""
 
 
 class RolloutSettings(Settings):
     """Settings of rollouts: timeouts, tries and periods."""
 
     apply_timeout_s: float = Field(default=5.0, gt=0)
+    """How long an agent may take to accept its plan."""
     apply_tries: int = Field(default=3, ge=1)
+    """How often it is asked in a row."""
     ready_timeout_s: float = Field(default=90.0, gt=0)
+    """How long a step may take until its slices answer."""
     ack_timeout_s: float = Field(default=10.0, gt=0)
     """How long to wait for a dispatcher that is alive but does not take the table."""
     drain_timeout_s: float = Field(default=30.0, gt=0)
     """After it the agent stops the slice all the same; requests in flight on it may fail."""
     poll_s: float = Field(default=0.1, gt=0)
+    """How often agents and acknowledgements are looked at."""
     retry_s: float = Field(default=10.0, gt=0)
     """Between attempts at a halted rollout."""
 
@@ -161,6 +192,7 @@ class ReceiptSettings(Settings):
     publish_s: float = Field(default=5.0, gt=0)
     """How often rates are published once one of them has moved by publish_ratio."""
     publish_ratio: float = Field(default=0.005, ge=0)
+    """Smallest change that counts as moved."""
     repeat_s: float = Field(default=20.0, gt=0)
     """How often they are published all the same; dispatchers call them old after receipts_stale_s."""
     residual_s: float = Field(default=600.0, gt=0)
@@ -171,10 +203,13 @@ class FixedDemand(Settings):
     """Demand that is planned for whatever comes: a capacity that was promised, or an experiment."""
 
     rate_per_s: float = Field(gt=0)
+    """Mean rate."""
     rate_p90_per_s: float = Field(default=0.0, ge=0)
     """0: the rate itself."""
     items_mean: float = Field(default=1.0, gt=0)
+    """Items of a request."""
     gap_scv: float = Field(default=1.0, ge=0)
+    """Squared coefficient of variation of the gaps between arrivals; 1: Poisson."""
 
     def demand(self, family: str, now_s: float) -> Demand:
         """Demand as a planner sees it; its forecast says where it comes from."""
@@ -190,6 +225,7 @@ class ControllerSettings(ServiceSettings):
 
     admin_address: str = "127.0.0.1:8102"
     policy: str = "exact"
+    """Row of the table, or one's own as module:ROW."""
     preset: str = ""
     """Constants of the policy by another name than its own, e.g. artifact; trefoil/core/policies.py."""
     planner: str = ""
@@ -199,13 +235,22 @@ class ControllerSettings(ServiceSettings):
     parts: dict[str, dict[str, Value]] = Field(default_factory=dict)
     """Settings of planner and forecaster by their names, e.g. parts.forecaster.smooth_s; over those of the policy."""
     model_repository: Path = Path("model_repository")
+    """Folder of families."""
     profile_overrides: dict[str, Path] = Field(default_factory=dict)
+    """Another profile.csv than the family's own, by family."""
     objectives: tuple[ObjectiveSettings, ...] = ()
+    max_watts: float = Field(default=0.0, ge=0)
+    """Cap on the planned power of the fleet [W], in the mean, GPUs that sleep included; 0: none. What an operator has
+    set since (`trefoil objective fleet`) counts instead."""
     carbon: CarbonSettings = CarbonSettings()
     mode: str = "act"
+    """observe: meter only; advise: plan and predict; act: roll out."""
     seed: int = Field(default=0, ge=0)
+    """Of planners that draw."""
     pue: float = Field(default=1.2, ge=1)
+    """Power usage effectiveness of the site: joules of devices times this are counted."""
     tick_s: float = Field(default=0.5, gt=0)
+    """Period of the loop."""
     tick_min_s: float = Field(default=0.0, ge=0)
     """Follow a planner's wish to be run again no earlier than this after a decision (its other triggers stay)."""
     move_horizon_s: float = Field(default=600.0, gt=0)
@@ -213,7 +258,9 @@ class ControllerSettings(ServiceSettings):
     solve_timeout_s: float = Field(default=20.0, gt=0)
     """A planner that takes longer is abandoned: the last plan stays and the decision says so."""
     node_stale_s: float = Field(default=5.0, gt=0)
+    """A node whose status is older is out of plans."""
     carbon_stale_intervals: float = Field(default=2.0, gt=0)
+    """A reading is called carried once it is older than so many of its intervals."""
     demand_initial_per_s: dict[str, float] = Field(default_factory=dict)
     """Demand to plan for until the load has come near it, by family."""
     demand_initial_hold_s: float = Field(default=60.0, ge=0)
@@ -227,21 +274,29 @@ class ControllerSettings(ServiceSettings):
     slo_boost_ratio: float = Field(default=0.15, ge=0)
     """By how much an SLO breach raises the demand that is planned for; wears off while the SLO is met."""
     slo_boost_max: float = Field(default=0.6, ge=0)
+    """Largest raise."""
     slo_boost_wear_s: float = Field(default=60.0, gt=0)
     """In which the largest raise wears off. Longer where profiles are modelled: their error does not pass."""
     decisions_max: int = Field(default=2_000, ge=1)
+    """Decisions that are kept, on disk and in Redis."""
     plans_kept: int = Field(default=20, ge=2)
+    """Plans that can be gone back to."""
     triggers: TriggerSettings = TriggerSettings()
     rollout: RolloutSettings = RolloutSettings()
     explore: ExploreSettings = ExploreSettings()
     receipts: ReceiptSettings = ReceiptSettings()
     smooth_s: float = Field(default=4.0, gt=0)
+    """Width of the moving mean of arrivals."""
     lookback_s: float = Field(default=6.0, gt=0)
+    """How long the largest mean counts."""
     slope_s: float = Field(default=5.0, gt=0)
+    """Time over which growth is fitted."""
     slope_sigmas: float = Field(default=2.0, gt=0)
+    """Standard errors by which growth must be above 0 to count."""
     growth_ratio_max: float = Field(default=0.5, ge=0)
     """By how much of the rate a slope may raise the forecast."""
     measure_s: float = Field(default=10.0, gt=0)
+    """Load windows of so long a time are what latency and attainment rest on."""
 
     @field_validator("mode")
     @classmethod

@@ -1,5 +1,6 @@
 """What the dispatcher can be told. Every bound has a name and a unit."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,6 +139,9 @@ class DispatcherSettings(ServiceSettings):
     """Requests of one sequence that wait for each other."""
     classes_max: int = Field(16, ge=1)
     """Values of trefoil_class that are counted apart; the rest is "other"."""
+    otel_endpoint: str = ""
+    """http://host:port, or https, of an OpenTelemetry collector (OTLP over gRPC) that the spans of requests go to;
+    empty = none are made. Needs trefoil[otel]."""
     log_every_requests: int = Field(1000, ge=1)
     """One canonical log line every so many requests of a family."""
     log_failures_per_s: float = Field(5.0, ge=0)
@@ -169,12 +173,28 @@ class DispatcherSettings(ServiceSettings):
             _part(Kind.QUEUE, value, QUEUES)
         return value
 
+    @field_validator("otel_endpoint")
+    @classmethod
+    def _traceable(cls, value: str) -> str:
+        if value and not value.startswith(("http://", "https://")):
+            raise ValueError("no address of a collector; write http://host:4317, or https")
+        if value and not _installed("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"):
+            raise ValueError("OpenTelemetry is not installed; pip install 'trefoil[otel]', or leave it empty")
+        return value
+
     @field_validator("message_bytes_max")
     @classmethod
     def _room_for_a_request(cls, value: int) -> int:
         if value == 0:
             raise ValueError("0 refuses every request; write -1 for no limit")
         return value
+
+
+def _installed(*modules: str) -> bool:
+    try:
+        return all(find_spec(module) is not None for module in modules)
+    except ModuleNotFoundError:  # not even the package that it would be in
+        return False
 
 
 def _part(kind: Kind, name: str, table: Parts[Any]) -> Part[Any]:

@@ -79,6 +79,7 @@ class Column:
 
     `batch`: requests that Triton joins to a batch at that rate; 0: every request is a batch. `service` is of a request:
     its part of the batch's time. `running_w`: what a slice draws beside `energy_j` of each request, see `power_line`.
+    `alone_j`: what a request takes that is a batch by itself, which is the most; a cap of the fleet's watts counts it.
     `limits` (x, y) of a class that leads: x times its rate and y times its partner's add
     up to at most the slices that they share.
     """
@@ -97,6 +98,7 @@ class Column:
     batch: float = 0.0
     running_w: float = 0.0
     limits: tuple[tuple[float, float], ...] = ()
+    alone_j: float = 0.0
 
     def __hash__(self) -> int:
         return hash((self.key, self.energy_j))  # enough to tell most apart: columns are in the keys of many memos
@@ -464,6 +466,7 @@ def _column(
         start_j=start_s * kind.idle_w * share,
         load_s=variant.load_s,
         tiers=tiers,
+        alone_j=row.energy_active_j_per_batch,
     )
 
 

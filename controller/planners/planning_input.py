@@ -87,11 +87,8 @@ class Task:
 
     @property
     def mean_per_s(self) -> float:
-        """Mean rate that energy and accuracy are counted at; `demand.rate_per_s` may be a peak, as of last_max."""
-        forecast = self.demand.forecast
-        if forecast is None or forecast.mean_per_s <= 0:
-            return self.demand.rate_per_s
-        return min(forecast.mean_per_s, self.demand.rate_per_s)
+        """Mean rate that energy and accuracy are counted at."""
+        return self.demand.mean_per_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from dispatcher.request.request_parameters import RequestParameters
 from dispatcher.routing.async_queue import AsyncFamilyQueue
 from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from dispatcher.service.local_worker import LocalWorker
+from dispatcher.transport.core.trace_context import NO_TRACE, Trace
 from trefoil.core.brains import Pick, Ticket
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable, brief
 
@@ -45,11 +46,12 @@ ROUNDING_RATIO: Final = 0.01  # 1,491 ms are sent as 150 times 10 ms
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Caller of a request. `deadline_s` is on the monotonic clock, None = it waits for ever. `hops`: how often other
-    workers have passed the request on."""
+    workers have passed the request on. `trace` is metadata for its slice."""
 
     tenant: str = ""
     deadline_s: float | None = None
     hops: int = 0
+    trace: Trace = NO_TRACE
 
 
 def overdue(deadline_s: float | None, arrived_s: float, now_s: float) -> bool:
@@ -73,13 +75,15 @@ class StatusError(Exception):
 @dataclass(slots=True)
 class Request:
     """One request on its way. `sent_s` is when it last went to a slice, 0.0 = never. `timeout_binds`: its deadline is
-    that of its own `timeout` parameter, which Triton answers in words of its own. `payload` is in parts."""
+    that of its own `timeout` parameter, which Triton answers in words of its own. `payload` is in parts. `trace` is
+    metadata for its slice."""
 
     queue: AsyncFamilyQueue | AsyncSequenceQueue
     ticket: Ticket
     payload: tuple[bytes | memoryview, ...]
     parameters: RequestParameters
     timeout_binds: bool = False
+    trace: Trace = NO_TRACE
     pick: Pick | None = None
     sent_s: float = 0.0
     forwarded: bool = False  # to another worker, which books its end
@@ -154,7 +158,7 @@ class Admission:
         )
         if not caller.hops:  # else it was counted where the client came in
             self._load.arrived(family, ticket.slo_class, self._clock.now_s(), caller.tenant)
-        return Request(queue, ticket, payload, asked, timeout_binds)
+        return Request(queue, ticket, payload, asked, timeout_binds, caller.trace)
 
     async def queue_in_sequence(self, request: Request) -> None:
         """Let a request of a sequence wait for its turn and go where its sequence lives. A family without sequences

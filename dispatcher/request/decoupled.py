@@ -81,9 +81,9 @@ class DecoupledRequest:
     async def _run(self, request: Request, connection: Connection, wants_final: bool) -> None:
         """Raises AioRpcError, or StatusError if the slice answers nothing but that it did not take the request, or,
         with `grpc_error`, any error."""
-        parts, timeout_s = self._inference.upstream_request(request)
+        parts, timeout_s, trace = self._inference.upstream_request(request)
         # Never with triton_grpc_error: Triton 2.51 dies of a model that goes on after its first error then.
-        async with aclosing(connection.stream((*parts, kserve_wire.ASK_FINAL), timeout_s)) as answers:
+        async with aclosing(connection.stream((*parts, kserve_wire.ASK_FINAL), timeout_s, trace)) as answers:
             async for data in answers:  # to the end of the stream, which follows the final response
                 await self._pass(request, data, wants_final)
         self._end(request)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -27,6 +28,7 @@ from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.slice_health.core.ejection import Failure, classify
 from dispatcher.transport.core.grpc_framing import JOIN
+from dispatcher.transport.core.trace_context import Trace, trace_of
 from dispatcher.transport.slices import Connection
 from dispatcher.workers.core import membership
 from dispatcher.workers.core.membership import WorkerId
@@ -76,13 +78,15 @@ class Inference:
         self._accounting = local.accounting
         self._load = local.accounting.load
         self._retry_budget = RetryBudget(local.settings.retry_ratio, local.settings.retry_burst)
+        self._trace_of = attrgetter("trace") if local.transport.name == "h2" else _trace_of
         self._log_tokens = local.settings.log_failures_per_s
         self._log_at_s = 0.0
 
     async def infer(self, data: bytes, context: Any, tenant: str = "") -> tuple[bytes, ...]:
         """Handle a unary ModelInfer over gRPC; its answer is in parts."""
         remaining_s = context.time_remaining()
-        caller = Caller(tenant, None if remaining_s is None else self._clock.monotonic_s() + remaining_s)
+        deadline_s = None if remaining_s is None else self._clock.monotonic_s() + remaining_s
+        caller = Caller(tenant, deadline_s, 0, self._trace_of(context))
         try:
             answer = await self.handle(data, caller, self._serve, partial(self._forward, data, caller))
         except StatusError as refused:
@@ -368,14 +372,15 @@ class Inference:
             variant = self.record_answer(request, version)
             return Answer((data, self.answer_suffix(request, variant)), trailers, variant, pick.slice)
 
-    def upstream_request(self, request: Request) -> tuple[tuple[bytes | memoryview, ...], float | None]:
-        """Parts and timeout of a request to its slice: what is left of the deadline, for gRPC and for Triton's own
-        queue."""
+    def upstream_request(self, request: Request) -> tuple[tuple[bytes | memoryview, ...], float | None, Trace]:
+        """Parts, timeout and metadata of a request to its slice: what is left of the deadline, for gRPC and for
+        Triton's own queue; the trace that it belongs to."""
         deadline_s = request.ticket.deadline_s
         if deadline_s is None:
-            return request.payload, None
+            return request.payload, None, request.trace
         left_s = max(0.0, deadline_s - request.sent_s)
-        return (*request.payload, kserve_wire.int64_parameter("timeout", max(1, int(left_s * 1e6)))), left_s
+        timeout = kserve_wire.int64_parameter("timeout", max(1, int(left_s * 1e6)))
+        return (*request.payload, timeout), left_s, request.trace
 
     def may_retry(self, request: Request, attempts: int) -> bool:
         """Whether a request that no slice has taken may be offered to another one."""
@@ -411,6 +416,10 @@ class Inference:
             slice=pick.slice.name if pick is not None else "", why=pick.why if pick is not None else "",
             bytes=ticket.bytes, slo_class=ticket.slo_class, details=details,
         )  # fmt: skip
+
+
+def _trace_of(context: Any) -> Trace:
+    return trace_of(context.invocation_metadata() or ())
 
 
 def refusal(error: TrefoilError) -> StatusError:

@@ -14,6 +14,7 @@ import structlog
 from dispatcher.transport import h2
 from dispatcher.transport.core import grpc_framing as framing
 from dispatcher.transport.core.grpc_framing import JOIN, FramingError, Message, MessageReader
+from dispatcher.transport.core.trace_context import NO_TRACE, Trace, trace_of
 
 LOG = structlog.get_logger()
 STREAM_UNSENT_BYTES_MAX: Final = 1 << 20  # of one stream: its handler waits until its client has read them
@@ -89,6 +90,7 @@ class ServerCall:
     task: asyncio.Task[None] | None = None
     ended = False  # by its client: nothing more comes
     left = False  # its client has gone
+    trace: Trace = NO_TRACE
     expired = False
     _reader: MessageReader | None = None
     _waiter: asyncio.Future[None] | None = None
@@ -187,6 +189,8 @@ class ServerCall:
             self._encoding = encoding.decode("latin-1")
             if self._encoding not in framing.ENCODINGS:
                 raise FramingError("UNIMPLEMENTED", framing.unknown_encoding(self._encoding))
+        if b"traceparent" in told:
+            self.trace = trace_of(self.invocation_metadata())
         timeout = told.get(b"grpc-timeout")
         if timeout is not None:
             timeout_s = framing.parse_timeout(timeout)

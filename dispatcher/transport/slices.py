@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.routing.core.routing_table import Endpoint
 from dispatcher.transport.choice import Transport
-from dispatcher.transport.seam import Channel, Parts, Trailers
+from dispatcher.transport.seam import Channel, Metadata, Parts, Trailers
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import SliceKey
 
@@ -27,13 +27,15 @@ class Connection:
         self.cut_reason = ""
         """Why its calls were cut off: they then end as cancelled, though nobody left."""
 
-    def infer(self, parts: Parts, timeout_s: float | None) -> Awaitable[tuple[bytes, Trailers]]:
+    def infer(
+        self, parts: Parts, timeout_s: float | None, metadata: Metadata = ()
+    ) -> Awaitable[tuple[bytes, Trailers]]:
         """Answer to a ModelInferRequest, in parts, and the trailers; raises AioRpcError."""
-        return self.channel.unary(_INFER, parts, timeout_s)
+        return self.channel.unary(_INFER, parts, timeout_s, metadata)
 
-    def stream(self, parts: Parts, timeout_s: float | None) -> AsyncGenerator[bytes, None]:
+    def stream(self, parts: Parts, timeout_s: float | None, metadata: Metadata = ()) -> AsyncGenerator[bytes, None]:
         """Answers to the one request of a stream; raises AioRpcError."""
-        return self.channel.stream(_STREAM, parts, timeout_s)
+        return self.channel.stream(_STREAM, parts, timeout_s, metadata)
 
     async def ask(self, method: str, request: Any, answer: Any, timeout_s: float) -> Any:
         """Call any other unary method, with messages; raises AioRpcError."""

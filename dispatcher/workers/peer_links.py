@@ -330,13 +330,14 @@ def _may_reach(target: str) -> bool:
 
 
 def _caller(caller: Caller) -> bytes:
-    return json.dumps({"tenant": caller.tenant, "hops": caller.hops + 1}).encode()
+    return json.dumps({"tenant": caller.tenant, "hops": caller.hops + 1, "trace": caller.trace}).encode()
 
 
 def caller_of(data: bytes, deadline_s: float | None) -> Caller:
     """Decode the caller that another worker forwards for."""
     told = json.loads(data)
-    return Caller(tenant=str(told["tenant"]), deadline_s=deadline_s, hops=int(told["hops"]))
+    trace = tuple((str(key), str(value)) for key, value in told.get("trace", ()))  # a worker of before has none
+    return Caller(tenant=str(told["tenant"]), deadline_s=deadline_s, hops=int(told["hops"]), trace=trace)
 
 
 def client_trailers(trailers: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:

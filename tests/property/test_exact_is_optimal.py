@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from controller.planners.columns import columns
-from controller.planners.exact.milp import Limits
+from controller.planners.exact.milp import Limits, Program
 from controller.planners.exact.model import Aim, Problem, groups_of
 from controller.planners.exact.planner import CONSTANTS, classes_missing_slo
 from controller.planners.exact.search import solve
@@ -63,7 +63,7 @@ def by_kernel(profile, slo_ms, quantile, slices, requests=10_000):
     return low
 
 
-def brute_force(one, gpus, value_j, target, shapes=LARGE, capacity=by_law):
+def brute_force(one, gpus, value_j, target, shapes=LARGE, capacity=by_law, cap_w=math.inf):
     """The least watts over every layout, every variant on every slice and every split; None when nothing works."""
     best, seen = None, set()
     for layouts in itertools.combinations_with_replacement(LAYOUTS[shapes], gpus):
@@ -78,30 +78,52 @@ def brute_force(one, gpus, value_j, target, shapes=LARGE, capacity=by_law):
             if (hosted, idle) in seen:
                 continue
             seen.add((hosted, idle))
-            power = split(one, hosted, value_j, target, capacity)
+            if cap_w < math.inf:
+                power = split_under(one, hosted, value_j, target, capacity, cap_w - idle)
+            else:
+                power = split(one, hosted, value_j, target, capacity)
             if power is not None and (best is None or idle + power < best):
                 best = idle + power
     return best
 
 
-def split(one, hosted, value_j, target, capacity):
-    """The best split of the traffic over hosted slices: a linear program with one coupling constraint, by its dual."""
-    demand, wanted = one.demand[0], one.objectives[0]
-    family = one.catalog.family("digits")
+def classes_of(one, hosted, value_j, target, capacity):
+    """(cost, accuracy above the target, most traffic, joules) of hosted slices."""
+    wanted, family = one.objectives[0], one.catalog.family("digits")
     top = max(v.accuracy for v in family.variants)
     classes = []
     for shape, name, count in hosted:
         profile = one.catalog.lookup(A100_40GB.name, shape, "digits", name, 1410)
         pooled = capacity(profile, wanted.slo_ms, wanted.slo_quantile, count)
-        accuracy = family.variant(name).accuracy
-        cost = profile.energy_active_j_per_batch + value_j * (top - accuracy)
-        classes.append((cost, accuracy - target, pooled))
+        accuracy, joules = family.variant(name).accuracy, profile.energy_active_j_per_batch
+        classes.append((joules + value_j * (top - accuracy), accuracy - target, pooled, joules))
+    return classes
+
+
+def split_under(one, hosted, value_j, target, capacity, active_w):
+    """`split` whose active power has a cap: a linear program of two coupling constraints."""
+    demand, program = one.demand[0], Program()
+    classes = classes_of(one, hosted, value_j, target, capacity)
+    if active_w < 0 or sum(c[2] for c in classes) < demand.rate_p90_per_s:
+        return None
+    mean = demand.rate_per_s / demand.rate_p90_per_s
+    flows = [program.variable(cost * mean, 0, most) for cost, _, most, _ in classes]
+    program.row([(v, 1.0) for v in flows], low=demand.rate_p90_per_s, high=demand.rate_p90_per_s)
+    program.row([(v, gain) for v, (_, gain, _, _) in zip(flows, classes, strict=True)], low=0)
+    program.row([(v, joules * mean) for v, (_, _, _, joules) in zip(flows, classes, strict=True)], high=active_w)
+    result = program.solve(TIGHT)
+    return None if result is None else result.objective
+
+
+def split(one, hosted, value_j, target, capacity):
+    """The best split of the traffic over hosted slices: a linear program with one coupling constraint, by its dual."""
+    demand, classes = one.demand[0], classes_of(one, hosted, value_j, target, capacity)
     if sum(c[2] for c in classes) < demand.rate_p90_per_s:
         return None
 
     def filled(order):
         left, cost, slack = demand.rate_p90_per_s, 0.0, 0.0
-        for one_cost, gain, most in sorted(classes, key=order):
+        for one_cost, gain, most, _ in sorted(classes, key=order):
             used = min(left, most)
             left, cost, slack = left - used, cost + used * one_cost, slack + used * gain
         return cost, slack
@@ -154,6 +176,41 @@ def test_the_program_finds_what_brute_force_finds(service_ms, accuracies, rate, 
     )
     assert top <= max(accuracies)
     assert total == pytest.approx(expected, rel=2e-5, abs=2e-3)
+
+
+@given(**instances, value_j=st.sampled_from([30.0, 300.0, 3000.0]), part=st.floats(-0.2, 1.1))
+@example((40.0, 30.0, 22.0, 60.0, 45.0, 30.0), (0.7, 0.95), 40.0, 90.0, 2, 3000.0, 0.5)  # the cap buys less accuracy
+@settings(max_examples=15, deadline=None)
+def test_under_a_cap_of_watts_the_program_finds_the_best_of_the_plans_that_keep_it(
+    service_ms, accuracies, rate, slo_ms, gpus, value_j, part
+):
+    one = view(
+        rate=rate,
+        catalog=small_catalog(service_ms, accuracies),
+        devices=fleet(gpus),
+        wanted=[objective(slo_ms=slo_ms)],
+        horizon_s=0.0,
+    )
+    problem, least = problem_of(one), brute_force(one, gpus, 0.0, 0.0)
+    aim = Aim({"digits": value_j})
+    free = solve(problem, aim, TIGHT)
+    assert (free is None) == (least is None)
+    if free is None:
+        return
+    cap_w = least + part * (free.power_w - least) + (0.1 if part > 0 else -0.1)
+    found = solve(dataclasses.replace(problem, max_watts=cap_w), aim, TIGHT)
+    expected = brute_force(one, gpus, value_j, 0.0, cap_w=cap_w)
+    if cap_w < least:
+        assert found is None
+        assert expected is None
+        return
+    assert found is not None
+    assert found.power_w <= cap_w * (1 + 1e-6)
+    lacks = max(accuracies) - found.accuracy["digits"]
+    total = found.power_w + value_j * one.demand[0].rate_per_s * lacks
+    assert total == pytest.approx(expected, rel=2e-5, abs=2e-3)
+    if cap_w > free.power_w:
+        assert found.power_w == pytest.approx(free.power_w, rel=1e-5, abs=1e-3)
 
 
 @given(

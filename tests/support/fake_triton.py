@@ -38,6 +38,7 @@ class FakeTriton:
         self.ready = True
         self.requests: list[Any] = []
         self.deadlines_s: list[float | None] = []
+        self.metadata: list[dict[str, Any]] = []
         self.executed = 0
         self.cancelled = 0
         self.port = 0
@@ -108,6 +109,7 @@ class FakeTriton:
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         self.requests.append(request)
         self.deadlines_s.append(context.time_remaining())
+        self.metadata.append(dict(context.invocation_metadata() or ()))
         try:
             async with self._one_at_a_time:
                 await self.gate.wait()

@@ -38,6 +38,7 @@ class PlanView:
     """View of a planner: all that it may know. `carbon_history`, oldest first, is the distribution of intensity.
 
     `carbon` is the reading of every zone that has none of its own in `zones` (one per zone, by `series.zone`).
+    `max_watts` caps the planned power of the fleet (`controller/planners/fleet_power.py`); 0 = no cap.
     """
 
     now_s: float
@@ -55,6 +56,7 @@ class PlanView:
     budgets: tuple[BudgetState, ...] = ()
     carbon_history: tuple[CarbonReading, ...] = ()
     zones: tuple[CarbonReading, ...] = ()
+    max_watts: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

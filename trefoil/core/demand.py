@@ -116,6 +116,13 @@ class Demand:
     gap_scv: float = 1.0
     forecast: LoadForecast | None = None
 
+    @property
+    def mean_per_s(self) -> float:
+        """Mean rate that energy and accuracy are counted at; `rate_per_s` may be a peak, as of last_max."""
+        if self.forecast is None or self.forecast.mean_per_s <= 0:
+            return self.rate_per_s
+        return min(self.forecast.mean_per_s, self.rate_per_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:

@@ -54,7 +54,7 @@ class TrefoilError(Exception):
     """Error in one clear line. `field` and `value` name what is wrong, `remedy` what to do."""
 
     def __init__(self, message: str, *, field: str = "", value: object = None, remedy: str = "") -> None:
-        self.field, self.value, self.remedy = field, value, remedy
+        self.message, self.field, self.value, self.remedy = message, field, value, remedy
         head = (
             f"{field} = {shown(value)}: {message}"
             if field and value is not None

@@ -51,6 +51,20 @@ class Objective:
     devices: tuple[str, ...] = ()
 
 
+def objective_text(objective: Objective) -> str:
+    """What an objective asks for, in one line: SLO, and what the accuracy floor binds: a mean, or every instant."""
+    text = f"{objective.family}: p{100 * objective.slo_quantile:g} <= {objective.slo_ms:g} ms; "
+    floor, never = f"accuracy >= {objective.min_accuracy:.4f}", f"never < {objective.hard_min_accuracy:.4f}"
+    match objective.mode:
+        case ObjectiveMode.INSTANT:
+            return f"{text}{floor} at every instant"
+        case ObjectiveMode.LAMBDA:
+            return f"{text}carbon weighs {objective.lambda_weight:g} against accuracy (CLOVER Eq. 3), {never}"
+        case _:
+            span = f"{objective.window_s / 3600:g} h" if objective.window_s >= 3600 else f"{objective.window_s:g} s"
+            return f"{text}{floor} in the mean of {span}, not at every instant ({never})"
+
+
 def floor_missed(accuracy: float, floor: float) -> bool:
     """Whether a mean accuracy over a window is below its floor by more than `FLOOR_TOLERANCE`: it saved nothing then.
 

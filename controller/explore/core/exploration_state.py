@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from controller.loop.core.triggers import Trigger
+from controller.planners.fleet_power import check_power
 from controller.rollout.core.interim_routes import capacity_of
 from controller.rollout.core.rollout_inputs import rollout_inputs, rollout_refusal
 from controller.settings import ExploreSettings
@@ -180,6 +181,7 @@ def deployment_refusal_by_family(view: PlanView, plan: Plan) -> tuple[str, str]:
     """Reason as of `deployment_refusal`, and the family whose part is too small; "" where it is the plan as a whole."""
     try:
         check(replace(plan, degraded=plan.degraded or "a candidate"), view.fleet, view.catalog, (), view.objectives)
+        check_power(view, plan)
     except PlanError as error:
         return str(error), ""
     if view.current is not None and plan_digest(plan) == plan_digest(view.current):

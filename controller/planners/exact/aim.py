@@ -131,7 +131,7 @@ def _frontier(problem: Problem, task: Task, constants: Mapping[str, float]) -> t
     limits = Limits(int(constants["solver_nodes"]), constants["frontier_gap"])
     for rounded in (True, False):
         needs = tuple(_need(t, rounded) for t in problem.tasks)
-        hull = _hull(groups, bare, needs, task.family, limits, int(constants["frontier_solves"]))
+        hull = _hull(groups, bare, needs, task.family, limits, int(constants["frontier_solves"]), problem.max_watts)
         if hull:
             return hull, next(n.rate_per_s for n in needs if n.family == task.family)
     return (), task.mean_per_s
@@ -156,6 +156,7 @@ def _hull(
     family: str,
     limits: Limits,
     solves_max: int,
+    max_watts: float,
 ) -> tuple[Point, ...]:
-    problem = Problem(groups, columns, tuple(n.task() for n in needs), 0.0)
+    problem = Problem(groups, columns, tuple(n.task() for n in needs), 0.0, max_watts=max_watts)
     return frontier(problem, family, limits, solves_max)

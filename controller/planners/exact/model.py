@@ -6,6 +6,7 @@ Carbon: `weights` holds, per zone, its intensity over that of the dirtiest zone;
 are compared. With one zone every weight is 1 and weighed watts are watts.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -74,7 +75,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Problem without the mode. `scale` lowers the rate of classes that failed the request-level check."""
+    """Problem without the mode. `scale` lowers the rate of classes that failed the request-level check.
+
+    `max_watts` caps the power of these devices (`capped_w`): plain watts, whatever the carbon of their zones.
+    """
 
     groups: tuple[Group, ...]
     columns: tuple[Column, ...]
@@ -82,6 +86,7 @@ class Problem:
     horizon_s: float
     scale: Mapping[ClassKey, float] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    max_watts: float = math.inf
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -233,6 +238,15 @@ def awake_w(kind: DeviceType, clock_mhz: int) -> float:
 def wake_j(kind: DeviceType) -> float:
     """Energy of waking one device, on which nothing serves meanwhile."""
     return kind.wake_s * kind.idle_w
+
+
+def capped_w(problem: Problem, solution: Solution) -> float:
+    """Power of a solution as its cap counts it [W]: at the mean rate, every request a batch by itself."""
+    watts = sum(group.type.sleep_w * group.number for group in problem.groups)
+    for index, option, clock, number in solution.clocked():
+        watts += number * awake_w(problem.groups[index].type, clock) if option.slices else 0.0
+    alone_j = {column.key: column.alone_j for column in problem.columns}
+    return watts + sum(alone_j[k] * r * problem.mean_share(k.family) for k, r in solution.traffic.items())
 
 
 def judged(problem: Problem, solution: Solution) -> Solution:

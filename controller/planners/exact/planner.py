@@ -23,11 +23,21 @@ from numpy.random import Generator, default_rng
 from controller.planners.columns import ClassKey, Column, columns, gap_scv
 from controller.planners.exact.aim import FamilyAim, aim_of
 from controller.planners.exact.milp import Limits, WallLimitHit
-from controller.planners.exact.model import Aim, Problem, Solution, frozen_groups, groups_of, pinned, weights_of
+from controller.planners.exact.model import (
+    Aim,
+    Problem,
+    Solution,
+    capped_w,
+    frozen_groups,
+    groups_of,
+    pinned,
+    weights_of,
+)
 from controller.planners.exact.placement import Moves, moves, place_clocked
-from controller.planners.exact.relaxation import better_than_current, hard_minima, joint_targets, relaxed
+from controller.planners.exact.relaxation import better_than_current, hard_minima, joint_targets, over_cap, relaxed
 from controller.planners.exact.reuse import current_solution, on_grid, refit, rounded_demand, solve_or_reuse
 from controller.planners.exact.search import solve
+from controller.planners.fleet_power import unplanned_w
 from controller.planners.plan_assembly import DEFAULTS, capacity_per_s, plan_of
 from controller.planners.planning_input import (
     HostedSlice,
@@ -132,6 +142,8 @@ class ExactPlanner:
         if draft is None and (eased := joint_targets(inputs, problem, aim, family_aims, constants)):
             aim, family_aims = eased
             draft = self._draft(inputs, problem, aim, constants)
+        if draft is None and (over := over_cap(inputs, problem, aim, constants)):
+            return Decision(None, f"{self.name}: {over}; keeps the plan", next_at_s, over)
         if draft is None:
             problem, aim, degraded = relaxed(inputs, problem, hard_minima(inputs, aim), constants)
             if not better_than_current(inputs, problem, aim, constants):
@@ -199,7 +211,11 @@ class ExactPlanner:
         degraded: str,
     ) -> Plan:
         expected = {t.family: _expected(inputs, draft, t, constants) for t in inputs.tasks}
-        why = explanation(self.name, inputs, draft.solution, draft.moves, family_aims, expected, degraded, draft.note)
+        note, cap_w = draft.note, inputs.view.max_watts
+        if cap_w:
+            watts = capped_w(draft.problem, draft.solution) + unplanned_w(inputs)
+            note += f"; {watts:.0f} W of the {cap_w:g} W that the fleet may take"
+        why = explanation(self.name, inputs, draft.solution, draft.moves, family_aims, expected, degraded, note)
         return plan_of(
             inputs,
             self.name,
@@ -242,8 +258,9 @@ def _posed(inputs: PlanningInput, constants: Mapping[str, float]) -> Posed:
     found = tuple(c for t in inputs.tasks for c in columns(inputs.view.catalog, t, inputs.devices, constants))
     if constants["families_per_slice"] > 1:
         found += shared_columns(inputs.view.catalog, inputs.tasks, inputs.devices, constants, found)
-    groups, (weights, _) = groups_of(inputs.devices, found), weights_of(inputs)
-    problem = Problem(groups, found, inputs.tasks, inputs.view.move_horizon_s, weights=weights)
+    groups, (weights, _), cap_w = groups_of(inputs.devices, found), weights_of(inputs), inputs.view.max_watts
+    max_watts = cap_w - unplanned_w(inputs) if cap_w else math.inf
+    problem = Problem(groups, found, inputs.tasks, inputs.view.move_horizon_s, weights=weights, max_watts=max_watts)
     return inputs, problem, *aim_of(inputs, problem, constants)
 
 
@@ -277,9 +294,8 @@ def staying_draft(problem: Problem, aim: Aim, constants: Mapping[str, float]) ->
     whole = not aim.shortage_allowed and not any(g.must_stay for g in problem.groups)
     shared = any(column.limits for column in problem.columns)
     before = current_solution(problem) if whole and not shared else None
-    if before is not None:
-        solution = refit(problem, aim, before)
-    else:
+    solution = refit(problem, aim, before) if before is not None else None
+    if before is None or (solution is None and problem.max_watts < math.inf):  # another split may keep the cap
         still = replace(problem, groups=frozen_groups(problem.devices))
         solution = solve(still, aim, Limits(int(constants["solver_nodes"]), constants["solver_gap"]))
     if solution is None:

@@ -12,6 +12,7 @@ Formulation (watts, weighed with the carbon of their zone):
   n_t b[k, t] <= x[k, t] <= (n_t+1 - 1) b[k, t]; sum_t b[k, t] <= 1; r_k <= sum_t slope_kt * x[k, t] - less_kt * b[k, t]
     (a tier of one number of slices is its b alone: x = n_t b, r_k <= min(capacity, demand) b)
   sum_k r_k = demand per family at its high quantile (energy and accuracy count at the mean)
+  where the fleet has a cap: baseline and sleep power + sum(alone_k * r_k) <= cap, at the mean (all r_k in a shortage)
   sum (accuracy_k - hard minimum) r_k >= 0; where asked: sum (accuracy_k - target) r_k >= 0, or >= -lack at a price
   sum x >= replicas, sum y >= spread; sum y = devices awake per place, whole
   what whole slices imply and fractions do not: a family has a class as accurate as its floor; it has two, unless one
@@ -124,6 +125,8 @@ class Builder:
         self._share()
         for task in self.problem.tasks:
             self._family(task)
+        if self.problem.max_watts < INFINITE:
+            self._cap()
         if self.aim.moves and self.problem.horizon_s > 0:
             self._moves()
         return self
@@ -277,6 +280,19 @@ class Builder:
             spread = min(task.objective.spread_min, self.problem.number)
             spread -= sum(n for g in self.problem.groups if g.must_stay for _, n in layouts_of(g))
             self.program.row([(v, 1.0) for _, o, _, v in self.layouts if o.slices], low=spread)
+
+    def _cap(self) -> None:
+        """The fleet's watts: what sleeps, what is awake, and what requests take."""
+        problem = self.problem
+        fixed_w = sum(group.type.sleep_w * group.number for group in problem.groups)
+        for group in problem.groups:
+            if group.must_stay:
+                fixed_w += sum(n for _, n in layouts_of(group)) * awake_w(group.type, group.clocks[0])
+        terms = [(v, awake_w(problem.groups[g].type, clock)) for g, o, clock, v in self.layouts if o.slices]
+        for column in self.columns:
+            share = 1.0 if self.aim.shortage_allowed else problem.mean_share(column.family)
+            terms.append((self.traffic[column.key], column.alone_j * share))
+        self.program.row(terms, high=problem.max_watts - fixed_w)
 
     @property
     def _covers(self) -> bool:

@@ -7,6 +7,9 @@ solved with a price on what lacks of a target instead of the target, as high as 
 plan reaches are the targets; what lacks, the window's budget owes later. Hard minima and floors of other modes stay.
 Source: DESIGN section 4, mode budget.
 
+A cap of the fleet's watts does not give: where a plan would be possible without it, `watt_cap` says what the least one
+needs, and the plan in force stays.
+
 The ladder where those cannot be met, first match wins; its names are what `Decision.degraded` starts with:
   slo_out_of_reach        nothing in the fleet is fast enough even when idle: the fastest is aimed at instead
   accuracy_out_of_reach   nothing that meets the SLO is accurate enough: the most accurate is aimed at instead
@@ -18,6 +21,7 @@ With a plan in force the first two keep it (the objective is at fault, not the p
 plan serves more. With nothing running, the closest plan is taken.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
@@ -25,8 +29,9 @@ from typing import Final
 from controller.planners.columns import columns, latency_best_ms
 from controller.planners.exact.aim import FamilyAim, mode_of
 from controller.planners.exact.milp import Limits
-from controller.planners.exact.model import Aim, Problem, frozen_groups
+from controller.planners.exact.model import Aim, Problem, capped_w, frozen_groups
 from controller.planners.exact.search import solve
+from controller.planners.fleet_power import unplanned_w
 from controller.planners.planning_input import PlanningInput, Task
 from trefoil.core.objective import ObjectiveMode
 
@@ -189,6 +194,23 @@ def joint_targets(
                 why=f"{family_aims[family].why}; the fleet has {reached:.4f} for it",
             )
     return replace(aim, target=targets), raised
+
+
+def over_cap(inputs: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> str:
+    """Why no plan keeps the fleet's cap, and what the least one needs; "" where there would be none without it either.
+
+    The least of all plans that serve the demand within SLOs, hard minima, and the floors that hold at every instant.
+    """
+    cap_w = inputs.view.max_watts
+    if not cap_w:
+        return ""
+    free = replace(problem, max_watts=math.inf, weights={}, horizon_s=0.0)
+    least = replace(hard_minima(inputs, aim), value_j={})
+    found = solve(free, least, Limits(int(constants["solver_nodes"]), constants["solver_gap"]))
+    if found is None:
+        return ""
+    needs_w = math.ceil(capped_w(free, found) + unplanned_w(inputs))
+    return f"watt_cap: the fleet may take {cap_w:g} W, the least plan needs {needs_w} W"
 
 
 def hard_minima(inputs: PlanningInput, aim: Aim) -> Aim:

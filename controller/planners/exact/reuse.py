@@ -25,7 +25,18 @@ from typing import Final, NamedTuple
 
 from controller.planners.columns import ClassKey, Column, class_of
 from controller.planners.exact.milp import Limits
-from controller.planners.exact.model import Aim, Census, Group, Problem, Solution, awake_w, judged, layouts_of, wake_j
+from controller.planners.exact.model import (
+    Aim,
+    Census,
+    Group,
+    Problem,
+    Solution,
+    awake_w,
+    capped_w,
+    judged,
+    layouts_of,
+    wake_j,
+)
 from controller.planners.exact.program import TIE_J
 from controller.planners.exact.search import solve
 from controller.planners.planning_input import Task
@@ -82,6 +93,7 @@ class _ProblemValue:
     horizon_s: float
     scale: tuple[tuple[ClassKey, float], ...]
     weights: tuple[tuple[str, float], ...]
+    max_watts: float
 
 
 class _ProblemKey:
@@ -104,6 +116,7 @@ class _ProblemKey:
             self.problem.horizon_s,
             tuple(sorted(problem.scale.items())),
             tuple(sorted(problem.weights.items())),
+            problem.max_watts,
         )
         self._hash = hash(self.key)
 
@@ -280,7 +293,8 @@ def current_solution(problem: Problem) -> Solution | None:
 
 
 def refit(problem: Problem, aim: Aim, counts: Solution) -> Solution | None:
-    """Solution with the same slices and the best traffic for an aim; None when they cannot meet it."""
+    """Solution with the same slices and the best traffic for an aim; None when they cannot meet it, or when that
+    traffic takes more than the fleet's cap (another split might not: the program says)."""
     columns = {c.key: c for c in problem.columns}
     traffic: dict[ClassKey, float] = {}
     objective = fixed_w(problem, aim, counts)
@@ -303,7 +317,8 @@ def refit(problem: Problem, aim: Aim, counts: Solution) -> Solution | None:
             return None
         traffic |= rates
         objective += sum(c.cost_j * rates[c.key] for c in classes)
-    return judged(problem, replace(counts, traffic=traffic, objective=objective, gap=0.0))
+    found = judged(problem, replace(counts, traffic=traffic, objective=objective, gap=0.0))
+    return found if problem.max_watts == math.inf or capped_w(problem, found) <= problem.max_watts else None
 
 
 class ClassShare(NamedTuple):

@@ -27,6 +27,7 @@ from dispatcher.service.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
 from dispatcher.transport.accepting import listen
 from dispatcher.transport.core.grpc_framing import JOIN
+from dispatcher.transport.core.trace_context import trace_of
 from dispatcher.transport.seam import Server
 from dispatcher.transport.slices import SERVICE
 from dispatcher.workers.peer_links import Peers
@@ -64,6 +65,10 @@ class Fronts:
         access = AccessControl(local.settings, local.clock, metrics)
         peers = Peers(local)
         inference = Inference(local, contracts, peers)
+        if local.settings.otel_endpoint:
+            from dispatcher.request.traced_inference import TracedInference  # it needs the extra `otel`
+
+            inference = TracedInference(local, contracts, peers)
         streams = Streams(local, contracts, inference)
         return cls(local, contracts, KserveService(local, contracts, peers), inference, access, peers, streams)
 
@@ -260,13 +265,15 @@ def _stream(streams: Streams, access: AccessControl) -> Handler:
     async def stream(_: Any, context: Any) -> None:
         remaining_s = context.time_remaining()
         deadline_s = None if remaining_s is None else streams.local.clock.monotonic_s() + remaining_s
+        trace = trace_of(context.invocation_metadata() or ())
         if access.open:
-            return await streams.serve(Caller(deadline_s=deadline_s), context)
+            return await streams.serve(Caller(deadline_s=deadline_s, trace=trace), context)
         try:
             tenant = access.authenticate_call(context.invocation_metadata())
         except StatusError as refused:
             await context.abort(refused.code, refused.details, refused.trailers)
-        return await streams.serve(Caller(tenant.name, deadline_s), context, partial(access.admit, tenant))
+        caller = Caller(tenant.name, deadline_s, trace=trace)
+        return await streams.serve(caller, context, partial(access.admit, tenant))
 
     return stream
 

@@ -19,6 +19,7 @@ from dispatcher.fronts.rest import codec, compression
 from dispatcher.fronts.rest.codec_process import CodecProcess
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.core.tenants import ADMIN, Tenant
+from dispatcher.transport.core.trace_context import trace_of
 from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.runtime.rpc import status_of
 
@@ -202,7 +203,8 @@ class RestApp:
         self._access.admit(tenant, len(body))
         body = await compression.decompress(body, ask.headers.get("content-encoding", ""), self._decompressed_bytes_max)
         data, form = await self._decoded(ask, body, model, version)
-        answer = await self._while_there(ask.receive, self._inference.answer(data, Caller(tenant=tenant.name)))
+        caller = Caller(tenant=tenant.name, trace=trace_of(ask.headers.items()))
+        answer = await self._while_there(ask.receive, self._inference.answer(data, caller))
         joined = answer.data
         if len(joined) < PROCESS_BYTES or form.all_binary:
             written, length = codec.encode(joined, form)

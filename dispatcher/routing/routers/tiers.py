@@ -56,9 +56,11 @@ class CarbonDisSettings(PartSettings):
     """Settings of router `carbondis`. `cit`: carbon ratio above which saving joules comes first (paper: 0.8 to 1.2)."""
 
     cit: float = Field(default=1.0, gt=0, lt=10)
+    """Carbon ratio above which saving joules comes first."""
     quantile: float = Field(default=0.0, ge=0, lt=1)
     """Of recent times instead of their mean; 0: the mean."""
     literal: bool = False
+    """The algorithm as printed, without our corrections."""
 
 
 @dataclass(slots=True, eq=False)

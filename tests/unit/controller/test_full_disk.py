@@ -158,9 +158,11 @@ def asked(system: System, what) -> str:
 
 def in_force(system: System):
     core = system.controller.service._loop.core
-    return core.control, [plan.revision for plan in core.plans], dict(core.objectives), core.explorer.run
+    plans = [plan.revision for plan in core.plans]
+    return core.control, plans, dict(core.objectives), core.max_watts, core.explorer.run
 
 
+KEPT = ("control", "plans", "objectives", "fleet_objective")
 OPERATORS = {
     "freeze": lambda s: s.Freeze(pb.FreezeRequest(frozen=True), None),
     "mode": lambda s: s.SetMode(pb.SetModeRequest(mode=2), None),
@@ -173,6 +175,7 @@ OPERATORS = {
         ),
         None,
     ),
+    "cap": lambda s: s.SetObjectives(pb.SetObjectivesRequest(max_watts=5000.0), None),
 }
 
 
@@ -190,7 +193,7 @@ def test_a_change_that_cannot_be_kept_is_refused_whole_and_done_when_there_is_ro
 
         def later() -> None:
             seen["after"] = in_force(system)
-            seen["kept"] = {name: files[name] for name in ("control", "plans", "objectives") if name in files}
+            seen["kept"] = {name: files[name] for name in KEPT if name in files}
             seen["explained"] = system.controller.service._disk.trouble
             files.refuses = lambda: False
             seen["accepted"] = asked(system, OPERATORS[what])

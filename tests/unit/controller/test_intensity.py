@@ -27,6 +27,7 @@ from tests.support.virtual.redis import Server
 from tests.unit.controller.views import PLAN
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, Quality, Rung, Series
+from trefoil.core.errors import SettingError
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import Rollout, RolloutState
 from trefoil.core.units import HOUR_S
@@ -182,7 +183,7 @@ async def test_operators_see_what_is_refused():
     ],
 )
 def test_names_that_are_no_rungs_are_refused(names, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(SettingError, match=words):
         CarbonSettings(rungs_refused=names)
 
 

@@ -21,6 +21,7 @@ from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading
 from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, Measured
+from trefoil.core.errors import SettingError
 from trefoil.core.fleet import Hosted, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import DecisionRecord, Plan
@@ -131,7 +132,7 @@ async def test_a_fixed_demand_is_planned_for_whatever_comes():
 
 
 def test_an_unknown_trigger_is_refused():
-    with pytest.raises(ValueError, match="no such trigger 'whim'; use some of start, loss"):
+    with pytest.raises(SettingError, match="no such trigger 'whim'; use some of start, loss"):
         ControllerSettings(causes=("carbon", "whim"))
 
 

@@ -1,5 +1,6 @@
 """What becomes of rates: published when they move, booked by the hour, compared with what was metered."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,26 +15,30 @@ from controller.observe.reader import ObservationReader
 from controller.settings import ControllerSettings
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
-from tests.unit.controller.test_receipts import CATALOG, KEYS, node, sample
+from tests.unit.controller.test_receipts import CATALOG, KEYS, TYPE, node, sample
+from tests.unit.controller.test_served import KNOWN, OBJECTIVE
+from trefoil.core.catalog import Catalog
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
-from trefoil.core.energy import EnergyMethod, ReceiptRates
+from trefoil.core.device_types import DEVICE_TYPES
+from trefoil.core.energy import EnergyMethod, EnergySample, ReceiptRates
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
 
 NOW_S = 1_795_000_200.0
+HOUR = "2026111811"
 
 
 class World:
     """A controller's accounting on a store in memory, one second at a time."""
 
-    def __init__(self, folder: Path) -> None:
-        self.clock = ManualClock(NOW_S)
+    def __init__(self, folder: Path, catalog: Catalog = CATALOG, now_s: float = NOW_S) -> None:
+        self.clock = ManualClock(now_s)
         self.state = state_on(Server(self.clock), "default", self.clock)
         self.settings = settings = ControllerSettings()
-        receipts, predictor = Receipts(CATALOG), LastMax()
+        receipts, predictor = Receipts(catalog), LastMax()
         now_s = self.clock.now_s()
-        self.seen = Observation(settings, self.state.keys, CATALOG, predictor, now_s, receipts.window)
+        self.seen = Observation(settings, self.state.keys, catalog, predictor, now_s, receipts.window)
         self.reader = ObservationReader(self.seen, self.state, settings.carbon, self.clock)
         self.metrics, disk = Metrics("controller"), DiskStore(folder, 10)
         self.authority = Leadership(self.state, disk, self.clock, self.metrics, lambda: 0)
@@ -120,3 +125,49 @@ async def test_where_nothing_is_metered_there_is_neither_a_rate_nor_a_residual(w
         await world.second(0.0, method=EnergyMethod.NONE)
     assert world.told[-1].rates == ()
     assert world.metric("trefoil_receipt_residual_ratio") is None
+
+
+async def test_base_is_booked_beside_what_was_metered_for_the_same_time_and_answers(tmp_path):
+    world = World(tmp_path, KNOWN)
+    await world.start()
+    for _ in range(30):
+        await world.second(0.6)
+    await world.accountant.flush()
+    totals = await world.state.totals(world.state.keys.totals("digits", HOUR))
+    idle_j = 30 * DEVICE_TYPES[TYPE].idle_w
+    assert totals["base_joules"] == pytest.approx(idle_j + 3.0 * 300, rel=0.02)
+    assert totals["base_grams"] / totals["base_joules"] == pytest.approx(400 * 1.2 / 3.6e6)
+    assert "base_unknown_s" not in totals
+    window_s, (whole, *_) = world.accountant.served({"digits": OBJECTIVE}, world.clock.now_s())
+    assert (window_s, whole.answered) == (pytest.approx(30.0), 300)
+    assert whole.rate_per_s == 0.0, "these windows say only what was answered"
+    assert whole.joules_per_request == pytest.approx(0.0), "these samples' counters say nothing was drawn"
+
+
+async def test_where_base_has_no_profile_its_time_is_unknown(world):
+    for _ in range(7):
+        await world.second(0.6)
+    await world.accountant.flush()
+    (key,) = await world.state.names(world.state.keys.totals_prefix())
+    totals = await world.state.totals(key)
+    assert totals["base_unknown_s"] == pytest.approx(7.0)
+    assert not totals.get("base_joules")
+
+
+async def test_samples_that_are_sent_again_after_redis_and_controller_are_new_count_once(world, tmp_path):
+    for _ in range(6):
+        await world.second(0.6)
+    await world.accountant.flush()
+    assert world.accountant.unallocated_j == 0.0
+    after = World(tmp_path, now_s=world.clock.now_s())  # another Redis, the same disk
+    await after.start()
+    stream = await world.state.stream(world.state.keys.energy("n"), EnergySample)
+    for _, sent_again in stream:
+        await after.state.append(after._agent, after.state.keys.energy("n"), replace(sent_again, counter_j=7.0), 1000)
+    await after.reader.refresh()
+    await after.authority._step()
+    await after.accountant.refresh(["digits"])
+    await after.second(0.6)
+    await after.accountant.flush()
+    totals = await after.state.totals(after.state.keys.totals("digits", HOUR))
+    assert totals["joules"] == 0.0, "what was booked before is not booked again"

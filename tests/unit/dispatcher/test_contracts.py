@@ -109,7 +109,7 @@ class Junk:
 
     cut_reason = ""
 
-    async def infer(self, parts, timeout_s):
+    async def infer(self, parts, timeout_s, metadata):
         return b"\xff\xff\xff", ()
 
 

@@ -1,17 +1,23 @@
 """What a request takes here beyond the two gRPC calls, in steps of Python; for microseconds `make bench-dispatcher`."""
 
+from functools import partial
+
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.contracts import Contracts
+from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.request.inference import Inference
+from dispatcher.request.traced_inference import TracedInference
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
 from tests.support.steps import Steps
 from tests.unit.dispatcher.worlds import OK, node, plan, route, routing, status, target, ticket
 from trefoil.runtime.clock import WallClock
 
-STEPS_MAX = 3000  # measured 2000
+STEPS_MAX = 3000  # measured 2020
+TRACE = (("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),)
 
 
 class Slice:
@@ -21,34 +27,53 @@ class Slice:
         answer.raw_output_contents.append(bytes(40))
         self.answer = answer.SerializeToString()
 
-    async def infer(self, parts, timeout_s):
+    async def infer(self, parts, timeout_s, metadata):
         return self.answer, ()
 
 
 class Context:
+    def __init__(self, trace):
+        self.trace = trace
+
     def time_remaining(self):
         return None
 
 
-async def test_admitting_routing_and_booking_a_request_stays_within_its_budget(monkeypatch):
+async def steps_of_a_request(monkeypatch, trace=(), make=Inference, count=200):
     local = LocalWorker(DispatcherSettings(log_every_requests=10**9), "d", WallClock())
     local.routing.set_nodes([node([status(n) for n in range(14)])])
     local.routing.set_plan(plan([route([target(n, "digits-l" if n % 2 else "digits-xs", 1 / 14) for n in range(14)])]))
     slice_ = Slice()
     monkeypatch.setattr(local.routing.connections, "connection", lambda _: slice_)
-    inference = Inference(local, Contracts(local))
+    inference, context, steps = make(local, Contracts(local)), Context(trace), Steps()
     request = pb.ModelInferRequest(model_name="digits", id="x")
     request.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
     request.raw_input_contents.append(bytes(64))
-    data, count, steps = request.SerializeToString(), 200, Steps()
-    await inference.infer(data, Context())  # the first one reads contracts
+    data = request.SerializeToString()
+    await inference.infer(data, context)  # the first one reads contracts
     with steps:
         for _ in range(count):
-            await inference.infer(data, Context())
+            await inference.infer(data, context)
     await local.routing.connections.close()
     assert local.accounting.load.totals["digits"].answered == count + 1
-    print(f"{steps.count / count:.1f} steps")
-    assert steps.count < STEPS_MAX * count
+    return steps.count / count
+
+
+async def test_admitting_routing_and_booking_a_request_stays_within_its_budget(monkeypatch):
+    steps = await steps_of_a_request(monkeypatch)
+    print(f"{steps:.1f} steps")
+    assert steps < STEPS_MAX
+
+
+async def test_a_trace_that_passes_through_costs_nothing_and_spans_only_where_they_are_asked_for(monkeypatch):
+    """Without otel_endpoint there is no code of theirs on the way: not even a question whether to make any."""
+    off, passing = [await steps_of_a_request(monkeypatch, trace) for trace in ((), TRACE)]
+    on = await steps_of_a_request(monkeypatch, TRACE, partial(TracedInference, provider=TracerProvider()))
+    print(f"{off:.1f} steps, with a traceparent {passing:.1f}, with spans {on:.1f}")
+    assert abs(passing - off) < 2
+    assert on > 2 * off
+    local = LocalWorker(DispatcherSettings(), "d", WallClock())
+    assert type(Fronts.build(local, Contracts(local)).inference) is Inference
 
 
 @pytest.mark.parametrize("name", ["fifo", "weighted"])

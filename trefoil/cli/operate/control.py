@@ -1,18 +1,20 @@
 """Commands that change what the controller does: objective, mode, freeze, pin, rollback, replan."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
+from pydantic import Field
 
 from trefoil.cli.options import parse_number, parse_pairs, read_plan
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, print_json
 from trefoil.cli.system_client import SystemClient, call_system
-from trefoil.core.errors import SettingError
-from trefoil.core.objective import ActMode, Objective, ObjectiveMode
-from trefoil.runtime import codec
+from trefoil.core.errors import InvalidInput, NotFound, SettingError
+from trefoil.core.objective import ActMode, Objective, ObjectiveMode, objective_text
+from trefoil.runtime import codec, config
+from trefoil.runtime.config import Settings
 
 MODES: Final = {"observe": ActMode.OBSERVE, "advise": ActMode.ADVISE, "act": ActMode.ACT}
 
@@ -24,6 +26,14 @@ def objective_set(
     slo_percentile: Annotated[
         float | None, typer.Option(help="Percentile that must meet it, e.g. 95.", min=1, max=99.999)
     ] = None,
+    mode_: Annotated[
+        str,
+        typer.Option(
+            "--mode",
+            help="What the floor binds. budget: the mean of a window; instant: every instant; lambda: nothing.",
+        ),
+    ] = "",
+    window_s: Annotated[float | None, typer.Option(help="Window of mode budget [s]; a day is 86400.", min=1)] = None,
     lambda_weight: Annotated[
         float | None,
         typer.Option(
@@ -38,41 +48,141 @@ def objective_set(
             help="A constant of the policy, e.g. accuracy_margin=0.004; 0 takes it back.",
         ),
     ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="Objectives of several families, and of the fleet, from TOML: all are set, or none."),
+    ] = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json_: AsJson = False,
 ) -> None:
     """Change what is wanted of a family. Says so when the fleet cannot meet it; the last good plan stays then."""
-
     params = {name: parse_number("--param", name, text) for name, text in parse_pairs("--param", param).items()}
+    changes: dict[str, Any] = {
+        "mode": mode_ or None, "min_accuracy": min_accuracy, "slo_ms": slo_ms, "slo_percentile": slo_percentile,
+        "window_s": window_s, "lambda_weight": lambda_weight, "params": params or None,
+    }  # fmt: skip
+    given = _Wanted(**{name: value for name, value in changes.items() if value is not None})
+    if file is not None:
+        if family or given.model_fields_set:
+            raise SettingError(
+                "the file says it all", field="--file", value=str(file), remedy="give it alone, or no file"
+            )
+        _set_from_file(file, state_dir, as_json_)
+        return
 
     async def change(system: SystemClient) -> tuple[Objective, str]:
         now = await system.objective(family or system.launch.family)
-        wanted = with_changes(
-            now, min_accuracy=min_accuracy, slo_ms=slo_ms, slo_percentile=slo_percentile, lambda_weight=lambda_weight,
-            params=params,
-        )  # fmt: skip
-        return await system.set_objective(wanted)
+        return await system.set_objective(with_changes(now, **given.model_dump()))
 
     stored, degraded = call_system(state_dir, change)
     if as_json_:
         print_json({"objective": as_json(stored), "degraded": degraded})
         return
-    console().print(_objective_text(stored))
-    if degraded:
-        console().print(f"the fleet cannot meet it: {degraded}")
+    _print_objectives([stored], None, degraded)
 
 
-def objective_show(
-    family: Annotated[str, typer.Option(help="Family; default: the one that is served.")] = "",
+class _Wanted(Settings):
+    """What is to be changed of one family's objective; None: nothing of it."""
+
+    mode: Literal["budget", "instant", "lambda"] | None = None
+    min_accuracy: float | None = Field(default=None, ge=0, le=1)
+    slo_ms: float | None = Field(default=None, gt=0)
+    slo_percentile: float | None = Field(default=None, ge=1, le=99.999)
+    window_s: float | None = Field(default=None, ge=1)
+    lambda_weight: float | None = Field(default=None, ge=0, le=1)
+    params: dict[str, float] = Field(default_factory=dict)
+
+
+class _WantedOfFleet(Settings):
+    max_watts: float | None = Field(default=None, ge=0)
+
+
+class _ObjectivesFile(Settings):
+    """Objectives as `trefoil objective set --file` reads them."""
+
+    fleet: _WantedOfFleet = _WantedOfFleet()
+    families: dict[str, _Wanted] = Field(default_factory=dict)
+
+
+def _set_from_file(file: Path, state_dir: str, as_json_: bool) -> None:
+    wanted = config.load(_ObjectivesFile, file)
+    if wanted == _ObjectivesFile():
+        raise SettingError("says nothing", field="--file", value=str(file), remedy="add [families.NAME] or [fleet]")
+
+    async def change(system: SystemClient) -> Any:
+        now = {each.family: each for each in (await system.objectives())[0]}
+        changed = []
+        for family, values in wanted.families.items():
+            if family not in now:
+                raise SettingError(
+                    "no such family is served", field=f"families.{family}", remedy=f"one of {', '.join(sorted(now))}"
+                )
+            try:
+                changed.append(with_changes(now[family], **values.model_dump()))
+            except SettingError as error:
+                raise SettingError(f"family {family}: {error}") from error
+        return await system.set_objectives(changed, wanted.fleet.max_watts)
+
+    try:
+        answer = call_system(state_dir, change)
+    except InvalidInput as error:
+        raise SettingError(f"{file}: {error}") from error
+    _print_answer(answer, as_json_)
+
+
+def objective_fleet(
+    max_watts: Annotated[
+        float | None, typer.Option(help="Cap on the planned power of all GPUs together, in the mean [W].", min=1)
+    ] = None,
+    no_max_watts: Annotated[bool, typer.Option("--no-max-watts", help="Take the cap away.")] = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json_: AsJson = False,
 ) -> None:
-    """Show what is wanted of a family."""
-    stored = call_system(state_dir, lambda system: system.objective(family or system.launch.family))
+    """Cap the fleet's planned power. Plans above it are refused; without an option: show the cap."""
+    if no_max_watts and max_watts is not None:
+        raise SettingError("one of the two", field="--max-watts", value=max_watts, remedy="drop --no-max-watts")
+    if max_watts is None and not no_max_watts:
+        _, cap = call_system(state_dir, lambda system: system.objectives())
+        _print_values({"max_watts": cap or None}, as_json_)
+        return
+    _print_answer(call_system(state_dir, lambda system: system.set_objectives((), max_watts or 0.0)), as_json_)
+
+
+def objective_show(
+    family: Annotated[str, typer.Option(help="Family; default: every one.")] = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json_: AsJson = False,
+) -> None:
+    """Show what is wanted of the families, and of the fleet."""
+    stored, max_watts = call_system(state_dir, lambda system: system.objectives())
+    known = [each.family for each in stored]
+    if family and family not in known:
+        raise NotFound("no such family is served", field="--family", value=family, remedy=f"one of {', '.join(known)}")
+    stored = [each for each in stored if family in ("", each.family)]
     if as_json_:
-        print_json({"objective": as_json(stored)})
+        print_json({"objectives": [as_json(each) for each in stored], "max_watts": max_watts or None})
     else:
-        console().print(_objective_text(stored))
+        _print_objectives(stored, max_watts)
+
+
+def _print_answer(answer: Any, as_json_: bool) -> None:
+    stored = [codec.from_proto(each) for each in answer.objectives]
+    if as_json_:
+        found = {"objectives": [as_json(each) for each in stored], "max_watts": answer.max_watts or None}
+        print_json(found | {"degraded": answer.degraded})
+        return
+    _print_objectives(stored, answer.max_watts, answer.degraded)
+
+
+def _print_objectives(stored: Sequence[Objective], max_watts: float | None, degraded: str = "") -> None:
+    """`max_watts` None: the cap is not spoken of; 0: there is none."""
+    for each in stored:
+        params = "".join(f"; {name} {value:g}" for name, value in sorted(each.params.items()))
+        console().print(f"{objective_text(each)}{params} (number {each.number})", markup=False)
+    if max_watts is not None:
+        console().print(f"fleet: {max_watts:g} W at most" if max_watts else "fleet: no cap on its watts")
+    if degraded:
+        console().print(f"the fleet cannot meet it: {degraded}", markup=False)
 
 
 def family_load(
@@ -203,46 +313,38 @@ def _value_text(value: Any) -> str:
     return str(value)
 
 
-def _objective_text(stored: Objective) -> str:
-    percentile = 100 * stored.slo_quantile
-    text = f"{stored.family}: p{percentile:g} <= {stored.slo_ms:g} ms, mode {stored.mode.name.lower()}"
-    text += (
-        f", accuracy >= {stored.min_accuracy:.4f} over {stored.window_s:g} s, never < {stored.hard_min_accuracy:.4f}"
-    )
-    params = "".join(f", {name} {value:g}" for name, value in sorted(stored.params.items()))
-    return text + f", lambda {stored.lambda_weight:g}{params} (number {stored.number})"
-
-
 def with_changes(
     now: Objective,
     *,
-    min_accuracy: float | None,
-    slo_ms: float | None,
-    slo_percentile: float | None,
-    lambda_weight: float | None,
+    mode: str | None = None,
+    min_accuracy: float | None = None,
+    slo_ms: float | None = None,
+    slo_percentile: float | None = None,
+    window_s: float | None = None,
+    lambda_weight: float | None = None,
     params: Mapping[str, float] | None = None,
 ) -> Objective:
-    """The stored objective with the changes of the command line; `lambda_weight` selects lambda mode. `params` are
-    the policy's constants; 0 takes one back.
+    """The stored objective with what is to be changed; `lambda_weight` selects lambda mode, and a floor another one.
+    `params` are the policy's constants; 0 takes one back.
 
     Raises:
-        SettingError: nothing was given, or both a floor and a lambda.
+        SettingError: nothing was given, or what does not go together.
     """
     changes: dict[str, Any] = {}
-    if lambda_weight is not None and min_accuracy is not None:
-        raise SettingError(
-            "lambda mode trades accuracy freely, a floor binds it",
-            field="--lambda",
-            value=lambda_weight,
-            remedy="give either --lambda or --min-accuracy",
-        )
+    chosen = _chosen_mode(now, mode, min_accuracy, lambda_weight)
+    if chosen is not now.mode or mode is not None:
+        changes["mode"] = chosen
     if lambda_weight is not None:
-        changes |= {"lambda_weight": lambda_weight, "mode": ObjectiveMode.LAMBDA}
+        changes["lambda_weight"] = lambda_weight
     if min_accuracy is not None:
         changes["min_accuracy"] = min_accuracy
         changes["hard_min_accuracy"] = min(now.hard_min_accuracy, min_accuracy)
-        if now.mode is ObjectiveMode.LAMBDA:
-            changes["mode"] = ObjectiveMode.BUDGET
+    if window_s is not None:
+        if chosen is not ObjectiveMode.BUDGET:
+            raise SettingError(
+                f"mode {chosen.name.lower()} has no window", field="window_s", value=window_s, remedy="mode budget"
+            )
+        changes["window_s"] = window_s
     if slo_ms is not None:
         changes["slo_ms"] = slo_ms
     if slo_percentile is not None:
@@ -253,6 +355,28 @@ def with_changes(
         raise SettingError(
             "nothing to change",
             field="objective set",
-            remedy="give --min-accuracy, --slo-ms, --slo-percentile, --lambda or --param",
+            remedy="give --min-accuracy, --slo-ms, --slo-percentile, --mode, --window-s, --lambda, --param or --file",
         )
     return replace(now, **changes)
+
+
+def _chosen_mode(
+    now: Objective, mode: str | None, min_accuracy: float | None, lambda_weight: float | None
+) -> ObjectiveMode:
+    """Mode that was chosen, or that a floor or a lambda alone choose; raises SettingError."""
+    if mode is not None:
+        chosen = ObjectiveMode[mode.upper()]
+    elif lambda_weight is not None:
+        chosen = ObjectiveMode.LAMBDA
+    else:
+        lifted = min_accuracy is not None and now.mode is ObjectiveMode.LAMBDA
+        chosen = ObjectiveMode.BUDGET if lifted else now.mode
+    if chosen is ObjectiveMode.LAMBDA and min_accuracy is not None:
+        raise SettingError(
+            "lambda mode trades accuracy freely, a floor binds it", field="min_accuracy", value=min_accuracy,
+            remedy="give either a lambda or a floor",
+        )  # fmt: skip
+    if chosen is not ObjectiveMode.LAMBDA and lambda_weight is not None:
+        name = chosen.name.lower()
+        raise SettingError(f"mode {name} weighs nothing", field="lambda", value=lambda_weight, remedy="mode lambda")
+    return chosen
