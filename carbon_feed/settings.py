@@ -109,6 +109,7 @@ class ConstantSettings(Settings):
     """Settings of one value for ever."""
 
     intensity_g_per_kwh: float = Field(default=400.0, ge=0, le=INTENSITY_MAX_G_PER_KWH)
+    """The value."""
     interval_s: float = Field(default=300.0, gt=0)
     """How long a reading counts as fresh."""
     source: str = "setting constant.intensity_g_per_kwh"
@@ -127,12 +128,14 @@ class WebSettings(Settings):
     ca_bundle: Path | None = None
     """PEM file; None = the public ones."""
     user_agent: str = "trefoil-carbon-feed"
+    """How the feed names itself to providers."""
 
 
 class NesoSettings(Settings):
     """Settings of NESO Carbon Intensity (Great Britain); no key. Average, direct factors."""
 
     base_url: str = "https://api.carbonintensity.org.uk"
+    """Where it is asked."""
     region_id: int | None = Field(default=None, ge=1, le=17)
     """1..14 network regions, 15 England, 16 Scotland, 17 Wales; None = national. Regions have forecasts only."""
     postcode: str = Field(default="", pattern=r"^([A-Za-z]{1,2}[0-9][A-Za-z0-9]?)?$")
@@ -153,7 +156,9 @@ class ElectricityMapsSettings(Settings):
     """Settings of Electricity Maps. Average, direct or lifecycle factors."""
 
     base_url: str = "https://api.electricitymaps.com"
+    """Where it is asked."""
     api_version: Literal["v4", "v3"] = "v4"
+    """Of their API; paths and names differ."""
     zone: str = ""
     """Their key; empty = as the zone registry says."""
     token: SecretStr | None = None
@@ -161,6 +166,7 @@ class ElectricityMapsSettings(Settings):
     estimates: bool = True
     """Accept estimates, which say so; without them a zone may be silent for hours."""
     granularity: Literal["5_minutes", "15_minutes", "hourly"] = "hourly"
+    """Width of the intervals that are asked for."""
     poll_s: float = Field(default=900.0, ge=60)
     """How long an answer is served before it is asked for anew in the background (its soft TTL)."""
     quota_per_day: int = Field(default=0, ge=0)
@@ -173,6 +179,7 @@ class WattTimeSettings(Settings):
     """Settings of WattTime v3. Marginal (co2_moer) or average (co2_aoer), direct factors."""
 
     base_url: str = "https://api.watttime.org"
+    """Where it is asked."""
     region: str = ""
     """Their key; empty = as the zone registry says."""
     username: SecretStr | None = None
@@ -199,6 +206,7 @@ class OverrideSettings(Settings):
     meter_file: Path | None = None
     """JSON `{"at": "2026-11-20T12:00:00Z", "own_w": 1200, "site_w": 3000}`, written by the site."""
     meter_max_age_s: float = Field(default=900.0, gt=0)
+    """An older meter_file is no reading."""
 
     @model_validator(mode="after")
     def _one_share(self) -> Self:
@@ -252,9 +260,13 @@ class ZoneFields(Settings):
     """Settings of one zone: what is read, and from whom."""
 
     zone: str = Field(default="demo", pattern=r"^[A-Za-z0-9._-]+$")
+    """Name of the zone in every reading; one of the registry (`trefoil carbon zones`), or one's own."""
     method: Literal["average", "marginal"] = "average"
+    """What is read: the average of the grid, or what one more kWh causes."""
     factors: Literal["direct", "lifecycle"] = "lifecycle"
+    """Emissions that count: of generation alone, or of the whole life of the plants."""
     provider: ProviderName = "trace"
+    """Who is asked."""
     secondary: ProviderName | Literal[""] = ""
     """Asked while the provider fails; it must give the same method and factors."""
     trace: TraceSettings = TraceSettings()

@@ -20,7 +20,9 @@ class Zone(Settings):
     """Grid zone. Empty = that provider does not have it, or under a name that we do not know."""
 
     id: str
+    """Our name."""
     name: str
+    """For people."""
     timezone: str = "UTC"
     """IANA name: whose days and hours of the week its people live by."""
     aliases: tuple[str, ...] = ()
@@ -28,10 +30,18 @@ class Zone(Settings):
     neso: str = ""
     """`national`, or a region id."""
     electricity_maps: str = ""
+    """Their key."""
     watttime: str = ""
+    """Their key."""
     eia: str = ""
+    """The EIA's balancing authority."""
     clouds: tuple[str, ...] = ()
     """`provider/region`."""
+
+    @property
+    def regions(self) -> frozenset[str]:
+        """Cloud regions without their clouds: `eu-west-2` of `aws/eu-west-2`."""
+        return frozenset(cloud.partition("/")[2] for cloud in self.clouds)
 
     @field_validator("timezone")
     @classmethod
@@ -48,7 +58,7 @@ class Zone(Settings):
 
 
 class Zones:
-    """Zone registry: zones by our name, an alias, a provider's name or a cloud region."""
+    """Zones by our name, an alias, a provider's name or a cloud region, `aws/eu-west-2` or `eu-west-2`."""
 
     def __init__(self, zones: Mapping[str, Zone]) -> None:
         self._zones = dict(zones)
@@ -57,6 +67,13 @@ class Zones:
             for name in (*zone.aliases, zone.electricity_maps, zone.watttime, *zone.clouds):
                 if name:
                     self._by_name.setdefault(name.lower(), zone)
+        regions: dict[str, list[Zone]] = {}
+        for zone in self._zones.values():
+            for region in zone.regions:
+                regions.setdefault(region.lower(), []).append(zone)
+        for region, found in regions.items():
+            if len(found) == 1:  # one that two clouds have in different zones needs its cloud's name
+                self._by_name.setdefault(region, found[0])
         for zone in self._zones.values():  # a zone's own name is nobody else's
             self._by_name[zone.id.lower()] = zone
 

@@ -17,6 +17,7 @@ from trefoil.core import errors
         ("CISO", "US-CAL-CISO"),
         ("aws/us-west-1", "US-CAL-CISO"),
         ("gcp/europe-west1", "BE"),
+        ("eu-west-2", "GB"),
         ("GB-13", "GB-13"),
     ],
 )
@@ -54,6 +55,13 @@ def test_a_file_of_ones_own_adds_and_wins(tmp_path):
     assert load_zones(own).find("FR").id == "FR"
     with pytest.raises(errors.SettingError, match=r"watttime has no name.*set watttime.region"):
         provider_zone(settings, "watttime", "watttime.region")
+
+
+def test_a_region_of_two_clouds_in_two_zones_needs_its_clouds_name(tmp_path):
+    own = tmp_path / "zones.toml"
+    own.write_text('[one]\nname = "1"\nclouds = ["aws/north"]\n[two]\nname = "2"\nclouds = ["azure/north"]\n')
+    assert load_zones(own).find("azure/north").id == "two"
+    assert load_zones(own).get("north") is None
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 import math
 
 from trefoil.cli.demo.results import Event, FamilySummary, Report, Series, Summary
-from trefoil.cli.demo.spread import Outcome, SeedRuns, Spread
+from trefoil.cli.demo.spread import SeedRuns, Spread
+from trefoil.comparison.saving import Outcome
 
 SECONDS = 24
 NAMES = ("base", "static_mix", "exact")

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from carbon_feed.forecast.live_forecaster import LiveForecaster
 from carbon_feed.history.core.history import History
 from carbon_feed.history.core.ratio import ratio
 from carbon_feed.serving.servicer import CarbonFeedServicer
-from carbon_feed.settings import CarbonFeedSettings
+from carbon_feed.settings import DEFAULT_TRACE, CarbonFeedSettings
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
 from trefoil.cli.main import app
 from trefoil.cli.run.state_directory import Launch, StatePaths
@@ -384,3 +385,30 @@ def test_without_a_running_system_one_line_says_so(tmp_path):
         result = CliRunner().invoke(app, ["carbon", command, "--state-dir", str(tmp_path)], catch_exceptions=False)
         assert result.exit_code == 2
         assert "trefoil up" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--column", "nope"], "--column = 'nope': "),
+        (["--step-min", "45"], "--step-min = 45.0: "),
+        (["--horizon-h", "1", "--step-min", "240"], "--horizon-h = 1.0: "),
+    ],
+)
+def test_backtest_names_the_flag_that_was_given(words: list[str], named: str) -> None:
+    result = CliRunner().invoke(app, ["carbon", "backtest", str(DEFAULT_TRACE), *words])
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert "_s" not in result.stderr.partition("Remedy")[2], "a remedy in the unit of the flag"
+
+
+def test_backtest_says_which_file_has_no_times_and_which_trace_is_too_short(tmp_path: Path) -> None:
+    lines = DEFAULT_TRACE.read_text().splitlines()
+    header = next(n for n, line in enumerate(lines) if not line.startswith("#"))
+    short, unnamed = tmp_path / "short.csv", tmp_path / "unnamed.csv"
+    short.write_text("\n".join([lines[header], *lines[header + 1 : header + 4]]) + "\n")
+    unnamed.write_text("\n".join(["a,b", *lines[header + 1 :]]) + "\n")
+    for trace, named in ((short, "--test-share = 0.01: "), (unnamed, f"TRACE = '{unnamed}': ")):
+        result = CliRunner().invoke(app, ["carbon", "backtest", str(trace), "--test-share", "0.01", "--horizon-h", "1"])
+        assert result.exit_code == 2
+        assert named in result.stderr

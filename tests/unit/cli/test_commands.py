@@ -1,6 +1,7 @@
 """Every command: a helpful --help, JSON with --json, and one line with exit code 2 when it cannot."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from trefoil.cli.run.state_directory import Failing, Launch, StatePaths
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.common import Revision
-from trefoil.core.errors import StaleRevision, Unavailable
+from trefoil.core.errors import InvalidInput, StaleRevision, Unavailable
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode
 from trefoil.core.plan import (
@@ -36,14 +37,17 @@ from trefoil.runtime import codec
 from trefoil.runtime.proc import Identity
 
 COMMANDS = [
-    ["up"], ["down"], ["status"], ["plan"], ["objective", "set"], ["objective", "show"], ["mode"], ["freeze"], ["pin"],
+    ["up"], ["down"], ["status"], ["plan"], ["top"],
+    ["objective", "set"], ["objective", "show"], ["mode"], ["freeze"], ["pin"],
     ["rollback"], ["replan"], ["rollout"], ["load"], ["state", "dump"], ["replay"], ["demo"], ["profile"], ["simulate"],
-    ["reproduce", "clover"], ["family", "list"], ["family", "check"], ["family", "import"], ["node", "show"],
-    ["node", "preview"], ["node", "clocks"], ["node", "unlock"], ["node", "energy"], ["node", "drain"],
+    ["reproduce", "clover"], ["family", "list"], ["family", "check"], ["family", "import"],
+    ["family", "assume"], ["compare"],
+    ["node", "show"], ["node", "preview"], ["node", "clocks"], ["node", "unlock"], ["node", "energy"],
+    ["node", "drain"],
     ["explain-request"], ["carbon", "backtest"], ["carbon", "now"], ["carbon", "watch"], ["carbon", "forecast"],
     ["carbon", "history"], ["carbon", "health"], ["carbon", "zones"], ["reproduce", "wattwiser"],
     ["reproduce", "carbondis"],
-    ["family", "load"], ["family", "unload"],
+    ["family", "load"], ["family", "unload"], ["objective", "fleet"], ["setup", "triton"],
 ]  # fmt: skip
 KEY = SliceKey("node0/gpu0", "7g.40gb", 0, 8)
 HOSTED = (Hosted("digits", "digits-l", 4, 0, 1, 1, 8),)
@@ -63,7 +67,14 @@ ROLLOUT = Rollout(
     Revision(1, 4), RolloutState.WAITING_READY, 2, 3, (KEY,), {"digits": 40.0}, why="carbon fell", spent_j=512.0
 )
 OBJECTIVE = Objective(
-    "digits", ObjectiveMode.BUDGET, slo_ms=75, slo_quantile=0.95, min_accuracy=0.97, hard_min_accuracy=0.9, number=4
+    "digits",
+    ObjectiveMode.BUDGET,
+    slo_ms=75,
+    slo_quantile=0.95,
+    min_accuracy=0.97,
+    hard_min_accuracy=0.9,
+    number=4,
+    window_s=86_400.0,
 )
 NODE = NodeStatus(
     node="node0",
@@ -84,6 +95,30 @@ READING = CarbonReading(
     Series("demo", Method.AVERAGE, Factors.LIFECYCLE), intensity_g_per_kwh=249.0, provider="trace", simulated=True
 )
 
+TOTALS = {  # of the launch's hours, by family
+    "cats": [{"joules": 10.0, "grams": 1.0, "base_joules": 20.0, "base_grams": 3.0, "active_joules": 5.0}],
+    "digits": [
+        {"joules": 90.0, "grams": 9.0, "base_joules": 110.0, "base_grams": 11.0, "requests": 50.0},
+        {"requests": 50.0, "active_joules": 1000.0, "receipt_joules": 970.0},
+    ],
+}
+
+
+def decision(number: int, trigger: str, plan: int, **versions: str) -> DecisionRecord:
+    why = f"{trigger}: it moved; exact: so and so"
+    return DecisionRecord(
+        f"1.{number:06d}", Revision(1, plan), trigger, at_s=100.0 * number, why=why, versions=versions
+    )
+
+
+DECISIONS = [
+    decision(1, "start", 1, outcome="new_plan", effect="reconfigure", rollout_before="unspecified"),
+    decision(2, "carbon", 2, outcome="new_plan", effect="reconfigure", rollout_before="done"),
+    decision(3, "load", 3, outcome="new_plan", effect="reroute", rollout_before="applying"),
+    decision(4, "tick", 3, outcome="unchanged", effect="unchanged", rollout_before="done"),
+    decision(5, "slo", 4, outcome="new_plan", effect="reroute", rollout_before="done"),
+]
+
 
 class Running:
     """What commands meet instead of a running system; keeps what they asked the controller."""
@@ -91,22 +126,39 @@ class Running:
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
         self.ratio: float | None = 0.87
+        self.totals = TOTALS
 
     async def ask(self, method: str, request: Any) -> Any:
         self.asked.append((method, request))
         revision = codec.to_proto(Revision(1, 4))
         match method:
             case "GetPlan":
-                rollout = plan_pb2.Rollout(state=int(RolloutState.DONE))
+                rollout = plan_pb2.Rollout(target=revision, state=int(RolloutState.DONE))
                 return controller_pb2.GetPlanResponse(
                     plan=codec.to_proto(PLAN), rollout=rollout, mode=int(ActMode.ACT), frozen=True
                 )
+            case "GetServed":
+                whole = {"family": "digits", "slo_ms": 75.0, "rate_per_s": 20.0, "answered": 1200, "accuracy": 0.981}
+                silent = controller_pb2.Served(family="digits", slo_class="gold", slo_ms=30.0, rate_per_s=0.0)
+                rows = [controller_pb2.Served(**whole, slo_attainment=0.93, grams_per_request=0.0021), silent]
+                return controller_pb2.GetServedResponse(window_s=60.0, served=rows, base_basis="digits-l everywhere")
             case "Explain":
                 return controller_pb2.ExplainResponse(
                     why="carbon fell", trigger="carbon", replans_by_cause={"carbon": 2}
                 )
             case "GetObjective":
                 return controller_pb2.GetObjectiveResponse(objective=codec.to_proto(OBJECTIVE))
+            case "GetObjectives":
+                cats = replace(OBJECTIVE, family="cats", mode=ObjectiveMode.INSTANT, number=2)
+                both = [codec.to_proto(cats), codec.to_proto(OBJECTIVE)]
+                return controller_pb2.GetObjectivesResponse(objectives=both, max_watts=900.0)
+            case "SetObjectives":
+                if any(each.objective.slo_ms == 1 for each in request.objectives):
+                    raise InvalidInput("family cats: slo_ms = 1.0: no variant of cats is that fast")
+                objectives = [each.objective for each in request.objectives]
+                return controller_pb2.SetObjectivesResponse(
+                    objectives=objectives, max_watts=request.max_watts, degraded="watt_cap: too few watts"
+                )
             case "LoadFamily":
                 found = controller_pb2.AllocatedDevice(device=request.device, sharing_factor=2)
                 return controller_pb2.LoadFamilyResponse(devices=[found])
@@ -148,7 +200,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
         supervisor=Identity.of_pid(os.getpid()),
         redis_url="redis://127.0.0.1:1/0",
         addresses=dict.fromkeys([*services.SERVICES, "inference"], "127.0.0.1:1"),
-        metrics={},
+        metrics={"controller": "127.0.0.1:2"},
         node_socket="",
         family="digits",
         node="node0",
@@ -167,9 +219,14 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
     async def carbon_ratio(_: Any, reading: CarbonReading) -> float | None:
         return fake.ratio
 
-    async def receipts(_: Any) -> list[dict[str, Any]]:
-        unmetered = {"family": "cats", "receipt_j": 0.0, "active_j": 0.0, "residual": None}
-        return [unmetered, {"family": "digits", "receipt_j": 970.0, "active_j": 1000.0, "residual": -0.03}]
+    async def totals(_: Any) -> dict[str, list[dict[str, float]]]:
+        return fake.totals
+
+    async def decisions_since(_: Any, at_s: float) -> list[DecisionRecord]:
+        return [one for one in DECISIONS if one.at_s >= at_s]
+
+    async def newest_decisions(_: Any, count: int) -> list[DecisionRecord]:
+        return DECISIONS[-count:]
 
     async def is_serving(_: str) -> bool:
         return True
@@ -188,7 +245,9 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
         )
 
     monkeypatch.setattr(SystemClient, "explain_request", explained)
-    monkeypatch.setattr(SystemClient, "receipts", receipts)
+    monkeypatch.setattr(SystemClient, "totals", totals)
+    monkeypatch.setattr(SystemClient, "decisions_since", decisions_since)
+    monkeypatch.setattr(SystemClient, "newest_decisions", newest_decisions)
 
     monkeypatch.setattr(SystemClient, "call", lambda _self, method, request: fake.ask(method, request))
     monkeypatch.setattr(SystemClient, "nodes", nodes)
@@ -236,7 +295,7 @@ def test_no_command_is_missing_from_the_tests() -> None:
     ("arguments", "named", "remedy"),
     [
         (["profile", "nosuch"], "nosuch/family.toml", "name the right folder"),
-        (["simulate", "nosuch.toml"], "nosuch.toml", "existing TOML file"),
+        (["simulate", "nosuch.toml"], "nosuch.toml", "or one that ships: clover_fleet, digits"),
         (["reproduce", "clover", "--family", "nosuch"], "--family = 'nosuch'", "efficientnet"),
         (["family", "list", "--repository", "nosuch"], "nosuch'", "name the right folder"),
         (["family", "check", "nosuch"], "no family nosuch", "digits"),
@@ -294,11 +353,64 @@ def test_status(tmp_path: Path, running: Running) -> None:
     said = run(tmp_path, "status").stdout
     for part in ("SIMULATED", "7g.40gb digits-l", "asleep", "249 g/kWh", "frozen", "receipts digits", "-3.0 %"):
         assert part in said
-    assert "receipts cats" not in said, "nothing is metered there"
+    assert "receipts cats: no traffic yet" in said
     assert "over its mean: 0.87" in said
     running.ratio = None
     assert document(tmp_path, "status")["carbon_ratio"][0]["ratio"] is None
     assert "over its mean: not known, routers that go by it do without" in run(tmp_path, "status").stdout
+
+
+def test_status_says_what_is_served_and_saved_and_where_metrics_are(tmp_path: Path, running: Running) -> None:
+    found = document(tmp_path, "status")
+    assert found["metrics"] == {"controller": "http://127.0.0.1:2/metrics"}
+    whole, gold = found["served"]["by_class"]
+    assert (whole["slo_attainment"], whole["grams_per_request"], whole["joules_per_request"]) == (0.93, 0.0021, None)
+    assert (gold["slo_class"], gold["rate_per_s"], gold["latency_ms_p95"], gold["slo_attainment"]) == (
+        "gold",
+        0.0,
+        None,
+        None,
+    )
+    assert found["saving"]["saving_pct"] == pytest.approx(100 * (1 - 10 / 14))
+    assert (found["saving"]["requests"], found["saving"]["basis"]) == (100, "digits-l everywhere")
+    said = run(tmp_path, "status").stdout
+    for part in ("http://127.0.0.1:2/metrics", "last 60 s", "93.0%", "2.100", "30 ms", "+28.6 % against modelled BASE"):
+        assert part in said
+
+
+@pytest.mark.parametrize("totals", [{"base_unknown_s": 3.0}, {"grams": 0.0}], ids=["no model", "no meter"])
+def test_a_saving_that_is_not_known_is_null_and_says_why(
+    tmp_path: Path, running: Running, totals: dict[str, float]
+) -> None:
+    one = {"joules": 90.0, "grams": 9.0, "base_joules": 110.0, "base_grams": 11.0, "requests": 50.0, **totals}
+    if not one["grams"]:
+        one = {"requests": 50.0, "unmeasured_s": 20.0}
+    running.totals = {"digits": [one]}
+    assert document(tmp_path, "status")["saving"]["saving_pct"] is None
+    assert "saving not known: " in run(tmp_path, "status").stdout
+
+
+def test_top_prints_one_frame_and_the_same_as_json(tmp_path: Path, running: Running) -> None:
+    found = document(tmp_path, "top", "--once")
+    assert found["decisions"][-1]["id"] == "1.000005"
+    assert found["served"]["by_class"][0]["rate_per_s"] == 20.0
+    said = run(tmp_path, "top", "--once").stdout
+    for part in ("7g.40gb digits-l", "249 g/kWh", "modelled BASE", "plan 1.3 of exact", "slo: it moved", "gold"):
+        assert part in said
+    assert "add --once" in run(tmp_path, "top", "--json").stderr
+
+
+def test_plan_since_lists_decisions_with_what_came_of_them(tmp_path: Path, running: Running) -> None:
+    found = document(tmp_path, "plan", "--since", "1970-01-01T00:02Z")["decisions"]
+    assert [(one["id"], one["plan"], one["came_of_it"]) for one in found] == [
+        ("1.000002", "1.2", "superseded"),
+        ("1.000003", "1.3", "carried out"),
+        ("1.000004", "", "unchanged"),
+        ("1.000005", "1.4", "carried out"),
+    ]
+    assert "superseded" in run(tmp_path, "plan", "--since", "1970-01-01").stdout
+    assert "no decision since" in run(tmp_path, "plan", "--since", "1min").stdout
+    assert "not a time" in run(tmp_path, "plan", "--since", "yesterday").stderr
 
 
 def test_status_shows_what_fails_also_when_it_is_the_controller(
@@ -361,13 +473,92 @@ def test_objective_set_changes_only_what_is_given(tmp_path: Path, running: Runni
     assert "cannot meet it: too slow for it" in run(tmp_path, "objective", "set", "--slo-ms", "1").stdout
 
 
+def test_objective_set_chooses_mode_and_window(tmp_path: Path, running: Running) -> None:
+    document(tmp_path, "objective", "set", "--mode", "budget", "--window-s", "3600")
+    sent: Objective = codec.from_proto(running.asked[-1][1].objective)
+    assert (sent.mode, sent.window_s, sent.min_accuracy) == (ObjectiveMode.BUDGET, 3600.0, 0.97)
+    document(tmp_path, "objective", "set", "--mode", "instant")
+    assert running.asked[-1][1].objective.mode == ObjectiveMode.INSTANT
+    document(tmp_path, "objective", "set", "--mode", "lambda")  # as much weight as it had, or the controller's default
+    assert running.asked[-1][1].objective.mode == ObjectiveMode.LAMBDA
+
+
+def test_objective_show_says_what_each_floor_binds_and_the_cap(tmp_path: Path, running: Running) -> None:
+    said = run(tmp_path, "objective", "show").stdout
+    assert "cats: p95 <= 75 ms; accuracy >= 0.9700 at every instant (number 2)" in said
+    assert "digits: p95 <= 75 ms; accuracy >= 0.9700 in the mean of 24 h, not at every instant (never < 0.9000)" in said
+    assert "fleet: 900 W at most" in said
+    told = run(tmp_path, "status").stdout
+    assert "accuracy >= 0.9700 in the mean of 24 h, not at every instant" in told
+    assert "fleet: 900 W at most" in told
+    found = document(tmp_path, "objective", "show", "--family", "digits")
+    assert [each["family"] for each in found["objectives"]] == ["digits"]
+    assert found["max_watts"] == 900.0
+    assert "one of cats, digits" in run(tmp_path, "objective", "show", "--family", "dogs").stderr
+
+
+def test_the_cap_of_the_fleet_is_set_taken_away_and_shown(tmp_path: Path, running: Running) -> None:
+    said = run(tmp_path, "objective", "fleet", "--max-watts", "700").stdout
+    assert "fleet: 700 W at most" in said
+    assert "the fleet cannot meet it: watt_cap: too few watts" in said
+    assert document(tmp_path, "objective", "fleet", "--no-max-watts")["max_watts"] is None
+    assert (running.asked[-1][0], running.asked[-1][1].max_watts) == ("SetObjectives", 0.0)
+    assert running.asked[-1][1].HasField("max_watts")
+    assert document(tmp_path, "objective", "fleet") == {"max_watts": 900.0}
+
+
+def test_objectives_of_a_file_are_sent_together(tmp_path: Path, running: Running) -> None:
+    file = tmp_path / "objectives.toml"
+    file.write_text(
+        "[fleet]\nmax_watts = 650\n[families.digits]\nmin_accuracy = 0.98\n"
+        '[families.cats]\nmode = "budget"\nwindow_s = 7200\nslo_percentile = 99\nparams = {credits = 3}\n'
+    )
+    found = document(tmp_path, "objective", "set", "--file", str(file))
+    method, request = running.asked[-1]
+    assert [method for method, _ in running.asked] == ["GetObjectives", "SetObjectives"]
+    assert (method, request.max_watts, len(request.objectives)) == ("SetObjectives", 650.0, 2)
+    digits, cats = (codec.from_proto(each.objective) for each in request.objectives)
+    assert (digits.min_accuracy, digits.slo_ms) == (0.98, 75)
+    assert (cats.mode, cats.window_s, cats.slo_quantile, cats.params) == (
+        ObjectiveMode.BUDGET,
+        7200,
+        0.99,
+        {"credits": 3},
+    )
+    assert [each.expected_number for each in request.objectives] == [4, 2]
+    assert [each["family"] for each in found["objectives"]] == ["digits", "cats"]
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("[families.digits]\nslo_ms = -3", ("objectives.toml", "families.digits.slo_ms = -3")),
+    ("[families.digits]\nslo = 3", ("objectives.toml", "families.digits.slo", "slo_ms")),
+    ("[families.dogs]\nslo_ms = 3", ("objectives.toml", "families.dogs", "one of cats, digits")),
+    ("[families.digits]\nmode = 'instant'\nwindow_s = 9", ("objectives.toml", "family digits", "window_s", "budget")),
+    ("[families.digits]\nmin_accuracy = 0.98\n[families.cats]\nslo_ms = 1", ("objectives.toml", "family cats: slo_ms")),
+    ("", ("objectives.toml", "says nothing")),
+])  # fmt: skip
+def test_a_file_of_objectives_that_is_wrong_somewhere_changes_nothing(
+    tmp_path: Path, running: Running, text: str, words: tuple[str, ...]
+) -> None:
+    file = tmp_path / "objectives.toml"
+    file.write_text(text)
+    result = run(tmp_path, "objective", "set", "--file", str(file))
+    assert result.exit_code == 2
+    assert all(word in result.stderr for word in words), result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "SetObjective" not in {method for method, _ in running.asked}
+
+
 def test_lambda_selects_lambda_mode(tmp_path: Path, running: Running) -> None:
     document(tmp_path, "objective", "set", "--lambda", "0.1")
     sent: Objective = codec.from_proto(running.asked[-1][1].objective)
     assert (sent.mode, sent.lambda_weight) == (ObjectiveMode.LAMBDA, 0.1)
 
 
-@pytest.mark.parametrize("flags", [[], ["--lambda", "0.1", "--min-accuracy", "0.9"], ["--min-accuracy", "1.5"]])
+@pytest.mark.parametrize("flags", [[], ["--lambda", "0.1", "--min-accuracy", "0.9"], ["--min-accuracy", "1.5"],
+    ["--mode", "hourly"], ["--mode", "instant", "--window-s", "60"], ["--mode", "budget", "--lambda", "0.1"],
+    ["--slo-ms", "60", "--file", "objectives.toml"],
+])  # fmt: skip
 def test_objective_set_refuses_what_means_nothing(tmp_path: Path, running: Running, flags: list[str]) -> None:
     result = run(tmp_path, "objective", "set", *flags)
     assert result.exit_code == 2

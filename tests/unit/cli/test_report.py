@@ -191,3 +191,27 @@ def test_both_savings_are_printed_whatever_their_sign() -> None:
     lines = "\n".join(report.report_lines(recorded.report()))
     assert "against base: +31.7 % at equal accuracy (+37.1 % as it ran)" in lines
     assert "against static_mix: +8.3 %" in lines
+
+
+def test_what_was_missed_is_red_and_stands_before_the_saving() -> None:
+    one = recorded.report()
+    assert report.missed_lines(one) == []
+    assert 'role="alert"' not in report.report_html(one, {})
+    late = with_family(one, replace(recorded.family_summary(0.956), slo_attainment=0.93))
+    assert late.to_json()["missed_slo"] == {"base": False, "static_mix": False, "exact": True}
+    said = "SLO: exact answered 93.00% of digits within 66 ms, 0.95 is asked for"
+    assert report.report_lines(late)[0] == f"MISSED {said}"
+    page = report.report_html(late, {})
+    assert page.index(said) < page.index('class="headline"')
+    assert 'class="subject bad"' in page
+    base = replace(one.runs["base"], families={"digits": replace(recorded.family_summary(), slo_attainment=0.9)})
+    both = replace(late, runs={**late.runs, "base": base})
+    assert [line.split()[1] for line in report.missed_lines(both)] == ["exact", "base"], "what it is about comes first"
+
+
+def test_a_decision_that_was_superseded_says_by_which() -> None:
+    done = recorded.series("exact").events[0]
+    events = [replace(done, took_s=None, plan="", superseded=True), done, replace(done, took_s=None, plan="")]
+    page = report.report_html(recorded.report(), {"exact": replace(recorded.series("exact"), events=events)})
+    assert page.count("superseded by 2") == 1
+    assert page.count("not carried out when the run ended") == 1

@@ -1,15 +1,20 @@
 """What the monitor makes of a run: power and grams of what was metered, nothing invented, plans in words."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from tests.support.stores import state_on
+from tests.support.virtual.redis import Server
 from trefoil.cli.demo import run_monitor
-from trefoil.cli.demo.run_monitor import cancel_and_wait, grams_by_second, plan_text, power_by_second
+from trefoil.cli.demo.run_monitor import RunMonitor, cancel_and_wait, grams_by_second, plan_text, power_by_second
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
+from trefoil.core.common import Revision
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey
-from trefoil.core.plan import NodePlan, PlannedDevice, PlannedSlice
+from trefoil.core.plan import DecisionRecord, NodePlan, PlannedDevice, PlannedSlice
+from trefoil.runtime.clock import ManualClock
 
 GPU = "node0/gpu0"
 SERIES = Series("demo", Method.AVERAGE, Factors.LIFECYCLE)
@@ -88,3 +93,19 @@ async def test_the_failure_of_a_background_task_is_raised() -> None:
     await asyncio.sleep(0)
     with pytest.raises(ValueError, match="it"):
         await cancel_and_wait(task)
+
+
+async def test_a_rollout_that_ended_between_two_looks_is_not_taken_for_superseded() -> None:
+    clock = ManualClock(1000.0)
+    state = state_on(Server(clock), "default", clock)
+    lease = await state.acquire("controller", "test")
+    assert lease is not None
+    launch: Any = None  # only named by what this test does not ask
+    monitor = RunMonitor(launch, clock, _state=state)
+    for number, before in enumerate(("unspecified", "done", "applying"), 1):
+        record = DecisionRecord(
+            f"1.{number}", Revision(1, number), "load", at_s=1000.0 + number, versions={"rollout_before": before}
+        )
+        await state.append(lease, state.keys.decisions(), record, 100)
+    await monitor._follow_changes()
+    assert [change.done_at_s for change in monitor.changes] == [1002.0, None, None]

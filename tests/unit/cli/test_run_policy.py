@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from trefoil.cli.demo import run_policy
+from trefoil.cli.demo.run_monitor import PlanChange
 from trefoil.cli.load.arrivals import RateProfile
 from trefoil.cli.load.generator import LEAD_S
 from trefoil.cli.load.process import LoadPlan
 from trefoil.cli.load.result import LoadResult, Record
 from trefoil.cli.run.scenario import Fleet
 from trefoil.core.errors import StartError
+from trefoil.core.plan import DecisionRecord
 from trefoil.runtime.clock import ManualClock
 
 RECORD = Record(0.0, 0.0, 40.0, "OK", 1, 1, "digits-l")
@@ -126,3 +128,22 @@ def test_a_stumble_of_a_second_does_not_decide_the_slo() -> None:
     assert found == [80.0, 80.0]
     once = LoadResult(tuple(stumbled[: 15 * 40]), 0.0, 15.0, 7, "")
     assert run_policy.median_of_rounds(once, 15.0, 95.0) > 150, "as one measurement of 15 s it does"
+
+
+def test_a_change_that_a_newer_one_took_over_ends_there_and_counts_no_further() -> None:
+    records = tuple(replace(RECORD, intended_s=float(n)) for n in range(10))
+    result = LoadResult(records, 1000.0, 10.0, 7, "d")
+    changes = [
+        PlanChange(DecisionRecord("1.1", trigger="load"), 1001.0),
+        PlanChange(DecisionRecord("1.2", trigger="carbon"), 1003.5, done_at_s=1005.5, slices_text="gpu0: asleep"),
+        PlanChange(DecisionRecord("1.3", trigger="slo"), 1008.5),
+        PlanChange(DecisionRecord("1.4", trigger="slo"), 1010.5),
+    ]
+    events = run_policy.plan_events(changes[:3], result, 10)
+    assert [(e.superseded, e.took_s, e.answered) for e in events] == [
+        (True, None, 3),
+        (False, 2.0, 2),
+        (False, None, 1),
+    ]
+    late = run_policy.plan_events(changes, result, 10)
+    assert [e.superseded for e in late] == [True, False, True], "the last one began after the run, and took over"

@@ -37,10 +37,12 @@ def test_json_is_one_document_and_the_same_bytes(tmp_path):
     ("change", "words"),
     [
         ('nodes=[{zone = "mars"}]', ("mars", "demo")),
-        ("families.0.name=1", ("families",)),
+        ("families.0.name=1", ("model_repository/1/family.toml", "Remedy")),
+        ("families.1.name=digits", ("families: has 1 entry, and no '1'", "write families.0")),
         ('carbon.zones.demo.trace="EMPTY"', ("empty.csv", "Remedy")),
         ("policy.name=clever", ("clever", "exact")),
         ("noise.colour=1", ("noise.colour", "unknown setting")),
+        ("carbon.zones.demo.constant=3", ("unknown setting", "did you mean constant_g_per_kwh?")),
     ],
 )
 def test_what_cannot_be_meant_is_one_line_with_field_value_and_remedy(tmp_path, change, words):

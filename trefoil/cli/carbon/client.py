@@ -130,7 +130,8 @@ def with_feed(target: str, ca: Path | None, state_dir: str, work: Callable[[Feed
 
 def zone_names(zone: Any) -> tuple[str, ...]:
     """Names by which a zone of the registry is found."""
-    return tuple(n for n in (zone.id, *zone.aliases, zone.electricity_maps, zone.watttime, *zone.clouds) if n)
+    regions = (cloud.partition("/")[2] for cloud in zone.clouds)
+    return tuple(n for n in (zone.id, *zone.aliases, zone.electricity_maps, zone.watttime, *zone.clouds, *regions) if n)
 
 
 def _find_zone(read: Sequence[Any], name: str) -> Any:

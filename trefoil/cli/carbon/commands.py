@@ -1,20 +1,29 @@
 """`trefoil carbon`: what forecasts are worth; what a feed knows is in carbon_live and carbon_outlook."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from trefoil.cli.carbon import chart as carbon_chart
 from trefoil.cli.carbon import feed_commands, forecast_commands, scores
 from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, writing
-from trefoil.core.errors import SettingError
+from trefoil.core.errors import InvalidInput, SettingError
 
 if TYPE_CHECKING:
     from carbon_feed.forecast.backtest import Backtest
     from carbon_feed.reading.core.trace_playback import Trace
+
+# What `backtest` sets by a flag: the field that errors name, its flag, and another remedy where theirs has no flag.
+FLAGS: Final[Mapping[str, tuple[str, str]]] = {
+    "trace.time_column": ("TRACE", "call its column of times `time`"),
+    "trace.value_column": ("--column", ""),
+    "step_s": ("--step-min", "use 15, 30, 60 or what else divides a day, and is a multiple of the trace's step"),
+    "horizon_s": ("--horizon-h", "give at least one step of --step-min, at most 336"),
+    "first": ("--test-share", "give a larger share, or a longer trace"),
+}
 
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Grid carbon intensity and its forecasts.")
 
@@ -49,13 +58,17 @@ def backtest(
     for name in names:
         if name not in MODELS:
             raise SettingError("no such model", field="--model", value=name, remedy=f"one of {', '.join(MODELS)}")
-    read = load_trace(trace, TraceSettings(path=trace, value_column=column), known[factors])
     step_s = step_min * 60.0
-    values = trace_means(read, step_s)
-    first = max(0, round(len(values) * (1 - test_share)) - 1)
-    results = [
-        run_backtest(MODELS[name], values, first=first, step_s=step_s, horizon_s=horizon_h * 3600.0) for name in names
-    ]
+    flags: dict[str, object] = {"TRACE": str(trace), "--column": column, "--step-min": step_min}
+    flags |= {"--horizon-h": horizon_h, "--test-share": test_share}
+    with naming_flags(flags):
+        read = load_trace(trace, TraceSettings(path=trace, value_column=column), known[factors])
+        values = trace_means(read, step_s)
+        first = max(0, round(len(values) * (1 - test_share)) - 1)
+        results = [
+            run_backtest(MODELS[name], values, first=first, step_s=step_s, horizon_s=horizon_h * 3600.0)
+            for name in names
+        ]
     if out is not None:
         rows = [{"model": r.model} | scores.score_row(score) for r in results for score in r.scores]
         with writing(out, "--out"):
@@ -69,7 +82,25 @@ def backtest(
     _print_results(read, factors, len(values), results)
 
 
+@contextmanager
+def naming_flags(given: Mapping[str, object]) -> Iterator[None]:
+    """Errors about what a flag sets name that flag, its value and a remedy in its unit. `given`: values by flag.
+
+    Raises:
+        InvalidInput: as it was, but for the name.
+    """
+    try:
+        yield
+    except InvalidInput as error:
+        if (known := FLAGS.get(error.field)) is None:
+            raise
+        flag, remedy = known
+        raise type(error)(error.message, field=flag, value=given[flag], remedy=remedy or error.remedy) from error
+
+
 def _print_results(read: "Trace", factors: str, steps: int, results: Sequence["Backtest"]) -> None:
+    from trefoil.cli.carbon import chart as carbon_chart
+
     out_console, one = console(), results[0]
     licence = f", {read.licence}" if read.licence else ""
     out_console.print(f"{read.source} sha256:{read.digest[:12]} from {read.starts}, {steps} steps, {factors}{licence}")

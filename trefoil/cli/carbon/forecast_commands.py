@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
-from trefoil.cli.carbon import chart
 from trefoil.cli.carbon import scores as carbon_scores
 from trefoil.cli.carbon.client import (
     Ca,
@@ -186,6 +185,8 @@ def headline(view: ForecastView) -> str:
 
 
 def _print_chart(out: Console, past: Sequence[CarbonReading], ahead: Sequence[CarbonBand], now_s: float) -> None:
+    from trefoil.cli.carbon import chart
+
     """The chart in the terminal, if there is anything to draw."""
     width = chart.fitting_width(out)
     curves = chart.sample_curves(past, ahead, now_s, width * chart.POINTS_A_COLUMN)
@@ -196,6 +197,8 @@ def _print_chart(out: Console, past: Sequence[CarbonReading], ahead: Sequence[Ca
 def _save_png(
     path: Path, series: Series, past: Sequence[CarbonReading], ahead: Sequence[CarbonBand], now_s: float
 ) -> None:
+    from trefoil.cli.carbon import chart
+
     curves = chart.sample_curves(past, ahead, now_s, chart.PNG_POINTS)
     chart.save_intensity_png(path, f"{series.zone}: {series_kind(series)}", curves)
 

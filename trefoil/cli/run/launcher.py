@@ -25,7 +25,7 @@ from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 from trefoil.cli.run import processes, services
 from trefoil.cli.run.processes import ChildProcess, Command
 from trefoil.cli.run.scenario import System
-from trefoil.cli.run.services import Service
+from trefoil.cli.run.services import Service, merge_settings
 from trefoil.cli.run.shutdown import uncancellable
 from trefoil.cli.run.state_directory import Failing, Launch, StateLock, StatePaths, to_toml, write_private
 from trefoil.core.errors import StartError, TrefoilError, Unavailable
@@ -111,6 +111,7 @@ class Launcher:
         """
         self._lock.acquire()
         await clean_up(self.paths, self._clock)
+        self.system = services.with_one_repository(self.system, self.paths)
         services.preflight(self.system, self._clock.now_s())
         self.launch = services.new_launch(
             self.system, self.paths, self._launch_id, Identity.of_pid(os.getpid()), self._clock.now_s()
@@ -129,7 +130,7 @@ class Launcher:
     def _write_settings(self, service: Service) -> None:
         if service.settings is None:
             return
-        values = _merge_settings(service.settings, self._overrides.get(service.name, {}))
+        values = merge_settings(service.settings, self._overrides.get(service.name, {}))
         write_private(self.paths.settings(service.name), service.render(values) if service.render else to_toml(values))
 
     async def _start_service(self, service: Service, healthy: Mapping[str, asyncio.Event]) -> None:
@@ -176,7 +177,7 @@ class Launcher:
         service = self._services[name]
         self._restarting.add(name)
         try:
-            self._overrides[name] = _merge_settings(self._overrides.get(name, {}), overrides or {})
+            self._overrides[name] = merge_settings(self._overrides.get(name, {}), overrides or {})
             if (child := self._children.get(name)) is not None:
                 await child.stop(kill_now=self._kill_now)
             self._failing.pop(name, None)
@@ -323,16 +324,6 @@ def _exit_error(child: ChildProcess, code: int) -> TrefoilError:
 
 def _exit_text(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-
-def _merge_settings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables merge, everything else is replaced."""
-    merged = dict(base)
-    for key, value in changes.items():
-        inner = merged.get(key)
-        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merge_settings(inner, value) if both and inner is not None else value
-    return merged
 
 
 async def first_answer(launcher: Launcher, clock: Clock, deadline_s: float = FIRST_ANSWER_DEADLINE_S) -> float:

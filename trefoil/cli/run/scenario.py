@@ -11,10 +11,11 @@ from typing import Any, Final, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 
 from trefoil.core import policies
-from trefoil.core.device_types import DEVICE_TYPES, NEVER_LIVE
+from trefoil.core.device_types import DRIVERS
 from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.parts import Kind, Value, find
 from trefoil.core.units import HOUR_S
+from trefoil.installation import MODELS
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
 
@@ -30,16 +31,27 @@ AnySystem = TypeVar("AnySystem", bound="System")
 
 
 class Fleet(Settings):
-    """Fleet of one simulated node. Its GPUs say `simulated` in everything they report."""
+    """Fleet of one node: simulated, whose GPUs say so in everything they report, or this machine's own."""
 
-    node: str = "node0"
-    devices: tuple[str, ...] = ("A100-SXM4-40GB", "A100-SXM4-40GB")
+    node: str = "node0"  # name of the node
+    kind: Literal["simulated", "real"] = "simulated"  # real: the GPUs that NVML finds here, and the CPUs if they serve
+    devices: tuple[str, ...] = ("A100-SXM4-40GB", "A100-SXM4-40GB")  # that are simulated
+
+    @property
+    def real(self) -> bool:
+        """Whether the node is this machine."""
+        return self.kind == "real"
+
+    @property
+    def devices_simulated(self) -> int:
+        """Number of simulated devices."""
+        return 0 if self.real else len(self.devices)
 
     @model_validator(mode="after")
     def _known(self) -> Self:
         for device in self.devices:
-            if device not in (known := DEVICE_TYPES.keys() - NEVER_LIVE):
-                raise ValueError(f"unknown device type {device!r}; use one of {sorted(known)}")
+            if device not in DRIVERS:
+                raise ValueError(f"unknown device type {device!r}; use one of {sorted(DRIVERS)}")
         if not self.devices:
             raise ValueError("a node needs at least one device")
         return self
@@ -48,8 +60,8 @@ class Fleet(Settings):
 class ServedFamily(Settings):
     """Family that is served, and whose profile of it is used."""
 
-    name: str = "digits"
-    repository: Path = Path("model_repository")
+    name: str = "digits"  # folder of the family
+    repository: Path = MODELS  # where it lies; by default one's own families, then those that ship
     # A profile.csv that stands for the family's own, e.g. one of equal joules for every variant: then no plan can
     # save anything, and a saving that remains is an error of measurement.
     profile_override: Path | None = None
@@ -58,19 +70,19 @@ class ServedFamily(Settings):
 class FamilyBeside(Settings):
     """Family that is served beside the first, from the same repository; floors and availability are the first's."""
 
-    name: str
+    name: str  # folder of the family
     latency_ms: float = Field(default=0.0, ge=0)  # of its SLO; 0: the first's
-    demand_initial_per_s: float = Field(default=10.0, ge=0)
+    demand_initial_per_s: float = Field(default=10.0, ge=0)  # to plan for until the first arrivals
 
 
 class Carbon(Settings):
     """Carbon trace, shown `speedup` times faster than it happened. Nothing else is scaled."""
 
-    zone: str = "demo"
+    zone: str = "demo"  # name of the zone
     trace: Path | None = None  # None: the synthetic duck curve that ships
-    trace_h: float = Field(default=48.0, gt=0)
-    step_h: float = Field(default=4.0, gt=0)
-    steps: int = Field(default=12, ge=1)
+    trace_h: float = Field(default=48.0, gt=0)  # hours of the trace
+    step_h: float = Field(default=4.0, gt=0)  # trace hours of one step
+    steps: int = Field(default=12, ge=1)  # how many a demo plays
     step_s: float = Field(default=7.0, gt=0)  # wall seconds that one step lasts
 
     @property
@@ -93,15 +105,15 @@ class Carbon(Settings):
 class Availability(Settings):
     """Availability that must survive a failure (why the demo asks for less: deploy/config/demo.toml)."""
 
-    replicas_min: int = Field(default=2, ge=1)
-    spread_min: int = Field(default=2, ge=1)
+    replicas_min: int = Field(default=2, ge=1)  # slices that serve a family at least
+    spread_min: int = Field(default=2, ge=1)  # devices that they lie on at least
 
 
 class Accuracy(Settings):
     """Accuracy floors relative to the best variant, in percent of it."""
 
-    below_best_pct: float = Field(default=2.0, ge=0, lt=100)
-    hard_below_best_pct: float = Field(default=10.0, ge=0, lt=100)
+    below_best_pct: float = Field(default=2.0, ge=0, lt=100)  # floor of the mean
+    hard_below_best_pct: float = Field(default=10.0, ge=0, lt=100)  # floor at any moment
 
     def floor(self, best: float) -> float:
         """Floor of mean accuracy [0..1], from the best variant's."""
@@ -121,17 +133,17 @@ class Accuracy(Settings):
 class Slo(Settings):
     """SLO that is fixed."""
 
-    percentile: float = Field(default=95.0, gt=0, lt=100)
-    latency_ms: float = Field(default=100.0, gt=0)
+    percentile: float = Field(default=95.0, gt=0, lt=100)  # percent of requests that must meet it
+    latency_ms: float = Field(default=100.0, gt=0)  # limit of the latency
 
 
 class SloRule(Settings):
     """SLO that is measured once, before the runs, and then fixed for all of them."""
 
-    percentile: float = Field(default=95.0, gt=0, lt=100)
-    factor: float = Field(default=1.5, gt=0)
-    policy: str = "base"
-    measure_s: float = Field(default=8.0, gt=0)
+    percentile: float = Field(default=95.0, gt=0, lt=100)  # percentile that is measured
+    factor: float = Field(default=1.5, gt=0)  # the SLO is so many times what was measured
+    policy: str = "base"  # policy under which it is measured
+    measure_s: float = Field(default=8.0, gt=0)  # seconds of one round
     rounds: int = Field(default=3, ge=1)  # of measure_s each; the median counts, so that a stumble does not decide it
     provisional_ms: float = Field(default=200.0, gt=0)  # stands while BASE is being measured; it decides nothing
 
@@ -139,18 +151,18 @@ class SloRule(Settings):
 class Ports(Settings):
     """Ports of everything that listens, all on loopback."""
 
-    inference: int = 8001
+    inference: int = 8001  # KServe v2 over gRPC
     rest: int = 0  # KServe v2 over HTTP; 0 = none
-    carbon_feed_admin: int = 8101
-    controller_admin: int = 8102
-    power_agent_admin: int = 8103
-    dispatcher_admin: int = 8104
-    carbon_feed_metrics: int = 8111
-    controller_metrics: int = 8112
-    power_agent_metrics: int = 8113
-    dispatcher_metrics: int = 8114
-    redis: int = 8179
-    triton_base: int = 8200
+    carbon_feed_admin: int = 8101  # admin gRPC of the feed
+    controller_admin: int = 8102  # ... of the controller
+    power_agent_admin: int = 8103  # ... of the agent
+    dispatcher_admin: int = 8104  # ... of the dispatcher
+    carbon_feed_metrics: int = 8111  # metrics of the feed
+    controller_metrics: int = 8112  # ... of the controller
+    power_agent_metrics: int = 8113  # ... of the agent
+    dispatcher_metrics: int = 8114  # ... of the dispatcher
+    redis: int = 8179  # Redis
+    triton_base: int = 8200  # first port of the Tritons
 
     def shifted(self, offset: int) -> "Ports":
         """The same ports, all moved by an offset: a second system beside the first."""
@@ -173,39 +185,42 @@ class Ports(Settings):
 class System(Settings):
     """Settings of a system, as `trefoil up` starts it."""
 
-    cluster: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")
+    cluster: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")  # prefix of every Redis key
     policy: str = "exact"  # a row of the table, or one's own as module:ROW
     planner: str = ""  # these five instead of the policy's: names of their tables, or module:Class
-    forecaster: str = ""
-    router: str = ""
-    queue: str = ""
-    governor: str = ""
+    forecaster: str = ""  # instead of the policy's
+    router: str = ""  # instead of the policy's
+    queue: str = ""  # instead of the policy's
+    governor: str = ""  # instead of the policy's
     parts: dict[str, dict[str, Value]] = Field(
         default_factory=dict
     )  # settings of parts, as in parts.forecaster.smooth_s
     preset: str = ""  # of the policy's constants, e.g. artifact for clover
-    mode: Literal["observe", "advise", "act"] = "act"
+    mode: Literal["observe", "advise", "act"] = "act"  # observe: meter only; advise: plan and predict; act: roll out
     objective_mode: Literal["budget", "instant", "lambda"] = "budget"
+    """What the floor binds: the mean of window_s, every moment, or nothing."""
     lambda_weight: float = Field(default=0.5, ge=0, le=1)  # of carbon against accuracy (CLOVER Eq. 3), in mode lambda
     window_s: float = Field(default=86400.0, gt=0)  # of budget mode
     move_horizon_s: float = Field(default=600.0, gt=0)  # wall time over which a reconfiguration has to pay back
     demand_initial_per_s: float = Field(default=10.0, ge=0)  # to plan for until the first arrivals
-    pue: float = Field(default=1.2, ge=1)
-    triton_environment: Path = Path(".venv-triton")
+    pue: float = Field(default=1.2, ge=1)  # power usage effectiveness of the site
+    triton_environment: Path | None = None  # None: the one that `trefoil setup triton` makes
     params: dict[str, float] = Field(default_factory=dict)  # of the policy, e.g. accuracy_margin
-    meter: Literal["nvml", "none"] = "nvml"
+    meter: Literal["nvml", "none"] = "nvml"  # none: joules and grams are unknown, and say so
     workers: int = Field(default=1, ge=1, le=64)  # processes of the dispatcher, behind one port
-    seed: int = Field(default=20240607, ge=0)
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    seed: int = Field(default=20240607, ge=0)  # of everything that draws
+    log_level: Literal["debug", "info", "warning", "error"] = "info"  # least severe lines that services log
     fleet: Fleet = Fleet()
     family: ServedFamily = ServedFamily()
     more_families: tuple[FamilyBeside, ...] = ()
     carbon: Carbon = Carbon()
+    carbon_feed: dict[str, Any] = Field(default_factory=dict)  # settings of the feed, e.g. provider = "neso"
+    power_agent: dict[str, Any] = Field(default_factory=dict)  # settings of the agent, e.g. docker_image, cpu = "serve"
     slo: Slo = Slo()
     accuracy: Accuracy = Accuracy()
     availability: Availability = Availability()
     ports: Ports = Ports()
-    port_offset: int = 0
+    port_offset: int = 0  # added to every port: a second system beside a first
 
     @property
     def demands_initial_per_s(self) -> dict[str, float]:
@@ -255,7 +270,7 @@ class System(Settings):
 
     @model_validator(mode="after")
     def _ports_exist(self) -> Self:
-        moved = [port + self.port_offset for port in self.ports.all(len(self.fleet.devices)).values()]
+        moved = [port + self.port_offset for port in self.ports.all(self.fleet.devices_simulated).values()]
         if min(moved) < 1 or max(moved) > PORT_MAX:
             raise ValueError(f"port_offset {self.port_offset} moves a port out of 1..{PORT_MAX}")
         return self
@@ -264,14 +279,14 @@ class System(Settings):
 class Load(Settings):
     """Offered load: Poisson at a rate that doubles once and returns."""
 
-    base_per_s: float = Field(default=26.0, gt=0)
-    peak_per_s: float = Field(default=52.0, gt=0)
+    base_per_s: float = Field(default=26.0, gt=0)  # rate at first and at last
+    peak_per_s: float = Field(default=52.0, gt=0)  # rate in between
     peak_from: float = Field(default=0.35, ge=0, le=1)  # share of the run at which the ramp up starts
     peak_until: float = Field(default=0.70, ge=0, le=1)  # share of the run at which the ramp down ends
-    ramp_s: float = Field(default=6.0, gt=0)
+    ramp_s: float = Field(default=6.0, gt=0)  # how long the way up takes, and the way down
     permute_labels: bool = False  # a control: with permuted labels the measured accuracy must fall to chance
     items_mean: float = Field(default=1.0, ge=1)  # images of a request: normal, rounded, clipped to 1 and items_max
-    items_sd: float = Field(default=0.0, ge=0)
+    items_sd: float = Field(default=0.0, ge=0)  # standard deviation of that law
     items_max: int = Field(default=1, ge=1)  # at most the max_batch_size of the family's config.pbtxt
 
     @model_validator(mode="after")
@@ -306,8 +321,8 @@ class FamilyOffered(FamilyBeside):
 class Scenario(System):
     """Scenario of a demo: a system, the load on it, and the policies that meet both in turn."""
 
-    name: str = "demo"
-    policies: tuple[str, ...] = ("base", "static_mix", "exact")
+    name: str = "demo"  # name in the report
+    policies: tuple[str, ...] = ("base", "static_mix", "exact")  # policies that are played, one after the other
     more_families: tuple[FamilyOffered, ...] = ()
     dynamic_batching: bool = False  # Triton makes a batch of the requests that wait
     warmup_s: float = Field(default=6.0, ge=0)  # of load at the base rate before each run; sent, answered, not counted
@@ -345,6 +360,8 @@ class Scenario(System):
 
     @model_validator(mode="after")
     def _comparable(self) -> Self:
+        if self.fleet.real or self.carbon_feed:
+            raise ValueError("a demo plays simulated GPUs and a trace; use fleet.kind and carbon_feed with trefoil up")
         if len(set(self.policies)) < 2:
             raise ValueError("policies must name one and one to compare it with, e.g. ['base', 'exact']")
         if len(set(self.policies)) != len(self.policies):

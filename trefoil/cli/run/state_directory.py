@@ -13,15 +13,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import trefoil
 from trefoil.cli.run.processes import ChildProcess
 from trefoil.core.errors import NotFound, SettingError, StartError
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.socket_paths import socket_folder
-
-CHECKOUT: Final = Path(trefoil.__file__).resolve().parents[1]
 
 
 class AlreadyRunning(StartError):
@@ -211,13 +208,6 @@ class StateLock:
             return os.stat(self._path).st_ino == os.fstat(fd).st_ino
         except FileNotFoundError:
             return False
-
-
-def resolve_path(path: Path) -> Path:
-    """Resolve a relative path as the user means it: under the working directory, else as shipped."""
-    if path.is_absolute() or path.exists():
-        return path.resolve()
-    return (CHECKOUT / path).resolve()
 
 
 def write_private(path: Path, text: str) -> None:

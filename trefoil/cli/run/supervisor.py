@@ -28,10 +28,19 @@ DOWN_DEADLINE_S: Final = 40.0
 
 
 async def supervise(system: System, state_dir: Path, signals: ShutdownSignals, pipe: "Pipe") -> int:
-    """Launch, report the first answer, and stay until a signal or until the node is dead."""
+    """Launch, report the first answer, and stay until a signal or until the node is dead.
+
+    A real node need not answer at once: its Tritons may start for minutes, or wait for a plan that somebody pins.
+    """
     try:
         async with Launcher(system, state_dir, say=pipe.say, kill_now=lambda: signals.kill_now) as launcher:
-            answered_s = await first_answer(launcher, WallClock())
+            answered_s: float | None = None
+            try:
+                answered_s = await first_answer(launcher, WallClock())
+            except StartError as error:
+                if launcher.failure or not system.fleet.real:
+                    raise
+                pipe.say(str(error))
             assert launcher.launch is not None
             pipe.ready(launcher.launch.addresses["inference"], answered_s)
             await launcher.wait_for_failure()
@@ -51,9 +60,9 @@ class Pipe:
         """Report a line of progress."""
         self._write({"say": line})
 
-    def ready(self, inference: str, answered_s: float) -> None:
-        """Report that the system serves, and close the pipe."""
-        self._write({"ready": inference, "answered_s": round(answered_s, 2)})
+    def ready(self, inference: str, answered_s: float | None) -> None:
+        """Report that the system is up, and since when it answers, if it does; close the pipe."""
+        self._write({"ready": inference, "answered_s": None if answered_s is None else round(answered_s, 2)})
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()

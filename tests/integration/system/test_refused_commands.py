@@ -1,0 +1,202 @@
+"""A command that is refused has done nothing: `trefoil status` says after each what it said before.
+
+Every command of the program stands in one of the two tables below, so that a new one cannot be forgotten.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tests.support.system import RunningSystem
+from tests.support.triton_process import MODELS
+from trefoil.cli.main import app
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.gate]
+
+EXIT_REFUSED = 2
+SETTLED_S = 4.0  # reports of a node, one a second, that follow the last refusal: what it set off would show in them
+
+# Ways in which each command is refused. In braces: what `ways` fills in.
+REFUSED: Mapping[str, tuple[str, ...]] = {
+    "up": (
+        "--set policy=clever --port-offset {offset}",
+        "--policy exact --port-offset {elsewhere}",  # something runs in this state directory
+        "--state-dir {tmp}/other --port-offset {offset}",  # something listens there
+    ),
+    "down": ("--state-dir {tmp}/damaged",),
+    "mode": ("sometimes",),
+    "freeze": ("--on",),
+    "pin": (
+        "",
+        "{tmp}/nowhere.json",
+        "{tmp}/elsewhere.json",
+        "{tmp}/unknown.json",
+        "{tmp}/twice.json",
+        "{tmp}/plan.json --off",
+    ),
+    "rollback": ("",),  # there is no plan before the first
+    "replan": ("--cause boredom",),
+    "load": ("--family ghost", "--rate 1 --images {tmp}/nowhere.npz", "--batch many", "--trace {tmp}/nowhere.csv"),
+    "profile": (
+        "ghost --replace",
+        "ghost --replace --agent {agent}",
+        "ghost --replace --repository {tmp}/models",  # there, and in no catalogue of those that run
+        "ghost --replace --repository {tmp}/models --agent {agent}",
+        "digits --replace --slices 9g.99gb",
+        "digits --replace --slices 9g.99gb --agent {agent}",
+        "digits --replace --agent {agent} --batches 1,64",
+        "digits --replace --batches 1,64",
+        "digits --replace --variants digits-xxl --agent {agent}",
+        "digits --replace --clocks 7 --agent {agent}",
+        "digits --replace --device node0/gpu9",
+    ),
+    "demo": ("--quick --port-offset {offset} --out {tmp}/demo",),
+    "objective set": (
+        "",
+        "--min-accuracy 0.9999",
+        "--family ghost --slo-ms 50",
+        "--slo-ms 0",
+        "--param accuracy_margin=much",
+        "--param luck=7",
+        "--lambda 0.5 --min-accuracy 0.9",
+        "--mode sometimes",
+        "--file {tmp}/nowhere.toml",
+        "--file {tmp}/objectives.toml",  # of which the first alone could be set
+    ),
+    "objective fleet": ("--max-watts 0", "--max-watts many"),
+    "node drain": ("node0/gpu9 --why test", "node9/gpu0", "node0/gpu9 --release", "--ca {tmp}/nowhere.pem"),
+    "node clocks": (
+        "node0/gpu9 --max 900",
+        "node0/gpu0 --max 900 --min 1200",
+        "node0/gpu0 --max 900 --ttl 1000000",
+        "node0/gpu0 --max 0",
+    ),
+    "node unlock": ("node0/gpu9",),
+    "family load": ("digits node0/gpu0", "ghost node0/gpu0", "digits node0/gpu9"),
+    "family unload": ("digits node0/gpu0", "ghost node0/gpu0", "digits node0/gpu9"),
+    "family assume": ("digits --repository {tmp}/models", "ghost --repository {tmp}/models"),
+    "family import": ("{tmp}/nowhere --as own=a,b --slo-ms 50 --repository {tmp}/models",),
+}
+WITHOUT_SYSTEM = ("demo", "family import", "family assume")  # they take no --state-dir
+# They change nothing of a running system, refused or not: they show, or work on files.
+READING = {
+    *("status", "plan", "top", "rollout", "explain-request", "replay", "objective show", "state dump"),
+    *("node show", "node preview", "node energy"),
+    *("carbon now", "carbon watch", "carbon forecast", "carbon history", "carbon health", "carbon zones"),
+    *("carbon backtest", "simulate", "compare", "reproduce clover", "reproduce wattwiser", "reproduce carbondis"),
+    *("family list", "family check", "setup triton"),
+}
+
+
+def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Every command of the program, as it is typed."""
+    group = group or typer.main.get_command(app)
+    for name, one in group.commands.items():
+        if hasattr(one, "commands"):
+            yield from commands(one, (*path, name))
+        else:
+            yield " ".join((*path, name))
+
+
+def test_every_command_stands_in_one_of_the_tables() -> None:
+    assert set(commands()) == READING | REFUSED.keys(), "say how a new command is refused, or that it changes nothing"
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[RunningSystem]:
+    """`base` plans one way, whatever load and carbon do: nothing changes by itself."""
+    one = RunningSystem({"policy": "base"})
+    try:
+        one.up()
+        one.wait_for_rollout()
+        yield one
+    finally:
+        one.close()
+
+
+def test_a_refused_command_leaves_the_system_as_it_was(system: RunningSystem, tmp_path: Path) -> None:
+    names = ways(system, tmp_path)
+    before = standing(system)
+    for command, refusals in REFUSED.items():
+        for words in refusals:
+            argv = [*command.split(), *words.format(**names).split()]
+            if "--state-dir" not in argv and command not in WITHOUT_SYSTEM:
+                argv += ["--state-dir", str(system.state_dir)]
+            done = CliRunner().invoke(app, argv)
+            assert done.exit_code == EXIT_REFUSED, (argv, done.output, done.exception)
+            assert standing(system) == before, argv
+    last_s = time.time()
+    give_up_s = time.monotonic() + 60
+    while reported_s(system) < last_s + SETTLED_S:
+        assert time.monotonic() < give_up_s, "the node reports no more"
+    assert standing(system) == before
+
+
+def ways(system: RunningSystem, folder: Path) -> dict[str, str]:
+    """What stands for the names in braces, and the files that they name."""
+    answer = ask(system, "plan")
+    (folder / "plan.json").write_text(json.dumps(answer))
+    text = json.dumps(answer["plan"])
+    (folder / "elsewhere.json").write_text(text.replace("node0/gpu1", "node0/gpu7"))
+    (folder / "unknown.json").write_text(text.replace("digits-l", "digits-xxl"))
+    doubled = json.loads(text)
+    doubled["nodes"][0]["devices"] += doubled["nodes"][0]["devices"][:1]
+    (folder / "twice.json").write_text(json.dumps(doubled))
+    (folder / "objectives.toml").write_text("[families.digits]\nslo_ms = 77\n[families.ghost]\nslo_ms = 50\n")
+    (folder / "damaged" / "run").mkdir(parents=True)
+    (folder / "damaged" / "run" / "launch.json").write_text("{")
+    ghost = folder / "models" / "ghost"
+    shutil.copytree(MODELS / "digits", ghost)
+    for file in ("family.toml", "config.pbtxt"):
+        (ghost / file).write_text((ghost / file).read_text().replace('"digits"', '"ghost"'))
+    return {
+        "tmp": str(folder),
+        "offset": str(system.port_offset),
+        "elsewhere": str(system.port_offset + 100),
+        "agent": system.launch.addresses["power_agent"],
+    }
+
+
+def ask(system: RunningSystem, *words: str) -> Any:
+    """A command that must succeed, in this process: a new one costs a second each time."""
+    done = CliRunner().invoke(app, [*words, "--json", "--state-dir", str(system.state_dir)])
+    assert done.exit_code == 0, (words, done.output, done.exception)
+    return json.loads(done.stdout)
+
+
+def standing(system: RunningSystem) -> dict[str, Any]:
+    """What an operator's command may change: control, plan, objectives, devices and slices, and who runs.
+
+    Left out is what moves by itself: clocks, watts, temperatures, carbon, counters of load and energy, and the health
+    of services, which are asked within a second; one that had ended would be failing, and another process.
+    """
+    found = ask(system, "status")
+    told = {name: found[name] for name in ("failing", "mode", "frozen", "pinned", "exploring", "revision", "rollout")}
+    told |= {name: found.get(name) for name in ("loans", "objectives", "disk_trouble")}
+    told["nodes"] = [
+        {name: node[name] for name in ("node", "zone", "epoch", "applied", "highest_epoch_seen", "missing")}
+        | {"devices": [device_standing(device) for device in node["devices"]]}
+        for node in found["nodes"]
+    ]
+    told["objective"] = ask(system, "objective", "show")
+    told["processes"] = {path.name: path.read_text() for path in sorted((system.state_dir / "run").glob("*.json"))}
+    return told
+
+
+def device_standing(device: Mapping[str, Any]) -> dict[str, Any]:
+    kept = ("device", "type", "state", "cordon", "clock_lease", "mig_current", "mig_pending", "drift", "slices")
+    return {name: device[name] for name in kept}
+
+
+def reported_s(system: RunningSystem) -> float:
+    """When the node last said how it stands."""
+    (node,) = ask(system, "status")["nodes"]
+    at_s: float = node["observed_at_s"]
+    return at_s
