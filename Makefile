@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup export-efficientnet export-albert demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak reproduce-clover reproduce-wattwiser reproduce-carbondis results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos lock clean
+.PHONY: help setup wheel notebooks docs export-efficientnet export-albert demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak e2e-adopt reproduce-clover reproduce-wattwiser reproduce-carbondis results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,12 +23,14 @@ setup: .venv/.ready .venv-triton/.ready  ## create both environments from the ha
 	$(BIN)/python -m compileall -q $(PACKAGES)
 	@touch $@
 
-# Triton's python backend needs numpy < 2 and must not see ours: an environment of its own.
+# Triton's python backend needs numpy < 2 and must not see ours: an environment of its own, always that of this checkout.
 .venv-triton/.ready: .venv/.ready requirements/triton.txt requirements/triton-server.txt
-	$(UV) venv --quiet --clear --python $(PYTHON) .venv-triton
-	$(UV) pip install --quiet --compile-bytecode --python .venv-triton/bin/python --require-hashes -r requirements/triton.txt
-	$(UV) pip install --quiet --compile-bytecode --python .venv-triton/bin/python --require-hashes --no-deps -r requirements/triton-server.txt
+	TREFOIL_TRITON_ENVIRONMENT=.venv-triton $(BIN)/trefoil setup triton
 	@touch $@
+
+wheel: setup  ## the wheel, with families, settings files and scenarios in it: dist/trefoil-*.whl
+	rm -rf dist
+	$(BIN)/python -m hatchling build -t wheel
 
 # Exporting real architectures needs torch and transformers (1.2 GB installed), which nothing else here does.
 # By pip alone and not after .venv, so that a test can ask for it while .venv runs that test.
@@ -45,6 +47,19 @@ setup: .venv/.ready .venv-triton/.ready  ## create both environments from the ha
 	$(BIN)/python -m tests.support.perf_analyzer .venv-perf/debian
 	@touch $@
 
+# Notebooks run on Trefoil, in the versions that are tested (last), and pandas.
+.venv-notebooks/.ready: .venv/.ready requirements/notebooks.txt
+	$(UV) venv --quiet --clear --python $(PYTHON) .venv-notebooks
+	$(UV) pip install --quiet --compile-bytecode --python .venv-notebooks/bin/python --require-hashes -r requirements/notebooks.txt
+	$(UV) pip install --quiet --compile-bytecode --python .venv-notebooks/bin/python --require-hashes -r requirements/main.txt
+	@touch $@
+
+# The site's tools are nothing that Trefoil runs on. By pip alone, as for exports.
+.venv-docs/.ready: requirements/docs.txt
+	$(PYTHON) -m venv --clear .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	@touch $@
+
 export = .venv-export/bin/python model_repository/$(1)/export.py $(if $(filter undefined,$(origin ARGS)),--random-weights,$(ARGS))
 
 export-efficientnet: .venv-export/.ready  ## export EfficientNet B1, B3, B5, B7 with random weights (ARGS= for the hub's)
@@ -52,6 +67,12 @@ export-efficientnet: .venv-export/.ready  ## export EfficientNet B1, B3, B5, B7 
 
 export-albert: .venv-export/.ready  ## export ALBERT base, large, xlarge, xxlarge with random weights (four minutes, 3.7 GB of memory; ARGS= for the hub's)
 	$(call export,albert)
+
+notebooks: setup .venv-notebooks/.ready  ## execute docs/notebooks afresh (two minutes); with outputs in out/notebooks
+	PYTHONPATH=$(CURDIR) nice -n 5 .venv-notebooks/bin/python -m tests.support.notebooks out/notebooks
+
+docs: .venv-docs/.ready  ## the docs site in site/: every link and anchor checked, nothing loaded from another host
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict $(ARGS)
 
 demo: setup  ## the main job: three runs on this machine, a table and out/demo/report.html (about nine minutes)
 	$(BIN)/trefoil demo $(ARGS)
@@ -80,6 +101,9 @@ chaos: setup  ## 200,000 requests while everything around them is killed, stoppe
 soak: setup  ## half an hour at 70 % load: the dispatcher's memory and descriptors (ARGS='--minutes 5')
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 
+e2e-adopt: wheel .venv-export/.ready  ## as a new user: from the wheel to one's own models, served, profiled, compared (five minutes)
+	$(BIN)/python -m benchmarks.adopt dist/trefoil-*.whl $(ARGS)
+
 reproduce-clover: setup  ## CLOVER at equal load, five seeds, every figure (hours, kept run by run; ARGS=--quick: two minutes)
 	$(BIN)/trefoil reproduce clover $(ARGS)
 
@@ -99,7 +123,7 @@ test: setup  ## the gate: lint, types, contracts, units, properties, the harness
 	+@$(call lanes,check gate-quick gate-system gate-service gate-property)
 
 test-all: setup  ## every test there is, also long simulations and all with real processes (half an hour): before a large change is called done
-	+@$(call lanes,check test-system test-node test-dispatcher test-agent test-quick test-property)
+	+@$(call lanes,check test-system test-node test-dispatcher test-agent test-quick test-property notebooks)
 
 # Ends with the time of each lane and every flaky test of all lanes together.
 lanes = rm -rf out/tests; began=$$(date +%s); failed=0; $(if $(STALLS),$(BIN)/python -m tests.support.stalls) $(MAKE) --no-print-directory --keep-going -j3 --output-sync=line $(1) || failed=1; $(BIN)/python -m tests.support.flaky $$(($$(date +%s) - began)) || failed=1; exit $$failed
@@ -172,4 +196,4 @@ lock: setup  ## re-resolve the hashed lock files
 	for name in triton-server perf-analyzer; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-deps --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
 
 clean:  ## remove environments and outputs
-	rm -rf .venv .venv-triton .venv-export .venv-perf out .trefoil
+	rm -rf dist .venv .venv-triton .venv-export .venv-perf .venv-docs .venv-notebooks out site .trefoil

@@ -26,8 +26,8 @@ from rich.table import Table
 
 from benchmarks import carbon_feed_load, carbon_feed_memory, carbon_feed_year
 from trefoil.cli.demo.results import git_commit, machine, write_json
-from trefoil.cli.run.state_directory import CHECKOUT
 from trefoil.core.errors import TrefoilError
+from trefoil.installation import CHECKOUT
 
 OUT: Final = CHECKOUT / "out" / "bench"
 

@@ -45,8 +45,8 @@ from benchmarks.echo_family import executions
 from benchmarks.echo_load import EchoLoad
 from benchmarks.echo_system import Arrangement, EchoSystem, running
 from trefoil.cli.demo.results import git_commit, machine, write_json
-from trefoil.cli.run.state_directory import CHECKOUT
 from trefoil.core.errors import StartError
+from trefoil.installation import CHECKOUT
 
 OUT: Final = CHECKOUT / "out" / "bench"
 SEED: Final = 20261121

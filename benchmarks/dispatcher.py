@@ -41,8 +41,8 @@ from tritonclient.grpc import service_pb2 as pb
 from benchmarks.dispatcher_peers import Bench
 from benchmarks.dispatcher_router import routers
 from trefoil.cli.demo.results import git_commit, machine, write_json
-from trefoil.cli.run.state_directory import CHECKOUT
 from trefoil.core.errors import BinaryMissing
+from trefoil.installation import CHECKOUT
 
 OUT: Final = CHECKOUT / "out" / "bench"
 PATH: Final = "/inference.GRPCInferenceService/ModelInfer"

@@ -21,7 +21,6 @@ import psutil
 from power_agent.triton.installation import find_triton, prepare_triton
 from tests.support.ports import free_ports
 from trefoil.cli.run.services import redis_binary
-from trefoil.cli.run.state_directory import CHECKOUT
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.common import Basis, Lease, Revision
 from trefoil.core.energy import ReceiptRate, ReceiptRates
@@ -29,6 +28,7 @@ from trefoil.core.errors import StateUnavailable
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import Plan, Route, RouteTarget
+from trefoil.installation import CHECKOUT
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.state import State
 

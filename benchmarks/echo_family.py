@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from trefoil.cli.run.state_directory import CHECKOUT
+from trefoil.installation import CHECKOUT
 
 FAMILY: Final = "echo"
 VERSIONS: Final = (1, 2, 3)

@@ -41,13 +41,14 @@ from trefoil.cli.demo.run_policy import DemoContext, run_policy
 from trefoil.cli.load.process import read_load_result, result_path
 from trefoil.cli.load.result import LoadResult
 from trefoil.cli.run.scenario import Scenario, Slo, load_system
-from trefoil.cli.run.state_directory import CHECKOUT, StatePaths
+from trefoil.cli.run.state_directory import StatePaths
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import LoadWindow
 from trefoil.core.errors import StateUnavailable
 from trefoil.core.fleet import NodeStatus, SliceKey, SliceState
 from trefoil.core.plan import DecisionRecord
 from trefoil.core.queueing import service_time
+from trefoil.installation import CHECKOUT
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.repository import load_catalog

@@ -27,7 +27,7 @@ from benchmarks.echo_family import executions
 from benchmarks.echo_load import OK, EchoLoad
 from benchmarks.echo_system import SMALL, Arrangement, EchoSystem, running
 from trefoil.cli.demo.results import git_commit, machine, write_json
-from trefoil.cli.run.state_directory import CHECKOUT
+from trefoil.installation import CHECKOUT
 
 OUT: Final = CHECKOUT / "out" / "bench"
 LOAD: Final = 0.7

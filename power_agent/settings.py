@@ -20,6 +20,7 @@ class PowerAgentSettings(ServiceSettings):
     zone: str = ""
     """Grid zone that this node draws from."""
     site: str = ""
+    """Name of the place, for reports."""
     node_socket: Path | None = None
     """Socket of a simulated node, whose process owns driver and Tritons. None: the hardware of this host."""
     model_repository: Path = Path("model_repository")
@@ -40,10 +41,13 @@ class PowerAgentSettings(ServiceSettings):
     starts_parallel: int = Field(default=2, ge=1)
     """Tritons that may start at once: a start keeps a core busy."""
     ready_timeout_s: float = Field(default=30.0, gt=0)
+    """How long a Triton may take until it answers an inference."""
     swap_timeout_s: float = Field(default=30.0, gt=0)
+    """How long loading another variant may take."""
     drain_timeout_s: float = Field(default=30.0, gt=0)
     """After this a slice is stopped whatever is in flight on it."""
     drain_poll_s: float = Field(default=0.1, gt=0)
+    """How often a draining slice is looked at."""
     stop_kill_after_s: float = Field(default=5.0, gt=0)
     """SIGKILL follows SIGTERM after this."""
     idle_kill_after_s: float = Field(default=0.5, gt=0)
@@ -51,17 +55,21 @@ class PowerAgentSettings(ServiceSettings):
     in_use_retries_max: int = Field(default=7, ge=0)
     """A driver says IN_USE for a while after the last process of an instance is gone."""
     in_use_backoff_s: float = Field(default=0.1, gt=0)
+    """First pause between these tries; it doubles."""
     retry_backoff_max_s: float = Field(default=15.0, gt=0)
     """Longest pause between two tries to start a slice that fails again and again."""
     health_poll_s: float = Field(default=0.5, gt=0)
+    """How often Tritons are asked whether they are ready."""
     quiet_probe_s: float = Field(default=8.0, gt=0)
     """A slice without any success for so long gets a real inference: readiness does not show a dead python stub."""
     probe_timeout_s: float = Field(default=4.0, gt=0)
+    """How long that inference may take."""
     drift_poll_s: float = Field(default=5.0, gt=0)
     """How often the driver's listing is compared with what the agent made."""
     mig_mode: Literal["keep", "enable"] = "keep"
     """enable: switch MIG mode on where a GPU has it, is empty and has it off; it is never switched off."""
     lease_ttl_s: float = Field(default=3.0, gt=1.0, le=LEASE_MAX_S)
+    """Time to live of the lease of the node's role, and the longest gap in its heartbeat."""
     driver_marker_path: Path | None = None
     """File that changes with each load of the driver; None: `driver_load_id` beside the socket, or NVIDIA's device."""
     stop_slices_on_exit: bool = False

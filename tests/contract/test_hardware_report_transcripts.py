@@ -11,9 +11,9 @@ import pytest
 
 from power_agent.devices.hardware_report import hardware_report
 from power_agent.devices.inventory import Inventory
-from power_agent.simulated.gpu_models import GPU_MODELS
 from power_agent.simulated.machine import Machine
 from tests.support.simulated_driver import pynvml_on
+from trefoil.core.device_types import DRIVERS
 
 FOLDER = Path(__file__).parent / "transcripts"
 SIMULATED = FOLDER / "simulated.json"
@@ -54,7 +54,7 @@ def known(paths):
 
 @pytest.fixture(scope="module")
 def simulated():
-    return transcript(*GPU_MODELS)
+    return transcript(*DRIVERS)
 
 
 def lasting(found):
@@ -102,4 +102,4 @@ def test_types_that_are_simulated_are_simulated_as_they_are(file, simulated):
 
 
 if __name__ == "__main__":
-    SIMULATED.write_text(json.dumps(transcript(*GPU_MODELS), indent=1) + "\n")
+    SIMULATED.write_text(json.dumps(transcript(*DRIVERS), indent=1) + "\n")

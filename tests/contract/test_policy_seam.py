@@ -152,9 +152,9 @@ def test_what_starts_a_system_refuses_the_same_and_names_the_column(kind: Kind) 
 
 
 def test_each_service_takes_settings_of_its_own_parts_only() -> None:
-    with pytest.raises(ValueError, match="the controller has no part 'governor'; use planner or forecaster"):
+    with pytest.raises(SettingError, match="the controller has no part 'governor'; use planner or forecaster"):
         ControllerSettings(parts={"governor": {"step_mhz": 1}})
-    with pytest.raises(ValueError, match="the power agent has no part 'planner'; use governor"):
+    with pytest.raises(SettingError, match="the power agent has no part 'planner'; use governor"):
         PowerAgentSettings(parts={"planner": {"variant": "s"}})
 
 

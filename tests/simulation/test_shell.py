@@ -203,3 +203,18 @@ def test_what_was_decided_on_an_equal_view_is_recalled():
     assert shell.decision_cache is not None
     assert shell.decision_cache.lookups > 20
     assert len(shell.decision_cache.decisions) < shell.decision_cache.lookups / 2
+
+
+def test_plans_keep_the_cap_of_the_scenario_and_take_fewer_watts_for_it():
+    def run(max_watts: float):
+        wanted = family(mode="lambda", lambda_weight=0.1, below_best_pct=None, hard_below_best_pct=None)
+        control = ControlSettings(max_watts=max_watts)
+        one = scenario(families=(wanted,), fidelity="fluid", step_s=60.0, control=control, noise=Noise())
+        return simulate(one, keep_records=True)
+
+    free_w = run(0.0).summary.power_w
+    capped = run(0.9 * free_w)
+    assert capped.summary.power_w <= 0.9 * free_w
+    assert capped.summary.accuracy > 0.9
+    assert capped.records
+    assert all(f"of the {0.9 * free_w:g} W that the fleet may take" in record.why for record in capped.records)

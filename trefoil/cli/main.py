@@ -12,12 +12,15 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trefoil.cli import simulate
+import trefoil
+from trefoil.cli import setup, simulate
 from trefoil.cli.carbon import commands
+from trefoil.cli.compare import compare
 from trefoil.cli.family.commands import app as family_app
 from trefoil.cli.family.profile_command import profile
 from trefoil.cli.load.command import load
 from trefoil.cli.operate import control, decisions, node, status
+from trefoil.cli.operate.top import top
 from trefoil.cli.options import Forecaster, Governor, Planner, Queue, Router, Sets, non_empty, parse_sets
 from trefoil.cli.output import DEFAULT_STATE_DIR, EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
 from trefoil.core.errors import StartError
@@ -32,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Serve DNN inference for the fewest grams of CO2, inside the latency objective and above the accuracy floor.",
 )
-objective = typer.Typer(cls=Guarded, no_args_is_help=True, help="What is wanted of a family.")
+objective = typer.Typer(cls=Guarded, no_args_is_help=True, help="What is wanted of families, and of the fleet.")
 state = typer.Typer(cls=Guarded, no_args_is_help=True, help="What the services tell each other through Redis.")
 
 Config = Annotated[Path, typer.Option("--config", help="Settings file.", show_default=True)]
@@ -45,6 +48,22 @@ Workers = Annotated[
         "--workers", min=1, max=64, help="Dispatcher processes behind one port; default: the settings file's."
     ),
 ]
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and end, where that is what is wanted."""
+    if wanted:
+        typer.echo(f"trefoil {trefoil.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options before any command."""
 
 
 def up(
@@ -62,13 +81,16 @@ def up(
     state_dir: StateDir = DEFAULT_STATE_DIR,
     as_json: AsJson = False,
 ) -> None:
-    """Start Redis, a simulated node and the four services on this machine, and leave them running."""
-    from trefoil.cli.run.state_directory import resolve_path
+    """Start Redis, the four services and a node on this machine, simulated or its own, and leave them running."""
+    from trefoil.cli.run.scenario import System, load_system
+    from trefoil.cli.run.services import check_served
     from trefoil.cli.run.supervisor import start_detached
+    from trefoil.installation import resolve_path
 
     overrides = parse_sets(sets) | non_empty(policy=policy, mode=mode, planner=planner, forecaster=forecaster)
     overrides |= non_empty(router=router, queue=queue, governor=governor)
     overrides |= {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
+    check_served(load_system(resolve_path(config), System, overrides))  # what is known to be wrong is said at once
     child, reading = start_detached(resolve_path(config), Path(state_dir), overrides)
     ready: dict[str, Any] = {}
     failure = ""
@@ -90,7 +112,10 @@ def up(
     if as_json:
         print_json({"inference": ready["ready"], "first_answer_s": ready["answered_s"], "state_dir": state_dir})
     else:
-        console().print(f"serving on {ready['ready']}: first answer {ready['answered_s']:.1f} s after the start")
+        if ready["answered_s"] is None:
+            console().print(f"up, and no slice serves on {ready['ready']} yet: `trefoil plan` says why")
+        else:
+            console().print(f"serving on {ready['ready']}: first answer {ready['answered_s']:.1f} s after the start")
         console().print("look with `trefoil status`, load it with `trefoil load`, stop it with `trefoil down`")
 
 
@@ -133,7 +158,7 @@ def demo(
     """Play the same load and carbon against several policies, and report what was saved. Ends by itself."""
     from trefoil.cli.demo.run_demo import QUICK_STEPS, run_demo, simulate_only
     from trefoil.cli.run.scenario import Scenario, load_system, overrides_against_base
-    from trefoil.cli.run.state_directory import resolve_path
+    from trefoil.installation import resolve_path
 
     overrides = parse_sets(sets) | {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
     overrides |= non_empty(planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor)
@@ -158,6 +183,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "down": down,
     "status": status.status,
     "plan": status.plan,
+    "top": top,
     "mode": control.mode,
     "freeze": control.freeze,
     "pin": control.pin,
@@ -170,11 +196,13 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "replay": decisions.replay,
     "demo": demo,
     "simulate": simulate.simulate,
+    "compare": compare,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
 objective.command("set")(control.objective_set)
 objective.command("show")(control.objective_show)
+objective.command("fleet")(control.objective_fleet)
 state.command("dump")(status.state_dump)
 app.add_typer(objective, name="objective")
 app.add_typer(state, name="state")
@@ -184,6 +212,7 @@ family_app.command("load")(control.family_load)
 family_app.command("unload")(control.family_unload)
 app.add_typer(family_app, name="family")
 app.add_typer(commands.app, name="carbon")
+app.add_typer(setup.app, name="setup")
 
 if __name__ == "__main__":
     app()

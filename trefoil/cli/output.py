@@ -1,6 +1,7 @@
 """Output of commands: JSON for programs, tables for people, one line for errors."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +18,10 @@ from trefoil.core.errors import SettingError, TrefoilError
 from trefoil.core.fleet import DeviceStatus, SliceState
 from trefoil.core.plan import Plan
 from trefoil.runtime import codec
+from trefoil.runtime.config import register_own_device_types
 
 EXIT_ERROR: Final = 2
-DEFAULT_STATE_DIR: Final = ".trefoil/default"
+DEFAULT_STATE_DIR: Final = os.environ.get("TREFOIL_STATE_DIR") or ".trefoil/default"
 
 StateDir = Annotated[
     str, typer.Option("--state-dir", help="Where the running system keeps its things.", show_default=True)
@@ -32,6 +34,7 @@ class Guarded(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            register_own_device_types()
             return super().invoke(ctx)
         except TrefoilError as error:
             typer.echo(f"trefoil: {error}", err=True)

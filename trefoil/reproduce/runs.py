@@ -23,6 +23,7 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import DEVICE_TYPES
 from trefoil.core.policies import POLICIES
 from trefoil.core.units import HOUR_S
+from trefoil.installation import MODELS, SHIPPED
 from trefoil.runtime.files import replace_file
 from trefoil.runtime.repository import load_family
 from trefoil.simulator.run import simulate
@@ -46,7 +47,7 @@ TABLE: Final = "controller.planners.table"  # imports every planner
 OURS: Final = frozenset({"trefoil", "controller", "dispatcher", "power_agent", "carbon_feed"})
 PUE: Final = 1.5  # CLOVER section 5.1
 MEASURE_S: Final = 60.0  # over which a tail latency is watched
-REPOSITORY: Final = Path("model_repository")
+REPOSITORY: Final = SHIPPED / MODELS
 
 
 @dataclass(frozen=True, slots=True)

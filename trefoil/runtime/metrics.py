@@ -259,6 +259,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "trefoil_emissions_grams_total", "counter", "All grams: active, idle, sleep and moves.", ("zone",), CONTROLLER
     ),
+    Metric(
+        "trefoil_base_emissions_grams_total",
+        "counter",
+        "Grams that BASE would have emitted for the same answers in the same time, by profile and device type.",
+        ("zone",),
+        CONTROLLER,
+    ),
     Metric("trefoil_grams_per_request", "gauge", "Grams over answered requests.", ("family",), CONTROLLER),
     Metric(
         "trefoil_active_joules_total",

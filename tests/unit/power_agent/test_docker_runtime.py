@@ -105,6 +105,14 @@ def test_a_slice_of_a_gpu_becomes_exactly_this_container(engine, launch, tmp_pat
     assert (tmp_path / "slice" / "digits" / "config.pbtxt").stat().st_mode & 0o777 == 0o644
 
 
+def test_families_that_the_repository_only_links_to_are_mounted_too(engine, launch, tmp_path):
+    (tmp_path / "elsewhere" / "mine").mkdir(parents=True)
+    launch.source.mkdir()
+    (launch.source / "mine").symlink_to(tmp_path / "elsewhere" / "mine")
+    targets = [mount["Target"] for mount in created(engine, OPTIONS, launch)["HostConfig"]["Mounts"]]
+    assert str((tmp_path / "elsewhere" / "mine").resolve()) in targets
+
+
 def test_a_whole_gpu_is_asked_for_by_its_own_uuid(engine, launch):
     body = created(engine, OPTIONS, replace(launch, gpu_uuid="GPU-1"))
     assert body["HostConfig"]["DeviceRequests"][0]["DeviceIDs"] == ["GPU-1"]

@@ -87,7 +87,9 @@ def spec(tmp_path: Path, source: Path, *hosted: Hosted) -> SliceSpec:
 
 def test_the_setting_wins_and_a_wrong_one_is_named(install, tmp_path):
     assert find_triton(install.binary, None).binary == install.binary
-    with pytest.raises(BinaryMissing, match=r"triton_binary = /absent/tritonserver.*Remedy: run `make setup`"):
+    with pytest.raises(
+        BinaryMissing, match=r"triton_binary = /absent/tritonserver.*Remedy: run `trefoil setup triton`"
+    ):
         find_triton(Path("/absent/tritonserver"), None)
 
 
