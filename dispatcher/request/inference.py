@@ -40,6 +40,10 @@ from trefoil.runtime.rpc import status_of
 
 LOG = structlog.get_logger()
 Result = TypeVar("Result")
+Serve = Callable[[Request], Awaitable[Result]]
+"""Serves an admitted request here."""
+Forward = Callable[[WorkerId], Awaitable[Result]]
+"""Lets another worker answer."""
 NEWS_S: Final = 0.02  # how long workers may be of two minds about who serves a family: news take a few ms
 _parse_answer = pb.ModelInferResponse.FromString
 _parse_request = pb.ModelInferRequest.FromString
@@ -113,13 +117,7 @@ class Inference:
         told = await self.peers.forward(worker, data, caller)
         return Answer((told.data,), told.trailers, told.variant, told.slice)
 
-    async def handle(
-        self,
-        data: bytes,
-        caller: Caller,
-        serve: Callable[[Request], Awaitable[Result]],
-        forward: Callable[[WorkerId], Awaitable[Result]],
-    ) -> Result:
+    async def handle(self, data: bytes, caller: Caller, serve: Serve[Result], forward: Forward[Result]) -> Result:
         """Admit a request and serve it here, or let another worker; raises like `answer`."""
         request: Request | None = None
         try:
@@ -305,8 +303,8 @@ class Inference:
         request: Request,
         caller: Caller,
         peers: Peers,
-        serve: Callable[[Request], Awaitable[Result]],
-        forward: Callable[[WorkerId], Awaitable[Result]],
+        serve: Serve[Result],
+        forward: Forward[Result],
     ) -> Result:
         """Serve a request here, or let another worker: one that has credits of the family, or that keeps the sequence.
 

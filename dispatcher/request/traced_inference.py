@@ -21,7 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from dispatcher.fronts.contracts import Contracts
 from dispatcher.request.admission import Caller, Request, StatusError
-from dispatcher.request.inference import Inference, Result, refusal
+from dispatcher.request.inference import Forward, Inference, Result, Serve, refusal
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core.trace_context import Trace
 from dispatcher.workers.core.membership import WorkerId, worker_name
@@ -71,13 +71,7 @@ class TracedInference(Inference):
         self._tracer = (provider or tracer_provider(local)).get_tracer("trefoil.dispatcher")
         self._open: dict[int, _Spans] = {}  # by identity of their requests
 
-    async def handle(
-        self,
-        data: bytes,
-        caller: Caller,
-        serve: Callable[[Request], Awaitable[Result]],
-        forward: Callable[[WorkerId], Awaitable[Result]],
-    ) -> Result:
+    async def handle(self, data: bytes, caller: Caller, serve: Serve[Result], forward: Forward[Result]) -> Result:
         """Admit a request and serve it, as `Inference` does, within its spans."""
         parent = _propagator.extract(dict(caller.trace))
         whole = self._tracer.start_span("ModelInfer", parent, SpanKind.SERVER)

@@ -102,7 +102,7 @@ async def test_objective_mode_rollback_and_pin_steer_the_running_system_without_
     try:
         await asyncio.sleep(3.0)
         assert (await say("freeze", "--off"))["frozen"] is False
-        before = (await say("objective", "show"))["objective"]
+        before = next(o for o in (await say("objective", "show"))["objectives"] if o["family"] == "digits")
         strict = await say("objective", "set", "--min-accuracy", "0.992", "--slo-ms", "120")
         assert strict["objective"]["number"] > before["number"]
         assert strict["degraded"] == ""

@@ -131,7 +131,6 @@ async def normal_reading(launch: Launch) -> CarbonReading:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.gate
 async def test_up_on_this_machine_with_carbon_of_a_provider_answers_and_nothing_is_simulated(
     recorded: CarbonServer,
 ) -> None:

@@ -210,7 +210,7 @@ def test_the_command_prints_writes_and_draws(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "names"),
-    [(["--model", "oracle"], "blend"), (["--factors", "both"], "lifecycle"), (["--step-min", "25"], "step_s")],
+    [(["--model", "oracle"], "blend"), (["--factors", "both"], "lifecycle"), (["--step-min", "25"], "--step-min")],
 )
 def test_the_command_refuses_with_field_value_and_remedy(words, names):
     said = CliRunner().invoke(app, ["carbon", "backtest", str(DUCK), *words])
