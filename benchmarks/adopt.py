@@ -202,7 +202,7 @@ def compare(user: NewUser) -> None:
     with user.timed("compare of three policies"):
         user.trefoil("compare", "mine.toml", "--policies", "base,static_mix,exact", "--seeds", 2, "--out", "compared")
     user.trefoil("simulate", "mine.toml", "--out", "simulated")
-    for page in ("compared/report.html", "simulated/report.html"):
+    for page in ("compared/comparison.html", "simulated/report.html"):
         need("synthetic" in (user.work / page).read_text(), f"{page} does not say that the profile is synthetic")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -24,8 +25,6 @@ from controller.loop.core.decision import (
     run_planner,
 )
 from controller.loop.core.effects import RecordDecision
-from controller.loop.disk_store import DiskStore
-from controller.loop.leadership import Leadership
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.brains import Planner, PlanView
@@ -35,8 +34,12 @@ from trefoil.core.plan_check import plan_digest
 from trefoil.core.policies import Policy
 from trefoil.runtime import codec
 from trefoil.runtime.fenced import Append
-from trefoil.runtime.state import Keys
-from trefoil.runtime.telemetry import Metrics
+
+if TYPE_CHECKING:  # what only the live controller has: a simulation imports this module too
+    from controller.loop.disk_store import DiskStore
+    from controller.loop.leadership import Leadership
+    from trefoil.runtime.state import Keys
+    from trefoil.runtime.telemetry import Metrics
 
 
 def decision_record(
@@ -70,10 +73,10 @@ class DecisionRecords:
         self,
         settings: ControllerSettings,
         policy: Policy,
-        keys: Keys,
-        leadership: Leadership,
-        disk: DiskStore,
-        metrics: Metrics,
+        keys: "Keys",
+        leadership: "Leadership",
+        disk: "DiskStore",
+        metrics: "Metrics",
         budgets: Callable[[], Mapping[str, object]],
     ) -> None:
         self._settings, self._policy, self._keys, self._leadership = settings, policy, keys, leadership

@@ -22,7 +22,6 @@ from trefoil.core.objective import Objective
 from trefoil.core.plan import DecisionRecord
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.clock import WallClock
-from trefoil.runtime.state import State
 
 RPC_TIMEOUT_S: Final = 10.0
 RECEIPT_HOURS: Final = 2
@@ -37,6 +36,8 @@ class SystemClient:
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
+        from trefoil.runtime.state import State  # brings redis: a third of what `trefoil --help` would take
+
         self.state = State.connect(launch.redis_url, launch.cluster, clock=WallClock())
         self._channel = rpc.channel(launch.addresses["controller"])
         self.controller = controller_pb2_grpc.ControllerStub(self._channel)

@@ -60,7 +60,9 @@ def case_caption(found: Comparison, case: Case) -> str:
         if len(found.seeds) == 1
         else f"mean and deviation of {len(found.seeds)} seeds"
     )
-    return f"equal load: {arrived:,} arrivals each, digest {digests}\n{price}; {draws}"
+    families = case.rows[0].runs[0].summary["families"]
+    profiles = "".join(f"\nprofile of {name}: {one['profile']}" for name, one in families.items())
+    return f"equal load: {arrived:,} arrivals each, digest {digests}\n{price}; {draws}{profiles}"
 
 
 def saving_title(found: Comparison) -> str:

@@ -1,6 +1,6 @@
 """Catalogue of what can be served: families, their variants, and what each operating point costs."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from trefoil.core.common import Provenance
@@ -133,3 +133,9 @@ class Catalog:
             f"clock_mhz={clock_mhz} cohosted={cohosted} batch={batch} stage={stage}",
             remedy=f"profile this operating point and add it to model_repository/{family}/profile.csv",
         )
+
+
+def profile_basis(rows: Iterable[ProfileRow], family: str) -> str:
+    """What the profile rows of a family rest on: `measured (trefoil profile on ...)`; "none" without rows."""
+    given = {row.provenance for row in rows if row.family == family and row.provenance is not None}
+    return "; ".join(sorted(f"{one.basis.name.lower()} ({one.source})" for one in given)) or "none"

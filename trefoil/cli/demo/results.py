@@ -63,6 +63,7 @@ class FamilySummary:
     accuracy_profile: float  # of the variants that answered, by family.toml: what plans and the price of accuracy go by
     accuracy_floor: float
     device_type_shares: Mapping[str, float] = field(default_factory=dict)  # of the answers
+    profile: str = ""  # what its profile rests on: basis and source
 
     @property
     def missed_floor(self) -> bool:

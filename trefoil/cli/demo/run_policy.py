@@ -320,6 +320,7 @@ def _family_summary(scenario: Scenario, name: str, result: LoadResult) -> Family
         accuracy_profile=fmean(answered_by) if answered_by else 0.0,
         accuracy_floor=scenario.accuracy.floor(family.best.accuracy),
         device_type_shares=device_type_shares(scenario, result),
+        profile=services.served_profile(scenario, name),
     )
 
 

@@ -99,6 +99,7 @@ def _family(one: SimulatedFamily) -> FamilySummary:
         accuracy_profile=one.accuracy,
         accuracy_floor=one.floor,
         device_type_shares=one.by_device_type,
+        profile=one.profile,
     )
 
 

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from trefoil.cli.carbon.client import format_time
 from trefoil.cli.output import as_json, grid, slices_text
-from trefoil.cli.run import services
 from trefoil.cli.run.state_directory import Failing, StatePaths
 from trefoil.cli.system_client import SystemClient, receipt_check, saving_since_start
 from trefoil.core.errors import Unavailable
@@ -30,6 +29,8 @@ SERVED_COLUMNS: Final = (
 async def gather_overview(system: SystemClient) -> dict[str, Any]:
     """All that is shown, as JSON values; what the controller or Redis would say is left out while they do not answer,
     and `unknown` says so."""
+    from trefoil.cli.run import services  # it knows every service, and what they import
+
     launch = system.launch
     healthy = await asyncio.gather(*(services.is_serving(launch.addresses[n]) for n in services.SERVICES))
     found = {

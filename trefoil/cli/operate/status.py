@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -38,7 +38,9 @@ from trefoil.core.objective import ActMode, Objective, objective_text
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
-from trefoil.runtime.state import State
+
+if TYPE_CHECKING:
+    from trefoil.runtime.state import State
 
 # Types of Redis values by key (docs/state.md), longest prefix first; what is listed in neither table is shown as text.
 VALUES: Final[Mapping[str, type]] = {
@@ -176,7 +178,7 @@ def state_dump(
         console().print(f"{key} = {json.dumps(value, ensure_ascii=False)}", markup=False, soft_wrap=True)
 
 
-async def decode_keys(state: State, prefix: str, last: int) -> dict[str, Any]:
+async def decode_keys(state: "State", prefix: str, last: int) -> dict[str, Any]:
     """Values of all keys that begin so, decoded, by key; of streams the newest entries."""
     found: dict[str, Any] = {}
     for key in await state.names(state.keys.prefix + prefix):

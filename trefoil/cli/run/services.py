@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from trefoil.cli.run.scenario import TRITON_PORTS_PER_DEVICE, System
 from trefoil.cli.run.state_directory import Launch, StatePaths
-from trefoil.core.catalog import Family
+from trefoil.core.catalog import Family, profile_basis
 from trefoil.core.errors import BinaryMissing, PortInUse, SettingError, StateUnavailable
 from trefoil.core.parts import Kind, Value
 from trefoil.core.units import HOUR_S
@@ -472,6 +472,12 @@ def served_family(system: System, name: str = "") -> Family:
     folder = family_folder(system.family.repository, name)
     family, _ = load_family(folder, profile_overrides(system).get(name))
     return family
+
+
+def served_profile(system: System, name: str) -> str:
+    """What the profile of a family rests on, in words."""
+    _, rows = load_family(family_folder(system.family.repository, name), profile_overrides(system).get(name))
+    return profile_basis(rows, name)
 
 
 def remove_shared_memory(launch: Launch) -> None:

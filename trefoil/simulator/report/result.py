@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
+from trefoil.core.catalog import profile_basis
 from trefoil.core.objective import floor_missed
 from trefoil.core.plan import DecisionRecord
 from trefoil.simulator.books.intervals import Interval
@@ -49,6 +50,8 @@ class FamilySummary:
     """Share of the answers by variant."""
     by_device_type: Mapping[str, float]
     """Share of the answers by the type of the device that gave them."""
+    profile: str = ""
+    """What its profile rests on: basis and source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,7 @@ class Result:
         table.caption = (
             f"{s.grams:.4g} g, {s.joules / 3.6e6:.4g} kWh, {s.power_w:.0f} W, idle share {s.idle_share:.1%}; "
             f"{s.decisions} decisions, {s.replans} plans, {s.reconfigurations} reconfigurations{explored}"
+            + "".join(f"\nprofile of {name}: {f.profile}" for name, f in s.families.items())
         )
         return table
 
@@ -243,6 +247,7 @@ def _family(simulation: Simulation, family: str) -> FamilySummary:
         slo_quantile=objective.slo_quantile,
         slo_attainment=attainment,
         slo_missed=attainment < objective.slo_quantile,
+        profile=profile_basis(simulation.inputs.estimate.catalog.rows, family),
         accuracy=accuracy,
         floor=objective.min_accuracy,
         floor_missed=floor_missed(accuracy, objective.min_accuracy),
