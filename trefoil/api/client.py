@@ -28,10 +28,14 @@ ERRORS: Final[Mapping[str, type[TrefoilError]]] = {
 class Answer:
     """Answer to one request.
 
-    outputs  numpy arrays by output name; the first axis counts the request's items
-    variant  that answered; `slice`: where, "" without a receipt
-    joules, grams  estimates of its active energy and CO2 (docs/dispatcher.md, Receipts); None: not known, never 0
-    basis    of both: measured, modelled, synthetic, simulated, none; "" without a receipt. `method`: in words
+    Attributes:
+        outputs: numpy arrays by output name; the first axis counts the request's items.
+        variant: that answered.
+        slice: where; "" without a receipt.
+        joules: estimate of its active energy (docs/dispatcher.md, Receipts); None: not known, never 0.
+        grams: the same in CO2.
+        basis: of both: measured, modelled, synthetic, simulated, none; "" without a receipt.
+        method: of both, in words.
     """
 
     outputs: Mapping[str, npt.NDArray[Any]]

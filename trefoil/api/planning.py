@@ -50,11 +50,15 @@ class PlannedShare:
 class FleetPlan:
     """Plan of a fleet for one family at one rate and intensity.
 
-    slices    those that serve, by device; `asleep`: devices that sleep
-    shares    of the requests, by variant
-    grams_per_request, joules_per_request  all that the fleet draws, idle and sleeping GPUs included, grams with PUE
-    basis     of the profile: measured, modelled or synthetic
-    why       the planner's own words; `plan`: the whole plan
+    Attributes:
+        slices: those that serve, by device.
+        shares: of the requests, by variant.
+        asleep: devices that sleep.
+        joules_per_request: of all that the fleet draws, idle and sleeping GPUs included.
+        grams_per_request: the same in CO2, with PUE.
+        basis: of the profile: measured, modelled or synthetic.
+        why: the planner's own words.
+        plan: the whole plan.
     """
 
     family: str
