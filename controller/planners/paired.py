@@ -33,7 +33,7 @@ from controller.planners.planning_input import (
 )
 from controller.planners.uniform import decide
 from trefoil.core.brains import Decision, PlanView
-from trefoil.core.device_types import DEVICE_TYPES, slice_type
+from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import CatalogError, InvalidInput
 from trefoil.core.fleet import SliceKey
 
@@ -88,8 +88,8 @@ class PairedPlanner:
         tiers: dict[str, list[str]] = {LOW: [], HIGH: []}
         for node in sorted(inputs.view.fleet.nodes, key=lambda n: n.node):
             for status in sorted(node.devices, key=lambda d: natural_sort_key(d.device)):
-                if status.device not in left and DEVICE_TYPES[status.type].tier in tiers:
-                    tiers[DEVICE_TYPES[status.type].tier].append(status.device)
+                if status.device not in left and device_type(status.type).tier in tiers:
+                    tiers[device_type(status.type).tier].append(status.device)
         for tier, number in ((self.own, len(inputs.tasks)), (self.shared, shared if self.shared else 0)):
             if tier and len(tiers[tier]) < number:
                 unused = "; ".join(f"{name}: {why}" for name, why in left.items())

@@ -3,14 +3,16 @@ trefoil/core/device_types.toml with what its driver says.
 
 `constant` is the argument of nvmlDeviceGetGpuInstanceProfileInfo, `id` that of create and list: they differ.
 Sources: MIG user guide r580 (placements, engines). GPUs without MIG have no profiles. An A100 whose MIG mode is off is
-no model of its own: NVML calls it what it is called in MIG mode.
+no model of its own: NVML calls it what it is called in MIG mode. A board that no table describes is simulated by the
+name of its type, `gpu:<board>:...`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from trefoil.core.device_types import DEVICE_TYPES, DRIVERS, DriverRow, SliceSize
+from trefoil.core.device_types import DRIVERS, UNKNOWN, DriverRow, SliceSize, known_type
 from trefoil.core.errors import NotFound
 from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
 
@@ -135,10 +137,11 @@ _HOPPER_ENGINES: Final = (
 
 
 def _profiles(kind: DeviceType, driver: DriverRow) -> tuple[GiProfile, ...]:
-    """The seven profiles that all 8-slice GPUs share, with a board's names and sizes."""
+    """The seven profiles that all 8-slice GPUs share, or the five of an A30, with a board's names and sizes."""
     of = {slice_type.compute_slices: slice_type for slice_type in kind.slice_types}
+    if driver.double_1g is None:
+        return _four_slice_profiles(of)
     double = driver.double_1g
-    assert double is not None, kind.name  # its row was checked
     engines = _HOPPER_ENGINES if driver.architecture >= HOPPER else _AMPERE_ENGINES
     double_name = "1g." + of[2].name.partition(".")[2]
     rows: tuple[tuple[str, int, int, int, int, int, SliceType | SliceSize, tuple[int, ...]], ...] = (
@@ -156,6 +159,32 @@ def _profiles(kind: DeviceType, driver: DriverRow) -> tuple[GiProfile, ...]:
     )
 
 
+def _four_slice_profiles(of: Mapping[int, SliceType]) -> tuple[GiProfile, ...]:
+    rows = (  # starts of an A30: nobody has shown in which order its driver tries them
+        (of[1].name, 0, 14, 1, 4, (1, 0, 0, 0, 0)),
+        (of[1].name + "+me", 7, 21, 1, 1, (1, 1, 0, 1, 1)),
+        (of[2].name, 1, 5, 2, 2, (2, 2, 0, 0, 0)),
+        (of[2].name + "+me", 8, 6, 2, 1, (2, 2, 0, 1, 1)),
+        (of[4].name, 3, 0, 4, 1, (4, 4, 0, 1, 1)),
+    )
+    return tuple(
+        GiProfile(
+            name, constant, profile_id, width, width, most, of[width].sm_count, of[width].memory_mib,
+            of[width].starts, engines,
+        )
+        for name, constant, profile_id, width, most, engines in rows
+    )  # fmt: skip
+
+
+def _unknown_driver(kind: DeviceType) -> DriverRow:
+    """What the driver of a board says that no table describes: what its type's name says, on an Ada."""
+    (whole,) = kind.slice_types
+    return DriverRow(
+        nvml_name=f"NVIDIA {kind.name.split(':')[1]}", architecture=8, compute_capability=(8, 9), pci_device_id=0x10DE,
+        memory_mib=whole.memory_mib, memory_clocks_mhz=(6251,),
+    )  # fmt: skip
+
+
 @cache
 def gpu_model(name: str) -> GpuModel:
     """Model of a device type as its driver presents it.
@@ -163,9 +192,11 @@ def gpu_model(name: str) -> GpuModel:
     Raises:
         NotFound: no driver reports such a type; the message names those that are reported.
     """
-    if name not in DRIVERS:
+    kind, driver = known_type(name), DRIVERS.get(name)
+    if kind is not None and kind.clocks_mhz and name.startswith(UNKNOWN):
+        driver = _unknown_driver(kind)
+    if kind is None or driver is None:
         raise NotFound(f"no simulated device {name!r}", remedy=f"one of {', '.join(DRIVERS)}")
-    kind, driver = DEVICE_TYPES[name], DRIVERS[name]
     return GpuModel(
         name=name,
         nvml_name=driver.nvml_name,

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from power_agent.simulated.calls import CALLS
 from power_agent.simulated.driver import DRIVER_VERSION
+from power_agent.simulated.gpu_models import gpu_model
 from trefoil.core import errors
 from trefoil.core.device_types import DRIVERS
 from trefoil.runtime import config
@@ -60,8 +61,10 @@ class NodeSettings(config.Settings):
     @classmethod
     def _known_devices(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
         for name in devices:
-            if name not in DRIVERS:
-                raise ValueError(f"no simulated device {name!r}; one of {', '.join(DRIVERS)}")
+            try:
+                gpu_model(name)
+            except errors.NotFound as error:
+                raise ValueError(f"no simulated device {name!r}; one of {', '.join(DRIVERS)}") from error
         return devices
 
     @field_validator("symbols_missing")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from power_agent.simulated.pace_file import PaceEntry, family_crc32
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, ProfileRow
+from trefoil.core.device_types import NO_MIG
 from trefoil.core.fleet import DeviceType
 from trefoil.core.queueing import service_time
 
@@ -50,7 +51,7 @@ class LoadedVersion:
 
 
 class Workload:
-    """Catalogue of models as one type of device runs it."""
+    """Catalogue of models as one type of device runs it, in MIG mode or, where it has one, outside it."""
 
     def __init__(self, device: DeviceType, catalog: Catalog) -> None:
         self._device = device
@@ -58,7 +59,7 @@ class Workload:
         self._versions = {(f.name, v.name): v.version for f in catalog.families for v in f.variants}
         self._cache: dict[tuple[str, int], dict[tuple[int, int], LoadedVersion]] = {}
         for row in catalog.rows:
-            if row.device_type == device.name and row.stage == 0 and not row.cohosted:
+            if row.device_type in (device.name, device.name + NO_MIG) and row.stage == 0 and not row.cohosted:
                 self._rows[row.slice_type].append(row)
 
     def versions(self, slice_type: str, clock_mhz: int) -> dict[tuple[int, int], LoadedVersion]:

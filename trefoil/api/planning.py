@@ -17,7 +17,7 @@ from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.catalog import Catalog, Family, ProfileRow
 from trefoil.core.demand import Demand
-from trefoil.core.device_types import DEVICE_TYPES, device_type
+from trefoil.core.device_types import DEVICE_TYPES, device_type, is_outside_mig
 from trefoil.core.errors import Infeasible, NotFound, ProfileMissing, SettingError
 from trefoil.core.fleet import DeviceState, DeviceStatus, FleetState, NodeStatus
 from trefoil.core.objective import Objective, ObjectiveMode, floor_missed
@@ -31,6 +31,7 @@ from trefoil.runtime.repository import FAMILY_FILE, load_family
 PER_NODE: Final = 8
 QUANTILE: Final = 0.95
 BELOW_BEST: Final = 0.02  # of the best variant's accuracy: the floor of `trefoil up`
+FORMS: Final = frozenset({"PCIE", "NVL"})  # of a card, where there is a board of the same name without it
 FLEET_EXAMPLE: Final = '"10xA100-40GB" or {"A100-40GB": 4, "T4": 2}'
 
 
@@ -225,6 +226,8 @@ def parse_fleet(fleet: str | Mapping[str, int]) -> list[str]:
 def full_type_name(name: str) -> str:
     """Full name of a device type that is named in short: A100-40GB for A100-SXM4-40GB, T4 for Tesla T4.
 
+    A card's form is not guessed: PCIe and NVL are said, else the other board is meant.
+
     Raises:
         NotFound: none has these words, or several have, and as few others beside.
     """
@@ -232,6 +235,7 @@ def full_type_name(name: str) -> str:
         return name
     words = Counter(_words(name))
     found = {kind: len(_words(kind)) for kind in DEVICE_TYPES if words <= Counter(_words(kind))}
+    found = {kind: n for kind, n in found.items() if not (FORMS & set(_words(kind))) - set(words)} or found
     nearest = sorted(kind for kind, number in found.items() if number == min(found.values()))
     if len(nearest) > 1:
         raise NotFound("may be several device types", field="fleet", value=name, remedy=f"one of {nearest}")
@@ -260,7 +264,7 @@ def _catalog(family: str | Path | Family, profile: tuple[ProfileRow, ...]) -> Ca
 def _fleet_state(types: Sequence[str]) -> FleetState:
     devices: dict[str, list[DeviceStatus]] = {}
     for name, kind in _named(types):
-        status = DeviceStatus(name, kind, DeviceState.AWAKE, mig_current=True)
+        status = DeviceStatus(name, kind, DeviceState.AWAKE, mig_current=not is_outside_mig(kind))
         devices.setdefault(name.partition("/")[0], []).append(status)
     return FleetState(tuple(NodeStatus(node=node, devices=tuple(held)) for node, held in devices.items()))
 

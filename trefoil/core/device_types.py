@@ -1,14 +1,16 @@
 """Device types: slices, placements and power, as device_types.toml beside this module has them (docs/device-types.md).
 
-A GPU without MIG is one slice, `whole`. The CPUs of a node are one device, `cpu:<cores>`, cut into contiguous core
-ranges (`cpu:4`) or into quotas in steps of a tenth of a core (`quota:0.5`), not both at once.
+A GPU without MIG is one slice, `whole`; so is one whose MIG mode is off, as a type of its own, `<board>-nomig`. A board
+that no table describes is `gpu:<board>:<memory>:<power limit>[:<clocks>]`: the name says all that its driver says. The
+CPUs of a node are one device, `cpu:<cores>`, cut into contiguous core ranges (`cpu:4`) or into quotas in steps of a
+tenth of a core (`quota:0.5`), not both at once.
 """
 
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, Final, Literal, Self
 
@@ -19,6 +21,8 @@ from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.fleet import Configuration, DeviceKind, DeviceType, SliceType
 
 WHOLE: Final = "whole"
+UNKNOWN: Final = "gpu:"  # begins the name of a board that no table describes
+NO_MIG: Final = "-nomig"  # ends the name of a board's type with MIG mode off
 MEMORY_SLICES: Final = 8  # of every MIG-capable GPU so far
 COMPUTE_SLICES: Final = 7
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]*")
@@ -90,6 +94,8 @@ class DeviceTypeRow(_Row):
 
     kind: Literal["mig_gpu", "whole_gpu"]
     slices: dict[str, SliceRow] = Field(min_length=1)
+    whole: SliceSize | None = None
+    """The one slice of a `mig_gpu` whose MIG mode is off; None: it serves in MIG mode only."""
     clocks_mhz: ClockRange | None = None
     """SM clocks that it can be locked to."""
     clock_lockable: bool
@@ -116,6 +122,8 @@ class DeviceTypeRow(_Row):
     def _whole(self) -> Self:
         if self.kind == "whole_gpu" and (self.slices.keys() != {WHOLE} or self.slices[WHOLE].memory_slices != 1):
             raise ValueError(f"a whole_gpu has one slice, slices.{WHOLE} = {{ sm_count, memory_mib }}")
+        if self.kind == "whole_gpu" and self.whole is not None:
+            raise ValueError("whole is of a mig_gpu with its MIG mode off; a whole_gpu says slices.whole")
         if not self.sleep_w <= self.idle_w < self.max_w:
             raise ValueError(f"sleep_w {self.sleep_w} <= idle_w {self.idle_w} < max_w {self.max_w} does not hold")
         if self.power_limit_min_w > self.power_limit_max_w:
@@ -125,13 +133,20 @@ class DeviceTypeRow(_Row):
         if self.driver is not None and self.clocks_mhz is None and self.driver.clocks_mhz is None:
             raise ValueError("driver.clocks_mhz is missing, of a board that is not clock_lockable")
         widths = sorted(row.compute_slices for row in self.slices.values())
-        if (
-            self.driver is not None
-            and self.kind == "mig_gpu"
-            and (widths != [1, 2, 3, 4, 7] or self.driver.double_1g is None)
-        ):
-            raise ValueError("a simulated driver cuts into 1, 2, 3, 4 and 7 compute slices, and says double_1g")
+        as_a30, as_others = widths == [1, 2, 4], widths == [1, 2, 3, 4, 7]
+        if self.driver is not None and self.kind == "mig_gpu":
+            if not as_a30 and not as_others:
+                raise ValueError("a simulated driver cuts into 1, 2, 3, 4 and 7 compute slices, or into 1, 2 and 4")
+            if as_others != (self.driver.double_1g is not None):
+                raise ValueError("driver.double_1g is said of a board of seven compute slices, and of no other")
         return self
+
+    def outside_mig(self) -> "DeviceTypeRow | None":
+        """Row of the same board with its MIG mode off; None where `whole` is not said."""
+        if self.whole is None:
+            return None
+        whole = SliceRow(**self.whole.model_dump())
+        return self.model_copy(update={"kind": "whole_gpu", "slices": {WHOLE: whole}, "whole": None, "driver": None})
 
     def device_type(self, name: str) -> DeviceType:
         """Device type of this row."""
@@ -190,11 +205,15 @@ def register(rows: Mapping[str, DeviceTypeRow], source: str) -> None:
     Raises:
         SettingError: a name that another type has, whose results must not change under that name.
     """
-    for name in rows:
+    known: dict[str, DeviceTypeRow] = {}
+    for name, row in rows.items():
+        uncut = row.outside_mig()
+        known |= {name: row} if uncut is None else {name: row, name + NO_MIG: uncut}
+    for name in known:
         if name in DEVICE_TYPES:
             remedy = "give the board a name of its own"
             raise SettingError(f"is a device type already (in {source})", field=name, remedy=remedy)
-    DEVICE_TYPES.update({name: row.device_type(name) for name, row in rows.items()})
+    DEVICE_TYPES.update({name: row.device_type(name) for name, row in known.items()})
     DRIVERS.update({name: row.driver for name, row in rows.items() if row.driver is not None})
 
 
@@ -203,7 +222,7 @@ register(parse_rows(tomllib.loads((resources.files(__package__) / _SHIPPED).read
 A100_40GB: Final = DEVICE_TYPES["A100-SXM4-40GB"]
 A100_80GB: Final = DEVICE_TYPES["A100-SXM4-80GB"]
 H100_80GB: Final = DEVICE_TYPES["H100-SXM5-80GB"]
-A100_40GB_WHOLE: Final = DEVICE_TYPES["A100-SXM4-40GB-nomig"]
+A100_40GB_WHOLE: Final = DEVICE_TYPES[A100_40GB.name + NO_MIG]
 V100_32GB: Final = DEVICE_TYPES["Tesla V100-SXM2-32GB"]
 T4: Final = DEVICE_TYPES["Tesla T4"]
 P4: Final = DEVICE_TYPES["Tesla P4"]
@@ -214,23 +233,89 @@ CPU_IDLE_W_PER_CORE: Final = 1.5  # assumptions of a server package; RAPL measur
 CPU_MAX_W_PER_CORE: Final = 5.0
 TENTHS: Final = 10  # a quota counts tenths of a core
 
+UNKNOWN_IDLE_SHARE: Final = 0.15  # of the power limit, of a board that no table describes: assumptions, as its sleep
+UNKNOWN_SLEEP_SHARE: Final = 0.1
+UNKNOWN_MAX_W: Final = 300.0  # where its driver tells no limit
+
+_BOARD: Final = re.compile(
+    r"gpu:([A-Za-z0-9][A-Za-z0-9 ._-]*):([1-9]\d{0,3})GiB:([1-9]\d{0,3})W"
+    r"(?::([1-9]\d{0,3})-([1-9]\d{0,3})MHz/([1-9]\d{0,2}(?:\.\d{1,3})?))?"
+)
 _CPU_DEVICE: Final = re.compile(r"cpu:([1-9]\d{0,3})")
 _CPU_SLICE: Final = re.compile(r"cpu:([1-9]\d{0,3})")
 _QUOTA_SLICE: Final = re.compile(r"quota:(0|[1-9]\d{0,3})\.(\d)")
 
 
 def device_type(name: str) -> DeviceType:
-    """Device type of a name; `cpu:<cores>` are the CPUs of a node.
+    """Device type of a name; `cpu:<cores>` are the CPUs of a node, `gpu:<board>:...` a board that no table describes.
 
     Raises:
         NotFound: naming those that are known.
     """
     if name in DEVICE_TYPES:
         return DEVICE_TYPES[name]
+    if name.startswith(UNKNOWN) and (board := _unknown_board(name)) is not None:
+        return board
     cpu = _CPU_DEVICE.fullmatch(name)
     if cpu is not None and int(cpu[1]) <= CPU_CORES_MAX:
         return _cpu_device(int(cpu[1]))
     raise NotFound(f"unknown device type {name!r}", remedy=f"one of {sorted(DEVICE_TYPES)}, or cpu:<cores>")
+
+
+def known_type(name: str) -> DeviceType | None:
+    """Device type of a name; None where there is no such type."""
+    try:
+        return device_type(name)
+    except NotFound:
+        return None
+
+
+def is_outside_mig(name: str) -> bool:
+    """Whether a type stands for a board that serves whole only while its MIG mode is off, as far as a name tells."""
+    return name.endswith(NO_MIG) or name.startswith(UNKNOWN)
+
+
+def unknown_board_name(board: str, memory_mib: int, max_w: float, clocks_mhz: Sequence[int]) -> str:
+    """Name of the type of a board that no table describes, by what its driver says of it.
+
+    Memory in whole GiB, because drivers differ by some MiB and profiles go by the name; no clocks where they are not
+    evenly spaced: such a board keeps its own.
+    """
+    title = re.sub(r"[^A-Za-z0-9 ._-]", "-", board).strip(" ._-") or "GPU"
+    name = f"{UNKNOWN}{title}:{max(1, memory_mib // 1024)}GiB:{max(1, round(max_w))}W"
+    if len(clocks_mhz) < 2:
+        return name
+    least, most = min(clocks_mhz), max(clocks_mhz)
+    step = round((most - least) / (len(clocks_mhz) - 1), 3)
+    even = ClockRange(min=least, max=most, step=step).clocks_mhz == tuple(sorted(clocks_mhz))
+    return f"{name}:{least}-{most}MHz/{step:g}" if even else name
+
+
+@lru_cache(maxsize=64)
+def _unknown_board(name: str) -> DeviceType | None:
+    told = _BOARD.fullmatch(name)
+    if told is None:
+        return None
+    try:
+        clocks = ClockRange(min=int(told[4]), max=int(told[5]), step=float(told[6])).clocks_mhz if told[4] else ()
+    except ValidationError:
+        return None
+    max_w = float(told[3])
+    return DeviceType(
+        name=name,
+        kind=DeviceKind.WHOLE_GPU,
+        slice_types=(SliceType(WHOLE, 1, 1, 1, 1024 * int(told[2]), 0, (0,)),),  # SMs: all there are, however many
+        clocks_mhz=clocks,
+        clock_lockable=bool(clocks),
+        energy_counter=True,  # an agent integrates power where there is none
+        idle_w=UNKNOWN_IDLE_SHARE * max_w,
+        sleep_w=UNKNOWN_SLEEP_SHARE * max_w,
+        max_w=max_w,
+        wake_s=1.0,
+        power_limit_min_w=max_w,
+        power_limit_max_w=max_w,
+        power_provenance=Provenance(Basis.SYNTHETIC, "idle and sleep watts are assumed shares of its power limit"),
+    )
 
 
 @cache

@@ -190,6 +190,8 @@ class DeviceStatus:
 MISSING_MODEL: Final = "model "
 """Entries of `NodeStatus.missing` that begin so name a variant, as `model family/version: why`, that the node cannot
 load."""
+MODEL_DIGEST_CHARS: Final = 16
+"""Characters of a SHA-256 in `NodeStatus.models`: against mistakes, not against forgers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,7 @@ class NodeStatus:
     simulated: bool = False
     agent_target: str = ""
     highest_epoch_seen: int = 0
+    models: tuple[str, ...] = ()  # digests of the files of each version that the node has, as `family/version: digest`
 
 
 @dataclass(frozen=True, slots=True)

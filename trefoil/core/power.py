@@ -28,7 +28,9 @@ DYNAMIC_W: Final = {  # synthetic: inference at full width draws some 305 W of t
     "A100-SXM4-40GB": 250.0,
     "A100-SXM4-40GB-nomig": 250.0 * 108 / 98,  # as much per SM
     "A100-SXM4-80GB": 245.0,
+    "A100-SXM4-80GB-nomig": 245.0 * 108 / 98,
     "H100-SXM5-80GB": 455.0,
+    "H100-SXM5-80GB-nomig": 455.0,
     "Tesla V100-SXM2-32GB": 180.0,
     "Tesla T4": 38.0,  # small boards are built to run at their limit
     "Tesla P4": 45.0,

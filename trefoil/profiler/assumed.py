@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from trefoil.core.catalog import Family, Variant
-from trefoil.core.device_types import DEVICE_TYPES, MEMORY_SLICES
+from trefoil.core.device_types import DEVICE_TYPES, NO_MIG
 from trefoil.core.errors import CatalogError, SettingError
 from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
 from trefoil.core.plan_check import CONTEXT_MIB
@@ -30,9 +30,10 @@ BATCHES: Final = (1, 2, 4, 8, 16, 32)
 GRAPH_TIMEOUT_S: Final = 600.0
 A100_MHZ: Final = 1410
 A100_80GB_GB_PER_S: Final = 2039.0
-GB_PER_S: Final = {  # data sheets
-    "A100-SXM4-40GB": 1555.0, "A100-SXM4-40GB-nomig": 1555.0, "A100-SXM4-80GB": 2039.0, "H100-SXM5-80GB": 3350.0,
-    "Tesla V100-SXM2-32GB": 900.0, "Tesla T4": 320.0, "Tesla P4": 192.0,
+GB_PER_S: Final = {  # of data sheets; a board outside MIG has what it has in it
+    "A100-SXM4-40GB": 1555.0, "A100-SXM4-80GB": 2039.0, "A100-PCIE-40GB": 1555.0, "A100 80GB PCIe": 1935.0,
+    "A30": 933.0, "H100-SXM5-80GB": 3350.0, "H100 PCIe": 2000.0, "H100 NVL": 3900.0, "H200": 4800.0, "B200": 8000.0,
+    "Tesla V100-SXM2-32GB": 900.0, "Tesla T4": 320.0, "Tesla P4": 192.0, "L4": 300.0, "L40S": 864.0, "A10": 600.0,
 }  # fmt: skip
 
 
@@ -109,6 +110,6 @@ def _machine(kind: DeviceType, shape: SliceType) -> cost_law.Machine:
     """The slice in units of the fit's board; where no data sheet is known, memory is as fast as the SMs are many."""
     share = shape.sm_count * max(kind.clocks_mhz, default=A100_MHZ) / (cost_law.FIT_SMS * A100_MHZ)
     whole = max(s.sm_count for s in kind.slice_types) * max(kind.clocks_mhz, default=A100_MHZ)
-    known = GB_PER_S.get(kind.name, A100_80GB_GB_PER_S * whole / (cost_law.FIT_SMS * A100_MHZ))
-    memory = shape.memory_slices / MEMORY_SLICES if kind.kind == DeviceKind.MIG_GPU else 1.0
+    known = GB_PER_S.get(kind.name.removesuffix(NO_MIG), A100_80GB_GB_PER_S * whole / (cost_law.FIT_SMS * A100_MHZ))
+    memory = shape.memory_slices / max(s.memory_slices for s in kind.slice_types)
     return cost_law.Machine(share, memory, known / A100_80GB_GB_PER_S)

@@ -24,7 +24,7 @@ from controller.explore.core.candidate_measurement import UNMEASURED
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.common import Basis
 from trefoil.core.demand import LoadCell, LoadWindow
-from trefoil.core.device_types import DEVICE_TYPES
+from trefoil.core.device_types import known_type
 from trefoil.core.energy import EnergySample, ReceiptRate
 from trefoil.core.fleet import DeviceStatus, NodeStatus, SliceKey
 from trefoil.core.plan import Plan
@@ -292,7 +292,7 @@ def energy_line(rows: Iterable[ProfileRow], clock_mhz: int = 0) -> EnergyLine:
         return NO_PROFILE
     clocks = {row.clock_mhz for row in known}
     nearest = min(clocks, key=lambda clock: abs(clock - clock_mhz)) if clock_mhz else max(clocks)
-    kind = DEVICE_TYPES.get(known[0].device_type)
+    kind = known_type(known[0].device_type)
     at = [row if kind is None else at_clock(kind, row, clock_mhz) for row in known if row.clock_mhz == nearest]
     low, high = at[0], at[-1]
     basis = low.provenance.basis if low.provenance is not None else Basis.MODELLED

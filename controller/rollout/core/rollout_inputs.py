@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from controller.observe.core.plannable import AWAKE_STATES, loadable_catalog, mig_off
+from controller.observe.core.plannable import AWAKE_STATES, loadable_catalog, wrong_mig_mode
 from controller.rollout.core.interim_routes import (
     RolloutInputs,
     interim_routes,
@@ -147,7 +147,7 @@ def fleet_snapshot(fleet: FleetState, commanded: Mapping[str, NodePlan], routes:
             awake = status.state in AWAKE_STATES
             now = DeviceState.AWAKE if awake else DeviceState.ASLEEP
             devices[status.device] = _without_slices(IdentityKey(base), now)
-            if not status.usable or mig_off(status):
+            if not status.usable or wrong_mig_mode(status):
                 closed.add(status.device)
             if status.state == DeviceState.LOST:
                 fixed.add(status.device)
