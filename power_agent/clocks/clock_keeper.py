@@ -60,6 +60,9 @@ class ClockDriver(Protocol):
     def clock_event_reasons(self, device: str) -> tuple[str, ...]:
         """Reasons why the clock is what it is."""
 
+    def default_application_clock_mhz(self, device: str) -> int:
+        """Application clock of the SMs that the board comes with [MHz]; 0 where it does not tell."""
+
     def clocks_supported_mhz(self, device: str) -> tuple[int, ...]:
         """Supported SM clocks [MHz], ascending."""
 
@@ -215,7 +218,9 @@ class DeviceClocks:
             return
 
         def read() -> tuple[ClockReading, float | None]:
-            return ClockReading(driver.clock_mhz(name), driver.clock_event_reasons(name)), driver.power_limit_w(name)
+            default_mhz = driver.default_application_clock_mhz(name)
+            reading = ClockReading(driver.clock_mhz(name), driver.clock_event_reasons(name), default_mhz)
+            return reading, driver.power_limit_w(name)
 
         try:
             await self.read_ability()
@@ -270,7 +275,8 @@ class ClockKeeper:
         """Say which power limits an agent of an earlier version left set, and let go of them: none is set any more."""
         for (device, setting), override in list(self._node.journal.state.overrides.items()):
             if setting != CLOCK:
-                remedy = f"nvidia-smi -i {device.rpartition('gpu')[2]} -pl {override.low:g}"
+                _, uuid = self._node.journal.state.devices.get(device, ("", "<its UUID>"))
+                remedy = f"nvidia-smi -i {uuid} -pl {override.low:g}"
                 self._log.warning(
                     "a predecessor left a power limit set", device=device, limit_w=override.high, remedy=remedy
                 )

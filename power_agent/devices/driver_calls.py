@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from power_agent.devices.driver_lock import DriverLock, loaded_library
 from power_agent.devices.errors import DeviceLost
 from power_agent.devices.gpus import ObservedDevice
 from power_agent.devices.inventory import Inventory
@@ -65,8 +66,12 @@ def _resolve(future: "asyncio.Future[Any]", result: Any, error: BaseException | 
 class DriverCalls:
     """Every blocking call to the driver of a node, by the worker of its device."""
 
-    def __init__(self, inventory: Inventory, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
+    def __init__(
+        self, inventory: Inventory, call_timeout_s: float = CALL_TIMEOUT_S, lock: DriverLock | None = None
+    ) -> None:
+        """`lock`: keeps other agents off the driver while it is open here."""
         self._inventory = inventory
+        self._lock = lock
         self._call_timeout_s = call_timeout_s
         self._workers: dict[str, DriverWorker] = {}
         self._hung: dict[str, asyncio.Future[Any]] = {}
@@ -97,10 +102,17 @@ class DriverCalls:
         )
 
     async def reopen(self) -> tuple[ObservedDevice, ...]:
-        """Open NVML, also after the driver was loaded again; returns the GPUs that answer."""
+        """Open NVML, also after the driver was loaded again; returns the GPUs that answer.
+
+        Raises:
+            DeviceError: the driver is not ready.
+            StartError: another agent governs these GPUs.
+        """
 
         def reopen() -> tuple[ObservedDevice, ...]:
             self._inventory.open()
+            if self._lock is not None:
+                self._lock.take(loaded_library())
             return self._inventory.list_devices()
 
         return await self.call(NODE, reopen)
@@ -108,5 +120,7 @@ class DriverCalls:
     async def close(self) -> None:
         """Shut NVML down and end the workers."""
         await self.call(NODE, self._inventory.close)
+        if self._lock is not None:
+            self._lock.release()
         for worker in self._workers.values():
             worker.close()

@@ -1,7 +1,7 @@
 """GPUs of a node behind pynvml: open, list, name; read energy, power and clocks; lock clocks, set power limits.
 
-A GPU is known by its UUID; `<node>/gpu<i>` is the name it had when it was first seen, kept as long as this process
-lives, because a driver that is loaded again without a broken GPU counts the others anew. All slices of a GPU share its
+A GPU is known by its UUID; `<node>/gpu<i>` is the name it had when it was first seen, and it is never another's,
+because a driver that is loaded again without a broken GPU counts the others anew. All slices of a GPU share its
 readings and settings. A reading that a device lacks is None (or empty), never an error: a P4 has no energy counter, a
 vGPU guest no clocks. The setters raise; what they set outlives this process and, for clocks, has no getter: whoever
 sets must hold a lease and a journal entry. `inventory` adds the MIG slices."""
@@ -9,7 +9,7 @@ sets must hold a lease and a journal entry. `inventory` adds the MIG slices."""
 import contextlib
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from power_agent.devices.errors import (
 )
 
 MEBIBYTE: Final = 2**20
+DRIVER_MODULE: Final = Path("/sys/module/nvidia")
 
 # NVML's product names, without the vendor, whose device type goes by another name. Sources: `nvidia-smi -L` of the
 # respective boards; drivers before R470 left "NVIDIA" out, and R450 wrote A100-SXM-80GB.
@@ -72,7 +73,7 @@ def device_type_name(nvml_name: str) -> str:
     """Name of the DeviceType of a product name; an unknown one is returned without its vendor.
 
     An A100 goes by the type that can be cut, whatever its MIG mode (the driver's name is the same): one whose mode is
-    off is reported so and left out of plans. `A100-SXM4-40GB-nomig` is never the answer; it is for simulations.
+    off serves whole, as `A100-SXM4-40GB-nomig`: `boards` says so.
     """
     name = " ".join(nvml_name.split()).removeprefix("NVIDIA ")
     return TYPE_OF_NAME.get(name, name)
@@ -143,16 +144,21 @@ class Gpus:
 
     # --- devices ---
 
+    def remember_names(self, uuids: Mapping[str, str]) -> None:
+        """Remember names of GPUs, each with its UUID, that an earlier process gave; before the devices are listed."""
+        self._uuids |= uuids
+
     def list_devices(self) -> tuple[ObservedDevice, ...]:
         """List every GPU that answers; one that does not is named in `lost` and does not hide the others."""
         with translate_nvml_errors(self._node, "list devices"):
             count = pynvml.nvmlDeviceGetCount()
-        found = []
+        found: list[ObservedDevice] = []
+        silent: dict[int, DeviceError] = {}
         lost: dict[str, DeviceError] = {}
         for index in range(count):
-            name = f"{self._node}/gpu{index}"
+            name = ""
             try:
-                with translate_nvml_errors(name, "open it"):
+                with translate_nvml_errors(f"{self._node}: GPU at index {index}", "open it"):
                     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                     uuid = str(pynvml.nvmlDeviceGetUUID(handle))
                     name = self._name(index, uuid)
@@ -161,9 +167,35 @@ class Gpus:
             except DriverUnavailable:
                 raise  # gone for all of them
             except DeviceError as error:
-                lost[name] = error
-        self.lost = lost
+                if name:
+                    lost[name] = error
+                else:
+                    silent[index] = error
+        self.lost = lost | self._named({device.device for device in found} | set(lost), silent)
         return tuple(found)
+
+    def _named(self, answering: Collection[str], silent: Mapping[int, DeviceError]) -> dict[str, DeviceError]:
+        """Names of GPUs that are counted but do not even tell their UUID: those of the known ones that are missing.
+
+        Where more are missing than are counted, those that the driver does not find by their UUID are not there at all.
+        """
+        missing = [device for device in self._uuids if device not in answering]
+        if silent and len(missing) > len(silent):
+            missing.sort(key=self._is_unlisted)
+        named: dict[str, DeviceError] = {}
+        for index, error in silent.items():
+            name = missing.pop(0) if missing else self._free_name(index, named)
+            named[name] = error
+        return named
+
+    def _is_unlisted(self, device: str) -> bool:
+        try:
+            pynvml.nvmlDeviceGetHandleByUUID(self._uuids[device])
+        except pynvml.NVMLError_NotFound:
+            return True
+        except pynvml.NVMLError:
+            return False  # as of one that is lost
+        return False
 
     def observe(self, device: str) -> ObservedDevice:
         """State of one GPU as the driver reports it now."""
@@ -204,6 +236,11 @@ class Gpus:
         except DeviceUnsupported:
             return VIRTUALIZATION[0]
         return VIRTUALIZATION.get(mode, f"mode {mode}")
+
+    def persistence_mode(self, device: str) -> bool | None:
+        """Whether the driver stays loaded while nobody uses the GPU; None where it does not tell (Windows)."""
+        mode = self._read_optional(device, "read its persistence mode", pynvml.nvmlDeviceGetPersistenceMode, 1.0)
+        return None if mode is None else bool(mode)
 
     def mig_mode(self, device: str) -> tuple[bool, bool]:
         """MIG mode as (current, pending); both False where the GPU has no such mode."""
@@ -255,6 +292,14 @@ class Gpus:
     def clock_mhz(self, device: str) -> int:
         """SM clock now; 0 where the device does not tell."""
         return self._clock(device, pynvml.NVML_CLOCK_SM, "SM")
+
+    def default_application_clock_mhz(self, device: str) -> int:
+        """Application clock of the SMs that the board comes with; 0 where driver or device has none (CUDA 14)."""
+
+        def read(handle: Any) -> int:
+            return int(pynvml.nvmlDeviceGetDefaultApplicationsClock(handle, pynvml.NVML_CLOCK_GRAPHICS))
+
+        return int(self._read_optional(device, "read its default application clock", read, 1.0) or 0)
 
     def memory_clock_mhz(self, device: str) -> int:
         """Memory clock now; 0 where the device does not tell."""
@@ -373,11 +418,14 @@ class Gpus:
         for device, known in self._uuids.items():
             if known == uuid:
                 return device
-        number = index
-        while f"{self._node}/gpu{number}" in self._uuids:  # another GPU had that name first
-            number += 1
-        self._uuids[f"{self._node}/gpu{number}"] = uuid
-        return f"{self._node}/gpu{number}"
+        name = self._free_name(index)
+        self._uuids[name] = uuid
+        return name
+
+    def _free_name(self, index: int, taken: Collection[str] = ()) -> str:
+        while (name := f"{self._node}/gpu{index}") in self._uuids or name in taken:  # another GPU had that name first
+            index += 1
+        return name
 
     def _uuid(self, device: str) -> str:
         if device not in self._uuids:
@@ -449,18 +497,22 @@ def handle_address(handle: Any) -> int:
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
-def driver_load_id(marker: Path = Path("/dev/nvidiactl")) -> str:
+def driver_load_id(marker: Path = DRIVER_MODULE) -> str:
     """Identity of a driver load: GPU instances, locks and the energy counter do not survive a change of it.
 
-    `marker` is the driver's control node on hardware, and `<node dir>/driver_load_id` of a simulated node.
+    `marker` is the driver's module in sysfs on hardware, and `<node dir>/driver_load_id` of a simulated node. Sysfs
+    gives each load of a module an inode number that no other had since the boot, and the same one in every container;
+    the times of that inode say only when it was first looked at. (Device nodes outlive the driver, and are new in every
+    container.) `srcversion` names the build.
     """
     if marker.is_file():
         return marker.read_text().strip()
     try:
-        status = marker.stat()
+        number = marker.stat().st_ino
     except FileNotFoundError:
         return ""  # no driver loaded
-    return f"{status.st_ino}-{status.st_ctime_ns}"
+    build = marker / "srcversion"
+    return f"{number}-{build.read_text().strip()}" if build.is_file() else str(number)
 
 
 def boot_id() -> str:

@@ -1,13 +1,10 @@
-"""Report of what this agent reads of a node's GPUs, as JSON: `python -m power_agent.devices.hardware_report`.
+"""Report of what this agent reads of a node's devices, ready for JSON: `hardware` of `trefoil node doctor --json`.
 
-The same code runs on hardware and, with --socket, on a simulated node, so that a transcript of one can be compared with
-the other. Each answer stands beside its question; a refusal is an answer too: {"error": kind, "code": nvmlReturn_t}.
+The same code runs on hardware and on a simulated node, so that a transcript of one can be compared with the other.
+Each answer stands beside its question; a refusal is an answer too: {"error": kind, "code": nvmlReturn_t}.
 Nothing is changed: nothing here creates, destroys, locks or sets anything, and no library is loaded but NVML.
 """
 
-import argparse
-import json
-import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,13 +13,12 @@ from typing import Any, Final
 from power_agent.devices.cpu import Cpu
 from power_agent.devices.errors import DeviceError
 from power_agent.devices.gpm import Gpm
-from power_agent.devices.gpus import ObservedDevice, driver_load_id
+from power_agent.devices.gpus import ObservedDevice
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.rapl import RaplCounter, RaplUnavailable
-from power_agent.simulated.nvml_shim import install_simulated_node
-from power_agent.watch.capabilities import Capabilities, effective_root, mig_device, probe_devices
+from power_agent.watch.capabilities import Capabilities, probe_devices
 from trefoil.core.device_types import device_type
-from trefoil.core.errors import NotFound, TrefoilError
+from trefoil.core.errors import NotFound
 from trefoil.runtime.clock import WallClock
 
 BETWEEN_S: Final = 0.5  # between the two readings of each counter
@@ -162,7 +158,8 @@ def _capabilities(found: Capabilities, name: str) -> dict[str, str]:
     return {capability: why or "yes" for capability, why in found.devices[name].items()}
 
 
-def _cpu(node: str, powercap: Path, clock: WallClock) -> dict[str, Any]:
+def cpu_report(node: str, powercap: Path, clock: WallClock) -> dict[str, Any]:
+    """Report of the CPUs, ready for JSON. Blocking for `BETWEEN_S` where RAPL can be read."""
     cpu = Cpu(node)
     seen: dict[str, Any] = {
         "type": cpu.type.name,
@@ -178,36 +175,3 @@ def _cpu(node: str, powercap: Path, clock: WallClock) -> dict[str, Any]:
     except RaplUnavailable as error:
         seen["rapl"] = str(error)
     return seen
-
-
-def main(argv: Sequence[str]) -> int:
-    """Print the report; exit code 2 when there is no driver."""
-    parser = argparse.ArgumentParser(prog="python -m power_agent.devices.hardware_report", description=__doc__)
-    parser.add_argument("--node", default="node0", help="name of the node in the transcript")
-    parser.add_argument("--socket", type=Path, help="look at a simulated node instead of this machine")
-    parser.add_argument("--powercap-root", type=Path, default=Path("/sys/class/powercap"))
-    arguments = parser.parse_args(argv)
-    clock = WallClock()
-    simulated = arguments.socket is not None
-    try:
-        if simulated:
-            install_simulated_node(arguments.socket)
-        inventory = Inventory(arguments.node, None if simulated else Path("/proc"))
-        inventory.open()
-        not_root, no_mig_device = ("", "") if simulated else (effective_root(), mig_device())
-        transcript = {"simulated": simulated, **hardware_report(inventory, clock.block, not_root, no_mig_device)}
-        if not simulated:
-            transcript |= {
-                "driver_load_id": driver_load_id(),
-                "cpu": _cpu(arguments.node, arguments.powercap_root, clock),
-            }
-        inventory.close()
-    except TrefoilError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps(transcript, indent=2))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

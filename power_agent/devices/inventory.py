@@ -75,7 +75,7 @@ class Inventory(Gpus):
         self._proc = proc
         self._profiles: dict[str, tuple[Profile, ...]] = {}
         self._instance_handles: dict[SliceKey, tuple[Any, int]] = {}  # handle and id of a GPU instance
-        self._compute_profiles: dict[tuple[str, str], int] = {}
+        self._compute_profiles: dict[tuple[str, str, int], int | None] = {}
 
     def _forget_handles(self) -> None:
         super()._forget_handles()
@@ -166,9 +166,10 @@ class Inventory(Gpus):
         instance, gi_id = known
         try:
             with translate_nvml_errors(key.device, f"create the compute instance of {key.name}"):
-                compute = pynvml.nvmlGpuInstanceCreateComputeInstance(
-                    instance, self._compute_profile(key.device, profile, instance)
-                )
+                compute_id = self._compute_id(key.device, profile, instance, profile.compute_slices)
+                if compute_id is None:
+                    raise DeviceUnsupported(f"{key.name}: no compute instance fills it", remedy="plan another profile")
+                compute = pynvml.nvmlGpuInstanceCreateComputeInstance(instance, compute_id)
                 made = pynvml.nvmlComputeInstanceGetInfo(compute)
                 uuid = str(pynvml.nvmlDeviceGetUUID(made.device))
                 return ObservedSlice(key, gi_id, made.id, uuid, profile.memory_mib, profile.sm_count)
@@ -189,7 +190,7 @@ class Inventory(Gpus):
             return
         profile = self._profile(key.device, key.slice_type)
         with translate_nvml_errors(key.device, f"list the compute instances of {key.name}"):
-            computes = self._compute_instances(profile, known[0])
+            computes = self._compute_instances(key.device, profile, known[0])
         for compute in computes:
             with translate_nvml_errors(
                 key.device, f"destroy the compute instance of {key.name}", lambda: self._holders(key)
@@ -269,20 +270,19 @@ class Inventory(Gpus):
         pynvml.nvmlDeviceGetGpuInstances(self._handle(device), profile.id, instances, ctypes.byref(count))
         return list(instances[: count.value])
 
-    def _compute_instances(self, profile: Profile, instance: Any) -> list[Any]:
+    def _compute_instances(self, device: str, profile: Profile, instance: Any) -> list[Any]:
         """All compute instances, whatever their width: a foreign tool may have cut the GPU instance differently."""
         found: list[Any] = []
-        for width, constant in FULL_WIDTH_CI_CONSTANT.items():
-            if width > profile.compute_slices:
-                break
-            if profile.constant == REV1_GI_CONSTANT:
-                constant = REV1_GI_CONSTANT
+        for width in FULL_WIDTH_CI_CONSTANT:
+            compute_id = self._compute_id(device, profile, instance, width) if width <= profile.compute_slices else None
+            if compute_id is None:
+                continue
             room = profile.compute_slices // width
             count = ctypes.c_uint(room)
             computes = (pynvml.c_nvmlComputeInstance_t * room)()
-            # Compute-instance profile ids equal their constants on every documented device.
-            with contextlib.suppress(pynvml.NVMLError_NotSupported):  # as a 4g has no profile of width 3
-                pynvml.nvmlGpuInstanceGetComputeInstances(instance, constant, computes, ctypes.byref(count))
+            # An id that the driver does not take says nothing of the instance, which is there.
+            with contextlib.suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
+                pynvml.nvmlGpuInstanceGetComputeInstances(instance, compute_id, computes, ctypes.byref(count))
                 found += computes[: count.value]
         return found
 
@@ -291,7 +291,7 @@ class Inventory(Gpus):
         key = SliceKey(device, profile.name, info.placement.start, info.placement.size)
         self._instance_handles[key] = (instance, int(info.id))
         ci_id, mig_uuid = None, ""
-        for compute in self._compute_instances(profile, instance):
+        for compute in self._compute_instances(device, profile, instance):
             compute_info = pynvml.nvmlComputeInstanceGetInfo(compute)
             if ci_id is None:
                 ci_id, mig_uuid = compute_info.id, str(pynvml.nvmlDeviceGetUUID(compute_info.device))
@@ -301,16 +301,25 @@ class Inventory(Gpus):
         with translate_nvml_errors(key.device, f"look at {key.name}"):
             return self._observe_slice(key.device, profile, instance)
 
-    def _compute_profile(self, device: str, profile: Profile, instance: Any) -> int:
-        """Id of the compute-instance profile that fills such an instance; read once per driver load."""
-        if (device, profile.name) not in self._compute_profiles:
+    def _compute_id(self, device: str, profile: Profile, instance: Any, width: int) -> int | None:
+        """Id of the compute-instance profile of that many slices in such an instance; read once per driver load.
+
+        None where there is none, as of three slices in a 4g. Boards so far number ids as NVML numbers its constants.
+        """
+        kept = (device, profile.name, width)
+        if kept not in self._compute_profiles:
             rev1 = profile.constant == REV1_GI_CONSTANT
-            constant = profile.constant if rev1 else FULL_WIDTH_CI_CONSTANT[profile.compute_slices]
-            info = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
-                instance, constant, pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
-            )
-            self._compute_profiles[device, profile.name] = int(info.id)
-        return self._compute_profiles[device, profile.name]
+            constant = REV1_GI_CONSTANT if rev1 else FULL_WIDTH_CI_CONSTANT[width]
+            try:
+                info = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
+                    instance, constant, pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+                )
+                self._compute_profiles[kept] = int(info.id)
+            except pynvml.NVMLError_NotSupported:
+                self._compute_profiles[kept] = None
+            except pynvml.NVMLError_InvalidArgument:  # a constant that this driver does not know
+                return None
+        return self._compute_profiles[kept]
 
     def _instance_handle(self, key: SliceKey) -> tuple[Any, int] | None:
         """The instance in that very place. A handle that we hold may by now stand for somebody else's instance."""

@@ -100,11 +100,11 @@ async def enable_mig(node: Node, calls: DriverCalls, inventory: Inventory, devic
     if device.mig_current:
         node.set_missing(what, "")
         return
-    index = device.device.rpartition("gpu")[2]
     if device.mig_pending:
-        node.set_missing(what, f"MIG mode waits for a reset of the idle GPU: sudo nvidia-smi -i {index} --gpu-reset")
+        reset = f"sudo nvidia-smi -i {device.uuid} --gpu-reset"
+        node.set_missing(what, f"MIG mode waits for a reset of the idle GPU: {reset}")
     elif node.settings.mig_mode != ENABLE:
-        by_hand = f"sudo nvidia-smi -i {index} -mig 1"
+        by_hand = f"sudo nvidia-smi -i {device.uuid} -mig 1"
         node.set_missing(what, f"MIG mode is off: setting mig_mode = enable, or {by_hand} while the GPU is idle")
     elif holders := await calls.call(device.device, lambda: inventory.processes(device.uuid)):
         pids = ", ".join(str(holder.pid) for holder in holders)

@@ -88,6 +88,7 @@ def probe_devices(
         "clock_lock": lambda device: _clock_lock(inventory, device, not_root),
         "gpm": lambda device: _gpm(inventory, device),
         "events": lambda device: _events(inventory, device),
+        "persistence": lambda device: persistence_reason(inventory, device),
     }
     found = {}
     for device in devices:
@@ -114,12 +115,12 @@ def _mig(inventory: Inventory, device: ObservedDevice, not_root: str, no_mig_dev
     if not device.mig_current and device.mig_pending:
         return (
             "MIG mode is on, but waits for a reset of the GPU. Remedy: stop whatever uses it, also DCGM and "
-            f"persistenced, then nvidia-smi --gpu-reset -i {device.index}"
+            f"persistenced, then nvidia-smi --gpu-reset -i {device.uuid}"
         )
     if not device.mig_current:
-        return f"MIG mode is off. Remedy: set mig_mode = enable, or nvidia-smi -i {device.index} -mig 1"
+        return f"MIG mode is off. Remedy: set mig_mode = enable, or nvidia-smi -i {device.uuid} -mig 1"
     if not device.mig_pending:
-        return f"MIG mode ends with the next reset. Remedy: nvidia-smi -i {device.index} -mig 1"
+        return f"MIG mode ends with the next reset. Remedy: nvidia-smi -i {device.uuid} -mig 1"
     return ""
 
 
@@ -142,6 +143,20 @@ def _clock_lock(inventory: Inventory, device: ObservedDevice, not_root: str) -> 
     if not inventory.clocks_supported_mhz(device.device):
         return f"{device.type} lists no clocks to choose from. Remedy: none, its clock stays as it is"
     return not_root
+
+
+def persistence_reason(inventory: Inventory, device: ObservedDevice) -> str:
+    """Reason why locks, limits and the energy counter of a GPU may be gone at any time; empty where they stay.
+
+    Raises:
+        DeviceError: it does not answer.
+    """
+    if inventory.persistence_mode(device.device) is not False:
+        return ""
+    return (
+        "persistence mode is off: clocks, limits and the energy counter are lost whenever nobody uses the GPU. Remedy: "
+        f"nvidia-smi -i {device.uuid} -pm 1, or systemctl enable --now nvidia-persistenced"
+    )
 
 
 def _gpm(inventory: Inventory, device: ObservedDevice) -> str:

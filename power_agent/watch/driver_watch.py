@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from power_agent.devices.boards import closed_reason
 from power_agent.devices.driver_calls import DriverCalls
 from power_agent.devices.errors import DeviceError, DeviceLost, NodeUnreachable
 from power_agent.devices.gpus import driver_load_id
@@ -169,11 +170,12 @@ class DriverWatch:
                 raise DeviceLost(why)
             if device.type.kind != DeviceKind.MIG_GPU:
                 self._inventory.clock_mhz(device.device)
-                return False, False, ()
+                return *self._inventory.mig_mode(device.device), ()
             current, pending = self._inventory.mig_mode(device.device)
             return current, pending, self._inventory.gpu_instances(device.device) if current else ()
 
         device.mig_current, device.mig_pending, listed = await self._calls.call(device.device, read)
+        device.closed = closed_reason(device.type, device.uuid, device.mig_current)
         return listed
 
     async def fence(self, device: Device, why: str) -> None:

@@ -1,7 +1,8 @@
 """Model watch: says which variants this node cannot load, because a file of theirs was removed, cut short or replaced.
 
 What runs goes on: a Triton has its model in memory. Planners go round what is named here (`NodeStatus.missing`), and
-use it again when it is gone from there.
+use it again when it is gone from there. What the node has is
+published too (`NodeStatus.models`): who plans compares it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -32,6 +33,7 @@ class ModelWatch:
     async def refresh(self) -> None:
         """Look once: each refusal is logged and published when it is news, and so is its end."""
         refused = await self._in_thread(self._digests.refusals)
+        self._node.set_models(self._digests.report())
         now = {f"{MISSING_MODEL}{family}/{version}": why for (family, version), why in refused.items()}
         for name in self._reported - now.keys():
             self._node.report_missing(name, "")

@@ -139,12 +139,26 @@ def test_a_whole_gpu_is_a_slice_like_any_other_without_steps_that_cut(bench):
     assert one.slice(whole.key).generation > before.generation
 
 
+def test_a_board_outside_mig_and_one_that_nobody_described_serve_whole_and_are_metered(bench):
+    ada = "gpu:RTX 6000 Ada Generation:47GiB:300W:210-3105MHz/15"
+    one = bench(A100, ada, node={"mig_enabled": False})
+    one.types = tuple(one.device(gpu).type for gpu in (0, 1))
+    assert one.types == (f"{A100}-nomig", ada)
+    parts = tuple(one.part(gpu, WHOLE) for gpu in (0, 1))
+    one.go(*parts)
+    assert {one.state(part.key) for part in parts} == {SliceState.READY}
+    one.cluster.until(lambda: all(one.device(gpu).power_w > 0.0 for gpu in (0, 1)), "both to be metered")
+    one.go()
+    assert {one.device(gpu).state for gpu in (0, 1)} == {DeviceState.ASLEEP}
+
+
 def test_mig_mode_is_switched_on_where_that_is_asked_for_and_else_the_remedy_is_named(bench):
     one = bench(A100, H100, mig_mode="enable")
     for gpu in (0, 1):
         one.cluster.client.admin("set_mig_mode", index=gpu, enabled=False)
     one.cluster.client.admin("reset", index=0)
-    waits = f"{NODE}/gpu0 mig: MIG mode waits for a reset of the idle GPU: sudo nvidia-smi -i 0 --gpu-reset"
+    uuid = one.cluster.inspect()["gpus"][0]["uuid"]
+    waits = f"{NODE}/gpu0 mig: MIG mode waits for a reset of the idle GPU: sudo nvidia-smi -i {uuid} --gpu-reset"
     one.cluster.until(lambda: waits in one.cluster.status().missing, "Ampere pending")
     assert (one.device(0).mig_current, one.device(0).mig_pending) == (False, True)
     with pytest.raises(grpc.RpcError, match="MIG mode is off"):

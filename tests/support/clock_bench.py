@@ -34,6 +34,7 @@ class FakeGpus:
         self.refusals: list[DeviceError] = []  # of the next setters
         self.reading = kind.clocks_mhz[-1] if kind.clocks_mhz else 0
         self.reasons: tuple[str, ...] = ()
+        self.default_mhz = 0
         self.lost = False
 
     def _set(self, name: str) -> None:
@@ -63,6 +64,9 @@ class FakeGpus:
 
     def clocks_supported_mhz(self, device: str) -> tuple[int, ...]:
         return self.kind.clocks_mhz
+
+    def default_application_clock_mhz(self, device: str) -> int:
+        return self.default_mhz
 
     def power_limit_w(self, device: str) -> float | None:
         return self.limit_w

@@ -210,10 +210,17 @@ def _not_before_s(view: ClockView, wanted: ClockRange | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """What the driver says: SM clock (0: it does not say), clock event reasons."""
+    """What the driver says: SM clock, clock event reasons, default application clock (clocks: 0 = it does not say)."""
 
     clock_mhz: int
     reasons: tuple[str, ...] = ()
+    default_mhz: int = 0
+
+    @property
+    def at_default(self) -> bool:
+        """Whether the board's default application clock explains the reason LOCKED: at it, or held lower by a cap."""
+        held_back = self.clock_mhz < self.default_mhz and HOLDS_BACK.intersection(self.reasons)
+        return bool(self.default_mhz) and bool(self.clock_mhz == self.default_mhz or held_back)
 
 
 def _not_honoured(locked: ClockRange, reading: ClockReading) -> str:
@@ -232,7 +239,7 @@ def drift(view: ClockView, reading: ClockReading) -> tuple[str, ...]:
     found = []
     if view.lock.certain and view.lock.range is not None:
         found.append(_not_honoured(view.lock.range, reading))
-    elif view.lock.certain and LOCKED in reading.reasons:
+    elif view.lock.certain and LOCKED in reading.reasons and not reading.at_default:
         found.append("clocks are locked, and not by this agent")
     return tuple(text for text in (*found, *repeated_failure(view.lock)) if text)
 

@@ -103,6 +103,26 @@ def test_show_tells_what_a_person_needs_and_json_tells_all(ask, agent):
     assert agent.tokens == {"Bearer secret"}
 
 
+def test_the_token_may_stand_in_a_file_that_others_cannot_read(ask, agent, tmp_path, monkeypatch):
+    path = tmp_path / "token"
+    path.write_text("filed\n")
+    path.chmod(0o600)
+    monkeypatch.setenv("TREFOIL_TOKEN_FILE", str(path))
+    both = ask("show")
+    assert (both.exit_code, agent.tokens) == (2, set())
+    assert "TREFOIL_TOKEN is set too" in both.stderr
+    monkeypatch.delenv("TREFOIL_TOKEN")
+    assert ask("show").exit_code == 0
+    assert agent.tokens == {"Bearer filed"}
+    path.chmod(0o604)
+    readable = ask("show")
+    assert readable.exit_code == 2
+    assert readable.stderr.startswith(
+        f"trefoil: TREFOIL_TOKEN_FILE = '{path}': others may read or change it (mode 0604)"
+    )
+    assert "filed" not in both.stderr + readable.stderr
+
+
 def test_preview_sends_this_nodes_part_of_the_plan(ask, agent, tmp_path):
     plan = Plan(Revision(4, 2), nodes=(NodePlan(node="other"), NodePlan(node="node0")))
     path = tmp_path / "plan.json"

@@ -17,7 +17,10 @@ LOWER = (((4, 0),), ((3, 0),), ((2, 0), (2, 2)), ((2, 0), (1, 2), (1, 3)), ((1, 
 LOWER += (((1, 0), (1, 1), (1, 2), (1, 3)),)
 UPPER = (((3, 4),), ((2, 4), (1, 6)), ((1, 4), (1, 5), (1, 6)))
 GPU_MODELS = [gpu_model(name) for name in device_types.DRIVERS]
-MIG_MODELS = [model for model in GPU_MODELS if model.mig_capable]
+A30 = gpu_model("A30")
+MIG_MODELS = [model for model in GPU_MODELS if model.mig_capable and model is not A30]
+A30_MAXIMAL = (((4, 0),), ((2, 0), (2, 2)), ((2, 0), (1, 2), (1, 3)), ((1, 0), (1, 1), (2, 2)))
+A30_MAXIMAL += (((1, 0), (1, 1), (1, 2), (1, 3)),)
 MAXIMAL = (((7, 0),), *((*low, *high) for low in LOWER for high in UPPER))
 
 
@@ -51,6 +54,17 @@ def test_every_maximal_configuration_can_be_placed_and_then_nothing_more_fits(mo
         refused(Nvml.INSUFFICIENT_RESOURCES, driver.create_gpu_instance, gpu, ID[width])
 
 
+@pytest.mark.parametrize("configuration", A30_MAXIMAL, ids=str)
+def test_an_a30_is_cut_into_four(configuration):
+    driver = make_driver(A30)
+    (gpu,) = driver.gpus
+    for width, start in configuration:
+        driver.create_gpu_instance(gpu, {1: 14, 2: 5, 4: 0}[width], (start, width))
+    assert layout(gpu) == sorted(configuration)
+    for profile in A30.profiles:
+        assert driver.remaining_capacity(gpu, profile) == 0
+
+
 def test_there_are_19_maximal_configurations_and_14_multisets():
     assert len(MAXIMAL) == 19
     assert len({tuple(sorted(width for width, _ in c)) for c in MAXIMAL}) == 14
@@ -78,6 +92,9 @@ def test_the_core_device_type_and_the_driver_table_agree(model):
         assert sorted(kind.starts) == sorted(profile.starts)
     placed = {tuple((name, start) for name, start, _ in p) for p in device_types.placements(core)}
     names = {kind.compute_slices: kind.name for kind in core.slice_types}
+    if model is A30:
+        assert placed == {tuple((names[width], start) for width, start in c) for c in A30_MAXIMAL}
+        return
     assert placed == {tuple((names[width], start) for width, start in c) for c in MAXIMAL}
 
 

@@ -41,8 +41,9 @@ def test_products_go_by_the_name_of_their_type(name, kind):
 
 
 def test_an_unknown_product_keeps_its_name():
-    assert device_type_name("NVIDIA H200") == "H200"
-    assert device_type_name("NVIDIA A100-PCIE-40GB") not in DEVICE_TYPES  # another board: its power differs
+    assert device_type_name("NVIDIA RTX 6000 Ada Generation") == "RTX 6000 Ada Generation"
+    assert device_type_name("NVIDIA RTX 6000 Ada Generation") not in DEVICE_TYPES
+    assert device_type_name("NVIDIA A100-PCIE-40GB") != device_type_name("NVIDIA A100-SXM4-40GB")  # its power differs
 
 
 def field(kind, attribute, value, code=0):
@@ -96,6 +97,47 @@ def test_a_gpu_keeps_its_name_when_a_driver_without_its_neighbour_counts_anew():
             (third.device, third.uuid),
         ]
         assert inventory.observe("node0/gpu2").index == 1
+
+
+def without(driver, *gone):
+    """The driver counts anew, without these GPUs."""
+    driver.gpus = tuple(gpu for gpu in driver.gpus if gpu not in gone)
+    for index, gpu in enumerate(driver.gpus):
+        driver._by_uuid[gpu.uuid], gpu.index = gpu, index
+    for gpu in gone:
+        del driver._by_uuid[gpu.uuid]
+
+
+def test_a_gpu_keeps_its_name_over_a_restart_without_its_neighbour_and_no_other_gets_that_name():
+    driver = make_driver(*[make_driver().gpus[0].model] * 4)
+    first, second, third, fourth = driver.gpus
+    known = {f"node0/gpu{index}": gpu.uuid for index, gpu in enumerate((first, second, third))}
+    with pynvml_on(driver):
+        without(driver, first)
+        inventory = Inventory("node0", None)
+        inventory.remember_names(known)
+        inventory.open()
+        names = {device.device: device.uuid for device in inventory.list_devices()}
+        assert names == {"node0/gpu1": second.uuid, "node0/gpu2": third.uuid, "node0/gpu3": fourth.uuid}
+        assert inventory.lost == {}
+
+
+def test_a_gpu_that_is_lost_goes_by_its_own_name_whatever_its_index_is_now():
+    driver = make_driver(*[make_driver().gpus[0].model] * 4)
+    first, second, third, _ = driver.gpus
+    known = {f"node0/gpu{index}": gpu.uuid for index, gpu in enumerate((first, second, third))}
+    with pynvml_on(driver):
+        without(driver, first)  # and by that the second is at index 0
+        second.lost = True
+        inventory = Inventory("node0", None)
+        inventory.remember_names(known)
+        inventory.open()
+        assert [device.device for device in inventory.list_devices()] == ["node0/gpu2", "node0/gpu3"]
+        assert list(inventory.lost) == ["node0/gpu1"]
+        assert "GPU at index 0" in str(inventory.lost["node0/gpu1"])
+        second.lost, third.lost = False, True
+        assert [device.device for device in inventory.list_devices()] == ["node0/gpu1", "node0/gpu3"]
+        assert list(inventory.lost) == ["node0/gpu2"]
 
 
 def test_a_gpu_that_is_lost_at_the_start_hides_no_other():

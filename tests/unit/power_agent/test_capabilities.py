@@ -17,7 +17,7 @@ from power_agent.watch.capabilities import (
 from tests.support.simulated_driver import make_driver, pynvml_on
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
-ALL = ("clock_lock", "energy_counter", "events", "gpm", "mig", "root")
+ALL = ("clock_lock", "energy_counter", "events", "gpm", "mig", "persistence", "root")
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def test_each_type_lacks_what_its_generation_lacks():
         "gpu2": ["gpm", "mig"],
         "gpu3": ["clock_lock", "energy_counter", "gpm", "mig"],
     }
-    assert found.have == ("clock_lock", "energy_counter", "events", "mig", "root")
+    assert found.have == ("clock_lock", "energy_counter", "events", "mig", "persistence", "root")
     assert found.missing["mig gpu2"] == "Tesla T4 is not MIG capable. Remedy: none needed, it is one slice"
     assert "power is integrated" in found.missing["energy_counter gpu3"]
     assert "older than Volta" in found.devices["node0/gpu3"]["clock_lock"]
@@ -67,7 +67,7 @@ def test_one_reason_for_all_is_said_once():
 
 def test_without_privileges_it_reads_only():
     found = probe(make_driver(H100_80GB), not_root=NOT_ROOT)
-    assert found.have == ("energy_counter", "events", "gpm")
+    assert found.have == ("energy_counter", "events", "gpm", "persistence")
     assert set(found.missing) == {"mig", "clock_lock", "root"}
     assert "systemd unit" in found.missing["root"]
 
@@ -97,15 +97,15 @@ def test_an_old_driver_costs_one_capability_and_no_more(symbol, capability, says
 
 def test_mig_mode_that_is_off_or_pending_says_how_to_switch_it_on():
     driver = make_driver(A100_40GB, mig_enabled=False)
-    assert "nvidia-smi -i 0 -mig 1" in probe(driver).missing["mig"]
+    assert f"nvidia-smi -i {driver.gpus[0].uuid} -mig 1" in probe(driver).missing["mig"]
     driver.gpus[0].mig_pending = True
-    assert "nvidia-smi --gpu-reset -i 0" in probe(driver).missing["mig"]
+    assert f"nvidia-smi --gpu-reset -i {driver.gpus[0].uuid}" in probe(driver).missing["mig"]
 
 
 def test_a_vgpu_guest_is_told_to_go_to_the_host(monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlDeviceGetVirtualizationMode", lambda _handle: 2)
     found = probe(make_driver(H100_80GB))
-    assert found.have == ("energy_counter", "events", "gpm", "root")
+    assert found.have == ("energy_counter", "events", "gpm", "persistence", "root")
     assert "run the agent on the host" in found.missing["mig"]
 
 

@@ -132,11 +132,12 @@ async def test_a_kill_between_journal_and_driver_is_put_right_by_the_successor(b
 async def test_a_limit_that_an_earlier_version_left_is_named_and_let_go(bench):
     await bench.start()
     bench.node.journal.begin_override(Override(GPU, "power_limit", 300.0, 250.0, "boot/load-1"))
+    bench.node.journal.remember_device(GPU, "A100-SXM4-40GB", "GPU-1f")
     await bench.kill()
     with capture_logs() as logs:
         await bench.start()
     (said,) = [entry for entry in logs if entry["event"] == "a predecessor left a power limit set"]
-    assert (said["device"], said["limit_w"], said["remedy"]) == (GPU, 250.0, "nvidia-smi -i 0 -pl 300")
+    assert (said["device"], said["limit_w"], said["remedy"]) == (GPU, 250.0, "nvidia-smi -i GPU-1f -pl 300")
     assert bench.node.journal.state.overrides == {}
     await bench.end()
     assert names(bench) == []
@@ -265,6 +266,9 @@ async def test_a_power_cap_and_a_foreign_hand_are_reported_and_not_fought(bench)
     bench.gpus.locked = (300, 300)
     await bench.pass_s(6)
     assert bench.node.status().devices[0].drift == ("clocks are locked, and not by this agent",)
+    bench.gpus.default_mhz = 300  # as it comes from the board
+    await bench.pass_s(6)
+    assert bench.node.status().devices[0].drift == ()
     await bench.end()
     assert names(bench) == ["lock", "reset"]
     assert bench.gpus.locked == (300, 300)

@@ -167,6 +167,20 @@ def test_foreign_settings_are_reported():
     )
 
 
+@pytest.mark.parametrize(
+    ("clock_mhz", "more", "foreign"),
+    [
+        (1095, (), False),  # where the board's own application clocks hold it
+        (900, ("software_power_cap",), False),  # and lower, for a reason of its own
+        (600, (), True),
+        (1410, (), True),  # application clocks, or a lock, above the default
+    ],
+)
+def test_default_application_clocks_are_no_foreign_lock(clock_mhz, more, foreign):
+    reading = ClockReading(clock_mhz, ("locked_or_application_clocks", *more), default_mhz=1095)
+    assert bool(drift(FREE, reading)) == foreign
+
+
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ CHANGES = {
     "nvmlDeviceCreateGpuInstanceWithPlacement": 7,
     "nvmlGpuInstanceCreateComputeInstance": 7,
 }
-READS_PER_CHANGE = 2.5
+READS_PER_CHANGE = 2.6  # the ids of compute-instance profiles are read too, once per driver load
 NOTHING_TO_DO = 2  # look at the instance that we hold, list its profile
 
 

@@ -1,7 +1,7 @@
 """`trefoil node`: what an operator asks of one power agent, here or on another machine.
 
 Without --target it is the agent of the system that runs in the state directory. The control token is read from
-TREFOIL_TOKEN, never from the command line, where everyone could see it.
+TREFOIL_TOKEN or TREFOIL_TOKEN_FILE, never from the command line, where everyone could see it.
 """
 
 import asyncio
@@ -9,18 +9,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
-from trefoil.cli.options import read_plan
+import trefoil
+from trefoil.cli.options import Sets, parse_sets, read_plan
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, Guarded, StateDir, as_json, console, grid, print_json
 from trefoil.cli.system_client import RPC_TIMEOUT_S, open_channel, service_address
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import NodeStatus
 from trefoil.runtime import codec, rpc
+from trefoil.runtime.config import load
 
 T = TypeVar("T")
+UNIT_SETTINGS: Final = Path("/etc/trefoil/power-agent.toml")
 
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="One node: its power agent, devices, clocks and joules.")
 
@@ -260,5 +265,34 @@ def energy(
     call_agent(target, ca, state_dir, watch)
 
 
-for _command in (show, preview, drain, clocks, unlock, energy):
+def doctor(
+    config: Annotated[
+        Path | None, typer.Option("--config", help=f"Settings of the agent; default: {UNIT_SETTINGS}, if it is there.")
+    ] = None,
+    sets: Sets = None,
+    as_json_: AsJson = False,
+) -> None:
+    """Look at this machine as a power agent would: what works, what does not, what mends it. No agent need run.
+
+    Changes nothing. Exit code 1 where something does not work. A bug report needs what --json prints: no secrets.
+    """
+    from power_agent.doctor.examination import examine
+    from power_agent.settings import PowerAgentSettings
+
+    path = config or (UNIT_SETTINGS if UNIT_SETTINGS.is_file() else None)
+    found = examine(load(PowerAgentSettings, path, overrides=parse_sets(sets)))
+    if as_json_:
+        print_json({"trefoil": trefoil.__version__} | found.document())
+    else:
+        table = Table(title="Doctor" + (" (SIMULATED)" if found.simulated else ""), title_justify="left")
+        for column in ("what", "", "seen", "what mends it"):
+            table.add_column(column, overflow="fold")
+        for one in found.findings:
+            table.add_row(*(escape(text) for text in (one.subject, one.verdict, one.seen, one.remedy or "-")))
+        console().print(table)
+    if not found.healthy:
+        raise typer.Exit(1)
+
+
+for _command in (show, preview, drain, clocks, unlock, energy, doctor):
     app.command()(_command)

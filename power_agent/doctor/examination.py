@@ -1,0 +1,108 @@
+"""Examination of a node: all that the doctor looks at, by the settings of an agent that need not run. Reads only."""
+
+import asyncio
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from power_agent.devices.gpus import driver_load_id
+from power_agent.devices.hardware_report import cpu_report
+from power_agent.devices.inventory import Inventory
+from power_agent.doctor.findings import Finding, Verdict, of_reason, works
+from power_agent.doctor.gpus import check_gpus
+from power_agent.doctor.host import (
+    check_cgroups,
+    check_containers,
+    check_device_files,
+    check_permissions,
+    check_ports,
+    check_time,
+)
+from power_agent.runtimes.docker_engine import Engine
+from power_agent.settings import PowerAgentSettings
+from power_agent.simulated.nvml_shim import install_simulated_node
+from power_agent.triton.installation import find_triton
+from power_agent.watch.capabilities import effective_root, mig_device
+from trefoil.core.errors import BinaryMissing
+from trefoil.runtime.clock import WallClock
+from trefoil.runtime.config import masked
+
+ROOT: Final = Path("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What the doctor found, and what the driver tells of its GPUs, for bug reports (None: it does not answer)."""
+
+    findings: tuple[Finding, ...]
+    hardware: Mapping[str, Any] | None
+    simulated: bool
+    settings: Mapping[str, Any]  # without secrets
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing was found that does not work."""
+        return all(one.verdict != Verdict.BROKEN for one in self.findings)
+
+    def document(self) -> dict[str, Any]:
+        """JSON document of the examination."""
+        return {
+            "simulated": self.simulated,
+            "versions": {
+                "python": platform.python_version(),
+                "kernel": platform.release(),
+            },
+            "settings": self.settings,
+            "healthy": self.healthy,
+            "findings": [asdict(one) for one in self.findings],
+            "hardware": self.hardware,
+        }
+
+
+def examine(settings: PowerAgentSettings, root: Path = ROOT) -> Examination:
+    """Examine this machine, or the simulated node of the settings. Blocking for a second or two.
+
+    Raises:
+        TrefoilError: the simulated node does not answer.
+    """
+    clock = WallClock()
+    client = install_simulated_node(settings.node_socket) if settings.node_socket else None
+    rights = ("", "") if client else (effective_root(root / "proc"), mig_device(root / "proc", root / "dev"))
+    inventory = Inventory(settings.node, None if client else root / "proc")
+    cpu_serves = settings.cpu == "serve"
+    found, report = check_gpus(inventory, root, clock.block, rights, cpu_serves=cpu_serves)
+    gpus = 0 if report is None else len(report["devices"])
+    hardware = report
+    if client is not None:
+        client.close()
+    else:
+        hardware = {
+            **(report or {}),
+            "driver_load_id": driver_load_id(settings.driver_marker),
+            "cpu": cpu_report(settings.node, settings.powercap_root, clock),
+        }
+        found += check_device_files(root) if gpus else []
+    found += check_containers(settings, lambda: _engine_info(settings), root, gpus)
+    found += [_triton(settings), check_cgroups(settings, root)]
+    found += check_permissions(settings, rights, gpus)
+    found += [asyncio.run(check_time(settings, clock)), *check_ports(settings, gpus)]
+    return Examination(tuple(found), hardware, client is not None, masked(settings))
+
+
+def _engine_info(settings: PowerAgentSettings) -> Mapping[str, Any]:
+    def ask(api: Any) -> Mapping[str, Any]:
+        info: Mapping[str, Any] = api.info()
+        return info
+
+    return Engine(settings.docker_url).query("looking at the engine", ask)
+
+
+def _triton(settings: PowerAgentSettings) -> Finding:
+    if settings.runtime_name != "process":
+        return works("Triton", f"not needed on this host: runtime = {settings.runtime_name}")
+    try:
+        return works("Triton", str(find_triton(settings.triton_binary, settings.triton_environment).binary))
+    except BinaryMissing as error:
+        return of_reason("Triton", error, "")
