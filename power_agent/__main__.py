@@ -7,11 +7,13 @@ from pathlib import Path
 
 import structlog
 
+from power_agent.addresses import check_addresses
 from power_agent.agent import AgentPart
 from power_agent.clocks.clock_keeper import ClockKeeper
 from power_agent.devices.cpu import Cpu, cpu_mode
 from power_agent.devices.dcgm import Dcgm
 from power_agent.devices.driver_calls import DriverCalls
+from power_agent.devices.driver_lock import DriverLock
 from power_agent.devices.gpm import Gpm
 from power_agent.devices.gpus import boot_id, driver_load_id
 from power_agent.devices.inventory import Inventory
@@ -58,6 +60,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     settings = parser_main(PowerAgentSettings, "power_agent", argv)
     setup_logging("power_agent", settings.log_level, settings.log_json)
     structlog.get_logger().info("settings", **masked(settings))
+    check_addresses(settings)
     if settings.governor:
         governor_of(settings.governor, settings.parts.get("governor", {}))
     clock = SteadyClock(WallClock())
@@ -66,7 +69,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     runtime = build_runtime(settings, client)
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
     inventory = Inventory(settings.node, Path("/proc") if client is None else None)
-    calls = DriverCalls(inventory)
+    calls = DriverCalls(inventory, lock=DriverLock(settings.driver_marker))
     mig = MigInstances(calls, inventory, clock, settings.in_use_retries_max, settings.in_use_backoff_s)
     journal = Journal(settings.state_dir, boot_id(), driver_load_id(settings.driver_marker), metrics)
     node = Node(settings, clock, journal, load_catalog(settings.model_repository), metrics)
@@ -75,7 +78,8 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     digests = ModelDigests(
         settings.model_repository.absolute(), node.catalog, stated_digests(settings.model_repository)
     )
-    executor = StepExecutor(settings, clock, mig, runtime, threads, state, journal, digests, node.keep_last_reading)
+    made = (mig, runtime, threads, state, journal, digests, node.catalog)
+    executor = StepExecutor(settings, clock, *made, node.keep_last_reading)
     clocks = ClockKeeper(node, inventory, calls.call)
     reconciler = Reconciler(node, executor, clocks)
     energy_log = EnergyLog(settings.state_dir, int(settings.ring_s / settings.sample_period_s), metrics)
@@ -100,7 +104,8 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)
     audit = AuditLog(settings.state_dir, clock, metrics)
     server = ServerPart(lambda: rpc.make_server(settings, [entry], metrics=metrics, audit=audit))
-    return [StatePart(state), MetricsPart(metrics, settings.metrics_address), agent, server]
+    connections = StatePart(state, clock, metrics, partial(node.set_missing, "clock"))
+    return [connections, MetricsPart(metrics, settings.metrics_address), agent, server]
 
 
 def _rights(client: NodeClient | None) -> Callable[[], tuple[str, str]]:

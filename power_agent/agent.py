@@ -1,11 +1,9 @@
 """Life cycle of the agent: adopt, then reconcile, watch, meter and publish until the end; the slices outlive it."""
 
 import asyncio
-import fcntl
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import structlog
 
@@ -68,7 +66,6 @@ class AgentPart:
     state: State
     cpu: Cpu | None
     cpu_serves: bool
-    _driver_lock: IO[bytes] | None = None
 
     async def init(self) -> None:
         """Adopt what runs, and the plan it runs by."""
@@ -119,6 +116,7 @@ class AgentPart:
         node, settings = self.node, self.node.settings
         node.devices.clear()  # of a try before
         loaded = driver_load_id(settings.driver_marker)
+        self.inventory.remember_names({name: uuid for name, (_, uuid) in node.journal.state.devices.items()})
         try:
             observed = await self.calls.reopen()
             node.set_missing("driver", "")
@@ -127,8 +125,6 @@ class AgentPart:
                 raise
             node.set_missing("driver", str(error))  # no driver is loaded: `DriverWatch` sees it when one is
             observed = ()
-        if self._driver_lock is None:
-            self._driver_lock = lock_driver(settings.driver_marker)
         if loaded != node.driver_load_id:  # it came while we waited
             node.driver_load_id = loaded
             node.journal.driver_changed(loaded)
@@ -187,8 +183,6 @@ class AgentPart:
         await restoring
         self.node.journal.close()
         await self.calls.close()
-        if self._driver_lock is not None:
-            self._driver_lock.close()
 
     async def _end(self, part: Slice) -> None:
         try:
@@ -201,35 +195,3 @@ async def _close(slices: Sequence[Slice]) -> None:
     for part in slices:
         if part.triton is not None:
             await part.triton.close()
-
-
-def lock_driver(marker: Path) -> IO[bytes] | None:
-    """Lock the driver of this machine: two agents that cut the same GPUs would undo each other's work.
-
-    The journal's lock keeps two agents off one state directory; this one keeps them off one driver, whatever
-    directories they were given. It is on the file that stands for the driver, and gone with its process. Keep what is
-    returned open as long as the GPUs are ours; None where there is no driver, or it cannot be locked.
-
-    Raises:
-        StartError: another agent works with this driver.
-    """
-    try:
-        file = marker.open("rb")
-    except OSError as error:
-        structlog.get_logger().info("no driver to own", marker=str(marker), why=error.strerror)
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise StartError(
-            "another power agent governs these GPUs",
-            field="driver_marker",
-            value=str(marker),
-            remedy="stop it; one agent governs all GPUs of a node",
-        ) from error
-    except OSError as error:
-        structlog.get_logger().warning("driver not locked", marker=str(marker), why=error.strerror)
-        file.close()
-        return None
-    return file

@@ -1,5 +1,7 @@
 """Settings of `python -m power_agent`."""
 
+import re
+from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +17,11 @@ class PowerAgentSettings(ServiceSettings):
 
     admin_address: str = "127.0.0.1:8103"
     metrics_address: str = "127.0.0.1:8113"
+    advertise_host: str = ""
+    """Name or address by which controller and dispatchers reach this node; published with the ports of agent and
+    Tritons. Empty: the addresses that they listen on."""
+    triton_listen: str = "127.0.0.1"
+    """IPv4 address that Tritons listen on; 0.0.0.0: every one of this node."""
     node: str = Field(default="node0", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of this node; devices are `<node>/gpu<index>`."""
     zone: str = ""
@@ -41,9 +48,10 @@ class PowerAgentSettings(ServiceSettings):
     starts_parallel: int = Field(default=2, ge=1)
     """Tritons that may start at once: a start keeps a core busy."""
     ready_timeout_s: float = Field(default=30.0, gt=0)
-    """How long a Triton may take until it answers an inference."""
+    """How long a Triton may take until it answers an inference; where three times the `load_s` of what it hosts is
+    more, that."""
     swap_timeout_s: float = Field(default=30.0, gt=0)
-    """How long loading another variant may take."""
+    """How long loading another variant may take; where three times its `load_s` is more, that."""
     drain_timeout_s: float = Field(default=30.0, gt=0)
     """After this a slice is stopped whatever is in flight on it."""
     drain_poll_s: float = Field(default=0.1, gt=0)
@@ -71,7 +79,7 @@ class PowerAgentSettings(ServiceSettings):
     lease_ttl_s: float = Field(default=3.0, gt=1.0, le=LEASE_MAX_S)
     """Time to live of the lease of the node's role, and the longest gap in its heartbeat."""
     driver_marker_path: Path | None = None
-    """File that changes with each load of the driver; None: `driver_load_id` beside the socket, or NVIDIA's device."""
+    """File that changes with each load of the driver; None: `driver_load_id` beside the socket, or NVIDIA's module."""
     stop_slices_on_exit: bool = False
     """Stop all Tritons at SIGTERM: `trefoil down`. Otherwise they go on serving, to be adopted by the next agent."""
 
@@ -124,6 +132,25 @@ class PowerAgentSettings(ServiceSettings):
     learn_baseline: bool = True
     """Measure the idle power at each clock when nothing is done; false: the device type's figure."""
 
+    @field_validator("advertise_host")
+    @classmethod
+    def _host(cls, value: str) -> str:
+        try:
+            found = ip_address(value.strip("[]"))
+        except ValueError:
+            if value and not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", value):
+                raise ValueError("is no host name or IP address; write one, without a port") from None
+            return value
+        return f"[{found}]" if found.version == 6 else str(found)
+
+    @field_validator("triton_listen")
+    @classmethod
+    def _listen(cls, value: str) -> str:
+        try:
+            return str(IPv4Address(value))
+        except ValueError:
+            raise ValueError("is no IPv4 address; write one of this node, or 0.0.0.0 for all") from None
+
     @field_validator("parts")
     @classmethod
     def _kinds(cls, value: dict[str, dict[str, Value]]) -> dict[str, dict[str, Value]]:
@@ -133,11 +160,18 @@ class PowerAgentSettings(ServiceSettings):
         return value
 
     @property
+    def agent_target(self) -> str:
+        """Address at which others reach the agent, as it is published."""
+        if not self.advertise_host or self.admin_address.startswith("unix:"):
+            return self.admin_address
+        return f"{self.advertise_host}:{self.admin_address.rpartition(':')[2]}"
+
+    @property
     def driver_marker(self) -> Path:
         """File that changes with each load of the driver."""
         if self.driver_marker_path is not None:
             return self.driver_marker_path
-        return self.node_socket.parent / "driver_load_id" if self.node_socket else Path("/dev/nvidiactl")
+        return self.node_socket.parent / "driver_load_id" if self.node_socket else Path("/sys/module/nvidia")
 
     @property
     def runtime_name(self) -> str:

@@ -8,10 +8,12 @@ CPUs nothing is created, so there a slice exists as long as its process does.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import structlog
 
+from power_agent.devices.boards import board_type, closed_reason
 from power_agent.devices.cpu import Cpu
 from power_agent.devices.driver_calls import DriverCalls
 from power_agent.devices.errors import DeviceError, DriverUnavailable, NodeUnreachable
@@ -19,12 +21,12 @@ from power_agent.devices.gpus import ObservedDevice
 from power_agent.devices.inventory import Inventory, ObservedSlice
 from power_agent.durability.journal_state import SliceRecord
 from power_agent.runtimes.base import RunningTriton
-from power_agent.slices.mig import MigInstances
+from power_agent.slices.mig import ENABLE, MigInstances
 from power_agent.slices.node_state import Device, Node
 from power_agent.slices.slice_state import Slice
 from power_agent.slices.step_executor import StepExecutor
 from trefoil.core.device_types import device_type
-from trefoil.core.errors import NotFound, TrefoilError
+from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SERVING, DeviceKind, DeviceState, SliceState
 
 PROBE_S: Final = 3.0
@@ -41,21 +43,24 @@ async def list_devices(
     """
     for seen in observed:
         try:
-            kind = device_type(seen.type)
-        except NotFound as error:
-            node.set_missing(seen.device, f"{error}; it is left alone")
+            kind = await calls.call(seen.device, partial(board_type, inventory, seen, node.settings.mig_mode == ENABLE))
+        except DriverUnavailable:
+            raise
+        except DeviceError as error:
+            inventory.lost[seen.device] = error
             continue
         node.set_missing(seen.device, "")
         device = node.devices.setdefault(seen.device, Device(seen.device, kind, DeviceState.ASLEEP))
+        device.type, device.closed = kind, closed_reason(kind, seen.uuid, seen.mig_current)
         device.uuid = seen.uuid
-        node.journal.remember_device(seen.device, seen.type, seen.uuid)
+        node.journal.remember_device(seen.device, kind.name, seen.uuid)
         device.mig_current, device.mig_pending = seen.mig_current, seen.mig_pending
     for name, trouble in inventory.lost.items():
         node.set_missing(name, str(trouble))
         known = node.journal.state.devices.get(name)
         if name not in node.devices and known is not None:
             node.devices[name] = Device(name, device_type(known[0]), DeviceState.ASLEEP, known[1])
-    answering = {seen.device for seen in observed}
+    answering = {seen.device for seen in observed} - set(inventory.lost)
     gpus = [device for device in node.devices.values() if device.type.kind != DeviceKind.CPU]
     for device in gpus:
         if device.device not in answering:  # lost, or the driver does not even count it any more

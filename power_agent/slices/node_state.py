@@ -125,6 +125,7 @@ class Node:
         self.epoch = 0
         self._missing: dict[str, str] = {}
         self.capabilities: tuple[str, ...] = ()
+        self.models: tuple[str, ...] = ()
         self.work = asyncio.Event()  # set: somebody should look whether there is something to do
         self._log = structlog.get_logger()
 
@@ -180,6 +181,12 @@ class Node:
             del self._missing[name]
         self.changed()
         return True
+
+    def set_models(self, models: tuple[str, ...]) -> None:
+        """Set the digests of the model files that this node has."""
+        if models != self.models:
+            self.models = models
+            self.changed()
 
     def report_missing(self, name: str, why: str) -> None:
         """Set why something is missing, and log it when that is news; an empty `why`: it is back."""
@@ -241,6 +248,7 @@ class Node:
                 self.cordons.reason(device.device),
                 self.cordons.evicted(device.device),
                 device.closed,
+                device.uuid,
             )
             for device in self.devices.values()
         )
@@ -288,8 +296,9 @@ class Node:
             missing=self.missing,
             observed_at_s=self.clock.now_s(),
             simulated=self.metrics.simulated,
-            agent_target=self.settings.admin_address,
+            agent_target=self.settings.agent_target,
             highest_epoch_seen=self.journal.state.highest_epoch,
+            models=self.models,
         )
 
     def plan_in_force(self) -> NodePlan | None:

@@ -19,6 +19,7 @@ from power_agent.durability.journal import Journal
 from power_agent.runtimes.base import RunningTriton, Runtime
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices.core.drain import NOTICE_S, drain_blocker, required_table, still_routed
+from power_agent.slices.core.patience import load_timeout_s
 from power_agent.slices.core.reconcile import Task
 from power_agent.slices.mig import MigInstances
 from power_agent.slices.slice_state import Slice
@@ -33,6 +34,7 @@ from power_agent.triton.slice_launch import (
     launch_of,
     prepare_slice,
 )
+from trefoil.core.catalog import Catalog
 from trefoil.core.common import Revision
 from trefoil.core.device_types import cpu_quota
 from trefoil.core.errors import CatalogError, StartError, StateUnavailable, TrefoilError
@@ -58,6 +60,7 @@ class StepExecutor:
         state: State,
         journal: Journal,
         digests: ModelDigests,
+        catalog: Catalog,
         keep_last_reading: Callable[[Slice], None],
     ) -> None:
         self._settings = settings
@@ -72,6 +75,7 @@ class StepExecutor:
         self.acks = LiveAcks(state, clock)
         self._journal = journal
         self._digests = digests
+        self._catalog = catalog
         self._keep_last_reading = keep_last_reading
         self._by_name: Mapping[str, Callable[[Slice, Task], Awaitable[None]]] = {
             "drain": self._drain,
@@ -182,6 +186,8 @@ class StepExecutor:
             gpu_uuid=part.mig_uuid,
             cpu_cores=self._cpu.pinned_cores(part.key) if part.key.device == self._cpu.device else None,
             cpu_quota=cpu_quota(part.key.slice_type),
+            listen=settings.triton_listen,
+            published_host=settings.advertise_host or settings.triton_listen,
         )
 
     async def _start(self, part: Slice, task: Task) -> None:
@@ -259,13 +265,16 @@ class StepExecutor:
         if part.state == SliceState.FAILED:
             await self._heal(part, task)
         elif part.state == SliceState.STARTING:
-            await triton.wait_ready(part.hosted, self._settings.ready_timeout_s)
+            await triton.wait_ready(part.hosted, self._ready_timeout_s(part))
         elif part.state == SliceState.PENDING:
             part.move(SliceState.STARTING, task.why, self._clock.now_s())
-            await triton.wait_ready(part.hosted, self._settings.ready_timeout_s)
+            await triton.wait_ready(part.hosted, self._ready_timeout_s(part))
         else:
             await self._swap(part, task)
         part.loaded = part.running
+
+    def _ready_timeout_s(self, part: Slice) -> float:
+        return load_timeout_s(part.hosted, self._catalog, self._settings.ready_timeout_s)
 
     async def _heal(self, part: Slice, task: Task) -> None:
         """A dead python stub comes back by unload and load; where that fails only a new process helps."""
@@ -278,10 +287,13 @@ class StepExecutor:
         try:
             await self.in_thread(lambda: self._check_files(part.hosted))
             for hosted in part.hosted:
-                await triton.heal(hosted, self._settings.swap_timeout_s)
+                await triton.heal(hosted, self._swap_timeout_s(hosted))
         except TrefoilError as error:
             part.heal_failure = str(error)
             raise
+
+    def _swap_timeout_s(self, new: Hosted) -> float:
+        return load_timeout_s((new,), self._catalog, self._settings.swap_timeout_s)
 
     async def _swap(self, part: Slice, task: Task) -> None:
         triton = self._triton(part)
@@ -291,7 +303,6 @@ class StepExecutor:
         def on_counters(counters: tuple[VersionCounters, ...]) -> None:
             part.record_counters(counters, self._clock.now_s())
 
-        timeout_s = self._settings.swap_timeout_s
         serving = {(hosted.family, hosted.stage): hosted for hosted in part.hosted}
         for new in task.hosted:
             old = serving.pop((new.family, new.stage), None)
@@ -301,10 +312,10 @@ class StepExecutor:
                 await self.in_thread(partial(self._check_files, (new,)))
                 if old is None:
                     await self.in_thread(partial(self._prepare, part, (new,)))
-                    await triton.add(new, timeout_s)
+                    await triton.add(new, self._swap_timeout_s(new))
                     part.hosted = (*part.hosted, new)
                     continue
-                result = await triton.swap(old, new, timeout_s, on_counters)
+                result = await triton.swap(old, new, self._swap_timeout_s(new), on_counters)
             except TrefoilError as error:
                 # What it served it goes on serving: the slice is as good as before, unless its Triton is gone.
                 if part.state == SliceState.SWAPPING and part.running:
@@ -314,7 +325,7 @@ class StepExecutor:
             part.hosted = tuple(new if hosted == old else hosted for hosted in part.hosted)
         for gone in serving.values():  # its neighbours serve on
             await self._until_drained(part, gone.family)
-            await triton.remove(gone, timeout_s)
+            await triton.remove(gone, self._settings.swap_timeout_s)
         part.hosted = task.hosted
         self._journal.remember_slice(part.record())
 

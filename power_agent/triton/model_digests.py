@@ -13,7 +13,8 @@ from typing import Final
 
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import CatalogError
-from trefoil.runtime.model_files import contract, expected_files, version_files
+from trefoil.core.fleet import MODEL_DIGEST_CHARS
+from trefoil.runtime.model_files import ENGINES, backend_of, contract, expected_files, version_files
 
 Version = tuple[str, int]
 """Family and version."""
@@ -29,6 +30,7 @@ class ModelDigests:
         self._versions = {family.name: [v.version for v in family.variants] for family in catalog.families}
         self._model_file: dict[str, str] = {}  # of each family that has had any
         self._known: dict[Version, dict[str, str]] = {}
+        self._engines: set[str] = set()  # families whose files are made for one type of GPU: nodes may differ
         self._read: dict[Path, tuple[tuple[int, ...], str]] = {}
 
     def refusals(self) -> dict[Version, str]:
@@ -55,12 +57,29 @@ class ModelDigests:
                 remedy="put the file back, or give it a new version",
             )
 
+    def report(self) -> tuple[str, ...]:
+        """Report what this node has, as `family/version: digest`, for the controller to compare; no engines.
+
+        The digest is that of the model file, and where files lie beside it, after a `+` that of all of them.
+        """
+        found = []
+        for (family, version), files in sorted(self._known.items()):
+            if family in self._engines:
+                continue
+            beside = "".join(f"{n} {made}\n" for n, made in sorted(files.items()) if n != self._model_file[family])
+            digests = [files[self._model_file[family]], *([hashlib.sha256(beside.encode()).hexdigest()] * bool(beside))]
+            found.append(f"{family}/{version}: {'+'.join(each[:MODEL_DIGEST_CHARS] for each in digests)}")
+        return tuple(found)
+
     def _learn(self, family: str) -> None:
         """Remember what is seen for the first time."""
         try:
-            expected = expected_files(contract(self._source, family))
+            config = contract(self._source, family)
         except CatalogError:  # said by whoever wants to load it
             return
+        expected = expected_files(config)
+        if backend_of(config) == ENGINES:
+            self._engines.add(family)
         for version, files in version_files(self._source, family, expected).items():
             self._model_file[family] = expected[0]
             if (family, version) not in self._known:

@@ -33,6 +33,7 @@ from trefoil.runtime.model_files import (
 )
 
 LOOPBACK: Final = "127.0.0.1"
+WILDCARD: Final = "0.0.0.0"  # all addresses of this machine
 GPUS_MAX: Final = 16  # of one node
 PORTS_PER_GPU: Final = 16  # two for each of 8 memory slices
 TENTHS: Final = 10
@@ -57,6 +58,8 @@ class SliceSpec:
     cpu_cores: tuple[int, ...] | None = None  # of a slice of pinned cores: their numbers at the kernel
     cpu_quota: float | None = None  # of a slice that is a share of all cores [cores]
     exit_timeout_s: int = 5
+    listen: str = LOOPBACK  # IPv4 address
+    published_host: str = LOOPBACK  # by which others reach it; an IPv6 address in brackets
 
     @property
     def threads(self) -> int:
@@ -76,8 +79,10 @@ class SliceLaunch:
     env: Mapping[str, str]
     cwd: Path
     repository: Path
-    grpc_target: str  # "127.0.0.1:8200"
+    grpc_target: str  # "127.0.0.1:8200", for the agent itself
     metrics_url: str  # "http://127.0.0.1:8201/metrics"
+    published_target: str  # "gpu7:8200", for everybody else
+    published_metrics_url: str
     shm_prefix: str  # /dev/shm/<prefix>* belongs to this slice; see clean_shared_memory
     source: Path  # the shared model_repository that the repository's links lead to
     gpu_uuid: str = ""  # what it may compute on, for runtimes that have to set it up
@@ -123,13 +128,16 @@ def prepare_slice(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
 def launch_of(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
     """Launch of a slice whose repository is there already."""
     shm_prefix = f"trefoil-{spec.name}-{spec.grpc_port}-"
+    own_host = LOOPBACK if spec.listen == WILDCARD else spec.listen
     return SliceLaunch(
         argv=_argv(install, spec, shm_prefix),
         env=_env(install, spec),
         cwd=spec.repository,
         repository=spec.repository,
-        grpc_target=f"{LOOPBACK}:{spec.grpc_port}",
-        metrics_url=f"http://{LOOPBACK}:{spec.metrics_port}/metrics",
+        grpc_target=f"{own_host}:{spec.grpc_port}",
+        metrics_url=f"http://{own_host}:{spec.metrics_port}/metrics",
+        published_target=f"{spec.published_host}:{spec.grpc_port}",
+        published_metrics_url=f"http://{spec.published_host}:{spec.metrics_port}/metrics",
         shm_prefix=shm_prefix,
         source=spec.source,
         gpu_uuid=spec.gpu_uuid,
@@ -151,9 +159,9 @@ def _argv(install: TritonInstall, spec: SliceSpec, shm_prefix: str) -> tuple[str
         "--disable-auto-complete-config",  # the config is complete; auto-complete would start every stub twice
         "--allow-http=false",
         f"--http-address={LOOPBACK}",
-        f"--grpc-address={LOOPBACK}",
+        f"--grpc-address={spec.listen}",
         f"--grpc-port={spec.grpc_port}",
-        f"--metrics-address={LOOPBACK}",
+        f"--metrics-address={spec.listen}",
         f"--metrics-port={spec.metrics_port}",
         "--allow-gpu-metrics=false",  # not available in MIG mode; the agent meters the whole GPU
         "--allow-cpu-metrics=false",

@@ -40,6 +40,11 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("trefoil_state_unreadable_total", "counter", "Keys found in Redis that could not be read, each once."),
     Metric("trefoil_writes_fenced_total", "counter", "Writes and commands refused for an old epoch.", ("role",)),
     Metric("trefoil_lease_epoch", "gauge", "Epoch under which a role is held; 0 = not held.", ("role",)),
+    Metric(
+        "trefoil_clock_offset_seconds",
+        "gauge",
+        "Time by which the service's clock is ahead of that of Redis, as far as it is sure; NaN = not known yet.",
+    ),
     Metric("trefoil_disk_trouble", "gauge", "1 while this file of the service cannot be written.", ("file",)),
     # Carbon feed
     Metric(

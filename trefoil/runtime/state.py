@@ -137,6 +137,19 @@ class State:
         async with self._guard():
             await self._client.ping()
 
+    async def clock_offset_s(self) -> float:
+        """Seconds by which `now_s` is ahead of Redis' own clock, negative: behind; as few as its answer's way allows.
+
+        Raises:
+            errors.StateUnavailable: Redis does not answer.
+        """
+        asked_s = self._clock.monotonic_s()
+        async with self._guard():
+            seconds, microseconds = await self._client.time()
+        half_way_s = (self._clock.monotonic_s() - asked_s) / 2
+        ahead_s = self._clock.now_s() - half_way_s - (seconds + microseconds / 1e6)
+        return math.copysign(max(0.0, abs(ahead_s) - half_way_s), ahead_s) + 0.0  # never -0.0
+
     # Leases
 
     async def acquire(self, role: str, holder: str, ttl_s: float = LEASE_TTL_S, floor_epoch: int = 0) -> Lease | None:

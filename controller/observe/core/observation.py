@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import attrgetter, is_
+from types import MappingProxyType
 from typing import Protocol
 
 from controller.forecasters.last_max import poisson_quantile
@@ -24,7 +25,7 @@ from controller.observe.core.carbon_inputs import (
     without_bands,
 )
 from controller.observe.core.load_windows import LoadWindows, ignore_window
-from controller.observe.core.plannable import profiled_types, unplannable_reason
+from controller.observe.core.plannable import differing_models, profiled_types, unplannable_reason
 from controller.settings import ControllerSettings
 from trefoil.core.brains import Forecaster, PlanView
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Rung, Series
@@ -87,8 +88,9 @@ class Observation:
         forecaster: Forecaster,
         now_s: float,
         on_window: Callable[[LoadWindow], None] = ignore_window,
+        stated: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Nothing is known yet. `on_window` is told each load window once."""
+        """Nothing is known yet. `on_window` is told each load window once; `stated`: see `differing_models`."""
         self._settings, self._keys, self.catalog, self._forecaster = settings, keys, catalog, forecaster
         self.inputs = LatestInputs(carbon_history=deque(maxlen=settings.carbon.history_max))
         self.windows = LoadWindows(settings.windows, on_window)
@@ -99,13 +101,20 @@ class Observation:
         self._known_of: frozenset[str] = frozenset()
         self._known_catalog = catalog.restrict(())
         self._found: tuple[NodeStatus, ...] = ()
-        self._fleet = FleetState((), ())
+        self._fleet = self._comparable = FleetState((), ())
+        self._stated = dict(stated)  # a simulation keeps its state by pickling it
+        self.differing: Mapping[str, tuple[str, ...]] = {}
+        """Variants of which a node has other files than those that are planned with, by node."""
         self._oldest_s = math.inf
         self._refused = frozenset(settings.carbon.rungs_refused)
         self._clipped: tuple[CarbonForecast, float, float, CarbonForecast] | None = None
 
     def fleet(self, now_s: float) -> FleetState:
-        """Fleet: all nodes by name; stale are those whose status is older than its limit."""
+        """Fleet: all nodes by name; stale are those whose status is older than its limit.
+
+        What `differing` names stands under `missing` of its node, as if the node had said so itself.
+        """
+        before = self._fleet
         found, limit_s = tuple(self.inputs.nodes.values()), self._settings.node_stale_s
         if len(found) != len(self._found) or not all(map(is_, found, self._found)):
             self._found = found
@@ -115,7 +124,19 @@ class Observation:
             stale = tuple(n.node for n in self._fleet.nodes if now_s - n.observed_at_s > limit_s)
             if stale != self._fleet.stale:
                 self._fleet = FleetState(self._fleet.nodes, stale)
-        return self._fleet  # of the same statuses, the object of which others know already what they ask
+        if self._fleet is not before:
+            self.differing = differing_models(self._fleet, self.catalog, self._stated)
+            self._comparable = (
+                self._fleet
+                if not self.differing
+                else replace(
+                    self._fleet,
+                    nodes=tuple(
+                        replace(n, missing=(*n.missing, *self.differing.get(n.node, ()))) for n in self._fleet.nodes
+                    ),
+                )
+            )
+        return self._comparable  # of the same statuses, the object of which others know already what they ask
 
     def carbon(self, now_s: float) -> CarbonReading:
         """Carbon reading in force: the last one, carried when it is old, static when there never was one."""

@@ -1,16 +1,18 @@
 """Plannable devices and variants: which may take slices and be loaded, and for the others the reason why not."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
+from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.common import IdentityKey
-from trefoil.core.device_types import DEVICE_TYPES, device_type
-from trefoil.core.errors import NotFound
-from trefoil.core.fleet import MISSING_MODEL, DeviceKind, DeviceState, DeviceStatus, FleetState
+from trefoil.core.device_types import device_type, is_outside_mig, known_type
+from trefoil.core.errors import NotFound, PlanError
+from trefoil.core.fleet import MISSING_MODEL, DeviceKind, DeviceState, DeviceStatus, FleetState, NodeStatus
+from trefoil.core.plan import Plan
 
 AWAKE_STATES: Final = frozenset({DeviceState.AWAKE, DeviceState.WAKING})
 
@@ -45,13 +47,17 @@ def unplannable_reason(status: DeviceStatus, types: Collection[str]) -> str:
         return "CPUs are not planned"
     if kind.name not in types:
         return f"no variant has a profile on {kind.name}"
-    return "its MIG mode is off" if mig_off(status) else ""
+    return wrong_mig_mode(status)
 
 
-def mig_off(status: DeviceStatus) -> bool:
-    """Whether a GPU that has to be cut cannot be cut now."""
-    known = DEVICE_TYPES.get(status.type)
-    return known is not None and known.kind == DeviceKind.MIG_GPU and not status.mig_current
+def wrong_mig_mode(status: DeviceStatus) -> str:
+    """Reason why a GPU cannot be what its type says: to be cut in MIG mode only, or whole outside it; else empty."""
+    known = known_type(status.type)
+    if known is None or known.kind == DeviceKind.CPU:
+        return ""
+    if known.kind == DeviceKind.MIG_GPU:
+        return "" if status.mig_current else "its MIG mode is off"
+    return "its MIG mode is on" if status.mig_current and is_outside_mig(status.type) else ""
 
 
 def usable_devices(fleet: FleetState) -> frozenset[str]:
@@ -82,6 +88,68 @@ def _unloadable(fleet: IdentityKey[FleetState]) -> Mapping[str, str]:
             if name.startswith(MISSING_MODEL):
                 found[name.removeprefix(MISSING_MODEL)] = f"{node.node}: {why}"
     return found
+
+
+def check_loadable(view: PlanView, plan: Plan) -> None:
+    """Refuse a plan that gives a node a variant that it cannot load. What is planned there already may stay.
+
+    Raises:
+        PlanError: naming node and variant.
+    """
+    lacking = [(n.node, entry) for n in view.fleet.nodes for entry in n.missing if entry.startswith(MISSING_MODEL)]
+    if not lacking:
+        return
+    new = _hosted(plan) - (_hosted(view.current) if view.current else set())
+    for node, entry in lacking:
+        name, _, why = entry.removeprefix(MISSING_MODEL).partition(": ")
+        if (node, name) in new:
+            remedy = "give this node the same model repository, or plan without it"
+            raise PlanError(f"cannot load {name}: {why}", field="nodes.node", value=node, remedy=remedy)
+
+
+def _hosted(plan: Plan) -> set[tuple[str, str]]:
+    """What each node hosts, as `family/version`."""
+    slices = ((node.node, part) for node in plan.nodes for device in node.devices for part in device.slices)
+    return {(node, f"{h.family}/{h.version}") for node, part in slices for h in part.hosted}
+
+
+def differing_models(fleet: FleetState, catalog: Catalog, stated: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:
+    """Variants of which a node has other files than those that are planned with, by node, as in `NodeStatus.missing`.
+
+    The measure is what the controller's own family.toml states (`stated`, by family/version), else what the first node
+    that reports has. Stale nodes count for nothing: they may be gone for good.
+    """
+    versions = {family.name: [f"{family.name}/{v.version}" for v in family.variants] for family in catalog.families}
+    measure = {name: ("the controller's family.toml states", digest) for name, digest in stated.items()}
+    judged: dict[tuple[str, ...], dict[str, str]] = {}
+    found = {}
+    for node in fleet.nodes:
+        if not node.models or node.node in fleet.stale:
+            continue
+        if node.models not in judged:
+            judged[node.models] = _differences(node, versions, measure)
+        named = {entry.partition(": ")[0] for entry in node.missing}
+        whys = {name: why for name, why in judged[node.models].items() if name not in named}
+        if whys:
+            found[node.node] = tuple(f"{name}: {why}" for name, why in whys.items())
+    return found
+
+
+def _differences(
+    node: NodeStatus, versions: Mapping[str, Sequence[str]], measure: dict[str, tuple[str, str]]
+) -> dict[str, str]:
+    """Why a node's files of a version are not those that are planned with; what nobody has had yet, becomes it."""
+    has = dict(entry.split(": ", 1) for entry in node.models)
+    whys = {}
+    for family in dict.fromkeys(name.rpartition("/")[0] for name in has):
+        for name in versions.get(family, ()):
+            if name not in has:
+                whys[MISSING_MODEL + name] = "its repository has no such version"
+                continue
+            whose, digest = measure.setdefault(name, (f"{node.node} has", has[name]))
+            if digest not in (has[name], has[name].partition("+")[0]):
+                whys[MISSING_MODEL + name] = f"its files have digest {has[name]}, and {whose} {digest}"
+    return whys
 
 
 def loadable_catalog(catalog: Catalog, fleet: FleetState) -> Catalog:

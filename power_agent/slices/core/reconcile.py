@@ -64,6 +64,7 @@ class SeenDevice:
     cordon: str = ""  # why it is out of service
     evicted: bool = False  # ... and shall be empty by now, whatever the plan says
     closed: str = ""  # why nothing may be planned on it, and what to do about it
+    uuid: str = ""  # of a GPU: an operator's commands name it, since indices change
 
     @property
     def create(self) -> tuple[str, ...]:
@@ -238,8 +239,7 @@ def _refuse_device(planned: PlannedDevice, seen: SeenDevice) -> None:
     if planned.slices and seen.closed:
         raise PlanError(seen.closed, field=f"{here}.slices", value=planned.slices[0].key.name)
     if planned.slices and seen.create and not seen.mig_on:
-        index = seen.device.rpartition("gpu")[2]
-        remedy = f"setting mig_mode = enable, or sudo nvidia-smi -i {index} -mig 1 while the GPU is idle"
+        remedy = f"setting mig_mode = enable, or sudo nvidia-smi -i {seen.uuid} -mig 1 while the GPU is idle"
         raise PlanError("MIG mode is off", field=here, value="mig_current", remedy=remedy)
     for part in planned.slices:
         for foreign in seen.foreign:

@@ -215,7 +215,7 @@ class DeviceStatus(_message.Message):
     def __init__(self, device: _Optional[str] = ..., type: _Optional[str] = ..., state: _Optional[_Union[DeviceState, str]] = ..., slices: _Optional[_Iterable[_Union[SliceStatus, _Mapping]]] = ..., clock_mhz: _Optional[int] = ..., clock_lease: _Optional[_Union[ClockLease, _Mapping]] = ..., power_limit_w: _Optional[float] = ..., mig_current: _Optional[bool] = ..., mig_pending: _Optional[bool] = ..., clock_event_reasons: _Optional[_Iterable[str]] = ..., drift: _Optional[_Iterable[str]] = ..., power_w: _Optional[float] = ..., temperature_c: _Optional[float] = ..., cordon: _Optional[str] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "zone", "site", "epoch", "boot_id", "driver_load_id", "applied", "devices", "capabilities", "missing", "observed_at", "simulated", "agent_target", "highest_epoch_seen")
+    __slots__ = ("node", "zone", "site", "epoch", "boot_id", "driver_load_id", "applied", "devices", "capabilities", "missing", "observed_at", "simulated", "agent_target", "highest_epoch_seen", "models")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +230,7 @@ class NodeStatus(_message.Message):
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     AGENT_TARGET_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_EPOCH_SEEN_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
     node: str
     zone: str
     site: str
@@ -244,4 +245,5 @@ class NodeStatus(_message.Message):
     simulated: bool
     agent_target: str
     highest_epoch_seen: int
-    def __init__(self, node: _Optional[str] = ..., zone: _Optional[str] = ..., site: _Optional[str] = ..., epoch: _Optional[int] = ..., boot_id: _Optional[str] = ..., driver_load_id: _Optional[str] = ..., applied: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., capabilities: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., observed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., simulated: _Optional[bool] = ..., agent_target: _Optional[str] = ..., highest_epoch_seen: _Optional[int] = ...) -> None: ...
+    models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[str] = ..., zone: _Optional[str] = ..., site: _Optional[str] = ..., epoch: _Optional[int] = ..., boot_id: _Optional[str] = ..., driver_load_id: _Optional[str] = ..., applied: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ..., capabilities: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., observed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., simulated: _Optional[bool] = ..., agent_target: _Optional[str] = ..., highest_epoch_seen: _Optional[int] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -1,0 +1,84 @@
+"""Addresses that a node publishes: refused at the start where they lead nowhere from another host."""
+
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+import structlog
+
+from power_agent.settings import PowerAgentSettings
+from trefoil.core.errors import SettingError
+from trefoil.runtime.rpc import is_loopback, split_address
+
+
+def check_addresses(settings: PowerAgentSettings) -> None:
+    """Check what is published of agent and Tritons. Who reads it is where Redis is, or further away.
+
+    Raises:
+        SettingError: loopback or a wildcard is published while Redis is on another host, a host while only loopback is
+            listened on, or others reach Tritons and `insecure` is not set.
+    """
+    away = _other_host(settings.redis_url.get_secret_value())
+    advertised = settings.advertise_host
+    for field, address in (("admin_address", settings.admin_address), ("triton_listen", f"{settings.triton_listen}:0")):
+        value = getattr(settings, field)
+        published = f"{advertised}:0" if advertised else address
+        if _leads_to_oneself(published):
+            if away:
+                raise SettingError(
+                    f"published to other hosts, for Redis is at {away}, and there it leads to themselves",
+                    field="advertise_host" if advertised else field,
+                    value=advertised or value,
+                    remedy="set advertise_host to a name or address at which controller and dispatchers reach it",
+                )
+        elif is_loopback(address):
+            raise SettingError(
+                f"published as {advertised}, where it does not listen",
+                field=field,
+                value=value,
+                remedy="listen on 0.0.0.0 or on that address, or drop advertise_host",
+            )
+    if not is_loopback(f"{settings.triton_listen}:0"):
+        if not settings.insecure:
+            raise SettingError(
+                "Tritons speak clear text and obey whoever reaches them",
+                field="triton_listen",
+                value=settings.triton_listen,
+                remedy="keep 127.0.0.1, or give --insecure where only controller and dispatchers reach that address",
+            )
+        structlog.get_logger().warning(
+            "anyone who reaches Tritons can command them", triton_listen=settings.triton_listen
+        )
+
+
+def _leads_to_oneself(address: str) -> bool:
+    """Whether whoever follows it, wherever he is, ends on his own machine."""
+    if is_loopback(address):
+        return True
+    host, _ = split_address(address)
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _other_host(redis_url: str) -> str:
+    """Host of Redis where it is not this machine, else ""."""
+    try:
+        host = urlsplit(redis_url).hostname
+    except ValueError:
+        return ""  # no URL at all: whoever connects says so
+    if redis_url.startswith("unix:") or not host:
+        return ""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return host  # a name that does not resolve is none of this machine
+    for family, kind, _, _, address in found:
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.bind(address)  # only own addresses can be bound
+            except OSError:
+                continue
+            return ""
+    return host
