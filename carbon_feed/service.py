@@ -32,7 +32,7 @@ def build(argv: Sequence[str]) -> list[service.Part]:
     entries: list[rpc.ServiceEntry] = [(pb_grpc.add_CarbonFeedServicer_to_server, servicer, FULL_NAME)]
     streams_max = settings.watchers_max + ARCHIVES_MAX
     return [
-        service.StatePart(state),
+        service.StatePart(state, clock, metrics),
         service.MetricsPart(metrics, settings.metrics_address),
         *loops,
         service.ServerPart(lambda: rpc.make_server(settings, entries, metrics=metrics, streams_max=streams_max)),

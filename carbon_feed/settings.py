@@ -14,13 +14,12 @@ from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S, grid
 from carbon_feed.reading.core.trace_playback import INTENSITY_MAX_G_PER_KWH
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Method, Series
-from trefoil.runtime.config import ServiceSettings, Settings
+from trefoil.runtime.config import ServiceSettings, Settings, read_secret_file
 
 ProviderName = Literal["trace", "constant", "neso", "electricity_maps", "watttime", "override"]
 DEFAULT_TRACE = Path(__file__).parent / "data" / "synthetic_duck_72h.csv"
 FILE: Final = "file:"
 ENVIRONMENT: Final = "env:"
-SECRET_BYTES_MAX: Final = 4096
 
 
 def known_timezone(value: str) -> str:
@@ -44,22 +43,15 @@ def read_secret(reference: SecretStr | None, field: str) -> str:
     """Read a secret from the file or variable that a setting names; anew at each use, since secrets rotate.
 
     Raises:
-        errors.SettingError: none is configured, or the file or variable is absent or empty; never shows the secret.
+        errors.SettingError: none is configured, or the file or variable is absent or empty, or others may read the
+            file; never shows the secret.
     """
     if reference is None:
         raise errors.SettingError("no secret", field=field, remedy="name one: file:/path or env:NAME")
     named = reference.get_secret_value()
-    if named.startswith(ENVIRONMENT):
-        secret = os.environ.get(named.removeprefix(ENVIRONMENT), "")
-    else:
-        try:
-            with Path(named.removeprefix(FILE)).open(encoding="utf-8") as file:
-                secret = file.read(SECRET_BYTES_MAX)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = type(error).__name__
-            raise errors.SettingError(
-                f"cannot be read ({reason})", field=field, value=named, remedy="name a readable text file"
-            ) from error
+    if named.startswith(FILE):
+        return read_secret_file(Path(named.removeprefix(FILE)), field)
+    secret = os.environ.get(named.removeprefix(ENVIRONMENT), "")
     if not secret.strip():
         raise errors.SettingError("is empty", field=field, value=named, remedy="put the secret there")
     return secret.strip()
@@ -125,6 +117,8 @@ class WebSettings(Settings):
     """A longer answer is refused."""
     proxy: SecretStr = SecretStr("")
     """URL (it may hold a password); `environment` = as HTTPS_PROXY and NO_PROXY say; empty = none."""
+    proxy_file: Path | None = None
+    """Or the file that holds it."""
     ca_bundle: Path | None = None
     """PEM file; None = the public ones."""
     user_agent: str = "trefoil-carbon-feed"

@@ -26,13 +26,14 @@ from controller.settings import ControllerSettings
 from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import RoleFree, SettingError, TrefoilError
+from trefoil.core.fleet import MODEL_DIGEST_CHARS
 from trefoil.core.objective import Objective
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import rpc, service, telemetry
 from trefoil.runtime.clock import Clock, SteadyClock, WallClock
 from trefoil.runtime.config import masked, parser_main
-from trefoil.runtime.repository import load_catalog
+from trefoil.runtime.repository import load_catalog, stated_digests
 from trefoil.runtime.service import MetricsPart, Part, ServerPart, StatePart
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
@@ -90,7 +91,10 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     disk = DiskStore(settings.state_dir, settings.decisions_max, metrics)
     time = CoreTime(clock.now_s(), clock.monotonic_s())
     receipts = Receipts(catalog, settings.receipts.memory_s, settings.receipts.items_min)
-    observation = Observation(settings, state.keys, catalog, forecaster_of(settings, row), time.now_s, receipts.window)
+    stated = {f"{f}/{v}": sha[:MODEL_DIGEST_CHARS] for (f, v), sha in stated_digests(settings.model_repository).items()}
+    observation = Observation(
+        settings, state.keys, catalog, forecaster_of(settings, row), time.now_s, receipts.window, stated
+    )
     reader = ObservationReader(observation, state, settings.carbon, clock)
 
     def highest_seen() -> int:
@@ -128,7 +132,7 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     servicer = ControllerService(loop, catalog, constants_of("", row), disk, traits.shares)
     add = controller_pb2_grpc.add_ControllerServicer_to_server
     return (
-        StatePart(state),
+        StatePart(state, clock, metrics),
         MetricsPart(metrics, settings.metrics_address),
         ControlPart(loop, reader, leadership, agents, accountant),
         ServerPart(lambda: rpc.make_server(settings, [(add, servicer, FULL_NAME)], metrics=metrics)),

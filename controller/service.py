@@ -14,7 +14,7 @@ from controller.loop.core.loans import LEASE_MAX_S, Loan
 from controller.loop.core.objectives import accept_objective
 from controller.loop.core.triggers import CAUSES, OPERATOR, Trigger
 from controller.loop.disk_store import DiskStore
-from controller.observe.core.plannable import unloadable_variants
+from controller.observe.core.plannable import check_loadable, unloadable_variants
 from controller.planners.fleet_power import check_power
 from controller.planners.gpu_allocation import with_device
 from controller.planners.planning_input import read_view
@@ -61,6 +61,9 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             loans=[
                 pb.Loan(device=loan.device, holder=loan.holder, left_s=loan.ends_s - self._loop.clock.monotonic_s())
                 for loan in self._loop.core.loans.lent.values()
+            ],
+            models_refused=[
+                f"{node}: {why}" for node, whys in self._loop.observation.differing.items() for why in whys
             ],
         )
 
@@ -217,6 +220,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         plan = replace(plan, objectives=view.objectives)
         check(plan, view.fleet, self._catalog, view.demand, view.objectives)
         check_power(view, plan)
+        check_loadable(view, plan)
         why = f"pinned by the operator; {plan.why}" if plan.why else "pinned by the operator"
         await self._loop.operate(replace(control, pinned=True), plan, why)
         return pb.PinResponse(revision=self._revision())
@@ -232,6 +236,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         plan = replace(before, objectives=view.objectives)
         check(plan, view.fleet, self._catalog, (), view.objectives)
         check_power(view, plan)
+        check_loadable(view, plan)
         why = f"rolled back from {_number(now)} to {_number(before)} and frozen; {before.why}"
         await self._loop.operate(replace(self._loop.core.control, frozen=True), plan, why)
         return pb.RollbackResponse(revision=self._revision(), why=why)

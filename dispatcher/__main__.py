@@ -59,7 +59,7 @@ def build(argv: Sequence[str]) -> list[Part]:
     )
     admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, DispatcherAdmin(local, sync, all_workers), NAME)
     return [
-        StatePart(state),
+        StatePart(state, clock, metrics),
         shown,
         PeerServer(local, fronts.inference, all_workers.answers(), sync),  # before the sync says where it listens
         sync,

@@ -254,20 +254,12 @@ class Limits:
 
 
 def _secret(entry: TenantEntry) -> SecretStr:
-    if entry.token_env:
-        token = os.environ.get(entry.token_env, "")
-        where, what = "token_env", entry.token_env
-    else:
-        assert entry.token_file is not None
-        where, what = "token_file", str(entry.token_file)
-        try:
-            token = entry.token_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingError(
-                f"cannot be read ({error})", field=where, value=what, remedy="name a text file"
-            ) from error
+    if entry.token_file is not None:
+        return SecretStr(config.read_secret_file(entry.token_file, "token_file"))
+    token = os.environ.get(entry.token_env, "")
     if not token:
-        raise SettingError("holds no token", field=where, value=what, remedy=f"give tenant {entry.name} a token")
+        remedy = f"give tenant {entry.name} a token"
+        raise SettingError("holds no token", field="token_env", value=entry.token_env, remedy=remedy)
     return SecretStr(token)
 
 

@@ -514,6 +514,7 @@ def test_a_secret_in_the_settings_is_refused_and_not_shown():
 async def test_a_secret_of_a_file_is_read_anew(make, server, tmp_path):
     key = tmp_path / "key"
     key.write_text("one\n")
+    key.chmod(0o600)
     server.reply("/v4/", Reply(EM_DOC))
     provider = make("electricity_maps", electricity_maps={"token": f"file:{key}"})
     await provider.read(EM_DOC_S)

@@ -270,3 +270,12 @@ async def test_changes_carry_key_names_and_tick(store):
     assert [key for key in seen if key] == [store.keys.plan(), store.keys.plan(), store.keys.ack("d1", 0)]
     assert None in seen
     await changes.aclose()
+
+
+# --- Time -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_clock_is_compared_with_the_stores_own(stores: Stores):
+    one, other = await stores.connect(ManualClock(START_S)), await stores.connect(ManualClock(START_S + 1000.0))
+    apart_s = await other.clock_offset_s() - await one.clock_offset_s()
+    assert apart_s == pytest.approx(1000.0, abs=60.0), "the store's own time goes on meanwhile"

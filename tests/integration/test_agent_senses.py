@@ -119,7 +119,7 @@ def test_without_privileges_and_on_an_old_driver_the_agent_runs_with_the_rest(tm
         with pytest.raises(NoPermission, match="as root or with CAP_SYS_ADMIN"):
             inventory.lock_clock(GPU0, 300, 600)
         found = probe_devices(inventory, inventory.list_devices(), NOT_ROOT)
-        assert found.have == ("energy_counter", "events")
+        assert found.have == ("energy_counter", "events", "persistence")
         assert "update it to R470" in found.missing["mig"]
     finally:
         uninstall_simulated()

@@ -32,6 +32,7 @@ async def server() -> AsyncIterator[CarbonServer]:
 async def feed(tmp_path, redis_server: RedisServer, unused_tcp_port, server) -> AsyncIterator[FeedProcess]:
     key = tmp_path / "key"
     key.write_text(SECRET)
+    key.chmod(0o600)
     settings = {
         "zone": "GB",
         "factors": "direct",

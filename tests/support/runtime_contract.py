@@ -68,6 +68,8 @@ class Kit:
             repository=repository,
             grpc_target=f"127.0.0.1:{port}",
             metrics_url="",
+            published_target="",
+            published_metrics_url="",
             shm_prefix=prefix,
             source=repository,
             gpu_uuid=self.gpu_uuid,

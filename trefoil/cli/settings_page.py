@@ -59,6 +59,7 @@ TREFOIL_CARBON_FEED_CONSTANT__INTENSITY_G_PER_KWH=120   # the prefix and the key
 | `TREFOIL_REPOSITORY` | folder of model families |
 | `TREFOIL_TRITON_ENVIRONMENT` | virtual environment with Triton and its Python side |
 | `TREFOIL_TOKEN` | bearer token that `trefoil` shows to services |
+| `TREFOIL_TOKEN_FILE` | or the file that holds it |
 """
 
 

@@ -1,6 +1,7 @@
 """Clients of a running system: its controller, dispatcher and Redis by the launch file, or one service by its address.
 
-The control token is read from TREFOIL_TOKEN, never from the command line, where everyone could see it.
+The control token is read from TREFOIL_TOKEN, or from the file that TREFOIL_TOKEN_FILE names, never from the command
+line, where everyone could see it.
 """
 
 import asyncio
@@ -22,11 +23,13 @@ from trefoil.core.objective import Objective
 from trefoil.core.plan import DecisionRecord
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.config import read_secret_file
 
 RPC_TIMEOUT_S: Final = 10.0
 RECEIPT_HOURS: Final = 2
 DECISIONS_PAGE: Final = 100
 TOKEN_VARIABLE: Final = "TREFOIL_TOKEN"
+TOKEN_FILE_VARIABLE: Final = "TREFOIL_TOKEN_FILE"
 
 T = TypeVar("T")
 
@@ -221,12 +224,27 @@ def service_address(service: str, target: str, state_dir: str) -> str:
     return target
 
 
+def control_token() -> str | None:
+    """Control token of this command, from TREFOIL_TOKEN or from the file that TREFOIL_TOKEN_FILE names; None: none.
+
+    Raises:
+        SettingError: both are set; the file cannot be read, holds no token, or others may read it.
+    """
+    token, path = os.environ.get(TOKEN_VARIABLE), os.environ.get(TOKEN_FILE_VARIABLE)
+    if not path:
+        return token
+    if token:
+        remedy = f"unset it, or {TOKEN_VARIABLE}"
+        raise SettingError(f"{TOKEN_VARIABLE} is set too", field=TOKEN_FILE_VARIABLE, value=path, remedy=remedy)
+    return read_secret_file(Path(path), TOKEN_FILE_VARIABLE)
+
+
 @asynccontextmanager
 async def open_channel(address: str, ca: Path | None) -> AsyncIterator[Any]:
     """Open a gRPC channel to an address, with the control token, for the length of one command.
 
     Raises:
-        SettingError: the certificate cannot be read.
+        SettingError: the certificate or the token's file cannot be read, or see `control_token`.
     """
     try:
         authority = ca.read_bytes() if ca is not None else None
@@ -234,7 +252,7 @@ async def open_channel(address: str, ca: Path | None) -> AsyncIterator[Any]:
         raise SettingError(
             f"cannot be read ({error})", field="--ca", value=str(ca), remedy="name a PEM file"
         ) from error
-    channel = rpc.channel(address, ca=authority, token=os.environ.get(TOKEN_VARIABLE))
+    channel = rpc.channel(address, ca=authority, token=control_token())
     try:
         yield channel
     finally:

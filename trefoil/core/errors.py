@@ -11,6 +11,7 @@ TrefoilError                  one clear line: field, value, remedy
 +-- Infeasible                an objective that nothing can meet          FAILED_PRECONDITION
 +-- Fenced                    a writer that is no longer the holder       FAILED_PRECONDITION
 |   +-- StaleRevision         ... a revision older than one seen
++-- ClockApart                a clock that is not that of Redis           INTERNAL
 +-- RoleFree                  a role that another process has held        exit 2
 +-- NotFound                  a family, zone or node that nobody serves   NOT_FOUND
 +-- Unavailable               something that ought to answer does not     UNAVAILABLE
@@ -107,6 +108,10 @@ class StaleRevision(Fenced):
 
 class RoleFree(TrefoilError):
     """Free role that another process has held meanwhile: who stood by starts anew, to know what that one did."""
+
+
+class ClockApart(TrefoilError):
+    """Clock of a service that differs from that of Redis by more than anything on its way explains."""
 
 
 class NotFound(TrefoilError):

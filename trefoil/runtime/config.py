@@ -7,6 +7,7 @@ Environment names are the prefix plus the field in capitals, `__` between levels
 
 import argparse
 import os
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -15,12 +16,14 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, model_validator
 
 from trefoil.core import device_types, errors
 
 MASK = "***"
 DEVICE_TYPES_VARIABLE = "TREFOIL_DEVICE_TYPES"
+SECRET_BYTES_MAX = 4096
+_FILE = "_file"  # a setting that ends so names the file of the secret that is called as the rest of it
 
 
 if TYPE_CHECKING:
@@ -47,11 +50,29 @@ else:
 class Settings(_Model):
     """Settings model, base of every one. Lists are tuples, so that nothing in it can change.
 
+    A secret may stand in a file: where a class has both `token` and `token_file`, the file is read into `token`.
+
     Raises:
         errors.SettingError: a value that cannot be; names field, value and remedy.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_secret_files(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        values = dict(given)
+        for name in cls.model_fields:
+            secret, path = name.removesuffix(_FILE), values.get(name)
+            if secret == name or not isinstance(path, str | Path) or not _is_secret(cls, (secret,)):
+                continue
+            if values.get(secret) is not None:
+                remedy = f"give {secret} or {name}, and not both"
+                raise errors.SettingError(f"{secret} is given too", field=name, value=str(path), remedy=remedy)
+            values[secret] = SecretStr(read_secret_file(Path(values.pop(name)), name))
+        return values
 
 
 class ServiceSettings(Settings):
@@ -61,6 +82,8 @@ class ServiceSettings(Settings):
     """Prefix of every Redis key; two clusters may share a Redis."""
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:8179/0")
     """May hold a password, therefore secret."""
+    redis_url_file: Path | None = None
+    """Or the file that holds it."""
     state_dir: Path = Path(".trefoil/default")
     """Where the service keeps what must survive it."""
     admin_address: str = "127.0.0.1:0"
@@ -75,8 +98,12 @@ class ServiceSettings(Settings):
     """PEM key of the admin server."""
     token: SecretStr | None = None
     """Bearer token that callers of the admin server must present; it opens everything."""
+    token_file: Path | None = None
+    """Or the file that holds it."""
     read_token: SecretStr | None = None
     """Second token, for callers that may only read (Get, Watch, List, Explain, Preview)."""
+    read_token_file: Path | None = None
+    """Or the file that holds it."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe lines that are logged."""
     log_json: bool | None = None
@@ -132,6 +159,37 @@ def _overridden(
     except ValidationError as error:
         field = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise explain(error, origins.get(field, source), cls) from error
+
+
+def read_secret_file(path: Path, field: str) -> str:
+    """Read a secret, one line, from a file that only its owner and group may read; `field`: which setting names it.
+
+    Raises:
+        errors.SettingError: it cannot be read, is empty or no secret, or others may read it; never shows what it holds.
+    """
+
+    def refuse(why: str, remedy: str) -> errors.SettingError:
+        return errors.SettingError(why, field=field, value=str(path), remedy=remedy)
+
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # as of a pipe
+            kind = os.fstat(file.fileno()).st_mode
+            data = file.read(SECRET_BYTES_MAX + 1) if stat.S_ISREG(kind) else b""
+    except OSError as error:
+        raise refuse(f"cannot be read ({error.strerror})", "name a text file that this user may read") from error
+    if not stat.S_ISREG(kind):
+        raise refuse("is no file", "name a text file")
+    if kind & stat.S_IRWXO:
+        raise refuse(f"others may read or change it (mode {stat.S_IMODE(kind):04o})", f"chmod o= {path}")
+    try:
+        lines = data.decode().strip().splitlines()
+    except UnicodeDecodeError:
+        lines = []
+    if len(lines) != 1 or len(data) > SECRET_BYTES_MAX:
+        raise refuse(
+            f"holds no secret: one line of text, at most {SECRET_BYTES_MAX} bytes", "put the secret there, nothing else"
+        )
+    return lines[0]
 
 
 def register_own_device_types() -> None:

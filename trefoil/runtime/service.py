@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import faulthandler
 import gc
+import math
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -25,6 +26,10 @@ from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
 SHUTDOWN_S: Final = 4.0  # for all parts together: a service is gone 5 s after SIGTERM
+OFFSET: Final = "trefoil_clock_offset_seconds"
+OFFSET_POLL_S: Final = 10.0
+OFFSET_WARN_S: Final = 0.5
+OFFSET_ERROR_S: Final = 2.0
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -206,16 +211,44 @@ class MetricsPart:
 
 
 class StatePart:
-    """Part that closes the connections to Redis at the end; list it first, so that it is shut down last."""
+    """Part that closes the connections to Redis at the end; list it first, so that it is shut down last.
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    Meanwhile it compares this service's clock with that of Redis. `report` is told of an error, and by "" of its end.
+    """
+
+    def __init__(
+        self, state: State, clock: Clock, metrics: Metrics, report: Callable[[str], object] | None = None
+    ) -> None:
+        self._state, self._clock, self._metrics, self._report = state, clock, metrics, report
+        self._apart = ""  # level of what was said last
 
     async def init(self) -> None:
-        return
+        self._metrics.set(OFFSET, math.nan)
 
     async def run(self) -> None:
-        return
+        while True:
+            with contextlib.suppress(errors.StateUnavailable):  # whoever reads or writes there says so
+                self._judge(await self._state.clock_offset_s())
+            await self._clock.sleep(OFFSET_POLL_S)
+
+    def _judge(self, offset_s: float) -> None:
+        self._metrics.set(OFFSET, offset_s)
+        apart = "error" if abs(offset_s) > OFFSET_ERROR_S else "warning" if abs(offset_s) > OFFSET_WARN_S else ""
+        if apart == self._apart:
+            return
+        self._apart, log = apart, structlog.get_logger()
+        error = errors.ClockApart(
+            "this service's clock is not that of Redis: its times, and the carbon of these, are off by that",
+            field="clock_offset_s",
+            value=round(offset_s, 3),
+            remedy="synchronise the clocks of both machines (chronyc tracking, timedatectl), then restart this service",
+        )
+        if apart:
+            (log.error if apart == "error" else log.warning)("clock apart from that of Redis", error=str(error))
+        else:
+            log.info("clock agrees with that of Redis", offset_s=round(offset_s, 3))
+        if self._report is not None:
+            self._report(str(error) if apart == "error" else "")
 
     async def shutdown(self) -> None:
         await self._state.close()

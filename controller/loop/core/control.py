@@ -64,6 +64,7 @@ from controller.loop.core.triggers import (
     plan_basis,
 )
 from controller.observe.core.observation import Observation
+from controller.observe.core.plannable import check_loadable
 from controller.planners.fleet_power import check_power
 from controller.settings import ControllerSettings
 from trefoil.core import errors
@@ -541,6 +542,7 @@ class ControlCore:
         if decision.plan is not None:
             try:
                 check_power(view, decision.plan)
+                check_loadable(view, decision.plan)
             except errors.PlanError as error:
                 return str(error)
         return decision.degraded or (decision.plan.degraded if decision.plan else "")

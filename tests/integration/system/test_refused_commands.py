@@ -88,7 +88,7 @@ WITHOUT_SYSTEM = ("demo", "family import", "family assume")  # they take no --st
 # They change nothing of a running system, refused or not: they show, or work on files.
 READING = {
     *("status", "plan", "top", "rollout", "explain-request", "replay", "objective show", "state dump"),
-    *("node show", "node preview", "node energy"),
+    *("node show", "node preview", "node energy", "node doctor"),
     *("carbon now", "carbon watch", "carbon forecast", "carbon history", "carbon health", "carbon zones"),
     *("carbon backtest", "simulate", "compare", "reproduce clover", "reproduce wattwiser", "reproduce carbondis"),
     *("family list", "family check", "setup triton"),

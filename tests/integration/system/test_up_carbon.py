@@ -76,6 +76,7 @@ async def test_a_recorded_provider_is_read_behind_up_and_its_key_is_seen_nowhere
     provider: str, recorded: CarbonServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "key").write_text(SECRET)
+    (tmp_path / "key").chmod(0o600)
     monkeypatch.setenv("SITE_KEY", SECRET)
     given, series, intensity = PROVIDERS[provider]
     table = {"provider": provider, f"{provider}.base_url": recorded.url, **given}

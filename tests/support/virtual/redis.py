@@ -159,6 +159,10 @@ class Server:
             return None
         return found.value
 
+    def now_s(self) -> float:
+        """Time of its own clock."""
+        return self._clock.now_s()
+
     def ttl_s(self, key: str) -> float | None:
         """How long a key lives yet [s]; inf: for ever; None: it is not there."""
         if self.value(key) is None:
@@ -372,6 +376,10 @@ class Client:
     async def ping(self) -> bool:
         await self._do(lambda: None)
         return True
+
+    async def time(self) -> tuple[int, int]:
+        now_us: int = await self._do(lambda: round(self._server.now_s() * 1e6))
+        return divmod(now_us, 10**6)
 
     async def get(self, key: str) -> bytes | None:
         found: bytes | None = await self._do(lambda: self._server.get(key))

@@ -43,7 +43,7 @@ COMMANDS = [
     ["reproduce", "clover"], ["family", "list"], ["family", "check"], ["family", "import"],
     ["family", "assume"], ["compare"],
     ["node", "show"], ["node", "preview"], ["node", "clocks"], ["node", "unlock"], ["node", "energy"],
-    ["node", "drain"],
+    ["node", "drain"], ["node", "doctor"],
     ["explain-request"], ["carbon", "backtest"], ["carbon", "now"], ["carbon", "watch"], ["carbon", "forecast"],
     ["carbon", "history"], ["carbon", "health"], ["carbon", "zones"], ["reproduce", "wattwiser"],
     ["reproduce", "carbondis"],
@@ -135,8 +135,9 @@ class Running:
             case "GetPlan":
                 rollout = plan_pb2.Rollout(target=revision, state=int(RolloutState.DONE))
                 return controller_pb2.GetPlanResponse(
-                    plan=codec.to_proto(PLAN), rollout=rollout, mode=int(ActMode.ACT), frozen=True
-                )
+                    plan=codec.to_proto(PLAN), rollout=rollout, mode=int(ActMode.ACT), frozen=True,
+                    models_refused=["node0: model digits/2: its files have digest bb, and node1 has aa"],
+                )  # fmt: skip
             case "GetServed":
                 whole = {"family": "digits", "slo_ms": 75.0, "rate_per_s": 20.0, "answered": 1200, "accuracy": 0.981}
                 silent = controller_pb2.Served(family="digits", slo_class="gold", slo_ms=30.0, rate_per_s=0.0)

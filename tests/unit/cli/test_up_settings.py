@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from carbon_feed.settings import CarbonFeedSettings
-from power_agent.agent import lock_driver
+from power_agent.devices.driver_lock import DriverLock
 from power_agent.devices.errors import DriverUnavailable
 from power_agent.devices.inventory import Inventory
 from power_agent.settings import PowerAgentSettings
@@ -106,7 +106,7 @@ def test_a_real_node_has_no_simulated_one_and_takes_its_tritons_down_with_it(tmp
     system = up(fleet__kind="real", power_agent__docker_image="nvcr.io/nvidia/tritonserver:24.08-py3")
     agent = config.load(PowerAgentSettings, written(system, tmp_path, "power_agent"))
     assert (agent.node_socket, agent.runtime_name, agent.stop_slices_on_exit) == (None, "docker", True)
-    assert agent.driver_marker == Path("/dev/nvidiactl")
+    assert agent.driver_marker == Path("/sys/module/nvidia")
     assert agent.meter == "nvml"
     paths = StatePaths(tmp_path)
     launch = services.new_launch(system, paths, "l", Identity(1, 1), NOW_S)
@@ -148,7 +148,7 @@ async def test_without_a_gpu_up_is_refused_and_nothing_has_started(tmp_path: Pat
 
 
 def test_gpus_or_cpus_that_serve_make_a_node_unless_another_agent_has_them(tmp_path: Path, gpus: list[object]) -> None:
-    marker = tmp_path / "nvidiactl"
+    marker = tmp_path / "nvidia"
     marker.touch()
     here: dict[str, Any] = {"triton_environment": TRITON, "driver_marker_path": marker}
     with pytest.raises(StartError, match="NVML lists none"):
@@ -160,10 +160,11 @@ def test_gpus_or_cpus_that_serve_make_a_node_unless_another_agent_has_them(tmp_p
         check_real_node(PowerAgentSettings(**here, triton_binary=tmp_path / "nowhere"))
     with pytest.raises(SettingError, match="docker_image"):
         check_real_node(PowerAgentSettings(**here, runtime="docker"))
-    held = lock_driver(marker)
-    assert held is not None
-    with held, pytest.raises(StartError, match="another power agent governs these GPUs"):
+    held = DriverLock(marker)
+    held.take(None)
+    with pytest.raises(StartError, match="another power agent governs these GPUs"):
         check_real_node(PowerAgentSettings(**here))
+    held.release()
 
 
 class Told:

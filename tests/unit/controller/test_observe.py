@@ -1,6 +1,7 @@
 """What stands in a view, gathered from a store in memory; and that a record replays whatever its catalogue holds."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from controller.forecasters.last_max import LastMax
 from controller.loop.core.decision import NEW, run_planner
 from controller.loop.decision_records import replay
 from controller.observe.core.observation import Observation
+from controller.observe.core.plannable import loadable_catalog
 from controller.observe.reader import ObservationReader
 from controller.planners.exact.planner import ExactPlanner
 from controller.settings import ControllerSettings
@@ -47,13 +49,17 @@ def several() -> Catalog:
 class World:
     """What a controller sees, the store that it reads, and a way to write there."""
 
-    def __init__(self, fixed: dict[str, float] | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, fixed: dict[str, float] | None = None, clock: Clock | None = None, stated: Mapping[str, str] | None = None
+    ) -> None:
         self.clock = clock or ManualClock(NOW_S)
         self.state = state_on(Server(self.clock), "default", self.clock)
         demand_fixed = {"digits": fixed} if fixed else {}
         settings = ControllerSettings(demand_initial_per_s={"digits": 20.0}, demand_fixed=demand_fixed)
         predictor = LastMax()
-        self.seen = Observation(settings, self.state.keys, several(), predictor, self.clock.now_s())
+        self.seen = Observation(
+            settings, self.state.keys, several(), predictor, self.clock.now_s(), stated=stated or {}
+        )
         self.reader = ObservationReader(self.seen, self.state, settings.carbon, self.clock)
 
     async def view(self, current: Plan | None = None) -> PlanView:
@@ -93,6 +99,22 @@ async def test_a_view_knows_what_runs_and_what_is_planned_though_nobody_wants_it
     wanted = replace(device, slices=(replace(device.slices[0], hosted=(Hosted("dogs", "dogs-s", 1),)),))
     current = replace(PLAN, nodes=(replace(planned_node, devices=(wanted,)),))
     assert names(await world.view(current)) == {"digits", "cats", "dogs"}
+
+
+async def test_a_variant_of_which_a_node_has_other_files_is_planned_around_until_it_has_the_same():
+    """The planner of a plan for it sees the catalogue without; who asks hears why."""
+    world = World(stated={"digits/1": "aaaa"})
+    (node,) = fleet(1).nodes
+    lease = await world.state.acquire("agent:node0", "a")
+    for digest, left in (("bbbb", {2, 3, 4}), ("aaaa", {1, 2, 3, 4})):
+        models = (f"digits/1: {digest}", *(f"digits/{version}: cccc" for version in (2, 3, 4)))
+        await world.state.put(
+            lease, world.state.keys.node(node.node), replace(node, models=models, observed_at_s=NOW_S)
+        )
+        seen = await world.view()
+        usable = loadable_catalog(seen.catalog, seen.fleet)
+        assert {variant.version for variant in usable.family("digits").variants} == left
+        assert len(world.seen.differing) == (digest == "bbbb")
 
 
 def recorded(view: PlanView, older: bool = False) -> DecisionRecord:

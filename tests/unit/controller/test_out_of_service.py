@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from controller.loop.core.triggers import CAUSES, HoldTimers, Thresholds, evaluate_triggers, plan_basis
-from controller.observe.core.plannable import loadable_catalog, profiled_types, unplannable_reason
+from controller.observe.core.plannable import (
+    check_loadable,
+    differing_models,
+    loadable_catalog,
+    profiled_types,
+    unplannable_reason,
+)
 from controller.planners.exact.planner import ExactPlanner
 from controller.rollout.core.rollout_inputs import best_path, fleet_snapshot, rollout_refusal
 from tests.support.planners import layout, plan_of
@@ -16,6 +22,7 @@ from tests.support.planning import view as planning_view
 from tests.unit.controller.views import view
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import A100_40GB, H100_80GB, T4
+from trefoil.core.errors import PlanError
 from trefoil.core.fleet import DeviceState, DeviceStatus, FleetState
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.runtime.repository import load_catalog
@@ -149,3 +156,58 @@ def test_a_family_whose_every_variant_cannot_be_loaded_stays_whole():
         assert {row.variant for row in left.rows if row.family == "digits"} == {v.name for v in kept}
         assert left.family("albert") == CATALOG.family("albert")
     assert loadable_catalog(CATALOG, fleet(1)) is CATALOG
+
+
+DIGITS = tuple(f"digits/{version}" for version in (1, 2, 3, 4))
+
+
+def has(found: FleetState, *nodes: dict[str, str], missing: tuple[str, ...] = ()) -> FleetState:
+    """Nodes like that of a fleet, each with digests of its own."""
+    (node,) = found.nodes
+    models = [tuple(f"{name}: {digest}" for name, digest in sorted(each.items())) for each in nodes]
+    return FleetState(
+        tuple(replace(node, node=f"node{i}", models=each, missing=missing) for i, each in enumerate(models))
+    )
+
+
+def test_a_node_with_other_files_than_those_that_are_planned_with_is_named():
+    same = dict.fromkeys(DIGITS, "aa")
+    for stated, nodes, named in (
+        ({}, [same, same, {}], {}),
+        (same, [same, {**same, "digits/2": "aa+beside", "other/9": "cc", "digits/9": "dd"}], {}),
+        (same, [{**same, "digits/2": "bb"}], {"node0": "digest bb, and the controller's family.toml states aa"}),
+        ({}, [same, {**same, "digits/2": "bb"}], {"node1": "digest bb, and node0 has aa"}),
+        (
+            {},
+            [{**same, "digits/2": "aa+one"}, {**same, "digits/2": "aa+two"}],
+            {"node1": "aa+two, and node0 has aa+one"},
+        ),
+        ({}, [same, {name: "aa" for name in DIGITS if name != "digits/2"}], {"node1": "has no such version"}),
+    ):
+        found = differing_models(has(fleet(1), *nodes), CATALOG, stated)
+        assert found.keys() == named.keys(), nodes
+        for node, why in named.items():
+            (entry,) = found[node]
+            assert entry.startswith("model digits/2: ")
+            assert entry.endswith(why)
+
+
+def test_what_a_node_says_itself_is_not_said_again_and_a_stale_node_is_no_measure():
+    same, other = dict.fromkeys(DIGITS, "aa"), dict.fromkeys(DIGITS, "bb")
+    said = tuple(f"model {name}: is gone" for name in DIGITS)
+    assert differing_models(has(fleet(1), other, missing=said), CATALOG, same) == {}
+    gone = replace(has(fleet(1), other, same), stale=("node0",))
+    assert differing_models(gone, CATALOG, {}) == {}
+    assert differing_models(replace(gone, stale=()), CATALOG, {}).keys() == {"node1"}
+
+
+def test_a_plan_that_gives_a_node_what_it_cannot_load_is_refused_by_name_and_what_is_there_may_stay():
+    planned = plan_of({GPU0: layout((("7g.40gb", 0),), "digits-l", GPU0), GPU1: ()})
+    (hosted,) = planned.nodes[0].devices[0].slices[0].hosted
+    entry = f"model digits/{hosted.version}: its files have digest bb, and the controller's family.toml states aa"
+    (node,) = fleet(2).nodes
+    seen = replace(view(), fleet=FleetState((replace(node, missing=(entry,)),)), current=None)
+    with pytest.raises(PlanError, match=f"node0.*cannot load digits/{hosted.version}: its files have digest bb"):
+        check_loadable(seen, planned)
+    check_loadable(replace(seen, current=planned), planned)
+    check_loadable(replace(seen, fleet=fleet(2)), planned)

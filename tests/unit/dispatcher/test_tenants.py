@@ -133,6 +133,7 @@ token_file = "{file}"
 def place(tmp_path, monkeypatch):
     monkeypatch.setenv("OPS_TOKEN", "ops-secret")
     (tmp_path / "token").write_text("filed-secret\n")
+    (tmp_path / "token").chmod(0o600)
     text = FILE.format(sha=digest("alpha-secret"), file=tmp_path / "token")
     (tmp_path / "tenants.toml").write_text(text)
     return tmp_path

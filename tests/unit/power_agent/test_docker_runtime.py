@@ -35,6 +35,8 @@ def launch(tmp_path: Path) -> SliceLaunch:
         repository=tmp_path / "slice",
         grpc_target="127.0.0.1:8200",
         metrics_url="http://127.0.0.1:8201/metrics",
+        published_target="127.0.0.1:8200",
+        published_metrics_url="http://127.0.0.1:8201/metrics",
         shm_prefix="trefoil-x-",
         source=tmp_path / "models",
         gpu_uuid=MIG,

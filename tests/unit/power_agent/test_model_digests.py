@@ -93,6 +93,28 @@ def test_a_file_is_read_once_while_it_is_the_same(models, monkeypatch):
     assert len([path for path in opened if path.name == "model.onnx"]) == 4
 
 
+def test_what_a_node_has_is_reported_but_for_engines_of_which_each_type_of_gpu_has_its_own(models):
+    digests = ModelDigests(models, CATALOG, {})
+    digests.refusals()
+    told = dict(entry.split(": ") for entry in digests.report())
+    stated = {f"{family}/{version}": sha[:16] for (family, version), sha in stated_digests(models).items()}
+    assert told == stated
+    assert len(told) == 4
+    (models / "digits" / "2" / "weights.bin").write_bytes(b"beside")
+    again = ModelDigests(models, CATALOG, {})
+    again.refusals()
+    beside = dict(entry.split(": ") for entry in again.report())["digits/2"]
+    assert beside.partition("+")[0] == told["digits/2"]
+    assert len(beside) == 33
+    config = models / "digits" / "config.pbtxt"
+    config.write_text(config.read_text().replace("onnxruntime", "tensorrt"))
+    for version in ("1", "2", "3", "4"):
+        (models / "digits" / version / "model.plan").write_bytes(b"engine")
+    engines = ModelDigests(models, CATALOG, {})
+    assert engines.refusals() == {}
+    assert engines.report() == ()
+
+
 async def test_the_node_names_it_once_and_its_end_once(models, tmp_path):
     settings = PowerAgentSettings(node_socket=tmp_path / "node.sock", state_dir=tmp_path, model_repository=models)
     node = Node(settings, ManualClock(1e9), Journal(tmp_path, "b", "1"), CATALOG, Metrics("power_agent"))
@@ -100,9 +122,12 @@ async def test_the_node_names_it_once_and_its_end_once(models, tmp_path):
     async def at_once(call):
         return call()
 
-    watch = ModelWatch(node, ModelDigests(models, CATALOG, {}), at_once)
+    digests = ModelDigests(models, CATALOG, {})
+    watch = ModelWatch(node, digests, at_once)
     folder, kept = models / "digits" / "2", models / "kept"
     await watch.refresh()
+    assert len(node.models) == 4
+    assert node.models == digests.report()
     with structlog.testing.capture_logs() as log:
         folder.rename(kept)
         for _ in range(3):

@@ -286,8 +286,8 @@ def test_a_place_that_a_foreign_instance_holds_is_refused_by_name():
 
 
 def test_mig_mode_off_is_refused_with_the_command_that_mends_it():
-    with pytest.raises(PlanError, match="nvidia-smi -i 0 -mig 1"):
-        refuse_plan(node_plan(planned("4g.20gb", 0)), "node0", seen(mig_on=False), CATALOG)
+    with pytest.raises(PlanError, match="nvidia-smi -i GPU-1f -mig 1"):
+        refuse_plan(node_plan(planned("4g.20gb", 0)), "node0", seen(mig_on=False, uuid="GPU-1f"), CATALOG)
 
 
 def test_what_the_hardware_does_anyway_may_be_asked_for():

@@ -150,6 +150,17 @@ async def test_what_an_earlier_driver_held_is_dropped_when_another_came_meanwhil
     assert (world.node.driver_load_id, dropped) == ("load-2", ["load-2"])
 
 
+async def test_names_of_gpus_outlive_the_agent(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.start()
+    world.journal.close()
+    after = World(tmp_path)
+    _, second = after.driver.gpus
+    after.driver.gpus, second.index = (second,), 0
+    assert await after.start() == {"node0/gpu1": DeviceState.ASLEEP}
+    assert after.node.devices["node0/gpu1"].uuid == second.uuid
+
+
 async def test_what_was_seen_before_the_runtime_answered_is_looked_at_again(tmp_path: Path) -> None:
     plain = World(tmp_path / "plain")
     await plain.start()

@@ -170,6 +170,23 @@ def test_the_command_listens_on_loopback_only_and_sees_one_device(install, tmp_p
     assert (launch.grpc_target, launch.metrics_url) == ("127.0.0.1:8200", "http://127.0.0.1:8201/metrics")
 
 
+@pytest.mark.parametrize(
+    ("listen", "published", "own"),
+    [("0.0.0.0", "gpu7.example", "127.0.0.1"), ("10.0.0.7", "10.0.0.7", "10.0.0.7")],
+)
+def test_it_listens_where_told_publishes_the_advertised_host_and_is_asked_nearby(
+    install, tmp_path, source, listen, published, own
+):
+    told = replace(spec(tmp_path, source), listen=listen, published_host=published)
+    launch = prepare_slice(install, told)
+    assert {f"--grpc-address={listen}", f"--metrics-address={listen}", "--http-address=127.0.0.1"} <= set(launch.argv)
+    assert (launch.published_target, launch.published_metrics_url) == (
+        f"{published}:8200",
+        f"http://{published}:8201/metrics",
+    )
+    assert (launch.grpc_target, launch.metrics_url) == (f"{own}:8200", f"http://{own}:8201/metrics")
+
+
 def test_secrets_of_the_agent_do_not_reach_triton(install, tmp_path, source, monkeypatch):
     monkeypatch.setenv("TREFOIL_POWER_AGENT_REDIS_URL", "redis://:hunter2@127.0.0.1")
     assert "hunter2" not in str(prepare_slice(install, spec(tmp_path, source)).env)

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 from pydantic import Field, SecretStr
 
@@ -136,6 +138,54 @@ def test_secrets_are_masked_everywhere():
     with pytest.raises(SettingError) as caught:
         load(Example, None, "", {"redis_url": 42})
     assert "42" not in str(caught.value)
+
+
+def secret_file(tmp_path, data=b"hunter2\n", mode=0o640):
+    path = tmp_path / "secret"
+    path.write_bytes(data)
+    path.chmod(mode)
+    return path
+
+
+def test_a_secret_may_stand_in_a_file_whose_last_line_break_does_not_count(tmp_path):
+    path = secret_file(tmp_path, b"redis://:hunter2@localhost\n")
+    settings = load(Example, None, "TREFOIL_EXAMPLE_", environ={"TREFOIL_EXAMPLE_REDIS_URL_FILE": str(path)})
+    assert settings.redis_url.get_secret_value() == "redis://:hunter2@localhost"
+    settings = Example(token_file=path, read_token_file=path)
+    assert settings.token == settings.read_token == SecretStr("redis://:hunter2@localhost")
+    assert changed(settings, {"zone": "FR"}).token == settings.token
+    assert "hunter2" not in f"{settings!r}{masked(settings)}"
+
+
+@pytest.mark.parametrize(
+    ("data", "mode", "why"),
+    [
+        (b"hunter2", 0o644, r"others may read or change it \(mode 0644\)\. Remedy: chmod o= .*/secret"),
+        (b"hunter2", 0o602, "others may read or change it"),
+        (b" \n", 0o600, "holds no secret: one line of text, at most 4096 bytes"),
+        (b"hunter2\nhunter3\n", 0o600, "holds no secret"),
+        (b"hunter2\xff", 0o600, "holds no secret"),
+        (b"hunter2" * 600, 0o600, "holds no secret"),
+    ],
+)
+def test_a_file_that_is_no_secret_is_refused_and_not_shown(tmp_path, data, mode, why):
+    path = secret_file(tmp_path, data, mode)
+    with pytest.raises(SettingError, match=f"^token_file = '{path}': {why}") as caught:
+        load(Example, None, "", {"token_file": str(path)})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_secret_and_its_file_or_a_file_that_is_none_are_refused(tmp_path):
+    with pytest.raises(SettingError, match=r"^token_file = .*: token is given too\. Remedy: give token or") as caught:
+        load(Example, write(tmp_path, 'token = "hunter2"'), "", {"token_file": str(secret_file(tmp_path))})
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(SettingError, match=r"redis_url_file = '.*absent': cannot be read \(No such file"):
+        Example(redis_url_file=tmp_path / "absent")
+    with pytest.raises(SettingError, match="cannot be read"):
+        Example(token_file=tmp_path)
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(SettingError, match="is no file"):
+        Example(token_file=tmp_path / "pipe")
 
 
 def test_command_line(tmp_path, monkeypatch, capsys):

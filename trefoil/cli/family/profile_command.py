@@ -21,7 +21,7 @@ import typer
 
 from trefoil.cli.family.commands import Repository, Shapes, parse_shapes
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
-from trefoil.cli.system_client import TOKEN_VARIABLE, connect_system
+from trefoil.cli.system_client import connect_system, control_token
 from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import SettingError, TrefoilError
 from trefoil.installation import MODELS
@@ -150,7 +150,7 @@ class _Work:
         from trefoil.runtime.clock import WallClock
 
         clock = WallClock()
-        channel = rpc.channel(agent, token=os.environ.get(TOKEN_VARIABLE)) if agent else None
+        channel = rpc.channel(agent, token=control_token()) if agent else None
         stub = power_agent_pb2_grpc.PowerAgentStub(channel) if channel is not None else None
         log = EnergyLog(stub)
         try:

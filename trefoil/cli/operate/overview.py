@@ -71,6 +71,7 @@ async def _gather_known(system: SystemClient) -> dict[str, Any]:
         "carbon_ratio": [{"zone": one.series.zone, "ratio": await system.carbon_ratio(one)} for one in readings],
         "carbon_refused": answer.carbon_refused,
         "disk_trouble": answer.disk_trouble,
+        "models_refused": list(answer.models_refused),
         "loans": [{"device": one.device, "holder": one.holder} for one in answer.loans],
         "receipts": receipt_check(totals),
         "objectives": [as_json(objective) for objective in wanted],
@@ -115,6 +116,7 @@ def trouble_lines(found: Mapping[str, Any], now_s: float) -> list[str]:
         lines += [f"{node.node} cannot: {one}" for one in node.missing if one.startswith(("disk: ", MISSING_MODEL))]
     if found["carbon_refused"]:
         lines.append(f"carbon is not planned by: {found['carbon_refused']}")
+    lines += [f"planned around, {refused}" for refused in found["models_refused"]]
     lines += [f"{loan['device']} is lent to {loan['holder']}" for loan in found["loans"]]
     if found["disk_trouble"]:
         lines.append(f"nothing new is decided: {found['disk_trouble']}")

@@ -1,6 +1,6 @@
 """Real node under `trefoil up`: whether this machine can be one, asked before anything is started."""
 
-from power_agent.agent import lock_driver
+from power_agent.devices.driver_lock import DriverLock, loaded_library
 from power_agent.devices.errors import DeviceError, DriverUnavailable
 from power_agent.devices.inventory import Inventory
 from power_agent.runtimes.factory import build_runtime, install_triton
@@ -35,8 +35,11 @@ def check_real_node(settings: PowerAgentSettings) -> int:
             remedy="load NVIDIA's driver until `nvidia-smi -L` lists the GPUs; or serve on the CPUs: "
             "--set power_agent.cpu=serve; or simulate: --set fleet.kind=simulated",
         )
-    if (lock := lock_driver(settings.driver_marker)) is not None:
-        lock.close()
+    lock = DriverLock(settings.driver_marker)
+    try:
+        lock.take(loaded_library() if gpus else None)
+    finally:
+        lock.release()
     if settings.runtime_name == "docker":
         install_triton(settings, build_runtime(settings, None))
     else:

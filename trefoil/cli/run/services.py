@@ -43,7 +43,9 @@ SERVICES: Final = ("carbon_feed", "controller", "power_agent", "dispatcher")
 # Ports of a real node's Tritons, as power_agent.settings has them: of 16 GPUs, then 20 for each core of the CPUs.
 GPUS_MAX: Final = 16
 TRITON_PORTS_PER_CORE: Final = 20
-LAUNCHED: Final = ("cluster", "redis_url", "state_dir", "admin_address", "metrics_address", "log_level")
+LAUNCHED: Final = (
+    "cluster", "redis_url", "redis_url_file", "state_dir", "admin_address", "metrics_address", "log_level",
+)  # fmt: skip
 """Settings of a service that each launch makes (`_common_settings`)."""
 ONLY_SERIES: Final[Mapping[str, Mapping[str, str]]] = {
     "neso": {"zone": "GB", "factors": "direct"},

@@ -1,0 +1,67 @@
+"""Health of one service, for the health checks of containers: `python -m trefoil.health HOST:PORT`.
+
+Asks gRPC's own health service, which needs no token, and prints one line: exit code 0 while it serves, 1 otherwise, 2
+for arguments that cannot be. Not a command of `trefoil`, whose start takes six times as long: it is run every few
+seconds in every container, so it brings gRPC and nothing else.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+SERVING: Final = 0
+NOT_SERVING: Final = 1
+REFUSED: Final = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ask once, print the answer, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m trefoil.health", description="Is a service healthy?")
+    parser.add_argument("target", metavar="HOST:PORT", help="a gRPC port of the service")
+    parser.add_argument("--service", default="", metavar="NAME", help="one service of it; default: the process")
+    parser.add_argument("--ca", type=Path, metavar="PEM", help="authority that signed its certificate; turns TLS on")
+    parser.add_argument("--timeout", type=float, default=3.0, metavar="S", help="how long to wait; default: 3 s")
+    given = parser.parse_args(argv)
+    host, colon, port = given.target.rpartition(":")
+    if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+        print(f"error: HOST:PORT = {given.target!r}: no address. Remedy: write e.g. 127.0.0.1:8101", file=sys.stderr)
+        return REFUSED
+    if not 0 < given.timeout <= 3600:
+        print(f"error: --timeout = {given.timeout!r}: 0 to 3600 s. Remedy: correct that value", file=sys.stderr)
+        return REFUSED
+    try:
+        ca = given.ca.read_bytes() if given.ca else None
+        why = "holds no certificate" if ca is not None and b"BEGIN CERTIFICATE" not in ca else ""
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why:
+        print(f"error: --ca = {str(given.ca)!r}: {why}. Remedy: name a PEM file", file=sys.stderr)
+        return REFUSED
+    said, healthy = ask(given.target, given.service, ca, given.timeout)
+    print(f"{given.target}{f' {given.service}' if given.service else ''}: {said}")
+    return SERVING if healthy else NOT_SERVING
+
+
+def ask(target: str, service: str, ca: bytes | None, timeout_s: float) -> tuple[str, bool]:
+    """Ask a server for the health of a service, "" = of its process: what it said, and whether it serves."""
+    options = [("grpc.enable_http_proxy", 0)]
+    with (
+        grpc.insecure_channel(target, options)
+        if ca is None
+        else grpc.secure_channel(target, grpc.ssl_channel_credentials(ca), options)
+    ) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        try:
+            status = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s).status
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}", False
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(status), status == health_pb2.HealthCheckResponse.SERVING
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
