@@ -25,7 +25,7 @@ from protos.dispatcher.v1 import dispatcher_pb2_grpc
 from trefoil.core.errors import TrefoilError
 from trefoil.runtime import config, rpc
 from trefoil.runtime.clock import SteadyClock, WallClock
-from trefoil.runtime.service import MetricsPart, Part, ServerPart, StatePart, main
+from trefoil.runtime.service import CertificatesPart, MetricsPart, Part, ServerPart, StatePart, main
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics, setup_logging
 
@@ -50,6 +50,10 @@ def build(argv: Sequence[str]) -> list[Part]:
     fronts = Fronts.build(local, contracts, metrics)
     tokens = fronts.access if settings.tenants_file is not None else None
     drain = GracefulShutdown(local)
+    tls = local.transport.tls
+    ends = {"service": tls.end_s} if tls else {}
+    if settings.front_tls_certificate is not None and (front := settings.front_tls()) is not None:
+        ends["clients' ports"] = front.end_s
     all_workers = AllWorkers(local, fronts.peers, metrics)
     one_of_many = settings.workers > 1
     shown = (
@@ -65,7 +69,10 @@ def build(argv: Sequence[str]) -> list[Part]:
         sync,
         fronts.peers,
         Prober(local, contracts),
-        ServerPart(lambda: rpc.make_server(settings, [admin], metrics=metrics, tokens=tokens, reuse_port=one_of_many)),
+        CertificatesPart(ends, clock, metrics),
+        ServerPart(
+            lambda: rpc.make_server(settings, [admin], metrics=metrics, tokens=tokens, reuse_port=one_of_many, tls=tls)
+        ),
         fronts.access,
         InferencePart(fronts, drain),
         RestPart(fronts, drain),  # ends before the connections to the slices, which the other closes

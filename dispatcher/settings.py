@@ -2,15 +2,18 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from dispatcher.routing.queues import QUEUES
 from dispatcher.routing.routers import ROUTERS
 from trefoil.core.errors import SettingError
 from trefoil.core.parts import Kind, Part, Parts, find
 from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.security.tls import FIELDS, GRPC, Tls
+
+FRONT_FIELDS: Final = ("front_tls_certificate", "front_tls_key", "front_client_ca")
 
 
 class DispatcherSettings(ServiceSettings):
@@ -38,6 +41,8 @@ class DispatcherSettings(ServiceSettings):
     """PEM certificates that clients of the two ports must present one from (mTLS); none = no client certificate."""
     tenants_file: Path | None = None
     """TOML of tenants, their tokens, roles and limits; without it `token` alone opens the front, or nothing does."""
+    front_open: bool = False
+    """The inference and REST ports ask nobody for a token, though the admin port does; without tenants_file only."""
     tenants_max: int = Field(100, ge=1)
     """Tenants that the file may name: each is counted apart."""
     workers: int = Field(1, ge=1, le=64)
@@ -46,8 +51,6 @@ class DispatcherSettings(ServiceSettings):
     peer_address: str = ""
     """host:port at which dispatchers on other hosts reach worker 0 (worker i at port + i); empty = a Unix socket in
     state_dir, for dispatchers of this host alone."""
-    peer_ca: Path | None = None
-    """PEM certificate that signed the tls_certificate of dispatchers on other hosts; none = they speak without TLS."""
     connection_age_max_s: float = Field(0.0, ge=0)
     """Client connections are asked to reconnect at this age, so that the kernel deals them out anew; 0 = never."""
     connection_age_grace_s: float = Field(60.0, gt=0)
@@ -149,10 +152,33 @@ class DispatcherSettings(ServiceSettings):
 
     def front(self) -> "DispatcherSettings":
         """Settings with the TLS files of clients' ports in the place of the admin port's."""
-        if self.front_tls_certificate is None and self.front_tls_key is None:
-            return self
-        own = {"tls_certificate": self.front_tls_certificate, "tls_key": self.front_tls_key}
+        own: dict[str, Any] = {"tls_ca": self.front_client_ca}
+        if self.front_open:
+            own["token"] = None
+        if self.front_tls_certificate is not None or self.front_tls_key is not None:
+            own |= {"tls_certificate": self.front_tls_certificate, "tls_key": self.front_tls_key}
         return self.model_copy(update=own)
+
+    def front_tls(self, *protocols: str) -> Tls | None:
+        """TLS of clients' ports, whose clients' certificates are another authority's than its own; None: clear text.
+
+        Raises:
+            SettingError: its certificates cannot be used.
+        """
+        own = self.front_tls_certificate is not None or self.front_tls_key is not None
+        fields = FRONT_FIELDS if own else (FIELDS[0], FIELDS[1], FRONT_FIELDS[2])
+        front = self.front()
+        if front.tls_certificate is None and front.tls_key is None:
+            return None
+        files = (front.tls_certificate, front.tls_key, front.tls_ca)
+        return Tls(*files, fields=fields, signed=False, alpn=protocols or GRPC)
+
+    @model_validator(mode="after")
+    def _open_or_not(self) -> Self:
+        if self.front_open and self.tenants_file is not None:
+            remedy = "drop one of the two"
+            raise SettingError("tenants_file says who may ask", field="front_open", value=True, remedy=remedy)
+        return self
 
     @property
     def authenticates(self) -> bool:

@@ -25,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("target", metavar="HOST:PORT", help="a gRPC port of the service")
     parser.add_argument("--service", default="", metavar="NAME", help="one service of it; default: the process")
     parser.add_argument("--ca", type=Path, metavar="PEM", help="authority that signed its certificate; turns TLS on")
+    parser.add_argument("--certificate", type=Path, metavar="PEM", help="to show, where the service demands one")
+    parser.add_argument("--key", type=Path, metavar="PEM", help="its key")
     parser.add_argument("--timeout", type=float, default=3.0, metavar="S", help="how long to wait; default: 3 s")
     given = parser.parse_args(argv)
     host, colon, port = given.target.rpartition(":")
@@ -34,26 +36,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not 0 < given.timeout <= 3600:
         print(f"error: --timeout = {given.timeout!r}: 0 to 3600 s. Remedy: correct that value", file=sys.stderr)
         return REFUSED
-    try:
-        ca = given.ca.read_bytes() if given.ca else None
-        why = "holds no certificate" if ca is not None and b"BEGIN CERTIFICATE" not in ca else ""
-    except OSError as error:
-        why = error.strerror or str(error)
-    if why:
-        print(f"error: --ca = {str(given.ca)!r}: {why}. Remedy: name a PEM file", file=sys.stderr)
+    if (given.certificate is None) != (given.key is None) or (given.certificate and not given.ca):
+        print("error: --certificate, --key: not all of three. Remedy: give both, and --ca", file=sys.stderr)
         return REFUSED
-    said, healthy = ask(given.target, given.service, ca, given.timeout)
+    pems: list[bytes | None] = []
+    for flag, kind in (("ca", b"CERTIFICATE"), ("key", b"PRIVATE KEY"), ("certificate", b"CERTIFICATE")):
+        path = getattr(given, flag)
+        try:
+            pem = path.read_bytes() if path else None
+            why = f"holds no {kind.decode().lower()}" if pem is not None and kind + b"-----" not in pem else ""
+        except OSError as error:
+            why = error.strerror or str(error)
+        if why:
+            print(f"error: --{flag} = {str(path)!r}: {why}. Remedy: name a PEM file", file=sys.stderr)
+            return REFUSED
+        pems.append(pem)
+    said, healthy = ask(given.target, given.service, pems, given.timeout)
     print(f"{given.target}{f' {given.service}' if given.service else ''}: {said}")
     return SERVING if healthy else NOT_SERVING
 
 
-def ask(target: str, service: str, ca: bytes | None, timeout_s: float) -> tuple[str, bool]:
-    """Ask a server for the health of a service, "" = of its process: what it said, and whether it serves."""
+def ask(target: str, service: str, pems: Sequence[bytes | None], timeout_s: float) -> tuple[str, bool]:
+    """Ask a server for the health of a service, "" = of its process: what it said, and whether it serves.
+
+    `pems`: authority, key and certificate; without an authority it asks in clear text.
+    """
     options = [("grpc.enable_http_proxy", 0)]
     with (
         grpc.insecure_channel(target, options)
-        if ca is None
-        else grpc.secure_channel(target, grpc.ssl_channel_credentials(ca), options)
+        if pems[0] is None
+        else grpc.secure_channel(target, grpc.ssl_channel_credentials(*pems), options)
     ) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
         try:

@@ -11,40 +11,58 @@ from trefoil.core.fleet import NodeStatus
 from trefoil.core.plan import NodePlan
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.security.tls import NAMES_ANOTHER, Loaded, Tls
 
 FIRST_PAUSE_S = 0.2
 
 
 class AgentClients:
-    """Clients of power agents: one channel each, made when first needed; an agent that moves gets a new one."""
+    """Clients of power agents: one channel each, made when first needed; an agent that moves gets a new one.
 
-    def __init__(self, clock: Clock, timeout_s: float, tries: int, token: str | None = None) -> None:
+    Over TLS an agent's certificate names its node, for where agents are is read from Redis, which others may write.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        timeout_s: float,
+        tries: int,
+        token: str | None = None,
+        tls: Tls | None = None,
+        insecure: bool = False,
+    ) -> None:
+        """`insecure`: the token may leave this machine in clear text."""
         self._clock, self._timeout_s, self._tries, self._token = clock, timeout_s, tries, token
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._tls = tls if tls is not None and tls.mutual else None
+        self._insecure = insecure
+        self._channels: dict[tuple[str, str], tuple[grpc.aio.Channel, Loaded | None]] = {}
         self._log = structlog.get_logger()
+        self.unreached: dict[str, str] = {}
+        """By node, why its agent was not reached when it was called last; without those that were."""
 
     async def apply(self, status: NodeStatus, plan: NodePlan) -> bool:
         """Apply a node plan through its agent (`PowerAgent.Apply`); returns whether it changes anything.
 
         Raises:
             errors.Unavailable: the agent did not answer in any of the tries.
+            errors.Untrusted: its certificate does not name the node, or one of the two is not accepted.
             errors.StaleRevision: the agent obeys a newer epoch or revision.
             errors.InvalidInput: the agent refuses the plan.
         """
         request = power_agent_pb2.ApplyRequest(plan=codec.to_proto(plan))
         for attempt in range(1, self._tries + 1):
             try:
-                response = await rpc.call(self._stub(status).Apply, request, self._timeout_s)
+                stub = await self._stub(status)
+                response = await rpc.call(stub.Apply, request, self._timeout_s)
+            except errors.Untrusted as error:
+                raise self._note(status, _named(status, error)) from error
             except errors.Unavailable as error:
                 if attempt == self._tries:
-                    raise errors.Unavailable(
-                        f"the agent of {status.node} at {status.agent_target or 'no address'} does not answer "
-                        f"({attempt} tries): {error}",
-                        remedy="start the power agent; what runs goes on",
-                    ) from error
+                    raise self._note(status, _unreached(status, f" ({attempt} tries): {error}")) from error
                 self._log.warning("agent does not answer", node=status.node, attempt=attempt, error=str(error))
                 await self._clock.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
             else:
+                self.unreached.pop(status.node, None)
                 if not response.accepted:
                     raise errors.InvalidInput(f"the agent of {status.node} does not accept the plan", field="plan")
                 return bool(response.changed)
@@ -53,10 +71,14 @@ class AgentClients:
     async def node(self, status: NodeStatus) -> NodeStatus | None:
         """Status of a node straight from its agent (`PowerAgent.GetNode`); None when it does not answer."""
         try:
-            response = await rpc.call(self._stub(status).GetNode, power_agent_pb2.GetNodeRequest(), self._timeout_s)
+            stub = await self._stub(status)
+            response = await rpc.call(stub.GetNode, power_agent_pb2.GetNodeRequest(), self._timeout_s)
         except errors.Unavailable as error:
-            self._log.warning("agent does not answer", node=status.node, error=str(error))
+            told = _named(status, error) if isinstance(error, errors.Untrusted) else _unreached(status, f": {error}")
+            self._note(status, told)
+            self._log.warning("agent does not answer", node=status.node, error=str(told))
             return None
+        self.unreached.pop(status.node, None)
         node: NodeStatus = codec.from_proto(response.node)
         return node
 
@@ -65,16 +87,52 @@ class AgentClients:
         answers = {name: await self.node(status) for name, status in sorted(nodes.items())}
         return {name: status for name, status in answers.items() if status is not None}
 
+    def _note(self, status: NodeStatus, error: errors.Unavailable) -> errors.Unavailable:
+        self.unreached[status.node] = str(error)
+        return error
+
     async def close(self) -> None:
         """Close the channels to all agents."""
-        for channel in self._channels.values():
+        for channel, _ in self._channels.values():
             await channel.close()
 
-    def _stub(self, status: NodeStatus) -> power_agent_pb2_grpc.PowerAgentStub:
+    async def _stub(self, status: NodeStatus) -> power_agent_pb2_grpc.PowerAgentStub:
         if not status.agent_target:
             raise errors.Unavailable(
                 f"node {status.node} published no agent_target", remedy="set the agent's admin_address"
             )
-        if status.agent_target not in self._channels:
-            self._channels[status.agent_target] = rpc.channel(status.agent_target, token=self._token)
-        return power_agent_pb2_grpc.PowerAgentStub(self._channels[status.agent_target])
+        key, loaded = (status.node, status.agent_target), self._tls.now if self._tls is not None else None
+        channel, made_with = self._channels.get(key, (None, None))
+        if channel is None or made_with is not loaded:  # by certificates that have been renewed
+            before = channel
+            try:
+                channel = rpc.channel(key[1], tls=self._tls, name=key[0], token=self._token, insecure=self._insecure)
+            except errors.SettingError as error:
+                raise errors.Untrusted(error.message, remedy=error.remedy) from error
+            self._channels[key] = channel, loaded
+            if before is not None:
+                await before.close(self._timeout_s)
+        return power_agent_pb2_grpc.PowerAgentStub(channel)
+
+
+def _unreached(status: NodeStatus, why: str) -> errors.Unavailable:
+    """The error of an agent that does not answer where its status says that it is."""
+    return errors.Unavailable(
+        f"the agent of {status.node} does not answer there{why}", field="advertise_host", value=status.agent_target,
+        remedy="start the power agent, or set its advertise_host to an address that reaches it from the controller; "
+        "what runs goes on",
+    )  # fmt: skip
+
+
+def _named(status: NodeStatus, error: errors.Untrusted) -> errors.Untrusted:
+    """The error, with the node and where it is said to be."""
+    remedy = error.remedy
+    if NAMES_ANOTHER in error.message:
+        remedy = (
+            f"give the agent of {status.node} a certificate with subjectAltName=DNS:{status.node}, or find out who "
+            "wrote that agent_target into Redis"
+        )
+    return errors.Untrusted(
+        f"the agent of {status.node} at {status.agent_target} gets neither plan nor token: {error.message}",
+        remedy=remedy,
+    )

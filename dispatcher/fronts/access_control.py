@@ -89,11 +89,11 @@ class AccessControl:
         self._path = settings.tenants_file
         self._limits = Limits(settings.state_dir / "dispatcher" / "limits")
         self._tenants_max = settings.tenants_max
-        self._token = settings.token
+        self._token = None if settings.front_open else settings.token
         self._clock = clock
         self._metrics = metrics
         self._refused: Counter[tuple[str, str]] = Counter()
-        self.open = settings.tenants_file is None and settings.token is None
+        self.open = settings.tenants_file is None and self._token is None
         self._watched: tuple[Path, ...] = ()
         self._stamps_read: tuple[Any, ...] = ()
         self._last_error = ""

@@ -11,6 +11,7 @@ from dispatcher.slice_health.ejector import SliceHealth
 from dispatcher.transport.choice import Transport
 from dispatcher.workers.core.membership import WorkerId
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.security.tls import Tls
 
 
 class LocalWorker:
@@ -20,7 +21,7 @@ class LocalWorker:
         self.settings = settings
         self.clock = clock
         self.id: WorkerId = (dispatcher, settings.worker)
-        self.transport = Transport.choose(settings.transport)
+        self.transport = Transport.choose(settings.transport, Tls.of(settings))
         ejections = Ejections()
         evidence = SliceEvidence(settings.hang_quiet_s, settings.late_strikes, settings.fault_strikes)
         self.routing = Routing(settings, self.id, clock, ejections, evidence.slow_start, self.transport)

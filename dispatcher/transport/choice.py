@@ -3,7 +3,6 @@
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -11,6 +10,7 @@ import structlog
 from dispatcher.transport import accepting
 from dispatcher.transport.grpc_aio import GrpcChannel, GrpcServer
 from dispatcher.transport.seam import Channel, Keepalive, Server
+from trefoil.runtime.security.tls import Tls
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,10 @@ class Transport:
 
     name: str
     instead: str = ""
+    tls: Tls | None = None
 
     @classmethod
-    def choose(cls, wanted: str) -> "Transport":
+    def choose(cls, wanted: str, tls: Tls | None = None) -> "Transport":
         """The transport of a setting (`seam.TRANSPORTS`)."""
         if wanted == "h2":
             try:
@@ -29,31 +30,31 @@ class Transport:
             except ImportError as error:
                 why = f"libnghttp2 cannot be loaded ({error}): grpc.aio serves, at several times its CPU"
                 structlog.get_logger().warning("transport h2 is away", why=why, remedy="install the wheel ngh2")
-                return cls("grpc", why)
-        return cls(wanted)
+                return cls("grpc", why, tls)
+        return cls(wanted, tls=tls)
 
-    def channel(self, target: str, *, ca: bytes | None = None, keepalive: Keepalive | None = None) -> Channel:
-        """Channel to a server, inside an event loop."""
+    def channel(self, target: str, *, name: str = "", keepalive: Keepalive | None = None) -> Channel:
+        """Channel to a server, inside an event loop; over TLS unless it is a socket of this host. `name`: whom the
+        server's certificate must name, instead of the target's host."""
+        tls = self.tls if self.tls is not None and self.tls.mutual and not target.startswith("unix:") else None
         if self.name == "grpc":
-            return GrpcChannel(target, ca=ca, keepalive=keepalive)
+            return GrpcChannel(target, tls=tls, name=name, keepalive=keepalive)
         from dispatcher.transport.h2_channel import H2Channel  # it needs ngh2
 
-        return H2Channel(target, ca=ca, keepalive=keepalive)
+        return H2Channel(target, tls=tls, name=name, keepalive=keepalive)
 
-    def peer_server(
-        self, service: str, handlers: Mapping[str, Any], address: str, tls: tuple[Path, Path] | None = None
-    ) -> Server:
-        """Server for other workers at host:port or unix:path; `tls` are the PEM files of chain and key.
+    def peer_server(self, service: str, handlers: Mapping[str, Any], address: str) -> Server:
+        """Server for other workers at host:port, over TLS where this worker has it, or unix:path.
 
         Raises:
             StartError, PortInUse: it cannot listen there.
         """
+        tls = self.tls if not address.startswith("unix:") else None
         if self.name == "grpc":
-            pair = (tls[1].read_bytes(), tls[0].read_bytes()) if tls is not None else None
-            return GrpcServer(service, handlers, address, pair)
+            return GrpcServer(service, handlers, address, tls)
         from dispatcher.transport.h2 import Held, Limits
         from dispatcher.transport.h2_call import ServerBounds
-        from dispatcher.transport.h2_server import H2Server, Routes, server_tls
+        from dispatcher.transport.h2_server import H2Server, Routes
 
         routes = Routes()
         routes.add_registered_method_handlers(service, handlers)
@@ -63,5 +64,5 @@ class Transport:
             Limits(stream_window_bytes=1 << 24, connection_window_bytes=1 << 26),
             Held(),
             accepting.listen(address, "peer_address"),
-            server_tls(*tls) if tls is not None else None,
+            tls.server_context if tls is not None else None,
         )

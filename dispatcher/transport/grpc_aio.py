@@ -12,6 +12,7 @@ import grpc
 from dispatcher.transport.core.grpc_framing import JOIN
 from dispatcher.transport.seam import Keepalive, Metadata, Parts, Trailers
 from trefoil.core.errors import StartError
+from trefoil.runtime.security.tls import Tls
 
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
@@ -37,8 +38,10 @@ SERVER_OPTIONS: Final = (
 class GrpcChannel:
     """Channel of grpc.aio."""
 
-    def __init__(self, target: str, *, ca: bytes | None = None, keepalive: Keepalive | None = None) -> None:
-        options: list[tuple[str, int]] = [*OPTIONS]
+    def __init__(
+        self, target: str, *, tls: Tls | None = None, name: str = "", keepalive: Keepalive | None = None
+    ) -> None:
+        options: list[tuple[str, Any]] = [*OPTIONS]
         if keepalive is not None:
             options += [
                 ("grpc.keepalive_time_ms", int(keepalive.every_s * 1e3)),
@@ -46,10 +49,12 @@ class GrpcChannel:
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.max_pings_without_data", 0),
             ]
-        if ca is None:
+        if name:
+            options.append(("grpc.ssl_target_name_override", name))
+        if tls is None:
             self._channel = grpc.aio.insecure_channel(target, options=options)
         else:
-            self._channel = grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(ca), options=options)
+            self._channel = grpc.aio.secure_channel(target, tls.channel_credentials(), options=options)
         self._channel.get_state(try_to_connect=True)  # not at the first request
         self._methods: dict[tuple[str, str], Any] = {}
 
@@ -94,10 +99,8 @@ class GrpcChannel:
 class GrpcServer:
     """Server of grpc.aio for other workers: handlers of one service, without health or reflection."""
 
-    def __init__(
-        self, service: str, handlers: Mapping[str, Any], address: str, tls: tuple[bytes, bytes] | None
-    ) -> None:
-        """`address` is host:port or unix:path; `tls` the PEM key and chain.
+    def __init__(self, service: str, handlers: Mapping[str, Any], address: str, tls: Tls | None) -> None:
+        """`address` is host:port or unix:path.
 
         Raises:
             StartError: it cannot listen there.
@@ -106,7 +109,7 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         try:
             if tls is not None:
-                self.port = int(self._server.add_secure_port(address, grpc.ssl_server_credentials([tls])))
+                self.port = int(self._server.add_secure_port(address, tls.server_credentials()))
             else:
                 self.port = int(self._server.add_insecure_port(address))
         except RuntimeError as error:

@@ -16,6 +16,7 @@ from dispatcher.transport import h2
 from dispatcher.transport.core import grpc_framing as framing
 from dispatcher.transport.core.grpc_framing import FramingError, MessageReader
 from dispatcher.transport.seam import Keepalive, Metadata, Parts, Trailers
+from trefoil.runtime.security.tls import Tls
 
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 0.5
@@ -252,12 +253,14 @@ class _ClientConnection(h2.Connection):
 class H2Channel:
     """Channel to one server: `host:port`, or `unix:path`. It connects at once, and again whenever it has to.
 
-    `ca` (PEM) turns TLS on. Belongs to one event loop.
+    `name`: whom the server's certificate must name, instead of the target's host. Belongs to one event loop.
     """
 
-    def __init__(self, target: str, *, ca: bytes | None = None, keepalive: Keepalive | None = None) -> None:
+    def __init__(
+        self, target: str, *, tls: Tls | None = None, name: str = "", keepalive: Keepalive | None = None
+    ) -> None:
         self.target = target
-        self._tls = client_tls(ca) if ca is not None else None
+        self._tls, self._name = tls, name
         self._keepalive = keepalive
         self._state = State.IDLE
         self._changed: asyncio.Future[None] | None = None
@@ -412,10 +415,13 @@ class H2Channel:
         else:
             host, _, port = self.target.rpartition(":")
             host = host.strip("[]")
-            named = host if self._tls is not None else None
-            _, connection = await loop.create_connection(
-                _ClientConnection, host, int(port), ssl=self._tls, server_hostname=named
-            )
+            if self._tls is None:
+                _, connection = await loop.create_connection(_ClientConnection, host, int(port))
+            else:
+                context, named = self._tls.client_context(), self._name or host
+                _, connection = await loop.create_connection(
+                    _ClientConnection, host, int(port), ssl=context, server_hostname=named
+                )
         try:
             await connection.ready
         except BaseException:
@@ -474,14 +480,6 @@ class H2Channel:
             await asyncio.wait([connection.idle for connection in connections], timeout=grace_s)
         for connection in connections:
             connection.cut()
-
-
-def client_tls(ca: bytes) -> ssl.SSLContext:
-    """TLS of a client that trusts these certificates (PEM)."""
-    context = ssl.create_default_context(cadata=ca.decode("ascii"))
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["h2"])
-    return context
 
 
 def _error(code: str, details: str, trailers: Iterable[tuple[str, Any]] = ()) -> grpc.aio.AioRpcError:

@@ -8,7 +8,7 @@ gets a status, and leaves nothing behind.
 import asyncio
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
 import structlog
@@ -244,7 +244,7 @@ class ServerConnection(h2.Connection):
 
 class H2Server:
     """Server of handlers on a socket that listens, which may be `shared` with other processes. Belongs to one event
-    loop. `held` counts the bytes that wait on all of its connections."""
+    loop. `held` counts the bytes that wait on all of its connections; `tls` is asked for each new one."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class H2Server:
         limits: h2.Limits,
         held: h2.Held,
         listening: socket.socket,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         shared: bool = False,
     ) -> None:
         self.handlers = handlers
@@ -274,7 +274,8 @@ class H2Server:
         loop = asyncio.get_running_loop()
 
         async def begin(accepted: socket.socket) -> None:
-            await loop.connect_accepted_socket(lambda: ServerConnection(self), accepted, ssl=self._tls)
+            tls = self._tls() if self._tls is not None else None
+            await loop.connect_accepted_socket(lambda: ServerConnection(self), accepted, ssl=tls)
 
         accepting_ = accept(self._listening, begin, lambda: len(self.connections), self._shared)
         self._tasks = [asyncio.create_task(each, name="connections") for each in (accepting_, self._sweep())]
@@ -363,22 +364,6 @@ def peer_of(address: Any) -> str:
         host, port = address[:2]
         return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
     return "unix:"
-
-
-def server_tls(certificate: Any, key: Any, client_ca: Any = None) -> ssl.SSLContext:
-    """TLS of a server (PEM files); `client_ca`: clients must present a certificate that it signed.
-
-    Raises:
-        OSError, ssl.SSLError: a file cannot be used.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(certificate, key)
-    context.set_alpn_protocols(["h2"])
-    if client_ca is not None:
-        context.load_verify_locations(client_ca)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
 
 
 class Routes:

@@ -10,7 +10,7 @@ from dispatcher.routing.core.routing_table import Endpoint
 from dispatcher.transport.choice import Transport
 from dispatcher.transport.seam import Channel, Metadata, Parts, Trailers
 from trefoil.core.errors import Unavailable
-from trefoil.core.fleet import SliceKey
+from trefoil.core.fleet import SliceKey, triton_name
 
 SERVICE: Final = "inference.GRPCInferenceService"
 CLOSE_GRACE_S: Final = 600.0  # calls in flight on a connection that is replaced end by themselves, or by their deadline
@@ -67,7 +67,8 @@ class SliceConnections:
                 self._retire(connection)
         for slice_, endpoint in endpoints.items():
             if slice_ not in self._connections:
-                self._connections[slice_] = Connection(endpoint, self._transport.channel(endpoint.target))
+                channel = self._transport.channel(endpoint.target, name=triton_name(slice_.device.partition("/")[0]))
+                self._connections[slice_] = Connection(endpoint, channel)
 
     def connection(self, slice_: SliceKey) -> Connection:
         """Connection to a slice.

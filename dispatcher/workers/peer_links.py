@@ -26,9 +26,8 @@ from dispatcher.workers.core import membership
 from dispatcher.workers.core.membership import WorkerId
 from protos.dispatcher.v1 import dispatcher_pb2
 from trefoil.core.brains import Ticket
-from trefoil.core.errors import SettingError
 from trefoil.core.fleet import SliceKey
-from trefoil.runtime import codec
+from trefoil.runtime import codec, rpc
 
 LOG = structlog.get_logger()
 SERVICE: Final = "trefoil.dispatcher.v1.Peers"
@@ -101,7 +100,7 @@ class Peers:
         self._closing: set[asyncio.Task[None]] = set()
         settings = local.settings
         self._token = settings.token.get_secret_value() if settings.token else None
-        self._ca = _read(settings.peer_ca) if settings.peer_ca else None
+        self._insecure = settings.insecure
 
     # Where a request goes
 
@@ -316,11 +315,14 @@ class Peers:
     def _channel(self, target: str) -> Channel:
         if target.startswith("unix:"):
             return self._local.transport.channel(target)
-        return self._local.transport.channel(target, ca=self._ca, keepalive=KEEPALIVE)
+        return self._local.transport.channel(target, keepalive=KEEPALIVE)
 
     def _authorization(self, link: PeerLink) -> list[tuple[str, str]]:
         if self._token is None or link.target.startswith("unix:"):
             return []
+        tls = self._local.transport.tls
+        if (tls is None or not tls.mutual) and not self._insecure and not rpc.is_loopback(link.target):
+            return []  # it would leave this machine in clear text, to whoever wrote that address into Redis
         return [("authorization", f"Bearer {self._token}")]
 
 
@@ -343,14 +345,6 @@ def caller_of(data: bytes, deadline_s: float | None) -> Caller:
 def client_trailers(trailers: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
     """Trailers without those that workers exchange among themselves."""
     return tuple((key, value) for key, value in trailers if key not in INTERNAL_TRAILERS)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        remedy = "name a readable PEM file"
-        raise SettingError(f"cannot be read ({error})", field="peer_ca", value=str(path), remedy=remedy) from error
 
 
 async def _close(link: PeerLink) -> None:

@@ -23,9 +23,9 @@ from dispatcher.transport.seam import Server
 from dispatcher.workers import peer_links
 from dispatcher.workers.core import membership
 from dispatcher.workers.core.membership import WorkerId
-from trefoil.core.errors import StartError
+from trefoil.core.errors import SettingError, StartError
 from trefoil.runtime import codec, rpc
-from trefoil.runtime.scopes import Tokens
+from trefoil.runtime.security.scopes import Tokens
 from trefoil.runtime.socket_paths import socket_folder
 
 GRACE_S: Final = 1.0
@@ -84,9 +84,10 @@ class PeerServer:
         host, port = rpc.split_address(address)
         own = f"{host}:{port + self._local.id[1] % membership.RESTART_STEP if port else 0}"
         rpc.check_listener(settings, own)
-        certificate, key = settings.tls_certificate, settings.tls_key
-        tls = (certificate, key) if certificate and key else None
-        server = self._local.transport.peer_server(peer_links.SERVICE, handlers, own, tls)
+        if settings.tls_certificate is not None and settings.tls_ca is None:
+            remedy = "set it to the authority that signed the certificates of all dispatchers"
+            raise SettingError("missing: dispatchers could not tell each other", field="tls_ca", remedy=remedy)
+        server = self._local.transport.peer_server(peer_links.SERVICE, handlers, own)
         self._local.peer_target = f"{host}:{server.port}"
         return server
 

@@ -9,7 +9,7 @@ How the agent uses the three modules:
     prepare_triton(install)                                                      # once; idempotent
     launch = prepare_slice(install, SliceSpec(...))                              # per slice: repository, argv, env
     node.process_start(argv=launch.argv, env=launch.env, cwd=launch.cwd, ...)
-    server = TritonClient(launch.grpc_target, launch.metrics_url, launch.repository, clock)
+    server = TritonClient(launch.grpc_target, launch.metrics_url, launch.repository, clock, key=launch.key)
     await server.wait_ready(hosted, timeout_s=30)                                # ready AND one real inference answered
     swap = await server.swap(old, new)                                           # in place, no failed request
     await server.heal(hosted)                                                    # after a python stub died
@@ -30,6 +30,7 @@ from typing import Any, Final
 import grpc
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
+from power_agent.triton.access import HEADER
 from power_agent.triton.slice_launch import (
     backend_of_slice,
     config_json,
@@ -41,6 +42,7 @@ from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.model_files import isolate_sequence
+from trefoil.runtime.security.tls import Tls
 
 POLL_S: Final = 0.05
 COUNTERS_POLL_S: Final = 0.1  # during a swap: bounds what is lost of the old version's counters
@@ -96,17 +98,39 @@ class TritonClient:
     """Client of the Triton of one slice. Belongs to one event loop; swap and heal must not overlap each other."""
 
     def __init__(
-        self, grpc_target: str, metrics_url: str, repository: Path, clock: Clock, *, call_timeout_s: float = 5.0
+        self,
+        grpc_target: str,
+        metrics_url: str,
+        repository: Path,
+        clock: Clock,
+        *,
+        call_timeout_s: float = 5.0,
+        key: str = "",
+        tls: Tls | None = None,
+        name: str = "",
     ) -> None:
+        """`key` opens what is the agent's alone; over TLS this Triton's certificate has to name `name`."""
         self._target, self._metrics_url, self._repository, self._clock = grpc_target, metrics_url, repository, clock
         self._timeout_s = call_timeout_s
+        self._opened = ((f"triton-grpc-protocol-{HEADER}", key),) if key else ()
+        self._tls, self._name = tls, name
+        self._channels: list[grpc.aio.Channel] = []
+        self._connect()
+        self._closed = asyncio.Event()
+
+    def _connect(self) -> None:
         # A pool of its own: a Triton that was started again on the same port gets a fresh connection at once.
-        options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+        options: list[tuple[str, Any]] = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
         options += [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         options += [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
-        self._channel = grpc.aio.insecure_channel(grpc_target, options=options)
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._closed = asyncio.Event()
+        self._made_with = None if self._tls is None else self._tls.now
+        if self._tls is None:
+            channel = grpc.aio.insecure_channel(self._target, options=options)
+        else:
+            options.append(("grpc.ssl_target_name_override", self._name))
+            channel = grpc.aio.secure_channel(self._target, self._tls.channel_credentials(), options=options)
+        self._channels.append(channel)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
     async def _call(self, method: str, request: Any, timeout: float) -> Any:
         """One call. Closing a channel cancels whoever waits on it, which looks as if the waiting task were cancelled.
@@ -116,8 +140,11 @@ class TritonClient:
             grpc.aio.AioRpcError: as the call itself.
         """
         if not self._closed.is_set():
+            if self._tls is not None and self._tls.now is not self._made_with:
+                self._connect()  # by certificates that have been renewed; what is under way goes on
+            metadata = self._opened if method.startswith("Repository") else ()
             try:
-                return await getattr(self._stub, method)(request, timeout=timeout)
+                return await getattr(self._stub, method)(request, timeout=timeout, metadata=metadata)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if not self._closed.is_set() or (task is not None and task.cancelling()):
@@ -347,7 +374,8 @@ class TritonClient:
     async def close(self) -> None:
         """Close the connection; Triton goes on."""
         self._closed.set()
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
 
 def is_stub_dead(code: grpc.StatusCode, details: str | None) -> bool:

@@ -65,6 +65,7 @@ class TritonInstall:
     offers: tuple[str, ...] = ("python",)  # those of BACKENDS that it has, and ENGINES
     backend: str = "python"  # which of them serves
     sees_gpus: bool = True  # False: what it starts gets no device, whatever its slice
+    own_network: bool = False  # True: whoever starts it publishes its ports, and it listens on all it has
 
 
 def with_backend(install: TritonInstall, wanted: str, *, simulated: bool) -> TritonInstall:

@@ -10,13 +10,14 @@ Every version of the family is linked, only one is loaded, so a swap needs no fi
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
+from power_agent.triton.access import HEADER, RESTRICTED, TritonFiles
 from power_agent.triton.installation import TritonInstall
 from trefoil.core.device_types import cpu_quota
 from trefoil.core.errors import CatalogError, SettingError
@@ -60,6 +61,13 @@ class SliceSpec:
     exit_timeout_s: int = 5
     listen: str = LOOPBACK  # IPv4 address
     published_host: str = LOOPBACK  # by which others reach it; an IPv6 address in brackets
+    key: str = ""  # that opens what is the agent's alone; "" = it is open
+    tls: TritonFiles | None = None
+
+    @property
+    def metrics_listen(self) -> str:
+        """Address of its metrics, for which Triton has no TLS."""
+        return LOOPBACK if self.tls is not None else self.listen
 
     @property
     def threads(self) -> int:
@@ -82,9 +90,12 @@ class SliceLaunch:
     grpc_target: str  # "127.0.0.1:8200", for the agent itself
     metrics_url: str  # "http://127.0.0.1:8201/metrics"
     published_target: str  # "gpu7:8200", for everybody else
-    published_metrics_url: str
+    published_metrics_url: str  # "" = nobody else reaches them
     shm_prefix: str  # /dev/shm/<prefix>* belongs to this slice; see clean_shared_memory
     source: Path  # the shared model_repository that the repository's links lead to
+    ports: Mapping[int, str] = field(default_factory=dict)  # gRPC, metrics: address at which a runtime publishes it
+    files: tuple[Path, ...] = ()  # that its command names, beside folders
+    key: str = ""
     gpu_uuid: str = ""  # what it may compute on, for runtimes that have to set it up
     cpu_cores: tuple[int, ...] | None = None
     cpu_quota: float | None = None
@@ -135,11 +146,14 @@ def launch_of(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
         cwd=spec.repository,
         repository=spec.repository,
         grpc_target=f"{own_host}:{spec.grpc_port}",
-        metrics_url=f"http://{own_host}:{spec.metrics_port}/metrics",
+        metrics_url=f"http://{own_host if spec.tls is None else LOOPBACK}:{spec.metrics_port}/metrics",
         published_target=f"{spec.published_host}:{spec.grpc_port}",
-        published_metrics_url=f"http://{spec.published_host}:{spec.metrics_port}/metrics",
+        published_metrics_url=f"http://{spec.published_host}:{spec.metrics_port}/metrics" if spec.tls is None else "",
         shm_prefix=shm_prefix,
         source=spec.source,
+        ports={spec.grpc_port: spec.listen, spec.metrics_port: spec.metrics_listen},
+        files=(spec.tls.certificate, spec.tls.key, spec.tls.ca) if spec.tls is not None else (),
+        key=spec.key,
         gpu_uuid=spec.gpu_uuid,
         cpu_cores=spec.cpu_cores,
         cpu_quota=spec.cpu_quota,
@@ -147,6 +161,7 @@ def launch_of(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
 
 
 def _argv(install: TritonInstall, spec: SliceSpec, shm_prefix: str) -> tuple[str, ...]:
+    listen, metrics_listen = (WILDCARD,) * 2 if install.own_network else (spec.listen, spec.metrics_listen)
     return (
         str(install.binary),
         f"--id={spec.name}",
@@ -159,14 +174,26 @@ def _argv(install: TritonInstall, spec: SliceSpec, shm_prefix: str) -> tuple[str
         "--disable-auto-complete-config",  # the config is complete; auto-complete would start every stub twice
         "--allow-http=false",
         f"--http-address={LOOPBACK}",
-        f"--grpc-address={spec.listen}",
+        f"--grpc-address={listen}",
         f"--grpc-port={spec.grpc_port}",
-        f"--metrics-address={spec.listen}",
+        f"--metrics-address={metrics_listen}",
         f"--metrics-port={spec.metrics_port}",
         "--allow-gpu-metrics=false",  # not available in MIG mode; the agent meters the whole GPU
         "--allow-cpu-metrics=false",
         f"--exit-timeout-secs={spec.exit_timeout_s}",
         "--log-format=ISO8601",
+        *((f"--grpc-restricted-protocol={RESTRICTED}:{HEADER}={spec.key}",) if spec.key else ()),
+        *(_tls_options(spec.tls) if spec.tls is not None else ()),
+    )
+
+
+def _tls_options(files: TritonFiles) -> tuple[str, ...]:
+    return (
+        "--grpc-use-ssl=true",
+        "--grpc-use-ssl-mutual=true",
+        f"--grpc-server-cert={files.certificate}",
+        f"--grpc-server-key={files.key}",
+        f"--grpc-root-cert={files.ca}",
     )
 
 
@@ -298,9 +325,9 @@ def write_family(
 
 def write_config(repository: Path, config: model_config_pb2.ModelConfig) -> None:
     """Replace a family's config.pbtxt of a slice at once, so that no Triton ever reads half of it."""
-    folder = repository / config.name
-    # Readable for everybody: a Triton in a container runs as another user.
-    replace_file(folder / CONFIG, text_format.MessageToString(config), sync=False)
+    path = repository / config.name / CONFIG
+    replace_file(path, text_format.MessageToString(config), sync=False)
+    path.chmod(0o644)  # whatever the umask: a Triton runs as another user
 
 
 def read_config(repository: Path, family: str) -> model_config_pb2.ModelConfig:

@@ -20,6 +20,7 @@ from dispatcher.workers.core import membership
 from dispatcher.workers.core.membership import RESTART_STEP
 from protos.dispatcher.v1 import dispatcher_pb2
 from tests.support import fake_triton as fake
+from tests.support.certificates import Authority
 from tests.support.dispatching import TRANSPORT, Plane, Running, image, until
 from tests.support.fake_triton import FakeTriton
 from tests.support.special_models import SpecialTriton, special_node, special_plan
@@ -27,6 +28,7 @@ from tests.unit.dispatcher.worlds import node, plan, route, status, target
 from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.errors import SettingError, StaleRevision
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.security.tls import Tls
 from trefoil.runtime.state import ACK_TTL_S
 
 pytestmark = pytest.mark.integration
@@ -75,9 +77,9 @@ class Pair:
 
 
 @contextlib.asynccontextmanager
-async def pair(state, folder, names=("d1", "d1"), **more):
+async def pair(state, folder, names=("d1", "d1"), tls=None, **more):
     async with (
-        FakeTriton(version=4) as slice_,
+        FakeTriton(version=4, tls=tls) as slice_,
         worker(state, folder, 0, names[0], **more) as first,
         worker(state, folder, 1, names[1], **more) as second,
     ):
@@ -190,11 +192,11 @@ async def test_a_worker_that_dies_is_replaced_before_redis_knows(two, state):
 
 
 async def test_replicas_reach_each_other_over_tls_with_the_clusters_token(state, tmp_path):
-    more = {
-        "peer_address": "localhost:0", "peer_ca": f"{HERE}/localhost.crt", "tls_certificate": f"{HERE}/localhost.crt",
-        "tls_key": f"{HERE}/localhost.key", "token": "secret",
-    }  # fmt: skip
-    async with pair(state, tmp_path, ("d1", "d2"), **more) as two:
+    ours = Authority(tmp_path)
+    more = {"peer_address": "localhost:0", "token": "secret"} | ours.service("localhost").settings(ours)
+    node = ours.server("tritons.node0")
+    tls = Tls(node.certificate, node.key, ours.certificate, calls=False)
+    async with pair(state, tmp_path, ("d1", "d2"), tls=tls, **more) as two:
         assert two.server.local.peer_target.startswith("localhost:")
         data = pb.ModelInferRequest(model_name="digits")
         data.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
@@ -295,9 +297,11 @@ async def test_a_worker_of_another_host_that_is_not_reached_keeps_its_share(stat
 
 
 async def test_a_certificate_that_is_not_there_is_named(state, tmp_path):
-    with pytest.raises(SettingError, match="peer_ca"):
-        async with worker(state, tmp_path, 0, peer_ca="/nowhere.pem"):
-            pass
+    own = {"tls_certificate": f"{HERE}/localhost.crt", "tls_key": f"{HERE}/localhost.key"}
+    for more, said in (({"tls_ca": "/nowhere.pem"}, "tls_ca = '/nowhere.pem'"), ({}, "tls_ca: missing")):
+        with pytest.raises(SettingError, match=said):
+            async with worker(state, tmp_path, 0, peer_address="127.0.0.1:0", **own, **more):
+                pass
 
 
 async def test_a_client_without_any_worker_to_turn_to_waits_for_one(two):

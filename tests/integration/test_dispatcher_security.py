@@ -378,6 +378,25 @@ async def test_certificates_that_cannot_be_used_stop_the_start(state, tmp_path, 
             raise AssertionError("it listens")
 
 
+@pytest.mark.parametrize("transport", ["h2", "grpc"])
+async def test_both_ports_take_a_renewed_certificate_at_the_next_connection(state, tmp_path, transport):
+    async with serving(state, tmp_path, transport=transport) as world:
+
+        def shown() -> list[str]:
+            ports = (world.running.address, world.running.rest_address)
+            return [ssl.get_server_certificate(("127.0.0.1", int(each.rpartition(":")[2]))) for each in ports]
+
+        async with world.client() as before:
+            assert await before.is_server_live()
+            was = await asyncio.to_thread(shown)
+            world.authority.server()  # written in the place of the first
+            now = await asyncio.to_thread(shown)
+            assert not set(was) & set(now)
+            assert await before.is_server_live(), "a connection outlives the certificate that it began with"
+        async with world.client() as after:
+            assert await after.is_server_live()
+
+
 # The process, with its admin port
 
 

@@ -80,6 +80,9 @@ async def test_a_clients_trace_context_reaches_its_slice_as_it_is(state, tmp_pat
         assert [{k: v for k, v in told.items() if k in CALLED} for told in slice_.metadata] == [CALLED] * 4
 
 
+KEY = "triton-grpc-protocol-agent"  # opens what of a Triton is its agent's
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_what_is_no_trace_context_stays_here_and_the_request_is_answered(state, tmp_path, transport):
     wrong = [
@@ -87,6 +90,7 @@ async def test_what_is_no_trace_context_stays_here_and_the_request_is_answered(s
         {"traceparent": f"00-{'0' * 32}-{SPAN_ID}-01"},
         {"traceparent": f"ff-{TRACE_ID}-{SPAN_ID}-01"},
         {"tracestate": STATE},
+        {KEY: "secret"},
     ]
     async with serving(state, tmp_path, transport=transport) as (slice_, running, client):
         for headers in wrong:
@@ -94,7 +98,7 @@ async def test_what_is_no_trace_context_stays_here_and_the_request_is_answered(s
             assert await by_http(running, **headers) == 200
         assert await by_http(running, traceparent=PARENT, tracestate="née") == 200
         *others, last = slice_.metadata
-        assert not any(told.keys() & CALLED.keys() for told in others)
+        assert not any(told.keys() & {*CALLED, KEY} for told in others)
         assert (last["traceparent"], "tracestate" in last) == (PARENT, False)
 
 

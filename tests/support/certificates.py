@@ -1,4 +1,4 @@
-"""A certificate authority of a test's own, and what it signs. Real ones, valid for an hour."""
+"""A certificate authority of a test's own, and what it signs. Real ones, valid for an hour unless they have expired."""
 
 import datetime
 import ipaddress
@@ -24,6 +24,15 @@ class Pair:
         """(key, certificate), as gRPC takes them."""
         return self.key.read_bytes(), self.certificate.read_bytes()
 
+    def settings(self, authority: "Authority") -> dict[str, Path]:
+        """What a service of that authority is told."""
+        return {"tls_certificate": self.certificate, "tls_key": self.key, "tls_ca": authority.certificate}
+
+    def copy_to(self, other: "Pair") -> None:
+        """Renew another pair by this one, file by file, as an operator would."""
+        for source, target in ((self.certificate, other.certificate), (self.key, other.key)):
+            target.write_bytes(source.read_bytes())
+
 
 class Authority:
     """Its own certificate is `certificate`."""
@@ -43,16 +52,25 @@ class Authority:
 
     def client(self, name: str) -> Pair:
         """For a client of that name."""
-        return self._signed(name, x509.SubjectAlternativeName([x509.DNSName(name)]), ExtendedKeyUsageOID.CLIENT_AUTH)
+        names = x509.SubjectAlternativeName([x509.DNSName(name)])
+        return self._signed(name, names, ExtendedKeyUsageOID.CLIENT_AUTH)
 
-    def _signed(self, name: str, names: x509.SubjectAlternativeName, usage: x509.ObjectIdentifier) -> Pair:
+    def service(self, name: str, *, hours: float = 1) -> Pair:
+        """For a service of that name (an agent: its node's) at 127.0.0.1, which serves and calls others; expired with
+        `hours` below 0."""
+        names = x509.SubjectAlternativeName([x509.DNSName(name), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        return self._signed(name, names, ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH, hours=hours)
+
+    def _signed(
+        self, name: str, names: x509.SubjectAlternativeName, *usages: x509.ObjectIdentifier, hours: float = 1
+    ) -> Pair:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        built = self._begun(subject, key).add_extension(names, False)
-        built = built.add_extension(x509.ExtendedKeyUsage([usage]), False)
+        built = self._begun(subject, key, hours).add_extension(names, False)
+        built = built.add_extension(x509.ExtendedKeyUsage(usages), False)
         return self._written(name, key, built.sign(self._key, hashes.SHA256()))
 
-    def _begun(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def _begun(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, hours: float = 1) -> x509.CertificateBuilder:
         now = datetime.datetime.fromtimestamp(WallClock().now_s(), datetime.UTC)
         hour = datetime.timedelta(hours=1)
         return (
@@ -61,8 +79,8 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - hour)
-            .not_valid_after(now + hour)
+            .not_valid_before(now - 9 * hour)
+            .not_valid_after(now + hours * hour)
         )
 
     def _written(self, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> Pair:

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, model_validator
 
@@ -81,7 +81,7 @@ class ServiceSettings(Settings):
     cluster: str = "default"
     """Prefix of every Redis key; two clusters may share a Redis."""
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:8179/0")
-    """May hold a password, therefore secret."""
+    """May hold a password, therefore secret. Over TLS: rediss://...?ssl_ca_certs=PEM&ssl_certfile=PEM&ssl_keyfile=PEM"""
     redis_url_file: Path | None = None
     """Or the file that holds it."""
     state_dir: Path = Path(".trefoil/default")
@@ -96,6 +96,9 @@ class ServiceSettings(Settings):
     """PEM chain of the admin server."""
     tls_key: Path | None = None
     """PEM key of the admin server."""
+    tls_ca: Path | None = None
+    """PEM certificate of the authority that signed those of all services. With it callers must show one (mutual TLS),
+    and this service calls others over TLS, showing its own. None: whoever has the token may call; it calls in clear."""
     token: SecretStr | None = None
     """Bearer token that callers of the admin server must present; it opens everything."""
     token_file: Path | None = None
@@ -108,6 +111,15 @@ class ServiceSettings(Settings):
     """Least severe lines that are logged."""
     log_json: bool | None = None
     """None: pretty on a terminal, JSON otherwise."""
+
+    @model_validator(mode="after")
+    def _whole_tls(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise errors.SettingError("only one of the two is set", field="tls_certificate, tls_key", remedy="set both")
+        if self.tls_ca is not None and self.tls_key is None:
+            remedy = "set tls_certificate and tls_key too: who has an authority shows a certificate of it"
+            raise errors.SettingError("set alone", field="tls_ca", value=str(self.tls_ca), remedy=remedy)
+        return self
 
 
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
@@ -165,6 +177,15 @@ def read_secret_file(path: Path, field: str) -> str:
     """Read a secret, one line, from a file that only its owner and group may read; `field`: which setting names it.
 
     Raises:
+        errors.SettingError: as `read_secret_lines`.
+    """
+    return read_secret_lines(path, field)[0]
+
+
+def read_secret_lines(path: Path, field: str, lines_max: int = 1) -> Sequence[str]:
+    """Read secrets, one a line, from a file that only its owner and group may read.
+
+    Raises:
         errors.SettingError: it cannot be read, is empty or no secret, or others may read it; never shows what it holds.
     """
 
@@ -185,11 +206,11 @@ def read_secret_file(path: Path, field: str) -> str:
         lines = data.decode().strip().splitlines()
     except UnicodeDecodeError:
         lines = []
-    if len(lines) != 1 or len(data) > SECRET_BYTES_MAX:
-        raise refuse(
-            f"holds no secret: one line of text, at most {SECRET_BYTES_MAX} bytes", "put the secret there, nothing else"
-        )
-    return lines[0]
+    if not 1 <= len(lines) <= lines_max or not all(lines) or len(data) > SECRET_BYTES_MAX:
+        length = "one line of text" if lines_max == 1 else f"at most {lines_max} lines of text, none of them empty"
+        why = f"holds no secret: {length}, at most {SECRET_BYTES_MAX} bytes"
+        raise refuse(why, "put the secret there, nothing else")
+    return lines
 
 
 def register_own_device_types() -> None:

@@ -45,6 +45,12 @@ METRICS: Final[tuple[Metric, ...]] = (
         "gauge",
         "Time by which the service's clock is ahead of that of Redis, as far as it is sure; NaN = not known yet.",
     ),
+    Metric(
+        "trefoil_tls_expiry_timestamp_seconds",
+        "gauge",
+        "UTC at which the first certificate of the service itself, or at an agent of its running Tritons, ends.",
+        ("whose",),
+    ),
     Metric("trefoil_disk_trouble", "gauge", "1 while this file of the service cannot be written.", ("file",)),
     # Carbon feed
     Metric(

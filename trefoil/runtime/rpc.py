@@ -8,10 +8,8 @@ import contextlib
 import errno
 import ipaddress
 import socket
-import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -21,10 +19,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from trefoil.core import errors
-from trefoil.runtime.audit import AuditLog
 from trefoil.runtime.config import ServiceSettings
 from trefoil.runtime.connections import CallsUnderWay, connections_max, guard_connections
-from trefoil.runtime.scopes import Scopes, StreamToken, Tokens, UnaryToken, asks_only, check_request
+from trefoil.runtime.security.audit import AuditLog
+from trefoil.runtime.security.scopes import Scopes, StreamToken, Tokens, UnaryToken, asks_only, check_request
+from trefoil.runtime.security.tls import Tls, explain
 from trefoil.runtime.telemetry import Metrics
 
 MESSAGE_BYTES_MAX: Final = 64 * 2**20
@@ -60,6 +59,7 @@ class RpcServer:
     port: int
     names: Sequence[str]
     calls: CallsUnderWay = field(default_factory=CallsUnderWay)
+    tls: Tls | None = None
     _guarding: asyncio.Task[None] | None = field(default=None, init=False)
     _ending: asyncio.Future[None] | None = field(default=None, init=False)
     _cutting: asyncio.Future[None] | None = field(default=None, init=False)
@@ -116,7 +116,7 @@ def make_server(
     reuse_port: bool = False,
     options: Sequence[tuple[str, int]] = (),
     message_bytes_max: int = MESSAGE_BYTES_MAX,
-    client_ca: Path | None = None,
+    tls: Tls | None = None,
     authenticated: bool = False,
     tokens: Scopes | None = None,
     calls: CallsUnderWay | None = None,
@@ -125,19 +125,19 @@ def make_server(
     """Bind a server (not started) at `address`, default `settings.admin_address`.
 
     `intercept=False` leaves errors, tokens and metrics to the servicer (the dispatcher's raw data path). With `audit`,
-    each call that is not a plain question is noted before and after it. `client_ca`: clients must present a certificate
-    that one of these (PEM) signed. `authenticated`: the servicer knows its callers otherwise than by the token.
+    each call that is not a plain question is noted before and after it. `tls`: instead of what the settings name.
+    `authenticated`: the servicer knows its callers otherwise than by the token.
     `tokens`: who may what, instead of the settings' two tokens. `calls`: where a servicer without interceptor counts
     what it has under way; connections without any may be closed (`connections.py`). `streams_max`: streams of answers
     that may be open at once.
 
     Raises:
-        errors.SettingError: a non-loopback listener without TLS and token.
+        errors.SettingError: a non-loopback listener without TLS and token, or certificates that cannot be used.
         errors.PortInUse: somebody else listens there.
     """
     listen = address or settings.admin_address
     check_listener(settings, listen, read_only=read_only, authenticated=authenticated)
-    check_certificates(settings, client_ca)
+    tls = tls or Tls.of(settings)
     if not reuse_port:
         check_port(listen)
     tokens = tokens or (Tokens() if read_only else Tokens.from_settings(settings))
@@ -159,23 +159,16 @@ def make_server(
         add(implementation, server)
     names = [name for _, _, name in services]
     reflection.enable_server_reflection([*names, HEALTH_SERVICE, reflection.SERVICE_NAME], server)
-    return RpcServer(server, servicer, _bind(server, settings, listen, client_ca), names, calls)
+    return RpcServer(server, servicer, _bind(server, listen, tls), names, calls, tls)
 
 
-def _bind(server: grpc.aio.Server, settings: ServiceSettings, address: str, client_ca: Path | None) -> int:
+def _bind(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
     try:
-        if settings.tls_certificate and settings.tls_key:
-            pair = (settings.tls_key.read_bytes(), settings.tls_certificate.read_bytes())
-            roots = client_ca.read_bytes() if client_ca is not None else None
-            credentials = grpc.ssl_server_credentials([pair], roots, require_client_auth=roots is not None)
-            return int(server.add_secure_port(address, credentials))
+        if tls is not None:
+            return int(server.add_secure_port(address, tls.server_credentials()))
         return int(server.add_insecure_port(address))
     except RuntimeError as error:
         raise errors.StartError(f"cannot listen ({error})", field="address", value=address, remedy=_FREE) from error
-    except OSError as error:
-        raise errors.SettingError(
-            f"cannot be read ({error})", field="tls_certificate, tls_key, client CA", remedy="name readable PEM files"
-        ) from error
 
 
 _FREE: Final = "stop what listens there, or set another address"
@@ -190,8 +183,6 @@ def check_listener(
     Raises:
         errors.SettingError: none of these.
     """
-    if bool(settings.tls_certificate) != bool(settings.tls_key):
-        raise errors.SettingError("only one of the two is set", field="tls_certificate, tls_key", remedy="set both")
     if read_only or is_loopback(address) or (settings.tls_certificate and (settings.token or authenticated)):
         return
     if not settings.insecure:
@@ -202,26 +193,6 @@ def check_listener(
             remedy="listen on 127.0.0.1, or set tls_certificate, tls_key and token, or give --insecure",
         )
     structlog.get_logger().warning("insecure listener: anyone who reaches it can command it", address=address)
-
-
-def check_certificates(settings: ServiceSettings, client_ca: Path | None = None) -> None:
-    """Check certificate files: gRPC itself says no more of unusable ones than that it failed to bind.
-
-    Raises:
-        errors.SettingError: one cannot be read, is no PEM, or certificate and key are not a pair.
-    """
-    if not (settings.tls_certificate and settings.tls_key):
-        return
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    named, value = "tls_certificate, tls_key", f"{settings.tls_certificate}, {settings.tls_key}"
-    try:
-        context.load_cert_chain(settings.tls_certificate, settings.tls_key)
-        if client_ca is not None:
-            named, value = "front_client_ca", str(client_ca)
-            context.load_verify_locations(client_ca)
-    except (OSError, ssl.SSLError) as error:
-        remedy = "name readable PEM files, and a certificate's own key"
-        raise errors.SettingError(f"cannot be used ({error})", field=named, value=value, remedy=remedy) from error
 
 
 def check_port(address: str) -> None:
@@ -265,9 +236,23 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-def channel(target: str, *, ca: bytes | None = None, token: str | None = None) -> grpc.aio.Channel:
-    """Channel without retries, message limits or proxies, that reconnects quickly. `ca` (PEM) turns TLS on."""
-    options = [
+def channel(
+    target: str, *, tls: Tls | None = None, name: str = "", token: str | None = None, insecure: bool = False
+) -> grpc.aio.Channel:
+    """Channel without retries, message limits or proxies, that reconnects quickly. `name`: whom the server's
+    certificate must name, instead of the target's host. `insecure`: the token may leave this machine in clear text.
+
+    Raises:
+        errors.SettingError: the token would leave this machine in clear text.
+    """
+    if token and tls is None and not insecure and not is_loopback(target):
+        raise errors.SettingError(
+            "a token would leave this machine in clear text",
+            field="target",
+            value=target,
+            remedy="set up TLS on both sides (tls_ca), or give --insecure (a command: TREFOIL_INSECURE=1)",
+        )
+    options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
         ("grpc.enable_retries", 0),
@@ -277,17 +262,18 @@ def channel(target: str, *, ca: bytes | None = None, token: str | None = None) -
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]
     interceptors: list[grpc.aio.ClientInterceptor] = [UnaryToken(token), StreamToken(token)] if token else []
-    if ca is None:
+    if tls is None:
         return grpc.aio.insecure_channel(target, options=options, interceptors=interceptors)
-    credentials = grpc.ssl_channel_credentials(root_certificates=ca)
-    return grpc.aio.secure_channel(target, credentials, options=options, interceptors=interceptors)
+    if name:
+        options.append(("grpc.ssl_target_name_override", name))
+    return grpc.aio.secure_channel(target, tls.channel_credentials(), options=options, interceptors=interceptors)
 
 
 async def call(method: Any, request: Any, timeout_s: float) -> Any:
     """Call a unary method with a deadline; statuses come back as the `TrefoilError` they were.
 
     Raises:
-        errors.TrefoilError: of the class that the server raised, or `Unavailable` when it did not answer.
+        errors.TrefoilError: of the class that the server raised, `Unavailable` when it did not answer, or `Untrusted`.
     """
     try:
         return await method(request, timeout=timeout_s)
@@ -305,6 +291,9 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.TrefoilError:
     name = str(dict(error.trailing_metadata() or ()).get(ERROR_TRAILER, ""))
     cls = _BY_NAME.get(name)
     if cls is None:
+        details = error.details() or ""
+        if error.code() is grpc.StatusCode.UNAVAILABLE and (found := explain(details)) is not None:
+            return errors.Untrusted(f"no connection: {found[0]} ({details})", remedy=found[1])
         gone = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
         cls = errors.Unavailable if error.code() in gone else errors.TrefoilError
         return cls(f"{error.code().name}: {error.details()}")

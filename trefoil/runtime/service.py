@@ -13,7 +13,8 @@ import gc
 import math
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import Final, Protocol, runtime_checkable
 
@@ -30,6 +31,9 @@ OFFSET: Final = "trefoil_clock_offset_seconds"
 OFFSET_POLL_S: Final = 10.0
 OFFSET_WARN_S: Final = 0.5
 OFFSET_ERROR_S: Final = 2.0
+EXPIRY: Final = "trefoil_tls_expiry_timestamp_seconds"
+EXPIRY_POLL_S: Final = 30.0
+EXPIRY_WARN_S: Final = 14 * 86_400.0
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -208,6 +212,51 @@ class MetricsPart:
     async def shutdown(self) -> None:
         if self._close is not None:
             await asyncio.to_thread(self._close)
+
+
+class CertificatesPart:
+    """Part that tells when certificates end, and before it is too late; looking at them also takes renewed ones.
+
+    `ends`: whose certificates, and when the first of them ends [UTC s], infinite where there is none. `report` is told
+    of one that ends soon, and by "" of its renewal.
+    """
+
+    def __init__(
+        self,
+        ends: Mapping[str, Callable[[], float]],
+        clock: Clock,
+        metrics: Metrics,
+        report: Callable[[str], object] | None = None,
+    ) -> None:
+        self._ends, self._clock, self._metrics, self._report = ends, clock, metrics, report
+        self._said = ""
+
+    async def init(self) -> None:
+        self._look()
+
+    async def run(self) -> None:
+        while self._ends:
+            await self._clock.sleep(EXPIRY_POLL_S)
+            self._look()
+
+    def _look(self) -> None:
+        soon = []
+        for whose, end in sorted(self._ends.items()):
+            end_s = end()
+            self._metrics.set(EXPIRY, end_s, whose=whose)
+            if end_s < self._clock.now_s() + EXPIRY_WARN_S:
+                soon.append(f"of {whose} at {datetime.fromtimestamp(end_s, UTC).isoformat(timespec='seconds')}")
+        if not soon and not self._said:
+            return
+        why = f"certificates end: {', '.join(soon)}. Remedy: renew them (docs/operations.md, TLS)" if soon else ""
+        if why != self._said:
+            self._said, log = why, structlog.get_logger()
+            log.warning("certificates end soon", why=why) if soon else log.info("certificates have been renewed")
+            if self._report is not None:
+                self._report(why)
+
+    async def shutdown(self) -> None:
+        return
 
 
 class StatePart:

@@ -90,14 +90,12 @@ class H2FrontServer:
         """Listen; raises like `rpc.make_server`."""
         from dispatcher.transport.h2 import Held, Limits
         from dispatcher.transport.h2_call import ServerBounds
-        from dispatcher.transport.h2_server import H2Server, Routes, server_tls
+        from dispatcher.transport.h2_server import H2Server, Routes
 
-        settings = fronts.local.settings.front()
+        settings = fronts.local.settings
         address = settings.inference_address
-        rpc.check_listener(settings, address, authenticated=settings.authenticates)
-        rpc.check_certificates(settings, settings.front_client_ca)
-        certificate, key = settings.tls_certificate, settings.tls_key
-        tls = server_tls(certificate, key, settings.front_client_ca) if certificate and key else None
+        rpc.check_listener(settings.front(), address, authenticated=settings.authenticates)
+        tls = settings.front_tls()
         self.names: Sequence[str] = (SERVICE,)
         self._health = health.aio.HealthServicer()
         routes = Routes()
@@ -119,7 +117,7 @@ class H2FrontServer:
             ),
             Held(settings.held_bytes_max),
             listen(address, "inference_address", settings.inference_socket),
-            tls,
+            tls.server_context if tls is not None else None,
             shared=settings.inference_socket >= 0,
         )  # fmt: skip
         self.port = self._server.port
@@ -160,7 +158,7 @@ def make_server(fronts: Fronts) -> FrontServer:
         message_bytes_max=settings.message_bytes_max,
         reuse_port=settings.workers > 1,
         options=[*PENDING, ("grpc.max_concurrent_streams", settings.connection_streams_max), *_ages(settings)],
-        client_ca=settings.front_client_ca,
+        tls=settings.front_tls(),
         authenticated=settings.authenticates,
         calls=calls,
     )

@@ -5,7 +5,6 @@ bound of its own: bytes and time until a request's body begins.
 import asyncio
 import math
 import socket
-import ssl
 from typing import Any, Final
 
 import uvicorn
@@ -14,10 +13,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.fronts.rest.app import RestApp
 from dispatcher.service.graceful_shutdown import GracefulShutdown
-from dispatcher.settings import DispatcherSettings
 from dispatcher.transport.accepting import BACKLOG, accept, listen
 from trefoil.runtime import rpc
 from trefoil.runtime.connections import guard_connections
+from trefoil.runtime.security.tls import Tls
 
 KEEP_ALIVE_S = 75
 
@@ -32,6 +31,7 @@ class RestPart:
         self._app = RestApp(fronts)
         self._server: uvicorn.Server | None = None
         self._socket: socket.socket | None = None
+        self._tls: Tls | None = None
 
     @property
     def port(self) -> int:
@@ -49,10 +49,10 @@ class RestPart:
         address = self._local.settings.rest_address
         if not address:
             return
-        settings = self._local.settings.front()
-        rpc.check_listener(settings, address, authenticated=settings.authenticates)
-        rpc.check_certificates(settings, settings.front_client_ca)
-        config = self._config(settings)
+        settings = self._local.settings
+        rpc.check_listener(settings.front(), address, authenticated=settings.authenticates)
+        self._tls = settings.front_tls("http/1.1")
+        config = self._config()
         self._socket = listen(address, "rest_address", settings.rest_socket)
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
@@ -79,7 +79,8 @@ class RestPart:
             return BoundedProtocol(server.config, server.server_state, server.lifespan.state)
 
         async def begin(accepted: socket.socket) -> None:
-            await loop.connect_accepted_socket(protocol, accepted, ssl=server.config.ssl)
+            tls = self._tls.server_context() if self._tls is not None else None
+            await loop.connect_accepted_socket(protocol, accepted, ssl=tls)
 
         shared = self._local.settings.rest_socket >= 0
         await accept(self._socket, begin, lambda: len(server.server_state.connections), shared)
@@ -111,15 +112,11 @@ class RestPart:
             server.config.timeout_graceful_shutdown = math.ceil(grace_s)
             await server.shutdown(sockets=[listener])
 
-    def _config(self, settings: DispatcherSettings) -> uvicorn.Config:
-        client_ca = settings.front_client_ca
+    def _config(self) -> uvicorn.Config:
         config = uvicorn.Config(
             self._app, log_config=None, access_log=False, lifespan="off", http=BoundedProtocol, ws="none",
             interface="asgi3", proxy_headers=False, server_header=False, backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
-            ssl_certfile=settings.tls_certificate, ssl_keyfile=settings.tls_key,
-            ssl_ca_certs=str(client_ca) if client_ca is not None else None,
-            ssl_cert_reqs=ssl.CERT_REQUIRED if client_ca is not None else ssl.CERT_NONE,
         )  # fmt: skip
         config.load()
         return config

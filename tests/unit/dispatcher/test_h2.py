@@ -25,11 +25,13 @@ from dispatcher.transport.grpc_aio import GrpcChannel
 from dispatcher.transport.h2 import Held, Limits
 from dispatcher.transport.h2_call import ServerBounds
 from dispatcher.transport.h2_channel import H2Channel
-from dispatcher.transport.h2_server import H2Server, Routes, server_tls
+from dispatcher.transport.h2_server import H2Server, Routes
 from dispatcher.transport.seam import Keepalive
 from tests.support.certificates import Authority
+from trefoil.runtime.security.tls import Tls
 
 KEYS = Path(__file__).parents[2] / "support"
+OWN = Tls(KEYS / "localhost.crt", KEYS / "localhost.key", KEYS / "localhost.crt")
 SERVICE = "test.Service"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
@@ -1042,10 +1044,10 @@ def channel_kinds(request):
 
 
 async def test_tls_serves_both_clients_and_no_one_without_http2():
-    async with serving(tls=server_tls(KEYS / "localhost.crt", KEYS / "localhost.key")) as world:
+    async with serving(tls=OWN.server_context) as world:
         pem = (KEYS / "localhost.crt").read_bytes()
         for kind in (GrpcChannel, H2Channel):
-            channel = kind(f"localhost:{world.server.port}", ca=pem)
+            channel = kind(f"127.0.0.1:{world.server.port}", tls=OWN, name="localhost")
             assert len((await channel.unary(path("Echo"), (bytes(3 << 20),), 10.0))[0]) == 3 << 20
             assert len(await listed(channel.stream(path("Many"), (b"5 600000",), 10.0))) == 5
             await channel.close()
@@ -1061,9 +1063,8 @@ async def test_tls_serves_both_clients_and_no_one_without_http2():
 
 
 async def test_a_certificate_that_nobody_trusts_fails_to_connect(tmp_path):
-    async with serving(tls=server_tls(KEYS / "localhost.crt", KEYS / "localhost.key")) as world:
-        stranger = Authority(tmp_path).certificate.read_bytes()
-        channel = H2Channel(f"localhost:{world.server.port}", ca=stranger)
+    async with serving(tls=OWN.server_context) as world:
+        channel = H2Channel(f"localhost:{world.server.port}", tls=Tls(None, None, Authority(tmp_path).certificate))
         async with refused(Status.UNAVAILABLE, "failed to connect.*certificate"):
             await channel.unary(path("Echo"), (b"x",), 10.0)
         await channel.close()
@@ -1072,7 +1073,8 @@ async def test_a_certificate_that_nobody_trusts_fails_to_connect(tmp_path):
 async def test_mutual_tls_refuses_who_has_no_certificate_or_anothers(tmp_path):
     ours, theirs = Authority(tmp_path), Authority(tmp_path, "other")
     own = ours.server()
-    async with serving(tls=server_tls(own.certificate, own.key, ours.certificate)) as world:
+    tls = Tls(own.certificate, own.key, ours.certificate, signed=False)
+    async with serving(tls=tls.server_context) as world:
         address = f"localhost:{world.server.port}"
         for pair, works in ((ours.client("alpha"), True), (theirs.client("alpha"), False), (None, False)):
             credentials = grpc.ssl_channel_credentials(ours.certificate.read_bytes(), *(pair.read() if pair else ()))

@@ -21,6 +21,7 @@ from dispatcher.request.core.tenants import (
 from dispatcher.settings import DispatcherSettings
 from trefoil.core.errors import SettingError
 from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.rpc import check_listener
 from trefoil.runtime.telemetry import Metrics
 
 GAPS = st.lists(st.floats(0, 3), min_size=1, max_size=30)
@@ -160,6 +161,15 @@ def test_without_file_and_token_everybody_may_do_everything(tmp_path):
     assert made.authenticate("") is EVERYBODY
     made.admit(EVERYBODY, 10**9)
     assert made.scope(()) == "open"
+
+
+def test_an_open_front_asks_for_no_token_though_the_admin_port_does(tmp_path):
+    settings = DispatcherSettings(state_dir=tmp_path, token="cluster", front_open=True)
+    assert AccessControl(settings, ManualClock()).open
+    with pytest.raises(SettingError, match="needs TLS and a token"):
+        check_listener(settings.front(), "0.0.0.0:8001")
+    with pytest.raises(SettingError, match=r"front_open = True: tenants_file says who may ask\. Remedy: drop one"):
+        DispatcherSettings(state_dir=tmp_path, tenants_file=tmp_path / "tenants.toml", front_open=True)
 
 
 def test_refusals_say_whom_what_and_what_to_do_and_are_counted(place):

@@ -10,11 +10,12 @@ from protos.power_agent.v1 import power_agent_pb2 as pb
 from protos.power_agent.v1 import power_agent_pb2_grpc as pb_grpc
 from tests.support.failing_disk import FailingDisk
 from trefoil.core import errors
-from trefoil.runtime import rpc, scopes
-from trefoil.runtime.audit import REQUEST_BYTES_MAX, REQUEST_CHARS_MAX, AuditLog
+from trefoil.runtime import rpc
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.config import ServiceSettings
 from trefoil.runtime.connections import CallsUnderWay
+from trefoil.runtime.security import scopes
+from trefoil.runtime.security.audit import REQUEST_BYTES_MAX, REQUEST_CHARS_MAX, AuditLog
 
 NAME = "trefoil.power_agent.v1.PowerAgent"
 

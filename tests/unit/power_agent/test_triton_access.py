@@ -1,0 +1,64 @@
+"""What an agent has of its Tritons: keys that survive it, and a certificate that is none of its own."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from power_agent.addresses import check_addresses
+from power_agent.settings import PowerAgentSettings
+from power_agent.triton.access import TritonAccess
+from tests.support.certificates import Authority
+from trefoil.core.errors import SettingError
+from trefoil.runtime.clock import WallClock
+from trefoil.runtime.security.tls import Tls
+
+
+def access_of(settings: PowerAgentSettings) -> TritonAccess:
+    return TritonAccess(settings, Tls.of(settings))
+
+
+def test_a_key_is_one_starts_own_and_survives_the_agent(tmp_path: Path) -> None:
+    one, other = (access_of(PowerAgentSettings(state_dir=tmp_path / name)) for name in ("one", "other"))
+    key = one.key("node0-gpu0-7g.40gb-0.g1")
+    assert len({key, one.key("node0-gpu0-7g.40gb-0.g2"), other.key("node0-gpu0-7g.40gb-0.g1")}) == 3
+    assert access_of(PowerAgentSettings(state_dir=tmp_path / "one")).key("node0-gpu0-7g.40gb-0.g1") == key
+    assert (tmp_path / "one" / "triton.key").stat().st_mode & 0o777 == 0o600
+    assert one.files("any") is None
+
+
+OPEN = {"triton_listen": "0.0.0.0", "advertise_host": "192.0.2.1"}
+
+
+def test_a_nodes_certificates_name_it_and_its_tritons_have_one_of_their_own(tmp_path: Path) -> None:
+    ours = Authority(tmp_path)
+    own, tritons = ours.service("node7"), ours.server("tritons.node7")
+    shown = {"triton_tls_certificate": tritons.certificate, "triton_tls_key": tritons.key}
+    right = {"node": "node7", "state_dir": tmp_path / "state", **own.settings(ours), **shown}
+    access = access_of(PowerAgentSettings(**right))
+    access.write("slice")
+    files = access.files("slice")
+    assert files is not None
+    assert files.key.read_bytes() == tritons.key.read_bytes()
+    assert files.key.parent.parent.stat().st_mode & 0o777 == 0o700, "others of this host stay out"
+    assert 0 < access.end_s(["slice"]) - WallClock().now_s() < 3601
+    assert access.end_s(["slice", "of an agent that is gone"]) == 0
+    assert access.end_s([]) == math.inf
+    check_addresses(PowerAgentSettings(**right, admin_address="0.0.0.0:8103", **OPEN))
+    elsewhere = ours.server("tritons.node8")
+    for wrong, said in (
+        ({"node": "node8"}, r"tls_certificate = .*node7\.crt'.*not name node8, but node7.*DNS:node8"),
+        (
+            {
+                **dict.fromkeys(shown),
+            },
+            r"triton_tls_certificate, triton_tls_key: missing.*DNS:tritons\.node7",
+        ),
+        (
+            {"triton_tls_certificate": elsewhere.certificate, "triton_tls_key": elsewhere.key},
+            r"triton_tls_certificate = .*not name tritons\.node7, but tritons\.node8",
+        ),
+        (dict.fromkeys(own.settings(ours)), "triton_tls_certificate: set without tls_ca"),
+    ):
+        with pytest.raises(SettingError, match=said):
+            access_of(PowerAgentSettings(**{**right, **wrong}))

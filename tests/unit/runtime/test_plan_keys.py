@@ -1,0 +1,83 @@
+"""A node plan passes only as what the controller signed, for the cluster and the node that it was signed for."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.agent_cluster import node_plan, planned
+from trefoil.core.common import Revision
+from trefoil.core.errors import PlanError, SettingError
+from trefoil.core.fleet import DeviceState
+from trefoil.core.plan import NodePlan
+from trefoil.runtime import codec
+from trefoil.runtime.security.plan_keys import PlanKeys
+
+OLD, NEW, OTHER = "0" * 32, "1" * 32, "2" * 32
+PLAN = node_plan(7, planned("3g.20gb", 4, 1), epoch=3)
+
+
+def test_what_is_signed_passes_through_redis_and_without_keys_nothing_is_asked() -> None:
+    keys = PlanKeys("c", [NEW])
+    signed = keys.sign(PLAN)
+    assert keys.verify(codec.decode(NodePlan, codec.encode(signed))) == PLAN
+    assert not PlanKeys("c")
+    assert PlanKeys("c").sign(PLAN) == PLAN
+    assert PlanKeys("c").verify(signed) == PLAN
+
+
+def test_while_keys_are_changed_both_pass_and_the_first_signs() -> None:
+    both = PlanKeys("c", [NEW, OLD])
+    for signer in (PlanKeys("c", [OLD]), PlanKeys("c", [NEW]), both):
+        assert both.verify(signer.sign(PLAN)) == PLAN
+    assert PlanKeys("c", [NEW]).verify(both.sign(PLAN)) == PLAN
+    with pytest.raises(PlanError, match=r"^plan of node0 in Redis = '\w{8}': signed with a key that is not \w{8}, "):
+        PlanKeys("c", [OLD]).verify(both.sign(PLAN))
+
+
+@given(st.data())
+def test_a_plan_that_was_changed_moved_or_signed_by_others_names_what_is_wrong(data: st.DataObject) -> None:
+    keys = PlanKeys("c", [NEW])
+    signed = keys.sign(PLAN)
+    device = signed.devices[0]
+    forged, why = data.draw(
+        st.sampled_from(
+            [
+                (PLAN, "not signed"),
+                (replace(signed, node="node1"), "is not what the controller signed"),
+                (replace(signed, revision=Revision(3, 8)), "is not what the controller signed"),
+                (replace(signed, revision=Revision(4, 7)), "is not what the controller signed"),
+                (replace(signed, devices=(replace(device, target=DeviceState.ASLEEP),)), "is not what"),
+                (replace(signed, signature=signed.signature[:-1] + "x"), "is not what the controller signed"),
+                (PlanKeys("d", [NEW]).sign(PLAN), "is not what the controller signed"),
+                (PlanKeys("c", [OTHER]).sign(PLAN), "signed with a key that is not"),
+                (replace(signed, signature=data.draw(st.text())), ""),
+            ]
+        )
+    )
+    with pytest.raises(PlanError, match=rf"^plan of node. in Redis.*: {why}.*\. Remedy: .*the plan that runs stays"):
+        keys.verify(forged)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "why"),
+    [
+        ("short\n", 0o600, "holds a key of less than 32 characters. Remedy: make one: openssl rand -hex 32 > "),
+        (f"{NEW}\n{OLD}\n{OTHER}\n", 0o600, "holds no secret: at most 2 lines of text, none of them empty"),
+        (f"{NEW}\n\n", 0o600, ""),
+        (NEW, 0o604, "others may read or change it (mode 0604)"),
+    ],
+)
+def test_a_file_that_holds_no_keys_is_refused_and_not_shown(tmp_path: Path, text: str, mode: int, why: str) -> None:
+    path = tmp_path / "plan.key"
+    path.write_text(text)
+    path.chmod(mode)
+    if not why:
+        assert PlanKeys.read("c", path).verify(PlanKeys("c", [NEW]).sign(PLAN)) == PLAN
+        return
+    with pytest.raises(SettingError) as caught:
+        PlanKeys.read("c", path)
+    assert str(caught.value).startswith(f"plan_key_file = '{path}': {why}")
+    assert text.split()[0] not in str(caught.value).replace("secret", "")

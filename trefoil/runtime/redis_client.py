@@ -1,0 +1,51 @@
+"""Redis' client: by a URL, never asking twice by itself, over TLS by certificates as they are."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import redis.asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from trefoil.core import errors
+
+
+class _FreshTls(redis.SSLConnection):
+    """Connection over TLS by the files that the URL names, as they are when it connects: the client's own keeps what it
+    has read for as long as it lives, also where they are renewed."""
+
+    _read: tuple[tuple[int, int], ...] = ()
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        stats = [os.stat(path) for path in (self.certfile, self.keyfile, self.ca_certs) if path]
+        now = tuple((told.st_ino, told.st_mtime_ns) for told in stats)
+        if now != self._read:
+            self._read, self.ssl_context.context = now, None
+        found: Mapping[str, Any] = super()._connection_arguments()
+        return found
+
+
+def make_client(url: str, timeout_s: float) -> "redis.Redis":
+    """Make a client, lazily: nothing is sent yet. `timeout_s`: of a connection; calls are their caller's to bound.
+
+    Raises:
+        errors.SettingError: no URL of a Redis.
+    """
+    try:
+        client = redis.Redis.from_url(
+            url,
+            protocol=2,
+            # With a timeout of its own the client sends under asyncio.wait_for, which in Python 3.11 can swallow a
+            # cancellation: the task then outlives its service's shutdown.
+            socket_timeout=None,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),  # a write that timed out may have been done: repeating is the caller's choice
+            health_check_interval=0,
+        )
+    except ValueError as error:
+        remedy = "write redis[s]://[:password@]host:port/0 or unix://path"
+        raise errors.SettingError(f"{error}", field="redis_url", remedy=remedy) from error
+    if issubclass(client.connection_pool.connection_class, redis.SSLConnection):
+        client.connection_pool.connection_class = _FreshTls
+    return client
