@@ -4,7 +4,7 @@ A Triton outlives the agent: it is found again by its tag after a restart, and a
 called from a thread; all are idempotent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -48,4 +48,11 @@ class Runtime(Protocol):
 
     def forget(self, tag: str) -> None:
         """Forget one that has ended, with what it left behind; no-op when unknown."""
+        ...
+
+    def missing(self, *, gpus: bool) -> Mapping[str, str]:
+        """Tell what slices lack by this runtime, by capability: why, and its remedy; polled every few seconds.
+
+        `isolate`: model code may reach more than its slice. `gpus`: whether this node has any.
+        """
         ...

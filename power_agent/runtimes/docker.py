@@ -1,5 +1,7 @@
 """Tritons in Docker containers: one per slice, with that slice's device or cores and nothing else of the machine.
 
+They have a network of their own, from which they answer and never ask (slice_network.py); their ports are published.
+
 A container is found by its labels (cluster, node, tag), so it outlives the agent and is adopted by the next one. The
 engine never restarts one by itself: the agent does, and it alone knows whether the slice still exists. Containers are
 stopped where the engine stops, unless the engine runs with `live-restore`.
@@ -13,21 +15,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import docker.errors
 import docker.types
-import requests.exceptions
 import structlog
 
 from power_agent.runtimes.base import RunningTriton
-from power_agent.runtimes.docker_engine import Engine, TritonImage, find_image, refusal_error
+from power_agent.runtimes.confinement import make_readable
+from power_agent.runtimes.docker_engine import (
+    LABEL,
+    Engine,
+    TritonImage,
+    find_image,
+    object_name,
+    refusal_error,
+    wait_for_exit,
+)
+from power_agent.runtimes.gpu_access import GpuAccess, Method
+from power_agent.runtimes.slice_network import NOWHERE, SliceNetwork
 from power_agent.triton.installation import TritonInstall
 from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core.errors import StartError, Unavailable
+from trefoil.runtime.clock import WallClock
 
-LABEL: Final = "trefoil."
-OURS: Final = ("cluster", "node")  # labels that make a container this agent's
 # What the host's environment says of the host's file system means nothing in a container.
 HOST_ONLY: Final = frozenset({"PATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR"})
 ALIVE: Final = frozenset({"running", "paused", "restarting"})
@@ -37,32 +48,12 @@ TMP_MIB: Final = 256
 LOG_FILES: Final = 3
 LOG_FILE_MIB: Final = 10
 LAST_LINES: Final = 2000  # of a container's log, kept when the container goes
+LOOK_PERIOD_S: Final = 300.0
+LOOK_AGAIN_S: Final = 30.0  # where it was found wanting
 KILLED_S: Final = 30.0  # SIGKILL of a process in an uninterruptible call takes as long as that call
 SIGNALLED: Final = 128  # an engine reports an end by signal n as exit code 128 + n
 MIB: Final = 2**20
 NANO: Final = 1_000_000_000
-# Asks Triton's gRPC health service with nothing but a bare Python, because Triton's HTTP port with its /v2/health/ready
-# stays closed and images bring no gRPC client. The one request is short enough to be written by hand (HTTP/2: preface,
-# SETTINGS, HEADERS, DATA; RFC 9113 and 7541, gRPC health checking protocol). The engine runs it, so that `docker ps`
-# tells the truth; the agent's own checks infer. A complete program; argv: host, port. Exit code 0: SERVING.
-PROGRAM: Final = r"""
-import socket, struct, sys
-def frame(kind, flags, stream, payload):
-    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
-def text(value):
-    return bytes([len(value)]) + value
-headers = b"\x83\x86\x04" + text(b"/grpc.health.v1.Health/Check") + b"\x01" + text(b"localhost")
-headers += b"\x0f\x10" + text(b"application/grpc") + b"\x00" + text(b"te") + text(b"trailers")
-call = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, headers) + frame(0, 1, 1, bytes(5))
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), 3) as connection:
-    connection.sendall(call)
-    answer = b""
-    while b"\x00\x00\x00\x00\x02\x08\x01" not in answer:
-        more = connection.recv(4096)
-        if not more:
-            sys.exit("not serving")
-        answer += more
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +64,10 @@ class DockerOptions:
     node: str
     image: str
     pull: bool = False
-    gpu: Literal["nvidia", "none"] = "nvidia"
+    gpu: Method = "runtime"
+    cdi_refresh: str = ""  # command that writes the CDI specification anew
     user: str = ""  # "" = the agent's own, or nobody where the agent is root
     shm_mib: int = 256
-    health_s: float = 30.0  # 0 = the engine does not ask
 
 
 class DockerRuntime:
@@ -86,6 +77,9 @@ class DockerRuntime:
 
     def __init__(self, engine: Engine, options: DockerOptions) -> None:
         self._engine, self._options = engine, options
+        self._gpus = GpuAccess(engine, options.gpu, options.cdi_refresh)
+        self._network = SliceNetwork(engine, options.cluster, options.node)
+        self._clock, self._not_isolated, self._looks_again_s = WallClock(), "", 0.0
         self._image: TritonImage | None = None
         self._lock = threading.Lock()
         # container id -> (its summary, what inspect said then)
@@ -110,7 +104,7 @@ class DockerRuntime:
 
     def install(self) -> TritonInstall:
         """Triton installation of the image, as paths in a container. Raises as `image` does."""
-        return self.image().install(sees_gpus=self._options.gpu == "nvidia")
+        return self.image().install(sees_gpus=self._options.gpu != "none")
 
     def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:
         """See Runtime. Another command under a live tag is refused. `log_path` gets the last lines when it has ended.
@@ -132,6 +126,9 @@ class DockerRuntime:
                 value=tag,
                 remedy="stop it first",
             )
+        if launch.gpu_uuid:
+            self._gpus.prepare(launch.gpu_uuid)
+        self._network.ensure()
         if found is not None:
             self._remove(found)
         make_readable(launch.repository)
@@ -139,6 +136,7 @@ class DockerRuntime:
         container = self._create(tag, {**configuration, "labels": labels})
         try:
             self._engine.call(f"starting {tag}", lambda api: api.start(container))
+            self._looks_again_s = 0.0  # there is one more to be reached
             return running_triton(tag, self._inspect(container))
         except (StartError, docker.errors.NotFound) as error:
             self._engine.call(f"removing {tag}", lambda api: api.remove_container(container, v=True, force=True))
@@ -185,6 +183,28 @@ class DockerRuntime:
         if found["State"]["Status"] in ALIVE:
             raise StartError(f"container {found['Id'][:12]} is alive", field="tag", value=tag, remedy="stop it first")
         self._remove(found)
+
+    def missing(self, *, gpus: bool) -> Mapping[str, str]:
+        """See Runtime. Looks again after each start, and every few minutes, since packet filters come and go.
+
+        Raises:
+            Unavailable: no engine.
+        """
+        if self._image is None:
+            return {}  # nothing can be started, and why is known
+        found = {}
+        if self._clock.monotonic_s() >= self._looks_again_s:
+            self._not_isolated = self._network.examine(self._image.id, self._user)
+            pause_s = LOOK_AGAIN_S if self._not_isolated else LOOK_PERIOD_S
+            self._looks_again_s = self._clock.monotonic_s() + pause_s
+        if self._not_isolated:
+            found["isolate"] = self._not_isolated
+        try:
+            if gpus:
+                self._gpus.check()
+        except StartError as error:
+            found["gpu_access"] = str(error)
+        return found
 
     # --- what is asked of the engine ---------------------------------------------------------------------------------
 
@@ -249,7 +269,7 @@ class DockerRuntime:
         if within_s <= 0:
             return False
         try:
-            return self._engine.call("waiting", lambda api: wait_for_exit(api, container, within_s))
+            return self._engine.call("waiting", lambda api: wait_for_exit(api, container, within_s)) is not None
         except docker.errors.NotFound:
             return True
 
@@ -266,27 +286,31 @@ class DockerRuntime:
         except docker.errors.NotFound:
             return  # somebody was faster
 
+    @property
+    def _user(self) -> str:
+        return self._options.user or own_user()
+
     # --- a container -------------------------------------------------------------------------------------------------
 
     def _configuration(self, tag: str, launch: SliceLaunch, image: TritonImage) -> dict[str, Any]:
         """Arguments of the create call; its digest tells whether two starts mean the same container."""
         options = self._options
-        with_gpu = bool(launch.gpu_uuid) and options.gpu == "nvidia"
-        # NVIDIA's images ask for all GPUs by default, and an engine whose default runtime is NVIDIA's would obey.
-        devices = {"NVIDIA_VISIBLE_DEVICES": launch.gpu_uuid if with_gpu else "void"}
-        environment = {name: value for name, value in launch.env.items() if name not in HOST_ONLY} | devices
+        with_gpu = bool(launch.gpu_uuid) and options.gpu != "none"
+        environment = {name: value for name, value in launch.env.items() if name not in HOST_ONLY}
         return {
-            "name": container_name(options, tag),
+            "name": object_name(options.cluster, options.node, tag),
             "image": image.id,
             "command": list(launch.argv),
-            "environment": environment,
+            "environment": environment | self._gpus.environment(launch.gpu_uuid),
             "working_dir": str(launch.cwd),
-            "user": options.user or own_user(),
+            "user": self._user,
             "stop_signal": "SIGTERM",
-            "healthcheck": self._health(image.python, launch) if image.python and options.health_s > 0 else None,
+            "ports": list(launch.ports),
             "labels": {**self._labels(), f"{LABEL}tag": tag, f"{LABEL}image": options.image},
             "host": {
-                "network_mode": "host",
+                "network_mode": self._network.name,
+                "port_bindings": {port: (listen, port) for port, listen in launch.ports.items()},
+                "dns": [NOWHERE],  # names would be a way out: the engine asks other servers on behalf of a container
                 "mounts": mounts(launch),
                 "restart_policy": {"Name": "no"},
                 "log_config": docker.types.LogConfig(
@@ -301,26 +325,11 @@ class DockerRuntime:
                 "pids_limit": PIDS_MAX,
                 # CUDA pins host memory. Without a GPU there is nothing to pin, and not every engine may raise it.
                 "ulimits": [docker.types.Ulimit(name="memlock", soft=-1, hard=-1)] if with_gpu else None,
-                "device_requests": gpu_request(launch.gpu_uuid) if with_gpu else None,
+                **(self._gpus.host_config(launch.gpu_uuid) if with_gpu else {}),
                 "cpuset_cpus": None if launch.cpu_cores is None else ",".join(map(str, launch.cpu_cores)),
                 "nano_cpus": None if launch.cpu_quota is None else round(launch.cpu_quota * NANO),
             },
         }
-
-    def _health(self, python: str, launch: SliceLaunch) -> dict[str, Any]:
-        return {
-            "test": health_command(python, launch.grpc_target),
-            "interval": int(self._options.health_s * NANO),
-            "timeout": 5 * NANO,
-            "start_period": 60 * NANO,
-            "retries": 3,
-        }
-
-
-def health_command(python: str, target: str) -> list[str]:
-    """Health check command of a container; `target` is host:port of Triton's gRPC."""
-    host, _, port = target.rpartition(":")
-    return ["CMD", python, "-I", "-S", "-c", PROGRAM, host, port]
 
 
 def create_container(api: docker.APIClient, configuration: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,56 +339,21 @@ def create_container(api: docker.APIClient, configuration: Mapping[str, Any]) ->
     return dict(api.create_container(**rest, host_config=host))
 
 
-def wait_for_exit(api: docker.APIClient, container: str, within_s: float) -> bool:
-    """Wait for a container's end; False when it has not ended within that time."""
-    try:
-        api.wait(container, timeout=within_s)  # type: ignore[arg-type]  # it takes fractions, its stub does not know
-    except requests.exceptions.Timeout:
-        return False
-    except requests.exceptions.ConnectionError as error:  # as the SDK calls a read that takes too long
-        if "timed out" in str(error).lower():
-            return False
-        raise
-    return True
-
-
-def gpu_request(uuid: str) -> list[docker.types.DeviceRequest]:
-    """Device request for one device, by the UUID of a MIG instance (MIG-...) or of a whole GPU (GPU-...)."""
-    return [
-        docker.types.DeviceRequest(driver="nvidia", device_ids=[uuid], capabilities=[["gpu", "compute", "utility"]])
-    ]
-
-
 def mounts(launch: SliceLaunch) -> list[docker.types.Mount]:
-    """Mounts of the slice's repository and the shared one its links lead to, at their paths outside; read-only.
+    """Mounts of the slice's repository, the shared one its links lead to, and its files, at their paths outside;
+    read-only.
 
     The shared one may itself be one of links to families that lie elsewhere.
     """
     families = (entry.resolve() for entry in sorted(launch.source.glob("*")) if entry.is_symlink())
-    own = (launch.repository.absolute(), launch.repository.resolve(), launch.source.resolve())
+    own = (launch.repository.absolute(), launch.repository.resolve(), launch.source.resolve(), *launch.files)
     folders = dict.fromkeys((*own, *families))
     return [docker.types.Mount(str(folder), str(folder), type="bind", read_only=True) for folder in folders]
-
-
-def make_readable(repository: Path) -> None:
-    """Make the slice's repository readable for the container's user: it holds links and a configuration."""
-    for folder, _, files in os.walk(repository):
-        os.chmod(folder, 0o755)
-        for name in files:
-            path = Path(folder, name)
-            if not path.is_symlink():
-                path.chmod(0o644)
 
 
 def own_user() -> str:
     """User and group of the agent, or nobody where the agent is root."""
     return f"{os.getuid()}:{os.getgid()}" if os.getuid() else NOBODY
-
-
-def container_name(options: DockerOptions, tag: str) -> str:
-    """Name of a container, readable in `docker ps`; it is found by labels, not by this."""
-    name = f"trefoil-{options.cluster}-{options.node}-{tag}"
-    return "".join(char if char.isascii() and (char.isalnum() or char in "_.-") else "_" for char in name)
 
 
 def configuration_digest(configuration: Mapping[str, Any]) -> str:

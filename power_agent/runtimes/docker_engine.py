@@ -1,14 +1,13 @@
 """Docker engine: calls with a connection per thread, refusals as errors that say what to do, and Triton images.
 
-An image is looked into without running it: which backends it has, and what can check its health. NVIDIA's image keeps
-its Triton below /opt/tritonserver and brings the onnxruntime backend; a smaller image may have only the python backend,
-with numpy < 2 and onnxruntime in its Python. The engine answers questions about files of a container that was created
-and never started."""
+An image is looked into without running it: which backends it has. NVIDIA's image keeps its Triton below
+/opt/tritonserver and brings the onnxruntime backend; a smaller image may have only the python backend, with numpy < 2
+and onnxruntime in its Python. The engine answers questions about files of a container that was created and never
+started; labels would not do, since NVIDIA's name no backend and its images differ in them."""
 
-import posixpath
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,6 +22,7 @@ from trefoil.core.errors import BinaryMissing, StartError, TrefoilError, Unavail
 from trefoil.runtime.model_files import ENGINES
 
 T = TypeVar("T")
+LABEL: Final = "trefoil."  # how the labels of all that is ours begin
 CALL_TIMEOUT_S: Final = 60  # a start with a GPU takes seconds
 # What an engine says -> what brings it. First match wins.
 REMEDIES: Final = (
@@ -31,6 +31,12 @@ REMEDIES: Final = (
         "install nvidia-container-toolkit and run `nvidia-ctk runtime configure --runtime=docker`, "
         "or set docker_gpu=none where GPUs are simulated",
     ),
+    (
+        "unresolvable cdi devices",
+        "run `nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml`, or set docker_gpu=runtime",
+    ),
+    ("port is already allocated", "end the container that publishes that port, or set triton_port_base"),
+    ("address already in use", "end what listens on that port (`ss -ltnp`), or set triton_port_base"),
     (
         "unknown device",
         "the MIG instance is gone or the toolkit does not see it: compare `nvidia-smi -L` with the slice's UUID",
@@ -118,10 +124,38 @@ def innermost_cause(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def object_name(*parts: str) -> str:
+    """Name of a container or network, readable in what `docker` lists."""
+    name = "-".join(("trefoil", *parts))
+    return "".join(char if char.isascii() and (char.isalnum() or char in "_.-") else "_" for char in name)
+
+
+def wait_for_exit(api: docker.APIClient, container: str, within_s: float) -> int | None:
+    """Wait for a container's end; its exit code, None when it has not ended within that time."""
+    try:
+        ended = api.wait(container, timeout=within_s)  # type: ignore[arg-type]  # it takes fractions
+    except requests.exceptions.Timeout:
+        return None
+    except requests.exceptions.ConnectionError as error:  # as the SDK calls a read that takes too long
+        if "timed out" in str(error).lower():
+            return None
+        raise
+    return int(ended["StatusCode"])
+
+
+@contextmanager
+def removed_after(engine: Engine, container: str) -> Iterator[str]:
+    """Context of a container that is only looked at, or looks; it is removed at the end, whether it runs or not."""
+    try:
+        yield container
+    finally:
+        with suppress(docker.errors.NotFound):
+            engine.call("removing a container", lambda api: api.remove_container(container, v=True, force=True))
+
+
 ROOT: Final = "/opt/tritonserver"
 BINARY: Final = f"{ROOT}/bin/tritonserver"
 PULL_TIMEOUT_S: Final = 3600
-DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +165,6 @@ class TritonImage:
     name: str
     id: str
     backends: tuple[str, ...]  # those of BACKENDS that it has, at least one, and ENGINES
-    python: str  # an interpreter in it; "" = none, then no health check
 
     def install(self, *, sees_gpus: bool) -> TritonInstall:
         """Triton installation as paths inside the container; Python's side of it is the image's own affair."""
@@ -140,7 +173,7 @@ class TritonImage:
             binary=root / "bin" / "tritonserver",
             backends=root / "backends",
             caches=root / "caches",
-            environment=Path(posixpath.dirname(posixpath.dirname(self.python)) or "/usr"),
+            environment=Path("/usr"),
             python_version="",
             numpy_version="",
             onnxruntime_version="",
@@ -149,6 +182,7 @@ class TritonImage:
             libpython_folder="",
             offers=self.backends,
             sees_gpus=sees_gpus,
+            own_network=True,
         )
 
 
@@ -164,39 +198,31 @@ def find_image(engine: Engine, name: str, *, pull: bool, labels: Mapping[str, st
         Unavailable: no engine.
     """
     described = _describe(engine, name, pull)
-    config = described.get("Config") or {}
     wanted = {"label": [f"{label}={value}" for label, value in labels.items()]}
     for left in engine.query("listing containers", lambda api: api.containers(all=True, filters=wanted)):
-        _remove(engine, left["Id"])  # of an agent that was killed while it looked
-    found = engine.call(
+        with removed_after(engine, left["Id"]):
+            pass  # of an agent that was killed while it looked
+    made = engine.call(
         f"looking into image {name}",
         lambda api: api.create_container(
             described["Id"], ["never-started"], labels=dict(labels), network_disabled=True
         ),
-    )["Id"]
-    try:
-        if not _holds(engine, found, BINARY):
+    )
+    with removed_after(engine, made["Id"]) as container:
+        if not _holds(engine, container, BINARY):
             raise BinaryMissing(
                 f"image {name} has no {BINARY}",
                 field="docker_image",
                 remedy="take NVIDIA's Triton server image, or one that keeps Triton where that one does",
             )
-        backends = tuple(one for one in (*BACKENDS, ENGINES) if _holds(engine, found, f"{ROOT}/backends/{one}"))
-        python = next((path for path in _pythons(config) if _holds(engine, found, path)), "")
-    finally:
-        _remove(engine, found)
+        backends = tuple(one for one in (*BACKENDS, ENGINES) if _holds(engine, container, f"{ROOT}/backends/{one}"))
     if not set(backends) & set(BACKENDS):
         raise BinaryMissing(
             f"image {name} has neither of Triton's backends {', '.join(BACKENDS)} below {ROOT}/backends",
             field="docker_image",
             remedy="take an image with the onnxruntime backend",
         )
-    return TritonImage(name, described["Id"], backends, python)
-
-
-def _remove(engine: Engine, container: str) -> None:
-    with suppress(docker.errors.NotFound):
-        engine.call("removing a container", lambda api: api.remove_container(container, v=True, force=True))
+    return TritonImage(name, described["Id"], backends)
 
 
 def _describe(engine: Engine, name: str, pull: bool) -> dict[str, Any]:
@@ -220,11 +246,6 @@ def _describe(engine: Engine, name: str, pull: bool) -> dict[str, Any]:
 
 def _inspect(api: docker.APIClient, name: str) -> dict[str, Any]:
     return dict(api.inspect_image(name))  # type: ignore[no-untyped-call]  # its stub lost the types to a decorator
-
-
-def _pythons(config: Mapping[str, Any]) -> list[str]:
-    environment = dict(one.partition("=")[::2] for one in config.get("Env") or [])
-    return [posixpath.join(folder, "python3") for folder in environment.get("PATH", DEFAULT_PATH).split(":") if folder]
 
 
 def _holds(engine: Engine, container: str, path: str) -> bool:

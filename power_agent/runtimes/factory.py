@@ -8,6 +8,7 @@ import structlog
 from power_agent.devices.gpus import boot_id
 from power_agent.runtimes.base import Runtime
 from power_agent.runtimes.cgroup import find_cgroups
+from power_agent.runtimes.confinement import Confinement, find_confinement
 from power_agent.runtimes.docker import DockerOptions, DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
 from power_agent.runtimes.process import ProcessRuntime
@@ -17,6 +18,7 @@ from power_agent.simulated.node_client import NodeClient
 from power_agent.triton.installation import TritonInstall, find_triton, prepare_triton, with_backend
 from trefoil.core.errors import SettingError
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.rpc import is_loopback
 
 
 def build_runtime(settings: PowerAgentSettings, client: NodeClient | None) -> Runtime:
@@ -30,8 +32,9 @@ def build_runtime(settings: PowerAgentSettings, client: NodeClient | None) -> Ru
             if client is None:
                 remedy = "set node_socket to that of a simulated node, or runtime to process or docker"
                 raise SettingError("no simulated node is named", field="runtime", value="node", remedy=remedy)
-            node = NodeRuntime(client)
-            return SplitRuntime(node, build_process_runtime(settings)) if settings.cpu == "serve" else node
+            confinement = confine(settings)
+            node = NodeRuntime(client, confinement)
+            return SplitRuntime(node, build_process_runtime(settings, confinement)) if settings.cpu == "serve" else node
         case "docker":
             if not settings.docker_image:
                 remedy = "set docker_image to an image with a tritonserver, or runtime to process"
@@ -42,23 +45,42 @@ def build_runtime(settings: PowerAgentSettings, client: NodeClient | None) -> Ru
                 image=settings.docker_image,
                 pull=settings.docker_pull,
                 gpu=settings.docker_gpu,
+                cdi_refresh=settings.docker_cdi_refresh,
                 user=settings.docker_user,
                 shm_mib=settings.docker_shm_mib,
-                health_s=settings.docker_health_s,
             )
             return DockerRuntime(Engine(settings.docker_url), options)
         case _:
-            return build_process_runtime(settings)
+            return build_process_runtime(settings, confine(settings))
 
 
-def build_process_runtime(settings: PowerAgentSettings) -> ProcessRuntime:
+def confine(settings: PowerAgentSettings) -> Confinement:
+    """Confinement of Tritons that are processes of this host.
+
+    Raises:
+        SettingError: it is demanded and cannot be had, or what is not isolated would be reached from other machines.
+    """
+    confinement = find_confinement(settings.triton_user, settings.triton_uid_base, settings.state_dir)
+    for field, address in (("admin_address", settings.admin_address), ("triton_listen", f"{settings.triton_listen}:0")):
+        if confinement.missing and not is_loopback(address):
+            why, _, remedy = confinement.missing.partition(". Remedy: ")
+            raise SettingError(
+                f"{why}, and others reach it",
+                field=field,
+                value=getattr(settings, field),
+                remedy=f"{remedy}; or listen on 127.0.0.1",
+            )
+    return confinement
+
+
+def build_process_runtime(settings: PowerAgentSettings, confinement: Confinement) -> ProcessRuntime:
     """Build the runtime of host processes. Says once what the host's control groups cannot do."""
     # Several agents of one host (tests, two clusters) must not share groups: their slices have the same names.
     name = hashlib.sha256(os.fsencode(settings.state_dir.absolute())).hexdigest()[:8]
     cgroups = find_cgroups(name, settings.cgroup_parent)
     for controller, why in cgroups.missing.items():
         structlog.get_logger().info("no control groups", controller=controller, why=why)
-    return ProcessRuntime(settings.state_dir / "runtime", cgroups, WallClock(), boot_id())
+    return ProcessRuntime(settings.state_dir / "runtime", cgroups, WallClock(), boot_id(), confinement)
 
 
 def missing_resources(runtime: Runtime) -> dict[str, str]:

@@ -4,28 +4,29 @@
 got meanwhile is never taken for it. It is written before the process may become a Triton (see launcher.py), so that an
 agent that is killed in between leaves nothing unknown behind. After a restart the process is nobody's child: its end is
 seen in /proc, its exit code is unknown.
-CPU slices get control groups (see cgroup.py), else an affinity; either holds for all that a Triton starts.
+CPU slices get control groups (see cgroup.py), else an affinity; either holds for all that a Triton starts. As whom a
+Triton runs, and what it sees: confinement.py.
 """
 
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
-import sys
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from power_agent.runtimes import launcher
 from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.cgroup import Cgroups, member_pids, remove_groups
+from power_agent.runtimes.child import become, spawn
+from power_agent.runtimes.confinement import Confined, Confinement
+from power_agent.runtimes.launcher import UNREADABLE
 from power_agent.triton.slice_launch import SliceLaunch, clean_shared_memory
 from trefoil.core.errors import StartError, Unavailable
 from trefoil.runtime import proc
@@ -33,7 +34,6 @@ from trefoil.runtime.clock import WallClock
 from trefoil.runtime.files import replace_file
 
 MARK: Final = "TREFOIL_RUNTIME_ID"  # in the environment of all that belongs to one Triton
-EXEC_PATIENCE_S: Final = 10.0
 KILL_PATIENCE_S: Final = 5.0
 REMOVE_PATIENCE_S: Final = 0.5
 POLL_S: Final = 0.02
@@ -52,6 +52,7 @@ class Record:
     runs_on: str  # GPU, cores or quota: with argv what makes a command another one
     log_path: str
     shm_prefix: str
+    uid: int = 0  # its own user, whose every process is the slice's; 0: the agent's
     groups: tuple[str, ...] = ()
     pid: int = 0
     start_ticks: int = 0
@@ -86,7 +87,10 @@ class ProcessRuntime:
 
     name = "process"
 
-    def __init__(self, folder: Path, cgroups: Cgroups, clock: WallClock, boot_id: str) -> None:
+    def __init__(
+        self, folder: Path, cgroups: Cgroups, clock: WallClock, boot_id: str, confinement: Confinement | None = None
+    ) -> None:
+        self._confinement = confinement or Confinement()
         self._folder = folder
         self._cgroups = cgroups
         self._clock = clock
@@ -117,6 +121,11 @@ class ProcessRuntime:
         why = self._cgroups.missing.get("cpu")
         return {"cpu_quota": why} if why else {}
 
+    def missing(self, *, gpus: bool) -> Mapping[str, str]:
+        """See Runtime."""
+        why = self._confinement.missing
+        return {"isolate": why} if why else {}
+
     # --- the protocol -------------------------------------------------------------------------------------------------
 
     def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:
@@ -132,13 +141,13 @@ class ProcessRuntime:
                 if (old.argv, old.runs_on) != (tuple(launch.argv), runs_on):
                     raise StartError("alive with another command", field="tag", value=tag, remedy="stop it first")
                 return old.running()
-            record = Record(
-                tag, uuid.uuid4().hex, self._boot_id, tuple(launch.argv), runs_on, str(log_path), launch.shm_prefix
-            )
+            confined = self._confinement.of(launch)
+            named = (str(log_path), launch.shm_prefix, confined.uid)
+            record = Record(tag, uuid.uuid4().hex, self._boot_id, tuple(launch.argv), runs_on, *named)
             clean_shared_memory(launch.shm_prefix)
             self._save(record)
             try:
-                return self._launch(record, launch, log_path).running()
+                return self._launch(record, launch, log_path, confined).running()
             except (OSError, StartError) as error:
                 self._forget(tag)
                 if isinstance(error, StartError):
@@ -194,19 +203,12 @@ class ProcessRuntime:
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
-    def _launch(self, record: Record, launch: SliceLaunch, log_path: Path) -> Record:
+    def _launch(self, record: Record, launch: SliceLaunch, log_path: Path, confined: Confined) -> Record:
         groups = self._cgroups.create(record.tag, launch.cpu_cores, launch.cpu_quota)
         record = self._save(replace(record, groups=tuple(map(str, groups))))
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
-            child = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(launcher.__file__)],
-                env={**launch.env, MARK: record.mark},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-            )
+            child = spawn({**launch.env, **confined.env, MARK: record.mark}, log)
         stat = proc.read_stat(child.pid)
         assert stat is not None, "a child that was not waited for has a stat"
         record = self._save(
@@ -214,10 +216,10 @@ class ProcessRuntime:
         )
         with self._lock:
             self._children[record.tag] = child
-        spec = {"argv": launch.argv, "cwd": str(launch.cwd), "cores": launch.cpu_cores, "groups": record.groups}
-        if why := _exec_failure(child, json.dumps(spec)):
+        spec = confined.spec(argv=launch.argv, cwd=str(launch.cwd), cores=launch.cpu_cores, groups=record.groups)
+        if why := become(child, spec):
             self._kill(record, KILL_PATIENCE_S)
-            raise StartError(f"{record.tag}: {why}", remedy=f"check {launch.argv[0]}, {launch.cwd} and {log_path}")
+            raise StartError(f"{record.tag}: {why}", remedy=remedy_of(why, launch, log_path))
         return record
 
     # --- ending -------------------------------------------------------------------------------------------------------
@@ -234,7 +236,7 @@ class ProcessRuntime:
         """SIGKILL all that belongs to it; returns what is left after `patience_s`."""
         deadline_s = self._clock.monotonic_s() + patience_s
         mark = f"{MARK}={record.mark}"
-        while left := proc.owned_processes(record.identity, mark, tuple(member_pids(record.folders))):
+        while left := self._belonging(record, mark):
             for identity in left:
                 identity.send(signal.SIGKILL)
             left_s = deadline_s - self._clock.monotonic_s()
@@ -243,13 +245,16 @@ class ProcessRuntime:
             left[0].wait(min(POLL_S, left_s))
         return ()
 
+    @staticmethod
+    def _belonging(record: Record, mark: str) -> tuple[proc.Identity, ...]:
+        groups = tuple(member_pids(record.folders))
+        return tuple({*proc.owned_processes(record.identity, mark, groups), *proc.of_user(record.uid)})
+
     def _end(self, record: Record) -> Record:
         """Note that all of it is gone, and clear away what it left."""
         with self._lock:
             child = self._children.pop(record.tag, None)
         exit_code = child.wait() if child is not None else None
-        if child is not None:
-            _close_pipes(child)
         clean_shared_memory(record.shm_prefix)
         deadline_s = self._clock.monotonic_s() + REMOVE_PATIENCE_S
         while not remove_groups(record.folders) and self._clock.monotonic_s() < deadline_s:
@@ -307,26 +312,11 @@ def _read_record(path: Path) -> Record | None:
         return None
 
 
-def _exec_failure(child: subprocess.Popen[bytes], line: str) -> str:
-    """Let it become the program; why it did not, or empty."""
-    assert child.stdin is not None
-    assert child.stdout is not None
-    try:
-        child.stdin.write(line.encode() + b"\n")
-        child.stdin.close()
-    except BrokenPipeError:
-        return "it ended before it was told what to run"
-    readable, _, _ = select.select([child.stdout], [], [], EXEC_PATIENCE_S)
-    if not readable:
-        return f"it did not become the program within {EXEC_PATIENCE_S:g} s"
-    return child.stdout.read().decode(errors="replace")
-
-
-def _close_pipes(child: subprocess.Popen[bytes]) -> None:
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+def remedy_of(why: str, launch: SliceLaunch, log_path: Path) -> str:
+    """What helps where a Triton did not start."""
+    if UNREADABLE in why:
+        return f"chmod -R o+rX {launch.source}; or set triton_user = same, and models run as the agent's user"
+    return f"check {launch.argv[0]}, {launch.cwd} and {log_path}"
 
 
 def _truncate_log(path: Path) -> None:

@@ -2,12 +2,14 @@
 
 Where the CPUs of such a node serve, only GPU slices are the node's; CPU slices are real processes of this host."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from power_agent.devices.errors import NodeRefused
 from power_agent.runtimes.base import RunningTriton, Runtime
-from power_agent.runtimes.process import ProcessRuntime
+from power_agent.runtimes.confinement import Confinement
+from power_agent.runtimes.launcher import UNREADABLE
+from power_agent.runtimes.process import ProcessRuntime, remedy_of
 from power_agent.simulated.node_client import NodeClient, ProcessStatus
 from power_agent.triton.slice_launch import SliceLaunch, clean_shared_memory
 from trefoil.core.errors import StartError
@@ -18,8 +20,9 @@ class NodeRuntime:
 
     name = "node"
 
-    def __init__(self, client: NodeClient) -> None:
+    def __init__(self, client: NodeClient, confinement: Confinement | None = None) -> None:
         self._client = client
+        self._confinement = confinement or Confinement()
 
     def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:
         """See Runtime. Another command under a live tag is refused.
@@ -28,12 +31,18 @@ class NodeRuntime:
             StartError: the slice does not exist, the program does not start, or the tag runs something else.
             NodeUnreachable: the node's process does not answer.
         """
+        confined = None
         if not any(status.tag == tag and status.alive for status in self._client.process_list()):
             clean_shared_memory(launch.shm_prefix)  # of a node that was killed with its Tritons
+            confined = self._confinement.of(launch)
         try:
-            return _running(self._client.process_start(tag, launch.argv, launch.env, log_path, launch.cwd))
+            started = self._client.process_start(tag, launch.argv, launch.env, log_path, launch.cwd, confined)
         except NodeRefused as error:
+            if UNREADABLE in str(error):
+                why = error.message.partition(". Remedy: ")[0]
+                raise StartError(why, remedy=remedy_of(why, launch, log_path)) from error
             raise StartError(str(error)) from error
+        return _running(started)
 
     def list(self) -> Sequence[RunningTriton]:
         """List every Triton on this node's slices."""
@@ -54,6 +63,11 @@ class NodeRuntime:
         except NodeRefused:
             if self._has(tag):
                 raise
+
+    def missing(self, *, gpus: bool) -> Mapping[str, str]:
+        """See Runtime: of hardware, what is simulated lacks nothing."""
+        why = self._confinement.missing
+        return {"isolate": why} if why else {}
 
     def _has(self, tag: str) -> bool:
         return any(status.tag == tag for status in self._client.process_list())
@@ -94,6 +108,10 @@ class SplitRuntime:
     def forget(self, tag: str) -> None:
         """Forget it where it ran (see Runtime)."""
         self._runtime_of(tag).forget(tag)
+
+    def missing(self, *, gpus: bool) -> Mapping[str, str]:
+        """Tell what either lacks (see Runtime)."""
+        return {**self._gpus.missing(gpus=gpus), **self._cpus.missing(gpus=gpus)}
 
     def _runtime_of(self, tag: str) -> Runtime:
         return self._cpus if any(one.tag == tag for one in self._cpus.list()) else self._gpus

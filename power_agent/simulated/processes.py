@@ -1,12 +1,12 @@
 """Processes on simulated slices: each in a session of its own, gone with the node, and nothing of it left behind.
 
-The node is a child subreaper, so that the python stubs of a killed Triton come to it and are ended and reaped too. A
-stop asks the leader first (SIGTERM) and later kills the whole session. What a killed Triton leaves in /dev/shm is found
-by the prefix that its command line gives it, and removed.
+They start as those of the runtime `process` do (runtimes/child.py), as the user that the agent names. The node is a
+child subreaper, so that the python stubs of a killed Triton come to it and are ended and reaped too. A stop asks the
+leader first (SIGTERM) and later kills the whole session. What a killed Triton leaves in /dev/shm is found by the prefix
+that its command line gives it, and removed.
 """
 
 import asyncio
-import contextlib
 import ctypes
 import os
 import re
@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from power_agent.devices.errors import NodeRefused
+from power_agent.runtimes.child import become, spawn
+from power_agent.runtimes.confinement import Confined
+from trefoil.runtime import proc
 
-PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
-SHARED_MEMORY: Final = Path("/dev/shm")
 REGION_PREFIX_OPTION: Final = re.compile(r"shm-region-prefix-name=([\w.-]+)")  # of Triton's python backend
 CHILDREN_MAX: Final = 512
 
@@ -34,12 +35,6 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def _die_with_parent() -> None:
-    # Runs in the child between fork and exec: two system calls, and no other Python thread whose lock could be held.
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-
-
 @dataclass(slots=True)
 class Child:
     """A process that the node started, and the session that it leads."""
@@ -50,6 +45,7 @@ class Child:
     argv: tuple[str, ...]
     log_path: str
     started_at_s: float
+    uid: int = 0  # its own user; 0: the node's
     exit_code: int | None = None  # of the leader; the session may outlive it for a moment
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the whole session is gone
 
@@ -112,6 +108,7 @@ class ProcessTable:
         cwd: str,
         mig_uuid: str,
         now_s: float,
+        confined: Confined,
     ) -> Child:
         """Start a process in a session of its own; NodeRefused when it cannot be started."""
         if len(self._children) >= CHILDREN_MAX:
@@ -119,21 +116,17 @@ class ProcessTable:
         try:
             Path(log_path).parent.mkdir(parents=True, exist_ok=True)
             with open(log_path, "ab") as log:
-                popen = subprocess.Popen(
-                    list(argv),
-                    env=dict(env),
-                    cwd=cwd or None,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=_die_with_parent,
-                )
-        except (OSError, subprocess.SubprocessError) as error:
+                popen = spawn({**env, **confined.env}, log)
+            spec = confined.spec(argv=tuple(argv), cwd=cwd or os.getcwd(), parent=os.getpid())
+            if why := become(popen, spec):
+                popen.kill()
+                popen.wait()
+                raise OSError(why)
+        except OSError as error:
             raise NodeRefused(
                 f"{tag}: could not start {argv[0]} ({error})", remedy="check path and log folder"
             ) from error
-        child = Child(tag, popen, mig_uuid, tuple(argv), log_path, now_s)
+        child = Child(tag, popen, mig_uuid, tuple(argv), log_path, now_s, confined.uid)
         self._children[tag] = child
         return child
 
@@ -150,7 +143,7 @@ class ProcessTable:
         for child in self._children.values():
             if child.exit_code is None or child.ended.is_set():
                 continue
-            if not kill_session(child.pid):
+            if not kill_all_of(child):
                 child.ended.set()
                 ended.append(child)
         return ended
@@ -177,34 +170,11 @@ def shared_memory_prefix(argv: Sequence[str]) -> str:
     return found.group(1) if found else ""
 
 
-def kill_session(session: int) -> list[int]:
-    """SIGKILL whatever still belongs to a session; returns whom (empty = it is gone)."""
-    members = session_members(session)
-    for pid in members:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return members
-
-
-def session_members(session: int) -> list[int]:
-    """Pids of the processes of a session."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            stat = Path("/proc", name, "stat").read_bytes()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it exited while we looked
-        fields = stat[stat.rindex(b")") + 2 :].split()  # state ppid pgrp session ...
-        if int(fields[3]) == session:
-            found.append(int(name))
-    return found
-
-
-def remove_shared_memory(prefix: str, folder: Path = SHARED_MEMORY) -> int:
-    """Remove the shared memory of a Triton that is gone; the empty prefix is nobody's."""
-    left = [entry for entry in folder.iterdir() if entry.name.startswith(prefix)] if prefix else []
-    for region in left:
-        region.unlink(missing_ok=True)
-    return len(left)
+def kill_all_of(child: Child) -> bool:
+    """SIGKILL whatever still belongs to a child; False when all of it is gone, and reaped."""
+    stats = (proc.read_stat(int(name)) for name in os.listdir(proc.PROC) if name.isdigit())
+    session = [stat.identity for stat in stats if stat is not None and stat.session == child.pid]
+    left = {*session, *proc.of_user(child.uid)}
+    for identity in left:
+        identity.send(signal.SIGKILL)
+    return bool(left)

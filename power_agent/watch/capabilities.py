@@ -9,7 +9,6 @@ The agent runs with whatever is there: without `clock_lock` clocks stay as they 
 refused with the reason; without `mig` whole GPUs are served, or nothing; without `energy_counter` power is integrated.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,14 +63,21 @@ def effective_root(proc: Path = Path("/proc")) -> str:
 
 
 def mig_device(proc: Path = Path("/proc"), dev: Path = Path("/dev")) -> str:
-    """Reason why MIG may not be configured even by root: a container or unit may lack the device for it."""
+    """Reason why MIG may not be configured; empty when it may.
+
+    CAP_SYS_ADMIN includes every capability of the driver, also where its device is not there or not allowed yet; who
+    has none needs the one device ["Device Nodes and Capabilities", NVIDIA's MIG guide].
+    """
+    not_root = effective_root(proc)
     minor = capability_minor(proc / "driver" / "nvidia" / "capabilities" / "mig" / "config")
-    if minor is None:
-        return ""  # a driver without MIG, or a simulated one: others tell
+    if not not_root or minor is None:
+        return not_root
     path = dev / "nvidia-caps" / f"nvidia-cap{minor}"
-    if os.access(path, os.R_OK):
-        return ""
-    return f"{path} cannot be opened. Remedy: allow this device to the agent (DeviceAllow= in its unit)"
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        return f"{path} cannot be opened ({error.strerror}): {NOT_ROOT}"
+    return ""
 
 
 def probe_devices(
@@ -80,10 +86,10 @@ def probe_devices(
     """Probe what each GPU can do. Blocking; reads only.
 
     not_root: why nothing may be changed (`effective_root`); empty when it may.
-    no_mig_device: why MIG may not be configured (`mig_device`).
+    no_mig_device: why MIG may not be configured (`mig_device`), which is a right of its own.
     """
     probes: dict[str, Callable[[ObservedDevice], str]] = {
-        "mig": lambda device: _mig(inventory, device, not_root, no_mig_device),
+        "mig": lambda device: _mig(inventory, device, no_mig_device),
         "energy_counter": lambda device: _energy_counter(inventory, device),
         "clock_lock": lambda device: _clock_lock(inventory, device, not_root),
         "gpm": lambda device: _gpm(inventory, device),
@@ -103,15 +109,15 @@ def _guarded(probe: Callable[[ObservedDevice], str], device: ObservedDevice) -> 
         return str(error)
 
 
-def _mig(inventory: Inventory, device: ObservedDevice, not_root: str, no_mig_device: str) -> str:
+def _mig(inventory: Inventory, device: ObservedDevice, no_mig_device: str) -> str:
     if not device.mig_capable:
         return f"{device.type} is not MIG capable. Remedy: none needed, it is one slice"
     if not inventory.has_symbol(PLACEMENT_SYMBOL):
         return OLD.format(version=inventory.driver_version(), symbol=PLACEMENT_SYMBOL, branch="R470")
     if inventory.virtualization(device.device) == "vgpu":
         return VGPU
-    if not_root or no_mig_device:
-        return not_root or no_mig_device
+    if no_mig_device:
+        return no_mig_device
     if not device.mig_current and device.mig_pending:
         return (
             "MIG mode is on, but waits for a reset of the GPU. Remedy: stop whatever uses it, also DCGM and "

@@ -10,6 +10,7 @@ import pytest
 from power_agent.devices.gpus import boot_id
 from power_agent.devices.inventory import Inventory
 from power_agent.runtimes.cgroup import Cgroups, find_cgroups
+from power_agent.runtimes.confinement import Confinement, find_confinement
 from power_agent.runtimes.process import ProcessRuntime
 from power_agent.runtimes.simulated_node import NodeRuntime, SplitRuntime
 from power_agent.simulated.node_client import NodeClient
@@ -41,10 +42,24 @@ def gpu_uuid(client: NodeClient) -> str:
         shim.close()
 
 
+def confined(state_dir: Path) -> Confinement:
+    """As the agent confines its Tritons, where these tests run as root; users of their own, for several run at once."""
+    return find_confinement("auto", 2_100_000_000, state_dir)
+
+
 class TestNodeRuntime(RuntimeContract):
     @pytest.fixture
     def kit(self, client: NodeClient, gpu_uuid: str, tmp_path: Path) -> Iterator[Kit]:
-        yield Kit(lambda: NodeRuntime(client), sys.executable, tmp_path, gpu_uuid, ends_strays=False)
+        confinement = confined(tmp_path)
+        isolated = not confinement.missing
+        yield Kit(
+            lambda: NodeRuntime(client, confinement),
+            sys.executable,
+            tmp_path,
+            gpu_uuid,
+            ends_strays=isolated,
+            isolates=isolated,
+        )
         for process in client.process_list():
             client.process_stop(process.tag, 0)
             client.process_forget(process.tag)
@@ -56,9 +71,10 @@ class TestProcessRuntime(RuntimeContract):
         cgroups = find_cgroups(f"test-{tmp_path.name}")
 
         def again() -> ProcessRuntime:
-            return ProcessRuntime(tmp_path / "runtime", cgroups, WallClock(), boot_id())
+            return ProcessRuntime(tmp_path / "runtime", cgroups, WallClock(), boot_id(), confinement)
 
-        yield Kit(again, sys.executable, tmp_path)
+        confinement = confined(tmp_path)
+        yield Kit(again, sys.executable, tmp_path, isolates=not confinement.missing)
         runtime = again()
         for one in runtime.list():
             runtime.stop(one.tag, 0)
@@ -72,10 +88,11 @@ class TestSplitRuntimeOnCpus(RuntimeContract):
     @pytest.fixture
     def kit(self, client: NodeClient, tmp_path: Path) -> Iterator[Kit]:
         def again() -> SplitRuntime:
-            process = ProcessRuntime(tmp_path / "runtime", Cgroups(0, {}, {}), WallClock(), boot_id())
-            return SplitRuntime(NodeRuntime(client), process)
+            process = ProcessRuntime(tmp_path / "runtime", Cgroups(0, {}, {}), WallClock(), boot_id(), confinement)
+            return SplitRuntime(NodeRuntime(client, confinement), process)
 
-        yield Kit(again, sys.executable, tmp_path)
+        confinement = confined(tmp_path)
+        yield Kit(again, sys.executable, tmp_path, isolates=not confinement.missing)
         runtime = again()
         for one in runtime.list():
             runtime.stop(one.tag, 0)

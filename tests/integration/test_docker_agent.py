@@ -14,14 +14,18 @@ from trefoil.core.fleet import SliceKey, SliceState
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-BOOT_S = 60.0  # generous: a shared machine
+BOOT_S = 180.0  # generous: a shared machine, on which a Triton may take the better part of a minute
 LEFT, RIGHT = key("4g.20gb", 0), key("3g.20gb", 4)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(docker_engine: DockerEngine) -> AsyncIterator[AgentCluster]:
     one = AgentCluster(
-        runtime="docker", docker_image=docker_engine.image, docker_url=docker_engine.url, docker_gpu="none"
+        runtime="docker",
+        docker_image=docker_engine.image,
+        docker_url=docker_engine.url,
+        docker_gpu="none",
+        ready_timeout_s=90.0,
     )
     try:
         await one.start()

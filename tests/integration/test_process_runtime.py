@@ -15,6 +15,7 @@ import pytest
 from power_agent.devices.gpus import boot_id
 from power_agent.runtimes import launcher
 from power_agent.runtimes.cgroup import Cgroups, find_cgroups
+from power_agent.runtimes.confinement import find_confinement
 from power_agent.runtimes.process import ProcessRuntime
 from tests.support.runtime_contract import Kit, listens, only, until
 from trefoil.core.errors import StartError
@@ -60,6 +61,30 @@ os.rename("status", "said")
 """
 
 
+# What a fled process does: it holds the port, as a Triton would.
+HOLD = """
+import socket, sys
+host, port = sys.argv[1].split(":")
+door = socket.socket()
+door.bind((host, int(port)))
+door.listen()
+while True:
+    caller, _ = door.accept()
+    caller.send(b'!')
+    caller.recv(1)
+    caller.close()
+"""
+FLEE = """
+import os, signal, sys
+if os.fork() == 0:
+    os.setsid()
+    os.execve(sys.executable, ["held", "-c", *sys.argv[1:]], {})
+signal.pause()
+"""
+UID_BASE = 2_110_000_000
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a user of its own needs root")
+
+
 @pytest.fixture(scope="module")
 def cgroups() -> Iterator[Cgroups]:
     found = find_cgroups(f"test-{os.getpid()}")
@@ -72,6 +97,19 @@ def kit(cgroups: Cgroups, tmp_path: Path) -> Iterator[Kit]:
     def again(groups: Cgroups = cgroups) -> ProcessRuntime:
         return ProcessRuntime(tmp_path / "runtime", groups, WallClock(), boot_id())
 
+    yield Kit(again, sys.executable, tmp_path)
+    runtime = again()
+    for one in runtime.list():
+        runtime.stop(one.tag, 0)
+        runtime.forget(one.tag)
+
+
+@pytest.fixture
+def confined_kit(cgroups: Cgroups, tmp_path: Path) -> Iterator[Kit]:
+    def again() -> ProcessRuntime:
+        return ProcessRuntime(tmp_path / "runtime", cgroups, WallClock(), boot_id(), confinement)
+
+    confinement = find_confinement("own", UID_BASE, tmp_path)
     yield Kit(again, sys.executable, tmp_path)
     runtime = again()
     for one in runtime.list():
@@ -188,9 +226,50 @@ def test_a_triton_gets_none_of_the_agents_privileges(kit):
     runtime.start("a.g1", replace(kit.launch(), argv=(sys.executable, "-c", GETTERS)), kit.log)
     until(lambda: (kit.folder / "slice" / "said").exists())
     said = dict(line.split(":\t") for line in (kit.folder / "slice" / "said").read_text().splitlines() if ":\t" in line)
-    assert int(said["CapEff"], 16) & ~0b110 == 0
-    assert int(said["CapPrm"], 16) & ~0b110 == 0
+    assert {int(said[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {0}
     assert said["NoNewPrivs"] == "1"
+
+
+@needs_root
+def test_what_leaves_its_session_and_its_mark_behind_ends_with_its_user(confined_kit):
+    """Model code may clear its environment and lead a session of its own: whose it is stays written on it."""
+    kit, runtime, launch = confined_kit, confined_kit.again(), confined_kit.launch()
+    runtime.start("a.g1", replace(launch, argv=(sys.executable, "-c", FLEE, HOLD, launch.argv[3])), kit.log)
+    until(lambda: listens(launch))
+    later = kit.again()
+    later.stop("a.g1", 5)
+    assert not listens(launch)
+    assert proc.of_user(UID_BASE + next(iter(launch.ports))) == ()
+
+
+@needs_root
+def test_a_file_that_its_user_may_not_read_is_named_with_the_command_that_opens_it(confined_kit):
+    kit, launch = confined_kit, confined_kit.launch()
+    source = kit.folder / "models"
+    weights = source / "digits" / "1" / "model.onnx"
+    weights.parent.mkdir(parents=True)
+    weights.touch(0o600)
+    (launch.repository / "digits" / "1").mkdir(parents=True)
+    (launch.repository / "digits" / "1" / "model.onnx").symlink_to(weights)
+    why = rf"may not read it: '{launch.repository}/digits/1/model.onnx'\. Remedy: chmod -R o\+rX {source}; or .*same"
+    with pytest.raises(StartError, match=why):
+        kit.again().start("a.g1", replace(launch, source=source), kit.log)
+    weights.chmod(0o604)
+    assert kit.again().start("a.g1", replace(launch, source=source), kit.log).alive
+
+
+@needs_root
+def test_a_user_whom_somebody_else_has_is_not_taken(confined_kit):
+    kit, launch = confined_kit, confined_kit.launch()
+    uid = UID_BASE + next(iter(launch.ports))
+    other = subprocess.Popen(["sleep", "60"], user=uid)
+    try:
+        with pytest.raises(StartError, match=rf"triton_uid_base = {UID_BASE}: process {other.pid} runs as user {uid}"):
+            kit.again().start("a.g1", launch, kit.log)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_a_log_is_bounded_while_it_is_written(kit, monkeypatch):

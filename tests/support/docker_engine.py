@@ -2,7 +2,7 @@
 
 Where none is installed, root takes Debian's packages and unpacks them into a folder of the cache, so that the machine
 itself stays as it is. An engine of our own has its data, socket and processes in one temporary folder, makes no network
-(containers use the host's) and touches no packet filter.
+but those that it is asked for, and touches no packet filter: it passes connections on itself.
 """
 
 import contextlib
@@ -23,11 +23,13 @@ import docker.errors
 import psutil
 import pytest
 
+from power_agent.runtimes.slice_network import BRIDGE
 from tests.support import triton_image
 
 PACKAGE = "docker.io"
 CACHE = Path("/var/cache/trefoil-tests")
 READY_S = 60.0
+HANDS_OFF = ("--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false")
 REPOSITORY, TAG = "trefoil-test/triton", "cpu"
 # Becomes a command that ends with the thread that started it. No `preexec_fn`: that would run gRPC's fork handlers.
 TIED = """
@@ -60,23 +62,25 @@ class DockerEngine:
 
     def containers(self) -> list[docker.models.containers.Container]:
         """Ours, dead or alive."""
-        return self.client.containers.list(all=True, filters={"label": "trefoil.cluster"}, ignore_removed=True)
+        return self.client.containers.list(all=True, filters={"label": "trefoil.tag"}, ignore_removed=True)
 
     def close(self) -> None:
         for container in self.containers():
             with contextlib.suppress(docker.errors.NotFound):
                 container.remove(v=True, force=True)
+        for network in self.client.networks.list(filters={"label": "trefoil.cluster"}):
+            network.remove()
         if self.image:
             self.client.images.remove(self.image, force=True)
         self.client.close()
 
 
 class OwnEngine(DockerEngine):
-    """A dockerd of the test's own; it dies with the thread that started it."""
+    """A dockerd of the test's own; it dies with the thread that started it. `flags`: what it does to networks."""
 
-    def __init__(self, binaries: Path | None) -> None:
+    def __init__(self, binaries: Path | None, *flags: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="trefoil-docker-"))  # short: sockets live in it
-        self._log, self._binaries = self._folder / "log", binaries
+        self._log, self._binaries, self._flags = self._folder / "log", binaries, flags or HANDS_OFF
         try:
             self._process = self._start(binaries)
             super().__init__(f"unix://{self._folder}/docker.sock")
@@ -104,7 +108,7 @@ class OwnEngine(DockerEngine):
         nothing.write_text("{}")
         command = ["dockerd", f"--host=unix://{self._folder}/docker.sock", f"--data-root={self._folder}/data"]
         command += [f"--exec-root={self._folder}/exec", f"--pidfile={self._folder}/pid", f"--config-file={nothing}"]
-        command += ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
+        command += ["--bridge=none", *self._flags]
         with self._log.open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-c", TIED, json.dumps(environment), *command],
@@ -170,6 +174,10 @@ def engine() -> Iterator[DockerEngine]:
         yield found
     finally:
         found.close()
+        if shutil.which("nft") and not any(name.startswith(BRIDGE) for _, name in socket.if_nameindex()):
+            subprocess.run(
+                ["nft", "delete", "table", "inet", "trefoil"], check=False, capture_output=True
+            )  # an agent's
 
 
 def _running() -> DockerEngine | None:

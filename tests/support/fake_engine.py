@@ -16,16 +16,21 @@ STARTED = "2026-11-21T10:00:00.123456789Z"
 
 @dataclass
 class FakeEngine:
-    """`files` are those of the image; `created` the bodies of create calls; `refuse_start` an engine's refusal."""
+    """`files` are those of the image; `created` the bodies of create calls; `refuse_start` an engine's refusal.
+
+    `looks_ended`: exit code of whatever looked around in a container. The gateway of its networks is this host.
+    """
 
     files: tuple[str, ...] = (
         "/opt/tritonserver/bin/tritonserver",
         "/opt/tritonserver/backends/onnxruntime",
         "/opt/tritonserver/backends/python",
-        "/usr/bin/python3",
     )
     has_image: bool = True
     refuse_start: str = ""
+    looks_ended: int = 0
+    info: dict[str, Any] = field(default_factory=lambda: {"ServerVersion": "28.3.0", "Runtimes": {"nvidia": {}}})
+    networks: dict[str, dict[str, Any]] = field(default_factory=dict)
     created: dict[str, dict[str, Any]] = field(default_factory=dict)  # by name
     calls: list[str] = field(default_factory=list)
     containers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -74,12 +79,19 @@ class FakeEngine:
         match method, words:
             case "GET", ["version"]:
                 return 200, {"ApiVersion": "1.43"}
+            case "GET", ["info"]:
+                return 200, self.info
+            case "POST", ["networks", "create"]:
+                self.networks[body["Name"]] = {**body, "IPAM": {"Config": [{"Gateway": "127.0.0.1"}]}, "Containers": {}}
+                return 201, {"Id": body["Name"]}
+            case "GET", ["networks", name]:
+                found = self.networks.get(name)
+                return (200, found) if found else (404, {"message": f"network {name} not found"})
             case "POST", ["images", "create"]:
                 self.has_image = True
                 return 200, {"status": "pulled"}
             case "GET", ["images", *_]:
-                config = {"Env": ["PATH=/usr/local/bin:/usr/bin"]}
-                found = 200, {"Id": "sha256:1234", "Config": config}
+                found = 200, {"Id": "sha256:1234", "Config": {}}
                 return found if self.has_image else (404, {"message": "No such image"})
             case "POST", ["containers", "create"]:
                 return self._create(query.get("name", ""), body)
@@ -128,7 +140,7 @@ class FakeEngine:
             case "GET", ["logs"]:
                 return 200, None
             case "POST", ["wait"]:
-                return 200, {"StatusCode": 0}
+                return 200, {"StatusCode": self.looks_ended}
             case "DELETE", []:
                 del self.containers[name]
                 return 204, None

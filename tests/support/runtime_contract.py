@@ -5,9 +5,11 @@ ignore (SIGTERM, the child too), exit=<code> (at once), leave (a file in /dev/sh
 session).
 """
 
+import json
 import os
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,14 +34,55 @@ if "ignore" in words:
 if "leave" in words:
     open("/dev/shm/" + words["leave"] + "region", "w").write("x")
 door = socket.socket()
-door.bind(("127.0.0.1", int(sys.argv[1])))
+host, port = sys.argv[1].split(":")
+door.bind((host, int(port)))
 if os.fork() == 0:
     os.setsid() if "stray" in words else None
     signal.pause()
 door.listen()
 while True:
-    signal.pause()
+    caller, _ = door.accept()
+    caller.send(b"!")
+    caller.recv(1)  # who closes first keeps the port for a while
+    caller.close()
 """
+# Model code that tries what it must not be able to do, and tells whoever connects what came of it.
+PROBE = """
+import json, os, socket, sys
+host, port = sys.argv[1].split(":")
+secret, engine, outsider, neighbour, region = sys.argv[2:7]
+def signal_to(pid):
+    os.kill(int(pid), 0)
+def connect(path):
+    socket.socket(socket.AF_UNIX).connect(path)
+attempts = {
+    "read a file of root's": lambda: open(secret).read(),
+    "connect to the engine's socket": lambda: connect(engine),
+    "signal a process of the host": lambda: signal_to(outsider),
+    "signal the Triton of another slice": lambda: signal_to(neighbour),
+    "read the variables of another slice": lambda: open("/proc/" + neighbour + "/environ").read(),
+    "read the command of another slice": lambda: open("/proc/" + neighbour + "/cmdline").read(),
+    "read what another slice shares": lambda: open("/dev/shm/" + region).read(),
+    "write into its own repository": lambda: open("written", "w"),
+}
+found = {"uid": os.getuid(), "groups": os.getgroups()}
+status = dict(line.split(":\t") for line in open("/proc/self/status").read().splitlines() if ":\t" in line)
+found |= {name: int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs")}
+for name, attempt in attempts.items():
+    try:
+        attempt()
+        found[name] = "done"
+    except OSError as error:
+        found[name] = error.__class__.__name__
+door = socket.socket()
+door.bind((host, int(port)))
+door.listen()
+while True:
+    caller, _ = door.accept()
+    caller.send(b"!" + json.dumps(found).encode())
+    caller.close()
+"""
+REFUSED = {"PermissionError", "FileNotFoundError", "ProcessLookupError", "OSError"}
 PATIENCE_S = 60.0
 
 
@@ -53,6 +96,8 @@ class Kit:
     gpu_uuid: str = ""
     pid: Callable[[RunningTriton], int] = lambda triton: int(triton.id)
     ends_strays: bool = True  # also children that left the session
+    isolates: bool = True  # what it runs can do less than whoever started it; needs root, or an engine
+    host: str = "127.0.0.1"  # where the stand-in listens, as it sees it
 
     def launch(self, *words: str, port: int = 0) -> SliceLaunch:
         """The stand-in with these words, on a port of its own."""
@@ -62,7 +107,7 @@ class Kit:
         repository = self.folder / "slice"
         repository.mkdir(exist_ok=True)
         return SliceLaunch(
-            argv=(self.python, "-c", SERVER, str(port), *words, f"shm-region-prefix-name={prefix}"),
+            argv=(self.python, "-c", SERVER, f"{self.host}:{port}", *words, f"shm-region-prefix-name={prefix}"),
             env={"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": self.gpu_uuid},
             cwd=repository,
             repository=repository,
@@ -72,6 +117,7 @@ class Kit:
             published_metrics_url="",
             shm_prefix=prefix,
             source=repository,
+            ports={port: "127.0.0.1"},
             gpu_uuid=self.gpu_uuid,
         )
 
@@ -81,16 +127,22 @@ class Kit:
 
 
 def listens(launch: SliceLaunch) -> bool:
-    """Whether the stand-in is up."""
+    """Whether the stand-in is up, and not only whoever passes connections on to it."""
     host, port = launch.grpc_target.split(":")
     with socket.socket() as door:
-        return door.connect_ex((host, int(port))) == 0
+        if door.connect_ex((host, int(port))) != 0:
+            return False
+        try:
+            return door.recv(1) == b"!"
+        except OSError:
+            return False
 
 
 def port_free(launch: SliceLaunch) -> bool:
     """Whether nobody holds its port, listening or not."""
     host, port = launch.grpc_target.split(":")
     with socket.socket() as door:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of before hold nobody up
         try:
             door.bind((host, int(port)))
         except OSError:
@@ -110,8 +162,44 @@ def only(runtime: Runtime) -> RunningTriton:
     return one
 
 
+def told_by(launch: SliceLaunch) -> dict[str, object]:
+    """What the stand-in PROBE found out."""
+    host, port = launch.grpc_target.split(":")
+    with socket.create_connection((host, int(port))) as door, door.makefile("rb") as said:
+        answer: dict[str, object] = json.loads(said.read().removeprefix(b"!"))
+        return answer
+
+
 class RuntimeContract:
     """One suite for all runtimes."""
+
+    def test_model_code_is_nobody_and_reaches_nothing_but_its_slice(self, kit: Kit) -> None:
+        if not kit.isolates:
+            pytest.skip("isolation needs root")
+        runtime, neighbour, launch = kit.again(), kit.launch("leave"), kit.launch()
+        beside = kit.pid(runtime.start("b.g1", neighbour, kit.log))
+        with tempfile.TemporaryDirectory(dir="/var/tmp") as name, socket.socket(socket.AF_UNIX) as engine:
+            folder = Path(name)
+            folder.chmod(0o755)
+            secret, door = folder / "secret", folder / "docker.sock"
+            secret.write_text("of root alone")
+            secret.chmod(0o600)
+            engine.bind(str(door))
+            door.chmod(0o660)
+            engine.listen()
+            until(lambda: listens(neighbour))
+            region = f"{neighbour.shm_prefix}region"
+            words = (launch.argv[3], str(secret), str(door), str(os.getpid()), str(beside), region)
+            probe = replace(launch, argv=(kit.python, "-c", PROBE, *words))
+            runtime.start("a.g1", probe, kit.log)
+            until(lambda: listens(probe))
+            found = told_by(probe)
+        assert found.pop("uid") != 0
+        assert set(found.pop("groups")) <= {65534}  # type: ignore[call-overload]
+        assert found.pop("NoNewPrivs") == 1
+        rights = {name: found.pop(name) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}
+        assert set(rights.values()) == {0}, rights
+        assert set(found.values()) <= REFUSED, found
 
     def test_a_start_is_idempotent_and_the_next_agent_finds_it(self, kit: Kit) -> None:
         runtime, launch = kit.again(), kit.launch()

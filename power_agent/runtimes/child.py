@@ -1,0 +1,40 @@
+"""A child process that first waits to be told what to become (launcher.py), so that its pid can be noted before."""
+
+import json
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from power_agent.runtimes import launcher
+
+EXEC_PATIENCE_S: Final = 10.0
+
+
+def spawn(env: Mapping[str, str], log: Any) -> subprocess.Popen[bytes]:
+    """Start one in a session of its own; `log` gets what it writes. Raises OSError."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(launcher.__file__)],
+        env=dict(env),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        start_new_session=True,
+    )
+
+
+def become(child: subprocess.Popen[bytes], spec: Mapping[str, Any]) -> str:
+    """Let it become the program; why it did not, or empty."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with child.stdout:
+        try:
+            with child.stdin as pipe:
+                pipe.write(json.dumps(spec).encode() + b"\n")
+        except BrokenPipeError:
+            return "it ended before it was told what to run"
+        readable, _, _ = select.select([child.stdout], [], [], EXEC_PATIENCE_S)
+        if not readable:
+            return f"it did not become the program within {EXEC_PATIENCE_S:g} s"
+        return child.stdout.read().decode(errors="replace")

@@ -1,0 +1,101 @@
+"""As whom Tritons run that are processes, and what they see."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from power_agent.runtimes import confinement
+from power_agent.runtimes.confinement import find_confinement, hidden_folders, needed_paths
+from power_agent.runtimes.factory import build_runtime
+from power_agent.runtimes.process import ProcessRuntime
+from power_agent.settings import PowerAgentSettings
+from power_agent.triton.slice_launch import SliceLaunch
+from trefoil.core.errors import SettingError
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A folder that others may enter, and in it one that they may not."""
+    for folder in ("closed/python/bin", "closed/models/digits/1", "closed/other", "state/slices", "open/triton/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    for folder in (*tmp_path.parents[:2], tmp_path):  # those of pytest are 0700
+        folder.chmod(0o755)
+    (tmp_path / "closed").chmod(0o700)
+    yield tmp_path
+    (tmp_path / "closed").chmod(0o755)
+
+
+def launch(tree: Path, **changes: object) -> SliceLaunch:
+    values = {
+        "argv": (str(tree / "open/triton/bin/tritonserver"), f"--cache-directory={tree / 'open'}", "--grpc-port=1"),
+        "env": {"PATH": f"{tree / 'open/triton/bin'}{os.pathsep}/usr/bin"},
+        "cwd": tree / "state/slices",
+        "repository": tree / "state/slices",
+        "grpc_target": "127.0.0.1:8200",
+        "metrics_url": "",
+        "published_target": "",
+        "published_metrics_url": "",
+        "shm_prefix": "",
+        "source": tree / "closed/models",
+    }
+    return SliceLaunch(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_folder_that_others_may_not_enter_shows_only_what_is_needed_of_it(tree):
+    shown = (tree / "closed/python", tree / "closed/models", tree / "closed/models/digits", tree / "open/triton")
+    assert hidden_folders(shown, ()) == {
+        str(tree / "closed"): (str(tree / "closed/models"), str(tree / "closed/python"))
+    }
+
+
+def test_the_state_directory_is_hidden_but_for_the_slice(tree):
+    hidden = hidden_folders((tree / "state/slices",), (tree / "state", tree / "open"))
+    assert hidden == {str(tree / "state"): (str(tree / "state/slices"),), str(tree / "open"): ()}
+    assert hidden_folders((tree / "state/slices",), (tree, tree / "state")) == {
+        str(tree): (str(tree / "state/slices"),)
+    }
+
+
+def test_an_interpreter_is_needed_with_what_it_was_installed_with(tree):
+    (tree / "closed/python/bin/python3.11").touch()
+    (tree / "open/triton/bin/python3").symlink_to(tree / "closed/python/bin/python3.11")
+    (tree / "closed/models/albert").symlink_to(tree / "closed/other")
+    needed = needed_paths(launch(tree))
+    assert {tree / "open/triton", tree / "closed/python", tree / "closed/models", tree / "closed/other"} <= {*needed}
+    assert tree / "closed" not in needed
+
+
+def test_root_is_asked_for_where_each_slice_must_have_a_user(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(SettingError, match=r"triton_user = 'own': the agent is user 1000\. Remedy: start it as root"):
+        find_confinement("own", 1_000_000, tmp_path)
+    found = find_confinement("auto", 1_000_000, tmp_path)
+    assert found.uid_base == 0
+    assert found.missing.startswith(
+        "not isolated, models run as the agent's own user: the agent is user 1000. Remedy: "
+    )
+
+
+def test_a_kernel_that_refuses_is_quoted(tmp_path, monkeypatch):
+    def refused(child, spec):
+        child.kill()
+        return "[Errno 1] unshare: Operation not permitted"
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(confinement, "become", refused)
+    found = find_confinement("auto", 1_000_000, tmp_path)
+    assert found.uid_base == 0
+    assert "Operation not permitted. Remedy: allow the agent mount namespaces and CAP_SYS_ADMIN" in found.missing
+
+
+@pytest.mark.parametrize(("field", "value"), [("admin_address", "0.0.0.0:8103"), ("triton_listen", "0.0.0.0")])
+def test_what_is_not_isolated_is_not_reached_from_other_machines(tmp_path, field, value):
+    values = {"runtime": "process", "triton_user": "same", "state_dir": tmp_path, "insecure": True}
+    with pytest.raises(SettingError, match=rf"{field} = '{value}.*not isolated.*others reach it\. Remedy: .*auto"):
+        build_runtime(PowerAgentSettings(**values | {field: value}), None)
+    runtime = build_runtime(PowerAgentSettings(**values), None)
+    assert isinstance(runtime, ProcessRuntime)
+    assert runtime.missing(gpus=True)["isolate"].startswith(
+        "not isolated, models run as the agent's own user: triton_user"
+    )
