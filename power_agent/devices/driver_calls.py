@@ -77,13 +77,28 @@ class DriverCalls:
         self._hung: dict[str, asyncio.Future[Any]] = {}
 
     async def call(self, device: str, call: Callable[[], T]) -> T:
-        """Run a blocking call that concerns one device.
+        """Run a blocking call that concerns one device, in the session of NVML.
 
         Raises:
             DeviceLost: it did not return in time, or one before it has not returned yet.
         """
-        hung = self._hung.get(device)
-        if hung is not None and not hung.done():
+
+        def in_session() -> T:
+            with self._inventory.session.use():
+                return call()
+
+        return await self._call(device, in_session)
+
+    async def let_go(self, device: str) -> None:
+        """Let go of a GPU, so that it can be reset. Raises as `Gpus.let_go`, and DeviceLost as `call`."""
+        await self._call(NODE, lambda: self._inventory.let_go(device))
+
+    async def resume(self) -> None:
+        """Initialise NVML again. Raises as `Gpus.resume`, and DeviceLost as `call`."""
+        await self._call(NODE, self._inventory.resume)
+
+    async def _call(self, device: str, call: Callable[[], T]) -> T:
+        if self.hangs(device):
             raise self._device_lost(device)
         self._hung.pop(device, None)
         if device not in self._workers:
@@ -95,10 +110,15 @@ class DriverCalls:
             raise self._device_lost(device)
         return made.result()
 
+    def hangs(self, device: str) -> bool:
+        """Whether a call to a device has not returned in time, and still has not."""
+        hung = self._hung.get(device)
+        return hung is not None and not hung.done()
+
     def _device_lost(self, device: str) -> DeviceLost:
         return DeviceLost(
             f"{device or 'the driver'}: a call has not returned for {self._call_timeout_s:g} s",
-            remedy="see the kernel's log for this GPU (Xid); it may need a reset",
+            remedy="see the kernel's log for this GPU (Xid); it may need a reset, and this agent a restart before it",
         )
 
     async def reopen(self) -> tuple[ObservedDevice, ...]:
@@ -115,11 +135,11 @@ class DriverCalls:
                 self._lock.take(loaded_library())
             return self._inventory.list_devices()
 
-        return await self.call(NODE, reopen)
+        return await self._call(NODE, reopen)
 
     async def close(self) -> None:
         """Shut NVML down and end the workers."""
-        await self.call(NODE, self._inventory.close)
+        await self._call(NODE, self._inventory.close)
         if self._lock is not None:
             self._lock.release()
         for worker in self._workers.values():

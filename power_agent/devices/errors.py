@@ -8,6 +8,7 @@ TrefoilError
 |   +-- SliceMissing        NOT_FOUND: gone, or never was
 |   +-- NoPermission        root or CAP_SYS_ADMIN is needed
 |   +-- DeviceLost          the GPU fell off the bus or wants a reset: fence the device
+|   +-- DeviceReleased      this process has let go of the GPU, so that it can be reset
 |   +-- DriverUnavailable   driver not loaded, or not the one that this process opened
 +-- Unavailable
 |   +-- NodeUnreachable     the simulated node's process does not answer
@@ -54,6 +55,10 @@ class NoPermission(DeviceError):
 
 class DeviceLost(DeviceError):
     """The GPU fell off the bus or wants a reset."""
+
+
+class DeviceReleased(DeviceError):
+    """This process has let go of the GPU, so that it can be reset."""
 
 
 class DriverUnavailable(DeviceError):

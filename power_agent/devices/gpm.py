@@ -53,6 +53,7 @@ class Gpm:
         self._ids = GpuInstanceIds(inventory)
         self._supported: dict[str, bool] = {}
         self._samples: dict[str, dict[tuple[SliceKey, int], Any]] = {}
+        inventory.before_closing.append(self.close)
 
     def activity(self, device: str, generations: Mapping[SliceKey, int]) -> Mapping[SliceKey, float]:
         """Mean busy share of the multiprocessors of each slice since the last call, 0..1; new slices are absent.
@@ -93,7 +94,7 @@ class Gpm:
         return None if before is None else self._inventory.gpm_sm_activity(device, before, after)
 
     def close(self) -> None:
-        """Free all samples; before NVML is shut down."""
+        """Free all samples, before NVML is shut down; the next call has none to compare with."""
         for samples in self._samples.values():
             for sample in samples.values():
                 self._inventory.gpm_free(sample)

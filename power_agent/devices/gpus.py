@@ -4,7 +4,12 @@ A GPU is known by its UUID; `<node>/gpu<i>` is the name it had when it was first
 because a driver that is loaded again without a broken GPU counts the others anew. All slices of a GPU share its
 readings and settings. A reading that a device lacks is None (or empty), never an error: a P4 has no energy counter, a
 vGPU guest no clocks. The setters raise; what they set outlives this process and, for clocks, has no getter: whoever
-sets must hold a lease and a journal entry. `inventory` adds the MIG slices."""
+sets must hold a lease and a journal entry. `inventory` adds the MIG slices.
+
+A GPU that somebody has open cannot be reset, and NVML lets go of GPUs only all at once: `let_go` ends the session and
+begins another, in which the others are attached again as they are used. NVML attaches a GPU with its first handle; only
+by PCI address (or index) is it that one alone, by UUID others may be attached on the way [NVML API, "Device Queries"].
+Not seen on hardware."""
 
 import contextlib
 import ctypes
@@ -12,71 +17,31 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import pynvml
 
 from power_agent.devices.errors import (
     DeviceError,
+    DeviceReleased,
     DeviceUnsupported,
     DriverUnavailable,
     SliceMissing,
     translate_nvml_errors,
 )
+from power_agent.devices.nvml_words import (
+    CLOCK_EVENT_REASONS,
+    RECOVERY_ACTIONS,
+    VALUE_FIELDS,
+    VIRTUALIZATION,
+    device_type_name,
+)
+from power_agent.devices.session import Session
 
 MEBIBYTE: Final = 2**20
+QUIET_MAX_S: Final = 3.0  # how long calls in flight may keep the session from being ended
 DRIVER_MODULE: Final = Path("/sys/module/nvidia")
-
-# NVML's product names, without the vendor, whose device type goes by another name. Sources: `nvidia-smi -L` of the
-# respective boards; drivers before R470 left "NVIDIA" out, and R450 wrote A100-SXM-80GB.
-TYPE_OF_NAME: Final = {
-    "H100 80GB HBM3": "H100-SXM5-80GB",
-    "A100-SXM-40GB": "A100-SXM4-40GB",
-    "A100-SXM-80GB": "A100-SXM4-80GB",
-    "V100-SXM2-32GB": "Tesla V100-SXM2-32GB",
-    "T4": "Tesla T4",
-    "P4": "Tesla P4",
-}
-VIRTUALIZATION: Final = {0: "none", 1: "passthrough", 2: "vgpu", 3: "vgpu_host", 4: "vsga_host"}
-
-CLOCK_EVENT_REASONS: Final = {
-    0x1: "idle",
-    0x2: "locked_or_application_clocks",
-    0x4: "software_power_cap",
-    0x8: "hardware_slowdown",
-    0x10: "sync_boost",
-    0x20: "software_thermal",
-    0x40: "hardware_thermal",
-    0x80: "power_brake",
-}
-# What nvmlDeviceGetFieldValues' recovery action asks for, where that is more than an application can do.
-RECOVERY_ACTIONS: Final = {
-    pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: "a reset of the GPU",
-    pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "a reboot of the node",
-    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: "a reset of the GPU once it is drained",
-    pynvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: "a reset of its bus",
-    pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: "a reboot of the system",
-}
-# Where NVML puts the value of a field, by its type tag (nvmlValueType_t).
-VALUE_FIELDS: Final = {
-    pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
-    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
-    pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
-}
-
-
-def device_type_name(nvml_name: str) -> str:
-    """Name of the DeviceType of a product name; an unknown one is returned without its vendor.
-
-    An A100 goes by the type that can be cut, whatever its MIG mode (the driver's name is the same): one whose mode is
-    off serves whole, as `A100-SXM4-40GB-nomig`: `boards` says so.
-    """
-    name = " ".join(nvml_name.split()).removeprefix("NVIDIA ")
-    return TYPE_OF_NAME.get(name, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +67,15 @@ class PowerLimits:
     max_w: float
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a GPU is: its PCI address, the N of /dev/nvidiaN and NVML's index; each of it as far as it is known."""
+
+    bus_id: str = ""
+    minor: int | None = None
+    index: int | None = None
+
+
 class Gpus:
     """GPUs of one node: lifecycle, identity, readings, settings. `lost` says which GPUs do not answer, and why."""
 
@@ -110,16 +84,41 @@ class Gpus:
         self._initialised = False
         self._handles: dict[str, Any] = {}  # by UUID
         self._uuids: dict[str, str] = {}  # by device, never forgotten
+        self._places: dict[str, Place] = {}  # by device, of this driver load
+        self._released: set[str] = set()
         self.lost: dict[str, DeviceError] = {}
+        self.session = Session()
+        self.before_closing: list[Callable[[], None]] = []
+        """Called before NVML is shut down, to free what belongs to its session."""
 
     # --- lifecycle ---
 
+    @property
+    def is_open(self) -> bool:
+        """Whether NVML is initialised."""
+        return self._initialised
+
+    @property
+    def released(self) -> frozenset[str]:
+        """Names of the GPUs that were let go of."""
+        return frozenset(self._released)
+
     def open(self) -> None:
-        """Initialise NVML. Raises DriverUnavailable when there is no driver; may be called again after that."""
-        with translate_nvml_errors(self._node, "initialise NVML"):
-            pynvml.nvmlInit()
-        self._initialised = True
-        self._forget_handles()
+        """Initialise NVML, also for a driver that was loaded again; lets go of nothing any more.
+
+        Raises:
+            DriverUnavailable: there is no driver; may be called again after that.
+            DeviceBusy: a call has not returned.
+        """
+        with self.session.change(QUIET_MAX_S):
+            self._released.clear()
+            self._places.clear()
+            self._begin()
+
+    def resume(self) -> None:
+        """Initialise NVML again after a `let_go` that could not; raises as `open` does."""
+        with self.session.change(QUIET_MAX_S):
+            self._begin()
 
     def close(self) -> None:
         """Shut NVML down; locks and limits stay as they are."""
@@ -127,6 +126,37 @@ class Gpus:
             self._initialised = False
             with translate_nvml_errors(self._node, "shut NVML down"):
                 pynvml.nvmlShutdown()
+
+    def let_go(self, device: str) -> None:
+        """Let go of a GPU, so that it can be reset: it is not touched again before `take_back`.
+
+        Raises:
+            DeviceBusy: a call has not returned; nothing was changed.
+            DriverUnavailable: NVML is shut down, and could not be initialised again: `resume`.
+        """
+        with self.session.change(QUIET_MAX_S):
+            self._released.add(device)
+            self._begin()
+
+    def take_back(self, device: str) -> None:
+        """Use a GPU again that was let go of; it is attached with its next call."""
+        self._released.discard(device)
+
+    def place(self, device: str) -> Place:
+        """Where a GPU is, as it was last seen; a place without an address when it never answered."""
+        return self._places.get(device, Place())
+
+    def _begin(self) -> None:
+        """Begin a session, after the end of the one before: NVML counts both, and is shut down by the last end."""
+        if self._initialised:
+            for free in self.before_closing:
+                free()
+            with contextlib.suppress(DeviceError):  # of a driver that is gone
+                self.close()
+        self._forget_handles()
+        with translate_nvml_errors(self._node, "initialise NVML"):
+            pynvml.nvmlInit()
+        self._initialised = True
 
     def driver_version(self) -> str:
         """Version of the driver, as in `535.161.08`."""
@@ -144,9 +174,13 @@ class Gpus:
 
     # --- devices ---
 
-    def remember_names(self, uuids: Mapping[str, str]) -> None:
-        """Remember names of GPUs, each with its UUID, that an earlier process gave; before the devices are listed."""
+    def remember_names(self, uuids: Mapping[str, str], places: Mapping[str, Place] = MappingProxyType({})) -> None:
+        """Remember names of GPUs, each with its UUID, that an earlier process gave; before the devices are listed.
+
+        places: where they are, in this driver load.
+        """
         self._uuids |= uuids
+        self._places |= places
 
     def list_devices(self) -> tuple[ObservedDevice, ...]:
         """List every GPU that answers; one that does not is named in `lost` and does not hide the others."""
@@ -155,7 +189,10 @@ class Gpus:
         found: list[ObservedDevice] = []
         silent: dict[int, DeviceError] = {}
         lost: dict[str, DeviceError] = {}
+        passed = {self.place(device).index for device in self._released}
         for index in range(count):
+            if index in passed:
+                continue
             name = ""
             try:
                 with translate_nvml_errors(f"{self._node}: GPU at index {index}", "open it"):
@@ -163,6 +200,7 @@ class Gpus:
                     uuid = str(pynvml.nvmlDeviceGetUUID(handle))
                     name = self._name(index, uuid)
                     self._handles[uuid] = handle
+                    self._places[name] = _place(index, handle)
                     found.append(self._observe(name, index, handle))
             except DriverUnavailable:
                 raise  # gone for all of them
@@ -171,7 +209,7 @@ class Gpus:
                     lost[name] = error
                 else:
                     silent[index] = error
-        self.lost = lost | self._named({device.device for device in found} | set(lost), silent)
+        self.lost = lost | self._named({device.device for device in found} | set(lost) | self._released, silent)
         return tuple(found)
 
     def _named(self, answering: Collection[str], silent: Mapping[int, DeviceError]) -> dict[str, DeviceError]:
@@ -186,11 +224,12 @@ class Gpus:
         for index, error in silent.items():
             name = missing.pop(0) if missing else self._free_name(index, named)
             named[name] = error
+            self._places[name] = Place(index=index)
         return named
 
     def _is_unlisted(self, device: str) -> bool:
         try:
-            pynvml.nvmlDeviceGetHandleByUUID(self._uuids[device])
+            self._by_uuid(self._uuids[device])
         except pynvml.NVMLError_NotFound:
             return True
         except pynvml.NVMLError:
@@ -362,10 +401,10 @@ class Gpus:
         with translate_nvml_errors(device, "register for events"):
             pynvml.nvmlDeviceRegisterEvents(self._handle(device), types, events)
 
-    def recovery_action(self, device: str) -> str:
-        """Recovery action that the GPU needs before it can be used again (R565 and newer); empty: none."""
+    def recovery_action(self, device: str) -> str | None:
+        """Recovery action that the GPU needs before it can be used again; empty: none. None before R565: not told."""
         action = self._field(device, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
-        return RECOVERY_ACTIONS.get(int(action or 0), "")
+        return None if action is None else RECOVERY_ACTIONS.get(int(action), "")
 
     def gpm_supported(self, device: str) -> bool:
         """Whether the GPU counts activity per GPU instance (GPM: Hopper and newer)."""
@@ -442,10 +481,34 @@ class Gpus:
 
     def _handle(self, device: str) -> Any:
         """The GPU's handle; pynvml's own errors come out of here, so call it inside `translate_nvml_errors`."""
+        if device in self._released:
+            raise DeviceReleased(f"{device}: this agent has let go of it until its reset", remedy="reset it")
         uuid = self._uuids.get(device) or self._uuid(device)
         if uuid not in self._handles:
-            self._handles[uuid] = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._handles[uuid] = self._attach(device, uuid)
         return self._handles[uuid]
+
+    def _attach(self, device: str, uuid: str) -> Any:
+        bus_id = self.place(device).bus_id
+        if bus_id:
+            handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id)
+            if str(pynvml.nvmlDeviceGetUUID(handle)) == uuid:
+                return handle
+        return self._by_uuid(uuid)
+
+    def _by_uuid(self, uuid: str) -> Any:
+        """Handle of a GPU or MIG device. NVML's own search might attach a GPU that was let go of."""
+        if not self._released:
+            return pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        for device in self._places:
+            with contextlib.suppress(pynvml.NVMLError, DeviceError):
+                gpu = self._handle(device)
+                for position in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+                    with contextlib.suppress(pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
+                        found = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, position)
+                        if str(pynvml.nvmlDeviceGetUUID(found)) == uuid:
+                            return found
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def _observe(self, device: str, index: int, handle: Any) -> ObservedDevice:
         try:
@@ -490,6 +553,14 @@ class Gpus:
             return None  # a lost GPU fails the call itself
         where = VALUE_FIELDS.get(found.valueType)
         return None if where is None else float(getattr(found.value, where))
+
+
+def _place(index: int, handle: Any) -> Place:
+    bus_id, minor = "", None
+    with contextlib.suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        bus_id = str(pynvml.nvmlDeviceGetPciInfo(handle).busId)
+        minor = int(pynvml.nvmlDeviceGetMinorNumber(handle))
+    return Place(bus_id, minor, index)
 
 
 def handle_address(handle: Any) -> int:

@@ -1,9 +1,12 @@
-"""Who holds a GPU instance that cannot be destroyed: a person must be able to act on the answer.
+"""Who holds a GPU instance that cannot be destroyed, or a GPU that cannot be reset: a person must be able to act on it.
 
 NVML lists compute processes only. A monitor (DCGM's host engine above all) holds an instance by a handle instead, which
 shows as an open /dev/nvidia-caps/nvidia-cap<N>: each instance has such a device, and so has the right to watch all of
 them. Which N is whose stands in the driver's procfs. Where nothing shows, only restarting the monitor helps:
 github.com/NVIDIA/DCGM issues 95 and 276.
+
+A GPU is not reset while any process has its /dev/nvidia<N> open ("In use by another client"), nvidia-persistenced
+included: github.com/NVIDIA/gpu-operator issue 118, NVIDIA/NVSentinel issue 1690.
 """
 
 import re
@@ -15,6 +18,8 @@ from typing import Final
 CAPS_FOLDER: Final = "/dev/nvidia-caps/"
 HIDDEN_HOLDER: Final = "no visible process: a client such as DCGM may hold a handle; restart it"
 PIDS_LISTED_MAX: Final = 8  # pids in one text
+PERSISTENCED: Final = "nvidia-persistenced"
+COMMAND_LENGTH: Final = 15  # that the kernel keeps of a process' name
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class Holders:
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """A process that has one of the driver's capability devices open."""
+    """A process that has one of the driver's devices open."""
 
     pid: int
     command: str
@@ -60,8 +65,8 @@ def find_holders(
     return Holders(pids, "no compute process, but " + "; ".join(shown) + (" open" if exact else ""))
 
 
-def openers(proc: Path) -> tuple[Opener, ...]:
-    """List processes with a file below /dev/nvidia-caps open; those whose files may not be read are passed over."""
+def openers(proc: Path, prefix: str = CAPS_FOLDER) -> tuple[Opener, ...]:
+    """List processes with a file open whose path begins so; those whose files may not be read are passed over."""
     found = set()
     for folder in proc.iterdir():
         if not folder.name.isdigit():
@@ -71,8 +76,36 @@ def openers(proc: Path) -> tuple[Opener, ...]:
         except OSError:
             continue  # ended meanwhile, or another user's and we are not root
         pid = int(folder.name)
-        found |= {Opener(pid, command(proc, pid), path) for path in targets if path.startswith(CAPS_FOLDER)}
+        found |= {Opener(pid, command(proc, pid), path) for path in targets if path.startswith(prefix)}
     return tuple(sorted(found, key=lambda opener: (opener.pid, opener.path)))
+
+
+def gpu_openers(proc: Path, minor: int) -> tuple[tuple[int, str], ...]:
+    """List processes that have a GPU open, as (pid, name)."""
+    path = f"/dev/nvidia{minor}"
+    return tuple((opener.pid, opener.command) for opener in openers(proc, path) if opener.path == path)
+
+
+def reset_remedy(uuid: str, holders: Collection[tuple[int, str]], own_pid: int) -> str:
+    """What a person does to reset a GPU that these processes (pid, name) have open; ours is no exception."""
+    kept = any(name.startswith(PERSISTENCED[:COMMAND_LENGTH]) for _, name in holders)
+    others = [
+        _process_text(pid, name)
+        for pid, name in holders
+        if pid != own_pid and not name.startswith(PERSISTENCED[:COMMAND_LENGTH])
+    ]
+    todo = []
+    if any(pid == own_pid for pid, _ in holders):
+        todo.append(f"restart this agent, {own_pid}, which has it open in spite of that")
+    if others:
+        more = f" and {len(others) - PIDS_LISTED_MAX} more" if len(others) > PIDS_LISTED_MAX else ""
+        todo.append(f"stop who has it open: {', '.join(others[:PIDS_LISTED_MAX])}{more}")
+    if kept:
+        todo.append(f"sudo nvidia-smi -i {uuid} -pm 0, as {PERSISTENCED} has it open")
+    todo.append(f"sudo nvidia-smi -i {uuid} --gpu-reset")
+    if kept:
+        todo.append(f"sudo nvidia-smi -i {uuid} -pm 1")
+    return "; then ".join(todo)
 
 
 def instance_devices(proc: Path, minor: int, gi_id: int) -> set[str]:

@@ -8,6 +8,7 @@ long it may wait (errors say who holds what). `gpus` opens and names the devices
 import contextlib
 import ctypes
 import os
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,7 @@ import pynvml
 
 from power_agent.devices.errors import DeviceError, DeviceUnsupported, NoRoom, SliceMissing, translate_nvml_errors
 from power_agent.devices.gpus import MEBIBYTE, Gpus, ObservedDevice
-from power_agent.devices.instance_holders import Holders, find_holders
+from power_agent.devices.instance_holders import Holders, find_holders, gpu_openers, reset_remedy
 from trefoil.core.device_types import WHOLE
 from trefoil.core.fleet import SliceKey
 
@@ -67,12 +68,19 @@ class Profile:
 class Inventory(Gpus):
     """GPUs and MIG slices of one node. Every method raises a DeviceError subclass when the driver refuses.
 
-    `proc`: where to look for whoever holds an instance that NVML calls in use; None on a simulated node.
+    `proc`: where to look for whoever holds an instance that NVML calls in use; None on a simulated node, of which
+    `holders` tells who has the GPU of an index open, as (pid, name).
     """
 
-    def __init__(self, node: str, proc: Path | None = Path("/proc")) -> None:
+    def __init__(
+        self,
+        node: str,
+        proc: Path | None = Path("/proc"),
+        holders: Callable[[int], Collection[tuple[int, str]]] | None = None,
+    ) -> None:
         super().__init__(node)
         self._proc = proc
+        self._gpu_holders = holders
         self._profiles: dict[str, tuple[Profile, ...]] = {}
         self._instance_handles: dict[SliceKey, tuple[Any, int]] = {}  # handle and id of a GPU instance
         self._compute_profiles: dict[tuple[str, str, int], int | None] = {}
@@ -87,13 +95,18 @@ class Inventory(Gpus):
         """Set MIG mode and read it back: on A100 `mig_current` changes only with the reset of an idle GPU."""
         with translate_nvml_errors(device, "set MIG mode"):
             pynvml.nvmlDeviceSetMigMode(self._handle(device), int(enabled))  # returns a status, not an error: re-read
-        # A change of mode may renumber the device and void its handles.
-        self._forget_handles()
-        uuid = self.uuid(device)
-        for observed in self.list_devices():
-            if observed.uuid == uuid:
-                return observed
-        raise self.lost.get(device) or SliceMissing(f"{device} is gone after its MIG mode was set")
+        self._forget_handles()  # a change of mode may void them
+        return self.observe(device)
+
+    def reset_remedy(self, device: str) -> str:
+        """What a person has to do to reset a GPU, by who has it open now. Needs no session."""
+        place = self.place(device)
+        found: Collection[tuple[int, str]] = ()
+        if place.minor is not None and self._proc is not None:
+            found = gpu_openers(self._proc, place.minor)
+        elif place.index is not None and self._gpu_holders is not None:
+            found = self._gpu_holders(place.index)
+        return reset_remedy(self.uuid(device), found, os.getpid())
 
     # --- slices ---
 
@@ -221,7 +234,7 @@ class Inventory(Gpus):
             SliceMissing: no such MIG device any more.
         """
         with translate_nvml_errors(mig_uuid, "list processes"):
-            handle = pynvml.nvmlDeviceGetHandleByUUID(mig_uuid)
+            handle = self._by_uuid(mig_uuid)
             rows = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
         return tuple(ObservedProcess(int(row.pid), int(row.usedGpuMemory or 0) // MEBIBYTE) for row in rows)
 

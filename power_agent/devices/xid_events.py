@@ -15,7 +15,13 @@ from typing import Any, Final
 import pynvml
 import structlog
 
-from power_agent.devices.errors import DeviceError, DeviceLost, DeviceUnsupported, translate_nvml_errors
+from power_agent.devices.errors import (
+    DeviceError,
+    DeviceLost,
+    DeviceReleased,
+    DeviceUnsupported,
+    translate_nvml_errors,
+)
 from power_agent.devices.inventory import Inventory
 from trefoil.runtime.clock import Clock
 
@@ -23,6 +29,7 @@ WAIT_MS: Final = 500
 PAUSE_S: Final = 0.5
 PAUSE_MAX_S: Final = 8.0  # between tries while the driver is gone
 JOIN_S: Final = 0.5
+LAST_EVENTS_MAX: Final = 100
 NO_INSTANCE: Final = 0xFFFFFFFF
 LOST_XID: Final = 79
 
@@ -99,7 +106,8 @@ class EventWatch:
         while not self._stopping:
             self._wake.clear()
             try:
-                self._watch()
+                with self._inventory.session.use():
+                    self._watch()
                 pause_s = PAUSE_S
                 if not self.watching and not self._wake.is_set():
                     self._wake.wait()  # no GPU here reports events: nothing to do until the next `start`
@@ -129,10 +137,16 @@ class EventWatch:
             return
         try:
             self.watching = tuple(device for device in self._devices if self._register(device, events))
-            while self.watching and not self._wake.is_set():
-                event = self._wait(events)
+            session = self._inventory.session
+            while self.watching and not self._wake.is_set() and not session.is_wanted:
+                event = self._wait(events, self._wait_ms)
                 if event is not None:
                     self._on_event(event)
+            for _ in range(LAST_EVENTS_MAX):  # what came meanwhile goes with the set
+                event = self._wait(events, 0)
+                if event is None:
+                    break
+                self._on_event(event)
         finally:
             self._free(events)
 
@@ -141,18 +155,18 @@ class EventWatch:
             if not self._inventory.event_types(device) & pynvml.nvmlEventTypeXidCriticalError:
                 return False
             self._inventory.register_events(device, pynvml.nvmlEventTypeXidCriticalError, events)
-        except (DeviceUnsupported, DeviceLost) as error:
+        except (DeviceUnsupported, DeviceLost, DeviceReleased) as error:
             self._log.warning("no events of this GPU", device=device, why=str(error))
             return False
         return True
 
-    def _wait(self, events: Any) -> GpuEvent | None:
+    def _wait(self, events: Any, wait_ms: int) -> GpuEvent | None:
         """One event, or None after a bounded wait."""
         began_s = self._clock.monotonic_s()
         try:
             with translate_nvml_errors("events", "wait for events"):
                 try:
-                    data = pynvml.nvmlEventSetWait_v2(events, self._wait_ms)
+                    data = pynvml.nvmlEventSetWait_v2(events, wait_ms)
                 except pynvml.NVMLError_Timeout:
                     data = None
         except DeviceUnsupported:
@@ -160,7 +174,7 @@ class EventWatch:
             return None
         if data is None:
             # A simulated driver answers at once; the wait is ours then.
-            self._wake.wait(max(0.0, self._wait_ms / 1e3 - (self._clock.monotonic_s() - began_s)))
+            self._wake.wait(max(0.0, wait_ms / 1e3 - (self._clock.monotonic_s() - began_s)))
             return None
         if data.eventType != pynvml.nvmlEventTypeXidCriticalError:
             return None

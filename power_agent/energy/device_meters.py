@@ -102,7 +102,8 @@ class DeviceMeters:
         Raises:
             DeviceError: the driver did not answer.
         """
-        power_w = self._inventory.power_w(device)
+        with self._inventory.session.use():
+            power_w = self._inventory.power_w(device)
         if power_w is not None:
             self._integrals[device, origin].add(self._clock.monotonic_s(), power_w)
 
@@ -116,6 +117,10 @@ class DeviceMeters:
         """
         if kind.kind == DeviceKind.CPU:
             return self._read_cpu(device, kind, origin, slow)
+        with self._inventory.session.use():
+            return self._read_gpu(device, origin, generations, slow)
+
+    def _read_gpu(self, device: str, origin: str, generations: Mapping[SliceKey, int], slow: bool) -> DeviceMeasurement:
         method = self._method(device, origin)
         counter_j = self._inventory.energy_j(device) if method == EnergyMethod.NVML_COUNTER else None
         at_s, monotonic_s = self._clock.now_s(), self._clock.monotonic_s()  # right beside the counter

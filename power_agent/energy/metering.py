@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from power_agent.devices.errors import DeviceError
+from power_agent.devices.errors import DeviceError, DeviceReleased
 from power_agent.energy.core.attribution import DeviceReading, SliceReading
 from power_agent.energy.core.meter import MeterState, advance
 from power_agent.energy.device_meters import DeviceMeasurement, DeviceMeters
@@ -149,7 +149,7 @@ class Metering:
         try:
             return future.result()
         except (DeviceError, Unavailable) as error:
-            if device.state != DeviceState.LOST:
+            if device.state != DeviceState.LOST and not isinstance(error, DeviceReleased):
                 self._log.warning("no reading", device=name, why=str(error))
             return None
 

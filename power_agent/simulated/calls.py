@@ -22,6 +22,7 @@ CLOCK_MEMORY: Final = 2
 ADA_ARCHITECTURE: Final = 8
 FIELD_ENERGY, FIELD_ENERGY_SINCE_LOAD = 83, 191
 FIELD_POWER_AVERAGE, FIELD_POWER_INSTANT, FIELD_POWER_LIMIT = 185, 186, 190
+FIELD_RECOVERY_ACTION, RECOVERY_ACTION_SINCE = 230, 565  # and the driver branch that has it
 IDLE, LOCKED, POWER_CAP, THERMAL = 0x1, 0x2, 0x4, 0x20  # clock event reasons
 
 Call = Callable[..., list[Any]]
@@ -32,8 +33,15 @@ Call = Callable[..., list[Any]]
 
 def init(driver: Driver, *_flags: int) -> list[Any]:
     """Answer nvmlInitWithFlags: forget what `Driver.stale_listing` kept listed, as a new session does."""
+    driver.clients.open()
     for gpu in driver.gpus:
         gpu.stale_listed.clear()
+    return []
+
+
+def shutdown(driver: Driver) -> list[Any]:
+    """Answer nvmlShutdown."""
+    driver.clients.close()
     return []
 
 
@@ -46,13 +54,17 @@ def handle_by_index(driver: Driver, index: int) -> list[Any]:
     """Answer nvmlDeviceGetHandleByIndex_v2."""
     if index >= len(driver.gpus):
         raise NvmlFault(Nvml.INVALID_ARGUMENT)
+    driver.clients.attach(index)
     return [driver.handle(_present(driver.gpus[index]))]
 
 
 def handle_by_uuid(driver: Driver, wanted: str) -> list[Any]:
     """Answer nvmlDeviceGetHandleByUUID."""
     target = driver.by_uuid(wanted)
-    _present(target if isinstance(target, Gpu) else target.gi.gpu)
+    gpu = target if isinstance(target, Gpu) else target.gi.gpu
+    for index in range(gpu.index + 1):
+        driver.clients.attach(index)
+    _present(gpu)
     return [driver.handle(target)]
 
 
@@ -61,6 +73,7 @@ def handle_by_pci(driver: Driver, bus_id: str) -> list[Any]:
     for gpu in driver.gpus:
         pci = _pci(gpu)
         if bus_id.upper() in (pci["busId"], pci["busIdLegacy"]):
+            driver.clients.attach(gpu.index)
             return [driver.handle(_present(gpu))]
     raise NvmlFault(Nvml.NOT_FOUND)
 
@@ -208,6 +221,8 @@ def field_values(driver: Driver, handle: int, field_ids: list[int]) -> list[Any]
         known |= {FIELD_ENERGY: gpu.energy_mj, FIELD_ENERGY_SINCE_LOAD: gpu.energy_mj}
     if gpu.model.architecture >= ADA_ARCHITECTURE:
         known[FIELD_POWER_AVERAGE] = to_milli(_value_or(gpu.average_w, gpu.power_w))
+    if int(driver.version.split(".")[0]) >= RECOVERY_ACTION_SINCE:
+        known[FIELD_RECOVERY_ACTION] = gpu.recovery_action
     missing = {"nvmlReturn": int(Nvml.NOT_SUPPORTED), "value": 0}
     return [[{"nvmlReturn": 0, "value": known[i]} if i in known else missing for i in field_ids]]
 
@@ -233,6 +248,16 @@ def max_clock_info(driver: Driver, handle: int, kind: int) -> list[Any]:
     return [gpu.model.memory_clocks_mhz[0] if kind == CLOCK_MEMORY else gpu.model.clock_max_mhz]
 
 
+def default_application_clock(driver: Driver, handle: int, kind: int) -> list[Any]:
+    """Answer nvmlDeviceGetDefaultApplicationsClock [MHz]; NOT_SUPPORTED where the board has none."""
+    gpu = driver.gpu(handle)
+    if kind == CLOCK_MEMORY:
+        return [gpu.model.memory_clocks_mhz[0]]
+    if gpu.application_mhz is None:
+        raise NvmlFault(Nvml.NOT_SUPPORTED)
+    return [gpu.application_mhz]
+
+
 def graphics_clocks(driver: Driver, handle: int, memory_mhz: int) -> list[Any]:
     """Answer nvmlDeviceGetSupportedGraphicsClocks: descending [MHz]."""
     model = driver.gpu(handle).model
@@ -246,7 +271,7 @@ def event_reasons(driver: Driver, handle: int) -> list[Any]:
     gpu = driver.gpu(handle)
     bits = {
         IDLE: not gpu.processes,
-        LOCKED: gpu.lock_mhz(driver.now_s) is not None,
+        LOCKED: gpu.lock_mhz(driver.now_s) is not None or bool(gpu.application_mhz and gpu.processes),
         POWER_CAP: gpu.capped or gpu.throttle_mhz is not None,
         THERMAL: gpu.thermal_mhz is not None,
     }
@@ -388,10 +413,6 @@ def _constant(value: Any) -> Call:
     return lambda _driver: [value]
 
 
-def _nothing(_driver: Driver, *_args: Any) -> list[Any]:
-    return []
-
-
 def is_mig_device(driver: Driver, handle: int) -> list[Any]:
     """Answer nvmlDeviceIsMigDeviceHandle."""
     return [int(isinstance(driver.device(handle), ComputeInstance))]
@@ -399,7 +420,7 @@ def is_mig_device(driver: Driver, handle: int) -> list[Any]:
 
 CALLS: Final[dict[str, Call]] = {
     "nvmlInitWithFlags": init,
-    "nvmlShutdown": _nothing,
+    "nvmlShutdown": shutdown,
     "nvmlSystemGetDriverVersion": lambda driver: [driver.version],
     "nvmlSystemGetNVMLVersion": lambda driver: [f"12.{driver.version}"],
     "nvmlSystemGetCudaDriverVersion": _constant(CUDA_VERSION),
@@ -434,6 +455,7 @@ CALLS: Final[dict[str, Call]] = {
     "nvmlDeviceSetPowerManagementLimit": set_power_limit,
     "nvmlDeviceGetClockInfo": clock_info,
     "nvmlDeviceGetMaxClockInfo": max_clock_info,
+    "nvmlDeviceGetDefaultApplicationsClock": default_application_clock,
     "nvmlDeviceGetSupportedMemoryClocks": _read(lambda gpu: list(gpu.model.memory_clocks_mhz)),
     "nvmlDeviceGetSupportedGraphicsClocks": graphics_clocks,
     "nvmlDeviceGetCurrentClocksEventReasons": event_reasons,

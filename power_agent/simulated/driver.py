@@ -11,6 +11,9 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from power_agent.devices.instance_holders import PERSISTENCED
+from power_agent.devices.xid_events import FATAL_XIDS
+from power_agent.simulated.clients import PERSISTENCED_PID, Clients
 from power_agent.simulated.gpu_models import COMPUTE_SLICES, GI_IDS, GiProfile, GpuModel
 from power_agent.simulated.gpu_state import (
     ComputeInstance,
@@ -28,6 +31,8 @@ STALE_MIG_DEVICE: Final = -1  # in place of a profile id: what is listed is a MI
 DRIVER_VERSION: Final = "535.161.08"
 FOUR_WITH_THREE_SINCE: Final = 510  # older drivers refuse 4g beside 3g: 18 maximal configurations instead of 19
 
+
+GPU_RESET: Final = 1  # NVML_GPU_RECOVERY_ACTION_GPU_RESET
 
 Target = Gpu | GpuInstance | ComputeInstance
 LivingT = TypeVar("LivingT", GpuInstance, ComputeInstance)
@@ -57,6 +62,7 @@ class Driver:
         self.now_s = 0.0
         self.events = EventSets()
         self.gpm = GpmSamples()
+        self.clients = Clients()
         self.stale_listing = stale_listing
         self._settle_s = settle_s
         self._chance = np.random.default_rng(seed)
@@ -76,6 +82,7 @@ class Driver:
         self._next_handle = (load_number << LOAD_SHIFT) + 0x1000
         self.events.clear()
         self.gpm.clear()
+        self.clients.detach_all()
 
     def reload(self, load_number: int) -> None:
         """Unload and load the module: handles void, instances and processes gone, counters at zero.
@@ -88,6 +95,7 @@ class Driver:
             gpu.energy_mj, gpu.capped, gpu.throttle_mhz, gpu.handle_leaked = 0, False, None, False
             gpu.busy_s.clear()
             gpu.stale_listed.clear()
+            gpu.recovery_action = 0
             if not gpu.persistence:
                 self._to_defaults(gpu)
             if gpu.model.mig_mode_immediate:
@@ -138,7 +146,9 @@ class Driver:
 
     def _target(self, handle: int, stale: Nvml) -> Target:
         if handle in self._handles:
-            return self._handles[handle]
+            target = self._handles[handle]
+            self.clients.attach(_gpu_of(target).index)
+            return target
         raise NvmlFault(Nvml.UNINITIALIZED if self.is_earlier_load(handle) else stale)
 
     def device(self, handle: int) -> Gpu | ComputeInstance:
@@ -212,8 +222,11 @@ class Driver:
         return Nvml.SUCCESS
 
     def reset(self, gpu: Gpu) -> None:
-        """Reset a GPU: pending MIG mode applies (Ampere) or is lost (Hopper); locks, limits and counter start anew."""
-        if gpu.processes or gpu.handle_leaked:
+        """Reset a GPU: pending MIG mode applies (Ampere) or is lost (Hopper); locks, limits and counter start anew.
+
+        IN_USE while any process has it open: a context, a handle of NVML, or nvidia-persistenced.
+        """
+        if gpu.processes or gpu.handle_leaked or self.clients.attached_to(gpu.index) or self.is_kept(gpu):
             raise NvmlFault(Nvml.IN_USE)
         for instance in list(gpu.instances.values()):
             for compute in list(instance.computes.values()):
@@ -221,8 +234,24 @@ class Driver:
             self._drop_instance(instance)
         gpu.mig_current = gpu.mig_pending = gpu.mig_pending and not gpu.model.mig_mode_immediate
         gpu.lost, gpu.energy_mj, gpu.capped, gpu.throttle_mhz, gpu.thermal_mhz = False, 0, False, None, None
+        gpu.recovery_action = 0
         gpu.busy_s.clear()
         self._to_defaults(gpu)
+
+    def is_kept(self, gpu: Gpu) -> bool:
+        """Whether nvidia-persistenced has the GPU open."""
+        return self.clients.persistenced and gpu.persistence
+
+    def is_unused(self, gpu: Gpu) -> bool:
+        """Whether nobody uses the GPU and nothing keeps it initialised."""
+        return not (gpu.persistence or gpu.processes or gpu.handle_leaked or self.clients.attached_to(gpu.index))
+
+    def holders(self, gpu: Gpu) -> tuple[tuple[int, str], ...]:
+        """Processes that have the GPU open, as (pid, name); the name only of those that are of this model alone."""
+        found = dict.fromkeys((*gpu.processes, *self.clients.attached_to(gpu.index)), "")
+        if self.is_kept(gpu):
+            found[PERSISTENCED_PID] = PERSISTENCED
+        return tuple(sorted(found.items()))
 
     def lose(self, gpu: Gpu) -> None:
         """Let a GPU fall off the bus: Xid 79 for those who listen, GPU_IS_LOST for everybody, until a reset."""
@@ -230,7 +259,9 @@ class Driver:
         gpu.lost = True
 
     def xid(self, gpu: Gpu, code: int, instance: GpuInstance | None = None) -> None:
-        """Report an Xid error to those who listen; the GPU goes on."""
+        """Report an Xid error to those who listen; the GPU goes on. Newer drivers ask for a reset after a fatal one."""
+        if code in FATAL_XIDS:
+            gpu.recovery_action = GPU_RESET
         self.events.post(gpu.index, self.handle(gpu), code, instance.id if instance else None)
 
     # --- GPU instances ---
@@ -386,6 +417,12 @@ class Driver:
         if not low_w <= limit_w <= high_w:
             raise NvmlFault(Nvml.INVALID_ARGUMENT)
         gpu.power_limit_w = limit_w
+
+
+def _gpu_of(target: Target) -> Gpu:
+    if isinstance(target, Gpu):
+        return target
+    return target.gpu if isinstance(target, GpuInstance) else target.gi.gpu
 
 
 def _snapped(clocks_mhz: tuple[int, ...], low_mhz: int, high_mhz: int) -> tuple[int, int]:

@@ -95,10 +95,12 @@ class Gpu:
     mig_pending: bool
     persistence: bool = True
     lost: bool = False
+    recovery_action: int = 0  # nvmlDeviceGpuRecoveryAction_t that the driver asks for
     handle_leaked: bool = False  # by a hidden client: no MIG mode change and no reset until it is gone
     locked_mhz: tuple[int, int] | None = None
     locked_before_mhz: tuple[int, int] | None = None  # holds until settles_at_s
     settles_at_s: float = 0.0
+    application_mhz: int | None = None  # application clock that the board comes with; a lock goes before it
     locked_memory_mhz: tuple[int, int] | None = None
     throttle_mhz: int | None = None  # what the power limit leaves of the clock
     thermal_mhz: int | None = None  # what an overheated GPU leaves of it
@@ -132,7 +134,7 @@ class Gpu:
 
     def serving_clock_at_mhz(self, now_s: float) -> int:
         """SM clock of a GPU that computes: the top of the range, unless power or heat hold it back."""
-        _, high = self.lock_mhz(now_s) or (0, self.model.clock_max_mhz)
+        _, high = self.lock_mhz(now_s) or (0, self.application_mhz or self.model.clock_max_mhz)
         return min([high, *(cap for cap in (self.throttle_mhz, self.thermal_mhz) if cap is not None)])
 
     @property

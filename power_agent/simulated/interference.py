@@ -58,6 +58,10 @@ class Interference:
         """Unlock the SM clocks of a GPU."""
         self._do(index, "reset clocks", self._machine.driver.reset_clocks)
 
+    def application_clock(self, index: int, mhz: int) -> None:
+        """Make it a board that comes with this application clock (0: with none)."""
+        self._machine.gpu(index).application_mhz = mhz or None
+
     def set_power_limit(self, index: int, watts: float) -> None:
         """Set the power limit of a GPU."""
         self._do(index, "set the power limit", lambda gpu: self._machine.driver.set_power_limit(gpu, watts))
@@ -65,6 +69,13 @@ class Interference:
     def set_persistence(self, index: int, enabled: bool) -> None:
         """Set the persistence mode of a GPU."""
         self._machine.gpu(index).persistence = enabled
+
+    def persistenced(self, running: bool) -> None:
+        """Start nvidia-persistenced, which holds the GPUs whose persistence mode is on; its end switches that off."""
+        self._machine.driver.clients.persistenced = running
+        if not running:
+            for gpu in self._machine.driver.gpus:
+                gpu.persistence = False
 
     def set_mig_mode(self, index: int, enabled: bool) -> int:
         """Set the MIG mode; returns the activation status, as nvidia-smi would see it."""

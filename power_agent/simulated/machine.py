@@ -22,6 +22,7 @@ import numpy as np
 
 from power_agent.devices.errors import NodeRefused
 from power_agent.simulated.calls import CALLS
+from power_agent.simulated.clients import OWN
 from power_agent.simulated.driver import DRIVER_VERSION, Driver
 from power_agent.simulated.energy import DeviceEnergy, PowerDraw, Sensors, SliceAccount, VersionAccount
 from power_agent.simulated.faults import Fault, FaultPlan
@@ -166,9 +167,32 @@ class Machine:
         except NvmlFault:
             return False
 
-    def execute_call(self, pending: PendingCall, args: Sequence[Any]) -> tuple[int, list[Any]]:
-        """Execute a driver call; returns (nvmlReturn_t, out values)."""
+    def execute_call(self, pending: PendingCall, args: Sequence[Any], client: int = OWN) -> tuple[int, list[Any]]:
+        """Execute a driver call of a client, by its pid; returns (nvmlReturn_t, out values)."""
         self.calls += 1
+        clients, in_use = self.driver.clients, self._in_use() if pending.symbol == "nvmlShutdown" else ()
+        clients.caller = client
+        try:
+            return self._execute(pending, args)
+        finally:
+            clients.caller = None
+            self._deinitialise_unused(in_use)
+
+    def end_client(self, pid: int) -> None:
+        """End a client whose process is gone; what it had attached is closed."""
+        in_use = self._in_use()
+        self.driver.clients.end(pid)
+        self._deinitialise_unused(in_use)
+
+    def _in_use(self) -> list[Gpu]:
+        return [gpu for gpu in self.driver.gpus if not self.driver.is_unused(gpu)]
+
+    def _deinitialise_unused(self, before: Sequence[Gpu]) -> None:
+        for gpu in before:
+            if self.driver.is_unused(gpu):
+                self.deinitialise(gpu)
+
+    def _execute(self, pending: PendingCall, args: Sequence[Any]) -> tuple[int, list[Any]]:
         fault, symbol = pending.fault, pending.symbol
         if symbol not in CALLS or symbol in self.symbols_missing:
             return int(Nvml.FUNCTION_NOT_FOUND), []

@@ -4,19 +4,21 @@ Once per tick each process's pace file tells how long each version computed; tha
 and energy is booked where it truly went. NVML sees the counter and the last tick's power; the split is for tests.
 """
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from power_agent.devices.errors import NodeRefused
+from power_agent.runtimes.confinement import Confined
 from power_agent.simulated.energy import PowerDraw, SliceAccount, VersionAccount
 from power_agent.simulated.gpu_state import Gpu
 from power_agent.simulated.machine import CONTEXT_MIB, Machine
 from power_agent.simulated.pace_file import PacedWork, PaceFile
-from power_agent.simulated.processes import Child, ProcessTable, kill_session
+from power_agent.simulated.processes import Child, ProcessTable, kill_all_of
 from power_agent.simulated.workload import Workload
 
 TICK_S_MIN: Final = 1e-3
@@ -62,7 +64,14 @@ class SimulatedNode:
     # --- processes ---
 
     def start(
-        self, tag: str, argv: Sequence[str], env: Mapping[str, str], log_path: str, cwd: str, now_s: float
+        self,
+        tag: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        confined: Confined,
+        log_path: str,
+        cwd: str,
+        now_s: float,
     ) -> Child:
         """Start a process on the slice that `env` names; idempotent by tag. The pace file is added to `env`."""
         running = self.processes.find_alive(tag)
@@ -83,7 +92,10 @@ class SimulatedNode:
         try:
             pace.write_table(clock_mhz, workload.entries(account.slice_type, clock_mhz))
             whole_env = {**env, "TREFOIL_PACE_FILE": str(pace.path)}
-            child = self.processes.start(tag, argv, whole_env, log_path, cwd, account.mig_uuid, now_s)
+            if confined.uid:
+                os.chown(pace.path, confined.uid, confined.uid)
+            seen = replace(confined, shown=(*confined.shown, str(pace.path.resolve())))
+            child = self.processes.start(tag, argv, whole_env, log_path, cwd, account.mig_uuid, now_s, seen)
         except BaseException:
             pace.close()
             raise
@@ -159,7 +171,7 @@ class SimulatedNode:
         for child in self.processes:
             if child.alive:
                 child.popen.kill()
-                kill_session(child.pid)
+                kill_all_of(child)
         self.machine.reload(load_number)
 
     def pace_summary(self) -> dict[str, Any]:

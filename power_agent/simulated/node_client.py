@@ -11,11 +11,14 @@ import socket
 import struct
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from power_agent.devices.errors import NodeRefused, NodeUnreachable
+
+if TYPE_CHECKING:  # it brings half of the agent along, which a look at a GPU has no use for
+    from power_agent.runtimes.confinement import Confined
 
 FRAME: Final = struct.Struct("<I")
 FRAME_BYTES_MAX: Final = 16 * 2**20
@@ -60,15 +63,22 @@ class NodeClient:
     # --- processes ---
 
     def process_start(
-        self, tag: str, argv: Sequence[str], env: Mapping[str, str], log_path: Path | str, cwd: Path | str | None = None
+        self,
+        tag: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        log_path: Path | str,
+        cwd: Path | str | None = None,
+        confined: "Confined | None" = None,
     ) -> ProcessStatus:
         """Start a process in its own session on the slice named by `env["CUDA_VISIBLE_DEVICES"]` (a MIG or GPU UUID).
 
         Idempotent by tag: a live process of that tag with the same argv is returned as it is; with another argv it is
-        refused (stop it first). `env` is the whole environment; the node adds TREFOIL_PACE_FILE.
+        refused (stop it first). `env` is the whole environment; the node adds TREFOIL_PACE_FILE. `confined`: None, as
+        the node's own user.
         """
         request = {"tag": tag, "argv": list(argv), "env": dict(env), "log_path": str(log_path), "cwd": str(cwd or "")}
-        return _status(self.call("process_start", **request))
+        return _status(self.call("process_start", **request, confined=asdict(confined) if confined is not None else {}))
 
     def process_list(self) -> tuple[ProcessStatus, ...]:
         """List the processes that the node started."""
@@ -101,6 +111,10 @@ class NodeClient:
         """True energy split per device and slice [J]. For tests: no product code may act on it."""
         split: dict[str, Any] = self.call("truth")
         return split
+
+    def holders(self, index: int) -> tuple[tuple[int, str], ...]:
+        """Processes that have a GPU open, as (pid, name); without those that nobody can see."""
+        return tuple((int(pid), str(name)) for pid, name in self.call("holders", index=index))
 
     def admin(self, verb: str, **args: Any) -> Any:
         """Inject a fault: foreign load, failing calls, a lost GPU (see node_server.py for the verbs)."""

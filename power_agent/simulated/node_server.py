@@ -14,27 +14,26 @@ import json
 import os
 import signal
 import socket
+import struct
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
 from power_agent.devices.errors import NodeRefused
+from power_agent.runtimes.confinement import Confined
 from power_agent.simulated.interference import Interference
 from power_agent.simulated.machine import SETTLE_S, Machine
 from power_agent.simulated.node import SimulatedNode
 from power_agent.simulated.node_client import FRAME, FRAME_BYTES_MAX
-from power_agent.simulated.processes import (
-    Child,
-    become_subreaper,
-    kill_session,
-    remove_shared_memory,
-    shared_memory_prefix,
-)
+from power_agent.simulated.processes import Child, become_subreaper, kill_all_of, shared_memory_prefix
 from power_agent.simulated.settings import NodeSettings
 from power_agent.simulated.workload import Workload
+from power_agent.triton.slice_launch import clean_shared_memory
 from trefoil.core import errors
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import device_type
@@ -45,6 +44,9 @@ log = structlog.get_logger()
 
 SHUTDOWN_GRACE_S: Final = 2.5  # from SIGTERM of the processes to SIGKILL, when the node itself ends
 SOCKET_PATH_BYTES_MAX: Final = 107
+CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
+
+_client: ContextVar[int] = ContextVar("client")  # pid at the other end of the connection that is served
 
 
 class NodeServer:
@@ -55,6 +57,7 @@ class NodeServer:
         self._clock = clock
         self._stop = asyncio.Event()
         self._handlers: set[asyncio.Task[None]] = set()
+        self._connections: Counter[int] = Counter()  # by the pid of the client
         self._started_at_s = clock.now_s()
         self.driver_load_id = str(uuid.uuid4())
         machine = build_machine(settings, _load_number(self.driver_load_id))
@@ -71,6 +74,7 @@ class NodeServer:
             "process_forget": self._process_forget,
             "pace_summary": self._pace_summary,
             "truth": self._truth,
+            "holders": self._holders,
             "describe": self._describe,
             "admin": self._admin,
             "shutdown": self._shutdown,
@@ -114,7 +118,7 @@ class NodeServer:
             await asyncio.gather(ticking, *self._handlers, return_exceptions=True)
             self._settings.socket.unlink(missing_ok=True)
             for child in self.node.processes:
-                remove_shared_memory(child.shared_memory_prefix)
+                clean_shared_memory(child.shared_memory_prefix)
             self._prefixes_path.unlink(missing_ok=True)
             log.info("simulated node is down")
 
@@ -131,7 +135,7 @@ class NodeServer:
             leftover.unlink()
         if self._prefixes_path.exists():  # a predecessor was killed, and its processes with it
             for prefix in self._prefixes_path.read_text().split():
-                remove_shared_memory(prefix)
+                clean_shared_memory(prefix)
             self._prefixes_path.unlink()
         self._write_load_id()
 
@@ -145,7 +149,7 @@ class NodeServer:
         now_s = self._clock.monotonic_s()
         for child in self.node.tick(now_s):
             log.info("process ended", tag=child.tag, pid=child.pid, exit_code=child.exit_code)
-            removed = remove_shared_memory(child.shared_memory_prefix)
+            removed = clean_shared_memory(child.shared_memory_prefix)
             if removed:
                 log.info("removed shared memory that a killed process left", tag=child.tag, regions=removed)
 
@@ -160,7 +164,7 @@ class NodeServer:
         except TimeoutError:
             for child in alive:
                 if child.alive:
-                    kill_session(child.pid)
+                    kill_all_of(child)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     for child in alive:
@@ -172,6 +176,9 @@ class NodeServer:
         handler = asyncio.current_task()
         assert handler is not None
         self._handlers.add(handler)
+        pid = _peer_pid(writer)
+        _client.set(pid)
+        self._connections[pid] += 1
         try:
             while True:
                 (length,) = FRAME.unpack(await reader.readexactly(FRAME.size))
@@ -185,6 +192,10 @@ class NodeServer:
             pass  # the client went away: nothing of it is kept here
         finally:
             self._handlers.discard(handler)
+            self._connections[pid] -= 1
+            if not self._connections[pid]:  # it has ended, or has no call in flight and none in mind
+                del self._connections[pid]
+                self.node.machine.end_client(pid)
             writer.close()
 
     async def _answer(self, frame: bytes) -> dict[str, Any]:
@@ -209,16 +220,23 @@ class NodeServer:
         if pending.delay_s:
             await self._clock.sleep(pending.delay_s)
         self.node.driver.now_s = self._clock.monotonic_s()
-        return machine.execute_call(pending, args)
+        return machine.execute_call(pending, args, _client.get())
 
     async def _process_start(
-        self, tag: str, argv: list[str], env: dict[str, str], log_path: str, cwd: str = ""
+        self,
+        tag: str,
+        argv: list[str],
+        env: dict[str, str],
+        log_path: str,
+        cwd: str = "",
+        confined: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         prefix = shared_memory_prefix(argv)
         if prefix:
             with self._prefixes_path.open("a") as file:
                 file.write(f"{prefix}\n")
-        child = self.node.start(tag, argv, env, log_path, cwd, self._clock.now_s())
+        as_whom = Confined(**(confined or {}))
+        child = self.node.start(tag, argv, env, as_whom, log_path, cwd, self._clock.now_s())
         log.info("process started", tag=tag, pid=child.pid, mig_uuid=child.mig_uuid)
         return child.status()
 
@@ -231,7 +249,7 @@ class NodeServer:
             child.popen.terminate()
             if not await self._ended(child, kill_after_s):
                 log.warning("process did not end in time: killed", tag=tag, pid=child.pid, kill_after_s=kill_after_s)
-                kill_session(child.pid)
+                kill_all_of(child)
                 await child.ended.wait()
         return child.status()
 
@@ -255,6 +273,10 @@ class NodeServer:
 
     async def _truth(self) -> dict[str, Any]:
         return self.node.truth()
+
+    async def _holders(self, index: int) -> list[tuple[int, str]]:
+        """Processes that have a GPU open, as (pid, name)."""
+        return list(self.node.driver.holders(self.node.machine.gpu(index)))
 
     async def _describe(self) -> dict[str, Any]:
         return {
@@ -327,6 +349,11 @@ def build_machine(settings: NodeSettings, load_number: int = 1) -> Machine:
 
 def _load_number(driver_load_id: str) -> int:
     return uuid.UUID(driver_load_id).int % 2**24 + 1
+
+
+def _peer_pid(writer: asyncio.StreamWriter) -> int:
+    connection: socket.socket = writer.get_extra_info("socket")
+    return int(CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[0])
 
 
 def listens(path: str) -> bool:

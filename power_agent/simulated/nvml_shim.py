@@ -71,6 +71,7 @@ SYMBOLS: Final[dict[str, str]] = {
     "nvmlDeviceSetPowerManagementLimit": "hu",
     "nvmlDeviceGetClockInfo": "huU",
     "nvmlDeviceGetMaxClockInfo": "huU",
+    "nvmlDeviceGetDefaultApplicationsClock": "huU",
     "nvmlDeviceGetSupportedMemoryClocks": "hA",
     "nvmlDeviceGetSupportedGraphicsClocks": "huA",
     "nvmlDeviceGetCurrentClocksEventReasons": "hU",
@@ -137,6 +138,8 @@ class NvmlShim:
     def _call(self, symbol: str, kinds: str, *args: Any) -> int:
         if symbol != "nvmlInitWithFlags" and not self._opened:
             return int(pynvml.NVML_ERROR_UNINITIALIZED)
+        if symbol == "nvmlShutdown":
+            self._opened -= 1
         try:
             refused = _wrong_version(symbol, args)
             ret, out = (refused, []) if refused else self._send(symbol, _inputs(kinds, args))
@@ -146,8 +149,6 @@ class NvmlShim:
             ret = _outputs(kinds, args, out)
         if ret == SUCCESS and symbol == "nvmlInitWithFlags":
             self._opened += 1
-        elif ret == SUCCESS and symbol == "nvmlShutdown":
-            self._opened -= 1
         return ret
 
 

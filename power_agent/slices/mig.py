@@ -6,7 +6,7 @@ never: so a few tries with growing pauses, then the error with its holders.
 
 MIG mode is switched on where the operator has asked for it (`mig_mode = enable`) and the GPU is empty; never off. On
 Hopper it is in force at once and gone with the driver. On Ampere it stays pending until the idle GPU is reset, which
-ends every client of that GPU on the machine: that is for a person to do, and `missing` says so.
+needs that no process has it open: that is for a person to do, once the agent has let go of it (`watch/resets.py`).
 """
 
 from collections.abc import Callable
@@ -23,6 +23,7 @@ from trefoil.runtime.clock import Clock
 
 T = TypeVar("T")
 ENABLE: Final = "enable"
+MIG_WAITS: Final = "MIG mode waits for a reset of the GPU"
 
 
 class MigInstances:
@@ -68,6 +69,21 @@ class MigInstances:
         """
         await self._retry(key, lambda: self._inventory.destroy_gpu_instance(key), also_unexplained=True)
 
+    async def check_unused(self, key: SliceKey, uuid: str) -> None:
+        """Check that nobody computes on a GPU that is about to serve as a whole: who does would slow what is planned.
+
+        Raises:
+            DeviceBusy: somebody does, still after all retries.
+        """
+
+        def look() -> None:
+            if pids := tuple(holder.pid for holder in self._inventory.processes(uuid)):
+                found = ", ".join(map(str, pids))
+                remedy = f"stop them, or take the GPU out of service: trefoil node drain {key.device}"
+                raise DeviceBusy(f"{key.device}: processes {found} compute on it", remedy=remedy, holders=pids)
+
+        await self._retry(key, look)
+
     async def list(self, device: str) -> tuple[ObservedSlice, ...]:
         """List the instances that the driver knows now."""
         return await self._calls.call(device, lambda: self._inventory.gpu_instances(device))
@@ -88,21 +104,30 @@ class MigInstances:
         return await self._calls.call(key.device, call)
 
 
+def mig_name(device: str) -> str:
+    """Name under which `missing` says what keeps MIG mode of a GPU from being on."""
+    return f"{device} mig"
+
+
+def waits_for_reset(device: Device) -> bool:
+    """Whether the MIG mode of a GPU was asked for and comes into force by a reset: until then nothing can run on it."""
+    return device.type.kind == DeviceKind.MIG_GPU and device.mig_pending and not device.mig_current
+
+
 async def enable_mig(node: Node, calls: DriverCalls, inventory: Inventory, device: Device) -> None:
     """Enable MIG mode of one device if it may be done now; what stands in the way is said in `missing`.
 
     Raises:
         DeviceError: the GPU is lost.
     """
-    what = f"{device.device} mig"
+    what = mig_name(device.device)
     if device.type.kind != DeviceKind.MIG_GPU or device.state == DeviceState.LOST:
         return
     if device.mig_current:
         node.set_missing(what, "")
         return
     if device.mig_pending:
-        reset = f"sudo nvidia-smi -i {device.uuid} --gpu-reset"
-        node.set_missing(what, f"MIG mode waits for a reset of the idle GPU: {reset}")
+        node.set_missing(what, MIG_WAITS)  # until it was let go of: then what there is to do stands here
     elif node.settings.mig_mode != ENABLE:
         by_hand = f"sudo nvidia-smi -i {device.uuid} -mig 1"
         node.set_missing(what, f"MIG mode is off: setting mig_mode = enable, or {by_hand} while the GPU is idle")
@@ -118,7 +143,7 @@ async def _switch_on(node: Node, calls: DriverCalls, inventory: Inventory, devic
     try:
         seen = await calls.call(device.device, lambda: inventory.set_mig_mode(device.device, True))
     except NoPermission as error:
-        node.set_missing(f"{device.device} mig", str(error))
+        node.set_missing(mig_name(device.device), str(error))
         return
     except DeviceError as error:
         log.warning("MIG mode could not be switched on", device=device.device, why=str(error))
@@ -130,4 +155,4 @@ async def _switch_on(node: Node, calls: DriverCalls, inventory: Inventory, devic
         await enable_mig(node, calls, inventory, device)  # says what is left to do
     else:
         why = "the driver took the request for MIG mode and did nothing: see the kernel's log"
-        node.set_missing(f"{device.device} mig", why)
+        node.set_missing(mig_name(device.device), why)

@@ -23,6 +23,7 @@ from power_agent.slices.core.patience import load_timeout_s
 from power_agent.slices.core.reconcile import Task
 from power_agent.slices.mig import MigInstances
 from power_agent.slices.slice_state import Slice
+from power_agent.triton.access import TritonAccess
 from power_agent.triton.client import TritonClient, TritonUnready, VersionCounters
 from power_agent.triton.installation import TritonInstall
 from power_agent.triton.model_digests import ModelDigests
@@ -62,8 +63,10 @@ class StepExecutor:
         digests: ModelDigests,
         catalog: Catalog,
         keep_last_reading: Callable[[Slice], None],
+        access: TritonAccess,
     ) -> None:
         self._settings = settings
+        self._access = access
         self._cpu = Cpu(settings.node)
         self._clock = clock
         self._mig = mig
@@ -154,8 +157,9 @@ class StepExecutor:
         assert part.launch is not None
         part.running, part.incarnation = True, process.incarnation
         part.triton = TritonClient(
-            part.launch.grpc_target, part.launch.metrics_url, part.launch.repository, self._clock
-        )
+            part.launch.grpc_target, part.launch.metrics_url, part.launch.repository, self._clock,
+            key=part.launch.key, tls=self._access.own, name=self._access.name,
+        )  # fmt: skip
 
     def _install(self) -> TritonInstall:
         if self.install is None:
@@ -167,6 +171,7 @@ class StepExecutor:
     def _prepare(self, part: Slice, hosted: Sequence[Hosted]) -> SliceLaunch:
         launch = prepare_slice(self._install(), self._spec(part, hosted))  # says first what is not there at all
         self._check_files(hosted)
+        self._access.write(part.key.name)
         return launch
 
     def _check_files(self, hosted: Sequence[Hosted]) -> None:
@@ -188,12 +193,16 @@ class StepExecutor:
             cpu_quota=cpu_quota(part.key.slice_type),
             listen=settings.triton_listen,
             published_host=settings.advertise_host or settings.triton_listen,
+            key=self._access.key(part.tag),
+            tls=self._access.files(part.key.name),
         )
 
     async def _start(self, part: Slice, task: Task) -> None:
         if part.state == SliceState.FAILED:
             part.move(SliceState.PENDING, task.why, self._clock.now_s())
         if not part.generation:  # a whole GPU, or cores: what runs there is all that there is of it
+            if part.key.device != self._cpu.device:
+                await self._mig.check_unused(part.key, part.mig_uuid)
             await self._claim(part, task)
         part.hosted = task.hosted
         part.move(SliceState.STARTING, task.why, self._clock.now_s())

@@ -4,7 +4,7 @@ Per device in that device's own worker, so that a GPU that hangs delays no other
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
@@ -14,6 +14,7 @@ from power_agent.devices.driver_calls import DriverCalls
 from power_agent.devices.errors import DeviceError
 from power_agent.devices.gpus import ObservedDevice
 from power_agent.devices.inventory import Inventory
+from power_agent.runtimes.base import Runtime
 from power_agent.slices.node_state import Node
 from power_agent.watch.capabilities import Capabilities, probe_devices
 from trefoil.core.errors import Unavailable
@@ -34,11 +35,10 @@ class CapabilityWatch:
         inventory: Inventory,
         calls: DriverCalls,
         rights: Callable[[], tuple[str, str]],
-        runtime: str,
+        runtime: Runtime,
         dcgm: Dcgm | None,
     ) -> None:
-        """rights: why nothing may be changed, and why MIG may not be configured (`capabilities`); it may block.
-        runtime: its name."""
+        """rights: why nothing may be changed, and why MIG may not be configured (`capabilities`); it may block."""
         self._node = node
         self._inventory = inventory
         self._calls = calls
@@ -46,6 +46,7 @@ class CapabilityWatch:
         self._runtime = runtime
         self._dcgm = dcgm
         self._probed_for: object = None
+        self._slices_lack: Mapping[str, str] = {}
         self._reported: set[str] = set()
         self.found = Capabilities()
         self._log = structlog.get_logger()
@@ -70,7 +71,8 @@ class CapabilityWatch:
     async def refresh(self) -> None:
         """Probe again if something has changed since the last time, and publish."""
         gpus = [d for d in self._node.devices.values() if d.type.kind != DeviceKind.CPU]
-        awake = [d for d in gpus if d.state != DeviceState.LOST]
+        released = self._inventory.released  # that wait for a reset
+        awake = [d for d in gpus if d.state != DeviceState.LOST and d.device not in released]
         probe_for = (self._node.driver_load_id, [(d.device, d.mig_current, d.mig_pending) for d in awake])
         if probe_for != self._probed_for:
             try:
@@ -84,6 +86,10 @@ class CapabilityWatch:
             self.found = Capabilities(devices, {"root": not_root} if devices else {})
             self._probed_for = probe_for
             self._log.info("capabilities", have=self.found.have, missing=self.found.missing)
+        try:
+            self._slices_lack = await asyncio.to_thread(self._runtime.missing, gpus=bool(gpus))
+        except Unavailable:
+            pass  # whoever lists what runs says so; what was found last stands
         self._publish()
 
     async def _probe(self, device: str, not_root: str, no_mig_device: str) -> Capabilities:
@@ -101,11 +107,12 @@ class CapabilityWatch:
         have = {*self.found.have}
         if not self._lacks("triton"):
             have.add("triton")
-        if self._runtime == "docker":
+        if self._runtime.name == "docker":
             have.add("docker")
         if any(d.type.kind == DeviceKind.CPU for d in self._node.devices.values()) and not self._lacks("rapl"):
             have.add("rapl")
         missing = {name: why for name, why in self.found.missing.items() if not why.startswith(MODE_OFF)}
+        missing |= self._slices_lack
         if self._dcgm is not None:
             if self._dcgm.unavailable_reason:
                 missing[DCGM] = f"{self._dcgm.unavailable_reason}. Until then activity is GPM's or Triton's"

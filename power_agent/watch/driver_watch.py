@@ -16,11 +16,12 @@ from power_agent.devices.errors import DeviceError, DeviceLost, NodeUnreachable
 from power_agent.devices.gpus import driver_load_id
 from power_agent.devices.inventory import Inventory, ObservedSlice
 from power_agent.slices.adoption import list_devices
-from power_agent.slices.mig import enable_mig
+from power_agent.slices.mig import MIG_WAITS, enable_mig, waits_for_reset
 from power_agent.slices.node_state import Device, Node
 from power_agent.slices.reconciler import Reconciler
 from power_agent.slices.slice_state import Slice
 from power_agent.slices.step_executor import StepExecutor
+from power_agent.watch.resets import Look, Resets
 from power_agent.watch.xid_watch import Quarantine
 from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.core.fleet import DeviceKind, DeviceState, SliceKey
@@ -45,13 +46,16 @@ class DriverWatch:
         calls: DriverCalls,
         inventory: Inventory,
         quarantine: Quarantine,
+        look: Look | None = None,
     ) -> None:
+        """look: how a GPU that was let go of is looked at; None: by a process of its own."""
         self._node = node
         self._reconciler = reconciler
         self._executor = executor
         self._calls = calls
         self._inventory = inventory
         self._quarantine = quarantine
+        self._resets = Resets(node, calls, inventory, quarantine, look)
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._next_poll_s = 0.0
         self._log = structlog.get_logger()
@@ -101,11 +105,14 @@ class DriverWatch:
         """The driver was loaded again: nothing that it held exists any more."""
         loaded = driver_load_id(self._node.settings.driver_marker)
         if loaded == self._node.driver_load_id:
+            if loaded and not self._inventory.is_open:
+                await self._calls.resume()
             return
         self._log.warning("driver loaded again", was=self._node.driver_load_id, now=loaded)
         observed = await self._calls.reopen()
         self._node.driver_load_id = loaded
         self._quarantine.clear()
+        self._resets.clear()
         self._node.journal.driver_changed(loaded)
         kinds = {device.device: device.type.kind for device in self._node.devices.values()}
         parts = [part for part in self._node.slices.values() if kinds[part.key.device] != DeviceKind.CPU]
@@ -134,13 +141,19 @@ class DriverWatch:
     # --- one device ---------------------------------------------------------------------------------------------------
 
     async def poll(self, device: Device) -> None:
-        """Poll one device: whether it answers, its MIG mode, and its instances against those that the agent made."""
+        """Poll one device: whether it answers, its MIG mode, and its instances against those that the agent made.
+
+        One that needs a reset is let go of, and from then on only looked at from time to time.
+        """
+        if device.device in self._inventory.released and not await self._resets.is_back(device):
+            return
         before, was_lost = self._slices_before(device), device.state == DeviceState.LOST
         try:
             listed = await self._list_instances(device)
             await enable_mig(self._node, self._calls, self._inventory, device)
         except DeviceLost as error:
             await self.fence(device, str(error))
+            await self._let_go(device, error.message)
             return
         except (DeviceError, Unavailable) as error:
             self._node.report_missing(device.device, str(error))
@@ -150,6 +163,8 @@ class DriverWatch:
         self._node.report_missing(device.device, "")
         if device.type.kind == DeviceKind.MIG_GPU:
             await self._compare_instances(device, listed, before)
+        if waits_for_reset(device):
+            await self._let_go(device, MIG_WAITS, waits_for_mig=True)
         if device.state == DeviceState.LOST:
             self._log.info("device back", device=device.device)
             self._node.set_device(device, DeviceState.AWAKE if listed else DeviceState.ASLEEP)
@@ -180,6 +195,8 @@ class DriverWatch:
 
     async def fence(self, device: Device, why: str) -> None:
         """Fence a lost GPU: end what runs there, so that it can be reset; touch nothing else until it answers again."""
+        if device.device in self._inventory.released:
+            return  # it was, and says why
         if device.state != DeviceState.LOST:
             self._log.error("device lost", device=device.device, why=why)
             self._node.set_device(device, DeviceState.LOST)
@@ -188,6 +205,11 @@ class DriverWatch:
             if not self._reconciler.busy(part):
                 part.fail(f"device lost: {why}", self._node.clock.now_s())
                 await self._stop_process(part)
+
+    async def _let_go(self, device: Device, why: str, *, waits_for_mig: bool = False) -> None:
+        """Let go of a GPU that needs a reset, once nothing of ours runs there."""
+        if not any(part.running or self._reconciler.busy(part) for part in self._slices_of(device)):
+            await self._resets.let_go(device, why, waits_for_mig=waits_for_mig)
 
     async def _compare_instances(self, device: Device, listed: Sequence[ObservedSlice], before: _SlicesBefore) -> None:
         instances = {seen.key: seen for seen in listed}

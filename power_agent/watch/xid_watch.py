@@ -1,8 +1,8 @@
 """Xid watch: a fatal Xid fences its GPU at once, before polling could notice; every one is logged and counted.
 
 A GPU may go on answering after a fatal Xid although no result of it can be trusted. So it stays in quarantine until
-there is proof of a reset: it had not answered and does again, its energy counter began anew, or the driver was loaded
-again. Newer drivers say themselves what a GPU needs; that also tells an agent that was not there when the Xid came.
+there is proof of a reset (`resets`), or the driver was loaded again. Newer drivers say themselves what a GPU needs;
+that also tells an agent that was not there when the Xid came.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from power_agent.devices.errors import DeviceLost
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.xid_events import EventWatch, GpuEvent
 from power_agent.slices.node_state import Device, Node
+from power_agent.watch.core.reset_proof import BeforeReset
 from trefoil.core.fleet import DeviceKind
 
 RENEW_S: Final = 1.0  # how soon a driver that was loaded again is watched again
-NOISE_J: Final = 1.0  # some counters wobble
 QUEUE_MAX: Final = 1000  # a GPU that fails may report thousands
 
 
@@ -29,8 +29,6 @@ class Quarantine:
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._whys: dict[str, str] = {}
-        self._joules: dict[str, float] = {}  # of the counter when last seen
-        self._gone: set[str] = set()  # did not answer
 
     def add(self, device: str, why: str) -> None:
         """Add a GPU that must not be used from now on."""
@@ -39,8 +37,10 @@ class Quarantine:
     def clear(self) -> None:
         """Clear all: the driver was loaded again, and all GPUs were reset by it."""
         self._whys.clear()
-        self._joules.clear()
-        self._gone.clear()
+
+    def release(self, device: str) -> None:
+        """Release a GPU that was reset."""
+        self._whys.pop(device, None)
 
     def reason(self, device: str) -> str:
         """Reason why a GPU must not be used; empty when it may. Blocking.
@@ -48,18 +48,20 @@ class Quarantine:
         Raises:
             DeviceError: it does not answer at all.
         """
-        try:
-            action = self._inventory.recovery_action(device)
-            joules = self._inventory.energy_j(device) or 0.0
-        except DeviceLost:
-            self._gone.add(device)
-            raise
-        # It answers after it did not, or counts anew: only a reset does that.
-        if device in self._gone or joules + NOISE_J < self._joules.get(device, 0.0):
-            self._gone.discard(device)
-            self._whys.pop(device, None)
-        self._joules[device] = joules
+        action = self._inventory.recovery_action(device)
         return self._whys.get(device) or (f"its driver asks for {action}" if action else "")
+
+    def before_reset(self, device: str, waits_for_mig: bool) -> BeforeReset:
+        """What is known of a GPU that is about to be let go of. Blocking."""
+        gpus = self._inventory
+        try:
+            action, counter_j, persistence = (
+                gpus.recovery_action(device), gpus.energy_j(device), gpus.persistence_mode(device)
+            )  # fmt: skip
+        except DeviceLost:
+            return BeforeReset(waits_for_mig=waits_for_mig)  # when it answers again it was reset
+        condemned = device in self._whys or bool(action)
+        return BeforeReset(condemned, bool(action), waits_for_mig, counter_j, persistence)
 
 
 class XidWatch:
@@ -81,17 +83,19 @@ class XidWatch:
         self._queue: asyncio.Queue[GpuEvent] = asyncio.Queue(QUEUE_MAX)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch = EventWatch(inventory, node.clock, self._on_event)
-        self._watched = ""
+        self._inventory = inventory
+        self._watched: object = None
         self._log = structlog.get_logger()
 
     async def run(self) -> None:
         """Act on events until cancelled."""
         self._loop = asyncio.get_running_loop()
         while True:
-            if self._watched != self._node.driver_load_id:
-                self._watched = self._node.driver_load_id
+            released = self._inventory.released
+            if self._watched != (self._node.driver_load_id, released):
+                self._watched = (self._node.driver_load_id, released)
                 gpus = [d.device for d in self._node.devices.values() if d.type.kind != DeviceKind.CPU]
-                self._watch.start(gpus)
+                self._watch.start([gpu for gpu in gpus if gpu not in released])
             event = None
             with suppress(TimeoutError):
                 async with asyncio.timeout(RENEW_S):

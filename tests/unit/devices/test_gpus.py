@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from power_agent.devices.gpus import device_type_name
 from power_agent.devices.inventory import Inventory
+from power_agent.devices.nvml_words import device_type_name
 from tests.support.simulated_driver import make_driver, pynvml_on
 from trefoil.core.device_types import DEVICE_TYPES, DRIVERS
 
@@ -67,7 +67,7 @@ def test_power_is_read_as_its_type_says_or_by_the_older_getter(inventory, monkey
 
 
 def test_a_driver_says_what_a_gpu_needs(inventory, monkeypatch):
-    assert inventory.recovery_action(GPU) == ""
+    assert inventory.recovery_action(GPU) is None, "a driver from before that"
     for action, says in ((1, "a reset of the GPU"), (2, "a reboot of the node"), (0, "")):
         answer = field(pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, "uiVal", action)
         monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", lambda _handle, _fields, answer=answer: [answer])

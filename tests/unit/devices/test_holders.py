@@ -10,8 +10,10 @@ from power_agent.devices.instance_holders import (
     HIDDEN_HOLDER,
     capability_minor,
     find_holders,
+    gpu_openers,
     instance_devices,
     openers,
+    reset_remedy,
 )
 from power_agent.devices.inventory import Inventory
 from power_agent.simulated.faults import FaultPlan
@@ -97,3 +99,18 @@ def test_the_refusal_names_the_holder(proc):
 
 def test_this_machines_proc_can_be_searched():
     assert os.getpid() not in {opener.pid for opener in openers(Path("/proc"))}
+
+
+def test_who_has_a_gpu_open_is_told_with_what_to_do_and_our_own_process_too(proc):
+    process(proc, 640, "nvidia-persiste", "/dev/nvidia0", "/dev/nvidia1")
+    process(proc, 77, "tritonserver", "/dev/nvidia0", "/dev/nvidiactl")
+    process(proc, 78, "tritonserver", "/dev/nvidia10", "/dev/nvidia0-x")
+    found = gpu_openers(proc, 0)
+    assert found == ((77, "tritonserver"), (640, "nvidia-persiste"))
+    assert reset_remedy("GPU-1", found, own_pid=1) == (
+        "stop who has it open: 77 (tritonserver); then "
+        "sudo nvidia-smi -i GPU-1 -pm 0, as nvidia-persistenced has it open; then "
+        "sudo nvidia-smi -i GPU-1 --gpu-reset; then sudo nvidia-smi -i GPU-1 -pm 1"
+    )
+    assert reset_remedy("GPU-1", found, own_pid=77).startswith("restart this agent, 77, which has it open in spite of")
+    assert reset_remedy("GPU-1", (), own_pid=1) == "sudo nvidia-smi -i GPU-1 --gpu-reset"

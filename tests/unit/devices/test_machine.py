@@ -293,8 +293,9 @@ def test_mig_mode_of_an_a100_with_clients_is_pending_until_a_reset(holder):
         assert pynvml.nvmlDeviceGetMigMode(gpu) == [int(not wanted), int(wanted)]
         machine.detach(1)
         Interference(machine).release_handles(0)
+        pynvml.nvmlShutdown()
         Interference(machine).reset(0)
-        assert pynvml.nvmlDeviceGetMigMode(gpu) == [int(wanted), int(wanted)]
+        assert pynvml.nvmlDeviceGetMigMode(opened(machine)) == [int(wanted), int(wanted)]
 
 
 def test_mig_mode_of_an_h100_with_clients_does_not_change():

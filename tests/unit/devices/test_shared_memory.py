@@ -1,6 +1,8 @@
 """A killed Triton's shared memory is removed by its own prefix, and nobody else's is."""
 
-from power_agent.simulated.processes import remove_shared_memory, shared_memory_prefix
+from power_agent.simulated.processes import shared_memory_prefix
+from power_agent.triton import slice_launch
+from power_agent.triton.slice_launch import clean_shared_memory
 
 
 def test_the_prefix_is_read_from_the_command_line():
@@ -9,9 +11,10 @@ def test_the_prefix_is_read_from_the_command_line():
     assert shared_memory_prefix(["tritonserver"]) == ""
 
 
-def test_only_regions_of_the_prefix_are_removed(tmp_path):
+def test_only_regions_of_the_prefix_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(slice_launch, "SHARED_MEMORY", tmp_path)
     for name in ("trefoil-a-1-x", "trefoil-a-1-y", "trefoil-a-10-x", "other"):
         (tmp_path / name).touch()
-    assert remove_shared_memory("", tmp_path) == 0
-    assert remove_shared_memory("trefoil-a-1-", tmp_path) == 2
+    assert clean_shared_memory("") == 0
+    assert clean_shared_memory("trefoil-a-1-") == 2
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["other", "trefoil-a-10-x"]

@@ -114,7 +114,9 @@ def test_a_gpu_lost_in_the_middle_of_a_plan_answers_nothing_else_until_its_reset
     with pytest.raises(pynvml.NVMLError_GpuIsLost):
         pynvml.nvmlDeviceGetHandleByIndex(0)
     assert pynvml.nvmlDeviceGetMigMode(other) == [1, 1]
+    pynvml.nvmlShutdown()
     Interference(machine).reset(0)
+    pynvml.nvmlInit()
     assert instances(gpu) == []
 
 

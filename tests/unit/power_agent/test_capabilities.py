@@ -66,7 +66,7 @@ def test_one_reason_for_all_is_said_once():
 
 
 def test_without_privileges_it_reads_only():
-    found = probe(make_driver(H100_80GB), not_root=NOT_ROOT)
+    found = probe(make_driver(H100_80GB), not_root=NOT_ROOT, no_mig_device=NOT_ROOT)
     assert found.have == ("energy_counter", "events", "gpm", "persistence")
     assert set(found.missing) == {"mig", "clock_lock", "root"}
     assert "systemd unit" in found.missing["root"]
@@ -137,12 +137,21 @@ def test_the_capability_counts_and_not_the_user(tmp_path):
     assert effective_root() in ("", NOT_ROOT)
 
 
-def test_the_device_for_mig_must_be_allowed(tmp_path):
+def test_mig_needs_its_device_or_the_capability_that_includes_it(tmp_path):
+    """Whoever has CAP_SYS_ADMIN lacks nothing where the device is not there yet, as after a boot."""
+    status = tmp_path / "self" / "status"
+    status.parent.mkdir()
+    status.write_text(f"CapEff:\t{0:016x}\n")
+    assert mig_device(tmp_path, tmp_path) == NOT_ROOT
     config = tmp_path / "driver/nvidia/capabilities/mig/config"
-    assert mig_device(tmp_path, tmp_path) == ""
     config.parent.mkdir(parents=True)
     config.write_text("DeviceFileMinor: 1\n")
-    assert "DeviceAllow=" in mig_device(tmp_path, tmp_path)
+    assert mig_device(tmp_path, tmp_path).endswith(
+        f"nvidia-cap1 cannot be opened (No such file or directory): {NOT_ROOT}"
+    )
+    status.write_text(f"CapEff:\t{1 << 21:016x}\n")
+    assert mig_device(tmp_path, tmp_path) == ""
+    status.write_text(f"CapEff:\t{0:016x}\n")
     (tmp_path / "nvidia-caps").mkdir()
     (tmp_path / "nvidia-caps" / "nvidia-cap1").touch()
     assert mig_device(tmp_path, tmp_path) == ""

@@ -23,6 +23,10 @@ from power_agent.clocks.core.clock_control import (
     refuse_power_limit,
     snap_down,
 )
+from power_agent.devices.inventory import Inventory
+from power_agent.simulated.interference import Interference
+from power_agent.simulated.machine import Machine
+from tests.support.simulated_driver import pynvml_on
 from trefoil.core.errors import Fenced, InvalidInput, PlanError, StaleRevision
 from trefoil.core.fleet import ClockLease, DeviceState
 from trefoil.core.plan import PlannedDevice
@@ -179,6 +183,27 @@ def test_foreign_settings_are_reported():
 def test_default_application_clocks_are_no_foreign_lock(clock_mhz, more, foreign):
     reading = ClockReading(clock_mhz, ("locked_or_application_clocks", *more), default_mhz=1095)
     assert bool(drift(FREE, reading)) == foreign
+
+
+def test_a_board_that_stays_at_its_own_application_clock_is_not_taken_for_locked_by_others():
+    machine = Machine(mig_enabled=False)
+    with pynvml_on(machine):
+        inventory = Inventory("node0", None)
+        inventory.open()
+        inventory.list_devices()
+        machine.attach(7, machine.gpu(0).uuid)
+
+        def reported() -> tuple[int, tuple[str, ...]]:
+            default_mhz = inventory.default_application_clock_mhz(GPU)
+            reading = ClockReading(inventory.clock_mhz(GPU), inventory.clock_event_reasons(GPU), default_mhz)
+            return reading.clock_mhz, drift(FREE, reading)
+
+        assert reported() == (1410, ())
+        Interference(machine).application_clock(0, 1095)
+        assert inventory.clock_event_reasons(GPU) == ("locked_or_application_clocks",)
+        assert reported() == (1095, ())
+        Interference(machine).lock_clocks(0, 600, 600)
+        assert reported() == (600, ("clocks are locked, and not by this agent",))
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------

@@ -99,9 +99,18 @@ def test_an_engine_without_the_toolkit_names_the_commands_that_install_it(root, 
     engine, toolkit = check_containers(docker, lambda: {"ServerVersion": "28", "LiveRestoreEnabled": True}, root, 1)
     assert engine.verdict == Verdict.WORKS
     assert (toolkit.verdict, "nvidia-ctk runtime configure" in toolkit.remedy) == (Verdict.BROKEN, True)
+    _, toolkit = check_containers(docker, lambda: {"Runtimes": {"nvidia": {}}}, root, 1)
+    assert toolkit.verdict == Verdict.WORKS
+    by_cdi = settings(tmp_path, runtime="docker", docker_image="triton:1", docker_gpu="cdi")
+    _, toolkit = check_containers(by_cdi, lambda: {"ServerVersion": "24", "Runtimes": {"nvidia": {}}}, root, 1)
+    assert (toolkit.verdict, "hands out no CDI devices" in toolkit.seen) == (Verdict.BROKEN, True)
+    newer = {"ServerVersion": "28.3", "CDISpecDirs": ["/etc/cdi"]}
     (root / "etc/cdi").mkdir(parents=True)
-    (root / "etc/cdi/nvidia.yaml").touch()
-    _, toolkit = check_containers(docker, lambda: {"ServerVersion": "28"}, root, 1)
+    (root / "etc/cdi/nvidia.yaml").write_text("kind: amd.com/gpu\n")
+    _, toolkit = check_containers(by_cdi, lambda: newer, root, 1)
+    assert toolkit.verdict == Verdict.BROKEN
+    (root / "etc/cdi/nvidia.yaml").write_text("kind: nvidia.com/gpu\n")
+    _, toolkit = check_containers(by_cdi, lambda: newer, root, 1)
     assert toolkit.verdict == Verdict.WORKS
 
 

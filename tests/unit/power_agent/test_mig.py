@@ -8,7 +8,8 @@ import pytest
 
 from power_agent.devices.driver_calls import DriverCalls
 from power_agent.devices.errors import DeviceBusy, DeviceError, DeviceLost, NoPermission, NoRoom
-from power_agent.devices.inventory import ObservedSlice
+from power_agent.devices.inventory import ObservedProcess, ObservedSlice
+from power_agent.devices.session import Session
 from power_agent.slices.mig import MigInstances
 from tests.support.plans import key
 from trefoil.core.fleet import SliceKey
@@ -21,6 +22,7 @@ class Driver:
     """An inventory that refuses the first calls."""
 
     def __init__(self, *refusals: DeviceError) -> None:
+        self.session = Session()
         self.refusals = list(refusals)
         self.calls = 0
 
@@ -33,6 +35,13 @@ class Driver:
         self._call()
         return ObservedSlice(SliceKey(device, slice_type, start, 4), 1, None, "", 19968, 42)
 
+    def processes(self, uuid: str) -> tuple[ObservedProcess, ...]:
+        try:
+            self._call()
+        except DeviceBusy as error:
+            return tuple(ObservedProcess(pid, 100) for pid in error.holders)
+        return ()
+
     def close(self) -> None:
         pass
 
@@ -43,12 +52,12 @@ class Driver:
         self._call()
 
 
-async def outcome(driver: Driver, verb: str, retries_max: int = 3) -> tuple[object, float]:
+async def outcome(driver: Driver, verb: str, *more: str, retries_max: int = 3) -> tuple[object, float]:
     """Result or error of one verb, and how long it waited."""
     clock = ManualClock()
     calls = DriverCalls(driver)  # type: ignore[arg-type]
     mig = MigInstances(calls, driver, clock, retries_max, 0.1)  # type: ignore[arg-type]
-    task = asyncio.create_task(getattr(mig, verb)(KEY))
+    task = asyncio.create_task(getattr(mig, verb)(KEY, *more))
     while not task.done():
         await asyncio.sleep(0.001)  # the driver's thread runs in real time
         await clock.advance(0.05)
@@ -153,3 +162,12 @@ async def test_a_bug_in_a_call_reaches_whoever_waits_and_the_worker_lives():
         await calls.call("node0/gpu0", lambda: 1 // 0)
     assert await calls.call("node0/gpu0", lambda: 7) == 7
     await calls.close()
+
+
+async def test_a_gpu_that_others_compute_on_does_not_serve_as_a_whole():
+    driver = Driver(*(busy(7, 8) for _ in range(9)))
+    result, _ = await outcome(driver, "check_unused", "GPU-1")
+    assert isinstance(result, DeviceBusy)
+    assert "processes 7, 8 compute on it. Remedy: stop them, or take the GPU out of service" in str(result)
+    result, _ = await outcome(Driver(busy(7)), "check_unused", "GPU-1")
+    assert result is None, "who has just ended may be listed for a moment"

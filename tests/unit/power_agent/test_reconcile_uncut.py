@@ -162,7 +162,7 @@ def test_a_plan_without_change_has_no_steps():
         ((cores(0, 2), cores(1, 1)), "overlap"),
         ((quota(0, 15), quota(10, 5)), "overlap"),
         ((cores(3, 2),), "starts at one of"),
-        ((quota(36, 5),), "starts at one of"),
+        ((quota(76, 5),), "starts at one of"),  # places of quotas reach to twice the cores
         ((part(CPU, "quota:4.1", 0, 41),), "no slice type"),
         ((part(GPU, "1g.5gb", 0, 1),), "no slice type 'whole'|no slice type"),
         ((part(GPU, WHOLE, 0, 2),), "starts at one of"),

@@ -1,0 +1,1 @@
+"""Brain of the watch: what proves that a GPU was reset."""
