@@ -5,6 +5,7 @@ Each attack is a process (`benchmarks/hostile.py`): its calls must get a status 
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
@@ -15,6 +16,7 @@ import psutil
 
 from benchmarks.chaos_rows import Trouble
 from benchmarks.echo_system import EchoSystem
+from trefoil.cli.system_client import TOKEN_FILE_VARIABLE
 
 STATUS_S: Final = 1.0
 DESCRIPTORS_LEFT: Final = 600
@@ -51,7 +53,7 @@ async def _attacked(attack: str, system: EchoSystem) -> AsyncIterator[None]:
                 stack.enter_context(few_descriptors(worker))
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "benchmarks.hostile", attack, json.dumps(dict(system.launch.addresses)),
-            stdout=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE, env={**os.environ, TOKEN_FILE_VARIABLE: system.launch.token_file},
         )  # fmt: skip
         try:
             assert process.stdout is not None

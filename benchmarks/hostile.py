@@ -30,6 +30,7 @@ from protos.carbon_feed.v1 import carbon_feed_pb2, carbon_feed_pb2_grpc
 from protos.controller.v1 import controller_pb2, controller_pb2_grpc
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
+from trefoil.cli.system_client import control_token
 from trefoil.runtime.clock import WallClock
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
@@ -492,22 +493,23 @@ async def operate(at: Addresses, tally: Tally) -> None:
         for channel in channels.values():
             await stack.enter_async_context(channel)
         stubs = {name: made(channels[name]) for name, made in STUBS.items()}
-        plan = (await stubs["controller"].GetPlan(controller_pb2.GetPlanRequest())).plan
+        mine = {"metadata": (("authorization", f"Bearer {control_token()}"),)}
+        plan = (await stubs["controller"].GetPlan(controller_pb2.GetPlanRequest(), **mine)).plan
         watches = (
-            stubs["controller"].WatchPlan(controller_pb2.WatchPlanRequest()),
-            stubs["power_agent"].WatchNode(power_agent_pb2.WatchNodeRequest()),
-            stubs["dispatcher"].WatchLoad(dispatcher_pb2.WatchLoadRequest()),
-            stubs["carbon_feed"].WatchIntensity(carbon_feed_pb2.WatchIntensityRequest(zone="demo")),
+            stubs["controller"].WatchPlan(controller_pb2.WatchPlanRequest(), **mine),
+            stubs["power_agent"].WatchNode(power_agent_pb2.WatchNodeRequest(), **mine),
+            stubs["dispatcher"].WatchLoad(dispatcher_pb2.WatchLoadRequest(), **mine),
+            stubs["carbon_feed"].WatchIntensity(carbon_feed_pb2.WatchIntensityRequest(zone="demo"), **mine),
         )
         held = list(watches)
         for _ in range(999):
-            held.append(stubs["controller"].WatchPlan(controller_pb2.WatchPlanRequest()))
-            held.append(stubs["power_agent"].WatchNode(power_agent_pb2.WatchNodeRequest()))
-            held.append(stubs["dispatcher"].WatchLoad(dispatcher_pb2.WatchLoadRequest()))
-            held.append(stubs["carbon_feed"].WatchIntensity(carbon_feed_pb2.WatchIntensityRequest(zone="demo")))
+            held.append(stubs["controller"].WatchPlan(controller_pb2.WatchPlanRequest(), **mine))
+            held.append(stubs["power_agent"].WatchNode(power_agent_pb2.WatchNodeRequest(), **mine))
+            held.append(stubs["dispatcher"].WatchLoad(dispatcher_pb2.WatchLoadRequest(), **mine))
+            held.append(stubs["carbon_feed"].WatchIntensity(carbon_feed_pb2.WatchIntensityRequest(zone="demo"), **mine))
         given = tuple(commands(plan))
         for service, method, asked in itertools.cycle(given):
-            call = getattr(stubs[service], method)(asked, timeout=TIMEOUT_S, metadata=(("authorization", "Bearer x"),))
+            call = getattr(stubs[service], method)(asked, timeout=TIMEOUT_S, **mine)
             await tally.time(f"{service} {method}", call)
             await CLOCK.sleep(0.01)
 

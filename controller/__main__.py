@@ -15,6 +15,7 @@ from controller.loop.disk_store import DiskStore
 from controller.loop.effect_runner import Signals
 from controller.loop.leadership import Leadership
 from controller.observe.core.observation import Observation
+from controller.observe.forecast_model import open_network
 from controller.observe.reader import ObservationReader
 from controller.planners.policy_parts import constants_of, forecaster_of, planner_of, row_of
 from controller.planners.table import PLANNERS
@@ -34,7 +35,9 @@ from trefoil.runtime import rpc, service, telemetry
 from trefoil.runtime.clock import Clock, SteadyClock, WallClock
 from trefoil.runtime.config import masked, parser_main
 from trefoil.runtime.repository import load_catalog, stated_digests
-from trefoil.runtime.service import MetricsPart, Part, ServerPart, StatePart
+from trefoil.runtime.security.plan_keys import PlanKeys
+from trefoil.runtime.security.tls import Tls
+from trefoil.runtime.service import CertificatesPart, MetricsPart, Part, ServerPart, StatePart
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
@@ -90,11 +93,11 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     metrics, signals = Metrics("controller"), Signals()
     disk = DiskStore(settings.state_dir, settings.decisions_max, metrics)
     time = CoreTime(clock.now_s(), clock.monotonic_s())
+    plan_keys = PlanKeys.read(settings.cluster, settings.plan_key_file)
     receipts = Receipts(catalog, settings.receipts.memory_s, settings.receipts.items_min)
     stated = {f"{f}/{v}": sha[:MODEL_DIGEST_CHARS] for (f, v), sha in stated_digests(settings.model_repository).items()}
-    observation = Observation(
-        settings, state.keys, catalog, forecaster_of(settings, row), time.now_s, receipts.window, stated
-    )
+    forecaster = forecaster_of(settings, row, open_network=open_network, monotonic_s=clock.monotonic_s)
+    observation = Observation(settings, state.keys, catalog, forecaster, time.now_s, receipts.window, stated)
     reader = ObservationReader(observation, state, settings.carbon, clock)
 
     def highest_seen() -> int:
@@ -102,13 +105,16 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
 
     leadership = Leadership(state, disk, clock, metrics, highest_seen)
     token = settings.token.get_secret_value() if settings.token else None
-    agents = AgentClients(clock, settings.rollout.apply_timeout_s, settings.rollout.apply_tries, token)
+    patience = (settings.rollout.apply_timeout_s, settings.rollout.apply_tries)
+    tls = Tls.of(settings)
+    agents = AgentClients(clock, *patience, token, tls, settings.insecure)
     accountant = Accountant(settings, state, leadership, observation, receipts, disk, metrics, clock)
     commanded = {n.node: n for n in disk.load_all("commanded", NodePlan)}
     rollouts = RolloutExecutor(settings.rollout, observation, accountant, time, disk.load("published", Plan), commanded)
     rollout_runner = RolloutRunner(
-        rollouts, settings.rollout.poll_s, state.keys, leadership, agents, reader, disk, metrics, signals, time, clock
-    )
+        rollouts, settings.rollout.poll_s, state.keys, plan_keys, leadership, agents, reader, disk, metrics, signals,
+        time, clock,
+    )  # fmt: skip
     stored = {o.family: o for o in disk.load_all("objectives", Objective)}
     left = load_saved_state(disk, settings, starting_objectives(settings, stored, catalog))
     planner_runner = PlannerRunner(planner, row.planner, disk, clock, settings.solve_timeout_s)
@@ -135,7 +141,8 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
         StatePart(state, clock, metrics),
         MetricsPart(metrics, settings.metrics_address),
         ControlPart(loop, reader, leadership, agents, accountant),
-        ServerPart(lambda: rpc.make_server(settings, [(add, servicer, FULL_NAME)], metrics=metrics)),
+        CertificatesPart({"service": tls.end_s} if tls else {}, clock, metrics),
+        ServerPart(lambda: rpc.make_server(settings, [(add, servicer, FULL_NAME)], metrics=metrics, tls=tls)),
     )
 
 

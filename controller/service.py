@@ -65,7 +65,14 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             models_refused=[
                 f"{node}: {why}" for node, whys in self._loop.observation.differing.items() for why in whys
             ],
+            agents_unreached=self._unreached(),
         )
+
+    def _unreached(self) -> list[str]:
+        """Agents that publish, so that they run, and do not answer."""
+        fleet = self._loop.observation.fleet(self._loop.clock.now_s())
+        fresh = {node.node for node in fleet.nodes}.difference(fleet.stale)
+        return [f"{node}: {why}" for node, why in sorted(self._loop.rollout_runner.unreached.items()) if node in fresh]
 
     async def WatchPlan(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Stream of plan and rollout, at once and whenever one of them changes."""

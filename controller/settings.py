@@ -247,6 +247,8 @@ class ControllerSettings(ServiceSettings):
     """observe: meter only; advise: plan and predict; act: roll out."""
     seed: int = Field(default=0, ge=0)
     """Of planners that draw."""
+    plan_key_file: Path | None = None
+    """File with the key by which node plans in Redis are signed, as the agents have it; docs/operations.md."""
     pue: float = Field(default=1.2, ge=1)
     """Power usage effectiveness of the site: joules of devices times this are counted."""
     tick_s: float = Field(default=0.5, gt=0)

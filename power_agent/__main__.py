@@ -8,7 +8,7 @@ from pathlib import Path
 import structlog
 
 from power_agent.addresses import check_addresses
-from power_agent.agent import AgentPart
+from power_agent.agent import CONTROLLER, AgentPart
 from power_agent.clocks.clock_keeper import ClockKeeper
 from power_agent.devices.cpu import Cpu, cpu_mode
 from power_agent.devices.dcgm import Dcgm
@@ -33,6 +33,7 @@ from power_agent.slices.mig import MigInstances
 from power_agent.slices.node_state import Node
 from power_agent.slices.reconciler import Reconciler
 from power_agent.slices.step_executor import StepExecutor
+from power_agent.triton.access import TritonAccess
 from power_agent.triton.model_digests import ModelDigests
 from power_agent.watch.capabilities import NOT_ROOT, effective_root, mig_device
 from power_agent.watch.capability_watch import CapabilityWatch
@@ -42,11 +43,13 @@ from power_agent.watch.slice_health import SliceHealth
 from power_agent.watch.xid_watch import Quarantine, XidWatch
 from protos.power_agent.v1 import power_agent_pb2_grpc
 from trefoil.runtime import rpc
-from trefoil.runtime.audit import AuditLog
 from trefoil.runtime.clock import Clock, SteadyClock, WallClock
 from trefoil.runtime.config import masked, parser_main
 from trefoil.runtime.repository import load_catalog, stated_digests
-from trefoil.runtime.service import MetricsPart, Part, ServerPart, StatePart, main
+from trefoil.runtime.security.audit import AuditLog
+from trefoil.runtime.security.plan_keys import PlanKeys
+from trefoil.runtime.security.tls import Tls
+from trefoil.runtime.service import CertificatesPart, MetricsPart, Part, ServerPart, StatePart, main
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics, setup_logging
 
@@ -61,14 +64,18 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     setup_logging("power_agent", settings.log_level, settings.log_json)
     structlog.get_logger().info("settings", **masked(settings))
     check_addresses(settings)
+    tls = Tls.of(settings)
+    access = TritonAccess(settings, tls)
     if settings.governor:
         governor_of(settings.governor, settings.parts.get("governor", {}))
+    plan_keys = PlanKeys.read(settings.cluster, settings.plan_key_file)
     clock = SteadyClock(WallClock())
     client = install_simulated_node(settings.node_socket) if settings.node_socket else None
     metrics = Metrics("power_agent", simulated=client is not None)
     runtime = build_runtime(settings, client)
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
-    inventory = Inventory(settings.node, Path("/proc") if client is None else None)
+    proc, holders = (Path("/proc"), None) if client is None else (None, client.holders)
+    inventory = Inventory(settings.node, proc, holders)
     calls = DriverCalls(inventory, lock=DriverLock(settings.driver_marker))
     mig = MigInstances(calls, inventory, clock, settings.in_use_retries_max, settings.in_use_backoff_s)
     journal = Journal(settings.state_dir, boot_id(), driver_load_id(settings.driver_marker), metrics)
@@ -79,7 +86,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
         settings.model_repository.absolute(), node.catalog, stated_digests(settings.model_repository)
     )
     made = (mig, runtime, threads, state, journal, digests, node.catalog)
-    executor = StepExecutor(settings, clock, *made, node.keep_last_reading)
+    executor = StepExecutor(settings, clock, *made, node.keep_last_reading, access)
     clocks = ClockKeeper(node, inventory, calls.call)
     reconciler = Reconciler(node, executor, clocks)
     energy_log = EnergyLog(settings.state_dir, int(settings.ring_s / settings.sample_period_s), metrics)
@@ -96,23 +103,31 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     quarantine = Quarantine(inventory)
     watch = DriverWatch(node, reconciler, executor, calls, inventory, quarantine)
     xids = XidWatch(node, inventory, quarantine, watch.fence, watch.poll_soon)
-    capabilities = CapabilityWatch(node, inventory, calls, _rights(client), runtime.name, dcgm)
+    capabilities = CapabilityWatch(node, inventory, calls, _rights(client), runtime, dcgm)
     parts = (node, inventory, calls, mig, executor, reconciler, clocks)
     watches = (health, watch, xids, capabilities, ModelWatch(node, digests, executor.in_thread))
-    agent = AgentPart(*parts, *watches, metering, publisher, state, cpu, cpu_serves)
-    servicer = PowerAgentServicer(node, reconciler, clocks, feed, partial(state.epoch_of, "controller"))
+    agent = AgentPart(*parts, *watches, metering, publisher, state, plan_keys, cpu, cpu_serves)
+    servicer = PowerAgentServicer(node, reconciler, clocks, feed, partial(state.epoch_of, CONTROLLER))
     entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)
     audit = AuditLog(settings.state_dir, clock, metrics)
-    server = ServerPart(lambda: rpc.make_server(settings, [entry], metrics=metrics, audit=audit))
+    server = ServerPart(lambda: rpc.make_server(settings, [entry], metrics=metrics, audit=audit, tls=tls))
+    certificates = _certificates(tls, access, node, metrics)
     connections = StatePart(state, clock, metrics, partial(node.set_missing, "clock"))
-    return [connections, MetricsPart(metrics, settings.metrics_address), agent, server]
+    return [connections, MetricsPart(metrics, settings.metrics_address), agent, certificates, server]
+
+
+def _certificates(tls: Tls | None, access: TritonAccess, node: Node, metrics: Metrics) -> CertificatesPart:
+    ends = {"service": tls.end_s} if tls else {}
+    if access.own is not None:
+        ends["tritons"] = lambda: access.end_s([part.key.name for part in node.slices.values() if part.running])
+    return CertificatesPart(ends, node.clock, metrics, partial(node.set_missing, "tls"))
 
 
 def _rights(client: NodeClient | None) -> Callable[[], tuple[str, str]]:
     """Reasons why GPUs, and MIG, may not be changed; on a simulated node it is the node that is root, or not."""
     if client is None:
         return lambda: (effective_root(), mig_device())
-    return lambda: ("" if client.describe().get("root", True) else NOT_ROOT, "")
+    return lambda: ("" if client.describe().get("root", True) else NOT_ROOT,) * 2
 
 
 def _cpus(

@@ -16,7 +16,7 @@ def check_addresses(settings: PowerAgentSettings) -> None:
 
     Raises:
         SettingError: loopback or a wildcard is published while Redis is on another host, a host while only loopback is
-            listened on, or others reach Tritons and `insecure` is not set.
+            listened on, or others reach Tritons that have neither TLS nor `insecure`.
     """
     away = _other_host(settings.redis_url.get_secret_value())
     advertised = settings.advertise_host
@@ -38,17 +38,18 @@ def check_addresses(settings: PowerAgentSettings) -> None:
                 value=value,
                 remedy="listen on 0.0.0.0 or on that address, or drop advertise_host",
             )
-    if not is_loopback(f"{settings.triton_listen}:0"):
+    if not is_loopback(f"{settings.triton_listen}:0") and settings.tls_ca is None:
         if not settings.insecure:
             raise SettingError(
-                "Tritons speak clear text and obey whoever reaches them",
+                "Tritons would speak clear text and answer whoever reaches them",
                 field="triton_listen",
                 value=settings.triton_listen,
-                remedy="keep 127.0.0.1, or give --insecure where only controller and dispatchers reach that address",
+                remedy="set tls_ca, keep 127.0.0.1, or give --insecure where only dispatchers reach that address",
             )
-        structlog.get_logger().warning(
-            "anyone who reaches Tritons can command them", triton_listen=settings.triton_listen
-        )
+        structlog.get_logger().warning("anyone who reaches Tritons may ask them", triton_listen=settings.triton_listen)
+    if settings.token is None and settings.runtime_name != "docker":
+        why = "models run as processes of this machine, and whoever runs on it commands this agent"
+        structlog.get_logger().warning("no token is asked for", why=why, remedy="set token_file, also on loopback")
 
 
 def _leads_to_oneself(address: str) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -18,8 +19,9 @@ from power_agent.energy.metering import Metering
 from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.factory import install_triton
 from power_agent.slices.adoption import add_cpu, adopt, list_devices
+from power_agent.slices.core.epochs import refuse_made_up_epoch
 from power_agent.slices.mig import MigInstances, enable_mig
-from power_agent.slices.node_state import Device, Node
+from power_agent.slices.node_state import PLAN, Device, Node
 from power_agent.slices.reconciler import Reconciler
 from power_agent.slices.slice_state import Slice
 from power_agent.slices.step_executor import StepExecutor
@@ -28,18 +30,15 @@ from power_agent.watch.driver_watch import DriverWatch
 from power_agent.watch.model_watch import ModelWatch
 from power_agent.watch.slice_health import SliceHealth
 from power_agent.watch.xid_watch import XidWatch
-from trefoil.core.errors import (
-    DiskUnavailable,
-    Fenced,
-    PlanError,
-    StartError,
-    StateUnavailable,
-    TrefoilError,
-    Unavailable,
-)
+from trefoil.core.errors import Fenced, PlanError, StartError, TrefoilError, Unavailable
 from trefoil.core.plan import NodePlan
+from trefoil.runtime.rpc import is_loopback
+from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.state import State
+from trefoil.runtime.state_errors import believed_epoch
 
+CONTROLLER: Final = "controller"
+"""Role whose epoch plans come under."""
 EXIT_PATIENCE_S: Final = 1.5  # a service has 4 s to be gone
 WAIT_FIRST_S: Final = 0.1
 WAIT_MAX_S: Final = 5.0
@@ -64,13 +63,15 @@ class AgentPart:
     metering: Metering
     publisher: Publisher
     state: State
+    plan_keys: PlanKeys
     cpu: Cpu | None
     cpu_serves: bool
 
     async def init(self) -> None:
         """Adopt what runs, and the plan it runs by."""
         node, settings = self.node, self.node.settings
-        node.journal.open()  # first: from here on this is the only agent of the node
+        node.journal.open()  # first: from here on this is the only agent of the node on this machine
+        await self.publisher.refuse_namesake()
         node.cordons.resume()
         try:
             self.executor.install = await asyncio.to_thread(install_triton, settings, self.executor.runtime)
@@ -145,11 +146,26 @@ class AgentPart:
 
     async def _newer_plan(self) -> None:
         """What was decided while no agent was here."""
+        settings, state = self.node.settings, self.state
         try:
-            plan = await self.state.get(self.state.keys.plan_node(self.node.settings.node), NodePlan)
-            if plan is not None and (self.node.plan is None or plan.revision > self.node.plan.revision):
-                await self.reconciler.apply(plan)
-        except (StateUnavailable, DiskUnavailable, PlanError, Fenced) as error:
+            plan = await state.get(state.keys.plan_node(settings.node), NodePlan)
+            if plan is None or (self.node.plan is not None and plan.revision <= self.node.plan.revision):
+                return
+            if not (self.plan_keys or settings.insecure or _only_local(settings.redis_url.get_secret_value())):
+                why = "other machines write to this Redis, and plans in it are not signed"
+                remedy = "set plan_key_file for controller and agents; until then the controller's next plan is taken"
+                raise PlanError(why, field="plan_key_file", remedy=remedy)
+            try:
+                plan = self.plan_keys.verify(plan)
+            except PlanError as error:
+                self.node.report_missing(PLAN, str(error))
+                return
+            highest = self.node.journal.state.highest_epoch
+            refuse_made_up_epoch(
+                plan.revision.epoch, highest, believed_epoch(await state.epoch_of(CONTROLLER), highest)
+            )
+            await self.reconciler.apply(plan)
+        except (Unavailable, PlanError, Fenced) as error:
             structlog.get_logger().warning("no plan was taken from Redis", why=str(error))
 
     async def run(self) -> None:
@@ -195,3 +211,10 @@ async def _close(slices: Sequence[Slice]) -> None:
     for part in slices:
         if part.triton is not None:
             await part.triton.close()
+
+
+def _only_local(redis_url: str) -> bool:
+    """Whether nobody but processes of this machine reaches Redis."""
+    url = urlsplit(redis_url)
+    host = url.hostname or "localhost"
+    return url.scheme == "unix" or is_loopback(f"[{host}]:0" if ":" in host else f"{host}:0")

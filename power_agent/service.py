@@ -7,16 +7,16 @@ from typing import Any, Final
 from power_agent.clocks.clock_keeper import ClockKeeper
 from power_agent.energy.energy_log import EnergyFeed
 from power_agent.slices.cordons import devices_named, refuse_old_epoch
-from power_agent.slices.node_state import Node
+from power_agent.slices.core.epochs import refuse_made_up_epoch, refuse_overtaken_epoch
+from power_agent.slices.node_state import PLAN, Node
 from power_agent.slices.reconciler import Reconciler
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
-from trefoil.core.errors import InvalidInput, StaleRevision, StateUnavailable
+from trefoil.core.errors import InvalidInput, StateUnavailable
 from trefoil.core.fleet import Step
 from trefoil.runtime import codec
+from trefoil.runtime.state_errors import believed_epoch
 
 FULL_NAME: Final = "trefoil.power_agent.v1.PowerAgent"
-EPOCHS_AHEAD_MAX: Final = 1_000_000
-"""A controller takes one at each start, so that a new node may be this far behind, and no further."""
 
 
 class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: ignore[misc]
@@ -41,9 +41,10 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         """Apply a complete desired state; the answer has the steps that lead there."""
         if not request.HasField("plan"):
             raise InvalidInput("missing", field="plan", remedy="send a NodePlan")
-        self._refuse_far_epoch(request.plan.revision.epoch)
-        await self._refuse_overtaken(request.plan.revision.epoch)
+        epoch = request.plan.revision.epoch
+        refuse_overtaken_epoch(epoch, await self._check_epoch(epoch))
         applied = await self._reconciler.apply(codec.from_proto(request.plan))
+        self._node.report_missing(PLAN, "")
         return power_agent_pb2.ApplyResponse(
             accepted=True, changed=applied.changed, steps=[step_message(step) for step in applied.steps]
         )
@@ -57,26 +58,15 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
             changed=found.changed, steps=[step_message(step) for step in found.steps]
         )
 
-    def _refuse_far_epoch(self, epoch: int) -> None:
-        """Refuse an epoch that no controller can have reached: whoever is obeyed under it is obeyed for ever."""
+    async def _check_epoch(self, epoch: int) -> int:
+        """Refuse an epoch that nobody leads under; returns the one that controllers do, 0 where Redis does not tell."""
         highest = self._node.journal.state.highest_epoch
-        if epoch > highest + EPOCHS_AHEAD_MAX:
-            raise InvalidInput(
-                f"is more than {EPOCHS_AHEAD_MAX} ahead of {highest}, the highest seen", field="epoch", value=epoch,
-                remedy="send the node's highest_epoch_seen, or the next",
-            )  # fmt: skip
-
-    async def _refuse_overtaken(self, epoch: int) -> None:
-        """Refuse a controller that stood still past its lease, before the one that leads now has sent anything here."""
         try:
-            led = await self._led_epoch()
+            led = believed_epoch(await self._led_epoch(), highest)
         except StateUnavailable:
-            return  # what this node has seen itself has to do
-        if epoch < led:
-            raise StaleRevision(
-                f"node {self._node.settings.node}: epoch {epoch} is overtaken, controllers lead under {led}",
-                remedy="acquire the role again and plan under a newer epoch",
-            )
+            led = 0  # what this node has seen itself has to do
+        refuse_made_up_epoch(epoch, highest, led)
+        return led
 
     async def Drain(self, request: Any, context: Any) -> Any:
         """Drain devices, or take them back into service; answered at once, the node's status shows the progress."""
@@ -92,7 +82,7 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         """Make or renew a clock lease; the answer names the supported clocks that it came to."""
         if not request.HasField("lease"):
             raise InvalidInput("missing", field="lease", remedy="send a ClockLease")
-        self._refuse_far_epoch(request.lease.epoch)
+        await self._check_epoch(request.lease.epoch)
         held = self._clocks.set_clocks(codec.from_proto(request.lease), request.ttl_s)
         return power_agent_pb2.SetClocksResponse(lease=codec.to_proto(held))
 

@@ -39,6 +39,10 @@ class PowerAgentSettings(ServiceSettings):
     triton_port_base: int = Field(default=8200, ge=1024, le=65000)
     """gRPC port of slice start s on GPU g: base + 16 g + 2 s; of a CPU slice that begins at tenth t of a core: base +
     256 + 2 t. The metrics are one above."""
+    triton_tls_certificate: Path | None = None
+    """PEM chain that Tritons show where tls_ca is set; it names `tritons.<node>`. A Triton reads it at its start."""
+    triton_tls_key: Path | None = None
+    """Its PEM key, which models can read."""
     meter: Literal["nvml", "none"] = "nvml"
     """none: joules and grams are unknown, and say so."""
     sample_period_s: float = Field(default=1.0, ge=0.2, le=10.0)
@@ -74,8 +78,13 @@ class PowerAgentSettings(ServiceSettings):
     """How long that inference may take."""
     drift_poll_s: float = Field(default=5.0, gt=0)
     """How often the driver's listing is compared with what the agent made."""
+    reset_poll_s: float = Field(default=30.0, gt=0)
+    """How often a GPU that waits for a reset is looked at; each look has it open for about a second."""
     mig_mode: Literal["keep", "enable"] = "keep"
     """enable: switch MIG mode on where a GPU has it, is empty and has it off; it is never switched off."""
+    plan_key_file: Path | None = None
+    """File with the keys by which plans in Redis are signed, one a line, at most two: the first is the controller's.
+    None: plans that were decided while no agent was here are read from a Redis on loopback, or with `insecure`."""
     lease_ttl_s: float = Field(default=3.0, gt=1.0, le=LEASE_MAX_S)
     """Time to live of the lease of the node's role, and the longest gap in its heartbeat."""
     driver_marker_path: Path | None = None
@@ -86,6 +95,11 @@ class PowerAgentSettings(ServiceSettings):
     # what runs Tritons
     runtime: Literal["auto", "node", "process", "docker"] = "auto"
     """auto: node on a simulated node, else docker where an image is named, else process."""
+    triton_user: Literal["auto", "own", "same"] = "auto"
+    """As whom Tritons run that are processes: own: a user for each slice, which needs root; same: the agent's own user,
+    so that models can do what the agent can, and is not isolated; auto: own where that can be had."""
+    triton_uid_base: int = Field(default=2_000_000_000, ge=1, le=2_147_400_000)
+    """User and group of a slice's Triton is this and the slice's gRPC port: 65,536 that nobody else may have."""
     cgroup_parent: Path | None = None
     """Folder of cgroup v2 for the groups of CPU slices; None: below the agent's own. See docs/operations.md."""
     triton_backend: Literal["auto", "python", "onnxruntime"] = "auto"
@@ -96,14 +110,18 @@ class PowerAgentSettings(ServiceSettings):
     """Address of the Docker engine; empty: DOCKER_HOST, else its usual socket."""
     docker_pull: bool = False
     """Pull an image that is not there; NVIDIA's takes minutes."""
-    docker_gpu: Literal["nvidia", "none"] = "nvidia"
-    """How a container gets its GPU: by NVIDIA's container toolkit, or not at all, where GPUs are simulated."""
+    docker_gpu: Literal["runtime", "request", "cdi", "none"] = "runtime"
+    """How a container gets its GPU: by NVIDIA's runtime, by a device request (as `--gpus`), by CDI; none where GPUs are
+    simulated. See docs/operations.md."""
+    docker_cdi_refresh: str = (
+        "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml --device-name-strategy=index "
+        "--device-name-strategy=uuid"
+    )
+    """Command that writes NVIDIA's CDI specification anew, run where it lacks a new MIG instance; empty: never."""
     docker_user: str = ""
     """User of containers, uid:gid; empty: the agent's own, or nobody where the agent is root."""
     docker_shm_mib: int = Field(default=256, ge=16)
     """Shared memory of a container; the python backend passes tensors through it."""
-    docker_health_s: float = Field(default=30.0, ge=0)
-    """How often the engine itself asks a container's Triton whether it serves, for people and other tools; 0: never."""
 
     # clocks
     clock_lease_ttl_max_s: float = Field(default=600.0, gt=0)

@@ -163,7 +163,7 @@ class ControlLoop:
         self._log = structlog.get_logger()
         budgets = self.observation.windows.dump_budgets
         self.records = DecisionRecords(settings, core.policy, state.keys, leadership, disk, metrics, budgets)
-        self._demand = DemandPublisher(state.keys, self.observation, leadership, clock)
+        self._demand = DemandPublisher(state.keys, reader, leadership, clock)
         self._receipts = ReceiptPublisher(settings, state.keys, accountant.receipts, leadership, clock)
         self._lock = asyncio.Lock()
         self._commands = 0  # that wait for the lock or have it

@@ -21,6 +21,7 @@ from trefoil.core.common import Lease
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Write
 from trefoil.runtime.state import LEASE_TTL_S, State
+from trefoil.runtime.state_errors import believed_epoch
 from trefoil.runtime.telemetry import Metrics
 
 ROLE = "controller"
@@ -78,7 +79,7 @@ class Leadership:
             self._log.warning("lease lost", role=ROLE, epoch=self._lease.epoch)
             self._lease = None
         kept = self._kept_epoch()
-        floor = max(self._highest_seen(), kept)
+        floor = max(believed_epoch(self._highest_seen(), kept), kept)
         if kept > self._known_epoch or (self._led and floor > self._known_epoch):
             self._another_led = True
         if self._another_led:
@@ -127,7 +128,8 @@ class Leadership:
 
     async def cede_to(self, epoch: int) -> None:
         """Cede to a higher epoch that an agent obeys (Redis lost ours): release the lease, then take a higher one."""
-        self._known_epoch = max(epoch, self._kept_epoch())
+        kept = self._kept_epoch()
+        self._known_epoch = max(believed_epoch(epoch, kept), kept)
         self._disk.save_later("epoch", {"epoch": self._known_epoch})  # the agent tells it again
         await self.release()
 

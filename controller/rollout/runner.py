@@ -1,7 +1,7 @@
 """Rollout runner: carries out the effects of `core/executor.py` live, one rollout at a time, beside the loop."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,9 +27,10 @@ from controller.rollout.core.interim_routes import with_catalog_facts
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
-from trefoil.core.plan import Plan, Rollout
+from trefoil.core.plan import NodePlan, Plan, Rollout
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Put, Write
+from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.state import Keys
 from trefoil.runtime.telemetry import Metrics
 
@@ -42,6 +43,7 @@ class RolloutRunner:
         rollouts: RolloutExecutor,
         poll_s: float,
         keys: Keys,
+        plan_keys: PlanKeys,
         leadership: Leadership,
         agents: AgentClients,
         reader: ObservationReader,
@@ -51,7 +53,7 @@ class RolloutRunner:
         time: CoreTime,
         clock: Clock,
     ) -> None:
-        self.rollouts, self._poll_s, self._keys = rollouts, poll_s, keys
+        self.rollouts, self._poll_s, self._keys, self._plan_keys = rollouts, poll_s, keys, plan_keys
         self._leadership, self._agents, self._reader, self._disk = leadership, agents, reader, disk
         self._metrics, self._signals, self._time, self._clock = metrics, signals, time, clock
         self._task: asyncio.Task[None] | None = None
@@ -61,6 +63,11 @@ class RolloutRunner:
     def rollout(self) -> Rollout:
         """State of the newest rollout."""
         return self.rollouts.rollout
+
+    @property
+    def unreached(self) -> Mapping[str, str]:
+        """By node, why its agent was not reached when it was called last."""
+        return self._agents.unreached
 
     def check(self) -> None:
         """Raise the exception that a rollout task has ended by: a bug in one ends the process."""
@@ -91,7 +98,7 @@ class RolloutRunner:
         if stands is None:
             return
         plan, nodes = self._with_catalog_facts(stands[0]), stands[1]
-        puts = [Put(self._keys.plan_node(n.node), n) for n in nodes]
+        puts = [self._put_node(node) for node in nodes]
         await self._leadership.write([Put(self._keys.plan(), plan), Put(self._keys.rollout(), self.rollout), *puts])
         self._disk.save_later("published", plan)  # the same routes under another number
         self._signals.announce()
@@ -123,8 +130,11 @@ class RolloutRunner:
         if wanted.rollout is not None:
             writes.append(Put(self._keys.rollout(), wanted.rollout))
         if wanted.node is not None:
-            writes.append(Put(self._keys.plan_node(wanted.node.node), wanted.node))
+            writes.append(self._put_node(wanted.node))
         return writes
+
+    def _put_node(self, plan: NodePlan) -> Write:
+        return Put(self._keys.plan_node(plan.node), self._plan_keys.sign(plan))
 
     def _with_catalog_facts(self, plan: Plan) -> Plan:
         """The plan as dispatchers need it: its targets with what the catalogue says of them."""

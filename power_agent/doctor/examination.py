@@ -10,7 +10,7 @@ from typing import Any, Final
 from power_agent.devices.gpus import driver_load_id
 from power_agent.devices.hardware_report import cpu_report
 from power_agent.devices.inventory import Inventory
-from power_agent.doctor.findings import Finding, Verdict, of_reason, works
+from power_agent.doctor.findings import Finding, Verdict, of_reason, unknown, works
 from power_agent.doctor.gpus import check_gpus
 from power_agent.doctor.host import (
     check_cgroups,
@@ -20,12 +20,13 @@ from power_agent.doctor.host import (
     check_ports,
     check_time,
 )
+from power_agent.runtimes.confinement import find_confinement
 from power_agent.runtimes.docker_engine import Engine
 from power_agent.settings import PowerAgentSettings
 from power_agent.simulated.nvml_shim import install_simulated_node
 from power_agent.triton.installation import find_triton
 from power_agent.watch.capabilities import effective_root, mig_device
-from trefoil.core.errors import BinaryMissing
+from trefoil.core.errors import BinaryMissing, SettingError
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.config import masked
 
@@ -85,7 +86,7 @@ def examine(settings: PowerAgentSettings, root: Path = ROOT) -> Examination:
         }
         found += check_device_files(root) if gpus else []
     found += check_containers(settings, lambda: _engine_info(settings), root, gpus)
-    found += [_triton(settings), check_cgroups(settings, root)]
+    found += [_triton(settings), _isolation(settings), check_cgroups(settings, root)]
     found += check_permissions(settings, rights, gpus)
     found += [asyncio.run(check_time(settings, clock)), *check_ports(settings, gpus)]
     return Examination(tuple(found), hardware, client is not None, masked(settings))
@@ -106,3 +107,14 @@ def _triton(settings: PowerAgentSettings) -> Finding:
         return works("Triton", str(find_triton(settings.triton_binary, settings.triton_environment).binary))
     except BinaryMissing as error:
         return of_reason("Triton", error, "")
+
+
+def _isolation(settings: PowerAgentSettings) -> Finding:
+    if settings.runtime_name == "docker":
+        seen = "an agent that runs tries it from a container: `cannot: isolate` of trefoil node show"
+        return unknown("isolation", seen)
+    try:
+        why = find_confinement(settings.triton_user, settings.triton_uid_base, settings.state_dir).missing
+    except SettingError as error:
+        why = str(error)
+    return of_reason("isolation", why, f"each slice has a user of its own, from {settings.triton_uid_base} on")

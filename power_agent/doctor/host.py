@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from power_agent.devices.rapl import RaplUnavailable, find_zones
 from power_agent.doctor.findings import Finding, broken, of_reason, unknown, works
+from power_agent.runtimes.gpu_access import KIND, RUNTIME, TOOLKIT, refusal_of, specifications
 from power_agent.settings import PowerAgentSettings
 from trefoil.core.errors import PortInUse, StateUnavailable, TrefoilError
 from trefoil.runtime.clock import Clock
@@ -19,9 +20,6 @@ from trefoil.runtime.state import State
 CONTROLLERS: Final = frozenset({"cpu", "cpuset"})
 PORTS_PER_GPU: Final = 16
 PROBE_S: Final = 1.0
-TOOLKIT: Final = (
-    "install nvidia-container-toolkit, then: nvidia-ctk runtime configure --runtime=docker && systemctl restart docker"
-)
 AS_ROOT: Final = "look as the agent's user: sudo trefoil node doctor"
 
 
@@ -54,13 +52,14 @@ def check_containers(
 def _toolkit(settings: PowerAgentSettings, info: Mapping[str, Any], root: Path, gpus: int) -> Finding:
     if settings.docker_gpu == "none" or not gpus:
         return works("toolkit", "not needed: containers get no GPU")
-    if "nvidia" in (info.get("Runtimes") or {}):
-        return works("toolkit", "the engine has the runtime nvidia")
-    folders = info.get("CDISpecDirs") or ["/etc/cdi", "/var/run/cdi"]
-    specs = [str(path) for folder in folders for path in (root / str(folder).lstrip("/")).glob("nvidia*")]
-    if specs:
-        return works("toolkit", f"by CDI: {', '.join(specs)}")
-    return broken("toolkit", "the engine knows neither a runtime nvidia nor a CDI specification of it", TOOLKIT)
+    if (refusal := refusal_of(settings.docker_gpu, info)) is not None:
+        return of_reason("toolkit", refusal, "")
+    if settings.docker_gpu != "cdi" and RUNTIME in (info.get("Runtimes") or {}):
+        return works("toolkit", f"the engine has the runtime {RUNTIME}")
+    folders = [root / str(folder).lstrip("/") for folder in info.get("CDISpecDirs") or ()]
+    if specifications(folders):
+        return works("toolkit", f"CDI specifications of {KIND} in {', '.join(map(str, folders))}")
+    return broken("toolkit", f"the engine knows neither a runtime {RUNTIME} nor a CDI specification of {KIND}", TOOLKIT)
 
 
 def check_cgroups(settings: PowerAgentSettings, root: Path) -> Finding:

@@ -8,6 +8,7 @@ comparison follows every trouble.
 import asyncio
 import contextlib
 import os
+import socket
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -18,8 +19,9 @@ from power_agent.energy.energy_log import EnergyLog
 from power_agent.slices.node_state import Node
 from trefoil.core.common import Lease
 from trefoil.core.energy import EnergySample
-from trefoil.core.errors import Fenced, StateUnavailable
+from trefoil.core.errors import Fenced, StartError, StateUnavailable
 from trefoil.runtime.fenced import Append, Put
+from trefoil.runtime.proc import Identity
 from trefoil.runtime.state import State
 
 PERIOD_S: Final = 1.0
@@ -27,6 +29,8 @@ GAP_S: Final = 0.05  # changes come in bursts
 STREAM_S: Final = 6 * 3600.0
 TAIL_PER_DEVICE: Final = 8  # newest entries that surely hold the newest of each device
 BATCH_MAX: Final = 200
+NAMESAKE_S: Final = 3.0  # an agent renews its lease every second
+NAMESAKE_POLL_S: Final = 0.25
 
 
 class Publisher:
@@ -37,7 +41,9 @@ class Publisher:
         self._state = state
         self._energy_log = energy_log
         self._role = f"agent:{node.settings.node}"
+        self._holder = f"{socket.gethostname()}:{os.getpid()}"
         self._lease: Lease | None = None
+        self._seen: Lease | None = None  # another agent's of this role
         self._renew_at_s = 0.0
         self._pending: deque[EnergySample] = deque()
         self._stream_in_step = False  # the stream holds everything up to what is pending
@@ -87,9 +93,12 @@ class Publisher:
             self._log.warning("lease lost", role=self._role, epoch=self._lease.epoch)
         self._stream_in_step = False
         floor = self._node.journal.state.lease_epoch
-        holder = f"{self._node.settings.node}:{os.getpid()}"
-        self._lease = await self._state.acquire(self._role, holder, ttl_s, floor)
+        self._lease = await self._state.acquire(self._role, self._holder, ttl_s, floor)
         if self._lease is None:
+            error = await self._namesake()
+            if error and str(error) != self._trouble:  # this one runs already: it goes on, unpublished
+                self._trouble = str(error)
+                self._log.error("cannot publish", why=str(error))
             return False
         self._renew_at_s = clock.monotonic_s() + min(PERIOD_S, ttl_s / 3)
         self._node.journal.raise_lease_epoch(self._lease.epoch)
@@ -97,6 +106,40 @@ class Publisher:
         self._node.metrics.set("trefoil_lease_epoch", self._lease.epoch, role=self._role)
         self._log.info("lease", role=self._role, epoch=self._lease.epoch)
         return True
+
+    async def refuse_namesake(self) -> None:
+        """Refuse to start beside an agent that publishes under this node's name: its lease is seen to be renewed.
+
+        Raises:
+            StartError: naming who does.
+        """
+        clock = self._node.clock
+        until_s = clock.monotonic_s() + NAMESAKE_S
+        try:
+            while not (error := await self._namesake()) and self._seen and clock.monotonic_s() < until_s:
+                await clock.sleep(NAMESAKE_POLL_S)
+        except StateUnavailable as unknown:
+            self._log.warning("whether another agent has this node's name is not known", why=str(unknown))
+            return
+        if error:
+            raise error
+
+    async def _namesake(self) -> StartError | None:
+        """Who else publishes under this node's name; what an agent that is gone has left is nobody's."""
+        holder = await self._state.holder(self._role)
+        before, self._seen = self._seen, None if holder is None or self._is_gone(holder.holder) else holder
+        if holder is None or before is None or self._seen in (None, before):
+            return None
+        return StartError(
+            f"another power agent, {holder.holder}, publishes under this name", field="node",
+            value=self._node.settings.node, remedy="give each node a name of its own, or stop that agent",
+        )  # fmt: skip
+
+    def _is_gone(self, holder: str) -> bool:
+        """Whether it was an agent of this machine, and no process has its number now."""
+        host, _, pid = holder.rpartition(":")
+        own_host, _, own_pid = self._holder.rpartition(":")
+        return host == own_host and pid.isdigit() and (pid == own_pid or not Identity.of_pid(int(pid)).alive())
 
     async def _write(self) -> None:
         assert self._lease is not None

@@ -35,6 +35,8 @@ from trefoil.runtime.clock import Clock
 from trefoil.runtime.telemetry import Metrics
 
 SLICE_STATES: Final = tuple(state.name for state in SliceState if state)
+PLAN: Final = "plan"
+"""What is missing where a plan in Redis was refused."""
 DEVICE_STATES: Final = tuple(state.name for state in DeviceState if state)
 
 

@@ -307,7 +307,7 @@ async def test_a_real_redis_and_its_scripts_do_the_same(shared_redis) -> None:
         state._held["controller"].repaired_s = float("-inf")
         assert await state.renew(lease)
         assert (await state.get(keys.plan(), Plan)).why == "first", "put right by the renewal"
-        for garbage in (b"", b"abc", b"\xff", b"9" * 100, b"99999999999999999999"):
+        for garbage in (b"", b"abc", b"\xff", b"9" * 100, b"99999999999999999999", b"1" + 12 * b"0", b"9" * 12):
             await client.set(keys.epoch("controller"), garbage)
             with pytest.raises(errors.Fenced):
                 await state.put(lease, keys.plan(), Plan(why="second"))

@@ -26,7 +26,7 @@ from trefoil.core.errors import STATUS_BYTES_MAX, VALUE_CHARS_MAX, InvalidInput,
 from trefoil.core.plan_check import CREDITS_MAX, check, plan_digest
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
-from trefoil.runtime.scopes import PARTS_MAX, TEXT_CHARS_MAX, check_request
+from trefoil.runtime.security.scopes import PARTS_MAX, TEXT_CHARS_MAX, check_request
 
 # Any message, after a good one: a few of its fields, at any depth, are something else.
 EXTREME = {

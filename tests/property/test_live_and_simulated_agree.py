@@ -30,6 +30,7 @@ from trefoil.core import errors
 from trefoil.core.demand import SliceLoad, TableAck
 from trefoil.core.objective import ActMode
 from trefoil.core.plan import Plan
+from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.telemetry import Metrics
 from trefoil.simulator.books.ledger import SimulatedMeter
 from trefoil.simulator.scenario.inputs import planner_for, prepare
@@ -91,7 +92,9 @@ class Twin:
         self.rollouts = RolloutExecutor(config.rollout, seen, self.meter, at)
         begin = self.rollouts.begin
         self.rollouts.begin = lambda plan, view: self.rolled.of(begin(plan, view))
-        self.actor = RolloutRunner(self.rollouts, 0.1, seen_keys(), self, self, self, disk, metrics, signals, at, self)
+        self.actor = RolloutRunner(
+            self.rollouts, 0.1, seen_keys(), PlanKeys("default"), self, self, self, disk, metrics, signals, at, self
+        )
         objectives = dict(shell.inputs.objectives)
         kept = SavedState(objectives, [], ControlState(ActMode.ACT), ExplorationTotals())
         grace_s = PLANNERS[row.planner].traits.tick_grace_s

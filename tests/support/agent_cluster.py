@@ -30,6 +30,7 @@ from trefoil.core.fleet import DeviceState, NodeStatus, SliceKey, SliceState, Sl
 from trefoil.core.plan import NodePlan, PlannedDevice, PlannedSlice
 from trefoil.core.plan_check import sealed
 from trefoil.runtime import codec, rpc
+from trefoil.runtime.security.tls import Tls
 from trefoil.runtime.state import State
 
 NODE = "node0"
@@ -70,6 +71,7 @@ class AgentCluster:
         self.client = NodeClient(self.folder / "node" / "node.sock")
         self.state = State.connect(self.redis.url, "default", timeout_s=30.0)
         self._channel: grpc.aio.Channel | None = None
+        self.tls: Tls | None = None  # of whoever calls the agent, where it has TLS
         self.acks: dict[int, TableAck] = {}
 
     async def start(self) -> None:
@@ -107,7 +109,7 @@ class AgentCluster:
         self.agent = self._spawn("power_agent", arguments)
         if self._channel is not None:
             await self._channel.close()
-        self._channel = rpc.channel(self.target)
+        self._channel = rpc.channel(self.target, tls=self.tls, name=NODE)
         self.stub = power_agent_pb2_grpc.PowerAgentStub(self._channel)
         await until(self._serves, 60)
 

@@ -27,6 +27,7 @@ from trefoil.core.latency import build_histogram
 from trefoil.core.plan import DecisionRecord, Plan, Rollout
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.state import State
 
 SERIES = Series("demo", Method.AVERAGE, Factors.LIFECYCLE)
@@ -37,6 +38,7 @@ redis_url = "{url}"
 state_dir = "{folder}/controller"
 admin_address = "127.0.0.1:{port}"
 model_repository = "model_repository"
+plan_key_file = "{folder}/plan.key"
 policy = "{policy}"
 planner = "{planner}"
 mode = "{mode}"
@@ -101,6 +103,10 @@ class ControlPlane:
             horizon=horizon_s,
             refused=", ".join(f'"{rung}"' for rung in refused),
         )
+        key = self.folder / "plan.key"
+        key.touch(0o600)
+        key.write_text(f"{'k' * 32}\n")
+        self.plan_keys = PlanKeys.read("default", key)
         self._clock = WallClock()
         self._rng = np.random.default_rng(3)
         self._tasks: list[asyncio.Task[None]] = []

@@ -49,6 +49,10 @@ class FakeSlice:
         self._repository = Path(option(argv, "model-repository")[0])
         self._families = option(argv, "load-model")
         self._grpc_port, self._metrics_port = (int(option(argv, f"{kind}-port")[0]) for kind in ("grpc", "metrics"))
+        protocols, _, pair = (option(argv, "grpc-restricted-protocol") or [""])[0].partition(":")
+        self._restricted = ("Repository",) if "model-repository" in protocols.split(",") else ()
+        self._header, _, self._key = pair.partition("=")
+        self._tls = {name: option(argv, f"grpc-{name}") for name in ("server-cert", "server-key", "root-cert")}
         self.models: dict[tuple[str, int], Model] = {}
         self.stub_dead = False
         self.pending = 0
@@ -71,14 +75,21 @@ class FakeSlice:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(
-                getattr(self, f"_{name}"),
+                self._guarded(name, getattr(self, f"_{name}")),
                 request_deserializer=getattr(pb, f"{name}Request").FromString,
                 response_serializer=getattr(pb, f"{name}Response").SerializeToString,
             )
             for name in METHODS
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        server.add_insecure_port(f"127.0.0.1:{self._grpc_port}")
+        address = f"127.0.0.1:{self._grpc_port}"
+        if self._tls["server-cert"]:
+            key, certificate, ca = (
+                Path(self._tls[name][0]).read_bytes() for name in ("server-key", "server-cert", "root-cert")
+            )
+            server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)], ca, True))
+        else:
+            server.add_insecure_port(address)
         await server.start()
         self._server = server
         self._metrics = await asyncio.start_server(self._serve_metrics, "127.0.0.1", self._metrics_port)
@@ -99,6 +110,20 @@ class FakeSlice:
         kept = {key: model for key, model in self.models.items() if key[0] != family or key[1] in versions}
         self.models = kept | {(family, v): Model(config) for v in versions if (family, v) not in kept}
         self.stub_dead = False
+
+    def _guarded(self, method: str, answer: Any) -> Any:
+        """Only for those with the key, where its protocol is restricted."""
+        if not method.startswith(self._restricted):
+            return answer
+        header = f"triton-grpc-protocol-{self._header}"
+
+        async def handle(request: Any, context: Any) -> Any:
+            if dict(context.invocation_metadata() or ()).get(header) != self._key:
+                why = f"This protocol is restricted, expecting header '{header}'"
+                await context.abort(grpc.StatusCode.UNAVAILABLE, why)
+            return await answer(request, context)
+
+        return handle
 
     # --- what Triton answers ------------------------------------------------------------------------------------------
 

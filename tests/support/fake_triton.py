@@ -16,6 +16,7 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.support.ports import free_ports
+from trefoil.runtime.security.tls import Tls
 
 SERVICE = "inference.GRPCInferenceService"
 QUEUE_FULL = (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
@@ -28,8 +29,11 @@ BACKEND = (grpc.StatusCode.INTERNAL, "in ensemble 'digits': a tensor went wrong"
 class FakeTriton:
     """One model, one instance: requests execute one after another."""
 
-    def __init__(self, version: int = 1, latency_s: float = 0.0, family: str = "digits") -> None:
+    def __init__(
+        self, version: int = 1, latency_s: float = 0.0, family: str = "digits", tls: Tls | None = None
+    ) -> None:
         self.version = version
+        self.tls = tls
         self.family = family
         self.latency_s = latency_s
         self.error: tuple[grpc.StatusCode, str] | None = None
@@ -63,7 +67,11 @@ class FakeTriton:
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods()),))
         # One that stays its own while it is stopped: the kernel would lend one of its choice to somebody else.
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port or self.port or free_ports(1)[0]}")
+        address = f"127.0.0.1:{port or self.port or free_ports(1)[0]}"
+        if self.tls is None:
+            self.port = self._server.add_insecure_port(address)
+        else:
+            self.port = self._server.add_secure_port(address, self.tls.server_credentials())
         await self._server.start()
 
     async def stop(self) -> None:

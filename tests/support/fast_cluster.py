@@ -41,6 +41,7 @@ FAST: Final[dict[str, Any]] = {
     "rate": 20.0,
     "health_poll_s": 1.0,
     "drift_poll_s": 4.0,
+    "reset_poll_s": 4.0,
     "sample_period_s": 4.0,
     "drain_poll_s": 0.1,
     "in_use_backoff_s": 0.1,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from power_agent.devices.errors import NodeRefused
+from power_agent.runtimes.confinement import Confined
 from power_agent.simulated.node_server import NodeServer
 from power_agent.simulated.processes import Child
 from power_agent.simulated.settings import NodeSettings
@@ -85,7 +86,7 @@ class FakeProcesses:
 
     def start(
         self, tag: str, argv: Sequence[str], env: Mapping[str, str], log_path: str, cwd: str, mig_uuid: str,
-        now_s: float,
+        now_s: float, confined: Confined,
     ) -> Child:  # fmt: skip
         """Start one; its port listens when `process.up` is done."""
         self.starts += 1

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from power_agent.devices.errors import NodeUnreachable
+from power_agent.devices.errors import NodeRefused, NodeUnreachable
 from power_agent.devices.inventory import Inventory, ObservedSlice
 from power_agent.simulated.calls import CALLS
 from power_agent.simulated.driver import Driver
@@ -74,6 +74,15 @@ def _pynvml_through(send: Send) -> Iterator[None]:
         yield
     finally:
         uninstall_simulated()
+
+
+def is_reset(client: NodeClient, index: int) -> bool:
+    """Reset a GPU of a node; whether that was possible: not while an agent, or anybody, has it open."""
+    try:
+        client.admin("reset", index=index)
+    except NodeRefused:
+        return False
+    return True
 
 
 class NodeProcess:

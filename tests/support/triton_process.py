@@ -7,12 +7,14 @@ import signal
 import struct
 import subprocess
 import zlib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import psutil
 
+from power_agent.triton.access import TritonFiles
 from power_agent.triton.client import TritonClient
 from power_agent.triton.installation import TritonInstall, find_triton, prepare_triton
 from power_agent.triton.slice_launch import SliceLaunch, SliceSpec, clean_shared_memory, prepare_slice
@@ -85,9 +87,12 @@ class TritonProcess:
         pace: Path | None = None,
         gpu: str = "",
         serving: Hosted | None = None,
+        key: str = "",
+        tls: TritonFiles | None = None,
     ) -> None:
         grpc_port, metrics_port = free_ports(2)
         spec = SliceSpec("test", folder / "slice", source, [serving or hosted(version)], grpc_port, metrics_port, gpu)
+        spec = replace(spec, key=key, tls=tls)
         self.launch: SliceLaunch = prepare_slice(install(), spec)
         self.log = folder / f"triton-{grpc_port}.log"
         env = dict(self.launch.env) | ({"TREFOIL_PACE_FILE": str(pace)} if pace else {})
@@ -101,10 +106,9 @@ class TritonProcess:
                 start_new_session=True,
             )
 
-    def client(self) -> TritonClient:
-        return TritonClient(
-            self.launch.grpc_target, self.launch.metrics_url, self.launch.repository, WallClock(), call_timeout_s=10.0
-        )
+    def client(self, **options) -> TritonClient:
+        where = (self.launch.grpc_target, self.launch.metrics_url, self.launch.repository)
+        return TritonClient(*where, WallClock(), call_timeout_s=10.0, **options)
 
     def stubs(self) -> list[psutil.Process]:
         found = []

@@ -1,7 +1,9 @@
 """Clients of a running system: its controller, dispatcher and Redis by the launch file, or one service by its address.
 
-The control token is read from TREFOIL_TOKEN, or from the file that TREFOIL_TOKEN_FILE names, never from the command
-line, where everyone could see it.
+The services of a system that is found by its state directory are sent the token that its launch made. Others get the
+one of TREFOIL_TOKEN, or of the file that TREFOIL_TOKEN_FILE names, never of the command line, where all could see it.
+TREFOIL_TLS_CA, TREFOIL_TLS_CERTIFICATE and TREFOIL_TLS_KEY name PEM files: the authority of the services' certificates
+(or `--ca`), and the pair that this command shows.
 """
 
 import asyncio
@@ -12,24 +14,29 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import grpc
+
 from dispatcher.request.core.receipts import current_ratio
 from protos.controller.v1 import controller_pb2, controller_pb2_grpc
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from trefoil.cli.run.state_directory import Launch, StatePaths
 from trefoil.core.carbon import CarbonRatio, CarbonReading
-from trefoil.core.errors import SettingError
+from trefoil.core.errors import NotFound, SettingError, StartError
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import Objective
 from trefoil.core.plan import DecisionRecord
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.config import read_secret_file
+from trefoil.runtime.security.tls import Tls
 
 RPC_TIMEOUT_S: Final = 10.0
 RECEIPT_HOURS: Final = 2
 DECISIONS_PAGE: Final = 100
 TOKEN_VARIABLE: Final = "TREFOIL_TOKEN"
 TOKEN_FILE_VARIABLE: Final = "TREFOIL_TOKEN_FILE"
+TLS_VARIABLES: Final = ("TREFOIL_TLS_CERTIFICATE", "TREFOIL_TLS_KEY", "TREFOIL_TLS_CA")
+INSECURE_VARIABLE: Final = "TREFOIL_INSECURE"  # 1: the token may leave this machine in clear text
 
 T = TypeVar("T")
 
@@ -42,7 +49,8 @@ class SystemClient:
         from trefoil.runtime.state import State  # brings redis: a third of what `trefoil --help` would take
 
         self.state = State.connect(launch.redis_url, launch.cluster, clock=WallClock())
-        self._channel = rpc.channel(launch.addresses["controller"])
+        self.token = launch_token(launch)
+        self._channel = make_channel(launch.addresses["controller"], token=self.token)
         self.controller = controller_pb2_grpc.ControllerStub(self._channel)
 
     async def close(self) -> None:
@@ -64,7 +72,7 @@ class SystemClient:
 
     async def explain_request(self, family: str, params: Mapping[str, str]) -> Any:
         """How the dispatcher's targets stand for a request with these parameters (ExplainRequestResponse)."""
-        async with rpc.channel(self.launch.addresses["dispatcher"]) as channel:
+        async with make_channel(self.launch.addresses["dispatcher"], token=self.token) as channel:
             request = dispatcher_pb2.ExplainRequestRequest(family=family, params=params)
             return await rpc.call(dispatcher_pb2_grpc.DispatcherStub(channel).ExplainRequest, request, RPC_TIMEOUT_S)
 
@@ -210,20 +218,6 @@ def call_system(state_dir: str, work: Callable[[SystemClient], Awaitable[T]]) ->
     return asyncio.run(connected())
 
 
-def service_address(service: str, target: str, state_dir: str) -> str:
-    """Address of a service: the given host:port, else that of the system that runs in the state directory.
-
-    Raises:
-        SettingError: not host:port.
-        NotFound: no target was given and nothing runs there.
-    """
-    if not target:
-        return StatePaths(Path(state_dir).resolve()).running().addresses[service]
-    if not target.startswith("unix:"):
-        rpc.split_address(target)
-    return target
-
-
 def control_token() -> str | None:
     """Control token of this command, from TREFOIL_TOKEN or from the file that TREFOIL_TOKEN_FILE names; None: none.
 
@@ -239,21 +233,67 @@ def control_token() -> str | None:
     return read_secret_file(Path(path), TOKEN_FILE_VARIABLE)
 
 
-@asynccontextmanager
-async def open_channel(address: str, ca: Path | None) -> AsyncIterator[Any]:
-    """Open a gRPC channel to an address, with the control token, for the length of one command.
+def launch_token(launch: Launch) -> str | None:
+    """Token of the services of a running system.
 
     Raises:
-        SettingError: the certificate or the token's file cannot be read, or see `control_token`.
+        SettingError: this user may not read it.
     """
+    return read_secret_file(Path(launch.token_file), "token_file") if launch.token_file else None
+
+
+def token_at(address: str, state_dir: Path) -> str | None:
+    """Token of the system that runs in a state directory, if one of its services listens at this address; else None."""
     try:
-        authority = ca.read_bytes() if ca is not None else None
-    except OSError as error:
-        raise SettingError(
-            f"cannot be read ({error})", field="--ca", value=str(ca), remedy="name a PEM file"
-        ) from error
-    channel = rpc.channel(address, ca=authority, token=control_token())
+        launch = StatePaths(state_dir.resolve()).running()
+    except (NotFound, StartError):  # who names an address needs none
+        return None
+    return launch_token(launch) if address in launch.addresses.values() else None
+
+
+def make_channel(address: str, ca: Path | None = None, token: str | None = None) -> grpc.aio.Channel:
+    """Channel of this command to a service: with the token of a system of `trefoil up`, which has no TLS of its own,
+    else with this command's, and over TLS where an authority is named.
+
+    Raises:
+        SettingError: a certificate cannot be used, see `control_token`, or the token would leave in clear text.
+    """
+    if token is not None and ca is None:
+        return rpc.channel(address, token=token)
+    insecure = os.environ.get(INSECURE_VARIABLE) == "1"
+    return rpc.channel(address, tls=command_tls(ca), token=token or control_token(), insecure=insecure)
+
+
+def command_tls(ca: Path | None = None) -> Tls | None:
+    """TLS of this command by `--ca` and its environment; None: it speaks clear text.
+
+    Raises:
+        SettingError: no authority is named for a certificate, or a file cannot be used.
+    """
+    certificate, key, authority = (Path(value) if (value := os.environ.get(name)) else None for name in TLS_VARIABLES)
+    wanted = ca or authority
+    if wanted is None and (certificate is not None or key is not None):
+        remedy = f"set {TLS_VARIABLES[2]}, or give --ca"
+        raise SettingError("no authority is named", field=f"{TLS_VARIABLES[0]}, {TLS_VARIABLES[1]}", remedy=remedy)
+    fields = (TLS_VARIABLES[0], TLS_VARIABLES[1], "--ca" if ca is not None else TLS_VARIABLES[2])
+    return Tls(certificate, key, wanted, fields=fields, serves=False) if wanted is not None else None
+
+
+@asynccontextmanager
+async def open_service(service: str, target: str, ca: Path | None, state_dir: str) -> AsyncIterator[tuple[str, Any]]:
+    """Address of a service, and a gRPC channel to it for the length of one command: at the given host:port, else in the
+    system that runs in the state directory, whose own token is sent.
+
+    Raises:
+        SettingError: not host:port, or as `make_channel`.
+        NotFound: no target was given and nothing runs there.
+    """
+    if not target:
+        target = StatePaths(Path(state_dir).resolve()).running().addresses[service]
+    elif not target.startswith("unix:"):
+        rpc.split_address(target)
+    channel = make_channel(target, ca, token_at(target, Path(state_dir)))
     try:
-        yield channel
+        yield target, channel
     finally:
         await channel.close()

@@ -33,12 +33,16 @@ class PlannedDevice:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """Plan of one node: always its complete desired state, also inside a rollout."""
+    """Plan of one node: always its complete desired state, also inside a rollout.
+
+    `signature`: of a plan in Redis, where controller and agents have a key of their own.
+    """
 
     revision: Revision = Revision()
     node: str = ""
     devices: tuple[PlannedDevice, ...] = ()
     digest: str = ""
+    signature: str = ""
 
 
 @dataclass(frozen=True, slots=True)

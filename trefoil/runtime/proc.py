@@ -124,6 +124,20 @@ def owned_processes(identity: Identity, mark: str, also: Sequence[int] = ()) -> 
     )
 
 
+def of_user(uid: int) -> tuple[Identity, ...]:
+    """Processes that run as this user, whatever they made of themselves; empty for 0, which is nobody's alone."""
+    return tuple(stat.identity for stat in living() if uid and _real_uid(stat.pid) == uid)
+
+
+def _real_uid(pid: int) -> int:
+    """Its real user; -1 where it is gone. (The owner of /proc/<pid> is root's where it may not be traced.)"""
+    try:
+        status = (PROC / str(pid) / "status").read_text()
+    except OSError:
+        return -1
+    return int(status.partition("\nUid:")[2].split(maxsplit=1)[0])
+
+
 def living() -> Iterator[Stat]:
     """Processes of this host that run."""
     for name in os.listdir(PROC):

@@ -18,8 +18,6 @@ import redis.asyncio as redis
 import structlog
 from pydantic import SecretStr
 from redis import exceptions
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from trefoil.core import errors
 from trefoil.core.common import Lease
@@ -27,6 +25,7 @@ from trefoil.runtime import codec, fenced, state_errors
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.fenced import Append, Delete, Put, SetFields, Write
 from trefoil.runtime.keys import Keys, series_name
+from trefoil.runtime.redis_client import make_client
 from trefoil.runtime.telemetry import Metrics
 
 __all__ = [
@@ -109,24 +108,7 @@ class State:
     ) -> "State":
         """Connect, lazily: nothing is sent before the first call. `metrics` count leases, refusals and silences."""
         plain = url.get_secret_value() if isinstance(url, SecretStr) else url
-        try:
-            client = redis.Redis.from_url(
-                plain,
-                protocol=2,
-                # _guard bounds every call. With a timeout of its own the client sends under asyncio.wait_for, which in
-                # Python 3.11 can swallow a cancellation: the task then outlives its service's shutdown.
-                socket_timeout=None,
-                socket_connect_timeout=timeout_s,
-                retry=Retry(
-                    NoBackoff(), 0
-                ),  # a write that timed out may have been done: repeating is the caller's choice
-                health_check_interval=0,
-            )
-        except ValueError as error:
-            raise errors.SettingError(
-                f"{error}", field="redis_url", remedy="write redis://[:password@]host:port/0 or unix://path"
-            ) from error
-        return cls(client, cluster, clock or WallClock(), timeout_s, metrics)
+        return cls(make_client(plain, timeout_s), cluster, clock or WallClock(), timeout_s, metrics)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -160,8 +142,7 @@ class State:
         started_s = self._clock.monotonic_s()
         async with self._guard():
             stored = await self._epoch(role)
-            seen = (state_errors.parse_epoch(stored), floor_epoch, self._highest_epoch.get(role, 0))
-            epoch = max(each for each in seen if each <= state_errors.EPOCH_MAX) + 1
+            epoch = state_errors.next_epoch(stored, floor_epoch, self._highest_epoch.get(role, 0))
             lease = Lease(role, holder, epoch, self._clock.now_s() + ttl_s)
             taken = await self._lease(lease, "acquire", ttl_s, stored)
         if taken != 1:

@@ -19,6 +19,8 @@ VALUE_MAX_BYTES: Final = 32 * 2**20
 """Longest value that is read: a plan of 60,000 GPUs."""
 EPOCH_MAX: Final = 10**12
 """Highest epoch that anybody can have counted to."""
+EPOCHS_AHEAD_MAX: Final = 1_000_000
+"""A role's epoch is one more at each taking: so far another may be ahead of what oneself knows, and no further."""
 INTERVAL_MAX_S: Final = 86_400.0
 """Longest interval of one load window or energy sample: a machine that slept for a day."""
 REMEDIES: Final[Mapping[str, str]] = {
@@ -97,6 +99,17 @@ def decode_value(keys: Keys, key: str, cls: type, data: bytes) -> Any:
 def parse_epoch(data: bytes) -> int:
     """Parse what stands at an epoch's key; 0 for what nobody has counted to."""
     return int(data) if data.isdigit() and int(data) <= EPOCH_MAX else 0
+
+
+def believed_epoch(told: int, known: int) -> int:
+    """Epoch that somebody else tells, as far as it can be true; 0 for one that would use up those that there are."""
+    return told if told <= known + EPOCHS_AHEAD_MAX else 0
+
+
+def next_epoch(stored: bytes, *known: int) -> int:
+    """Epoch of who takes a role: above what Redis has stored, and all that he knows himself."""
+    highest = max(each for each in (0, *known) if each <= EPOCH_MAX)
+    return max(highest, believed_epoch(parse_epoch(stored), highest)) + 1
 
 
 def _is_at(*names: str) -> Callable[[str], str]:

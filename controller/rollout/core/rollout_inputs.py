@@ -10,7 +10,7 @@ Deviations: none.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -25,7 +25,8 @@ from controller.rollout.core.path import FleetSnapshot, RolloutPath, plan_path
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.common import IdentityKey
-from trefoil.core.device_types import device_type, slice_type
+from trefoil.core.cpus.rows import CpuRows
+from trefoil.core.device_types import CPUS, device_type, profile_type, slice_type
 from trefoil.core.errors import NotFound
 from trefoil.core.fleet import SERVING, DeviceState, DeviceStatus, FleetState, Hosted, SliceKey, SliceState
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
@@ -34,7 +35,20 @@ from trefoil.core.queueing import rate_max
 
 SATURATION: Final = 0.9  # of a slice's throughput that relaxed inputs count on
 UNPROFILED_SHARE: Final = 0.5  # of the compute slices that a family without a profile is routed to
-Rows = dict[tuple[str, str, str, str], ProfileRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One row per class: batch 1, alone, stage 0, the highest clock; of CPU slices of any size."""
+
+    all: tuple[ProfileRow, ...]
+
+    def get(self, kind: str, shape: str, family: str, variant: str) -> ProfileRow | None:
+        """Row of a class; None: not profiled."""
+        found = _rows(IdentityKey(self.all)).get((kind, shape, family, variant))
+        if found is None and profile_type(kind) == CPUS:
+            found = next((row for row in CpuRows(self.all).rows(shape, family, variant) if row.batch == 1), None)
+        return found
 
 
 def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
@@ -42,17 +56,17 @@ def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
     types = {d.device: d.type for node in view.fleet.nodes for d in node.devices}
     objectives = {o.family: o for o in view.objectives}
     demand = {d.family: d for d in view.demand}
-    rows, profiled = _rows(IdentityKey(view.catalog.rows)), _profiled(IdentityKey(view.catalog.rows))
+    rows, profiled = Rows(view.catalog.rows), _profiled(IdentityKey(view.catalog.rows))
 
     def sustained(family: str, device: str, kind: str, variant: str, count: int) -> float:
         if family not in profiled:
             return count * _compute_slices(types.get(device, ""), kind)
-        row = rows.get((types.get(device, ""), kind, family, variant))
+        row = rows.get(types.get(device, ""), kind, family, variant)
         return 0.0 if row is None or family not in objectives else SATURATION * row.throughput_per_s * count
 
     @lru_cache(maxsize=4096)
     def capacity(family: str, device: str, kind: str, variant: str, count: int) -> float:
-        row = rows.get((types.get(device, ""), kind, family, variant))
+        row = rows.get(types.get(device, ""), kind, family, variant)
         if relaxed or row is None or family not in objectives:
             return sustained(family, device, kind, variant, count)
         gap_scv = demand[family].gap_scv if family in demand else 1.0
@@ -92,9 +106,8 @@ def _profiled(rows: IdentityKey[tuple[ProfileRow, ...]]) -> frozenset[str]:
 
 
 @lru_cache(maxsize=16)
-def _rows(rows: IdentityKey[tuple[ProfileRow, ...]]) -> Rows:
-    """One row per class: batch 1, alone, stage 0, the highest clock."""
-    found: Rows = {}
+def _rows(rows: IdentityKey[tuple[ProfileRow, ...]]) -> dict[tuple[str, str, str, str], ProfileRow]:
+    found: dict[tuple[str, str, str, str], ProfileRow] = {}
     for row in rows.value:
         if row.batch != 1 or row.cohosted or row.stage:
             continue
@@ -107,9 +120,9 @@ def _rows(rows: IdentityKey[tuple[ProfileRow, ...]]) -> Rows:
 def _faster(view: PlanView, rows: Rows, kind: str, part: PlannedSlice, hosted: Hosted, steps: int) -> Hosted:
     """So many steps towards the fastest variant that fits and is not below the hard floor, each to a faster one."""
     objective = next((o for o in view.objectives if o.family == hosted.family), None)
-    best, best_row = hosted, rows.get((kind, part.key.slice_type, hosted.family, hosted.variant))
+    best, best_row = hosted, rows.get(kind, part.key.slice_type, hosted.family, hosted.variant)
     for variant in reversed(loadable_catalog(view.catalog, view.fleet).family(hosted.family).by_accuracy()):
-        row = rows.get((kind, part.key.slice_type, hosted.family, variant.name))
+        row = rows.get(kind, part.key.slice_type, hosted.family, variant.name)
         if row is None or (objective is not None and variant.accuracy < objective.hard_min_accuracy):
             continue
         if steps and (best_row is None or row.throughput_per_s > best_row.throughput_per_s):

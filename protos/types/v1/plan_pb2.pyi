@@ -127,16 +127,18 @@ class PlannedDevice(_message.Message):
     def __init__(self, device: _Optional[str] = ..., target: _Optional[_Union[_fleet_pb2.DeviceState, str]] = ..., slices: _Optional[_Iterable[_Union[PlannedSlice, _Mapping]]] = ..., clock_min_mhz: _Optional[int] = ..., clock_max_mhz: _Optional[int] = ..., governor: _Optional[str] = ..., power_limit_w: _Optional[float] = ...) -> None: ...
 
 class NodePlan(_message.Message):
-    __slots__ = ("revision", "node", "devices", "digest")
+    __slots__ = ("revision", "node", "devices", "digest", "signature")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     revision: _common_pb2.Revision
     node: str
     devices: _containers.RepeatedCompositeFieldContainer[PlannedDevice]
     digest: str
-    def __init__(self, revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., node: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[PlannedDevice, _Mapping]]] = ..., digest: _Optional[str] = ...) -> None: ...
+    signature: str
+    def __init__(self, revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., node: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[PlannedDevice, _Mapping]]] = ..., digest: _Optional[str] = ..., signature: _Optional[str] = ...) -> None: ...
 
 class RouteTarget(_message.Message):
     __slots__ = ("slice", "variant", "stage", "weight", "credits", "draining", "tier", "accuracy", "version")

@@ -90,6 +90,7 @@ READING = {
     *("status", "plan", "top", "rollout", "explain-request", "replay", "objective show", "state dump"),
     *("node show", "node preview", "node energy", "node doctor"),
     *("carbon now", "carbon watch", "carbon forecast", "carbon history", "carbon health", "carbon zones"),
+    *("forecast train", "forecast backtest"),
     *("carbon backtest", "simulate", "compare", "reproduce clover", "reproduce wattwiser", "reproduce carbondis"),
     *("family list", "family check", "setup triton"),
 }

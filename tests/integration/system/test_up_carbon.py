@@ -23,6 +23,7 @@ from trefoil.cli.run import processes, services
 from trefoil.cli.run.launcher import Launcher
 from trefoil.cli.run.scenario import System, load_system
 from trefoil.cli.run.state_directory import Launch
+from trefoil.cli.system_client import launch_token
 from trefoil.core.carbon import CarbonReading, Factors, Method, Rung, Series
 from trefoil.core.errors import TrefoilError
 from trefoil.runtime import codec, rpc
@@ -115,7 +116,7 @@ def command_lines(launch_id: str) -> list[str]:
 
 async def normal_reading(launch: Launch) -> CarbonReading:
     """The reading, once it is the provider's own."""
-    async with asyncio.timeout(60), rpc.channel(launch.addresses["carbon_feed"]) as channel:
+    async with asyncio.timeout(60), rpc.channel(launch.addresses["carbon_feed"], token=launch_token(launch)) as channel:
         stub = pb_grpc.CarbonFeedStub(channel)
         while True:
             try:

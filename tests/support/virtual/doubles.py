@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from controller.loop.disk_store import DiskStore
-from tests.support.virtual.loop import PROCESS, Process
+from tests.support.virtual.loop import PROCESS
 from tests.support.virtual.nodes import Node
 from trefoil.core import errors
 from trefoil.core.fleet import NodeStatus
@@ -120,18 +120,6 @@ class NodeAgents:
         node = self._nodes[status.node]
         await self._clock.sleep(RPC_S if node.answers else self._timeout_s * tries)
         return node if node.answers else None
-
-
-class Connected:
-    """In place of the module `redis.asyncio` in trefoil/runtime/state.py: a client of the process that asks for one."""
-
-    def __init__(self, server: Any) -> None:
-        self.Redis = self
-        self._server = server
-
-    def from_url(self, *_: Any, **__: Any) -> Any:
-        process: Process | None = PROCESS.get()
-        return self._server.client(process)
 
 
 async def never() -> None:

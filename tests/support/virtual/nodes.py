@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from numpy.random import Generator
 
+from power_agent.slices.core.epochs import refuse_made_up_epoch
 from tests.support.virtual.loop import VirtualLoop
 from trefoil.core import errors
 from trefoil.core.common import Revision
@@ -61,7 +62,9 @@ class Node:
 
     def apply(self, plan: NodePlan) -> bool:
         """Apply, as the agent answers it."""
-        highest = max(self.highest_epoch, self._system.led_epoch())
+        led = self._system.led_epoch()
+        refuse_made_up_epoch(plan.revision.epoch, self.highest_epoch, led)
+        highest = max(self.highest_epoch, led)
         if plan.revision.epoch < highest or plan.revision < self.applied:
             raise errors.StaleRevision(f"{self.name} obeys epoch {highest}, revision {self.applied}")
         self.highest_epoch = plan.revision.epoch

@@ -22,7 +22,7 @@ from controller.settings import ControllerSettings
 from dispatcher.service.local_worker import LocalWorker
 from tests.support.planning import digits
 from tests.support.virtual.dispatch import MemoryTable, Request, Worker
-from tests.support.virtual.doubles import Connected, Files, MemoryDisk, NodeAgents, Silent
+from tests.support.virtual.doubles import Files, MemoryDisk, NodeAgents, Silent
 from tests.support.virtual.loop import PROCESS, Process, VirtualClock, VirtualLoop, virtual_loop
 from tests.support.virtual.nodes import SERVES, Node
 from tests.support.virtual.planner import FAMILY, throughput_per_s
@@ -304,7 +304,7 @@ def installed(system: System, *, real_bytes: bool = False) -> Iterator[None]:
     replaced: dict[str, Any] = {
         "controller.__main__.DiskStore": lambda _, decisions_max, __: MemoryDisk(system.opening, decisions_max),
         "controller.__main__.Metrics": lambda _: Silent(),
-        "controller.__main__.AgentClients": lambda clock, timeout_s, tries, _: NodeAgents(
+        "controller.__main__.AgentClients": lambda clock, timeout_s, tries, *_: NodeAgents(
             system.nodes, clock, timeout_s, tries
         ),
         "controller.__main__.load_catalog": lambda *_: CATALOG,
@@ -312,7 +312,7 @@ def installed(system: System, *, real_bytes: bool = False) -> Iterator[None]:
         "controller.loop.decision_records.version": lambda _: "virtual",
         "controller.loop.leadership.socket.gethostname": lambda: getattr(PROCESS.get(), "name", "here"),
         "dispatcher.service.state_sync.TableFile": lambda _: MemoryTable(system.opening),
-        "trefoil.runtime.state.redis": Connected(system.server),
+        "trefoil.runtime.state.make_client": lambda *_: system.server.client(PROCESS.get()),
     }
     if not real_bytes:
         tokens = Tokens()

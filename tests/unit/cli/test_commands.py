@@ -48,6 +48,7 @@ COMMANDS = [
     ["carbon", "history"], ["carbon", "health"], ["carbon", "zones"], ["reproduce", "wattwiser"],
     ["reproduce", "carbondis"],
     ["family", "load"], ["family", "unload"], ["objective", "fleet"], ["setup", "triton"],
+    ["forecast", "train"], ["forecast", "backtest"],
 ]  # fmt: skip
 KEY = SliceKey("node0/gpu0", "7g.40gb", 0, 8)
 HOSTED = (Hosted("digits", "digits-l", 4, 0, 1, 1, 8),)
@@ -137,6 +138,7 @@ class Running:
                 return controller_pb2.GetPlanResponse(
                     plan=codec.to_proto(PLAN), rollout=rollout, mode=int(ActMode.ACT), frozen=True,
                     models_refused=["node0: model digits/2: its files have digest bb, and node1 has aa"],
+                    agents_unreached=["node1: advertise_host = '10.0.0.7:8103': the agent of node1 does not answer"],
                 )  # fmt: skip
             case "GetServed":
                 whole = {"family": "digits", "slo_ms": 75.0, "rate_per_s": 20.0, "answered": 1200, "accuracy": 0.981}
@@ -352,6 +354,7 @@ def test_status(tmp_path: Path, running: Running) -> None:
     assert found["failing"] == {}
     assert found["nodes"][0]["devices"][0]["power_w"] == 231.5
     said = run(tmp_path, "status").stdout
+    assert "cannot command node1: advertise_host = '10.0.0.7:8103': the agent of node1 does" in said.replace("\n", " ")
     for part in ("SIMULATED", "7g.40gb digits-l", "asleep", "249 g/kWh", "frozen", "receipts digits", "-3.0 %"):
         assert part in said
     assert "receipts cats: no traffic yet" in said

@@ -13,7 +13,8 @@ FOUND: dict[str, Any] = {
     "services": {"controller": True, "dispatcher": False}, "mode": "act", "frozen": True, "pinned": False,
     "exploring": False, "revision": {"epoch": 1, "number": 3}, "policy": "exact", "why": "[carbon] fell",
     "rollout": "done", "nodes": [], "carbon": [], "carbon_ratio": [], "carbon_refused": "", "disk_trouble": "",
-    "models_refused": [], "loans": [], "objectives": [], "served": {"window_s": 60.0, "by_class": []}, "decisions": [],
+    "models_refused": [], "agents_unreached": [], "loans": [], "objectives": [], "decisions": [],
+    "served": {"window_s": 60.0, "by_class": []},
     "saving": {
         "since_s": 1_794_999_600.0, "requests": 0, "joules": None, "grams": None, "base_joules": None,
         "base_grams": None, "saving_pct": None, "unmeasured_s": 0.0, "basis": "", "unknown": "no profile of x",

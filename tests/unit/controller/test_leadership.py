@@ -85,6 +85,21 @@ async def test_one_that_only_redis_has_forgotten_takes_the_role_again(host):
     assert alone.epoch > before
 
 
+@pytest.mark.parametrize("forged", [10**12, 10**12 - 1, 2_000_000])
+async def test_a_forged_epoch_uses_up_none_of_those_there_are(host, forged):
+    """In Redis, in what a node is said to have seen, and as what an agent obeys."""
+    host.server.spoil("trefoil:default:epoch:controller", b"%d" % forged)
+    alone = host.controller("a", highest_seen=forged)
+    await alone._step()
+    assert alone.epoch == 1
+    host.server.spoil("trefoil:default:epoch:controller", b"%d" % forged)
+    await host.passes(2.0, alone)
+    assert alone.epoch == 2
+    await alone.cede_to(forged)
+    await host.passes(1.0, alone)
+    assert alone.epoch == 3
+
+
 class Parts:
     """A keeper of the lease and a loop that end as they are told."""
 

@@ -18,7 +18,7 @@ from rich.table import Table
 import trefoil
 from trefoil.cli.options import Sets, parse_sets, read_plan
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, Guarded, StateDir, as_json, console, grid, print_json
-from trefoil.cli.system_client import RPC_TIMEOUT_S, open_channel, service_address
+from trefoil.cli.system_client import RPC_TIMEOUT_S, open_service
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import NodeStatus
 from trefoil.runtime import codec, rpc
@@ -64,8 +64,7 @@ async def connect_agent(target: str, ca: Path | None, state_dir: str) -> AsyncIt
     """
     from protos.power_agent.v1 import power_agent_pb2_grpc
 
-    address = service_address("power_agent", target, state_dir)
-    async with open_channel(address, ca) as channel:
+    async with open_service("power_agent", target, ca, state_dir) as (address, channel):
         yield AgentClient(address, power_agent_pb2_grpc.PowerAgentStub(channel))
 
 

@@ -21,6 +21,7 @@ from trefoil.core.units import HOUR_S
 from trefoil.runtime import codec
 
 UNKNOWN: Final = "-"
+TROUBLES: Final = ("disk: ", "plan: ", MISSING_MODEL)  # of what a node lacks, what keeps it from following plans
 SERVED_COLUMNS: Final = (
     "family", "class", "requests/s", "p95 (SLO)", "in SLO (asked)", "accuracy (floor)", "J/request", "mg CO2/request",
 )  # fmt: skip
@@ -72,6 +73,7 @@ async def _gather_known(system: SystemClient) -> dict[str, Any]:
         "carbon_refused": answer.carbon_refused,
         "disk_trouble": answer.disk_trouble,
         "models_refused": list(answer.models_refused),
+        "agents_unreached": list(answer.agents_unreached),
         "loans": [{"device": one.device, "holder": one.holder} for one in answer.loans],
         "receipts": receipt_check(totals),
         "objectives": [as_json(objective) for objective in wanted],
@@ -113,10 +115,11 @@ def trouble_lines(found: Mapping[str, Any], now_s: float) -> list[str]:
     if "unknown" in found:
         return lines
     for node in nodes_of(found):
-        lines += [f"{node.node} cannot: {one}" for one in node.missing if one.startswith(("disk: ", MISSING_MODEL))]
+        lines += [f"{node.node} cannot: {one}" for one in node.missing if one.startswith(TROUBLES)]
     if found["carbon_refused"]:
         lines.append(f"carbon is not planned by: {found['carbon_refused']}")
     lines += [f"planned around, {refused}" for refused in found["models_refused"]]
+    lines += [f"cannot command {unreached}" for unreached in found["agents_unreached"]]
     lines += [f"{loan['device']} is lent to {loan['holder']}" for loan in found["loans"]]
     if found["disk_trouble"]:
         lines.append(f"nothing new is decided: {found['disk_trouble']}")

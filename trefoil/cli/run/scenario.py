@@ -412,7 +412,7 @@ def takes_preset(row: policies.Policy, preset: str) -> bool:
     if preset not in policies.PRESETS:
         return False
     constants = find(Kind.PLANNER, row.planner, PLANNERS).constants
-    return constants is None or policies.PRESETS[preset].keys() <= constants.keys()
+    return constants is None or policies.preset_constants(row.planner, preset).keys() <= constants.keys()
 
 
 def measures_candidates(row: policies.Policy) -> bool:

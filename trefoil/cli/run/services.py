@@ -19,8 +19,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import ValidationError
 
 from trefoil.cli.run.scenario import TRITON_PORTS_PER_DEVICE, System
-from trefoil.cli.run.state_directory import Launch, StatePaths
+from trefoil.cli.run.state_directory import Launch, StatePaths, write_private
 from trefoil.core.catalog import Family, profile_basis
+from trefoil.core.device_types import QUOTA_PLACES
 from trefoil.core.errors import BinaryMissing, PortInUse, SettingError, StateUnavailable
 from trefoil.core.parts import Kind, Value
 from trefoil.core.units import HOUR_S
@@ -40,11 +41,12 @@ LOOPBACK: Final = "127.0.0.1"
 HEALTH_TIMEOUT_S: Final = 1.0
 SHARED_MEMORY: Final = Path("/dev/shm")
 SERVICES: Final = ("carbon_feed", "controller", "power_agent", "dispatcher")
-# Ports of a real node's Tritons, as power_agent.settings has them: of 16 GPUs, then 20 for each core of the CPUs.
+# Ports of a real node's Tritons, as power_agent.settings has them: of 16 GPUs, then 20 for each place of a core.
 GPUS_MAX: Final = 16
-TRITON_PORTS_PER_CORE: Final = 20
+TRITON_PORTS_PER_CORE: Final = 20 * QUOTA_PLACES
 LAUNCHED: Final = (
-    "cluster", "redis_url", "redis_url_file", "state_dir", "admin_address", "metrics_address", "log_level",
+    "cluster", "redis_url", "redis_url_file", "state_dir", "admin_address", "metrics_address", "log_level", "token",
+    "token_file",
 )  # fmt: skip
 """Settings of a service that each launch makes (`_common_settings`)."""
 ONLY_SERIES: Final[Mapping[str, Mapping[str, str]]] = {
@@ -181,7 +183,8 @@ def profile_overrides(system: System) -> dict[str, Path]:
 
 
 def new_launch(system: System, paths: StatePaths, launch_id: str, supervisor: Identity, now_s: float) -> Launch:
-    """Make a launch: where everything will listen, with a fresh Redis password."""
+    """Make a launch: where everything will listen, with a fresh Redis password and a fresh token, which is written."""
+    write_private(paths.token, f"{secrets.token_urlsafe(32)}\n")
     ports = system.listening_ports
     address = {name: f"{LOOPBACK}:{getattr(ports, f'{name}_admin')}" for name in SERVICES}
     metrics = {name: f"{LOOPBACK}:{getattr(ports, f'{name}_metrics')}" for name in SERVICES}
@@ -202,6 +205,7 @@ def new_launch(system: System, paths: StatePaths, launch_id: str, supervisor: Id
         zone=feed_settings(system).zone,
         started_at_s=now_s,
         triton_ports=(ports.triton_base, ports.triton_base + triton_ports(system)),
+        token_file=str(paths.token),
     )
 
 
@@ -306,6 +310,7 @@ def _common_settings(name: str, system: System, launch: Launch, folder: Path) ->
         "admin_address": launch.addresses[name],
         "metrics_address": launch.metrics[name],
         "log_level": system.log_level,
+        "token_file": launch.token_file,
     }
 
 
@@ -441,6 +446,7 @@ def dispatcher_settings(system: System, launch: Launch, paths: StatePaths) -> di
     """Settings of the dispatcher; routes come from the plan."""
     return _common_settings("dispatcher", system, launch, paths.folder("dispatcher")) | {
         "inference_address": launch.addresses["inference"],
+        "front_open": True,
         "rest_address": launch.addresses.get("rest", ""),
         "workers": system.workers,
         "router": system.router,

@@ -2,6 +2,7 @@
 
 <state_dir>/lock                 held while a supervisor lives
 <state_dir>/run/launch.json      0600: who supervises, where everything listens (holds the Redis password)
+<state_dir>/run/token            0600: what the services' admin ports ask for, also of processes of this machine
 <state_dir>/run/<service>.json   pid and start of each process; how it ended, as long as it does not stay up
 <state_dir>/config/<service>.toml, redis/, logs/, agent/, node/, dispatcher/, controller/
 """
@@ -44,6 +45,7 @@ class Launch:
     started_at_s: float
     ready_at_s: float = 0.0  # 0: still starting
     more_families: tuple[str, ...] = ()
+    token_file: str = ""  # of all admin ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,11 @@ class StatePaths:
     def launch(self) -> Path:
         """Launch file."""
         return self.run / "launch.json"
+
+    @property
+    def token(self) -> Path:
+        """File of the token of all admin ports."""
+        return self.run / "token"
 
     def log(self, service: str) -> Path:
         """Log file of a service."""

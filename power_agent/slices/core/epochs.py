@@ -1,0 +1,38 @@
+"""Epochs that a command may come under: whatever a node has obeyed fences all that is older, so that nobody may make up
+an epoch. Pure.
+"""
+
+from trefoil.core.errors import Fenced, StaleRevision, Unavailable
+
+
+def refuse_made_up_epoch(epoch: int, highest: int, led: int) -> None:
+    """Refuse an epoch above all that was obeyed here (`highest`) and that no controller leads under.
+
+    `led`: the newest controller's in Redis; 0: it does not answer, or knows none. Then nobody can tell, and one step is
+    taken on trust: the next controller is past it by one more.
+
+    Raises:
+        Fenced: Redis names a lower one.
+        Unavailable: Redis names none.
+    """
+    if led and epoch > max(highest, led):
+        remedy = "acquire the role and send its epoch, or the node's highest_epoch_seen"
+        raise Fenced(f"nobody leads under it, controllers lead under {led}", field="epoch", value=epoch, remedy=remedy)
+    if not led and epoch > highest + 1:
+        raise Unavailable(
+            f"beyond {highest}, the highest seen, and Redis does not say who leads", field="epoch", value=epoch,
+            remedy="repeat when this node reaches Redis, or send its highest_epoch_seen or the next",
+        )  # fmt: skip
+
+
+def refuse_overtaken_epoch(epoch: int, led: int) -> None:
+    """Refuse a controller that stood still past its lease, before the one that leads now has sent anything here.
+
+    Raises:
+        StaleRevision: controllers lead under a newer epoch.
+    """
+    if epoch < led:
+        raise StaleRevision(
+            f"overtaken, controllers lead under {led}", field="epoch", value=epoch,
+            remedy="acquire the role again and plan under a newer epoch",
+        )  # fmt: skip

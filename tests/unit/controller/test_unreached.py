@@ -1,0 +1,48 @@
+"""An agent that publishes an address which nobody reaches: one line, field, value and remedy, until it is reached."""
+
+import asyncio
+import re
+
+import pytest
+
+from controller.rollout.agent_clients import AgentClients
+from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
+from tests.support.ports import free_ports
+from trefoil.core.errors import Unavailable
+from trefoil.core.fleet import NodeStatus
+from trefoil.core.plan import NodePlan
+from trefoil.runtime import codec, rpc
+from trefoil.runtime.clock import WallClock
+from trefoil.runtime.config import ServiceSettings
+
+
+class Agent(power_agent_pb2_grpc.PowerAgentServicer):
+    """It obeys."""
+
+    async def Apply(self, request, context):
+        return power_agent_pb2.ApplyResponse(accepted=True)
+
+    async def GetNode(self, request, context):
+        return power_agent_pb2.GetNodeResponse(node=codec.to_proto(NodeStatus("node0")))
+
+
+async def test_an_address_that_nobody_reaches_is_named_until_somebody_does(tmp_path):
+    (port,) = free_ports(1)
+    target = f"127.0.0.1:{port}"
+    status, agents = NodeStatus("node0", agent_target=target), AgentClients(WallClock(), 10.0, 1)
+    line = (
+        f"^advertise_host = '{re.escape(target)}': the agent of node0 does not answer there.* Remedy: start the power"
+    )
+    assert await agents.node(status) is None
+    assert re.match(line, agents.unreached["node0"])
+    with pytest.raises(Unavailable, match=line):
+        await agents.apply(status, NodePlan())
+    entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, Agent(), "trefoil.power_agent.v1.PowerAgent")
+    server = rpc.make_server(ServiceSettings(state_dir=tmp_path, admin_address=target), [entry])
+    await server.start()
+    while await agents.node(status) is None:  # its channel tries again within a second
+        await asyncio.sleep(0.05)
+    assert agents.unreached == {}
+    assert not await agents.apply(status, NodePlan())
+    await agents.close()
+    await server.stop(0.0)
