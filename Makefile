@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup wheel notebooks docs export-efficientnet export-albert demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak e2e-adopt reproduce-clover reproduce-wattwiser reproduce-carbondis results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos lock clean
+.PHONY: help setup wheel notebooks docs export-efficientnet export-albert demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak e2e-adopt e2e-hosts e2e-security reproduce-clover reproduce-wattwiser reproduce-carbondis results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -103,6 +103,12 @@ soak: setup  ## half an hour at 70 % load: the dispatcher's memory and descripto
 
 e2e-adopt: wheel .venv-export/.ready  ## as a new user: from the wheel to one's own models, served, profiled, compared (five minutes)
 	$(BIN)/python -m benchmarks.adopt dist/trefoil-*.whl $(ARGS)
+
+e2e-hosts: setup  ## three network namespaces as hosts, mutual TLS: 20,000 requests through a plan change, a renewal, agents killed, drains (five minutes; as root)
+	$(BIN)/python -m benchmarks.hosts $(ARGS)
+
+e2e-security: setup  ## attacks on those hosts, from inside a slice, from the network and in Redis: how each is refused (ten minutes; as root)
+	$(BIN)/python -m benchmarks.security $(ARGS)
 
 reproduce-clover: setup  ## CLOVER at equal load, five seeds, every figure (hours, kept run by run; ARGS=--quick: two minutes)
 	$(BIN)/trefoil reproduce clover $(ARGS)

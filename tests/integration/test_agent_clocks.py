@@ -240,6 +240,7 @@ def test_nothing_is_called_on_a_lost_gpu_until_it_is_back(cluster):
     cluster.until(lambda: device(cluster).state == DeviceState.LOST, "the loss")
     code, text = refused(lease, cluster, 600, 5.0)
     assert (code, "the device is lost" in text) == (grpc.StatusCode.UNAVAILABLE, True)
+    cluster.until(lambda: any("let go of it" in entry for entry in cluster.status().missing), "it to be let go of")
     with cluster.paused():
         admin(cluster, "reset")
         assert locked(cluster) is None

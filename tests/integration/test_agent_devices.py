@@ -15,6 +15,7 @@ from tests.support.fast_agent import Page
 from tests.support.fast_checks import identity, problems
 from tests.support.fast_cluster import NODE, FastCluster, Stage
 from tests.support.ports import free_ports
+from tests.support.simulated_driver import is_reset
 from tests.support.triton_process import hosted
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck
@@ -156,14 +157,16 @@ def test_mig_mode_is_switched_on_where_that_is_asked_for_and_else_the_remedy_is_
     one = bench(A100, H100, mig_mode="enable")
     for gpu in (0, 1):
         one.cluster.client.admin("set_mig_mode", index=gpu, enabled=False)
-    one.cluster.client.admin("reset", index=0)
-    uuid = one.cluster.inspect()["gpus"][0]["uuid"]
-    waits = f"{NODE}/gpu0 mig: MIG mode waits for a reset of the idle GPU: sudo nvidia-smi -i {uuid} --gpu-reset"
+    one.cluster.kill_agent()
+    one.cluster.until(lambda: is_reset(one.cluster.client, 0), "the agent's end")
+    one.cluster.start_agent()
+    remedy = f"Remedy: sudo nvidia-smi -i {one.cluster.inspect()['gpus'][0]['uuid']} --gpu-reset"
+    waits = f"{NODE}/gpu0 mig: MIG mode waits for a reset of the GPU. This agent has let go of it. {remedy}"
     one.cluster.until(lambda: waits in one.cluster.status().missing, "Ampere pending")
     assert (one.device(0).mig_current, one.device(0).mig_pending) == (False, True)
     with pytest.raises(grpc.RpcError, match="MIG mode is off"):
         one.cluster.apply(one.plan(one.part(0, "7g.40gb")))
-    one.cluster.client.admin("reset", index=0)
+    one.cluster.until(lambda: is_reset(one.cluster.client, 0), "no look at it to be in the way")
     one.cluster.until(lambda: all(one.device(gpu).mig_current for gpu in (0, 1)), "MIG mode")
     one.cluster.until(lambda: not any("mig:" in entry for entry in one.cluster.status().missing), "nothing missing")
     one.go(one.part(0, "7g.40gb"), one.part(1, "7g.80gb"))
@@ -221,7 +224,7 @@ def test_a_gpu_that_is_lost_while_no_agent_runs_stops_only_itself(bench):
     one.cluster.until(lambda: one.device(0).state == DeviceState.LOST, "the loss to be told")
     assert one.state(parts[0].key) == SliceState.FAILED
     one.cluster.until(lambda: one.cluster.inspect()["gpus"][0]["processes"] == 0, "its processes to end")
-    one.cluster.client.admin("reset", index=0)
+    one.cluster.until(lambda: is_reset(one.cluster.client, 0), "it to be let go of")
     one.cluster.until(lambda: one.state(parts[0].key) == SliceState.READY, "the slice to be back")
     one.settled(plan)
     assert identity(one.cluster.inspect())[1, "4g.20gb", 0] == there[1, "4g.20gb", 0]

@@ -12,6 +12,7 @@ import pytest
 from tests.support.agent_cluster import key, node_plan, planned
 from tests.support.fast_checks import check, identity, untouched
 from tests.support.fast_cluster import FastCluster
+from tests.support.simulated_driver import is_reset
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey, SliceState, SliceStatus
 from trefoil.core.plan import NodePlan, PlannedSlice
 from trefoil.core.plan_check import sealed
@@ -225,19 +226,10 @@ def test_a_gpu_lost_in_mid_plan_is_fenced_and_used_again_after_its_reset(fresh, 
     assert slices(cluster)[LEFT].state == SliceState.FAILED
     with pytest.raises(grpc.RpcError, match="LOST"):
         cluster.apply(plan(planned("7g.40gb", 0, 1)))
-    _hear_of_it(cluster)
-    cluster.client.admin("reset", index=0)
+    cluster.until(lambda: is_reset(cluster.client, 0), "it to be let go of")
     cluster.until(lambda: cluster.status().devices[0].state == DeviceState.AWAKE, "the GPU to be back")
     cluster.until(lambda: all_serve(cluster, new), "all slices to serve again")
     check(cluster, new)
-
-
-def _hear_of_it(cluster: FastCluster) -> None:
-    """No person resets a GPU before the driver has told of its Xid; where that got lost, a second is enough."""
-    for _ in range(50):  # looks, and not a second by the clock: the machine may stand still for that long
-        if any("Xid 79" in text for text in cluster.status().missing):
-            return
-        time.sleep(0.02)
 
 
 def _runs_on(cluster: FastCluster, gpu: int) -> list[str]:

@@ -356,7 +356,8 @@ async def test_sigkill_in_the_middle_of_a_rollout_and_a_restart_converge(start):
 
 async def test_an_emptied_redis_is_written_again_under_a_higher_epoch(start):
     plane = await start(planner=BY_CARBON)
-    before = await plane.plan()
+    before, key = await plane.plan(), plane.state.keys.plan_node("node0")
+    assert plane.plan_keys.verify(await plane.state.get(key, NodePlan)) == plane.agent.plan
     plane.redis.flush()
 
     async def rewritten() -> Plan | None:
@@ -366,7 +367,7 @@ async def test_an_emptied_redis_is_written_again_under_a_higher_epoch(start):
     after = await plane.until(rewritten)
     assert {t.slice for r in after.routes for t in r.targets} == {t.slice for r in before.routes for t in r.targets}
     assert await plane.state.get(plane.state.keys.objective("digits"), Objective) is not None
-    assert await plane.until(lambda: plane.state.get(plane.state.keys.plan_node("node0"), NodePlan))
+    assert plane.plan_keys.verify(await plane.until(lambda: plane.state.get(key, NodePlan))) == plane.agent.plan
     await plane.until(plane.settled)
     assert kinds(plane) == set(CLEAN_SLICES)
 

@@ -19,7 +19,7 @@ from power_agent.simulated import nvml_shim
 from protos.power_agent.v1 import power_agent_pb2
 from tests.support.agent_cluster import NODE, AgentCluster, Load, key, node_plan, planned, until
 from tests.support.awake import Awake
-from tests.support.simulated_driver import create_slice, destroy_slice
+from tests.support.simulated_driver import create_slice, destroy_slice, is_reset
 from trefoil.core.accounting import active_j, check_conservation
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad
@@ -409,7 +409,7 @@ async def test_a_lost_gpu_is_fenced_and_used_again_after_its_reset(cluster):
     assert await state_of(cluster, other) == SliceState.FAILED
     with pytest.raises(PlanError, match="LOST"):
         await cluster.apply(plan(planned("7g.40gb", 0, 1), planned("7g.40gb", 0, 2, gpu=1)))
-    cluster.client.admin("reset", index=1)
+    await until(lambda: is_reset(cluster.client, 1), 60)
     await cluster.ready(WHOLE, other, timeout_s=BOOT_S)
     assert (await cluster.slices())[WHOLE].since_s == before.since_s
 

@@ -346,7 +346,7 @@ def test_an_idle_node_is_cheap(client):
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        ('devices=["B200"]', "no simulated device 'B200'"),
+        ('devices=["B2000"]', "no simulated device 'B2000'"),
         ("tick_ms=500", "tick_ms"),
         ("colour=red", "unknown setting"),
         ("model_repository=/nonexistent", "nonexistent"),
