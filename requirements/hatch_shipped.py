@@ -9,6 +9,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SHIPPED = (
     "deploy/config",
+    "deploy/nftables",
     "model_repository",
     "benchmarks/scenarios",
     "requirements/triton.txt",

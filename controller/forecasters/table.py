@@ -2,7 +2,11 @@
 
 from typing import Final
 
+from controller.forecasters.ewma import Ewma, EwmaSettings
+from controller.forecasters.holt_winters import HoltWinters, HoltWintersSettings
 from controller.forecasters.last_max import LastMax, LastMaxSettings
+from controller.forecasters.lstm import Lstm, LstmSettings
+from controller.forecasters.oracle import Oracle, OracleSettings
 from trefoil.core.brains import Forecaster
 from trefoil.core.parts import Kind, Part, Parts
 
@@ -15,5 +19,9 @@ FORECASTERS: Final[Parts[Forecaster]] = {
             lambda settings: LastMax(**settings.model_dump()),
             settings=LastMaxSettings,
         ),
+        Part(Kind.FORECASTER, "ewma", Ewma, settings=EwmaSettings),
+        Part(Kind.FORECASTER, "holt_winters", HoltWinters, settings=HoltWintersSettings),
+        Part(Kind.FORECASTER, "lstm", Lstm, settings=LstmSettings),
+        Part(Kind.FORECASTER, "oracle", Oracle, settings=OracleSettings),
     )
 }

@@ -14,7 +14,7 @@ from controller.observe.core.carbon_inputs import REFUSABLE
 from controller.observe.core.observation import Observation
 from controller.settings import CarbonSettings
 from trefoil.core import errors
-from trefoil.core.brains import PlanView
+from trefoil.core.brains import HISTORY_MAX_S, PlanView
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Series, shift_forecast, shift_reading
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.fleet import NodeStatus
@@ -27,6 +27,8 @@ from trefoil.runtime.state import Keys, State
 from trefoil.runtime.telemetry import Metrics
 
 LOG = structlog.get_logger()
+WRITTEN_S: Final = 5.0  # after its end a second is written down, unless its writer's clock is another
+PAGE: Final = 3600  # entries read at once
 
 
 class ObservationReader:
@@ -40,6 +42,7 @@ class ObservationReader:
         self._ahead_s = clock.calendar_ahead_s()
         self._load_ids: dict[str, str] = {}
         self._history_id = "0"
+        self._restored = False
 
     async def refresh(self) -> None:
         """Read everything once; on trouble keep the last values and say in `inputs.down` why."""
@@ -98,6 +101,36 @@ class ObservationReader:
             for entry_id, window in await self._state.stream(key, LoadWindow, self._load_ids.get(key, "0")):
                 self._load_ids[key] = entry_id
                 self.observation.windows.add(self._in_own_time(window), self.observation.catalog)
+        if self.observation.windows.restorable and not self._restored:
+            await self._restore_history()
+            self._restored = True
+
+    async def _restore_history(self) -> None:
+        """Arrivals from before this process, as far back as the forecaster looks: an hour at a time."""
+        prefix = self._state.keys.demand("")
+        for name in await self._state.names(prefix):
+            family = name.removeprefix(prefix)
+            _, shift_s = await self.newest_demand(family)
+            begins_s = self._clock.now_s() - await self._state.clock_offset_s() - self.observation.history_s
+            after = f"{max(0, int(begins_s * 1000))}-0"
+            while entries := await self._state.stream(name, LoadWindow, after, PAGE):
+                after = entries[-1][0]
+                counts = {int(w.starts_at_s + shift_s): float(sum(c.arrived for c in w.cells)) for _, w in entries}
+                self.observation.windows.restore(family, counts)
+
+    async def newest_demand(self, family: str) -> tuple[int | None, float]:
+        """The last second of a family that is written down, and what its writer's stamps lack to be in our time [s].
+
+        It was stamped when it was written, which the id of its entry tells by Redis' clock.
+        """
+        entries = await self._state.tail(self._state.keys.demand(family), LoadWindow)
+        if not entries:
+            return None, 0.0
+        entry_id, window = entries[-1]
+        written_s = int(entry_id.partition("-")[0]) / 1e3 + await self._state.clock_offset_s()
+        lacks_s = float(round(written_s - window.ends_at_s))
+        shift_s = lacks_s if abs(lacks_s) > WRITTEN_S else 0.0
+        return int(window.starts_at_s + shift_s), shift_s
 
     def _in_own_time(self, window: LoadWindow) -> LoadWindow:
         """A window by our clock; of a worker that acknowledges nothing any more it ended now at the latest."""
@@ -139,7 +172,8 @@ class ObservationReader:
         inputs.zones = tuple(held[zone] for zone in sorted(held))
 
 
-DEMAND_MAX: Final = 86_400  # 24 h of seconds
+DEMAND_MAX: Final = int(HISTORY_MAX_S)  # seconds
+BACKLOG_S: Final = 600  # load windows of workers reach back so far
 MODES: Final = tuple(m.name.lower() for m in ActMode if m)
 STATES: Final = tuple(s.name.lower() for s in RolloutState if s)
 FORECASTS: Final = ("used", "refused", "none")
@@ -147,33 +181,45 @@ RUNGS: Final[Mapping[int, str]] = {RUNG_DEGRADED: "degraded", RUNG_KEPT: "kept"}
 
 
 class DemandPublisher:
-    """Publisher of arrivals per second and forecast of each family, once a second."""
+    """Publisher of the forecast of each family, and of the arrivals of each second that is over, once a second.
 
-    def __init__(self, keys: Keys, observation: Observation, leadership: Leadership, clock: Clock) -> None:
-        self._keys, self._observation, self._leadership, self._clock = keys, observation, leadership, clock
+    Whoever takes the role over goes on after the last second that is written down, at most `BACKLOG_S` back.
+    """
+
+    def __init__(self, keys: Keys, reader: ObservationReader, leadership: Leadership, clock: Clock) -> None:
+        self._keys, self._reader, self._leadership, self._clock = keys, reader, leadership, clock
         self._at_s = 0.0
+        self._epoch = 0
+        self._written: dict[str, int] = {}
 
     async def publish(self) -> None:
         """Publish when a second has passed since the last time."""
         now_s = self._clock.now_s()
-        if now_s - self._at_s >= 1.0:
-            self._at_s = now_s
-            writes = demand_writes(self._keys, self._observation, now_s)
-            if writes:
-                await self._leadership.write(writes)
+        if now_s - self._at_s < 1.0:
+            return
+        self._at_s = now_s
+        if self._epoch != self._leadership.epoch:
+            self._epoch, self._written = self._leadership.epoch, {}
+        writes: list[Write] = []
+        written = dict(self._written)
+        for family, forecast in sorted(self._reader.observation.forecasts.items()):
+            first, counts = self._reader.observation.windows.steps(family, now_s)
+            end = first + len(counts)
+            if family not in written:
+                newest, _ = await self._reader.newest_demand(family)
+                written[family] = first - 1 if newest is None else newest
+            begins = max(first, written[family] + 1, end - BACKLOG_S)
+            writes += (self._second(family, second, counts[second - first]) for second in range(begins, end))
+            writes.append(Put(self._keys.forecast_load(family), forecast))
+            written[family] = end - 1
+        if writes:
+            await self._leadership.write(writes)
+        self._written = written
 
-
-def demand_writes(keys: Keys, observation: Observation, now_s: float) -> list[Write]:
-    """Redis writes of arrivals of the last second and of the forecast, of each family."""
-    bins = round(1 / observation.windows.bin_s)
-    writes: list[Write] = []
-    for family, forecast in sorted(observation.forecasts.items()):
-        arrived = round(sum(observation.windows.arrivals(family, now_s)[-bins:]))
-        cell = LoadCell(LoadKey(family), arrived=arrived, arrived_per_s=(arrived,))
-        window = LoadWindow(starts_at_s=now_s - 1, ends_at_s=now_s, cells=(cell,))
-        writes.append(Append(keys.demand(family), window, DEMAND_MAX, ttl_s=float(DEMAND_MAX)))
-        writes.append(Put(keys.forecast_load(family), forecast))
-    return writes
+    def _second(self, family: str, second: int, count: float) -> Write:
+        cell = LoadCell(LoadKey(family), arrived=round(count), arrived_per_s=(round(count),))
+        window = LoadWindow(starts_at_s=float(second), ends_at_s=second + 1.0, cells=(cell,))
+        return Append(self._keys.demand(family), window, DEMAND_MAX, ttl_s=float(DEMAND_MAX))
 
 
 def set_view_metrics(

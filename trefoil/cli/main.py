@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 import trefoil
-from trefoil.cli import setup, simulate
+from trefoil.cli import forecasting, setup, simulate
 from trefoil.cli.carbon import commands
 from trefoil.cli.compare import compare
 from trefoil.cli.family.commands import app as family_app
@@ -212,6 +212,7 @@ family_app.command("load")(control.family_load)
 family_app.command("unload")(control.family_unload)
 app.add_typer(family_app, name="family")
 app.add_typer(commands.app, name="carbon")
+app.add_typer(forecasting.app, name="forecast")
 app.add_typer(setup.app, name="setup")
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
+
+from controller.observe.core.arrival_history import ArrivalHistory
 from trefoil.core.brains import BudgetState
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import IdentityKey
@@ -58,9 +61,16 @@ def ignore_window(_window: LoadWindow) -> None:
 class LoadWindows:
     """The recent load windows of all workers, and the accuracy budgets that they spent."""
 
-    def __init__(self, settings: WindowSettings, on_window: Callable[[LoadWindow], None] = ignore_window) -> None:
-        """`on_window` is told each window once."""
+    def __init__(
+        self,
+        settings: WindowSettings,
+        on_window: Callable[[LoadWindow], None] = ignore_window,
+        history_s: float = 0.0,
+    ) -> None:
+        """`on_window` is told each window once. `history_s`: for how long arrivals of each second are kept."""
         self._settings = settings
+        self._step_bins = max(1, round(1 / settings.bin_s))
+        self._history = ArrivalHistory(math.ceil(history_s / self.step_s)) if history_s else None
         self._windows: deque[LoadWindow] = deque()
         self._newest: dict[tuple[str, int], LoadWindow] = {}
         self._budgets: dict[str, _Budget] = {}
@@ -76,6 +86,11 @@ class LoadWindows:
     def bin_s(self) -> float:
         """Width of the bins of `arrivals` [s]."""
         return self._settings.bin_s
+
+    @property
+    def step_s(self) -> float:
+        """Width of the steps of `steps` [s]: whole bins, a second where those are not longer."""
+        return self._step_bins * self._settings.bin_s
 
     def add(self, window: LoadWindow, catalog: Catalog) -> None:
         """Count a window once; a repeated or reordered one of the same worker is dropped by its `seq`."""
@@ -102,21 +117,58 @@ class LoadWindows:
         oldest_s = now_s - self._settings.keep_s
         while self._windows and self._windows[0].ends_at_s < min(oldest_s, self.hold_from_s):
             self._windows.popleft()
-        for counts in self._arrivals.values():
-            while counts and ((first := min(counts)) + 1) * self._settings.bin_s < oldest_s:
-                del counts[first]
+        self._forget_arrivals(int(oldest_s // self.step_s))
         self._newest = {w: v for w, v in self._newest.items() if v.ends_at_s >= oldest_s}
+
+    def _forget_arrivals(self, end: int) -> None:
+        """Forget arrivals of the steps before one; the history, if there is one, keeps them."""
+        if self._history is not None and self._first_bin is not None:
+            self._history.advance(-(-self._first_bin // self._step_bins), end)
+        for family, counts in self._arrivals.items():
+            for old in [i for i in counts if i < end * self._step_bins]:
+                arrived = counts.pop(old)
+                if self._history is not None:
+                    self._history.add(family, old // self._step_bins, arrived)
 
     def arrivals(self, family: str, now_s: float) -> tuple[float, ...]:
         """Arrivals per bin, oldest first, up to the newest bin that every live worker has reported."""
         if self._first_bin is None:
             return ()
-        all_ends = [w.ends_at_s for w in self._newest.values()]
-        live = [end_s for end_s in all_ends if now_s - end_s <= self._settings.worker_silent_s]
-        end = int((min(live) if live else max(all_ends, default=0.0)) // self._settings.bin_s)
+        end = self._end_bin(now_s)
         first = max(self._first_bin, end - int(self._settings.keep_s / self._settings.bin_s))
         counts = self._arrivals.get(family, Counter())
         return tuple(float(counts[i]) for i in range(first, end))
+
+    def _end_bin(self, now_s: float) -> int:
+        """The bin after the newest one that every live worker has reported."""
+        all_ends = [w.ends_at_s for w in self._newest.values()]
+        live = [end_s for end_s in all_ends if now_s - end_s <= self._settings.worker_silent_s]
+        return int((min(live) if live else max(all_ends, default=0.0)) // self._settings.bin_s)
+
+    def steps(self, family: str, now_s: float, bridged_s: float = 0.0) -> tuple[int, tuple[float, ...]]:
+        """Arrivals per whole step since the last hole longer than `bridged_s`, oldest first, and the number of the
+        first: times `step_s` is when it began. As far back as the history goes; without one as `arrivals`."""
+        if self._first_bin is None:
+            return 0, ()
+        width, past = self._step_bins, np.zeros(0, np.float32)
+        end = self._end_bin(now_s) // width
+        first = max(-(-self._first_bin // width), end - int(self._settings.keep_s / self.step_s))
+        if self._history is not None and self._history.end >= 0:
+            first = self._history.end
+            past = self._history.since_hole(family, int(bridged_s / self.step_s))
+        counts = self._arrivals.get(family, Counter())
+        recent = (float(sum(counts[i * width + j] for j in range(width))) for i in range(first, end))
+        return first - len(past), (*past.tolist(), *recent)
+
+    @property
+    def restorable(self) -> bool:
+        """Whether there is a history, and it is known where what was written down before belongs in it."""
+        return self._history is not None and self._history.end >= 0
+
+    def restore(self, family: str, counts: Mapping[int, float]) -> None:
+        """Restore arrivals by step that were written down before this process saw any."""
+        if self._history is not None:
+            self._history.restore(family, counts)
 
     def families(self) -> tuple[str, ...]:
         """Families that any request has named, sorted."""

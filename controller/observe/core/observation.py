@@ -24,10 +24,11 @@ from controller.observe.core.carbon_inputs import (
     static_reading,
     without_bands,
 )
+from controller.observe.core.cpu_uses import CpuUses
 from controller.observe.core.load_windows import LoadWindows, ignore_window
 from controller.observe.core.plannable import differing_models, profiled_types, unplannable_reason
 from controller.settings import ControllerSettings
-from trefoil.core.brains import Forecaster, PlanView
+from trefoil.core.brains import Forecaster, PlanView, history_s_of
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Rung, Series
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import IdentityKey
@@ -37,6 +38,7 @@ from trefoil.core.fleet import FleetState, NodeStatus
 from trefoil.core.objective import Objective
 from trefoil.core.plan import InputStamp, NodePlan, Plan
 
+BRIDGED_S = 60.0  # nobody counted, as during a restart: a shorter hole does not begin history anew
 NEAR_INITIAL = 0.75  # of the configured demand: then the load itself is believed
 RUNG_NORMAL, RUNG_CARRIED = int(Rung.NORMAL), int(Rung.CARRIED)
 
@@ -93,7 +95,9 @@ class Observation:
         """Nothing is known yet. `on_window` is told each load window once; `stated`: see `differing_models`."""
         self._settings, self._keys, self.catalog, self._forecaster = settings, keys, catalog, forecaster
         self.inputs = LatestInputs(carbon_history=deque(maxlen=settings.carbon.history_max))
-        self.windows = LoadWindows(settings.windows, on_window)
+        self.history_s = history_s_of(forecaster)
+        self.windows = LoadWindows(settings.windows, on_window, self.history_s)
+        self.cpu = CpuUses()
         self._started_at_s = now_s
         self._arrived: set[str] = set()
         self._demand: dict[str, Demand] = {}
@@ -197,8 +201,10 @@ class Observation:
             assert demand.forecast is not None
             self.forecasts[family] = demand.forecast
             return demand
-        arrivals = self.windows.arrivals(family, now_s)
-        bin_s = self._settings.windows.bin_s
+        arrivals, bin_s = self.windows.arrivals(family, now_s), self.windows.bin_s
+        if self.history_s:
+            _, arrivals = self.windows.steps(family, now_s, BRIDGED_S)
+            bin_s = self.windows.step_s
         forecast = self._forecaster.forecast(family, arrivals, bin_s, now_s, self._lead_s(family, now_s))
         initial = self._initial(family, forecast.max_per_s, now_s)
         rate, p90 = forecast.max_per_s, forecast.p90_per_s
@@ -267,6 +273,8 @@ class Observation:
             budgets=self.windows.budgets(now_s),
             carbon_history=tuple(self.inputs.carbon_history),
             zones=tuple(carried_when_stale(z, now_s, self._settings.carbon_stale_intervals) for z in self.inputs.zones),
+            cpu_uses=self.cpu.uses(now_s),
+            cpu_histories=self.cpu.histories(),
         )
 
     def _catalog_of(self, families: Set[str]) -> Catalog:

@@ -9,7 +9,7 @@ from typing import Final
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.common import IdentityKey
-from trefoil.core.device_types import device_type, is_outside_mig, known_type
+from trefoil.core.device_types import CPUS, device_type, is_outside_mig, known_type, profile_type
 from trefoil.core.errors import NotFound, PlanError
 from trefoil.core.fleet import MISSING_MODEL, DeviceKind, DeviceState, DeviceStatus, FleetState, NodeStatus
 from trefoil.core.plan import Plan
@@ -18,13 +18,13 @@ AWAKE_STATES: Final = frozenset({DeviceState.AWAKE, DeviceState.WAKING})
 
 
 def profiled_types(catalog: Catalog) -> frozenset[str]:
-    """Device types that the catalogue has profiles for."""
+    """Device types that the catalogue has profiles for, as `profile_type` names them."""
     return _types(IdentityKey(catalog.rows))
 
 
 @lru_cache(maxsize=16)
 def _types(rows: IdentityKey[tuple[ProfileRow, ...]]) -> frozenset[str]:
-    return frozenset(row.device_type for row in rows.value)
+    return frozenset(profile_type(row.device_type) for row in rows.value)
 
 
 def out_of_service_reason(status: DeviceStatus) -> str:
@@ -43,9 +43,9 @@ def unplannable_reason(status: DeviceStatus, types: Collection[str]) -> str:
         kind = device_type(status.type)
     except NotFound:
         return f"of unknown type {status.type!r}"
-    if kind.kind == DeviceKind.CPU:
-        return "CPUs are not planned"
-    if kind.name not in types:
+    if kind.kind == DeviceKind.CPU and CPUS not in types:
+        return "CPUs are not planned: no variant has a profile on any"
+    if profile_type(kind.name) not in types:
         return f"no variant has a profile on {kind.name}"
     return wrong_mig_mode(status)
 

@@ -1,0 +1,103 @@
+"""`trefoil forecast`: a backtest scores what it says, and training refuses what it will be tested on."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tests.support.seam.forecaster import Promised, PromisedSettings
+from trefoil.cli.main import app
+from trefoil.forecasting.backtest import backtest
+from trefoil.forecasting.training import counts_per_s, generated_counts, windows_of
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, ["forecast", *map(str, arguments)])
+
+
+def refusal(*arguments: object) -> str:
+    found = run(*arguments)
+    assert found.exit_code == 2
+    return found.stderr or found.output
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Twenty-five minutes, of which the last seconds of each are busier."""
+    path = tmp_path / "mine.csv"
+    path.write_text("second,requests\n" + "".join(f"{i},{30 if i % 60 > 50 else 10}\n" for i in range(1500)))
+    return path
+
+
+def test_a_backtest_scores_what_is_planned_for_against_the_busiest_second_that_came():
+    counts = np.array([10.0] * 720 + [50.0] * 60 + [10.0] * 420)
+    found = backtest(Promised(PromisedSettings(rate_per_s=20.0)), counts, every_s=60)
+    came = [10.0, 10.0, 50.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0]
+    assert found.forecasts == len(came)
+    assert found.under_share == 0.1
+    assert found.under_ratio == pytest.approx(30 / 50)
+    assert found.over_ratio == pytest.approx(9 * 10 / sum(came))
+    assert found.error_ratio == pytest.approx((9 * 10 + 30) / sum(came))
+    assert found.instead == 0
+
+
+def test_a_backtest_prints_every_forecaster_or_those_that_are_asked_for(trace):
+    found = json.loads(run("backtest", trace, "--json", "--every-s", 60).stdout)
+    assert set(found["scores"]) == {"last_max", "ewma", "holt_winters", "lstm"}
+    assert found["scores"]["ewma"]["error_ratio"] == pytest.approx(0.0, abs=1e-9)
+    own = run("backtest", trace, "--forecaster", "tests.support.seam.forecaster:Promised", "--set", "rate_per_s=60")
+    assert "100.0%" in own.output  # of what lies above
+
+
+@pytest.mark.parametrize(
+    ("forecaster", "says"),
+    [
+        ("oracle", "forecaster = 'oracle': knows what only a simulation knows"),
+        ("prophet", "forecaster = 'prophet': no such forecaster. Remedy: one of ewma"),
+    ],
+)
+def test_a_backtest_refuses_who_cannot_forecast(trace, forecaster, says):
+    assert says in refusal("backtest", trace, "--forecaster", forecaster)
+
+
+def test_a_trace_too_short_is_refused_by_both(tmp_path):
+    short = tmp_path / "short.csv"
+    short.write_text("second,requests\n" + "".join(f"{i},3\n" for i in range(600)))
+    assert "600 s are too few" in refusal("backtest", short)
+    python = tmp_path / "python"
+    python.touch()
+    assert "too short" in refusal("train", short, "--python", python)
+
+
+def test_a_held_out_trace_is_not_trained_on_whatever_it_is_called(trace, tmp_path):
+    copy = tmp_path / "another.csv"
+    shutil.copy(trace, copy)
+    python = tmp_path / "python"
+    python.touch()
+    says = refusal("train", copy, "--held-out", trace, "--python", python)
+    assert f"TRACES = '{copy}': is the held-out {trace}. Remedy: train on another trace" in says
+
+
+def test_training_needs_an_interpreter_with_torch_and_a_preset(trace, tmp_path):
+    assert "Remedy: make .venv-export/.ready" in refusal("train", trace, "--python", tmp_path / "nowhere")
+    assert "--preset = 'best': no such preset. Remedy: paper or artifact" in refusal("train", trace, "--preset", "best")
+
+
+def test_windows_are_ten_minutes_and_the_largest_second_after_them():
+    counts = np.arange(800, dtype=np.float64)
+    x, y = windows_of(counts, stride_s=100)
+    assert x.shape == (2, 600)
+    assert list(y) == [659.0, 759.0]
+    assert list(x[1][:2]) == [100.0, 101.0]
+
+
+def test_minutes_are_drawn_to_seconds_at_the_mean_that_is_asked_for_and_seconds_stay_as_they_are(tmp_path, trace):
+    minutes = tmp_path / "minutes.csv"
+    minutes.write_text("minute,jobs\n" + "".join(f"{i},{5 + i % 3}\n" for i in range(200)))
+    drawn = counts_per_s(minutes, np.random.default_rng(1), 30.0)
+    assert drawn.size == 12_000
+    assert drawn.mean() == pytest.approx(30.0, rel=0.02)
+    assert counts_per_s(trace, np.random.default_rng(1), 99.0).max() == 30.0
+    assert list(generated_counts(np.random.default_rng(2))) == list(generated_counts(np.random.default_rng(2)))
