@@ -12,6 +12,7 @@ from carbon_feed.zones import load_zones
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
 from trefoil.runtime import config, rpc, service, telemetry
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.security.tls import Tls
 from trefoil.runtime.state import State
 
 FULL_NAME = "trefoil.carbon_feed.v1.CarbonFeed"
@@ -30,10 +31,14 @@ def build(argv: Sequence[str]) -> list[service.Part]:
     loops = [ZoneLoop(zone, provider, state, clock, metrics, *others) for zone, (provider, *others) in made]
     servicer = CarbonFeedServicer(loops, load_zones(settings.zones_file), clock, settings.watchers_max)
     entries: list[rpc.ServiceEntry] = [(pb_grpc.add_CarbonFeedServicer_to_server, servicer, FULL_NAME)]
+    tls = Tls.of(settings)
     streams_max = settings.watchers_max + ARCHIVES_MAX
     return [
         service.StatePart(state, clock, metrics),
         service.MetricsPart(metrics, settings.metrics_address),
         *loops,
-        service.ServerPart(lambda: rpc.make_server(settings, entries, metrics=metrics, streams_max=streams_max)),
+        service.CertificatesPart({"service": tls.end_s} if tls else {}, clock, metrics),
+        service.ServerPart(
+            lambda: rpc.make_server(settings, entries, metrics=metrics, streams_max=streams_max, tls=tls)
+        ),
     ]

@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 
 from controller.planners.planning_input import Device, HostedSlice, Task, constant_for
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
-from trefoil.core.device_types import MEMORY_SLICES, slice_type
-from trefoil.core.fleet import DeviceType, SliceType
+from trefoil.core.cpus.rows import CpuRows
+from trefoil.core.device_types import CPUS, device_share, profile_type, slice_servers, slice_type
+from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.queueing import Z_95, ServiceTime, pool_rate_max, service_time, utilisation_max
 from trefoil.core.units import MS_PER_S
@@ -80,8 +81,8 @@ class Column:
     `batch`: requests that Triton joins to a batch at that rate; 0: every request is a batch. `service` is of a request:
     its part of the batch's time. `running_w`: what a slice draws beside `energy_j` of each request, see `power_line`.
     `alone_j`: what a request takes that is a batch by itself, which is the most; a cap of the fleet's watts counts it.
-    `limits` (x, y) of a class that leads: x times its rate and y times its partner's add
-    up to at most the slices that they share.
+    `servers`: requests that one slice serves at once. `limits` (x, y) of a class that leads: x times its rate and y
+    times its partner's add up to at most the slices that they share.
     """
 
     key: ClassKey
@@ -99,6 +100,7 @@ class Column:
     running_w: float = 0.0
     limits: tuple[tuple[float, float], ...] = ()
     alone_j: float = 0.0
+    servers: int = 1
 
     def __hash__(self) -> int:
         return hash((self.key, self.energy_j))  # enough to tell most apart: columns are in the keys of many memos
@@ -126,7 +128,7 @@ class Column:
     @property
     def saturation_per_s(self) -> float:
         """Rate at which one slice is always busy [1/s]."""
-        return MS_PER_S / self.service.mean_ms
+        return self.servers * MS_PER_S / self.service.mean_ms
 
     def capacity_per_s(self, slices: int) -> float:
         """Rate of a whole pool of that many slices within the SLO [1/s]."""
@@ -323,8 +325,9 @@ def class_column(
         return None
     row = _occupied(row, constant_for(task.objective, constants, "transport_gap_ms"))
     slo_ms = task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms")
-    tiers = tiers_of(service_time(row), slo_ms, task.objective.slo_quantile, gap_scv(task), max(1, slices))
-    return _column(kind, shape, variant, row, tiers, constants["start_s"])
+    servers = slice_servers(shape_name)
+    tiers = tiers_of(service_time(row), slo_ms, task.objective.slo_quantile, gap_scv(task), max(1, slices), servers)
+    return replace(_column(kind, shape, variant, row, tiers, constants["start_s"]), servers=servers)
 
 
 def gap_scv(task: Task) -> float:
@@ -382,12 +385,14 @@ class CatalogKey:
 
     def rows(self, kind: str, shape: str, family: str, variant: str, clock_mhz: int) -> tuple[ProfileRow, ...]:
         """Rows of whole models alone on their slice at a clock (0: the highest that is profiled), by batch."""
-        by_clock = _index(self).get((kind, shape, family, variant), {})
+        by_clock = _index(self).get((profile_type(kind), shape, family, variant), {})
+        if not by_clock and profile_type(kind) == CPUS:
+            return CpuRows(self.catalog.rows).rows(shape, family, variant)
         return by_clock.get(clock_mhz or max(by_clock, default=0), ())
 
     def profiled(self, kind: str, shape: str, family: str, variant: str) -> tuple[int, ...]:
         """Clocks at which `rows` has any, ascending."""
-        return tuple(sorted(_index(self).get((kind, shape, family, variant), {})))
+        return tuple(sorted(_index(self).get((profile_type(kind), shape, family, variant), {})))
 
     def clocks(self, kind: DeviceType, family: str) -> tuple[int, ...]:
         """Clocks that can be set and are profiled; the highest is 0, because it needs no lock."""
@@ -403,7 +408,7 @@ def _index(same: CatalogKey) -> dict[tuple[str, str, str, str], dict[int, tuple[
     found: dict[tuple[str, str, str, str], dict[int, list[ProfileRow]]] = {}
     for row in same.catalog.rows:
         if row.stage == 0 and not row.cohosted:
-            key = (row.device_type, row.slice_type, row.family, row.variant)
+            key = (profile_type(row.device_type), row.slice_type, row.family, row.variant)
             found.setdefault(key, {}).setdefault(row.clock_mhz, []).append(row)
     return {
         key: {clock: tuple(sorted(rows, key=lambda row: row.batch)) for clock, rows in by_clock.items()}
@@ -436,13 +441,22 @@ def _occupied(row: ProfileRow, gap_ms: float) -> ProfileRow:
 
 
 def tiers_of(
-    service: ServiceTime, slo_ms: float, quantile: float, scv: float, pool: int
+    service: ServiceTime, slo_ms: float, quantile: float, scv: float, pool: int, servers: int = 1
 ) -> tuple[tuple[int, float], ...]:
-    """Rate of one slice [1/s] within the SLO, by the size of its pool; sizes at which none is left out."""
+    """Rate of one slice of so many servers [1/s] within the SLO, by the size of its pool; sizes at which none is left
+    out.
+    """
     if slo_ms <= 0:
         return ()
-    rates = [(size, pool_rate_max(service, slo_ms, quantile, scv, size) / size) for size in TIERS if size <= pool]
+    rates = [(n, pool_rate_max(service, slo_ms, quantile, scv, n * servers) / n) for n in TIERS if n <= pool]
     return tuple((size, rate) for size, rate in rates if rate > 0)
+
+
+def idle_share(kind: DeviceType, shape: SliceType) -> float:
+    """Share of a device that serves nothing while such a slice of it starts: of its memory slices, or of its cores."""
+    if kind.kind == DeviceKind.CPU:
+        return device_share(kind, shape.name)
+    return shape.memory_slices / max(other.memory_slices for other in kind.slice_types)
 
 
 def _column(
@@ -453,7 +467,7 @@ def _column(
     tiers: tuple[tuple[int, float], ...],
     start_s: float,
 ) -> Column:
-    share = shape.memory_slices / MEMORY_SLICES  # the part of the device that serves nothing meanwhile
+    share = idle_share(kind, shape)
     return Column(
         key=ClassKey(row.family, kind.name, shape.name, variant.name),
         accuracy=variant.accuracy,

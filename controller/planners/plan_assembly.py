@@ -9,6 +9,7 @@ from typing import Final
 from controller.planners.columns import ClassKey, Column, class_of
 from controller.planners.planning_input import Device, HostedSlice, PlanningInput, Task, constant_for
 from trefoil.core.carbon import Series
+from trefoil.core.device_types import slice_cores, slice_servers
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey
 from trefoil.core.plan import Expected, InputStamp, NodePlan, Plan, PlannedDevice, PlannedSlice, Route, RouteTarget
 
@@ -117,7 +118,8 @@ def _slice(
         column, task = columns.get(class_of(device, one)), inputs.task(one.family)
         version = inputs.known.family(one.family).variant(one.variant).version
         batch = column.max_batch if column else max(1, math.ceil(task.demand.items_mean))
-        served.append(Hosted(one.family, one.variant, version, stage=0, stages=1, instances=1, max_batch=batch))
+        servers = slice_servers(one.key.slice_type)  # a thread each
+        served.append(Hosted(one.family, one.variant, version, stage=0, stages=1, instances=servers, max_batch=batch))
         credits += _credits(column, task, constants)
     return PlannedSlice(together[0].key, tuple(served), credits)
 
@@ -131,6 +133,8 @@ def _credits(column: Column | None, task: Task, constants: Mapping[str, float]) 
     if constants.get("credits_per_batch", 0.0) > 0:
         return math.ceil(constants["credits_per_batch"] * column.max_batch)
     gap_ms = constant_for(task.objective, constants, "transport_gap_ms")
+    if slice_cores(column.slice_type):  # one each, and as many as are on their ways meanwhile
+        return column.servers + math.ceil(column.servers * gap_ms / column.service.mean_ms)
     return 2 if gap_ms > GAP_SHARE * column.service.mean_ms else 1
 
 

@@ -13,7 +13,7 @@ from controller.observe.core.plannable import AWAKE_STATES, loadable_catalog, pr
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand
-from trefoil.core.device_types import DEVICE_TYPES, device_type
+from trefoil.core.device_types import CPUS, DEVICE_TYPES, device_type, profile_type
 from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, SliceKey, SliceState
 from trefoil.core.objective import Objective
@@ -119,11 +119,13 @@ class PlanningInput:
         return found.intensity_g_per_kwh
 
 
-def read_view(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofiled: bool = False) -> PlanningInput:
+def read_view(
+    view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofiled: bool = False, cpus: bool = False
+) -> PlanningInput:
     """Read a view. Families without an objective are not planned; without demand, `rate_floor_per_s` is assumed.
 
     Without `clocks` every device is taken to run at its highest clock. `unprofiled`: devices of types without any
-    profile count too, for planners that measure.
+    profile count too, for planners that measure. `cpus`: CPUs with a profile count, for planners that cut them.
     """
     before = [device for node in (view.current.nodes if view.current else ()) for device in node.devices]
     planned = {part.key: part for device in before for part in device.slices}
@@ -134,6 +136,9 @@ def read_view(view: PlanView, rate_floor_per_s: float, clocks: bool = False, unp
         for status in sorted(node.devices, key=lambda d: natural_sort_key(d.device)):
             if why := unplannable_reason(status, types):
                 left.append((status.device, why))
+                continue
+            if not cpus and profile_type(status.type) == CPUS:
+                left.append((status.device, "CPUs are not planned by this policy"))
                 continue
             if not status.usable:
                 lost.append((node.node, status.device))

@@ -21,7 +21,7 @@ from trefoil.core.common import IdentityKey
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.core.plan_check import sealed
-from trefoil.core.policies import PRESETS, Policy, chosen, policy
+from trefoil.core.policies import Policy, chosen, policy, preset_constants
 
 
 def planner_of(override: str, row: Policy) -> Planner:
@@ -38,20 +38,23 @@ def planner_of(override: str, row: Policy) -> Planner:
     )
 
 
-def forecaster_of(settings: ControllerSettings, row: Policy) -> Forecaster:
+def forecaster_of(settings: ControllerSettings, row: Policy, **given: Any) -> Forecaster:
     """Forecaster of a policy's row. Its settings: the row's, over the controller's own of the same names.
+
+    Args:
+        given: what else a shell has for it, as `open_network`, `monotonic_s` or `truth`; it takes what it names.
 
     Raises:
         SettingError: a forecaster that is not there or cannot be made, or a setting that it has not.
     """
     part = find(Kind.FORECASTER, row.forecaster, FORECASTERS)
     flat = {name: getattr(settings, name) for name in settings.model_fields_set & part.settings.model_fields.keys()}
-    return part.made(settings=part.settings_of({**flat, **row.settings.get(Kind.FORECASTER, {})}))
+    return part.made(settings=part.settings_of({**flat, **row.settings.get(Kind.FORECASTER, {})}), **given)
 
 
 def with_preset(row: Policy, preset: str) -> Policy:
     """Policy's row with the constants of a preset."""
-    return replace(row, constants={**row.constants, **PRESETS[preset]}) if preset else row
+    return replace(row, constants={**row.constants, **preset_constants(row.planner, preset)}) if preset else row
 
 
 def shares_slices(row: Policy) -> bool:

@@ -9,6 +9,12 @@ from controller.planners.clover import CloverPlanner
 from controller.planners.co2opt import Co2OptPlanner
 from controller.planners.exact import CONSTANTS as EXACT
 from controller.planners.exact import ExactPlanner
+from controller.planners.infadapter.cpu_slices import CONSTANTS as SLICES
+from controller.planners.infadapter.fixed_size import fixed_size
+from controller.planners.infadapter.ms_plus import MsPlusPlanner
+from controller.planners.infadapter.planner import InfAdapterPlanner
+from controller.planners.infadapter.vpa_plus import CONSTANTS as VPA
+from controller.planners.infadapter.vpa_plus import VpaPlusPlanner
 from controller.planners.oracle import OraclePlanner
 from controller.planners.paired import CONSTANTS as PAIRED
 from controller.planners.paired import PairedPlanner, highperf, lowenergy
@@ -21,6 +27,7 @@ from trefoil.core.parts import Kind, Part, Parts, Traits
 
 MEASURES: Final = Traits(measures=True)
 SHARES: Final = Traits(tick_grace_s=0.0, shares=True)
+TICKS: Final = Traits(tick_grace_s=0.0)
 
 PLANNERS: Final[Parts[Planner]] = {
     part.name: part
@@ -38,6 +45,10 @@ PLANNERS: Final[Parts[Planner]] = {
         Part(Kind.PLANNER, "paired", PairedPlanner, PAIRED, traits=Traits(shares=True)),
         Part(Kind.PLANNER, "highperf", highperf, PAIRED, traits=Traits(shares=True)),
         Part(Kind.PLANNER, "lowenergy", lowenergy, PAIRED, traits=Traits(shares=True)),
+        Part(Kind.PLANNER, "infadapter", InfAdapterPlanner, SLICES, traits=TICKS),
+        Part(Kind.PLANNER, "ms_plus", MsPlusPlanner, SLICES, traits=TICKS),
+        Part(Kind.PLANNER, "vpa_plus", VpaPlusPlanner, VPA, traits=TICKS),
+        Part(Kind.PLANNER, "fixed_size", fixed_size, VPA, traits=TICKS),
         Part(Kind.PLANNER, "uniform", uniform, {**WATTWISER, "gpus_shared": 0.0}, traits=SHARES),
     )
 }

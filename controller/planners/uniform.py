@@ -138,7 +138,7 @@ def expectation(
     )
     joules = idle / rate + sum(c.energy_j * traffic[c.key] for c in mine) / rate
     overhead_ms = constant_for(task.objective, constants, "overhead_ms")
-    pools = [ServerClass(counts[c.key], c.service, traffic[c.key]) for c in mine]
+    pools = [ServerClass(counts[c.key] * c.servers, c.service, traffic[c.key]) for c in mine]
     served = serve_weighted(pools, arrivals_s(rate, 1.0, KERNEL_REQUESTS, rng), rng)
     return Expected(
         grams_per_request=grams(joules, inputs.view.carbon.intensity_g_per_kwh, pue_of(inputs.view, task)),

@@ -13,6 +13,7 @@ import pytest
 from controller.loop.core.decision import as_live_planner
 from controller.planners.policy_parts import planner_of
 from controller.planners.table import PLANNERS
+from tests.support.cpus import cpu_view
 from tests.support.own_parts import own
 from tests.support.planning import DUCK, applied, fleet, objective, view, with_low_end
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
@@ -25,6 +26,7 @@ from trefoil.runtime import codec
 
 NAMES = [*sorted(PLANNERS), *own("planner")]
 LOW_END = ("paired", "lowenergy")  # need a low-end GPU for each family
+CPUS = ("infadapter", "ms_plus", "vpa_plus", "fixed_size")  # cut CPUs, the first two GPUs as well
 QUICK = {"kernel_requests": 500.0, "patience": 2.0, "gpus_per_family": 1.0}  # the smallest of these fleets is one GPU
 
 
@@ -36,6 +38,9 @@ def made(name):
 
 def views(name: str = "") -> list[PlanView]:
     made_for = _views()
+    if name in CPUS:
+        other = made_for[1] if name in CPUS[:2] else cpu_view(75.0, 48, 8)
+        return [cpu_view(26.0), other, cpu_view(1e4), replace(cpu_view(26.0), objectives=())]
     return [with_low_end(each) for each in made_for] if name in LOW_END else made_for
 
 

@@ -118,7 +118,7 @@ BAD = {
     "policy": ({"name": "tests.support.seam:NONE"}, r"policy = 'tests.support.seam:NONE'.*Remedy"),
     "no row": ({"name": "tests.support.seam:Policy"}, r"is no row of a policy.*Remedy"),
     "planner": ({"planner": "best"}, r"planner = 'best': no such planner. Remedy: one of base, .*module:Class"),
-    "forecaster": ({"forecaster": "oracle"}, r"forecaster = 'oracle': no such.*last_max"),
+    "forecaster": ({"forecaster": "prophet"}, r"forecaster = 'prophet': no such.*last_max"),
     "router": ({"router": "fastest"}, r"router = 'fastest': no such router. Remedy: one of carbondis, dybatch, fifo"),
     "queue": ({"queue": "sjf"}, r"queue = 'sjf': no such queue. Remedy: one of fifo"),
     "governor": ({"governor": "turbo"}, r"governor = 'turbo': no such governor. Remedy: one of fixed"),

@@ -17,7 +17,7 @@ from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.catalog import Catalog, Family, ProfileRow
 from trefoil.core.demand import Demand
-from trefoil.core.device_types import DEVICE_TYPES, device_type, is_outside_mig
+from trefoil.core.device_types import DEVICE_TYPES, device_type, is_outside_mig, profile_type
 from trefoil.core.errors import Infeasible, NotFound, ProfileMissing, SettingError
 from trefoil.core.fleet import DeviceState, DeviceStatus, FleetState, NodeStatus
 from trefoil.core.objective import Objective, ObjectiveMode, floor_missed
@@ -164,7 +164,7 @@ def _check_numbers(**given: tuple[float, bool]) -> None:
 
 
 def _check_profiled(known: Catalog, types: Sequence[str]) -> None:
-    if not profiled_types(known) & set(types):
+    if not profiled_types(known) & {profile_type(name) for name in types}:
         there = ", ".join(sorted(profiled_types(known))) or "none"
         raise ProfileMissing(
             f"{known.families[0].name} is profiled on no GPU of the fleet, only on: {there}",

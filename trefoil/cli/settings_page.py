@@ -60,6 +60,9 @@ TREFOIL_CARBON_FEED_CONSTANT__INTENSITY_G_PER_KWH=120   # the prefix and the key
 | `TREFOIL_TRITON_ENVIRONMENT` | virtual environment with Triton and its Python side |
 | `TREFOIL_TOKEN` | bearer token that `trefoil` shows to services |
 | `TREFOIL_TOKEN_FILE` | or the file that holds it |
+| `TREFOIL_TLS_CA` | PEM of the authority of services' certificates, as `--ca`: `trefoil` calls them over TLS |
+| `TREFOIL_TLS_CERTIFICATE`, `TREFOIL_TLS_KEY` | PEM files of the pair that `trefoil` shows to services with `tls_ca` |
+| `TREFOIL_INSECURE` | 1: the token may leave this machine in clear text |
 """
 
 

@@ -6,12 +6,13 @@ A brain is pure and synchronous: values in, a decision and its reason out. Time 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from numpy.random import Generator
 
 from trefoil.core.carbon import CarbonForecast, CarbonReading
 from trefoil.core.catalog import Catalog
+from trefoil.core.cpus.use import CpuHistory, CpuUse
 from trefoil.core.demand import Demand, LoadForecast, Measured
 from trefoil.core.fleet import FleetState, SliceKey
 from trefoil.core.objective import Objective
@@ -39,6 +40,7 @@ class PlanView:
 
     `carbon` is the reading of every zone that has none of its own in `zones` (one per zone, by `series.zone`).
     `max_watts` caps the planned power of the fleet (`controller/planners/fleet_power.py`); 0 = no cap.
+    `cpu_uses` and `cpu_histories`: what slices of CPUs use of their cores, and used for days.
     """
 
     now_s: float
@@ -57,6 +59,8 @@ class PlanView:
     carbon_history: tuple[CarbonReading, ...] = ()
     zones: tuple[CarbonReading, ...] = ()
     max_watts: float = 0.0
+    cpu_uses: tuple[CpuUse, ...] = ()
+    cpu_histories: tuple[CpuHistory, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,10 +326,22 @@ class Governor(Protocol):
 
 
 class Forecaster(Protocol):
-    """Forecaster of a family's rate `lead_s` ahead, from its arrivals in bins of `bin_s`, oldest first."""
+    """Forecaster of a family's rate `lead_s` ahead, from its arrivals in bins of `bin_s`, oldest first.
+
+    It sees the last minute in fine bins; one that has an attribute `history_s` so much of the past, second by second.
+    """
 
     def forecast(
         self, family: str, arrivals: Sequence[float], bin_s: float, now_s: float, lead_s: float
     ) -> LoadForecast:
         """Forecast the rate `lead_s` after `now_s`."""
         ...
+
+
+HISTORY_MAX_S: Final = 86_400.0
+"""Arrivals per second are kept for so long, in Redis and for forecasters."""
+
+
+def history_s_of(forecaster: Forecaster) -> float:
+    """How much of the past a forecaster asks for [s]; 0: the last minute, in fine bins."""
+    return min(HISTORY_MAX_S, max(0.0, float(getattr(forecaster, "history_s", 0.0))))

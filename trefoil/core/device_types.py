@@ -6,6 +6,7 @@ CPUs of a node are one device, `cpu:<cores>`, cut into contiguous core ranges (`
 tenth of a core (`quota:0.5`), not both at once.
 """
 
+import math
 import re
 import tomllib
 from collections import Counter
@@ -231,6 +232,11 @@ CPU_CORES_MAX: Final = 1024
 CPU_MIB_PER_CORE: Final = 4096  # an assumption until a node says what it has
 CPU_IDLE_W_PER_CORE: Final = 1.5  # assumptions of a server package; RAPL measures what is really drawn
 CPU_MAX_W_PER_CORE: Final = 5.0
+CPUS: Final = "cpu"
+"""What profile rows of every `cpu:<cores>` are looked up by."""
+QUOTA_PLACES: Final = 2
+"""Places of quotas are names: as many times the cores as this, so that a quota's successor starts beside it. While a
+rollout lasts, and no longer, quotas may so add up to this many times the cores."""
 TENTHS: Final = 10  # a quota counts tenths of a core
 
 UNKNOWN_IDLE_SHARE: Final = 0.15  # of the power limit, of a board that no table describes: assumptions, as its sleep
@@ -350,7 +356,7 @@ def slice_type(device: DeviceType, name: str) -> SliceType:
             return candidate
     quota = _QUOTA_SLICE.fullmatch(name) if device.kind == DeviceKind.CPU else None
     if quota is not None and 0 < (tenths := TENTHS * int(quota[1]) + int(quota[2])) <= TENTHS * device.cores:
-        starts = tuple(range(TENTHS * device.cores - tenths + 1))
+        starts = tuple(range(QUOTA_PLACES * TENTHS * device.cores - tenths + 1))
         memory_mib = CPU_MIB_PER_CORE * tenths // TENTHS
         return SliceType(name, 0, tenths, 0, memory_mib, -(-tenths // TENTHS), starts)
     known = [s.name for s in device.slice_types]
@@ -368,6 +374,23 @@ def device_share(device: DeviceType, name: str) -> float:
     if device.kind == DeviceKind.CPU:
         return shape.memory_slices / (device.cores * (TENTHS if cpu_quota(name) is not None else 1))
     return shape.sm_count / max(s.sm_count for s in device.slice_types)
+
+
+def profile_type(name: str) -> str:
+    """Device type that profile rows are looked up by: those of a CPU hold for any number of its cores."""
+    return CPUS if _CPU_SLICE.fullmatch(name) else name
+
+
+@lru_cache(maxsize=1024)
+def slice_cores(slice_type_name: str) -> float:
+    """Cores of a `cpu:N` or `quota:X.Y` slice; 0.0 for every other slice type."""
+    cores = _CPU_SLICE.fullmatch(slice_type_name)
+    return float(cores[1]) if cores else cpu_quota(slice_type_name) or 0.0
+
+
+def slice_servers(slice_type_name: str) -> int:
+    """Requests that a slice serves at once: one for each core that it has or begins, else one."""
+    return max(1, math.ceil(slice_cores(slice_type_name)))
 
 
 def cpu_quota(slice_type_name: str) -> float | None:

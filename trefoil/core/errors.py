@@ -18,6 +18,7 @@ TrefoilError                  one clear line: field, value, remedy
 |   +-- StateUnavailable      ... Redis
 |   |   +-- StateUnreadable   ... a value in it, which is then as good as lost
 |   +-- DiskUnavailable       ... a disk: full, read-only or failing
+|   +-- Untrusted             ... whose certificate, or ours, is not accepted
 +-- StartError                a part that cannot start here               exit 2
     +-- PortInUse
     +-- BinaryMissing
@@ -132,6 +133,10 @@ class StateUnreadable(StateUnavailable):
 
 class DiskUnavailable(Unavailable):
     """Unavailable disk: a file cannot be written or read; nothing has come of what should have been kept in it."""
+
+
+class Untrusted(Unavailable):
+    """Untrusted service: its certificate, or ours, is not accepted; the message says why."""
 
 
 class StartError(TrefoilError):

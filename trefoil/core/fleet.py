@@ -41,6 +41,11 @@ class SliceState(IntEnum):
     FAILED = 7
 
 
+def triton_name(node: str) -> str:
+    """Name in the certificate of a node's Tritons: another than the node's own, for models can read their key."""
+    return f"tritons.{node}"
+
+
 @dataclass(frozen=True, slots=True)
 class SliceType:
     """Slice type: a MIG profile, a whole GPU or a core range; `starts` are legal memory-slice starts."""

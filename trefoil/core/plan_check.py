@@ -21,7 +21,7 @@ from typing import Any, Final
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import IdentityKey, Revision
 from trefoil.core.demand import Demand
-from trefoil.core.device_types import device_type, slice_type
+from trefoil.core.device_types import cpu_quota, device_type, slice_type
 from trefoil.core.errors import NotFound, PlanError, TrefoilError
 from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus, FleetState, Hosted, SliceKey
 from trefoil.core.objective import Objective
@@ -34,7 +34,7 @@ CREDITS_MAX: Final = 4096
 """Of a slice: workers deal them out one by one."""
 SLICES_MAX: Final = 1000
 """Of a device, whose slices are compared pair by pair."""
-HOSTED_MAX: Final = {"stages": 64, "instances": 64, "max_batch": 65_536}
+HOSTED_MAX: Final = {"stages": 64, "instances": 1024, "max_batch": 65_536}
 CONTEXT_MIB: Final = 400  # overhead of one Triton with a CUDA context; an assumption until it is measured
 
 
@@ -131,6 +131,7 @@ def check(
     _refuse_twice("nodes", [node.node for node in plan.nodes])
     for node in plan.nodes:
         check_node(node, fleet, catalog, observed)
+        _check_quotas(node, observed)
     hosted = {
         (part.key, h.family, h.variant, h.stage): h
         for node in plan.nodes
@@ -236,6 +237,19 @@ def _check_device(device: PlannedDevice, type_name: str, observed: DeviceState, 
         used = sum(slice_type(kind, part.key.slice_type).compute_slices for part in device.slices)
         if used > 7:
             raise PlanError("more than 7 compute slices", field=f"{here}.slices", value=used)
+
+
+def _check_quotas(node: NodePlan, observed: Mapping[str, DeviceStatus]) -> None:
+    """Quotas of a plan are no more than the cores; only the steps of a rollout to it may be (`QUOTA_PLACES`)."""
+    for device in node.devices:
+        quotas = [cpu_quota(part.key.slice_type) or 0.0 for part in device.slices]
+        if any(quotas) and sum(quotas) > (cores := device_type(observed[device.device].type).cores) + 1e-9:
+            raise PlanError(
+                f"quotas of more than {cores} cores",
+                field=f"device {device.device}.slices",
+                value=round(sum(quotas), 1),
+                remedy="plan smaller quotas",
+            )
 
 
 def _check_slice(part: PlannedSlice, type_name: str, catalog: Catalog) -> None:

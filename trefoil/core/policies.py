@@ -4,6 +4,7 @@ A row of one's own is named as module:ROW: its columns may name parts of the tab
 Sources: base, co2opt, clover, blover, oracle: CLOVER. static_mix, exact: docs/policies.md.
 wattwiser, sharing_aware, packed_uniform, uniform: WattWiser; their planner asks to be run each second (`tick`).
 carbondis, dybatch, random, highperf, lowenergy: CARBONDIS; least_grams: docs/policies.md.
+infadapter, ms_plus, vpa_plus, fixed_size: InfAdapter; their planners ask to be run every 30 s (`tick`).
 """
 
 from collections.abc import Mapping
@@ -60,6 +61,10 @@ POLICIES: Final[Mapping[str, Policy]] = {
         Policy("least_grams", "paired", router="least_grams"),
         Policy("highperf", "highperf", router="fifo"),
         Policy("lowenergy", "lowenergy", router="fifo"),
+        Policy("infadapter", "infadapter"),
+        Policy("ms_plus", "ms_plus"),
+        Policy("vpa_plus", "vpa_plus"),
+        Policy("fixed_size", "fixed_size"),
     )
 }
 
@@ -85,6 +90,36 @@ PRESETS: Final[Mapping[str, Mapping[str, float]]] = {
 }
 """Constants that a policy's row takes instead of its own (`--preset`): for clover, blover, oracle; `literal` for
 wattwiser too, `shared_gpus`, `shared_slices` and `shared_batches` for those that they name."""
+
+
+INFADAPTER_CODE: Final[Mapping[str, float]] = {
+    "alpha": 1.0,
+    "beta": 0.05,
+    "gamma": 0.001,
+    "normalised": 1.0,
+    "resize_loads": 1.0,
+    "capacity_share": 0.8,
+    "load_margin": 0.1,
+    "cores_min": 2.0,
+    "intercept_truncated": 1.0,
+    "skipped_max": 4.0,
+}
+PLANNER_PRESETS: Final[Mapping[tuple[str, str], Mapping[str, float]]] = {
+    (planner, "artifact"): INFADAPTER_CODE for planner in ("infadapter", "ms_plus", "vpa_plus", "fixed_size")
+}
+"""Presets by planner and name, before those of all."""
+
+
+def preset_constants(planner: str, preset: str) -> Mapping[str, float]:
+    """Constants of a preset, as it is for a planner; `paper` is everybody's defaults.
+
+    Raises:
+        NotFound: naming those that exist.
+    """
+    found = PLANNER_PRESETS.get((planner, preset), PRESETS.get(preset))
+    if found is None:
+        raise NotFound(f"no preset {preset!r}", field="preset", value=preset, remedy=f"one of {sorted(PRESETS)}")
+    return found
 
 
 def policy(name: str) -> Policy:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from numpy.random import Generator
 
 from trefoil.core.catalog import ProfileRow
+from trefoil.core.device_types import slice_servers
 from trefoil.core.units import MS_PER_S
 
 Floats = npt.NDArray[np.float64]
@@ -95,12 +96,13 @@ def _fit(p50_ms: float, p95_ms: float, p99_ms: float) -> ServiceTime:
 
 def rate_max(row: ProfileRow, slo_ms: float, quantile: float, gap_scv: float, slices: int) -> float:
     """Largest rate of executed batches [1/s] that a pool of `slices` equal slices answers within the SLO."""
-    return pool_rate_max(service_time(row), slo_ms, quantile, gap_scv, slices)
+    servers = slices * slice_servers(row.slice_type)
+    return pool_rate_max(service_time(row), slo_ms, quantile, gap_scv, servers)
 
 
-def pool_rate_max(service: ServiceTime, slo_ms: float, quantile: float, gap_scv: float, slices: int) -> float:
-    """The same of a service time."""
-    return slices / service.mean_ms * MS_PER_S * utilisation_max(service, slo_ms, quantile, gap_scv, slices)
+def pool_rate_max(service: ServiceTime, slo_ms: float, quantile: float, gap_scv: float, servers: int) -> float:
+    """The same of a service time and of servers: a slice of n cores serves n requests at once, any other one."""
+    return servers / service.mean_ms * MS_PER_S * utilisation_max(service, slo_ms, quantile, gap_scv, servers)
 
 
 @lru_cache(maxsize=65536)

@@ -9,6 +9,7 @@ import numpy as np
 
 from trefoil.core.catalog import Family, Variant
 from trefoil.core.errors import NotFound, SettingError
+from trefoil.core.fleet import triton_name
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.profiler.energy_meter import (
     WINDOW_MARGIN_S,
@@ -23,6 +24,7 @@ from trefoil.profiler.profile_csv import QUANTILES, LoadPoint, ProfilePoint
 from trefoil.profiler.triton_load import CLIENTS, TritonSlice, Window, closed_shape, refuse_batch
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.model_files import CONFIG, read_contract
+from trefoil.runtime.security.tls import Tls
 
 FIRST_SAMPLE_WAIT_S: Final = 2.5  # for the first energy sample: they come once a second
 # Times the window, until its samples cover enough: under load they are longer and fewer.
@@ -81,7 +83,16 @@ class MeasuredSlice:
 class Session:
     """A profiling session on one Triton or one node. `log` stays empty without an agent."""
 
-    def __init__(self, spec: ProfileSpec, clock: Clock, log: EnergyLog, say: Say, points: list[ProfilePoint]) -> None:
+    def __init__(
+        self,
+        spec: ProfileSpec,
+        clock: Clock,
+        log: EnergyLog,
+        say: Say,
+        points: list[ProfilePoint],
+        tls: Tls | None = None,
+    ) -> None:
+        self._tls = tls
         self.spec, self._clock, self._log, self._say = spec, clock, log, say
         self._rng = np.random.default_rng(SEED)
         self.points = points  # the caller's: what was measured before something failed stays
@@ -94,7 +105,7 @@ class Session:
         """
         await self._await_meter(on)
         triton = TritonSlice(
-            target, self.spec.family.name, self._clock, self.spec.shapes, self.spec.folder / "heldout.npz"
+            target, self.spec.family.name, self._clock, self.spec.shapes, self.spec.folder / "heldout.npz", self._tls
         )
         try:
             loaded = await triton.ready_versions()
@@ -128,13 +139,14 @@ class Session:
                         self._say(f"{name} does not fit {place.slice_type}: no row")
                         continue
                     status = await node.serve(place, self.spec.family.name, variant, max(self.spec.batches))
-                    await self._measure_at(status.grpc_target, on, variant)
+                    shown = triton_name(status.key.device.partition("/")[0])
+                    await self._measure_at(status.grpc_target, shown, on, variant)
         finally:
             await node.empty()
 
-    async def _measure_at(self, target: str, on: MeasuredSlice, variant: Variant) -> None:
+    async def _measure_at(self, target: str, name: str, on: MeasuredSlice, variant: Variant) -> None:
         items = self.spec.folder / "heldout.npz"
-        triton = TritonSlice(target, self.spec.family.name, self._clock, self.spec.shapes, items)
+        triton = TritonSlice(target, self.spec.family.name, self._clock, self.spec.shapes, items, self._tls, name)
         try:
             await self._measure_variant(triton, on, variant)
         finally:

@@ -17,7 +17,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from trefoil.core.errors import InvalidInput, SettingError, Unavailable
 from trefoil.core.units import MS_PER_S
+from trefoil.runtime import rpc
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.security.tls import Tls
 
 DATATYPES: Final = {
     "UINT8": np.uint8, "INT8": np.int8, "INT32": np.int32, "INT64": np.int64, "BOOL": np.bool_,
@@ -52,8 +54,18 @@ class Window:
 class TritonSlice:
     """Client of one slice's Triton that measures one model."""
 
-    def __init__(self, target: str, model: str, clock: Clock, shapes: Mapping[str, Sequence[int]], items: Path) -> None:
-        self._channel = grpc.aio.insecure_channel(target, options=[("grpc.max_receive_message_length", -1)])
+    def __init__(
+        self,
+        target: str,
+        model: str,
+        clock: Clock,
+        shapes: Mapping[str, Sequence[int]],
+        items: Path,
+        tls: Tls | None = None,
+        name: str = "",
+    ) -> None:
+        """Over TLS its certificate has to name `name`, or the target's host."""
+        self._channel = rpc.channel(target, tls=tls, name=name)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self.target, self.model, self._clock = target, model, clock
         self._shapes, self._items = shapes, items

@@ -6,7 +6,9 @@ for. Nothing is decided here. What differs from live: deciding takes no time, no
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -42,6 +44,7 @@ from controller.loop.core.effects import (
 )
 from controller.loop.decision_records import decision_record
 from controller.observe.core.observation import Observation
+from controller.observe.forecast_model import open_network
 from controller.planners.policy_parts import forecaster_of, shares_slices
 from controller.planners.table import PLANNERS
 from controller.rollout.core.executor import RolloutExecutor, find_path
@@ -62,6 +65,7 @@ from trefoil.simulator.engines.fluid import FluidEngine
 from trefoil.simulator.engines.hardware import Hardware
 from trefoil.simulator.engines.request_engine import RequestEngine
 from trefoil.simulator.engines.shared_fluid import SharedFluidEngine
+from trefoil.simulator.scenario.arrivals import ArrivalSource
 from trefoil.simulator.scenario.carbon import ForecastFeed
 from trefoil.simulator.scenario.inputs import Inputs, settings_of
 
@@ -81,7 +85,8 @@ class Simulation:
         self.hardware = Hardware(inputs.devices, inputs.truth, inputs.items, scenario.costs, inputs.governed)
         self.ledger = Ledger(inputs, self.now_s)
         self.meter = SimulatedMeter(self.ledger, self.hardware, self.settings.measure_s)
-        predictor = forecaster_of(self.settings, inputs.policy)
+        truth = partial(_mean_per_s, inputs.arrivals)
+        predictor = forecaster_of(self.settings, inputs.policy, open_network=open_network, truth=truth)
         self.observation = Observation(self.settings, Keys("simulated"), inputs.estimate.catalog, predictor, self.now_s)
         self.observation.inputs.carbon_history = type(self.observation.inputs.carbon_history)(
             maxlen=scenario.control.history_max
@@ -183,8 +188,11 @@ class Simulation:
         if dt_s > 0:
             found = {family: one for engine in self.engines for family, one in engine.serve(to_s).items()}
             drawn = self.hardware.book_energy(dt_s, self.load_reports.work(found))
-            self.ledger.add(self.now_s, to_s, found, drawn, self.rolling)
+            self.ledger.add(self.now_s, to_s, found, drawn, self.rolling, self.hardware.cores)
             self.load_reports.add(found)
+            for family, one in found.items():
+                for (key, variant), seconds in one.computed_s.items():
+                    self.observation.cpu.add(key, family, variant, seconds, one.starts_s, one.ends_s)
         self.now_s = self.at.now_s = self.at.monotonic_s = to_s
 
     def _read_carbon(self) -> None:
@@ -232,7 +240,8 @@ class Simulation:
         state = (cells, self.hardware.nodes(), seen.zones, seen.carbon)
         self._quiet_ticks = self._quiet_ticks + 1 if state == self._last_state else 0
         self._last_state = state
-        return self.core.step_is_idle(self._quiet_ticks * self.settings.tick_s, self.settings.keep_s)
+        remembered_s = max(self.settings.keep_s, self.observation.history_s)
+        return self.core.step_is_idle(self._quiet_ticks * self.settings.tick_s, remembered_s)
 
     def _control(self) -> None:
         self.observation.inputs.nodes = self.hardware.nodes()
@@ -406,6 +415,11 @@ class Simulation:
             engine.set_routes(
                 self.now_s, wanted, {family: self.hardware.services(family) for family in engine.families}
             )
+
+
+def _mean_per_s(arrivals: Mapping[str, ArrivalSource], family: str, from_s: float, until_s: float) -> float:
+    """What an all-knowing forecaster is told of a family."""
+    return arrivals[family].mean_per_s(from_s, until_s)
 
 
 def engines_for(inputs: Inputs, now_s: float) -> tuple[Engine, ...]:

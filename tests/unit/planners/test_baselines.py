@@ -9,6 +9,7 @@ from controller.planners.exact import CONSTANTS
 from controller.planners.planning_input import read_view
 from controller.planners.policy_parts import planner_of
 from controller.planners.static_mix import StaticMixPlanner
+from tests.support.cpus import cpu_view
 from tests.support.planning import DUCK, digits, fleet, objective, view, with_low_end
 from trefoil.core.errors import CatalogError, InvalidInput, SettingError
 from trefoil.core.fleet import DeviceState
@@ -106,7 +107,8 @@ def test_an_objective_without_slo_takes_the_family_default_or_is_refused():
 
 def test_every_policy_has_its_planner_and_unknown_names_are_refused():
     for row in POLICIES.values():
-        plan = decide(planner_of("", row), with_low_end(view(history=DUCK))).plan
+        seen = cpu_view() if row.name in ("vpa_plus", "fixed_size") else with_low_end(view(history=DUCK))
+        plan = decide(planner_of("", row), seen).plan
         assert {(r.router, r.queue) for r in plan.routes} == {(row.router, row.queue)}
         assert {d.governor for n in plan.nodes for d in n.devices} == {row.governor}
         assert all(node.digest == node_digest(node) for node in plan.nodes)

@@ -13,7 +13,7 @@ import typer
 
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
-from trefoil.cli.system_client import RPC_TIMEOUT_S, open_channel, service_address
+from trefoil.cli.system_client import RPC_TIMEOUT_S, open_service
 from trefoil.core.carbon import CarbonReading, Rung, Series
 from trefoil.core.errors import NotFound, SettingError, Unavailable
 from trefoil.runtime import codec, rpc
@@ -121,8 +121,7 @@ def with_feed(target: str, ca: Path | None, state_dir: str, work: Callable[[Feed
     """Connect to a feed, await one piece of work, and disconnect."""
 
     async def attached() -> T:
-        address = service_address("carbon_feed", target, state_dir)
-        async with open_channel(address, ca) as channel:
+        async with open_service("carbon_feed", target, ca, state_dir) as (address, channel):
             return await work(FeedClient(address, pb_grpc.CarbonFeedStub(channel)))
 
     return asyncio.run(attached())

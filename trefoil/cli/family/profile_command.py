@@ -21,7 +21,7 @@ import typer
 
 from trefoil.cli.family.commands import Repository, Shapes, parse_shapes
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
-from trefoil.cli.system_client import connect_system, control_token
+from trefoil.cli.system_client import command_tls, connect_system, make_channel, token_at
 from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import SettingError, TrefoilError
 from trefoil.installation import MODELS
@@ -76,9 +76,9 @@ def profile(
     report = target.with_suffix(".json")
     points: list[ProfilePoint] = []
     try:
-        work = _Work(spec, points, on, _names(slices), clocks_mhz, replace, say)
+        work = _Work(spec, points, on, _names(slices), clocks_mhz, replace, say, Path(state_dir))
         alone = agent or triton
-        simulated = asyncio.run(work.alone(agent, triton) if alone else work.borrowing(Path(state_dir), device))
+        simulated = asyncio.run(work.alone(agent, triton) if alone else work.borrowing(device))
     finally:  # hours of measurement are kept, whatever ended them
         if points:
             report.write_text(json.dumps([point_json(point) for point in points], indent=1) + "\n")
@@ -101,6 +101,7 @@ class _Work:
     clocks: tuple[int, ...]
     replace: bool
     say: Callable[[str], None]
+    state_dir: Path
 
     async def alone(self, agent: str, triton: str) -> bool:
         """On a Triton that somebody else runs, or on a node that serves nothing."""
@@ -114,13 +115,13 @@ class _Work:
             await session.profile_node(node, self.slices, self.clocks)
             return node.simulated or self._simulated()
 
-    async def borrowing(self, state_dir: Path, device: str) -> bool:
+    async def borrowing(self, device: str) -> bool:
         """On a device of each type that the controller of the running system lends."""
         from trefoil.profiler.lent_device import LentDevice, lendable
         from trefoil.profiler.places import places_on
 
         holder, simulated = f"trefoil profile {self.spec.family.name} (process {os.getpid()})", False
-        async with connect_system(state_dir) as system:
+        async with connect_system(self.state_dir) as system:
             chosen = lendable(await system.nodes(), device)
             wanted = places_on([status for _, status in chosen.values()], self.slices, self.clocks)
             for node, status in chosen.values():
@@ -146,15 +147,16 @@ class _Work:
         from protos.power_agent.v1 import power_agent_pb2_grpc
         from trefoil.profiler.energy_meter import EnergyLog
         from trefoil.profiler.session import Session
-        from trefoil.runtime import rpc
         from trefoil.runtime.clock import WallClock
 
         clock = WallClock()
-        channel = rpc.channel(agent, token=control_token()) if agent else None
+        token = token_at(agent, self.state_dir) if agent else None
+        channel = make_channel(agent, token=token) if agent else None
+        tls = command_tls() if token is None else None
         stub = power_agent_pb2_grpc.PowerAgentStub(channel) if channel is not None else None
         log = EnergyLog(stub)
         try:
-            yield Session(self.spec, clock, log, self.say, self.points), stub, clock
+            yield Session(self.spec, clock, log, self.say, self.points, tls), stub, clock
         finally:
             await log.close()
             if channel is not None:

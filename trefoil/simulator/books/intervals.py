@@ -44,6 +44,8 @@ class Interval:
     queued: float = 0.0
     latencies_ms: list[Counts] = field(default_factory=list)  # of every answer, where they are kept
     by_device: dict[str, float] = field(default_factory=dict)
+    computed_s: dict[tuple[SliceKey, str], float] = field(default_factory=dict)
+    """Of slices of CPUs and variants: how long requests computed. Of this interval alone, as `joules`."""
 
     def add(self, other: "Interval") -> None:
         """Add the interval that follows. `joules` stay those of the first: they are booked by interval."""
@@ -78,6 +80,7 @@ class Interval:
             self.by_variant,
             self.queued,
             by_device=self.by_device,
+            computed_s=self.computed_s,
         )
 
     def quantile_ms(self, q: float) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 
 from controller.explore.core import candidate_measurement
 from controller.loop.core.effects import CandidateEvaluated, RecordDecision
+from trefoil.core.device_types import CPUS, profile_type
 from trefoil.core.units import grams
 from trefoil.simulator.books.intervals import Interval, quantile_ms
 from trefoil.simulator.engines.hardware import DeviceEnergy, Hardware
@@ -42,6 +43,7 @@ class Bin:
     starts_s: float
     intensity: float
     cost: Cost = field(default_factory=Cost)
+    core_s: float = 0.0
     families: dict[str, Interval] = field(default_factory=dict)
 
 
@@ -67,7 +69,8 @@ class Ledger:
         self.total = {f: Interval(0.0, 0.0) for f in self._families}
         self.cost = {f: Cost() for f in self._families}
         self.by_zone = {zone: Cost() for zone in inputs.carbon}
-        self.active_j = self.rolling_j = self.rolling_s = 0.0
+        self.active_j = self.rolling_j = self.rolling_s = self.core_s = 0.0
+        self._cpus = any(profile_type(device.type) == CPUS for device in inputs.devices)
         self.halted = 0
         self.decisions: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
@@ -78,9 +81,15 @@ class Ledger:
         self._last_cost: _IntervalCost | None = None
 
     def add(
-        self, from_s: float, to_s: float, found: Mapping[str, Interval], drawn: Sequence[DeviceEnergy], rolling: bool
+        self,
+        from_s: float,
+        to_s: float,
+        found: Mapping[str, Interval],
+        drawn: Sequence[DeviceEnergy],
+        rolling: bool,
+        cores: float = 0.0,
     ) -> None:
-        """Book an interval in which no intensity changed."""
+        """Book an interval in which no intensity changed, and slices of CPUs had so many cores."""
         counted = from_s >= -1e-9
         cost = self._last_cost
         if cost is None or cost.drawn is not drawn or cost.intensity is not self.intensity:
@@ -97,6 +106,7 @@ class Ledger:
         for zone, here in cost.by_zone.items():
             self.by_zone[zone].add(here.joules, here.grams)
         self.active_j += cost.active_j
+        self.core_s += cores * (to_s - from_s)
         if rolling:
             self.rolling_j += total.joules
             self.rolling_s += to_s - from_s
@@ -104,6 +114,8 @@ class Ledger:
             self.total[family].add(found[family])
             self.cost[family].add(mine.joules, mine.grams)
         self._record(from_s, found, total)
+        assert self._bin is not None, "recorded just now"
+        self._bin.core_s += cores * (to_s - from_s)
 
     def _cost_of(self, dt_s: float, drawn: Sequence[DeviceEnergy]) -> _IntervalCost:
         """Cost of what devices drew, by family and zone."""
@@ -150,7 +162,7 @@ class Ledger:
                 if ends_s <= last_s - span_s:
                     break
                 co2, answered = co2 + g, answered + n
-            found[family] = co2 / answered if answered else None
+            found[family] = co2 / answered if answered and not math.isnan(co2) else None
         return found
 
     def decision(self, kept: RecordDecision, explored: dict[str, Any] | None = None) -> None:
@@ -221,6 +233,8 @@ class Ledger:
             "power_w": self._bin.cost.joules / width_s,
             "grams": self._bin.cost.grams,
         }
+        if self._cpus:
+            row["cores"] = self._bin.core_s / width_s
         for family, one in self._bin.families.items():
             ended = one.answered + one.rejected
             row[f"{family}.rate_per_s"] = one.arrived / width_s

@@ -11,6 +11,7 @@ from typing import Final
 from zlib import crc32
 
 from controller.loop.core.decision import run_planner
+from controller.planners.infadapter.cpu_slices import PLANNED
 from controller.rollout.core.path import RolloutPath
 from trefoil.core.brains import Decision, Planner, PlanView
 from trefoil.core.carbon import CarbonForecast, CarbonReading
@@ -59,7 +60,9 @@ def relative(view: PlanView) -> PlanView:
     now = view.now_s
     current = view.current
     if current is not None:
-        current = replace(current, revision=Revision(), why="", inputs=(), created_at_s=0.0, decision_id="")
+        aged = any(PLANNED in route.params for route in current.routes)  # its planner looks at how old it is
+        created_at_s = round(current.created_at_s - now, 6) if aged else 0.0
+        current = replace(current, revision=Revision(), why="", inputs=(), created_at_s=created_at_s, decision_id="")
     demand = tuple(replace(d, forecast=replace(d.forecast, issued_at_s=0.0)) if d.forecast else d for d in view.demand)
     return replace(
         view,
@@ -82,6 +85,7 @@ def relative(view: PlanView) -> PlanView:
         current=current,
         carbon_history=tuple(_shifted(r, now) for r in view.carbon_history),
         zones=tuple(_shifted(r, now) for r in view.zones),
+        cpu_histories=tuple(replace(h, at_s=0.0) for h in view.cpu_histories),
     )
 
 

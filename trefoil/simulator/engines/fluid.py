@@ -19,6 +19,7 @@ import numpy as np
 
 from dispatcher.routing.routers import ROUTERS
 from dispatcher.routing.routers.weighted import group_equal_targets
+from trefoil.core.device_types import slice_cores
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE
 from trefoil.core.parts import Kind, find
@@ -43,13 +44,16 @@ class Pool:
     queued: float = 0.0
     limits: Counts = field(init=False)
     capacity: float = field(init=False)
+    servers: int = field(init=False)
     equal: bool = field(init=False)
     equal_slices: list[tuple[int, list[int]]] = field(init=False)
     """Slices of one service and credit: the first of them, and all."""
 
     def __post_init__(self) -> None:
-        self.limits = np.array([1e3 / self.occupied(i).mean_ms for i in range(len(self.keys))])
+        each = [1e3 * one.instances / self.occupied(i).mean_ms for i, one in enumerate(self.services)]
+        self.limits = np.array(each)
         self.capacity = float(self.limits.sum())
+        self.servers = sum(one.instances for one in self.services)
         self.equal = bool(self.keys) and float(np.ptp(self.limits)) < 1e-9 * self.capacity
         found: dict[tuple[SliceService, int], list[int]] = {}
         for i, one in enumerate(self.services):
@@ -59,13 +63,13 @@ class Pool:
     def occupied(self, index: int) -> ServiceTime:
         """Service time for which a request takes a slice: with one credit, also while it is on its way."""
         one = self.services[index]
-        gap_ms = one.gap_ms if self.credits[index] < 2 else 0.0
+        gap_ms = one.gap_ms if self.credits[index] <= one.instances else 0.0
         mean_ms = one.service.mean_ms + gap_ms
         return ServiceTime(mean_ms, one.service.cv * one.service.mean_ms / mean_ms)
 
     def hidden_ms(self, index: int) -> float:
         """Time of the way there and back that does not take the slice [ms]."""
-        return self.services[index].gap_ms if self.credits[index] >= 2 else 0.0
+        return self.services[index].gap_ms if self.credits[index] > self.services[index].instances else 0.0
 
 
 class FluidEngine:
@@ -175,11 +179,13 @@ class FluidEngine:
         overloaded = left > 1e-6 * max(1.0, work)
         late = 1.0 if overloaded else min(1.0, queued / answered)  # share of the answers that had to queue up
         utilisation = _rounded_utilisation(min(answered / dt_s / capacity, UTILISATIONS[-1]))
-        mean = ServiceTime(1e3 * len(limits) / capacity, pool.occupied(0).cv)
+        mean = ServiceTime(1e3 * pool.servers / capacity, pool.occupied(0).cv)
         counts = [flow * dt_s for flow in flows]
         for key, count, service in zip(pool.keys, counts, pool.services, strict=True):
             found.joules[key] = found.joules.get(key, 0.0) + count * service.energy_j
             found.by_device[key.device] = found.by_device.get(key.device, 0.0) + count
+            if slice_cores(key.slice_type):
+                found.computed_s[key, service.variant] = count * service.service.mean_ms / 1e3
         for i, indices in pool.equal_slices:
             service, occupied = pool.services[i], pool.occupied(i)
             count = sum([counts[index] for index in indices])
@@ -191,7 +197,7 @@ class FluidEngine:
             law = mean if len(pool.equal_slices) > 1 else occupied
             shift_ms = extra_ms + occupied.mean_ms - law.mean_ms
             if late < 1:
-                spread = _client_latency(law, utilisation, len(limits), self._gap_scv, shift_ms, self._slo_ms)
+                spread = _client_latency(law, utilisation, pool.servers, self._gap_scv, shift_ms, self._slo_ms)
                 add_answers(found, spread, count * (1 - late))
             if late > 0:
                 waits_s = (queued + LATE * (left - queued if overloaded else -queued)) / capacity

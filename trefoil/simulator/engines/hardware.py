@@ -4,7 +4,8 @@ A slice computes as its row at the device's clock says, or as `power.at_clock` w
 what the agent's governors make of the plan's.
 Power: the law of trefoil/core/power (idle, sleep, saturation) times each device's own factor. Energy by the definitions
 of CONTRACTS section 4: baseline while a slice serves is idle; baseline while none does, sleep, and what starting slices
-draw are unallocated; the rest is active and belongs to the slice that computed.
+draw are unallocated; the rest is active and belongs to the slice that computed. CPUs of whose profile no joules are
+known have no meter: what they draw is NaN, null in JSON.
 """
 
 import math
@@ -17,7 +18,7 @@ from power_agent.clocks.core.clock_control import Ability, planned_range
 from power_agent.clocks.core.device_governor import DeviceGovernor
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, ProfileRow
-from trefoil.core.device_types import device_type, slice_type
+from trefoil.core.device_types import CPUS, device_type, profile_type, slice_cores, slice_type
 from trefoil.core.errors import ProfileMissing
 from trefoil.core.fleet import (
     DeviceKind,
@@ -114,6 +115,10 @@ class Hardware:
         self.devices = {
             d.name: SimulatedDevice(d, device_type(d.type), truth.power[d.name], governed()) for d in devices
         }
+        self._cpus = [d for d in self.devices.values() if d.type.kind == DeviceKind.CPU]
+        cpu_rows = [row for row in truth.catalog.rows if profile_type(row.device_type) == CPUS]
+        joules_known = any(row.energy_active_j_per_batch for row in cpu_rows)
+        self._unmetered = frozenset(d.place.name for d in self._cpus if not joules_known)
         self._loads = {(f.name, v.name): v.load_s for f in truth.catalog.families for v in f.variants}
         self._services: dict[tuple[str, str, str, str, int], SliceService] = {}
         self._nodes: dict[str, NodeStatus] | None = None
@@ -167,6 +172,11 @@ class Hardware:
                 catalog, device.type, key.slice_type, hosted, items, gap_ms, device.clock_mhz
             )
         return self._services[index]
+
+    @property
+    def cores(self) -> float:
+        """Cores of all slices of CPUs that stand, the old beside the new included."""
+        return sum([slice_cores(key.slice_type) for device in self._cpus for key in device.slices])
 
     def drained_s(self, keys: Iterable[SliceKey]) -> float:
         """Time until these slices are idle [s]: every dispatcher knows, and what was in flight is answered."""
@@ -321,7 +331,7 @@ class Hardware:
             families: dict[str, float] = {}
             for family, joules in work_here:
                 families[family] = families.get(family, 0.0) + active_j * joules / linear_j if linear_j else 0.0
-            counter_j = baseline_j + active_j + starting_j
+            counter_j = math.nan if name in self._unmetered else baseline_j + active_j + starting_j
             drawn = DeviceEnergy(name, device.place.zone, counter_j, active_j, families)
             idle_j, other_j = (baseline_j, starting_j) if serves else (0.0, baseline_j + starting_j)
             booked.append((device, drawn, idle_j, other_j))

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.random import Generator
 
+from trefoil.core.device_types import slice_cores
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route
 from trefoil.simulator.books.intervals import Interval, histogram_of
@@ -90,6 +91,8 @@ class RequestEngine:
             service = self._services[family][key]
             if joules > 0:
                 interval.joules[key] = joules
+            if slice_cores(key.slice_type):
+                interval.computed_s[key, service.variant] = window.busy_s[key]
             count = window.answered_by.get(key, 0)
             if count:
                 interval.by_variant[service.variant] = interval.by_variant.get(service.variant, 0.0) + count

@@ -3,9 +3,10 @@
 Data: arrival times; routes (targets with credits, queue bounds); per slice its service time, gap and accuracy.
 Result: per window what was answered, refused, still waiting, and how long every slice computed.
 Model: a request that is sent to a slice is on its way for gap/2, computes when the slice has finished the one before it
-    (one at a time), and is back after another gap/2: its credit is free then. So one credit leaves the slice idle for a
-    gap per request; a second one hides that. In flight it stays on its slice whatever the table says next; all else is
-    decided by dispatcher/routing/core/family_queue.py, as it is live.
+    (one at a time; of several instances, when the first of them is free), and is back after another gap/2: its credit
+    is free then. So one credit leaves the slice idle for a gap per request; a second one hides that. In flight it stays
+    on its slice whatever the table says next; all else is decided by dispatcher/routing/core/family_queue.py, as it is
+    live.
 Draws: every slice has a stream of its own, seeded by its key. So the same request on the same slice takes the same time
     under two policies until their histories part. A slice that is given another service time starts a new stream.
 Speed: for a router and a queue that read little of a ticket (`Traits.light`) a ticket is three numbers, and one loop
@@ -17,7 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from itertools import chain, count, repeat
 from typing import Any, ClassVar, Final, NamedTuple
 from zlib import crc32
@@ -95,6 +96,18 @@ class SliceServer:
     busy_s: float = 0.0
     answered: int = 0
     times_s: list[float] = field(default_factory=list)  # drawn ahead, the next one last: pop() or draw_more()
+    instances_s: list[float] | None = None  # of several instances: when each can compute next, a heap
+
+    def __post_init__(self) -> None:
+        if self.service.instances > 1:
+            self.instances_s = [self.free_s] * self.service.instances
+
+    def begin(self, at_s: float, service_s: float) -> float:
+        """Compute a request that is there at a time on the instance that is free first; when it begins."""
+        assert self.instances_s is not None
+        start_s = max(at_s, self.instances_s[0])
+        heapreplace(self.instances_s, start_s + service_s)
+        return start_s
 
     def draw_more(self) -> float:
         """Next service time [s], drawn with a block of those after it."""
@@ -307,9 +320,8 @@ class RequestLevel:
         def launch(ticket: Any, pick: Pick, now_s: float) -> None:
             one = slice_of[id(pick.slice)]
             start_s = now_s + one.way_s
-            if one.free_s > start_s:
-                start_s = one.free_s
             service_s = one.times_s.pop() if one.times_s else one.draw_more()
+            start_s = max(start_s, one.free_s) if one.instances_s is None else one.begin(start_s, service_s)
             one.free_s = free_s = start_s + service_s
             one.busy_s += service_s
             back_s, arrived_s = free_s + one.way_s, ticket.arrived_s
@@ -393,8 +405,9 @@ class RequestLevel:
 
     def _launch(self, family: _Family, ticket: Ticket, pick: Pick, now_s: float) -> None:
         one = family.slice_of.get(id(pick.slice)) or family.slices[pick.slice]
-        start_s = max(now_s + one.way_s, one.free_s)
+        start_s = now_s + one.way_s
         service_s = one.times_s.pop() if one.times_s else one.draw_more()
+        start_s = max(start_s, one.free_s) if one.instances_s is None else one.begin(start_s, service_s)
         one.free_s = start_s + service_s
         one.busy_s += service_s
         back_s = one.free_s + one.way_s

@@ -56,7 +56,9 @@ class FamilySummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Summary of a run. Joules are of all devices (and hosts, where the boundary is the node); grams with PUE."""
+    """Summary of a run. Joules are of all devices (and hosts, where the boundary is the node); grams with PUE. Both are
+    NaN, null in JSON, where CPUs have no meter.
+    """
 
     scenario: str
     policy: str
@@ -95,6 +97,8 @@ class Summary:
     families: Mapping[str, FamilySummary]
     zones: Mapping[str, Mapping[str, float]]
     basis: str = "simulated"
+    core_s: float = 0.0
+    """Core seconds that slices of CPUs had since time zero, also while one takes the other's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +167,11 @@ class Result:
             )  # fmt: skip
         table.caption_justify = "left"
         explored = f"; {s.evaluations} evaluations, {s.exploration_s:.0f} s exploring" if s.evaluations else ""
+        drawn = f"{s.grams:.4g} g, {s.joules / 3.6e6:.4g} kWh, {s.power_w:.0f} W, idle share {s.idle_share:.1%}"
         table.caption = (
-            f"{s.grams:.4g} g, {s.joules / 3.6e6:.4g} kWh, {s.power_w:.0f} W, idle share {s.idle_share:.1%}; "
-            f"{s.decisions} decisions, {s.replans} plans, {s.reconfigurations} reconfigurations{explored}"
+            ("energy is not metered" if math.isnan(s.joules) else drawn)
+            + (f", {s.core_s:.0f} core seconds" if s.core_s else "")
+            + f"; {s.decisions} decisions, {s.replans} plans, {s.reconfigurations} reconfigurations{explored}"
             + "".join(f"\nprofile of {name}: {f.profile}" for name, f in s.families.items())
         )
         return table
@@ -225,6 +231,7 @@ def _summary(simulation: Simulation) -> Summary:
         causes=dict(sorted(simulation.core.causes.items())),
         families=families,
         zones={z: {"joules": c.joules, "grams": c.grams} for z, c in sorted(ledger.by_zone.items())},
+        core_s=ledger.core_s,
     )
 
 

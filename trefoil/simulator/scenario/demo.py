@@ -22,7 +22,7 @@ from trefoil.cli.run.scenario import Scenario as Demo
 from trefoil.cli.run.scenario import Slo, takes_preset
 from trefoil.cli.run.services import profile_overrides
 from trefoil.core.parts import Kind
-from trefoil.core.policies import PRESETS
+from trefoil.core.policies import preset_constants
 from trefoil.installation import resolve_path
 from trefoil.simulator.report.result import Result, result
 from trefoil.simulator.scenario.inputs import Provided, prepare
@@ -90,7 +90,9 @@ def demo_scenario(
             **{kind.value: getattr(demo, kind) for kind in Kind},
             "parts": demo.parts,
             "params": demo.params,
-            "constants": PRESETS[demo.preset] if takes_preset(demo.policy_row(policy), demo.preset) else {},
+            "constants": preset_constants(demo.policy_row(policy).planner, demo.preset)
+            if takes_preset(demo.policy_row(policy), demo.preset)
+            else {},
             "triggers": live.causes,
         },
         "control": _control(demo, live),

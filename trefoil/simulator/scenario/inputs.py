@@ -20,7 +20,8 @@ from power_agent.clocks.core.device_governor import DeviceGovernor
 from trefoil.core import errors
 from trefoil.core.brains import Planner
 from trefoil.core.catalog import Catalog, Family, ProfileRow
-from trefoil.core.device_types import device_type
+from trefoil.core.cpus.rows import QUOTAS, RANGES, CpuRows
+from trefoil.core.device_types import CPUS, device_type, profile_type
 from trefoil.core.fleet import DeviceKind
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.parts import Kind
@@ -132,7 +133,8 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         why = f"{policy.planner} cannot plan without profiles"
         remedy = "take one that measures, e.g. clover, or set blind to false"
         raise errors.SettingError(why, field="policy.blind", value=True, remedy=remedy)
-    fleet_rows = Catalog(known.families, tuple(r for r in known.rows if r.device_type in types))
+    profiled = {profile_type(name) for name in types}
+    fleet_rows = Catalog(known.families, tuple(r for r in known.rows if profile_type(r.device_type) in profiled))
     return Inputs(
         scenario=scenario,
         devices=devices,
@@ -158,7 +160,7 @@ def planner_for(scenario: Scenario) -> Planner:
 
 def _devices(scenario: Scenario) -> tuple[Device, ...]:
     return tuple(
-        Device(f"{name}/gpu{i}", name, node.zone, kind)
+        Device(f"{name}/{'cpu' if profile_type(kind) == CPUS else f'gpu{i}'}", name, node.zone, kind)
         for node in scenario.nodes
         for name in node.names
         for i, kind in enumerate(node.devices)
@@ -180,7 +182,11 @@ def _check_profile(served: Served, family: Family, catalog: Catalog, types: Sequ
     missing, found = [], 0
     for name in types:
         kind = device_type(name)
-        if kind.kind == DeviceKind.CPU:
+        if kind.kind == DeviceKind.CPU:  # any size follows from those that are profiled
+            bare = [v.name for v in family.variants if not _cpu_profiled(catalog, family.name, v.name)]
+            if len(bare) < len(family.variants):
+                missing += [f"{variant} on {name}" for variant in bare]
+                found += len(family.variants) - len(bare)
             continue
         for shape in kind.slice_types:
             for variant in family.variants:
@@ -190,16 +196,21 @@ def _check_profile(served: Served, family: Family, catalog: Catalog, types: Sequ
                     missing.append(f"{variant.name} on {shape.name} of {name}")
                 else:
                     found += 1
-    if missing and (not served.allow_missing or not found):
+    if (missing and not served.allow_missing) or not found:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise errors.ProfileMissing(
-            f"the profile has no row for {', '.join(missing[:3])}{more}: nobody knows what would happen there",
+            f"the profile has no row for {', '.join(missing[:3] or types)}{more}: nobody knows what would happen there",
             field=f"families.{served.name}.profile",
             value=str(served.profile or family_folder(served.repository, served.name) / "profile.csv"),
             remedy="profile these slices, give another profile, or set allow_missing = true to leave them unused"
             if found
             else "profile the family on a device type of the fleet, or give another profile",
         )
+
+
+def _cpu_profiled(catalog: Catalog, family: str, variant: str) -> bool:
+    rows = CpuRows(catalog.rows)
+    return any(rows.sizes(cut, family, variant) for cut in (RANGES, QUOTAS))
 
 
 def _objective(served: Served, scenario: Scenario, catalog: Catalog, params: Mapping[str, float] | None) -> Objective:

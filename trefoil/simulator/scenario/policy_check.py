@@ -24,11 +24,12 @@ TABLES: Final[Mapping[Kind, Parts[Any]]] = {
 }
 
 
-def check_policy(row: Policy, *, fluid: bool = False) -> Mapping[Kind, Part[Any]]:
+def check_policy(row: Policy, *, fluid: bool = False, simulated: bool = False) -> Mapping[Kind, Part[Any]]:
     """Check a policy's row; the parts that it names, each of which can be made with the settings that the row gives it.
 
     Args:
         fluid: requests are simulated as a flow.
+        simulated: it will be simulated and nothing else, so that a part may ask for the truth.
 
     Raises:
         SettingError: naming the first column or setting that cannot be.
@@ -38,10 +39,11 @@ def check_policy(row: Policy, *, fluid: bool = False) -> Mapping[Kind, Part[Any]
         remedy = f"one of {', '.join(Kind)}"
         raise SettingError("there is no such kind of part", field="parts", value=unknown[0], remedy=remedy)
     found = {kind: find(kind, row.part(kind), TABLES[kind]) for kind in Kind}
+    told = {"truth": lambda _family, _from_s, _until_s: 0.0} if simulated else {}
     for kind, part in found.items():
         settings = part.settings_of(row.settings.get(kind, {}))
         if kind in (Kind.PLANNER, Kind.FORECASTER, Kind.GOVERNOR):
-            part.made(constants=row.constants, settings=settings, refuses=lambda _view, _plan: "")
+            part.made(constants=row.constants, settings=settings, refuses=lambda _view, _plan: "", **told)
     router = found[Kind.ROUTER]
     if fluid and not router.traits.flow:
         flows = ", ".join(sorted(name for name, part in ROUTERS.items() if part.traits.flow))

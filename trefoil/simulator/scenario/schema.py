@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from controller.settings import ExploreSettings, FixedDemand, TriggerSettings
 from trefoil.core import policies
-from trefoil.core.device_types import device_type
+from trefoil.core.device_types import CPUS, device_type, profile_type
 from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.interference import INTERFERENCE
 from trefoil.core.parts import Kind, Value
@@ -44,6 +44,8 @@ class Node(Settings):
                 device_type(device)
             except NotFound as error:
                 raise ValueError(f"{error}") from error
+        if sum(profile_type(device) == CPUS for device in self.devices) > 1:
+            raise ValueError("the CPUs of a node are one device; give one cpu:<cores>, or more nodes")
         return self
 
     @property
@@ -332,7 +334,7 @@ class Scenario(Settings):
     def _whole(self) -> Self:
         if (self.hours > 0) == (self.duration_s > 0):
             raise ValueError("set hours or duration_s, one of them, above 0")
-        check_policy(self.policy.runs, fluid=self.fidelity == "fluid")
+        check_policy(self.policy.runs, fluid=self.fidelity == "fluid", simulated=True)
         if self.exact_quantiles and self.fidelity == "fluid":
             raise ValueError("exact_quantiles needs fidelity request: a flow has no single latencies")
         names = [name for node in self.nodes for name in node.names]

@@ -1,0 +1,124 @@
+"""Capacity and latency of a variant on any number of cores, fitted to the sizes that are profiled.
+
+Source: InfAdapter (Salmani et al., EuroMLSys 23), sections 3 and 5: linear regression over a few sizes instead of
+profiling all. Data: profile rows of CPU slices, the SLO. Result, by least squares:
+  th(n) = slope x n + intercept   requests/s that a slice of n cores answers within the SLO
+  p(n)  = flat + falling / n      latency [ms] at the SLO's quantile of a request alone
+A size's th is what its row says was carried, and no more than the queueing law lets through in time.
+Deviations: p is a line in 1 / n, not in n: below one core a request takes its core seconds over the quota, above it one
+core. Gaps are Poisson: a capacity is the profile's, not the load's of now.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from controller.planners.columns import effective_row
+from controller.planners.planning_input import PlanningInput, Task, constant_for
+from trefoil.core.catalog import Variant
+from trefoil.core.cpus.rows import QUOTAS, CpuRows
+from trefoil.core.device_types import device_type, slice_cores, slice_servers
+from trefoil.core.errors import CatalogError
+from trefoil.core.fleet import SliceType
+from trefoil.core.queueing import ServiceTime, pool_rate_max, service_time
+
+SIZES_MIN: Final = 2  # through one point there is no line
+ANY_CPU: Final = device_type("cpu:1")  # rows of a CPU hold for any number of its cores
+P99_FROM: Final = 0.97  # quantile of the SLO from which on a row's p99 is looked at, below its p95
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Capacity of a variant by cores. `least`: cores from which on the SLO is met; inf: on none."""
+
+    variant: Variant
+    slope: float
+    intercept: float
+    r2: float
+    least: float
+
+    def per_s(self, cores: float) -> float:
+        """Requests/s on so many cores."""
+        return max(0.0, self.slope * cores + self.intercept) if cores > 0 else 0.0
+
+    @property
+    def words(self) -> str:
+        """The fit, for people."""
+        return f"{self.variant.name} {self.slope:.3f} n {self.intercept:+.3f} (R2 {self.r2:.3f})"
+
+
+def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
+    """Line through points by least squares: slope, intercept, R squared."""
+    mean_x, mean_y = math.fsum(x) / len(x), math.fsum(y) / len(y)
+    spread = math.fsum((a - mean_x) ** 2 for a in x)
+    slope = math.fsum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+    intercept = mean_y - slope * mean_x
+    left = math.fsum((b - slope * a - intercept) ** 2 for a, b in zip(x, y, strict=True))
+    total = math.fsum((b - mean_y) ** 2 for b in y)
+    return slope, intercept, 1 - left / total if total else 1.0
+
+
+def capacities(inputs: PlanningInput, task: Task, cut: str, constants: Mapping[str, float]) -> tuple[Capacity, ...]:
+    """Capacities of a family's variants that are profiled on CPUs cut so, by accuracy.
+
+    Raises:
+        CatalogError: none is, one has a single size, or carries less on more cores.
+    """
+    found = []
+    for variant in inputs.view.catalog.family(task.family).by_accuracy():
+        sizes = sorted(CpuRows(inputs.view.catalog.rows).sizes(cut, task.family, variant.name))
+        if sizes:
+            found.append(_fit(inputs, task, variant, [_name(cut, cores) for cores in sizes], constants))
+    if not found:
+        kind = "quota:<cores with one decimal>" if cut == QUOTAS else "cpu:<cores>"
+        raise CatalogError(
+            "no CPU profile", field=f"family {task.family}", value=kind,
+            remedy=f"profile it with `trefoil profile` on two sizes of {kind}, or change core_step",
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _name(cut: str, cores: float) -> str:
+    return f"quota:{cores:.1f}" if cut == QUOTAS else f"cpu:{cores:.0f}"
+
+
+def _fit(
+    inputs: PlanningInput, task: Task, variant: Variant, shapes: Sequence[str], constants: Mapping[str, float]
+) -> Capacity:
+    field, remedy = f"profile of {variant.name}", "profile it on two sizes or more, e.g. 1, 2, 4, 8 and 16 cores"
+    if len(shapes) < SIZES_MIN:
+        raise CatalogError("one size gives no line", field=field, value=shapes[0], remedy=remedy)
+    cores = [slice_cores(shape) for shape in shapes]
+    carried, latency_ms = zip(*(_point(inputs, task, variant, shape, constants) for shape in shapes), strict=True)
+    slope, intercept, r2 = line(cores, carried)
+    if slope <= 0:
+        raise CatalogError(
+            "carries no more on more cores", field=field, value=f"{slope:.3f} requests/s a core",
+            remedy="profile it again, with nothing beside it",
+        )  # fmt: skip
+    falling, flat, _ = line([1 / n for n in cores], latency_ms)
+    return Capacity(variant, slope, intercept, r2, _least(flat, falling, cores[0], task.objective.slo_ms))
+
+
+def _least(flat_ms: float, falling: float, smallest: float, slo_ms: float) -> float:
+    """Cores from which on flat + falling / n is within the SLO."""
+    if falling <= 0:
+        return 0.0 if flat_ms + falling / smallest <= slo_ms else math.inf
+    return falling / (slo_ms - flat_ms) if slo_ms > flat_ms else math.inf
+
+
+def _point(
+    inputs: PlanningInput, task: Task, variant: Variant, shape: str, constants: Mapping[str, float]
+) -> tuple[float, float]:
+    """Requests/s that a profiled size carries within the SLO, and the latency [ms] of a request alone on it."""
+    catalog, items = inputs.view.catalog, task.demand.items_mean
+    row = effective_row(catalog, ANY_CPU, SliceType(name=shape), catalog.family(task.family), variant, items)
+    assert row is not None, "its size is profiled"
+    gap_ms, overhead_ms = (constant_for(task.objective, constants, n) for n in ("transport_gap_ms", "overhead_ms"))
+    quantile, slo_ms = task.objective.slo_quantile, task.objective.slo_ms
+    service = service_time(row)
+    taken = ServiceTime(service.mean_ms + gap_ms, service.cv)
+    law_per_s = pool_rate_max(taken, slo_ms - overhead_ms, quantile, 1.0, slice_servers(shape))
+    alone_ms = row.latency_ms_p99 if quantile >= P99_FROM else row.latency_ms_p95
+    return min(row.throughput_per_s / items, law_per_s), alone_ms + gap_ms + overhead_ms

@@ -1,0 +1,196 @@
+"""INFADAPTER: which variants serve, on how many cores each, and how much of the load each takes.
+
+Source: InfAdapter (Salmani et al., EuroMLSys 23), Eq. 1; its public code for preset `artifact`.
+Data: the forecast load, capacities th_m(n) and latencies p_m(n) fitted to profiled sizes, accuracies, load times.
+Decision, every `tick_s`: n_m cores for each variant m, and its quota of the load, which becomes its share.
+Formulation: a mixed-integer program,
+  max  alpha AA - (beta RC + gamma LC)
+  AA = sum_m load_m acc_m / load,  RC = sum_m n_m,  LC = max_m tc_m rt_m
+  load = sum_m load_m,  load_m <= th_m(n_m),  least_m z_m <= n_m <= B z_m,  RC <= B,  n_m in steps of `core_step`
+th_m is slope_m n_m + intercept_m z_m, with z_m = 1 where the variant has any core, so that th_m(0) = 0; p_m(n) <= SLO
+is a least size; rt_m = load_s + `start_s`; tc_m = 1 where m serves and does not run now (`resize_loads`: nor with as
+many cores). Several devices: a variant may have a slice on each, in one program; several families share the budget.
+Deviations: the paper does not say whether AA is a fraction; its beta of 0.0125 to 0.2 a core weighs something against
+percent only, which `alpha` 100 makes of it. It does not say gamma: ours is as much a second as the code's is of its
+slowest load. Preset `artifact`: fractions, cores over the budget, seconds over the slowest load, 0.8 of the capacity,
+10 % more load, two cores at least, intercepts cut to whole numbers, four skipped decisions after each while no more
+load comes; it also rounds each capacity down to a whole number, which we do not. Where nothing carries the load: the
+least accurate variant on all cores, as there, named degraded.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from numpy.random import Generator
+
+from controller.planners.exact.milp import Limits, Program
+from controller.planners.infadapter.capacity import Capacity
+from controller.planners.infadapter.cpu_slices import (
+    CONSTANTS,
+    PLANNED,
+    Choice,
+    CpuInput,
+    Room,
+    constants_in,
+    decide,
+    only_gpus,
+    read_cpus,
+    refused,
+    smallest_on_all,
+    still_coming,
+)
+from controller.planners.infadapter.gpus import plan_gpus
+from trefoil.core.brains import Decision, PlanView
+from trefoil.core.errors import CatalogError, InvalidInput
+
+LIMITS: Final = Limits(nodes=100_000, gap=0.0)
+NOTHING: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Best choice by Eq. 1, its value, and the proven gap."""
+
+    chosen: tuple[Choice, ...]
+    value: float
+    gap: float
+
+
+@dataclass(frozen=True, slots=True)
+class InfAdapterPlanner:
+    """Planner INFADAPTER. Pure: its state is the plan in force."""
+
+    constants: Mapping[str, float] = field(default_factory=dict)
+
+    def plan(self, view: PlanView, rng: Generator) -> Decision:
+        """Plan sizes and shares for the forecast load."""
+        constants = constants_in(view, {**CONSTANTS, **self.constants})
+        try:
+            if (gpus := only_gpus(view, constants)) is not None:
+                return plan_gpus(gpus, "infadapter", constants, rng)
+            cpu = read_cpus(view, constants)
+            if skipped := skips(view, cpu):
+                return Decision(None, f"infadapter: {skipped}", view.now_s + constants["tick_s"])
+            found = best_sizes(cpu.room, cpu.capacities, cpu.wanted, constants)
+            if found is None:
+                return decide(cpu, "infadapter", smallest_on_all(cpu), "nothing carries the load", short(cpu))
+            why = f"Eq. 1 = {found.value:.4f}, gap {found.gap:g}, for {_loads(cpu)}"
+            return decide(cpu, "infadapter", found.chosen, why)
+        except (InvalidInput, CatalogError) as error:
+            return refused("infadapter", error, view, constants)
+
+
+def _loads(cpu: CpuInput) -> str:
+    return ", ".join(f"{rate:.1f}/s of {family}" for family, rate in cpu.wanted.items())
+
+
+def short(cpu: CpuInput) -> str:
+    """That the load is above all capacity."""
+    has = "the least accurate variant has them all"
+    return f"short_of_capacity: {cpu.room.budget:g} cores do not carry {_loads(cpu)}; {has}"
+
+
+def skips(view: PlanView, cpu: CpuInput) -> str:
+    """Why no decision is due: the last one's slices still come, or it is not old enough and the load not above it."""
+    if coming := still_coming(view):
+        return coming
+    skipped, current = cpu.constants["skipped_max"], view.current
+    if not skipped or current is None or view.trigger != "tick":
+        return ""
+    planned = {route.family: route.params.get(PLANNED, 0.0) for route in current.routes}
+    age_s = view.now_s - current.created_at_s
+    if any(rate > planned.get(family, 0.0) for family, rate in cpu.wanted.items()):
+        return ""
+    due_s = (skipped + 0.5) * cpu.constants["tick_s"]
+    return (
+        f"no more load than planned for, {age_s:.0f} s ago; scaling down waits for {due_s:.0f} s"
+        if age_s < due_s
+        else ""
+    )
+
+
+def best_sizes(
+    room: Room,
+    capacities: Mapping[str, Sequence[Capacity]],
+    wanted: Mapping[str, float],
+    constants: Mapping[str, float],
+) -> Found | None:
+    """Best sizes by Eq. 1; None where nothing carries the load.
+
+    Raises:
+        WallLimitHit: the solver's safety net was reached.
+    """
+    program, parts = Program(), []
+    alpha, beta, gamma = constants["alpha"], constants["beta"], constants["gamma"]
+    units, budget = {d: int(c / room.step + 1e-9) for d, c in room.cores.items()}, int(room.budget / room.step + 1e-9)
+    ready_s = {
+        (f, c.variant.name): c.variant.load_s + constants["start_s"] for f, found in capacities.items() for c in found
+    }
+    of_core, of_second = beta * room.step, gamma
+    if constants["normalised"] > 0:
+        of_core, of_second = of_core / room.budget, gamma / max(ready_s.values())
+    slowest = program.variable(of_second, 0.0, max(ready_s.values()))
+    resizes = constants["resize_loads"] > 0
+    for family, found in capacities.items():
+        for one in found:
+            for device, most in units.items():
+                least = max(1, math.ceil(one.least / room.step - 1e-9)) if math.isfinite(one.least) else budget + 1
+                most = min(most, budget)
+                if least > most:
+                    continue
+                serves = program.variable(0.0, 0, 1, integer=True)
+                size = program.variable(of_core, 0, most, integer=True)
+                load = program.variable(-alpha * one.variant.accuracy, 0.0, 1.0)  # of all of the family's
+                program.row([(size, 1.0), (serves, -float(least))], low=0.0)
+                program.row([(size, 1.0), (serves, -float(most))], high=0.0)
+                slope, rate = one.slope * room.step, wanted[family]
+                program.row([(load, 1.0), (size, -slope / rate), (serves, -one.intercept / rate)], high=0.0)
+                program.row([(load, 1.0), (serves, -1.0)], high=0.0)
+                _load_cost(
+                    program, room, (device, family, one.variant.name), ready_s, (serves, size, most, slowest), resizes
+                )
+                parts.append((Choice(device, family, one.variant.name, 0.0, 0.0), size, load))
+    for family in capacities:
+        program.row([(load, 1.0) for choice, _, load in parts if choice.family == family], low=1.0, high=1.0)
+    for device, most in units.items():
+        program.row([(size, 1.0) for choice, size, _ in parts if choice.device == device], high=float(most))
+    program.row([(size, 1.0) for _, size, _ in parts], high=float(budget))
+    result = program.solve(LIMITS)
+    if result is None:
+        return None
+    values = result.values
+    chosen = tuple(
+        choice._replace(cores=round(values[size]) * room.step, load_per_s=values[load] * wanted[choice.family])
+        for choice, size, load in parts
+        if values[load] > NOTHING
+    )
+    return Found(chosen, -result.objective, result.gap)
+
+
+def _load_cost(
+    program: Program,
+    room: Room,
+    who: tuple[str, str, str],
+    ready_s: Mapping[tuple[str, str], float],
+    of: tuple[int, int, int, int],
+    resizes: bool,
+) -> None:
+    """Let the slowest load be no less than this variant's, where it has to be loaded."""
+    serves, size, most, slowest = of
+    _, family, variant = who
+    seconds = ready_s[family, variant]
+    if not resizes:
+        if (family, variant) not in room.loaded:
+            program.row([(slowest, 1.0), (serves, -seconds)], low=0.0)
+        return
+    held = round(room.held.get(who, 0.0) / room.step)
+    if not held or held > most:
+        program.row([(slowest, 1.0), (serves, -seconds)], low=0.0)
+        return
+    stays = program.variable(0.0, 0, 1, integer=True)
+    program.row([(stays, 1.0), (serves, -1.0)], high=0.0)
+    program.row([(size, 1.0), (stays, float(most - held))], high=float(most))
+    program.row([(size, 1.0), (stays, -float(held))], low=0.0)
+    program.row([(slowest, 1.0), (serves, -seconds), (stays, seconds)], low=0.0)

@@ -1,0 +1,94 @@
+"""Profile rows of CPU slices of any size: those that are profiled, and what lies between and beyond them.
+
+A row of n cores is of n requests at once, one thread each (of a quota: as many as it has cores or begins), and holds on
+CPUs of any number of cores. Data: the rows of a catalogue. Result: the rows of a slice type by batch.
+Formulation: between two profiled sizes, and level beyond the first and last, straight lines in the cores of
+  core seconds of a request   w = latency x cores / requests at once
+  throughput a core           T / cores
+  active joules, memory
+Ranges of cores and quotas have profiles of their own: who is throttled waits otherwise than who is pinned.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from trefoil.core.catalog import ProfileRow
+from trefoil.core.common import IdentityKey
+from trefoil.core.device_types import CPUS, cpu_quota, profile_type, slice_cores, slice_servers
+
+Sizes = Mapping[float, Mapping[int, ProfileRow]]
+"""Rows by cores, and by batch."""
+QUOTAS: Final = "quota"
+RANGES: Final = "cpu"
+
+
+def cut_of(slice_type: str) -> str:
+    """How a CPU is cut: by ranges of cores, or by quotas."""
+    return RANGES if cpu_quota(slice_type) is None else QUOTAS
+
+
+@dataclass(frozen=True, slots=True)
+class CpuRows:
+    """Rows of CPU slices in a catalogue's rows."""
+
+    all: tuple[ProfileRow, ...]
+
+    def sizes(self, cut: str, family: str, variant: str) -> Sizes:
+        """Profiled sizes of a variant, ascending."""
+        return _sizes(IdentityKey(self.all)).get((cut, family, variant), {})
+
+    def rows(self, slice_type: str, family: str, variant: str) -> tuple[ProfileRow, ...]:
+        """Rows of a slice type by batch; empty where nothing like it is profiled."""
+        return _rows(IdentityKey(self.all), slice_type, family, variant)
+
+
+@lru_cache(maxsize=16)
+def _sizes(rows: IdentityKey[tuple[ProfileRow, ...]]) -> dict[tuple[str, str, str], Sizes]:
+    found: dict[tuple[str, str, str], dict[float, dict[int, ProfileRow]]] = {}
+    for row in rows.value:
+        if profile_type(row.device_type) == CPUS and row.stage == 0 and not row.cohosted:
+            sizes = found.setdefault((cut_of(row.slice_type), row.family, row.variant), {})
+            sizes.setdefault(slice_cores(row.slice_type), {})[row.batch] = row
+    return {key: dict(sorted(sizes.items())) for key, sizes in found.items()}
+
+
+@lru_cache(maxsize=4096)
+def _rows(
+    rows: IdentityKey[tuple[ProfileRow, ...]], slice_type: str, family: str, variant: str
+) -> tuple[ProfileRow, ...]:
+    sizes = CpuRows(rows.value).sizes(cut_of(slice_type), family, variant)
+    known, cores = list(sizes), slice_cores(slice_type)
+    if not known or not cores:
+        return ()
+    above = min(bisect_left(known, cores), len(known) - 1)
+    below = above if known[above] <= cores else max(0, above - 1)
+    part = (cores - known[below]) / (known[above] - known[below]) if above > below else 0.0
+    low, high = sizes[known[below]], sizes[known[above]]
+    return tuple(_between(low[batch], high[batch], part, slice_type) for batch in sorted(low.keys() & high.keys()))
+
+
+def _between(low: ProfileRow, high: ProfileRow, part: float, slice_type: str) -> ProfileRow:
+    ends: Sequence[tuple[float, int]] = [(slice_cores(r.slice_type), slice_servers(r.slice_type)) for r in (low, high)]
+    (low_cores, low_servers), (high_cores, high_servers) = ends
+    cores, servers = slice_cores(slice_type), slice_servers(slice_type)
+
+    def mix(a: float, b: float) -> float:
+        return a + part * (b - a)
+
+    def latency_ms(a: float, b: float) -> float:
+        return mix(a * low_cores / low_servers, b * high_cores / high_servers) * servers / cores
+
+    return replace(
+        low,
+        slice_type=slice_type,
+        latency_ms_p50=latency_ms(low.latency_ms_p50, high.latency_ms_p50),
+        latency_ms_p95=latency_ms(low.latency_ms_p95, high.latency_ms_p95),
+        latency_ms_p99=latency_ms(low.latency_ms_p99, high.latency_ms_p99),
+        throughput_per_s=mix(low.throughput_per_s / low_cores, high.throughput_per_s / high_cores) * cores,
+        energy_active_j_per_batch=mix(low.energy_active_j_per_batch, high.energy_active_j_per_batch),
+        power_w=mix(low.power_w / low_cores, high.power_w / high_cores) * cores,
+        memory_mib=round(mix(low.memory_mib, high.memory_mib)),
+    )
