@@ -17,7 +17,7 @@ from typing import Final
 from controller.planners.columns import effective_row
 from controller.planners.planning_input import PlanningInput, Task, constant_for
 from trefoil.core.catalog import Variant
-from trefoil.core.cpus.rows import QUOTAS, CpuRows
+from trefoil.core.cpus.rows import QUOTAS, CpuRows, slice_name
 from trefoil.core.device_types import device_type, slice_cores, slice_servers
 from trefoil.core.errors import CatalogError
 from trefoil.core.fleet import SliceType
@@ -69,7 +69,7 @@ def capacities(inputs: PlanningInput, task: Task, cut: str, constants: Mapping[s
     for variant in inputs.view.catalog.family(task.family).by_accuracy():
         sizes = sorted(CpuRows(inputs.view.catalog.rows).sizes(cut, task.family, variant.name))
         if sizes:
-            found.append(_fit(inputs, task, variant, [_name(cut, cores) for cores in sizes], constants))
+            found.append(_fit(inputs, task, variant, [slice_name(cut, cores) for cores in sizes], constants))
     if not found:
         kind = "quota:<cores with one decimal>" if cut == QUOTAS else "cpu:<cores>"
         raise CatalogError(
@@ -77,10 +77,6 @@ def capacities(inputs: PlanningInput, task: Task, cut: str, constants: Mapping[s
             remedy=f"profile it with `trefoil profile` on two sizes of {kind}, or change core_step",
         )  # fmt: skip
     return tuple(found)
-
-
-def _name(cut: str, cores: float) -> str:
-    return f"quota:{cores:.1f}" if cut == QUOTAS else f"cpu:{cores:.0f}"
 
 
 def _fit(

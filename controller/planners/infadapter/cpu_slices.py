@@ -17,11 +17,11 @@ from controller.planners.infadapter.capacity import Capacity, capacities
 from controller.planners.plan_assembly import DEFAULTS, plan_of
 from controller.planners.planning_input import Device, HostedSlice, PlanningInput, Task, constant_for, pue_of, read_view
 from trefoil.core.brains import Decision, PlanView
-from trefoil.core.cpus.rows import QUOTAS, RANGES, cut_of
+from trefoil.core.cpus.rows import QUOTAS, RANGES, cut_of, slice_name
 from trefoil.core.device_types import QUOTA_PLACES, TENTHS, slice_cores
 from trefoil.core.errors import CatalogError, InvalidInput
 from trefoil.core.fleet import DeviceKind, SliceKey, SliceState
-from trefoil.core.plan import Expected
+from trefoil.core.plan import Expected, Plan
 from trefoil.core.units import grams
 
 CONSTANTS: Final[Mapping[str, float]] = {
@@ -105,20 +105,27 @@ def still_coming(view: PlanView) -> str:
     return f"waits for {', '.join(coming)}" if coming else ""
 
 
-def only_gpus(view: PlanView, constants: Mapping[str, float]) -> PlanningInput | None:
-    """A view of a fleet that has no CPUs to plan but GPUs; else None."""
-    inputs = read_view(view, constants["rate_floor_per_s"], cpus=True)
-    cpus = [d for d in inputs.devices if d.type.kind == DeviceKind.CPU]
-    return inputs if inputs.devices and not cpus else None
+def read_devices(view: PlanView, constants: Mapping[str, float]) -> PlanningInput:
+    """Read a view whose CPUs are planned too."""
+    return read_view(view, constants["rate_floor_per_s"], cpus=True)
+
+
+def has_only_gpus(inputs: PlanningInput) -> bool:
+    """Whether a fleet has no CPUs to plan but GPUs."""
+    return bool(inputs.devices) and all(d.type.kind != DeviceKind.CPU for d in inputs.devices)
 
 
 def read_cpus(view: PlanView, constants: Mapping[str, float]) -> CpuInput:
-    """Read a view: CPUs, their room, fitted capacities and the load to plan for.
+    """Read a view as `cpus_of` does, raising as it does."""
+    return cpus_of(read_devices(view, constants), constants)
+
+
+def cpus_of(inputs: PlanningInput, constants: Mapping[str, float]) -> CpuInput:
+    """CPUs, their room, fitted capacities and the load to plan for.
 
     Raises:
         InvalidInput, CatalogError: nothing can be planned, naming field, value and remedy.
     """
-    inputs = read_view(view, constants["rate_floor_per_s"], cpus=True)
     if not inputs.tasks:
         raise InvalidInput("no family has an objective", field="objectives", remedy="set one: trefoil objective set")
     step, budget = constants["core_step"], constants["budget_cores"]
@@ -127,7 +134,7 @@ def read_cpus(view: PlanView, constants: Mapping[str, float]) -> CpuInput:
         raise InvalidInput("no step of cores", field="core_step", value=step, remedy=remedy)
     cut = cut_of_step(step)
     cpus = [d for d in inputs.devices if d.type.kind == DeviceKind.CPU and not d.frozen]
-    lacking = _without_groups(view) if cut == QUOTAS else {}
+    lacking = _without_groups(inputs.view) if cut == QUOTAS else {}
     cores = {d.name: float(d.type.cores) for d in cpus if d.node not in lacking}
     if not cores:
         why = "; ".join((*lacking.values(), *(f"{name}: {why}" for name, why in inputs.unplannable)))
@@ -231,12 +238,17 @@ def decide(cpu: CpuInput, planner: str, chosen: Sequence[Choice], why: str, degr
         degraded=degraded,
         weights=weights,
     )
-    routes = tuple(replace(r, params={**r.params, PLANNED: cpu.wanted[r.family]}) for r in plan.routes)
-    return Decision(replace(plan, routes=routes), why, inputs.view.now_s + constants["tick_s"], degraded)
+    return Decision(planned_for(plan, cpu.wanted), why, inputs.view.now_s + constants["tick_s"], degraded)
 
 
 PLANNED: Final = "planned_per_s"
 """Parameter of a route, for the next decision: the load that its sizes were chosen for."""
+
+
+def planned_for(plan: Plan, wanted: Mapping[str, float]) -> Plan:
+    """The plan, with the load [1/s] that it was made for on the route of each family."""
+    routes = tuple(replace(r, params={**r.params, PLANNED: wanted[r.family]}) for r in plan.routes)
+    return replace(plan, routes=routes)
 
 
 def refused(
@@ -267,8 +279,9 @@ def _expected(
     mine = [one for one in chosen if one.family == task.family]
     of = {(c.device_type, c.slice_type, c.variant): c for c in columns.values() if c.family == task.family}
     total = sum(one.load_per_s for one in mine) or 1.0
+    cut = cut_of_step(cpu.room.step)
     parts = [
-        (one.load_per_s / total, of[devices[one.device].type.name, slice_name(one.cores, cpu.room.step), one.variant])
+        (one.load_per_s / total, of[devices[one.device].type.name, slice_name(cut, one.cores), one.variant])
         for one in mine
     ]
     joules = sum(share * column.energy_j for share, column in parts)
@@ -287,31 +300,22 @@ def _expected(
     )
 
 
-def slice_name(cores: float, step: float) -> str:
-    """Slice type of so many cores, in a plan whose sizes are in these steps."""
-    return f"quota:{cores:.1f}" if cut_of_step(step) == QUOTAS else f"cpu:{cores:.0f}"
-
-
 def lay_out(device: Device, sizes: Sequence[tuple[str, str, float]], step: float) -> list[SliceKey]:
     """Places of slices (family, variant, cores) on a device, in the same order; see above where that is."""
-    quotas = cut_of_step(step) == QUOTAS
-    unit = TENTHS if quotas else 1
-    room = device.type.cores * unit * (QUOTA_PLACES if quotas else 1)
+    cut = cut_of_step(step)
+    unit, places = (TENTHS, QUOTA_PLACES) if cut == QUOTAS else (1, 1)
+    room = device.type.cores * unit * places
     wanted = [(family, variant, round(cores * unit)) for family, variant, cores in sizes]
-    running = {
-        (r.family, r.variant, r.key.size): r.key
-        for r in device.running
-        if cut_of(r.key.slice_type) == cut_of_step(step)
-    }
+    running = {(r.family, r.variant, r.key.size): r.key for r in device.running if cut_of(r.key.slice_type) == cut}
     kept = {one: (running[one].start, one[2]) for one in wanted if one in running}
     there = {(key.start, key.size) for key in running.values()}
-    for taken, places in ((there, kept), (set(), kept), (set(), {})):
-        found = _placed(wanted, places, taken, room)
+    for taken, fixed in ((there, kept), (set(), kept), (set(), {})):
+        found = _placed(wanted, fixed, taken, room)
         if found is not None:
             break
     assert found is not None, "what fits the budget fits side by side"
     return [
-        SliceKey(device.name, slice_name(cores, step), found[one], one[2])
+        SliceKey(device.name, slice_name(cut, cores), found[one], one[2])
         for one, (_, _, cores) in zip(wanted, sizes, strict=True)
     ]
 

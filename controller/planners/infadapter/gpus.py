@@ -18,7 +18,7 @@ from controller.planners.columns import ClassKey, columns
 from controller.planners.exact.milp import Limits, Program
 from controller.planners.exact.model import Problem, Solution, groups_of
 from controller.planners.exact.placement import place
-from controller.planners.infadapter.cpu_slices import PLANNED
+from controller.planners.infadapter.cpu_slices import planned_for
 from controller.planners.plan_assembly import plan_of
 from controller.planners.planning_input import PlanningInput
 from controller.planners.uniform import expectation
@@ -85,8 +85,7 @@ def plan_gpus(
     value = "nothing carries the load" if degraded else f"Eq. 1 = {-best.objective:.4f}, gap {best.gap:g}"
     why = f"{planner}: {sizes}; {value}"
     plan = plan_of(inputs, planner, hosted, best.traffic, found, constants, expected, why, best.gap, degraded)
-    routes = tuple(replace(r, params={**r.params, PLANNED: wanted[r.family]}) for r in plan.routes)
-    return Decision(replace(plan, routes=routes), why, inputs.view.now_s + constants["tick_s"], degraded)
+    return Decision(planned_for(plan, wanted), why, inputs.view.now_s + constants["tick_s"], degraded)
 
 
 def _solve(problem: Problem, terms: _Terms) -> Solution | None:

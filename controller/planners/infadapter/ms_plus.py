@@ -11,20 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from numpy.random import Generator
 
-from controller.planners.infadapter.cpu_slices import (
-    CONSTANTS,
-    Choice,
-    constants_in,
-    decide,
-    only_gpus,
-    read_cpus,
-    refused,
-    smallest_on_all,
-)
-from controller.planners.infadapter.gpus import plan_gpus
-from controller.planners.infadapter.planner import Found, best_sizes, short, skips
+from controller.planners.infadapter.cpu_slices import Choice, CpuInput, decide, smallest_on_all
+from controller.planners.infadapter.planner import Found, best_sizes, plan_sizes, short
 from trefoil.core.brains import Decision, PlanView
-from trefoil.core.errors import CatalogError, InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +24,20 @@ class MsPlusPlanner:
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan the best single variant for the forecast load."""
-        constants = constants_in(view, {**CONSTANTS, **self.constants})
-        try:
-            if (gpus := only_gpus(view, constants)) is not None:
-                return plan_gpus(gpus, "ms_plus", constants, rng, single=True)
-            cpu = read_cpus(view, constants)
-            if skipped := skips(view, cpu):
-                return Decision(None, f"ms_plus: {skipped}", view.now_s + constants["tick_s"])
-            room, chosen, values = cpu.room, list[Choice](), []
-            for family, found in cpu.capacities.items():
-                wanted = {family: cpu.wanted[family]}
-                of_one = [best_sizes(room, {family: (one,)}, wanted, constants) for one in found]
-                best: Found | None = max((f for f in of_one if f is not None), key=lambda f: f.value, default=None)
-                if best is None:
-                    return decide(cpu, "ms_plus", smallest_on_all(cpu), "no variant carries the load", short(cpu))
-                chosen += best.chosen
-                values.append(f"Eq. 1 = {best.value:.4f} for {cpu.wanted[family]:.1f}/s of {family}")
-                taken = {d: sum(c.cores for c in best.chosen if c.device == d) for d in room.cores}
-                left = {d: cores - taken[d] for d, cores in room.cores.items()}
-                room = replace(room, cores=left, budget=room.budget - sum(taken.values()))
-            return decide(cpu, "ms_plus", chosen, "; ".join(values))
-        except (InvalidInput, CatalogError) as error:
-            return refused("ms_plus", error, view, constants)
+        return plan_sizes("ms_plus", view, rng, self.constants, _choose, single=True)
+
+
+def _choose(cpu: CpuInput) -> Decision:
+    room, chosen, values = cpu.room, list[Choice](), []
+    for family, found in cpu.capacities.items():
+        wanted = {family: cpu.wanted[family]}
+        of_one = [best_sizes(room, {family: (one,)}, wanted, cpu.constants) for one in found]
+        best: Found | None = max((f for f in of_one if f is not None), key=lambda f: f.value, default=None)
+        if best is None:
+            return decide(cpu, "ms_plus", smallest_on_all(cpu), "no variant carries the load", short(cpu))
+        chosen += best.chosen
+        values.append(f"Eq. 1 = {best.value:.4f} for {cpu.wanted[family]:.1f}/s of {family}")
+        taken = {d: sum(c.cores for c in best.chosen if c.device == d) for d in room.cores}
+        left = {d: cores - taken[d] for d, cores in room.cores.items()}
+        room = replace(room, cores=left, budget=room.budget - sum(taken.values()))
+    return decide(cpu, "ms_plus", chosen, "; ".join(values))

@@ -19,7 +19,7 @@ least accurate variant on all cores, as there, named degraded.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,9 +34,10 @@ from controller.planners.infadapter.cpu_slices import (
     CpuInput,
     Room,
     constants_in,
+    cpus_of,
     decide,
-    only_gpus,
-    read_cpus,
+    has_only_gpus,
+    read_devices,
     refused,
     smallest_on_all,
     still_coming,
@@ -66,20 +67,38 @@ class InfAdapterPlanner:
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan sizes and shares for the forecast load."""
-        constants = constants_in(view, {**CONSTANTS, **self.constants})
-        try:
-            if (gpus := only_gpus(view, constants)) is not None:
-                return plan_gpus(gpus, "infadapter", constants, rng)
-            cpu = read_cpus(view, constants)
-            if skipped := skips(view, cpu):
-                return Decision(None, f"infadapter: {skipped}", view.now_s + constants["tick_s"])
-            found = best_sizes(cpu.room, cpu.capacities, cpu.wanted, constants)
-            if found is None:
-                return decide(cpu, "infadapter", smallest_on_all(cpu), "nothing carries the load", short(cpu))
-            why = f"Eq. 1 = {found.value:.4f}, gap {found.gap:g}, for {_loads(cpu)}"
-            return decide(cpu, "infadapter", found.chosen, why)
-        except (InvalidInput, CatalogError) as error:
-            return refused("infadapter", error, view, constants)
+        return plan_sizes("infadapter", view, rng, self.constants, _choose)
+
+
+def plan_sizes(
+    planner: str,
+    view: PlanView,
+    rng: Generator,
+    constants: Mapping[str, float],
+    choose: Callable[[CpuInput], Decision],
+    single: bool = False,
+) -> Decision:
+    """Plan by Eq. 1: slices of GPUs where the fleet has no CPUs (`single`: of one variant), else the cores that
+    `choose` decides on; nothing where no decision is due, or nothing can be planned."""
+    constants = constants_in(view, {**CONSTANTS, **constants})
+    try:
+        inputs = read_devices(view, constants)
+        if has_only_gpus(inputs):
+            return plan_gpus(inputs, planner, constants, rng, single)
+        cpu = cpus_of(inputs, constants)
+        if skipped := skips(view, cpu):
+            return Decision(None, f"{planner}: {skipped}", view.now_s + constants["tick_s"])
+        return choose(cpu)
+    except (InvalidInput, CatalogError) as error:
+        return refused(planner, error, view, constants)
+
+
+def _choose(cpu: CpuInput) -> Decision:
+    found = best_sizes(cpu.room, cpu.capacities, cpu.wanted, cpu.constants)
+    if found is None:
+        return decide(cpu, "infadapter", smallest_on_all(cpu), "nothing carries the load", short(cpu))
+    why = f"Eq. 1 = {found.value:.4f}, gap {found.gap:g}, for {_loads(cpu)}"
+    return decide(cpu, "infadapter", found.chosen, why)
 
 
 def _loads(cpu: CpuInput) -> str:

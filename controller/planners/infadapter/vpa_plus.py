@@ -60,7 +60,7 @@ class VpaPlusPlanner:
                 cores, why = self._cores(view, cpu, family, one, most)
                 chosen.append(Choice(device, family, one.variant.name, cores, cpu.wanted[family]))
                 words.append(f"{family}: {why}")
-            short = "; ".join(_short(cpu, choice) for choice in chosen if _short(cpu, choice))
+            short = "; ".join(filter(None, (_short(cpu, choice) for choice in chosen)))
             return decide(cpu, self.name, chosen, "; ".join(words), short)
         except (InvalidInput, CatalogError) as error:
             return refused(self.name, error, view, constants)

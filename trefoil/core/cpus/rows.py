@@ -30,6 +30,11 @@ def cut_of(slice_type: str) -> str:
     return RANGES if cpu_quota(slice_type) is None else QUOTAS
 
 
+def slice_name(cut: str, cores: float) -> str:
+    """Slice type of so many cores of a CPU that is cut so."""
+    return f"quota:{cores:.1f}" if cut == QUOTAS else f"cpu:{cores:.0f}"
+
+
 @dataclass(frozen=True, slots=True)
 class CpuRows:
     """Rows of CPU slices in a catalogue's rows."""
