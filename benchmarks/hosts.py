@@ -8,7 +8,6 @@ first one node, then the other is drained. Prints what was asked and what was se
 does not hold. Nothing is left behind; --keep leaves the folder with settings and logs.
 """
 
-import argparse
 import asyncio
 import hashlib
 import json
@@ -20,7 +19,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -32,7 +30,7 @@ import redis.asyncio as redis
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.hosts_machines import OUTSIDE, Authority, Host, Machines, write_settings
+from benchmarks.hosts_machines import OUTSIDE, Authority, Host, Machines, play_in_a_namespace, write_settings
 from power_agent.simulated.node_client import NodeClient
 from protos.controller.v1 import controller_pb2, controller_pb2_grpc
 from trefoil.cli.run.processes import ChildProcess
@@ -567,40 +565,9 @@ def load_text(sums: dict[str, Any]) -> str:
     return f"{text}, {sums['correct'] / sums['answered']:.4f} of them right; latency {latency}"
 
 
-def skip_reason() -> str:
-    """Why this machine cannot play it; "" = it can."""
-    if not sys.platform.startswith("linux") or os.geteuid() != 0:
-        return "network namespaces need root on Linux"
-    for tool in ("ip", "unshare", "nsenter", "openssl"):
-        if shutil.which(tool) is None:
-            return f"no {tool} on PATH (packages iproute2, util-linux, openssl)"
-    if subprocess.run(("unshare", "--net", "true"), capture_output=True, check=False).returncode:
-        return "this container may not make network namespaces (CAP_SYS_ADMIN)"
-    return ""
-
-
 def main() -> int:
     """Play it in a network namespace of its own."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--keep", action="store_true", help="keep the folder with settings and logs")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if not arguments.inside:
-        if reason := skip_reason():
-            print(f"skipped: {reason}")
-            return 0
-        os.execvp("unshare", ["unshare", "--net", sys.executable, "-m", "benchmarks.hosts", *sys.argv[1:], "--inside"])
-    folder = Path(tempfile.mkdtemp(prefix="trefoil-hosts-"))
-    try:
-        return 0 if asyncio.run(play(folder)) else 1
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("interrupted")
-        return 130
-    finally:
-        if arguments.keep:
-            print(f"kept: {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+    return play_in_a_namespace("hosts", (__doc__ or "").splitlines()[0], play)
 
 
 if __name__ == "__main__":

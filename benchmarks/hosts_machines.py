@@ -1,13 +1,19 @@
-"""Machines of `make e2e-hosts`: network namespaces as hosts on one bridge, their certificates and their processes.
+"""Machines of `make e2e-hosts` and `make e2e-security`: network namespaces as hosts on one bridge, with certificates
+and processes.
 
 All of them belong to processes: the bridge to the namespace of whoever runs this, which must be one of its own
 (`unshare --net`), each host to a process that only holds it. So with the last process the kernel removes them all, and
 nothing is left behind even by a SIGKILL.
 """
 
+import argparse
+import asyncio
 import os
+import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -138,3 +144,41 @@ def run(*argv: object) -> str:
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stdout}{done.stderr}")
     return done.stdout
+
+
+def skip_reason() -> str:
+    """Why this machine cannot play it; "" = it can."""
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        return "network namespaces need root on Linux"
+    for tool in ("ip", "unshare", "nsenter", "openssl"):
+        if shutil.which(tool) is None:
+            return f"no {tool} on PATH (packages iproute2, util-linux, openssl)"
+    if subprocess.run(("unshare", "--net", "true"), capture_output=True, check=False).returncode:
+        return "this container may not make network namespaces (CAP_SYS_ADMIN)"
+    return ""
+
+
+def play_in_a_namespace(name: str, description: str, play: Callable[[Path], Coroutine[Any, Any, bool]]) -> int:
+    """Play it in a folder and a network namespace of its own, by the command line of `python -m benchmarks.<name>`;
+    returns the exit code. Where this machine cannot, it says why, and that is no failure."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--keep", action="store_true", help="keep the folder with settings and logs")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if not arguments.inside:
+        if reason := skip_reason():
+            print(f"skipped: {reason}")
+            return 0
+        again = ["-m", f"benchmarks.{name}", *sys.argv[1:], "--inside"]
+        os.execvp("unshare", ["unshare", "--net", sys.executable, *again])
+    folder = Path(tempfile.mkdtemp(prefix=f"trefoil-{name}-"))
+    try:
+        return 0 if asyncio.run(play(folder)) else 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("interrupted")
+        return 130
+    finally:
+        if arguments.keep:
+            print(f"kept: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -6,7 +6,6 @@ certificate, with another authority's and with an expired one; forged plans and 
 epoch; secrets in commands, logs and what `state dump` prints. A row an attempt; exit code 1 where one was not refused.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -35,12 +34,10 @@ from benchmarks.hosts import (
     MODELS,
     REDIS,
     Broken,
-    Host,
     Site,
     need,
-    skip_reason,
 )
-from benchmarks.hosts_machines import EC_KEY, OUTSIDE, Authority, run
+from benchmarks.hosts_machines import EC_KEY, OUTSIDE, Authority, Host, play_in_a_namespace, run
 from power_agent.runtimes.docker import DockerOptions, DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
 from power_agent.triton.slice_launch import SliceLaunch
@@ -473,28 +470,8 @@ async def rolled_out(site: Site) -> bool:
 
 def main() -> int:
     """Play it in a network namespace of its own."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--keep", action="store_true", help="keep the folder with settings and logs")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if not arguments.inside:
-        if reason := skip_reason():
-            print(f"skipped: {reason}")
-            return 0
-        os.execvp(
-            "unshare", ["unshare", "--net", sys.executable, "-m", "benchmarks.security", *sys.argv[1:], "--inside"]
-        )
-    folder = Path(tempfile.mkdtemp(prefix="trefoil-security-"))
-    try:
-        return 0 if asyncio.run(play(folder, docker=shutil.which("dockerd") is not None)) else 1
-    except KeyboardInterrupt:
-        print("interrupted")
-        return 130
-    finally:
-        if arguments.keep:
-            print(f"kept: {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+    docker = shutil.which("dockerd") is not None
+    return play_in_a_namespace("security", (__doc__ or "").splitlines()[0], partial(play, docker=docker))
 
 
 if __name__ == "__main__":
