@@ -203,7 +203,7 @@ class DemandPublisher:
         writes: list[Write] = []
         written = dict(self._written)
         for family, forecast in sorted(self._reader.observation.forecasts.items()):
-            first, counts = self._reader.observation.windows.steps(family, now_s)
+            first, counts = self._reader.observation.windows.steps(family, now_s, past_s=BACKLOG_S)
             end = first + len(counts)
             if family not in written:
                 newest, _ = await self._reader.newest_demand(family)

@@ -145,9 +145,12 @@ class LoadWindows:
         live = [end_s for end_s in all_ends if now_s - end_s <= self._settings.worker_silent_s]
         return int((min(live) if live else max(all_ends, default=0.0)) // self._settings.bin_s)
 
-    def steps(self, family: str, now_s: float, bridged_s: float = 0.0) -> tuple[int, tuple[float, ...]]:
+    def steps(
+        self, family: str, now_s: float, bridged_s: float = 0.0, past_s: float = math.inf
+    ) -> tuple[int, tuple[float, ...]]:
         """Arrivals per whole step since the last hole longer than `bridged_s`, oldest first, and the number of the
-        first: times `step_s` is when it began. As far back as the history goes; without one as `arrivals`."""
+        first: times `step_s` is when it began. As far back as the history goes, or as `past_s` of it; without one as
+        `arrivals`."""
         if self._first_bin is None:
             return 0, ()
         width, past = self._step_bins, np.zeros(0, np.float32)
@@ -156,6 +159,7 @@ class LoadWindows:
         if self._history is not None and self._history.end >= 0:
             first = self._history.end
             past = self._history.since_hole(family, int(bridged_s / self.step_s))
+            past = past[max(0, len(past) - math.ceil(min(past_s / self.step_s, len(past)))) :]
         counts = self._arrivals.get(family, Counter())
         recent = (float(sum(counts[i * width + j] for j in range(width))) for i in range(first, end))
         return first - len(past), (*past.tolist(), *recent)
