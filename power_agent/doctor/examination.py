@@ -85,19 +85,11 @@ def examine(settings: PowerAgentSettings, root: Path = ROOT) -> Examination:
             "cpu": cpu_report(settings.node, settings.powercap_root, clock),
         }
         found += check_device_files(root) if gpus else []
-    found += check_containers(settings, lambda: _engine_info(settings), root, gpus)
+    found += check_containers(settings, Engine(settings.docker_url).info, root, gpus)
     found += [_triton(settings), _isolation(settings), check_cgroups(settings, root)]
     found += check_permissions(settings, rights, gpus)
     found += [asyncio.run(check_time(settings, clock)), *check_ports(settings, gpus)]
     return Examination(tuple(found), hardware, client is not None, masked(settings))
-
-
-def _engine_info(settings: PowerAgentSettings) -> Mapping[str, Any]:
-    def ask(api: Any) -> Mapping[str, Any]:
-        info: Mapping[str, Any] = api.info()
-        return info
-
-    return Engine(settings.docker_url).query("looking at the engine", ask)
 
 
 def _triton(settings: PowerAgentSettings) -> Finding:

@@ -11,6 +11,7 @@ from power_agent.devices.rapl import RaplUnavailable, find_zones
 from power_agent.doctor.findings import Finding, broken, of_reason, unknown, works
 from power_agent.runtimes.gpu_access import KIND, RUNTIME, TOOLKIT, refusal_of, specifications
 from power_agent.settings import PowerAgentSettings
+from power_agent.triton.slice_launch import PORTS_PER_GPU
 from trefoil.core.errors import PortInUse, StateUnavailable, TrefoilError
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.rpc import check_port, split_address
@@ -18,7 +19,6 @@ from trefoil.runtime.service import OFFSET_ERROR_S, OFFSET_WARN_S
 from trefoil.runtime.state import State
 
 CONTROLLERS: Final = frozenset({"cpu", "cpuset"})
-PORTS_PER_GPU: Final = 16
 PROBE_S: Final = 1.0
 AS_ROOT: Final = "look as the agent's user: sudo trefoil node doctor"
 

@@ -5,8 +5,9 @@ An image is looked into without running it: which backends it has. NVIDIA's imag
 and onnxruntime in its Python. The engine answers questions about files of a container that was created and never
 started; labels would not do, since NVIDIA's name no backend and its images differ in them."""
 
+import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,15 @@ class Engine:
             return self.call(what, ask)
         except StartError as error:
             raise Unavailable(str(error)) from error
+
+    def info(self) -> Mapping[str, Any]:
+        """What it tells of itself, as `docker info`.
+
+        Raises:
+            Unavailable: it does not answer.
+        """
+        info: Mapping[str, Any] = self.query("looking at the engine", lambda api: api.info())
+        return info
 
     @property
     def address(self) -> str:
@@ -257,3 +267,12 @@ def _holds(engine: Engine, container: str, path: str) -> bool:
         return answer.status_code == 200
 
     return engine.call(f"looking for {path}", look)
+
+
+def failure_of(argv: Sequence[str], timeout_s: float, line: int = -1) -> str:
+    """Run a command beside the engine; returns why it failed, that line of what it says of it, "" when it did not."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else (done.stderr.splitlines() or [str(done.returncode)])[line]

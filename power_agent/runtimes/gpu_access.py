@@ -6,7 +6,6 @@ seen on hardware: tried on an engine that only speaks as one with NVIDIA's toolk
 """
 
 import shlex
-import subprocess
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Final, Literal
 import docker.types
 import structlog
 
-from power_agent.runtimes.docker_engine import Engine
+from power_agent.runtimes.docker_engine import Engine, failure_of
 from trefoil.core.errors import StartError
 
 Method = Literal["runtime", "request", "cdi", "none"]
@@ -44,7 +43,10 @@ class GpuAccess:
             StartError: it cannot: field, value and remedy.
             Unavailable: no engine.
         """
-        if (refusal := refusal_of(self._method, self._info())) is not None:
+        self._check(self._engine.info())
+
+    def _check(self, info: Mapping[str, Any]) -> None:
+        if (refusal := refusal_of(self._method, info)) is not None:
             raise refusal
 
     def prepare(self, uuid: str) -> None:
@@ -54,10 +56,11 @@ class GpuAccess:
             StartError: it cannot: field, value and remedy.
             Unavailable: no engine.
         """
-        self.check()
+        info = self._engine.info()
+        self._check(info)
         if self._method not in ("cdi", "request"):
             return
-        folders = [Path(folder) for folder in self._info().get("CDISpecDirs") or ()]
+        folders = [Path(folder) for folder in info.get("CDISpecDirs") or ()]
         with self._lock:
             found = specifications(folders)
             if self._method == "request" and not found:
@@ -65,7 +68,7 @@ class GpuAccess:
             if any(uuid in text for text in found):
                 return
             structlog.get_logger().info("writing the CDI specification anew", for_device=uuid, command=self._refresh)
-            why = run(self._refresh) if self._refresh else "docker_cdi_refresh is empty"
+            why = self._written() if self._refresh else "docker_cdi_refresh is empty"
             if not any(uuid in text for text in specifications(folders)):
                 where = ", ".join(map(str, folders))
                 raise refused(
@@ -74,6 +77,10 @@ class GpuAccess:
                     f"run `{self._refresh or 'nvidia-ctk cdi generate'}` as root, let docker_cdi_refresh do it, or set "
                     "docker_gpu=runtime",
                 )
+
+    def _written(self) -> str:
+        why = failure_of(shlex.split(self._refresh), REFRESH_TIMEOUT_S)
+        return why and f"{self._refresh}: {why}"
 
     def host_config(self, uuid: str) -> dict[str, Any]:
         """Host configuration of a container for one device: a MIG instance (MIG-...) or a whole GPU (GPU-...)."""
@@ -97,10 +104,6 @@ class GpuAccess:
         if not uuid or self._method not in ("runtime", "request"):
             return {"NVIDIA_VISIBLE_DEVICES": "void"}
         return {"NVIDIA_VISIBLE_DEVICES": uuid, "NVIDIA_DRIVER_CAPABILITIES": ",".join(CAPABILITIES)}
-
-    def _info(self) -> Mapping[str, Any]:
-        info: Mapping[str, Any] = self._engine.query("looking at the engine", lambda api: api.info())
-        return info
 
 
 def refusal_of(method: Method, info: Mapping[str, Any]) -> StartError | None:
@@ -129,14 +132,3 @@ def specifications(folders: list[Path]) -> list[str]:
     files = [path for folder in folders for path in sorted(folder.glob("*")) if path.suffix in (".json", ".yaml")]
     texts = [path.read_text(errors="replace") for path in files]
     return [text for text in texts if KIND in text]
-
-
-def run(command: str) -> str:
-    """Run a command; returns why it failed, "" when it did not."""
-    try:
-        done = subprocess.run(
-            shlex.split(command), capture_output=True, text=True, timeout=REFRESH_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return "" if done.returncode == 0 else f"{command}: {(done.stderr.splitlines() or [str(done.returncode)])[-1]}"

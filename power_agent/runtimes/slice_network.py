@@ -8,14 +8,13 @@ import hashlib
 import os
 import shutil
 import socket
-import subprocess
 from collections.abc import Sequence
 from typing import Any, Final
 
 import docker
 import docker.errors
 
-from power_agent.runtimes.docker_engine import LABEL, Engine, object_name, removed_after, wait_for_exit
+from power_agent.runtimes.docker_engine import LABEL, Engine, failure_of, object_name, removed_after, wait_for_exit
 from trefoil.core.errors import StartError
 from trefoil.installation import SHIPPED
 
@@ -165,5 +164,5 @@ def load_rules() -> str:
     nft = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
     if nft is None:
         return "nftables is not installed"
-    done = subprocess.run([nft, "-f", RULES], capture_output=True, text=True, timeout=NFT_TIMEOUT_S, check=False)
-    return "" if done.returncode == 0 else f"nft: {(done.stderr.splitlines() or [str(done.returncode)])[0]}"
+    why = failure_of([nft, "-f", str(RULES)], NFT_TIMEOUT_S, line=0)
+    return why and f"nft: {why}"

@@ -10,7 +10,6 @@ their own, which names `tritons.<node>` and is none of a client: with it nobody 
 import hashlib
 import hmac
 import math
-import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Final
 from power_agent.settings import PowerAgentSettings
 from trefoil.core.errors import DiskUnavailable, SettingError
 from trefoil.core.fleet import triton_name
-from trefoil.runtime.files import REMEDY, replace_files
+from trefoil.runtime.files import REMEDY, replace_file, replace_files
 from trefoil.runtime.security.tls import Tls
 
 RESTRICTED: Final = "model-repository,shared-memory,trace,logging"
@@ -136,9 +135,6 @@ def _secret_of(path: Path) -> bytes:
         found = b""
     if found:
         return found
-    path.parent.mkdir(parents=True, exist_ok=True)
     made = secrets.token_bytes(32)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(made)
+    replace_file(path, made, sync=False, mode=0o600)
     return made

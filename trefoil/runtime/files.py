@@ -24,17 +24,17 @@ class Gauges(Protocol):
         """Set a gauge."""
 
 
-def replace_file(path: Path, content: str | bytes, sync: bool = True) -> None:
+def replace_file(path: Path, content: str | bytes, sync: bool = True, mode: int = 0o644) -> None:
     """Replace a file in one step: written beside, synced, renamed. Blocks for the sync, which only the loss of power
-    needs.
+    needs. `mode`: who may do what with it, at every moment.
 
     Raises:
         OSError: the file is as it was before, and nothing is left beside it.
     """
-    replace_files({path: content}, sync)
+    replace_files({path: content}, sync, mode)
 
 
-def replace_files(contents: Mapping[Path, str | bytes], sync: bool = True) -> None:
+def replace_files(contents: Mapping[Path, str | bytes], sync: bool = True, mode: int = 0o644) -> None:
     """Replace files of one disk together: all are written beside and synced before the first is renamed.
 
     Raises:
@@ -45,7 +45,7 @@ def replace_files(contents: Mapping[Path, str | bytes], sync: bool = True) -> No
         for path, content in contents.items():
             data = content.encode() if isinstance(content, str) else content
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(beside[path], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            descriptor = os.open(beside[path], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
             try:
                 _write_all(descriptor, data)
                 if sync:

@@ -11,7 +11,7 @@ import pytest
 
 from power_agent.runtimes import slice_network
 from power_agent.runtimes.docker import DockerOptions, DockerRuntime, own_user
-from power_agent.runtimes.docker_engine import Engine, object_name
+from power_agent.runtimes.docker_engine import Engine, failure_of, object_name
 from power_agent.runtimes.slice_network import REACHED, RULES
 from power_agent.triton.slice_launch import SliceLaunch
 from tests.support.fake_engine import IMAGE, FakeEngine
@@ -354,3 +354,12 @@ def test_an_engine_that_went_away_is_named(engine):
 def test_names_and_users():
     assert object_name("prod", "node7", "node7/gpu0 3g@4.g1") == "trefoil-prod-node7-node7_gpu0_3g_4.g1"
     assert own_user() != "0:0"
+
+
+def test_a_command_beside_the_engine_that_fails_hangs_or_is_not_there_is_a_reason_and_no_error():
+    assert failure_of(["true"], 5.0) == ""
+    complains = ["sh", "-c", "echo first >&2; echo last >&2; exit 3"]
+    assert (failure_of(complains, 5.0), failure_of(complains, 5.0, line=0)) == ("last", "first")
+    assert failure_of(["false"], 5.0) == "1"
+    assert "timed out" in failure_of(["sleep", "60"], 0.05)
+    assert "nosuchcommand" in failure_of(["nosuchcommand"], 5.0)

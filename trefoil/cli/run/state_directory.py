@@ -18,6 +18,7 @@ from typing import Any
 
 from trefoil.cli.run.processes import ChildProcess
 from trefoil.core.errors import NotFound, SettingError, StartError
+from trefoil.runtime.files import replace_file
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.socket_paths import socket_folder
 
@@ -219,11 +220,7 @@ class StateLock:
 
 def write_private(path: Path, text: str) -> None:
     """Replace a file atomically; never readable by others, not even for a moment."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    partial.replace(path)
+    replace_file(path, text, sync=False, mode=0o600)
 
 
 def to_toml(values: Mapping[str, Any]) -> str:

@@ -76,8 +76,8 @@ class Tls:
     @property
     def now(self) -> Loaded:
         """The files as they are now, or as they were when they could be used last."""
-        if self._stamp() != self._seen:
-            self._seen = self._stamp()
+        if (stamp := self._stamp()) != self._seen:
+            self._seen = stamp
             log = structlog.get_logger()
             try:
                 self._loaded = self._load()
