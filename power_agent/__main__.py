@@ -34,6 +34,7 @@ from power_agent.slices.node_state import Node
 from power_agent.slices.reconciler import Reconciler
 from power_agent.slices.step_executor import StepExecutor
 from power_agent.triton.access import TritonAccess
+from power_agent.triton.metrics import TritonMetrics
 from power_agent.triton.model_digests import ModelDigests
 from power_agent.watch.capabilities import NOT_ROOT, effective_root, mig_device
 from power_agent.watch.capability_watch import CapabilityWatch
@@ -82,9 +83,8 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     node = Node(settings, clock, journal, load_catalog(settings.model_repository), metrics)
     node.boot_id, node.driver_load_id = boot_id(), driver_load_id(settings.driver_marker)
     threads = ThreadPoolExecutor(4, "node")
-    digests = ModelDigests(
-        settings.model_repository.absolute(), node.catalog, stated_digests(settings.model_repository)
-    )
+    models = settings.model_repository
+    digests = ModelDigests(models.absolute(), node.catalog, stated_digests(models))
     made = (mig, runtime, threads, state, journal, digests, node.catalog)
     executor = StepExecutor(settings, clock, *made, node.keep_last_reading, access)
     clocks = ClockKeeper(node, inventory, calls.call)
@@ -111,6 +111,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)
     audit = AuditLog(settings.state_dir, clock, metrics)
     server = ServerPart(lambda: rpc.make_server(settings, [entry], metrics=metrics, audit=audit, tls=tls))
+    metrics.pass_on(TritonMetrics(node))
     certificates = _certificates(tls, access, node, metrics)
     connections = StatePart(state, clock, metrics, partial(node.set_missing, "clock"))
     return [connections, MetricsPart(metrics, settings.metrics_address), agent, certificates, server]

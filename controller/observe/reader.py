@@ -231,7 +231,13 @@ def set_view_metrics(
     used = "none" if forecast is None else "used" if forecast.bands else "refused"
     metrics.set_one_of("trefoil_carbon_forecast", "state", used, FORECASTS)
     metrics.simulated = any(n.simulated for n in view.fleet.nodes)
-    metrics.set("trefoil_nodes_stale", len(view.fleet.stale))
+    for node in view.fleet.nodes:
+        metrics.set("trefoil_node_stale", node.node in view.fleet.stale, node=node.node)
+    for objective in view.objectives:
+        family = objective.family
+        metrics.set("trefoil_slo_latency_seconds", objective.slo_ms / 1e3, family=family)
+        metrics.set("trefoil_slo_quantile_ratio", objective.slo_quantile, family=family)
+        metrics.set("trefoil_accuracy_floor_ratio", objective.min_accuracy, family=family)
     metrics.set_one_of("trefoil_act_mode", "mode", control.mode.name.lower(), MODES)
     metrics.set_one_of("trefoil_rollout_state", "state", rollout.state.name.lower(), STATES)
     rung = RUNGS.get(last.rung, "") if last else ""

@@ -193,6 +193,8 @@ class Metering:
         metrics, name = self._node.metrics, device.device
         metrics.set("trefoil_device_clock_hertz", sample.clock_mhz_mean * 1e6, device=name)
         metrics.set("trefoil_device_temperature_celsius", device.temperature_c, device=name)
+        metrics.set("trefoil_device_drift", len(device.foreign), device=name, kind="instances")
+        metrics.set("trefoil_device_drift", len(device.clock_drift), device=name, kind="clocks")
         metrics.inc(
             "trefoil_energy_samples_total",
             device=name,

@@ -145,6 +145,7 @@ class Node:
         if device.type.kind == DeviceKind.WHOLE_GPU:
             part.mig_uuid = device.uuid  # nothing is created that could have one of its own
         self.slices[part.key] = part
+        self._show_state(part)
         if part.serving:
             self._count_serving(part, 1)
 
@@ -158,10 +159,13 @@ class Node:
                 "slice", slice=part.key.name, generation=part.generation, was=before.name, now=part.state.name,
                 why=part.why,
             )  # fmt: skip
-            self.metrics.set_one_of("trefoil_slice_state", "state", part.state.name, SLICE_STATES, slice=part.key.name)
+            self._show_state(part)
             if part.exists:
                 self.journal.remember_slice(part.record())
         self.changed()
+
+    def _show_state(self, part: Slice) -> None:
+        self.metrics.set_one_of("trefoil_slice_state", "state", part.state.name, SLICE_STATES, slice=part.key.name)
 
     def changed(self) -> None:
         """Notify those who watch, and those who work, of a change."""

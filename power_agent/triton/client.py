@@ -348,10 +348,9 @@ class TritonClient:
         Raises:
             TritonUnready: the metrics endpoint does not answer.
         """
-        url = urllib.parse.urlsplit(self._metrics_url)
         try:
             async with asyncio.timeout(self._timeout_s):
-                body = await _http_get(url.hostname or "", url.port or 80, url.path)
+                body = await metrics_page(self._metrics_url)
         except (OSError, TimeoutError, ValueError) as error:
             raise TritonUnready(f"{self._metrics_url} does not answer: {error!r}") from error
         return pending_requests(body)
@@ -438,10 +437,17 @@ def pending_requests(metrics: str) -> int:
     return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines)
 
 
-async def _http_get(host: str, port: int, path: str) -> str:
-    reader, writer = await asyncio.open_connection(host, port)
+async def metrics_page(url: str) -> str:
+    """Text of a Triton's metrics page.
+
+    Raises:
+        OSError, ValueError: there is none, or it is too long.
+    """
+    where = urllib.parse.urlsplit(url)
+    host = where.hostname or ""
+    reader, writer = await asyncio.open_connection(host, where.port or 80)
     try:
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        writer.write(f"GET {where.path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         await writer.drain()
         answer = await reader.read(METRICS_BYTES_MAX)
         while chunk := await reader.read(METRICS_BYTES_MAX):

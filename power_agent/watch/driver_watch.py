@@ -234,7 +234,6 @@ class DriverWatch:
         foreign = tuple(sorted(set(instances) - known))
         if foreign != device.foreign:
             device.foreign = foreign
-            self._node.metrics.set("trefoil_device_drift", len(device.drift), device=device.device)
             self._log.warning("drift", device=device.device, drift=device.drift)
             self._node.changed()
 

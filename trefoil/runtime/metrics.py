@@ -251,7 +251,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "trefoil_rollout_duration_seconds", "histogram", "Start to done of a rollout.", (), CONTROLLER, STEP_BUCKETS_S
     ),
     Metric("trefoil_act_mode", "gauge", "1 for the mode of operation.", ("mode",), CONTROLLER),
-    Metric("trefoil_nodes_stale", "gauge", "Nodes whose status is older than its limit.", (), CONTROLLER),
+    Metric("trefoil_node_stale", "gauge", "1 while a node's status is older than its limit.", ("node",), CONTROLLER),
     Metric(
         "trefoil_carbon_refused",
         "gauge",
@@ -260,6 +260,15 @@ METRICS: Final[tuple[Metric, ...]] = (
         CONTROLLER,
     ),
     Metric("trefoil_carbon_forecast", "gauge", "1 for what becomes of the feed's forecast.", ("state",), CONTROLLER),
+    Metric("trefoil_slo_latency_seconds", "gauge", "Latency that the objective asks for.", ("family",), CONTROLLER),
+    Metric(
+        "trefoil_slo_quantile_ratio",
+        "gauge",
+        "Share of requests that the objective wants answered within it.",
+        ("family",),
+        CONTROLLER,
+    ),
+    Metric("trefoil_accuracy_floor_ratio", "gauge", "Accuracy that the objective asks for.", ("family",), CONTROLLER),
     Metric("trefoil_demand_requests_per_second", "gauge", "Demand planned for.", ("family", "quantile"), CONTROLLER),
     Metric("trefoil_capacity_requests_per_second", "gauge", "Capacity of the plan.", ("family",), CONTROLLER),
     Metric("trefoil_latency_seconds", "gauge", "Measured latency.", ("family", "quantile"), CONTROLLER),
@@ -350,9 +359,35 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("trefoil_device_temperature_celsius", "gauge", "GPU temperature.", ("device",), POWER_AGENT),
     Metric("trefoil_device_state", "gauge", "1 for the state that a device is in.", ("device", "state"), POWER_AGENT),
     Metric("trefoil_slice_state", "gauge", "1 for the state that a slice is in.", ("slice", "state"), POWER_AGENT),
-    Metric("trefoil_device_drift", "gauge", "Differences between hardware and plan.", ("device",), POWER_AGENT),
+    Metric(
+        "trefoil_device_drift",
+        "gauge",
+        "Differences between hardware and plan: foreign instances, clocks that others changed or that do not hold.",
+        ("device", "kind"),
+        POWER_AGENT,
+    ),
     Metric("trefoil_device_xids_total", "counter", "Errors that a GPU reported.", ("device", "xid"), POWER_AGENT),
     Metric("trefoil_steps_total", "counter", "Reconfiguration steps.", ("verb", "outcome"), POWER_AGENT),
     Metric("trefoil_step_duration_seconds", "histogram", "Time in a step.", ("verb",), POWER_AGENT, STEP_BUCKETS_S),
     Metric("trefoil_slice_restarts_total", "counter", "Tritons or stubs healed.", ("slice", "cause"), POWER_AGENT),
+    Metric(
+        "trefoil_triton_up",
+        "gauge",
+        "1 where the slice's Triton told its own metrics.",
+        ("slice",),
+        POWER_AGENT,
+    ),
 )
+
+OF_MODELS: Final = ("slice", "family", "variant", "model", "version")
+TRITON_METRICS: Final[tuple[Metric, ...]] = (
+    Metric("nv_inference_request_success", "counter", "Requests that it answered.", OF_MODELS, POWER_AGENT),
+    Metric("nv_inference_request_failure", "counter", "Requests that failed in it, by reason.", OF_MODELS, POWER_AGENT),
+    Metric("nv_inference_count", "counter", "Items (rows of the batch dimension).", OF_MODELS, POWER_AGENT),
+    Metric("nv_inference_exec_count", "counter", "Batches that it executed.", OF_MODELS, POWER_AGENT),
+    Metric("nv_inference_request_duration_us", "counter", "Time of requests in it [us].", OF_MODELS, POWER_AGENT),
+    Metric("nv_inference_queue_duration_us", "counter", "... waiting for an instance [us].", OF_MODELS, POWER_AGENT),
+    Metric("nv_inference_compute_infer_duration_us", "counter", "... in the model [us].", OF_MODELS, POWER_AGENT),
+    Metric("nv_inference_pending_request_count", "gauge", "Requests that wait in it.", OF_MODELS, POWER_AGENT),
+)
+"""Metrics of Triton itself that dashboards rest on; the agent passes on all others that begin with nv_ as well."""

@@ -8,9 +8,10 @@ import logging
 import os
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from typing import Any
 
 import prometheus_client as prometheus
@@ -19,7 +20,7 @@ from prometheus_client.metrics_core import Metric as Samples
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from trefoil.core import errors
-from trefoil.runtime.metrics import ALL, METRICS, Metric
+from trefoil.runtime.metrics import ALL, METRICS, TRITON_METRICS, Metric
 
 
 class Metrics(Collector):
@@ -30,6 +31,7 @@ class Metrics(Collector):
         self.simulated = simulated
         self._registry = CollectorRegistry()
         prometheus.ProcessCollector(registry=self._registry)
+        self._passed_on: list[Collector] = []
         self._by_name = {metric.name: _make(metric, self._registry) for metric in METRICS if service in metric.services}
         self.set("trefoil_build_info", 1, service=service, version=version("trefoil"))
 
@@ -68,10 +70,15 @@ class Metrics(Collector):
         """Drop one labelled child, e.g. of a slice that is gone; label values in declared order."""
         self._by_name[name].remove(*values)
 
+    def pass_on(self, collector: Collector) -> None:
+        """Pass on what a collector finds, from now on. It may set metrics: it is asked before they are read."""
+        self._passed_on.append(collector)
+
     def collect(self) -> Iterator[Samples]:
         """Collect all samples with the label `simulated` (the custom collector of `serve`)."""
         extra = {"simulated": "true" if self.simulated else "false"}
-        for family in self._registry.collect():
+        passed_on = [family for collector in self._passed_on for family in collector.collect()]
+        for family in chain(self._registry.collect(), passed_on):
             family.samples = [sample._replace(labels={**sample.labels, **extra}) for sample in family.samples]
             yield family
 
@@ -188,12 +195,23 @@ def markdown() -> str:
     ]
     for service in ("every service", *ALL):
         rows = [metric for metric in METRICS if _section(metric) == service]
-        lines += ["", f"## {service}", "", "| metric | type | labels | meaning |", "|---|---|---|---|"]
-        for metric in rows:
-            also = f" Also by {', '.join(metric.services[1:])}." if 1 < len(metric.services) < len(ALL) else ""
-            labels = ", ".join(f"`{label}`" for label in metric.labels)
-            lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help}{also} |")
+        lines += _table(service, rows)
+    lines += _table("Triton, through the power agent", TRITON_METRICS)
+    lines += [
+        "",
+        "An agent asks its Tritons when its own page is asked for, and passes on all that begins with `nv_`, labelled",
+    ]
+    lines += ["by `slice`, `family` and `variant`. These are what dashboards rest on."]
     return "\n".join(lines) + "\n"
+
+
+def _table(title: str, rows: Iterable[Metric]) -> list[str]:
+    lines = ["", f"## {title}", "", "| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for metric in rows:
+        also = f" Also by {', '.join(metric.services[1:])}." if 1 < len(metric.services) < len(ALL) else ""
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help}{also} |")
+    return lines
 
 
 def _section(metric: Metric) -> str:

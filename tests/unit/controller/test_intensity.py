@@ -28,6 +28,7 @@ from tests.unit.controller.views import PLAN
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, Quality, Rung, Series
 from trefoil.core.errors import SettingError
+from trefoil.core.fleet import FleetState, NodeStatus
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import Rollout, RolloutState
 from trefoil.core.units import HOUR_S
@@ -172,6 +173,18 @@ async def test_operators_see_what_is_refused():
     shown = {s.name: s for family in metrics.collect() for s in family.samples if s.value == 1.0}
     assert shown["trefoil_carbon_refused"].labels["rung"] == "static"
     assert shown["trefoil_carbon_forecast"].labels["state"] == "used"
+
+
+async def test_stale_nodes_are_shown_by_name_and_objectives_by_family():
+    world, metrics = World(), Metrics("controller")
+    await world.say(reading(200.0))
+    nodes = tuple(NodeStatus(node, "demo") for node in ("node0", "node1"))
+    view = replace(await world.view(), fleet=FleetState(nodes, stale=("node1",)), objectives=(OBJECTIVE,))
+    reader.set_view_metrics(metrics, view, ControlState(), Rollout(), None)
+    shown = {(s.name, *s.labels.values()): s.value for family in metrics.collect() for s in family.samples}
+    assert [shown["trefoil_node_stale", node, "false"] for node in ("node0", "node1")] == [0, 1]
+    of_family = ("trefoil_slo_latency_seconds", "trefoil_slo_quantile_ratio", "trefoil_accuracy_floor_ratio")
+    assert [shown[name, "digits", "false"] for name in of_family] == [0.075, 0.95, 0.95]
 
 
 @pytest.mark.parametrize(

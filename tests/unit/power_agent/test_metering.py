@@ -12,11 +12,11 @@ from power_agent.energy.device_meters import DeviceMeasurement
 from power_agent.energy.energy_log import EnergyLog
 from power_agent.energy.metering import Metering
 from power_agent.settings import PowerAgentSettings
-from power_agent.slices.node_state import Device, Node
+from power_agent.slices.node_state import SLICE_STATES, Device, Node
 from tests.support.plans import CATALOG
 from trefoil.core.device_types import A100_40GB, P4, device_type
 from trefoil.core.energy import EnergyMethod
-from trefoil.core.fleet import DeviceState
+from trefoil.core.fleet import DeviceState, SliceKey, SliceState
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
 
@@ -103,6 +103,21 @@ async def test_each_device_gets_a_sample_per_period_from_the_second_reading_on(b
     assert len({sample.seq for sample in samples.values()}) == 1, (
         "a new energy log starts where no earlier one can have come"
     )
+
+
+async def test_what_differs_from_the_plan_is_shown_by_kind_until_it_is_over(bench):
+    await bench.read()
+    for drift, expected in ((("clock range 210-900 MHz is not honoured: software_power_cap",), 1), ((), 0)):
+        bench.node.devices[GPU0].clock_drift = drift
+        await bench.read()
+        shown = {kind: value(bench, "trefoil_device_drift", device=GPU0, kind=kind) for kind in ("clocks", "instances")}
+        assert shown == {"clocks": expected, "instances": 0}
+
+
+async def test_an_adopted_slice_shows_its_state_before_it_ever_moves(bench):
+    part = bench.node.new_slice(SliceKey(GPU0, "3g.20gb", 0, 4), 1, SliceState.READY)
+    states = {state: value(bench, "trefoil_slice_state", slice=part.key.name, state=state) for state in SLICE_STATES}
+    assert [state for state, holds in states.items() if holds] == ["READY"]
 
 
 async def test_a_driver_that_hangs_on_one_gpu_delays_no_other_and_loses_no_joule(bench, monkeypatch):
