@@ -62,7 +62,7 @@ def test_idle_watts_are_those_of_the_fleets():
         assert run["idle_share"] * run["power_w"] == pytest.approx(watts, rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_study_prints_what_was_played(tmp_path):
     found = study(replace(QUICK, requests=200, trace_h=1.0, jobs=1), tmp_path, lambda _text: None)
     for how in ("published", "week"):

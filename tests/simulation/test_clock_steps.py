@@ -115,7 +115,9 @@ def nothing(_: System) -> None:
 
 
 @pytest.mark.parametrize("step_s", [3600.0, -3600.0])
-@pytest.mark.parametrize(("who", "places"), [EVERYBODY, *ONE_EACH])
+@pytest.mark.parametrize(
+    ("who", "places"), [EVERYBODY, *(pytest.param(*one, marks=pytest.mark.long) for one in ONE_EACH)]
+)
 def test_a_step_takes_nothing_from_anybody(who, places, step_s):
     watch, system = play(places, step_s, nothing)
     ends_s = STEP_AT_S + EXPIRED_S if "redis" in places and step_s > 0 else 0.0

@@ -4,6 +4,7 @@ A sample of the commands by default. EVERY=1 takes each of them, alone and with 
 histories, three quarters of an hour on one core. Drawn ones: test_whole_system.py.
 """
 
+import functools
 import os
 from collections.abc import Callable
 
@@ -25,10 +26,15 @@ def refused_at(first: int, count: int = 1) -> Callable[[System], None]:
     return strike
 
 
+@functools.cache
+def commands() -> int:
+    """How many commands an undisturbed history takes."""
+    return history(SEED, lambda _: None)[1].server.commands
+
+
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_an_error_at_any_command_breaks_nothing(block: int) -> None:
-    _, undisturbed = history(SEED, lambda _: None)
-    for number in range(1 + block, undisturbed.server.commands, EVERY * BLOCKS):
+    for number in range(1 + block, commands(), EVERY * BLOCKS):
         for count in (1, 6):  # one alone, and several in a row
             found, system = history(SEED, refused_at(number, count))
             assert not found, f"command {number}, {count}: {told(found, system.log)}"

@@ -67,7 +67,9 @@ def test_a_model_alone_on_a_gpu_meets_table_i_at_its_greatest_rate(name):
     assert model.batch_max == round(in_flight)
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+@pytest.mark.parametrize(
+    "pair", [PAIRS[0], *(pytest.param(pair, marks=pytest.mark.long) for pair in PAIRS[1:])], ids="-".join
+)
 def test_what_exact_counts_on_with_batches_is_in_time_alone_and_beside_another(pair):
     """The event loop at the very rates that columns promise: 95 % within the SLO, little of Table I given away, and the
     watts of `power_line`."""
@@ -185,6 +187,7 @@ def test_a_flow_draws_the_joules_of_its_requests(policy):
     assert found["fluid"].joules == pytest.approx(found["request"].joules, rel=0.05)
 
 
+@pytest.mark.long
 def test_the_study_prints_what_was_played(tmp_path):
     found = study(replace(QUICK, step_s=8.0), tmp_path, lambda _text: None)
     rows = found["pairs"]["-".join(PAIRS[0])]

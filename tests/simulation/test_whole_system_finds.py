@@ -20,6 +20,7 @@ from trefoil.core.plan import RolloutState
 from trefoil.runtime.sightings import LiveAcks
 
 SEEDS = range(2)
+pytestmark = pytest.mark.long
 
 
 def at(system: System, when_s: float, kind: str, draw: float = 0.5) -> None:
