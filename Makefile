@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup wheel notebooks docs export-efficientnet export-albert demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak e2e-adopt e2e-hosts e2e-security reproduce-clover reproduce-wattwiser reproduce-carbondis results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos lock clean
+.PHONY: help setup wheel notebooks docs export-efficientnet export-albert demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak e2e-adopt e2e-hosts e2e-security reproduce-clover reproduce-wattwiser reproduce-carbondis results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -196,6 +196,9 @@ imports: setup
 
 protos: setup  ## regenerate the committed stubs
 	$(BIN)/python -m protos.generate
+
+dashboards: setup  ## regenerate the committed Grafana dashboards from the metric table
+	$(BIN)/python deploy/grafana/generate.py
 
 lock: setup  ## re-resolve the hashed lock files
 	for name in bootstrap main dev triton train export docs notebooks; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done

@@ -1,0 +1,524 @@
+"""`make dashboards`: writes the Grafana dashboards in the folder beside this file."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from panels import Dashboard, Panel, bars, leader, lines, quantile, rate, stat, variable
+
+HERE: Final = Path(__file__).parent
+GOOD_HIGH: Final = (("red", None), ("orange", 0.9), ("green", 0.95))
+NONE_GOOD: Final = (("green", None), ("red", 1))
+GRAMS_PER_HOUR: Final = "suffix: g/h"
+INTENSITY: Final = "suffix: g/kWh"
+ATTAINED: Final = "1 - trefoil:slo_miss:ratio_rate5m"
+PLANNED_FOR: Final = 'trefoil_demand_requests_per_second{quantile="0.9"}'
+
+FLEET: Final = Dashboard(
+    "fleet",
+    "fleet now",
+    "What runs, how well it serves, and what it costs.",
+    [
+        [
+            stat("Requests", rate("trefoil_requests_total", ""), "reqps", decimals=0),
+            stat("Within the SLO", f"min({ATTAINED})", "percentunit", thresholds=GOOD_HIGH, decimals=1, most=1),
+            stat("Power", "sum(trefoil:node_power:watts)", "watt", decimals=0),
+            stat("Emissions", f"3600 * {rate('trefoil_emissions_grams_total', '')}", GRAMS_PER_HOUR, decimals=1),
+            stat(
+                "Saved against BASE, 1 h",
+                "trefoil:saving:ratio_rate1h",
+                "percentunit",
+                thresholds=(("red", None), ("green", 0)),
+                decimals=1,
+                least=None,
+            ),
+            stat("Alerts that fire", 'count(ALERTS{alertstate="firing"}) or vector(0)', thresholds=NONE_GOOD),
+        ],
+        [
+            lines("Requests", [(rate("trefoil_requests_total", "family"), "{{family}}")], "reqps"),
+            lines("Within the SLO, 5 min", [(ATTAINED, "{{family}}")], "percentunit", most=1),
+            lines("Power by node", [("trefoil:node_power:watts", "{{node}}")], "watt", stacked=True),
+        ],
+        [
+            lines(
+                "Carbon intensity",
+                [("max by (zone) (trefoil_carbon_intensity_grams_per_kwh)", "{{zone}}")],
+                INTENSITY,
+                steps=True,
+            ),
+            lines(
+                "Emissions",
+                [
+                    (f"3600 * {rate('trefoil_emissions_grams_total', '')}", "emitted"),
+                    (f"3600 * {rate('trefoil_base_emissions_grams_total', '')}", "BASE, modelled"),
+                ],
+                GRAMS_PER_HOUR,
+            ),
+            lines("Requests that wait", [("sum by (family) (trefoil_queue_requests)", "{{family}}")]),
+        ],
+        [
+            lines(
+                "Slices by state", [("sum by (state) (trefoil_slice_state) > 0", "{{state}}")], stacked=True, steps=True
+            ),
+            lines(
+                "Devices by state",
+                [("sum by (state) (trefoil_device_state) > 0", "{{state}}")],
+                stacked=True,
+                steps=True,
+            ),
+            bars(
+                "Who leads, by epoch",
+                'max by (role) (trefoil_lease_epoch{role!=""})',
+                "{{role}}",
+                thresholds=(("red", None), ("green", 1)),
+                says="0: nobody holds this role.",
+            ),
+        ],
+    ],
+)
+
+CARBON: Final = Dashboard(
+    "carbon",
+    "carbon and energy",
+    "What the grid emits, where joules go, and what is saved.",
+    [
+        [
+            stat(
+                "Carbon intensity",
+                "max by (zone) (trefoil_carbon_intensity_grams_per_kwh)",
+                INTENSITY,
+                "{{zone}}",
+                decimals=0,
+                w=5,
+            ),
+            stat("It rests on", "max by (rung) (trefoil_carbon_rung) == 1", "short", "{{rung}}", text="name", w=5),
+            stat(
+                "Reading observed",
+                "min(trefoil_carbon_reading_age_seconds)",
+                "s",
+                decimals=0,
+                w=5,
+                thresholds=(("green", None), ("orange", 3600), ("red", 10800)),
+            ),
+            stat("Power", "sum(trefoil:node_power:watts)", "watt", decimals=0, w=5),
+            stat(
+                "Saved against BASE, 1 h",
+                "trefoil:saving:ratio_rate1h",
+                "percentunit",
+                thresholds=(("red", None), ("green", 0)),
+                decimals=1,
+                least=None,
+            ),
+        ],
+        [
+            lines(
+                "Carbon intensity",
+                [("max by (zone) (trefoil_carbon_intensity_grams_per_kwh)", "{{zone}}")],
+                INTENSITY,
+                steps=True,
+                w=12,
+            ),
+            lines(
+                "Emissions",
+                [
+                    (f"3600 * {rate('trefoil_emissions_grams_total', '')}", "emitted"),
+                    (f"3600 * {rate('trefoil_base_emissions_grams_total', '')}", "BASE, modelled"),
+                ],
+                GRAMS_PER_HOUR,
+                w=12,
+            ),
+        ],
+        [
+            lines(
+                "Power by what it is for",
+                [(rate("trefoil_device_energy_joules_total", "share"), "{{share}}")],
+                "watt",
+                stacked=True,
+            ),
+            lines(
+                "Active energy per request",
+                [
+                    (
+                        f"{rate('trefoil_slice_energy_joules_total', 'family')} / "
+                        f"{rate('trefoil_requests_served_total', 'family')}",
+                        "{{family}}",
+                    )
+                ],
+                "joule",
+            ),
+            lines(
+                "Grams per request", [(f"max by (family) {leader('trefoil_grams_per_request')}", "{{family}}")], "massg"
+            ),
+        ],
+        [
+            lines(
+                "Energy that belongs to no slice, 15 min",
+                [("trefoil:node_energy_unallocated:ratio_rate15m", "{{node}}")],
+                "percentunit",
+                most=1,
+            ),
+            lines(
+                "Stated error of attribution",
+                [("max by (device) (trefoil_energy_uncertainty_ratio)", "{{device}}")],
+                "percentunit",
+            ),
+            lines(
+                "Time that was not metered",
+                [
+                    (
+                        "sum(increase(trefoil_energy_unknown_seconds_total[$__rate_interval])) or vector(0)",
+                        "all nodes",
+                    )
+                ],
+                "s",
+            ),
+        ],
+        [
+            lines(
+                "Readings by rung",
+                [(rate("trefoil_carbon_readings_total", "zone, rung"), "{{zone}} rung {{rung}}")],
+                "cps",
+            ),
+            lines("Age of the reading", [("min by (zone) (trefoil_carbon_reading_age_seconds)", "{{zone}}")], "s"),
+            lines(
+                "Failed polls of providers",
+                [
+                    (
+                        "sum by (provider, cause) (increase(trefoil_carbon_provider_errors_total[1h])) or vector(0)",
+                        "{{provider}} {{cause}}",
+                    )
+                ],
+                "short",
+                says="Of the last hour; 0 without a name: none.",
+            ),
+        ],
+    ],
+)
+
+OF_FAMILY: Final = 'family="$family"'
+FAMILY: Final = Dashboard(
+    "family",
+    "family",
+    "One family: what is asked of it, what it answers, by what.",
+    [
+        [
+            stat("Requests", rate("trefoil_requests_total", "", OF_FAMILY), "reqps", decimals=1),
+            stat(
+                "Within the SLO, 5 min",
+                f"1 - trefoil:slo_miss:ratio_rate5m{{{OF_FAMILY}}}",
+                "percentunit",
+                thresholds=GOOD_HIGH,
+                decimals=1,
+                most=1,
+            ),
+            stat(
+                "Misses over those allowed, 1 h",
+                f"trefoil:slo_miss:ratio_rate1h{{{OF_FAMILY}}} / trefoil:slo_budget:ratio{{{OF_FAMILY}}}",
+                "suffix: x",
+                thresholds=(("green", None), ("orange", 1), ("red", 6)),
+                decimals=2,
+            ),
+            stat("Accuracy", f"max({leader(f'trefoil_accuracy_ratio{{{OF_FAMILY}}}')})", "percentunit", decimals=2),
+            stat("Grams per request", f"max({leader(f'trefoil_grams_per_request{{{OF_FAMILY}}}')})", "massg"),
+            stat("Waiting", f"sum(trefoil_queue_requests{{{OF_FAMILY}}})"),
+        ],
+        [
+            lines(
+                "Load and capacity",
+                [
+                    (rate("trefoil_requests_total", "", OF_FAMILY), "arrives"),
+                    (
+                        f"max by (quantile) {leader(f'trefoil_demand_requests_per_second{{{OF_FAMILY}}}')}",
+                        "planned for: {{quantile}}",
+                    ),
+                    (f"max({leader(f'trefoil_capacity_requests_per_second{{{OF_FAMILY}}}')})", "capacity"),
+                ],
+                "reqps",
+                w=12,
+                dashed=["capacity"],
+            ),
+            lines(
+                "Latency",
+                [
+                    *(
+                        (quantile(q, "trefoil_request_duration_seconds", OF_FAMILY), f"p{100 * q:g}")
+                        for q in (0.5, 0.95, 0.99)
+                    ),
+                    (f"max({leader(f'trefoil_slo_latency_seconds{{{OF_FAMILY}}}')})", "SLO"),
+                ],
+                "s",
+                w=12,
+                dashed=["SLO"],
+            ),
+        ],
+        [
+            lines(
+                "Within the SLO, 5 min",
+                [
+                    (f"1 - trefoil:slo_miss:ratio_rate5m{{{OF_FAMILY}}}", "within"),
+                    (f"max({leader(f'trefoil_slo_quantile_ratio{{{OF_FAMILY}}}')})", "objective"),
+                ],
+                "percentunit",
+                most=1,
+                dashed=["objective"],
+            ),
+            lines(
+                "Accuracy",
+                [
+                    (f"max({leader(f'trefoil_accuracy_ratio{{{OF_FAMILY}}}')})", "mean of answers"),
+                    (f"max({leader(f'trefoil_accuracy_floor_ratio{{{OF_FAMILY}}}')})", "floor"),
+                ],
+                "percentunit",
+                least=None,
+                dashed=["floor"],
+            ),
+            lines(
+                "Answers by variant",
+                [(rate("trefoil_requests_served_total", "variant", OF_FAMILY), "{{variant}}")],
+                "reqps",
+                stacked=True,
+            ),
+        ],
+        [
+            lines(
+                "Requests by status",
+                [(rate("trefoil_requests_total", "code", OF_FAMILY), "{{code}}")],
+                "reqps",
+                stacked=True,
+            ),
+            lines(
+                "Where time goes, p95",
+                [
+                    (quantile(0.95, "trefoil_queue_duration_seconds", OF_FAMILY), "waiting"),
+                    (quantile(0.95, "trefoil_service_duration_seconds", OF_FAMILY, "variant"), "on {{variant}}"),
+                ],
+                "s",
+            ),
+            lines(
+                "Active power by variant",
+                [(rate("trefoil_slice_energy_joules_total", "variant", OF_FAMILY), "{{variant}}")],
+                "watt",
+                stacked=True,
+            ),
+        ],
+    ],
+    [variable("family", "label_values(trefoil_requests_total, family)")],
+)
+
+DECISIONS: Final = Dashboard(
+    "decisions",
+    "decisions and why",
+    "What the controller decided, what made it decide, and how far that is. The reasons in words: `trefoil plan`.",
+    [
+        [
+            stat("Mode", f"max by (mode) {leader('trefoil_act_mode')} == 1", "short", "{{mode}}", text="name"),
+            stat("Plan in force", f"max({leader('trefoil_plan_revision_number')})", decimals=0),
+            stat(
+                "Rollout", f"max by (state) {leader('trefoil_rollout_state')} == 1", "short", "{{state}}", text="name"
+            ),
+            stat(
+                "Plan stands on a rung",
+                f"max({leader('trefoil_plan_degraded')})",
+                thresholds=NONE_GOOD,
+                mappings=[{"type": "value", "options": {"0": {"text": "no"}, "1": {"text": "yes"}}}],
+            ),
+            stat("Proven gap", f"max({leader('trefoil_optimality_gap_ratio')})", "percentunit", decimals=2),
+            stat(
+                "Forecast of carbon",
+                f"max by (state) {leader('trefoil_carbon_forecast')} == 1",
+                "short",
+                "{{state}}",
+                text="name",
+            ),
+        ],
+        [
+            bars(
+                "Decisions of the last hour, by trigger and outcome",
+                "sort_desc(round(sum by (trigger, outcome) (increase(trefoil_decisions_total[1h]))) > 0)",
+                "{{trigger}}: {{outcome}}",
+                w=12,
+                decimals=0,
+            ),
+            bars(
+                "Plans put in force, last hour, by cause",
+                "sort_desc(round(sum by (cause) (increase(trefoil_replans_total[1h]))) > 0)",
+                "{{cause}}",
+                w=12,
+                decimals=0,
+            ),
+        ],
+        [
+            lines(
+                "Plan: put in force, and routed by",
+                [
+                    (f"max({leader('trefoil_plan_revision_number')})", "controller"),
+                    ("min(trefoil_table_revision_number)", "slowest dispatcher"),
+                ],
+                steps=True,
+                decimals=0,
+                least=None,
+            ),
+            lines(
+                "Decisions",
+                [(f"60 * {rate('trefoil_decisions_total', 'outcome')}", "{{outcome}}")],
+                "suffix: /min",
+                stacked=True,
+            ),
+            lines(
+                "Time in the planner",
+                [
+                    (quantile(0.5, "trefoil_solve_duration_seconds", ""), "p50"),
+                    (quantile(0.95, "trefoil_solve_duration_seconds", ""), "p95"),
+                ],
+                "s",
+            ),
+        ],
+        [
+            lines(
+                "What it reacts to: load",
+                [
+                    (rate("trefoil_requests_total", "family"), "{{family}} arrives"),
+                    (
+                        f"max by (family) {leader(PLANNED_FOR)}",
+                        "{{family}} planned for",
+                    ),
+                ],
+                "reqps",
+            ),
+            lines(
+                "What it reacts to: carbon",
+                [("max by (zone) (trefoil_carbon_intensity_grams_per_kwh)", "{{zone}}")],
+                INTENSITY,
+                steps=True,
+            ),
+            lines(
+                "Steps on nodes",
+                [(f"60 * {rate('trefoil_steps_total', 'verb')}", "{{verb}}")],
+                "suffix: /min",
+                stacked=True,
+            ),
+        ],
+    ],
+)
+
+ON_NODE: Final = 'device=~"$node/.+"'
+SLICES: Final = 'slice=~"$node-(gpu[0-9]+|cpu)-.+"'
+NODE: Final = Dashboard(
+    "node",
+    "node",
+    "One node: its devices, its slices and their Tritons, and its agent.",
+    [
+        [
+            lines(
+                "Power",
+                [(f"sum by (device) (trefoil_device_power_watts{{{ON_NODE}}})", "{{device}}")],
+                "watt",
+                stacked=True,
+            ),
+            lines(
+                "SM clock",
+                [(f"max by (device) (trefoil_device_clock_hertz{{{ON_NODE}}})", "{{device}}")],
+                "hertz",
+                steps=True,
+            ),
+            lines(
+                "Temperature",
+                [(f"max by (device) (trefoil_device_temperature_celsius{{{ON_NODE}}})", "{{device}}")],
+                "celsius",
+            ),
+        ],
+        [
+            Panel(
+                "table",
+                "Slices",
+                [(f"max by (slice, state) (trefoil_slice_state{{{SLICES}}}) == 1", "")],
+                hidden=["Time", "Value"],
+            ),
+            lines(
+                "Active power by slice",
+                [(rate("trefoil_slice_energy_joules_total", "slice", SLICES), "{{slice}}")],
+                "watt",
+                stacked=True,
+            ),
+            lines(
+                "Requests on slices",
+                [(f"sum by (slice) (trefoil_in_flight_requests{{{SLICES}}})", "{{slice}}")],
+                stacked=True,
+            ),
+        ],
+        [
+            lines(
+                "Triton: requests answered",
+                [(rate("nv_inference_request_success", "slice, variant", SLICES), "{{slice}} {{variant}}")],
+                "reqps",
+            ),
+            lines(
+                "Triton: time in the model, per batch",
+                [
+                    (
+                        f"{rate('nv_inference_compute_infer_duration_us', 'slice, variant', SLICES)} / 1e6 / "
+                        f"{rate('nv_inference_exec_count', 'slice, variant', SLICES)}",
+                        "{{slice}} {{variant}}",
+                    )
+                ],
+                "s",
+            ),
+            lines(
+                "Triton: requests that wait in it",
+                [(f"sum by (slice) (nv_inference_pending_request_count{{{SLICES}}})", "{{slice}}")],
+            ),
+        ],
+        [
+            bars(
+                "Tritons that answer",
+                f"min by (slice) (trefoil_triton_up{{{SLICES}}})",
+                "{{slice}}",
+                most=1,
+                thresholds=(("red", None), ("green", 1)),
+            ),
+            bars(
+                "Differences from the plan",
+                f"max by (device, kind) (trefoil_device_drift{{{ON_NODE}}})",
+                "{{device}} {{kind}}",
+                thresholds=NONE_GOOD,
+                most=3,
+            ),
+            lines(
+                "Steps",
+                [(f"60 * {rate('trefoil_steps_total', 'verb, outcome')}", "{{verb}} {{outcome}}")],
+                "suffix: /min",
+                says="Of all nodes.",
+            ),
+        ],
+        [
+            lines(
+                "CPU of services",
+                [("sum by (job) (rate(process_cpu_seconds_total[$__rate_interval]))", "{{job}}")],
+                "percentunit",
+                says="Of one core.",
+            ),
+            lines("Memory of services", [("sum by (job) (process_resident_memory_bytes)", "{{job}}")], "bytes"),
+            lines(
+                "Clocks against that of Redis",
+                [("max by (job) (abs(trefoil_clock_offset_seconds))", "{{job}}")],
+                "s",
+            ),
+        ],
+    ],
+    [variable("node", "label_values(trefoil_device_power_watts, device)", "/(.+)\\/[^\\/]+/")],
+)
+
+DASHBOARDS: Final = (FLEET, CARBON, FAMILY, DECISIONS, NODE)
+
+
+def files() -> Iterable[tuple[Path, str]]:
+    """Each dashboard's file and what stands in it."""
+    for dashboard in DASHBOARDS:
+        text = json.dumps(dashboard.json(), indent=1, ensure_ascii=False) + "\n"
+        yield HERE / "dashboards" / f"{dashboard.name}.json", text
+
+
+if __name__ == "__main__":
+    for file, content in files():
+        file.write_text(content)

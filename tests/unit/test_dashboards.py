@@ -1,0 +1,95 @@
+"""Dashboards and rules show what services write, and nothing else; the committed dashboards are what makes them."""
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+GRAFANA, PROMETHEUS = ROOT / "deploy" / "grafana", ROOT / "deploy" / "prometheus"
+SCRAPED = {"job", "instance", "simulated", "worker"}
+OF_PROMETHEUS = {"up": {"job"}, "ALERTS": {"alertstate"}}
+MATCHED = re.compile(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}")
+LABEL = re.compile(r"(\w+)(?:=~|!~|!=|=)\"")
+
+
+@pytest.fixture(scope="module")
+def panels() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(GRAFANA))
+    yield importlib.import_module("panels")
+    sys.path.remove(str(GRAFANA))
+
+
+def rules() -> list[dict[str, Any]]:
+    files = sorted((PROMETHEUS / "rules").glob("*.yml"))
+    return [rule for file in files for group in yaml.safe_load(file.read_text())["groups"] for rule in group["rules"]]
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [rule for rule in rules() if "alert" in rule]
+
+
+def dashboards() -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in sorted((GRAFANA / "dashboards").glob("*.json"))]
+
+
+def expressions() -> list[str]:
+    shown = [target["expr"] for board in dashboards() for panel in board["panels"] for target in panel["targets"]]
+    marked = [mark["expr"] for board in dashboards() for mark in board["annotations"]["list"]]
+    return [*shown, *marked, *(rule["expr"] for rule in rules())]
+
+
+def test_the_committed_dashboards_are_what_makes_them(panels):
+    made = dict(importlib.import_module("generate").files())
+    found = {file: file.read_text() for file in (GRAFANA / "dashboards").glob("*")}
+    assert found == made, "run: make dashboards"
+
+
+def test_no_name_is_shown_that_nobody_writes(panels):
+    known = panels.TABLE.keys() | panels.RECORDED.keys() | panels.OTHERS.keys()
+    unknown = {name for text in expressions() for name in panels.metric_names(text)} - known
+    assert not unknown
+    named = {name for text in expressions() for name in panels.metric_names(text)}
+    assert len(named) > 60, "the names were not found"
+
+
+def test_no_label_is_asked_for_that_a_metric_lacks(panels):
+    wrong = []
+    for text in expressions():
+        for name, inside in MATCHED.findall(text):
+            metric = next(panels.metric_names(name), name)
+            known = {"family", "node"} if metric in panels.RECORDED else OF_PROMETHEUS.get(metric, SCRAPED)
+            if metric in panels.TABLE:
+                known = SCRAPED | {*panels.TABLE[metric].labels}
+            wrong += [f"{name}: {label}" for label in LABEL.findall(inside) if label not in known]
+    assert not wrong
+
+
+def test_panels_have_a_meaning_and_places_of_their_own():
+    for board in dashboards():
+        places = set()
+        for panel in board["panels"]:
+            assert panel["description"], panel["title"]
+            at = panel["gridPos"]
+            cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+            assert not cells & places, f"{board['uid']}: {panel['title']} lies on another one"
+            places |= cells
+
+
+def test_a_job_for_each_service_at_the_port_that_up_gives_it():
+    from trefoil.cli.run.scenario import Ports
+
+    ports, names = Ports(), {"power_agent": "agent"}
+    jobs = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
+    found = {job["job_name"]: (sd["names"], sd["port"]) for job in jobs for sd in job["dns_sd_configs"]}
+    assert found == {
+        name: ([names.get(name, name)], getattr(ports, f"{name}_metrics"))
+        for name in ("carbon_feed", "controller", "power_agent", "dispatcher")
+    }
