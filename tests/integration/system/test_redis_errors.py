@@ -10,7 +10,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 WANTED = ("OOM", "READONLY", "LOADING", "plan, plan:node: no UTF-8", "energy: a list", "ack: no UTF-8")
 
 
-@pytest.mark.gate
 @pytest.mark.timeout(400)
 async def test_no_answer_and_no_value_of_redis_fails_a_request_or_ends_a_process(tmp_path: Path) -> None:
     rows, error_ratio = await redis_rows(3.0, WANTED.__contains__, tmp_path / "redis", print)
