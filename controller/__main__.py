@@ -13,6 +13,7 @@ from controller.loop.core.effects import CoreTime
 from controller.loop.core.objectives import accept_objective
 from controller.loop.disk_store import DiskStore
 from controller.loop.effect_runner import Signals
+from controller.loop.kept_files import KeptFiles
 from controller.loop.leadership import Leadership
 from controller.observe.core.observation import Observation
 from controller.observe.forecast_model import open_network
@@ -22,9 +23,10 @@ from controller.planners.table import PLANNERS
 from controller.rollout.agent_clients import AgentClients
 from controller.rollout.core.executor import RolloutExecutor
 from controller.rollout.runner import RolloutRunner
-from controller.service import FULL_NAME, ControllerService
+from controller.service import FULL_NAME, ControllerService, LeaderAnswers
 from controller.settings import ControllerSettings
 from protos.controller.v1 import controller_pb2_grpc
+from trefoil.core import errors
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import RoleFree, SettingError, TrefoilError
 from trefoil.core.fleet import MODEL_DIGEST_CHARS
@@ -92,8 +94,10 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
     metrics, signals = Metrics("controller"), Signals()
     disk = DiskStore(settings.state_dir, settings.decisions_max, metrics)
-    time = CoreTime(clock.now_s(), clock.monotonic_s())
-    plan_keys = PlanKeys.read(settings.cluster, settings.plan_key_file)
+    time, plan_keys = (
+        CoreTime(clock.now_s(), clock.monotonic_s()),
+        PlanKeys.read(settings.cluster, settings.plan_key_file),
+    )
     receipts = Receipts(catalog, settings.receipts.memory_s, settings.receipts.items_min)
     stated = {f"{f}/{v}": sha[:MODEL_DIGEST_CHARS] for (f, v), sha in stated_digests(settings.model_repository).items()}
     forecaster = forecaster_of(settings, row, open_network=open_network, monotonic_s=clock.monotonic_s)
@@ -103,7 +107,7 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     def highest_seen() -> int:
         return max((n.highest_epoch_seen for n in observation.inputs.nodes.values()), default=0)
 
-    leadership = Leadership(state, disk, clock, metrics, highest_seen)
+    leadership = Leadership(state, disk, clock, metrics, highest_seen, plan_keys)
     token = settings.token.get_secret_value() if settings.token else None
     patience = (settings.rollout.apply_timeout_s, settings.rollout.apply_tries)
     tls = Tls.of(settings)
@@ -122,20 +126,12 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
         settings, row, traits.tick_grace_s, planner_runner.live, observation, accountant, rollouts, time, left
     )
     loop = ControlLoop(
-        core,
-        settings,
-        state,
-        leadership,
-        reader,
-        rollout_runner,
-        accountant,
-        planner_runner,
-        disk,
-        metrics,
-        signals,
+        core, settings, state, leadership, reader, rollout_runner, accountant, planner_runner, disk, metrics, signals,
         clock,
+    )  # fmt: skip
+    servicer = LeaderAnswers(
+        ControllerService(loop, catalog, constants_of("", row), disk, traits.shares), lambda: leadership.leader
     )
-    servicer = ControllerService(loop, catalog, constants_of("", row), disk, traits.shares)
     add = controller_pb2_grpc.add_ControllerServicer_to_server
     return (
         StatePart(state, clock, metrics),
@@ -161,6 +157,20 @@ def starting_objectives(
     return found
 
 
+async def take_over(settings: ControllerSettings) -> None:
+    """Take over on disk what another controller has left in Redis. Without Redis this one begins with its own disk, and
+    takes no role before it has looked.
+    """
+    disk = DiskStore(settings.state_dir, settings.decisions_max)
+    state = State.connect(settings.redis_url, settings.cluster)
+    try:
+        await KeptFiles(disk, state, PlanKeys.read(settings.cluster, settings.plan_key_file)).take_over()
+    except (errors.StateUnavailable, errors.DiskUnavailable) as error:
+        structlog.get_logger().warning("not known yet whether another controller has led", error=str(error))
+    finally:
+        await state.close()
+
+
 def build(argv: Sequence[str]) -> Sequence[Part]:
     """Build the service from its arguments: settings, logs, parts."""
     settings = parser_main(ControllerSettings, "controller", argv)
@@ -168,6 +178,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     rpc.check_listener(settings, settings.admin_address)
     rpc.check_port(settings.admin_address)
     structlog.get_logger().info("settings", **masked(settings))
+    asyncio.run(take_over(settings))
     return parts(settings, SteadyClock(WallClock()))
 
 

@@ -1,8 +1,8 @@
 """gRPC service of the controller: what operators and the command line ask of it."""
 
-import asyncio
+import inspect
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
@@ -283,7 +283,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
 
     async def GetDecision(self, request: Any, context: Any) -> Any:
         """Decision record by id, with the plan that the planner made."""
-        found = await asyncio.to_thread(self._disk.decision, request.id)
+        found = await self._loop.decision(request.id)
         if found is None:
             raise errors.NotFound(
                 "no such decision is kept", field="id", value=request.id, remedy="trefoil state dump decisions"
@@ -364,6 +364,32 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         if len(names) != 1:
             raise errors.InvalidInput("which family?", field="family", value="", remedy=f"one of {names}")
         return names[0]
+
+
+class LeaderAnswers:
+    """Servicer that answers only while no other controller leads: what a standby remembers is of before."""
+
+    def __init__(self, servicer: ControllerService, leader: Callable[[], str]) -> None:
+        self._servicer, self._leader = servicer, leader
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._servicer, name)
+
+        async def answer(request: Any, context: Any) -> Any:
+            self._require_no_other()
+            return await method(request, context)
+
+        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            self._require_no_other()
+            async for each in method(request, context):
+                self._require_no_other()
+                yield each
+
+        return stream if inspect.isasyncgenfunction(method) else answer
+
+    def _require_no_other(self) -> None:
+        if leader := self._leader():
+            raise errors.Unavailable(f"this controller stands by, {leader} leads", remedy="ask that one")
 
 
 def explain(view: PlanView, plan: Plan | None, objective: Objective, state: RolloutState, rolling: str) -> str:

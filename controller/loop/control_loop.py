@@ -229,6 +229,7 @@ class ControlLoop:
         await self._demand.publish()
         await self._receipts.publish(self.core.current)
         await self._perform(self.core.step())
+        await self._leadership.copy_files()
 
     async def stop(self) -> None:
         """Stop the rollout under way at a safe point; what it had begun goes on from there at the next start."""
@@ -295,6 +296,7 @@ class ControlLoop:
         async with self._turn():
             self._leadership.require()
             await self._perform(self.core.operate(control, plan, why))
+            await self._leadership.copy_files()  # before it is answered: the next controller must know
         self._signals.announce()
         self._signals.wake()
 
@@ -327,6 +329,10 @@ class ControlLoop:
                 )
             self.core.loans.end(device)
         self._signals.wake()
+
+    async def decision(self, name: str) -> tuple[DecisionRecord, Plan | None] | None:
+        """Decision by id, as `DecisionRecords.find`."""
+        return await self.records.find(name, self._state)
 
     def served(self) -> tuple[float, list[Served], ModelledBase]:
         """What was served of late, over how many seconds, and the model of BASE that totals go by."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -29,16 +29,18 @@ from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.brains import Planner, PlanView
 from trefoil.core.common import Revision
-from trefoil.core.plan import DecisionRecord, Plan
+from trefoil.core.plan import DecisionRecord, Plan, decision_order
 from trefoil.core.plan_check import plan_digest
 from trefoil.core.policies import Policy
 from trefoil.runtime import codec
 from trefoil.runtime.fenced import Append
 
+PAGE: Final = 100  # records read at once
+
 if TYPE_CHECKING:  # what only the live controller has: a simulation imports this module too
     from controller.loop.disk_store import DiskStore
     from controller.loop.leadership import Leadership
-    from trefoil.runtime.state import Keys
+    from trefoil.runtime.state import Keys, State
     from trefoil.runtime.telemetry import Metrics
 
 
@@ -88,6 +90,34 @@ class DecisionRecords:
         """Highest number of a decision that is kept of this epoch; 0: there is none."""
         ids = [i.split(".")[1] for i in self._disk.decision_ids() if i.startswith(f"{epoch}.")]
         return max((int(i) for i in ids), default=0)
+
+    async def find(self, name: str, state: "State") -> tuple[DecisionRecord, Plan | None] | None:
+        """Decision by id, "" = the newest, and the plan that the planner made; None: there is none. Those of another
+        controller are only in Redis, without that plan.
+
+        Raises:
+            errors.StateUnavailable: it is not on this disk, and Redis does not answer.
+        """
+        found, last, key = await asyncio.to_thread(self._disk.decision, name), "0", self._keys.decisions()
+        if not name:
+            return await self._newest(found, state)
+        while found is None and (entries := await state.stream(key, DecisionRecord, last, PAGE)):
+            last = entries[-1][0]
+            found = next(((record, None) for _, record in entries if record.id == name), None)
+        return found
+
+    async def _newest(
+        self, here: tuple[DecisionRecord, Plan | None] | None, state: "State"
+    ) -> tuple[DecisionRecord, Plan | None] | None:
+        try:
+            records = await state.tail(self._keys.decisions(), DecisionRecord)
+        except errors.StateUnavailable as error:
+            self._log.info("the newest decision is that of this disk", error=str(error))
+            return here
+        for _, record in records:
+            if here is None or decision_order(here[0].id) < decision_order(record.id):
+                return record, None
+        return here
 
     def _given(self) -> dict[str, str]:
         parts = {k: dict(v) for k, v in self._settings.parts.items() if k == "planner" and v}

@@ -3,6 +3,7 @@
 What must be known to be kept before anything comes of it (plans, objectives, mode, routes, epoch, decisions) is saved
 by `save` and `save_together`, which raise. What may be lost with a word (budgets, counts, what a planner remembers)
 goes through `save_later`, which waits in memory for room. `check` tells whether there is room again, by writing.
+What another controller needs to go on from here is noted in `uncopied`, until it is copied to Redis (`kept_files.py`).
 """
 
 import contextlib
@@ -14,13 +15,15 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from trefoil.core import errors
-from trefoil.core.plan import DecisionRecord, Plan
+from trefoil.core.plan import DecisionRecord, Plan, decision_order
 from trefoil.runtime import codec
 from trefoil.runtime.files import FileTrouble, disk_error, replace_files
 from trefoil.runtime.telemetry import Metrics
 
 T = TypeVar("T")
 TRIAL: Final = "trial"
+OWN: Final = frozenset({TRIAL, "epoch", "led", "accounting"})
+"""What is of this disk alone: Redis knows epochs and what is accounted itself."""
 CONSEQUENCE: Final = "the plan in force stays, nothing new is decided or accepted"
 
 
@@ -32,6 +35,8 @@ class DiskStore:
         self._trouble = FileTrouble("state_dir", CONSEQUENCE, metrics)
         self._waiting: dict[str, str] = {}
         self._refused_chars = 0
+        self.uncopied: dict[str, str] = {}
+        """Text of files that have changed since they were copied to Redis, by name."""
         self._log = structlog.get_logger()
         try:
             (root / "decisions").mkdir(parents=True, exist_ok=True)
@@ -96,6 +101,7 @@ class DiskStore:
             raise self._trouble.begin(next(iter(paths)), error) from error
         for name in texts:
             self._waiting.pop(name, None)
+        self.uncopied |= {name: text for name, text in texts.items() if _is_copied(name)}
         if not self._waiting:
             self._trouble.end()
 
@@ -111,6 +117,22 @@ class DiskStore:
             return self._path(name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return None
+
+    def copy_all(self) -> None:
+        """Note every file that others need as not copied."""
+        names = [path.stem for path in self._root.glob("*.json") if _is_copied(path.stem)]
+        self.uncopied = {name: text for name in sorted(names) if (text := self._present_text(name)) is not None}
+
+    def replace_all(self, texts: Mapping[str, str]) -> None:
+        """Replace all files that others need by those that another controller left.
+
+        Raises:
+            errors.DiskUnavailable: the disk does not take them.
+        """
+        self._replace(texts)
+        for path in self._root.glob("*.json"):
+            if _is_copied(path.stem) and path.stem not in texts:
+                self._forget(path.stem)
 
     def load(self, name: str, cls: type[T]) -> T | None:
         """Load what was saved under a name, None if nothing (readable) was."""
@@ -151,7 +173,7 @@ class DiskStore:
     def decision_ids(self) -> list[str]:
         """Ids of all decisions on disk, oldest first."""
         names = [p.name.removesuffix(".json") for p in (self._root / "decisions").glob("*.json")]
-        return sorted(n for n in names if not n.endswith(".plan"))
+        return sorted((n for n in names if not n.endswith(".plan")), key=decision_order)
 
     def _read(self, name: str) -> Any:
         path = self._path(name)
@@ -178,6 +200,10 @@ class DiskStore:
             path.replace(path.with_suffix(".broken"))
         except OSError as error:
             self._log.warning("cannot set it aside", path=str(path), error=str(error))
+
+
+def _is_copied(name: str) -> bool:
+    return name not in OWN and "/" not in name
 
 
 def _text(value: Any) -> str:

@@ -5,8 +5,8 @@ take the same epoch again, and agents and dispatchers would hold its plans for o
 controller with a sound disk may take the role, and the plan in force stays meanwhile. Who leads already, leads on.
 
 A controller knows what it read from its disk at its start and what it did since. Once another has led, that is not
-enough: objectives, plans and commands may be newer. It stands by, and as soon as the role is free it ends, to be
-started again and read what is on the disk by then.
+enough: objectives, plans and commands may be newer. It stands by, copies to its disk what the other leaves in Redis
+(`kept_files.py`), and as soon as the role is free it starts anew and reads what is on the disk by then.
 """
 
 import os
@@ -16,16 +16,21 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from controller.loop.disk_store import DiskStore
+from controller.loop.kept_files import KeptFiles
 from trefoil.core import errors
 from trefoil.core.common import Lease
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Write
+from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.state import LEASE_TTL_S, State
 from trefoil.runtime.state_errors import believed_epoch
 from trefoil.runtime.telemetry import Metrics
 
 ROLE = "controller"
 RENEWALS_PER_TTL = 4
+NO_KEYS = PlanKeys("")
+ANEW = "start it again: it goes on from what the other has left"
+COPY_S = 2.0  # a standby copies what the other leaves so often: Redis may be emptied
 
 
 class Leadership:
@@ -34,9 +39,17 @@ class Leadership:
     """
 
     def __init__(
-        self, state: State, disk: DiskStore, clock: Clock, metrics: Metrics, highest_seen: Callable[[], int]
+        self,
+        state: State,
+        disk: DiskStore,
+        clock: Clock,
+        metrics: Metrics,
+        highest_seen: Callable[[], int],
+        plan_keys: PlanKeys = NO_KEYS,
     ) -> None:
         self._state, self._disk, self._clock, self._metrics = state, disk, clock, metrics
+        self._files = KeptFiles(disk, state, plan_keys)
+        self._copied_s = clock.monotonic_s()
         self._highest_seen = highest_seen
         self._holder = f"{socket.gethostname()}:{os.getpid()}"
         self._lease: Lease | None = None
@@ -45,6 +58,8 @@ class Leadership:
         self._seen: Lease | None = None  # of another controller, when it was first seen here
         self._log = structlog.get_logger()
         self.why = "not acquired yet"
+        self.leader = ""
+        """Another controller that leads now, as far as this one has seen it live; "": none is known."""
 
     @property
     def epoch(self) -> int:
@@ -92,11 +107,14 @@ class Leadership:
             await self._stand_by()
             return
         try:
+            if await self._files.overtaken():
+                raise errors.RoleFree("another controller has left what this one has not read", remedy=ANEW)
             self._keep_epoch(lease.epoch)
-        except errors.DiskUnavailable:
+            self._files.lead(lease.epoch)
+        except errors.TrefoilError:
             await self._state.release(lease)
             raise
-        self._lease, self._led, self.why = lease, True, ""
+        self._lease, self._led, self.why, self.leader = lease, True, "", ""
         self._log.info("lease acquired", role=ROLE, epoch=lease.epoch)
 
     async def _stand_by(self) -> Lease | None:
@@ -104,15 +122,24 @@ class Leadership:
         if holder is not None and holder.holder != self._holder:
             self._seen = self._seen or holder
             self._another_led |= self._led or holder != self._seen  # it is not the one of a process that is dead
+            self.leader = holder.holder if self._another_led else ""
+            await self._follow(holder)
         self._log_reason(f"standing by: {holder.holder if holder else 'somebody'} holds the role")
         return holder
 
     async def _await_free(self) -> None:
         if await self._stand_by() is None:
             raise errors.RoleFree(
-                "another controller has led since this one read its disk, and the role is free now",
-                remedy="start it again: it goes on from what the other has left",
+                "another controller has led since this one read its disk, and the role is free now", remedy=ANEW
             )
+
+    async def _follow(self, holder: Lease) -> None:
+        """Keep what whoever leads has left by now, and no epoch below his: Redis may be emptied, and he may end."""
+        if self._another_led and self._clock.monotonic_s() - self._copied_s >= COPY_S:
+            self._copied_s = self._clock.monotonic_s()
+            await self._files.take_over()
+            if believed_epoch(holder.epoch, self._known_epoch) > self._known_epoch:
+                self._keep_epoch(holder.epoch)
 
     def _keep_epoch(self, epoch: int) -> None:
         self._disk.save("epoch", {"epoch": epoch})
@@ -134,7 +161,7 @@ class Leadership:
         await self.release()
 
     async def write(self, writes: Iterable[Write]) -> None:
-        """Write to Redis under the lease: fenced, all or nothing.
+        """Write to Redis under the lease, with copies of the files that have changed: fenced, all or nothing.
 
         Raises:
             errors.Fenced: the role is not held (any more).
@@ -142,15 +169,26 @@ class Leadership:
         """
         if self._lease is None:
             raise errors.Fenced(f"the role {ROLE} is not held: {self.why}", remedy="acquire it, then repeat")
+        copies = self._files.copies()
         try:
-            await self._state.write(self._lease, writes)
+            await self._state.write(self._lease, [*writes, *copies])
         except errors.Fenced:
             self._metrics.inc("trefoil_writes_fenced_total", role=ROLE)
             raise
+        self._files.copied(copies)
+
+    async def copy_files(self) -> None:
+        """Copy the files that have changed to Redis, if no write has done so; raises as `write`."""
+        if self._disk.uncopied:
+            await self.write(())
 
     async def release(self) -> None:
         """Release the lease at the end, so that the next controller need not wait."""
         if self._lease is not None:
+            try:
+                await self.copy_files()
+            except (errors.Fenced, errors.StateUnavailable) as error:
+                self._log.warning("the next controller is left less than is on this disk", error=str(error))
             lease, self._lease = self._lease, None
             try:
                 await self._state.release(lease)

@@ -80,9 +80,11 @@ class ControlPlane:
         planner: str = "",
         horizon_s: float = 600.0,
         refused: tuple[str, ...] = (),
+        redis_port: int = 0,
     ) -> None:
+        """`redis_port`: by which controllers reach Redis, each under its own name."""
         self.folder = Path(tempfile.mkdtemp(prefix="trefoil-control-"))
-        self.redis = RedisServer()
+        self.redis = RedisServer(redis_port)
         self.port = free_ports(1)[0]
         self.state = State.connect(self.redis.url, "default", timeout_s=30.0)
         self.agent = FakeAgent(self.redis.url)
@@ -94,7 +96,7 @@ class ControlPlane:
         self.silent_while = ""
         """A variant: nothing arrives while it alone serves, so that what waits for its requests waits for ever."""
         self._settings = SETTINGS.format(
-            url=self.redis.url,
+            url=f"redis://127.0.0.1:{redis_port}/0?client_name=first" if redis_port else self.redis.url,
             folder=self.folder,
             port=self.port,
             policy=policy,
@@ -125,13 +127,27 @@ class ControlPlane:
         await self.until(lambda: self._answers(), 60)
 
     def start_controller(self) -> None:
-        with (self.folder / "controller.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "controller", "--config", str(self.folder / "controller.toml")],
+        self._process = self._controller("controller")
+
+    def start_second(self) -> "tuple[subprocess.Popen[bytes], int]":
+        """One more controller, on a disk of its own; its process and port."""
+        port = free_ports(1)[0]
+        text = self._settings.replace(f":{self.port}", f":{port}").replace("client_name=first", "client_name=second")
+        (self.folder / "second.toml").write_text(text.replace(f"{self.folder}/controller", f"{self.folder}/second"))
+        return self._controller("second"), port
+
+    def _controller(self, name: str) -> "subprocess.Popen[bytes]":
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "controller", "--config", str(self.folder / f"{name}.toml")],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "GRPC_VERBOSITY": "ERROR"},
             )
+
+    def signal_controller(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def kill_controller(self) -> None:
         assert self._process is not None

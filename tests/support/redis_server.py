@@ -21,7 +21,9 @@ def binary() -> str:
 class RedisServer:
     """Starts at once; `kill` and `start` again lose all data, as an emptied Redis does."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
+        """`port`: where it listens besides, so that its log of commands tells connections apart."""
+        self._port = port
         self._folder = Path(tempfile.mkdtemp(prefix="trefoil-redis-"))  # short: socket paths end at 107 characters
         self.socket = self._folder / "redis.sock"
         self.url = f"unix://{self.socket}"
@@ -29,7 +31,7 @@ class RedisServer:
         self.start()
 
     def start(self) -> None:
-        arguments = ["--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "no"]
+        arguments = ["--port", str(self._port), "--unixsocket", str(self.socket), "--save", "", "--appendonly", "no"]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [binary(), *arguments, "--dir", str(self._folder)], stdout=log, stderr=subprocess.STDOUT

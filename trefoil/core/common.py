@@ -45,6 +45,18 @@ class Lease:
     expires_at_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """File of a role's holder, for whoever holds the role next. `written`: epoch and count of the write that it came
+    with.
+    """
+
+    name: str = ""
+    written: Revision = Revision()
+    json: str = ""
+    signature: str = ""
+
+
 class Basis(IntEnum):
     """Basis of a number; never mixed in silence."""
 

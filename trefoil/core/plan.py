@@ -163,3 +163,8 @@ class DecisionRecord:
     at_s: float = 0.0
     solve_ms: float = 0.0
     wall_limit_hit: bool = False
+
+
+def decision_order(name: str) -> tuple[int, ...]:
+    """Order of a decision's id, `<epoch>.<number>`."""
+    return tuple(int(part) if part.isdigit() else 0 for part in name.split("."))

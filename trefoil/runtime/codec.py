@@ -28,6 +28,7 @@ RETIRED: Final = frozenset({"lane"})
 MESSAGES: Final[Mapping[type, type[Message]]] = {
     common.Revision: common_pb2.Revision,
     common.Lease: common_pb2.Lease,
+    common.KeptFile: common_pb2.KeptFile,
     common.Provenance: common_pb2.Provenance,
     latency.Histogram: common_pb2.Histogram,
     carbon.Series: carbon_pb2.Series,

@@ -80,6 +80,14 @@ class Keys:
         """Key of the rollout."""
         return f"{self.prefix}rollout"
 
+    def kept(self, name: str) -> str:
+        """Key of a copy of one of the controller's files."""
+        return f"{self.kept_prefix()}{name}"
+
+    def kept_prefix(self) -> str:
+        """Prefix of all copies of the controller's files."""
+        return f"{self.prefix}kept:"
+
     def decisions(self) -> str:
         """Key of the stream of decision records."""
         return f"{self.prefix}decisions"

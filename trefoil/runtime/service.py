@@ -113,13 +113,19 @@ def main(
 ) -> int:
     """Main of a service: wire, run, and return the exit code. `raise SystemExit(main(build))`; asyncio's own loop.
 
-    A crash in native code (gRPC, uvloop) writes where every thread was to stderr.
+    A crash in native code (gRPC, uvloop) writes where every thread was to stderr. Who has stood by until a role is free
+    starts anew at once, in this process: the role is nobody's meanwhile.
     """
     if not faulthandler.is_enabled():
         faulthandler.enable()
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            runner.run(run(build(sys.argv[1:] if argv is None else argv), WallClock()))
+            while True:
+                try:
+                    runner.run(run(build(sys.argv[1:] if argv is None else argv), WallClock()))
+                    break
+                except errors.RoleFree as error:
+                    structlog.get_logger().info("starts anew", why=str(error))
     except errors.TrefoilError as error:
         with contextlib.suppress(OSError):  # of a full disk under stderr: the exit code still says it
             print(f"error: {error}", file=sys.stderr, flush=True)

@@ -25,21 +25,23 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/types/v1/common.proto\x12\x10trefoil.types.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"7\n\x08Revision\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\r\"d\n\x05Lease\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12.\n\nexpires_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x91\x01\n\nProvenance\x12&\n\x05\x62\x61sis\x18\x01 \x01(\x0e\x32\x17.trefoil.types.v1.Basis\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0f\n\x07licence\x18\x04 \x01(\t\x12)\n\x05\x61s_of\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Y\n\tHistogram\x12\x0e\n\x06scheme\x18\x01 \x01(\r\x12\r\n\x05index\x18\x02 \x03(\r\x12\r\n\x05\x63ount\x18\x03 \x03(\x04\x12\x0e\n\x06sum_ms\x18\x04 \x01(\x01\x12\x0e\n\x06max_ms\x18\x05 \x01(\x01*\x80\x01\n\x05\x42\x61sis\x12\x15\n\x11\x42\x41SIS_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x42\x41SIS_MEASURED\x10\x01\x12\x12\n\x0e\x42\x41SIS_MODELLED\x10\x02\x12\x13\n\x0f\x42\x41SIS_SYNTHETIC\x10\x03\x12\x13\n\x0f\x42\x41SIS_SIMULATED\x10\x04\x12\x0e\n\nBASIS_NONE\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/types/v1/common.proto\x12\x10trefoil.types.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"7\n\x08Revision\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\r\"d\n\x05Lease\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12.\n\nexpires_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"f\n\x08KeptFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x07written\x18\x02 \x01(\x0b\x32\x1a.trefoil.types.v1.Revision\x12\x0c\n\x04json\x18\x03 \x01(\t\x12\x11\n\tsignature\x18\x04 \x01(\t\"\x91\x01\n\nProvenance\x12&\n\x05\x62\x61sis\x18\x01 \x01(\x0e\x32\x17.trefoil.types.v1.Basis\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0f\n\x07licence\x18\x04 \x01(\t\x12)\n\x05\x61s_of\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Y\n\tHistogram\x12\x0e\n\x06scheme\x18\x01 \x01(\r\x12\r\n\x05index\x18\x02 \x03(\r\x12\r\n\x05\x63ount\x18\x03 \x03(\x04\x12\x0e\n\x06sum_ms\x18\x04 \x01(\x01\x12\x0e\n\x06max_ms\x18\x05 \x01(\x01*\x80\x01\n\x05\x42\x61sis\x12\x15\n\x11\x42\x41SIS_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x42\x41SIS_MEASURED\x10\x01\x12\x12\n\x0e\x42\x41SIS_MODELLED\x10\x02\x12\x13\n\x0f\x42\x41SIS_SYNTHETIC\x10\x03\x12\x13\n\x0f\x42\x41SIS_SIMULATED\x10\x04\x12\x0e\n\nBASIS_NONE\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.types.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BASIS']._serialized_start=482
-  _globals['_BASIS']._serialized_end=610
+  _globals['_BASIS']._serialized_start=586
+  _globals['_BASIS']._serialized_end=714
   _globals['_REVISION']._serialized_start=83
   _globals['_REVISION']._serialized_end=138
   _globals['_LEASE']._serialized_start=140
   _globals['_LEASE']._serialized_end=240
-  _globals['_PROVENANCE']._serialized_start=243
-  _globals['_PROVENANCE']._serialized_end=388
-  _globals['_HISTOGRAM']._serialized_start=390
-  _globals['_HISTOGRAM']._serialized_end=479
+  _globals['_KEPTFILE']._serialized_start=242
+  _globals['_KEPTFILE']._serialized_end=344
+  _globals['_PROVENANCE']._serialized_start=347
+  _globals['_PROVENANCE']._serialized_end=492
+  _globals['_HISTOGRAM']._serialized_start=494
+  _globals['_HISTOGRAM']._serialized_end=583
 # @@protoc_insertion_point(module_scope)

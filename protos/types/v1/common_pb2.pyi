@@ -47,6 +47,18 @@ class Lease(_message.Message):
     expires_at: _timestamp_pb2.Timestamp
     def __init__(self, name: _Optional[str] = ..., holder: _Optional[str] = ..., epoch: _Optional[int] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
+class KeptFile(_message.Message):
+    __slots__ = ("name", "written", "json", "signature")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    written: Revision
+    json: str
+    signature: str
+    def __init__(self, name: _Optional[str] = ..., written: _Optional[_Union[Revision, _Mapping]] = ..., json: _Optional[str] = ..., signature: _Optional[str] = ...) -> None: ...
+
 class Provenance(_message.Message):
     __slots__ = ("basis", "source", "version", "licence", "as_of")
     BASIS_FIELD_NUMBER: _ClassVar[int]

@@ -32,6 +32,7 @@ class MemoryDisk(DiskStore):
         self._files, self._max = files, decisions_max
         self._process = PROCESS.get()
         self._why, self._later = "", {}
+        self.uncopied = {}  # one disk is all that controllers have here
 
     @property
     def trouble(self) -> str:
@@ -49,6 +50,9 @@ class MemoryDisk(DiskStore):
         self._later[name] = obj
         with contextlib.suppress(errors.DiskUnavailable):
             self.save(name, obj)
+
+    def copy_all(self) -> None:
+        pass
 
     def check(self) -> None:
         self._require_room()

@@ -63,7 +63,7 @@ async def test_a_signed_plan_is_taken_without_its_signature(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("plan", "why"),
     [
-        (PLAN, "not signed, and this node takes signed plans only. Remedy: set plan_key_file for the controller too"),
+        (PLAN, "not signed, and only what is signed is taken here. Remedy: set plan_key_file for the controller too"),
         (PlanKeys("default", [OTHER]).sign(PLAN), "signed with a key that is not"),
         (replace(PlanKeys("default", [KEY]).sign(PLAN), devices=()), "is not what the controller signed"),
     ],

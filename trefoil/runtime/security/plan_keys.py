@@ -1,5 +1,6 @@
-"""Signatures of node plans in Redis: HMAC-SHA256 under a key that controller and agents hold in a file, and Redis does
-not. Signed are cluster, node, revision and all that the plan says, so that no plan passes for another one.
+"""Signatures of what stands in Redis and is obeyed: node plans, and the files that a controller leaves the next one.
+HMAC-SHA256 under a key that controllers and agents hold in a file, and Redis does not. Signed are cluster, kind, name,
+revision and all that is said, so that nothing passes for something else.
 """
 
 import hmac
@@ -8,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from trefoil.core.common import KeptFile
 from trefoil.core.errors import PlanError, SettingError
 from trefoil.core.plan import NodePlan
 from trefoil.runtime import codec
@@ -48,9 +50,7 @@ class PlanKeys:
 
     def sign(self, plan: NodePlan) -> NodePlan:
         """Sign a plan with the first key; without keys it stays as it is."""
-        for name, key in self._keys.items():
-            return replace(plan, signature=f"{name}:{_digest(key, self._signed_text(plan))}")
-        return plan
+        return replace(plan, signature=self._signature(self._plan_text(plan)))
 
     def verify(self, plan: NodePlan) -> NodePlan:
         """Verify a plan's signature, where there are keys; returns the plan without it.
@@ -58,28 +58,53 @@ class PlanKeys:
         Raises:
             PlanError: it is not signed, by another key, or says something else than what was signed.
         """
-        field, here = f"plan of {plan.node} in Redis", " or ".join(self._keys)
+        bare = replace(plan, signature="")
         mend = "the plan that runs stays until the controller sends the next"
-        name, _, digest = plan.signature.partition(":")
+        self._verify(self._plan_text(bare), plan.signature, (f"plan of {plan.node} in Redis", str(plan.revision), mend))
+        return bare
+
+    def sign_file(self, file: KeptFile) -> KeptFile:
+        """Sign a controller's file with the first key; without keys it stays as it is."""
+        return replace(file, signature=self._signature(self._file_text(file)))
+
+    def verify_file(self, file: KeptFile) -> KeptFile:
+        """Verify the signature of a controller's file, where there are keys; returns the file without it.
+
+        Raises:
+            PlanError: as `verify`.
+        """
+        bare, mend = replace(file, signature=""), "this controller goes on from its own disk"
+        self._verify(self._file_text(bare), file.signature, (f"kept:{file.name} in Redis", str(file.written), mend))
+        return bare
+
+    def _signature(self, text: str) -> str:
+        return next((f"{name}:{_digest(key, text)}" for name, key in self._keys.items()), "")
+
+    def _verify(self, text: str, signature: str, named: tuple[str, str, str]) -> None:
+        """`named`: field, value, and what holds until it is mended."""
         if not self._keys:
-            return replace(plan, signature="")
+            return
+        field, value, mend = named
+        name, _, digest = signature.partition(":")
         if not name:
             remedy = f"set {FIELD} for the controller too; {mend}"
-            raise PlanError("not signed, and this node takes signed plans only", field=field, remedy=remedy)
+            raise PlanError("not signed, and only what is signed is taken here", field=field, remedy=remedy)
         key = self._keys.get(name)
         if key is None:
-            remedy = f"give controller and agents the same {FIELD}; {mend}"
+            here, remedy = " or ".join(self._keys), f"give controllers and agents the same {FIELD}; {mend}"
             raise PlanError(
-                f"signed with a key that is not {here}, this node's", field=field, value=name, remedy=remedy
+                f"signed with a key that is not {here}, this service's", field=field, value=name, remedy=remedy
             )
-        if not hmac.compare_digest(digest.encode(), _digest(key, self._signed_text(plan)).encode()):
+        if not hmac.compare_digest(digest.encode(), _digest(key, text).encode()):
             remedy = f"find out who else may write to Redis, and change its password; {mend}"
-            raise PlanError("is not what the controller signed", field=field, value=str(plan.revision), remedy=remedy)
-        return replace(plan, signature="")
+            raise PlanError("is not what the controller signed", field=field, value=value, remedy=remedy)
 
-    def _signed_text(self, plan: NodePlan) -> str:
+    def _plan_text(self, plan: NodePlan) -> str:
         """Text that is signed: JSON has no line breaks, so that the last line is the plan, and no cluster's name."""
         return f"trefoil node plan\n{self._cluster}\n{codec.to_json(replace(plan, signature=''))}"
+
+    def _file_text(self, file: KeptFile) -> str:
+        return f"trefoil kept file\n{self._cluster}\n{codec.to_json(replace(file, signature=''))}"
 
 
 def _digest(key: str, text: str) -> str:

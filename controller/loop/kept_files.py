@@ -1,0 +1,103 @@
+"""Copies in Redis of the files that a controller keeps on its disk, for a next one whose disk is older, or empty.
+
+Whoever leads writes what has changed with each of its fenced writes, and all of it first of all under a new epoch.
+Whoever starts takes over what a controller has left under a later epoch than this disk was led under last: objectives,
+mode, freeze, pin, the last plans, what was published and commanded, budgets, counts, what the planner remembers.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from controller.loop.disk_store import DiskStore
+from trefoil.core import errors
+from trefoil.core.common import KeptFile, Revision
+from trefoil.runtime.fenced import Put
+from trefoil.runtime.security.plan_keys import PlanKeys
+from trefoil.runtime.state import State
+
+LED: Final = "led"  # file of this disk: the last epoch that it was led under, and which copies it was taken over from
+NAME: Final = re.compile("[a-z_]+")
+
+
+class KeptFiles:
+    """Copies of one disk's files in Redis, and what other controllers have left there."""
+
+    def __init__(self, disk: DiskStore, state: State, keys: PlanKeys) -> None:
+        self._disk, self._state, self._keys = disk, state, keys
+        self._begun_with = self._taken_over()  # what this process has read from its disk is of these copies
+        self._written = Revision()
+        self._log = structlog.get_logger()
+
+    async def take_over(self) -> None:
+        """Take over on disk what another controller has left since this disk was led under.
+
+        Raises:
+            errors.StateUnavailable: Redis does not answer.
+            errors.DiskUnavailable: the disk does not take it.
+        """
+        left = await self._left()
+        newest = _newest(left)
+        if newest.epoch > self._led() and newest != self._taken_over():
+            self._disk.replace_all({file.name: file.json for file in left})
+            self._disk.save(LED, {"epoch": self._led(), "taken_over": [newest.epoch, newest.number]})
+            self._log.info("taken over from another controller", files=[f.name for f in left], written=str(newest))
+
+    async def overtaken(self) -> bool:
+        """Whether another controller has left more than this process began with; read when the role is taken, after
+        which nobody else writes.
+
+        Raises:
+            errors.StateUnavailable: Redis does not answer.
+        """
+        newest = _newest(await self._left())
+        return newest.epoch > self._led() and newest != self._begun_with
+
+    def lead(self, epoch: int) -> None:
+        """Lead from here on: what is on this disk is what counts.
+
+        Raises:
+            errors.DiskUnavailable: that cannot be kept.
+        """
+        self._disk.save(LED, {"epoch": epoch})
+        self._disk.copy_all()
+        self._written = Revision(epoch)
+
+    def copies(self) -> list[Put]:
+        """Copies of what has changed since it was copied."""
+        if not self._disk.uncopied:
+            return []
+        written = self._written = Revision(self._written.epoch, self._written.number + 1)
+        files = (KeptFile(name, written, text) for name, text in self._disk.uncopied.items())
+        return [Put(self._state.keys.kept(file.name), self._keys.sign_file(file)) for file in files]
+
+    def copied(self, copies: Sequence[Put]) -> None:
+        """Note that these are in Redis."""
+        for copy in copies:
+            if self._disk.uncopied.get(copy.obj.name) == copy.obj.json:
+                del self._disk.uncopied[copy.obj.name]
+
+    def _led(self) -> int:
+        return int(self._disk.load_plain(LED).get("epoch", 0))
+
+    def _taken_over(self) -> Revision:
+        return Revision(*self._disk.load_plain(LED).get("taken_over", ()))
+
+    async def _left(self) -> list[KeptFile]:
+        """Files of whoever led last, those that are signed where they have to be."""
+        found = []
+        for key, file in (await self._state.scan(self._state.keys.kept_prefix(), KeptFile)).items():
+            if key != self._state.keys.kept(file.name) or not NAME.fullmatch(file.name):
+                continue  # a name that is no file's must not become a path
+            try:
+                found.append(self._keys.verify_file(file))
+            except errors.PlanError as error:
+                self._log.warning("a file of another controller is not taken over", error=str(error))
+        last = _newest(found).epoch
+        return [file for file in found if file.written.epoch == last]
+
+
+def _newest(files: Sequence[KeptFile]) -> Revision:
+    return max((file.written for file in files), default=Revision())

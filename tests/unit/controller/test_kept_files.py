@@ -1,0 +1,136 @@
+"""What a controller keeps on its disk is in Redis for the next one, wherever that runs; what others put there counts
+for nothing."""
+
+from dataclasses import replace
+
+import pytest
+
+from controller.loop.disk_store import DiskStore
+from controller.loop.kept_files import KeptFiles
+from controller.loop.leadership import COPY_S, Leadership
+from tests.support.stores import state_on
+from tests.support.virtual.redis import Server
+from trefoil.core.common import KeptFile, Revision
+from trefoil.core.errors import RoleFree
+from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.security.plan_keys import PlanKeys
+from trefoil.runtime.state import LEASE_TTL_S
+from trefoil.runtime.telemetry import Metrics
+
+KEYS = PlanKeys("default", ["k" * 32])
+
+
+class Controller:
+    """Leadership on a disk of its own."""
+
+    def __init__(self, server: Server, clock: ManualClock, folder, keys: PlanKeys = KEYS) -> None:
+        self.state, self.keys = state_on(server, "default", clock), keys
+        self.disk = DiskStore(folder, 10)
+        self.role = Leadership(self.state, self.disk, clock, Metrics("controller"), lambda: 0, keys)
+        self.role._holder = folder.name
+
+    async def take_over(self) -> None:
+        await KeptFiles(self.disk, self.state, self.keys).take_over()
+
+
+@pytest.fixture
+def begin(tmp_path):
+    clock = ManualClock(1000.0)
+    server = Server(clock)
+
+    def make(name: str, keys: PlanKeys = KEYS) -> Controller:
+        return Controller(server, clock, tmp_path / name, keys)
+
+    make.clock, make.server = clock, server
+    return make
+
+
+async def leads(one: Controller, **files: object) -> None:
+    await one.role._step()
+    assert one.role.epoch
+    for name, value in files.items():
+        one.disk.save(name, value)
+    await one.role.copy_files()
+
+
+async def test_an_empty_disk_takes_over_everything_but_what_is_of_the_others_disk(begin):
+    first = begin("first")
+    first.disk.save("counts", {"before": "it led"})
+    await leads(first, control={"frozen": True}, accounting={"ids": {}})
+    second = begin("second")
+    await second.take_over()
+    assert second.disk.load_plain("control") == {"frozen": True}
+    assert second.disk.load_plain("counts") == {"before": "it led"}
+    assert (second.disk.load_plain("accounting"), second.disk.load_plain("epoch")) == ({}, {})
+
+
+async def test_a_disk_that_was_led_under_later_keeps_what_it_has(begin):
+    first = begin("first")
+    await leads(first, control={"frozen": True})
+    first.disk.save("control", {"frozen": False})  # and ended before it was in Redis: nobody was answered
+    again = begin("first")
+    await again.take_over()
+    assert again.disk.load_plain("control") == {"frozen": False}
+
+
+async def test_what_a_later_one_has_not_is_forgotten(begin):
+    first = begin("first")
+    await leads(first, control={"frozen": True}, planner_memory={"old": 1})
+    begin.server.flush()
+    begin("second").disk.save("epoch", {"epoch": 5})
+    second = begin("second")
+    await leads(second, control={"frozen": False})
+    await first.take_over()
+    assert first.disk.load_plain("control") == {"frozen": False}
+    assert first.disk.load_plain("planner_memory") == {}
+
+
+async def test_who_takes_the_role_on_what_is_not_the_newest_gives_it_back_and_starts_anew(begin):
+    first, second = begin("first"), begin("second")
+    await leads(first, control={"frozen": False})
+    await second.take_over()
+    again = begin("second")  # has read this
+    first.disk.save("control", {"frozen": True})
+    await first.role.copy_files()
+    await first.role.release()
+    with pytest.raises(RoleFree):
+        await again.role._step()
+    assert not again.role.epoch
+    await again.take_over()
+    newest = begin("second")
+    await newest.role._step()
+    assert newest.role.epoch
+    assert newest.disk.load_plain("control") == {"frozen": True}
+
+
+async def test_a_standby_has_it_on_its_disk_when_redis_is_emptied_and_the_leader_is_gone(begin):
+    first, standby = begin("first"), begin("standby")
+    await leads(first, control={"frozen": True})
+    for _ in range(round(COPY_S) + 3):
+        await begin.clock.advance(1.0)
+        await first.role._step()
+        await standby.role._step()
+    begin.server.flush()
+    await begin.clock.advance(LEASE_TTL_S)
+    again = begin("standby")
+    await again.take_over()
+    await again.role._step()
+    assert again.role.epoch > first.disk.load_plain("epoch")["epoch"]
+    assert again.disk.load_plain("control") == {"frozen": True}
+
+
+@pytest.mark.parametrize("forged", ["unsigned", "other key", "changed", "path"])
+async def test_what_no_controller_has_signed_is_not_taken_over(begin, forged):
+    first, second = begin("first"), begin("second")
+    await leads(first, control={"frozen": True})
+    signed = KEYS.sign_file(KeptFile("control", Revision(9, 1), '{"frozen": false}'))
+    file = {
+        "unsigned": replace(signed, signature=""),
+        "other key": PlanKeys("default", ["o" * 32]).sign_file(replace(signed, signature="")),
+        "changed": replace(signed, json='{"pinned": true}'),
+        "path": KEYS.sign_file(KeptFile("../control", Revision(9, 1), "{}")),
+    }[forged]
+    lease = first.role._lease
+    await first.state.put(lease, first.state.keys.kept(file.name), file)
+    await second.take_over()
+    assert second.disk.load_plain("control") == ({} if forged != "path" else {"frozen": True})
