@@ -2,6 +2,10 @@
 
 import hashlib
 import os
+import socket
+import struct
+from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -54,12 +58,21 @@ def build_runtime(settings: PowerAgentSettings, client: NodeClient | None) -> Ru
             return build_process_runtime(settings, confine(settings))
 
 
+PEER: Final = struct.Struct("3i")  # struct ucred: process, user, group
+SHARED: Final = (
+    "not isolated from each other: models of all slices run as one user, in the container of the simulated node. "
+    "Remedy: none, it holds nothing but them"
+)
+
+
 def confine(settings: PowerAgentSettings) -> Confinement:
-    """Confinement of Tritons that are processes of this host.
+    """Confinement of Tritons that are processes of this host, or of a simulated node's container.
 
     Raises:
         SettingError: it is demanded and cannot be had, or what is not isolated would be reached from other machines.
     """
+    if settings.triton_user != "own" and settings.node_socket and is_in_another_container(settings.node_socket):
+        return Confinement(missing=SHARED)
     confinement = find_confinement(settings.triton_user, settings.triton_uid_base, settings.state_dir)
     for field, address in (("admin_address", settings.admin_address), ("triton_listen", f"{settings.triton_listen}:0")):
         if confinement.missing and not is_loopback(address):
@@ -71,6 +84,18 @@ def confine(settings: PowerAgentSettings) -> Confinement:
                 remedy=f"{remedy}; or listen on 127.0.0.1",
             )
     return confinement
+
+
+def is_in_another_container(node_socket: Path) -> bool:
+    """Whether the simulated node that listens there is in another PID namespace than this process: then its Tritons see
+    none of what the agent has."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(str(node_socket))
+        except OSError:
+            return False  # nobody listens: whoever waits for the node says so
+        pid, _, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    return bool(pid == 0)  # as the kernel says of a process that has no number here
 
 
 def build_process_runtime(settings: PowerAgentSettings, confinement: Confinement) -> ProcessRuntime:

@@ -1,13 +1,16 @@
 """As whom Tritons run that are processes, and what they see."""
 
 import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from power_agent.runtimes import confinement
 from power_agent.runtimes.confinement import find_confinement, hidden_folders, needed_paths
-from power_agent.runtimes.factory import build_runtime
+from power_agent.runtimes.factory import build_runtime, confine
 from power_agent.runtimes.process import ProcessRuntime
 from power_agent.settings import PowerAgentSettings
 from power_agent.triton.slice_launch import SliceLaunch
@@ -99,3 +102,21 @@ def test_what_is_not_isolated_is_not_reached_from_other_machines(tmp_path, field
     assert runtime.missing(gpus=True)["isolate"].startswith(
         "not isolated, models run as the agent's own user: triton_user"
     )
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="a PID namespace needs root on Linux")
+def test_tritons_in_another_container_may_be_reached_from_other_machines(tmp_path: Path) -> None:
+    settings = PowerAgentSettings(
+        node_socket=tmp_path / "node.sock", state_dir=tmp_path, admin_address="0.0.0.0:8103", triton_user="same"
+    )
+    code = "import json, sys; from power_agent.runtimes.factory import *; "
+    code += "print(confine(PowerAgentSettings(**json.loads(sys.argv[1]))).missing)"
+    with socket.socket(socket.AF_UNIX) as node:
+        node.bind(str(settings.node_socket))
+        node.listen()
+        with pytest.raises(SettingError, match="others reach it"):  # beside the agent: it sees what the agent has
+            confine(settings)
+        given = settings.model_dump_json(include=settings.model_fields_set)
+        argv = ["unshare", "--pid", "--fork", sys.executable, "-c", code, given]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert "in the container of the simulated node" in done.stdout
