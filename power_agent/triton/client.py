@@ -1,14 +1,14 @@
 """Triton client: gRPC to the Triton of one slice: readiness by a real inference, swap in place, healing, counters.
 
 `installation.py` finds and prepares the binary, `slice_launch.py` writes a slice's own model repository and
-the argv/env that start it. Nothing here starts a process: on a simulated node the node process does that.
+the argv/env that start it. Nothing here starts a process: a runtime does.
 
-How the agent uses the three modules:
+How the agent uses the three modules, and a runtime:
 
     install = find_triton(settings.triton_binary, settings.triton_environment)   # once, at start; raises with a remedy
     prepare_triton(install)                                                      # once; idempotent
     launch = prepare_slice(install, SliceSpec(...))                              # per slice: repository, argv, env
-    node.process_start(argv=launch.argv, env=launch.env, cwd=launch.cwd, ...)
+    runtime.start(tag, launch, log_path)
     server = TritonClient(launch.grpc_target, launch.metrics_url, launch.repository, clock, key=launch.key)
     await server.wait_ready(hosted, timeout_s=30)                                # ready AND one real inference answered
     swap = await server.swap(old, new)                                           # in place, no failed request
@@ -114,7 +114,7 @@ class TritonClient:
         self._timeout_s = call_timeout_s
         self._opened = ((f"triton-grpc-protocol-{HEADER}", key),) if key else ()
         self._tls, self._name = tls, name
-        self._channels: list[grpc.aio.Channel] = []
+        self._calls: dict[grpc.aio.Channel, int] = {}  # under way, by connection
         self._connect()
         self._closed = asyncio.Event()
 
@@ -129,8 +129,8 @@ class TritonClient:
         else:
             options.append(("grpc.ssl_target_name_override", self._name))
             channel = grpc.aio.secure_channel(self._target, self._tls.channel_credentials(), options=options)
-        self._channels.append(channel)
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        self._calls[channel] = 0
+        self._channel, self._stub = channel, service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
     async def _call(self, method: str, request: Any, timeout: float) -> Any:
         """One call. Closing a channel cancels whoever waits on it, which looks as if the waiting task were cancelled.
@@ -143,13 +143,24 @@ class TritonClient:
             if self._tls is not None and self._tls.now is not self._made_with:
                 self._connect()  # by certificates that have been renewed; what is under way goes on
             metadata = self._opened if method.startswith("Repository") else ()
+            channel = self._channel
+            self._calls[channel] += 1
             try:
                 return await getattr(self._stub, method)(request, timeout=timeout, metadata=metadata)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if not self._closed.is_set() or (task is not None and task.cancelling()):
                     raise
+            finally:
+                self._calls[channel] -= 1
+                await self._close_old()
         raise TritonUnready(f"{self._target}: the connection was closed during {method}: this Triton is being ended")
+
+    async def _close_old(self) -> None:
+        """Close connections by certificates of before, once no call is under way on them."""
+        for channel in [one for one, calls in self._calls.items() if not calls and one is not self._channel]:
+            del self._calls[channel]
+            await channel.close()
 
     async def wait_ready(self, hosted: Sequence[Hosted], timeout_s: float) -> float:
         """Wait until each hosted version is loaded and answered one real inference; return the seconds it took.
@@ -373,7 +384,7 @@ class TritonClient:
     async def close(self) -> None:
         """Close the connection; Triton goes on."""
         self._closed.set()
-        for channel in self._channels:
+        for channel in tuple(self._calls):
             await channel.close()
 
 

@@ -1,15 +1,19 @@
 """The client of one Triton whose connection is closed under a call: a slice is stopped while somebody asks it."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from power_agent.triton.client import TritonClient, TritonUnready
+from tests.support.certificates import Authority
 from tests.support.fake_triton import SERVICE
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.security.tls import Tls
 
 
 async def silent_server() -> tuple[grpc.aio.Server, str, asyncio.Event]:
@@ -59,6 +63,68 @@ async def test_cancelling_the_caller_stays_a_cancellation(tmp_path):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await client.statistics()
+    finally:
+        await client.close()
+        await server.stop(0)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_renewed_certificate_is_a_new_connection_and_the_old_one_goes_with_its_last_call(tmp_path):
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def statistics(request: Any, context: Any) -> Any:
+        asked.set()
+        await answer.wait()
+        return pb.ModelStatisticsResponse()
+
+    async def metadata(request: Any, context: Any) -> Any:
+        return pb.ServerMetadataResponse(version="2")
+
+    authority = Authority(tmp_path)
+    pair, own = authority.service("node0"), authority.server("tritons.node0")
+    server = grpc.aio.server()
+    handlers = {
+        "ModelStatistics": grpc.unary_unary_rpc_method_handler(
+            statistics, pb.ModelStatisticsRequest.FromString, pb.ModelStatisticsResponse.SerializeToString
+        ),
+        "ServerMetadata": grpc.unary_unary_rpc_method_handler(
+            metadata, pb.ServerMetadataRequest.FromString, pb.ServerMetadataResponse.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_secure_port(
+        "127.0.0.1:0", grpc.ssl_server_credentials([own.read()], authority.certificate.read_bytes(), True)
+    )
+
+    def connections() -> int:
+        opened = psutil.Process().net_connections("tcp")
+        return sum(
+            one.status == psutil.CONN_ESTABLISHED and bool(one.raddr) and one.raddr.port == port for one in opened
+        )
+
+    await server.start()
+    tls = Tls(pair.certificate, pair.key, authority.certificate)
+    client = TritonClient(
+        f"127.0.0.1:{port}", "", tmp_path, WallClock(), call_timeout_s=60, tls=tls, name="tritons.node0"
+    )
+    try:
+        asking = asyncio.create_task(client.statistics())
+        await asyncio.wait_for(asked.wait(), 60)
+        for _ in range(3):
+            before = tls.now
+            authority.service("node0").copy_to(pair)
+            await until(lambda before=before: tls.now is not before)
+            assert await client.version() == "2"
+        await until(lambda: connections() == 2)  # the first, and the last
+        answer.set()
+        await asking
+        await until(lambda: connections() == 1)
+        assert await client.version() == "2"
     finally:
         await client.close()
         await server.stop(0)
