@@ -1,0 +1,87 @@
+#!/bin/sh
+# Secrets and certificates of a Compose deployment; what the one-shot service `secrets` runs at each `up`. What is there
+# stays; a certificate is made anew where its names changed or its last 30 days began.
+#   docker compose run --rm -T secrets export gpu8 10.0.0.12 10.0.0.11 > gpu8.tar    what the host of node gpu8 needs
+#   docker compose run --rm -T secrets import < gpu8.tar                             on that host, before its first `up`
+# A folder, and so a volume, for each who reads: no service sees the authority's key, and each sees only its own pair.
+set -eu
+umask 027
+authority=/run/trefoil-authority control=/run/trefoil redis=/run/trefoil-redis haproxy=/run/trefoil-haproxy
+node=/run/trefoil-agent grafana=/run/trefoil-grafana
+DAYS=365 RENEW_S=2592000
+
+refuse() { echo "error: $1 = '$2': $3. Remedy: $4" >&2; exit 2; }
+
+random() { openssl rand -hex 32; }
+
+keep() { [ -s "$1" ] || { cat > "$1.new" && mv "$1.new" "$1"; }; }  # FILE: from stdin, unless it is there
+
+pair() {  # FOLDER NAME USAGE ALTERNATIVE-NAMES [STEM]: FOLDER/tls.crt and tls.key, FOLDER/ca.crt
+    stem=$1/${5:-tls}
+    cmp -s "$authority/ca.crt" "$1/ca.crt" || cp "$authority/ca.crt" "$1/ca.crt"
+    if openssl verify -CAfile "$authority/ca.crt" "$stem.crt" >/dev/null 2>&1 && openssl x509 -in "$stem.crt" -noout -checkend $RENEW_S >/dev/null &&
+        [ "$(cat "$stem.names" 2>/dev/null)" = "$4" ]; then return; fi
+    openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=$2" -addext "subjectAltName=$4" \
+        -addext "extendedKeyUsage=$3" -keyout "$stem.key.new" -out "$stem.csr" 2>/dev/null
+    openssl x509 -req -in "$stem.csr" -CA "$authority/ca.crt" -CAkey "$authority/ca.key" -days $DAYS -copy_extensions copy -out "$stem.crt.new" 2>/dev/null
+    chmod 0640 "$stem.key.new"
+    mv "$stem.key.new" "$stem.key" && mv "$stem.crt.new" "$stem.crt" && rm -f "$stem.csr" && printf %s "$4" > "$stem.names"
+}
+
+name() { case $1 in *[!0-9.]*) echo "DNS:$1" ;; *) echo "IP:$1" ;; esac; }  # of a host, as a certificate says it
+
+redis_url() { echo "rediss://:$(cat "$authority/redis_password")@$1/0?ssl_ca_certs=/run/trefoil/ca.crt&ssl_certfile=/run/trefoil/tls.crt&ssl_keyfile=/run/trefoil/tls.key"; }
+
+node_pairs() {  # FOLDER NODE ALTERNATIVE-NAMES
+    pair "$1" "$2" serverAuth,clientAuth "DNS:$2,DNS:localhost,IP:127.0.0.1,$3"
+    pair "$1" "tritons.$2" serverAuth "DNS:tritons.$2" tritons
+    for file in token plan.key; do cp "$control/$file" "$1/$file.new" && mv "$1/$file.new" "$1/$file"; done
+}
+
+make() {
+    # What is empty is no password; unset, one is drawn.
+    [ "${TREFOIL_REDIS_PASSWORD-unset}" ] || refuse TREFOIL_REDIS_PASSWORD "" "empty" "drop that line of .env, and one is drawn"
+    if [ ! -s "$authority/ca.crt" ]; then
+        openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj "/CN=${TREFOIL_CLUSTER:-trefoil}" \
+            -keyout "$authority/ca.key" -out "$authority/ca.crt.new" 2>/dev/null
+        mv "$authority/ca.crt.new" "$authority/ca.crt"
+        echo "made an authority and secrets of this deployment; they last until 'down -v'"
+    fi
+    random | keep "$authority/redis_password"
+    random | keep "$control/token"
+    random | keep "$control/plan.key"
+    random | keep "$grafana/password"
+    shared=$(name "${TREFOIL_ADVERTISE_HOST:-localhost}")
+    pair "$control" control serverAuth,clientAuth "DNS:carbon_feed,DNS:controller,DNS:dispatcher,DNS:dispatcher_1,DNS:dispatcher_2,DNS:localhost,IP:127.0.0.1,$shared"
+    pair "$redis" redis serverAuth,clientAuth "DNS:redis,DNS:localhost,IP:127.0.0.1,$shared"
+    node_pairs "$node" "$TREFOIL_NODE" "DNS:node,DNS:agent,$shared"
+    redis_url redis:6379 | keep "$control/redis_url"
+    redis_url redis:6379 | keep "$node/redis_url"
+    keep "$redis/password.conf" <<PASSWORD
+requirepass $(cat "$authority/redis_password")
+PASSWORD
+    cp "$authority/redis_password" "$redis/password"
+    cp "$authority/ca.crt" "$haproxy/ca.crt"
+}
+
+case ${1:-make} in
+make)
+    if [ -s "$node/joined" ]; then
+        [ "$(cat "$node/joined")" = "$TREFOIL_NODE" ] || refuse TREFOIL_NODE "$TREFOIL_NODE" "the secrets here are of $(cat "$node/joined")" "import those of $TREFOIL_NODE"
+    elif [ -n "${TREFOIL_REDIS_URL:-}" ]; then
+        refuse TREFOIL_REDIS_URL "$TREFOIL_REDIS_URL" "another host's Redis, and no secrets of it here" "docker compose run --rm -T secrets import < $TREFOIL_NODE.tar, made there by 'secrets export'"
+    else make; fi ;;
+export)
+    [ $# -eq 4 ] || refuse "secrets export" "$*" "not NODE, its address, this host's address" "e.g. secrets export gpu8 10.0.0.12 10.0.0.11"
+    [ -s "$authority/ca.key" ] || refuse "secrets export" "$2" "no authority here" "'docker compose up' on the first host makes it"
+    folder=/tmp/export && mkdir -p $folder
+    node_pairs $folder "$2" "DNS:node,DNS:agent,$(name "$3")"
+    redis_url "$4:${TREFOIL_REDIS_PORT:-6379}" > $folder/redis_url
+    printf %s "$2" > $folder/joined
+    tar -C $folder -c . ;;
+import)
+    tar -C "$node" -x --no-same-owner
+    [ -s "$node/joined" ] || refuse "secrets import" stdin "no secrets of a node" "give what 'secrets export' printed"
+    echo "secrets of $(cat "$node/joined") are here: docker compose --profile node up -d" ;;
+*) refuse "secrets" "$1" "no such word" "make, export or import" ;;
+esac

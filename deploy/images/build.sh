@@ -1,0 +1,36 @@
+#!/bin/sh
+# Build every image that docker-compose.yml names and that this engine has not and cannot pull: those of Trefoil from the
+# checkout, those of others from Debian's packages under the same tags. Options go to `docker build`, e.g. --network host.
+# The base, too, is made here (debootstrap, as root) only where it cannot be pulled. FRESH=1 builds Trefoil's anew.
+set -eu
+cd "$(dirname "$0")/../.."
+export DOCKER_BUILDKIT=0
+BASE=${BASE:-debian:bookworm-slim}
+
+have() { docker image inspect "$1" >/dev/null 2>&1 || { [ -z "${OFFLINE:-}" ] && docker pull -q "$1" >/dev/null 2>&1; }; }
+
+base() {
+    command -v debootstrap >/dev/null || { echo "error: BASE = $BASE: cannot be pulled, and there is no debootstrap. Remedy: install debootstrap, or name a base that this engine has" >&2; exit 1; }
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' EXIT
+    debootstrap --variant=minbase bookworm "$folder" ${MIRROR:+"$MIRROR"} >&2
+    rm -rf "$folder"/var/cache/apt/archives/*.deb "$folder"/var/lib/apt/lists/*
+    # Where a proxy of this host signs what is fetched, the build has to trust what this host trusts.
+    [ ! -f /etc/ssl/certs/ca-certificates.crt ] || install -D -m 0644 /etc/ssl/certs/ca-certificates.crt "$folder/usr/local/share/ca-certificates/build-host.crt"
+    tar -C "$folder" -c . | docker import --change 'CMD ["bash"]' - "$BASE" >/dev/null
+}
+
+have "$BASE" || base
+for target in trefoil triton-cpu; do
+    tag=trefoil:${TREFOIL_TAG:-latest}
+    [ $target = trefoil ] || tag=trefoil-triton-cpu:${TREFOIL_TAG:-latest}
+    [ -z "${FRESH:-}" ] && docker image inspect "$tag" >/dev/null 2>&1 || docker build -q "$@" --build-arg "BASE=$BASE" ${PIP_INDEX_URL:+--build-arg "PIP_INDEX_URL=$PIP_INDEX_URL"} -f deploy/Dockerfile --target $target -t "$tag" . >/dev/null
+done
+while read -r tag target package; do
+    have "$tag" || docker build -q "$@" --build-arg "BASE=$BASE" --build-arg "PACKAGE=$package" -f deploy/images/Dockerfile --target "$target" -t "$tag" deploy/images >/dev/null
+done <<'TAGS'
+redis:7.0 redis redis-server
+haproxy:2.6 haproxy haproxy
+prom/prometheus:v2.42.0 prometheus prometheus wget
+TAGS
+have grafana/grafana:11.6.0 || echo "no grafana/grafana:11.6.0: no registry serves it here and Debian has no package, so the profile dashboards cannot start"
