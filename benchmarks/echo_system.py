@@ -16,6 +16,7 @@ import psutil
 
 from benchmarks.echo_family import FAMILY, VERSIONS, make_repository, rate_per_s, variant_name
 from dispatcher.settings import DispatcherSettings
+from power_agent.runtimes.simulated_node import NodeRuntime
 from power_agent.simulated.node_client import NodeClient
 from protos.controller.v1 import controller_pb2
 from tests.support.ports import free_offset
@@ -120,8 +121,8 @@ class EchoSystem:
 
     async def triton(self, key: SliceKey) -> psutil.Process | None:
         """The Triton of a slice, if it lives."""
-        listed = await asyncio.to_thread(self.node.process_list)
-        found = [each.pid for each in listed if each.tag.startswith(f"{key.name}.g") and each.alive]
+        listed = await asyncio.to_thread(NodeRuntime(self.node).list)
+        found = [int(each.id) for each in listed if each.tag.startswith(f"{key.name}.g") and each.alive]
         try:
             return psutil.Process(found[-1]) if found else None
         except psutil.NoSuchProcess:

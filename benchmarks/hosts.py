@@ -31,6 +31,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.hosts_machines import OUTSIDE, Authority, Host, Machines, play_in_a_namespace, write_settings
+from power_agent.runtimes.simulated_node import NodeRuntime
 from power_agent.simulated.node_client import NodeClient
 from protos.controller.v1 import controller_pb2, controller_pb2_grpc
 from trefoil.cli.run.processes import ChildProcess
@@ -223,7 +224,7 @@ class Site:
         """Process ids of a node's Tritons, by what they were started as."""
         client = NodeClient(host.folder / NODE_SOCKET)
         try:
-            return {process.tag: process.pid for process in client.process_list() if process.alive}
+            return {one.tag: int(one.id) for one in NodeRuntime(client).list() if one.alive}
         finally:
             client.close()
 

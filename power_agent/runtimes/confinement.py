@@ -30,7 +30,7 @@ NOT_ISOLATED: Final = "not isolated, models run as the agent's own user: {why}. 
 
 @dataclass(frozen=True, slots=True)
 class Confined:
-    """What one Triton is confined to; JSON values, for a simulated node starts Tritons itself. uid 0: to nothing."""
+    """What one Triton is confined to. uid 0: to nothing."""
 
     uid: int = 0
     shown: Sequence[str] = ()  # what it needs of hidden folders
@@ -56,15 +56,18 @@ class Confinement:
     state_dir: Path | None = None  # of the agent, hidden from them
     missing: str = ""  # why they are not isolated, and what isolates them; empty: they are
 
+    def uid_of(self, launch: SliceLaunch) -> int:
+        """User and group of a Triton; 0: the agent's own."""
+        return self.uid_base and self.uid_base + int(launch.grpc_target.rpartition(":")[2])
+
     def of(self, launch: SliceLaunch) -> Confined:
         """Confine one Triton; makes its slice's repository readable for it.
 
         Raises:
             StartError: somebody else runs as that user.
         """
-        if not self.uid_base:
+        if not (uid := self.uid_of(launch)):
             return Confined()
-        uid = self.uid_base + int(launch.grpc_target.rpartition(":")[2])
         if others := proc.of_user(uid):
             raise StartError(
                 f"process {others[0].pid} runs as user {uid}, which is to be that of {launch.grpc_target} alone",
@@ -109,7 +112,7 @@ def needed_paths(launch: SliceLaunch) -> tuple[Path, ...]:
     python = Path(search) / "python3"
     named = [*map(_prefix, (program, program.resolve(), python, python.resolve()))]
     named += [Path(folder) for folder in launch.env.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
-    named += [launch.cwd, launch.repository, launch.source]
+    named += [launch.cwd, launch.repository, launch.source, *launch.files]
     named += [entry for entry in launch.source.glob("*") if entry.is_symlink()]
     named += [path.resolve().parent for path in launch.repository.rglob("*") if path.is_symlink()]
     named += [Path(value) for word in launch.argv[1:] if (value := word.partition("=")[2]).startswith("/")]

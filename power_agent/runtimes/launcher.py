@@ -34,7 +34,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def hide_folders(hides: dict) -> None:  # type: ignore[type-arg]
     """Empty these folders for this process and all it starts, but for what is shown of them. Raises OSError."""
-    _checked("unshare", libc.unshare(CLONE_NEWNS))
+    checked("unshare", libc.unshare(CLONE_NEWNS))
     _mount("none", "/", None, MS_REC | MS_PRIVATE, "")
     os.umask(0o022)
     shown = {path: os.open(path, os.O_PATH) for paths in hides.values() for path in paths}  # before it is out of sight
@@ -63,9 +63,9 @@ def drop_privileges(uid: int) -> None:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    _checked("prctl(PR_SET_NO_NEW_PRIVS)", libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    checked("prctl(PR_SET_NO_NEW_PRIVS)", libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    _checked("capset", libc.capset(header, (ctypes.c_uint32 * 6)()))  # effective, permitted, inheritable: none
+    checked("capset", libc.capset(header, (ctypes.c_uint32 * 6)()))  # effective, permitted, inheritable: none
 
 
 def exec_program(spec: dict) -> None:  # type: ignore[type-arg]
@@ -83,7 +83,7 @@ def exec_program(spec: dict) -> None:  # type: ignore[type-arg]
             raise OSError(errno.EACCES, UNREADABLE, path)
     os.chdir(spec["cwd"])
     if spec["parent"]:  # after the change of user, which would clear it
-        _checked("prctl(PR_SET_PDEATHSIG)", libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+        checked("prctl(PR_SET_PDEATHSIG)", libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
         if os.getppid() != spec["parent"]:
             raise OSError(errno.ESRCH, "who started it is gone")
     if not spec["argv"]:
@@ -99,10 +99,11 @@ def exec_program(spec: dict) -> None:  # type: ignore[type-arg]
 
 def _mount(source: str, target: str, kind: str | None, flags: int, options: str) -> None:
     what = (os.fsencode(source), os.fsencode(target), kind.encode() if kind else None)
-    _checked(f"mount on {target}", libc.mount(*what, ctypes.c_ulong(flags), options.encode()))
+    checked(f"mount on {target}", libc.mount(*what, ctypes.c_ulong(flags), options.encode()))
 
 
-def _checked(call: str, returned: int) -> None:
+def checked(call: str, returned: int) -> None:
+    """Raise the OSError of a call to libc that failed."""
     if returned != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{call}: {os.strerror(code)}")

@@ -1,4 +1,5 @@
-"""Tritons as processes of this host. They lead sessions of their own and outlive the agent.
+"""Tritons as processes of this host. They lead sessions of their own and outlive the agent; those of a simulated node
+(`owned`) end with its process, as with a driver.
 
 <state>/runtime/<tag>.json says which process a tag is: pid, start ticks and boot, so that a number that somebody else
 got meanwhile is never taken for it. It is written before the process may become a Triton (see launcher.py), so that an
@@ -24,7 +25,7 @@ import structlog
 
 from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.cgroup import Cgroups, member_pids, remove_groups
-from power_agent.runtimes.child import become, spawn
+from power_agent.runtimes.child import become, reap_orphans, spawn
 from power_agent.runtimes.confinement import Confined, Confinement
 from power_agent.runtimes.launcher import UNREADABLE
 from power_agent.triton.slice_launch import SliceLaunch, clean_shared_memory
@@ -32,6 +33,8 @@ from trefoil.core.errors import StartError, Unavailable
 from trefoil.runtime import proc
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.files import replace_file
+
+log = structlog.get_logger()
 
 MARK: Final = "TREFOIL_RUNTIME_ID"  # in the environment of all that belongs to one Triton
 KILL_PATIENCE_S: Final = 5.0
@@ -88,9 +91,18 @@ class ProcessRuntime:
     name = "process"
 
     def __init__(
-        self, folder: Path, cgroups: Cgroups, clock: WallClock, boot_id: str, confinement: Confinement | None = None
+        self,
+        folder: Path,
+        cgroups: Cgroups,
+        clock: WallClock,
+        boot_id: str,
+        confinement: Confinement | None = None,
+        *,
+        owned: bool = False,
     ) -> None:
+        """`owned`: what it starts ends with the thread that called `start`."""
         self._confinement = confinement or Confinement()
+        self._parent = os.getpid() if owned else 0
         self._folder = folder
         self._cgroups = cgroups
         self._clock = clock
@@ -128,8 +140,10 @@ class ProcessRuntime:
 
     # --- the protocol -------------------------------------------------------------------------------------------------
 
-    def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:
-        """See Runtime. Another command under a live tag is refused: it may be serving.
+    def start(
+        self, tag: str, launch: SliceLaunch, log_path: Path, confinement: Confinement | None = None
+    ) -> RunningTriton:
+        """See Runtime. Another command under a live tag is refused: it may be serving. `confinement`: if not the usual.
 
         Raises:
             StartError: the program or its control group cannot be had, or the tag runs something else.
@@ -141,7 +155,7 @@ class ProcessRuntime:
                 if (old.argv, old.runs_on) != (tuple(launch.argv), runs_on):
                     raise StartError("alive with another command", field="tag", value=tag, remedy="stop it first")
                 return old.running()
-            confined = self._confinement.of(launch)
+            confined = (confinement or self._confinement).of(launch)
             named = (str(log_path), launch.shm_prefix, confined.uid)
             record = Record(tag, uuid.uuid4().hex, self._boot_id, tuple(launch.argv), runs_on, *named)
             clean_shared_memory(launch.shm_prefix)
@@ -177,10 +191,10 @@ class ProcessRuntime:
         """
         with self._locked(tag):
             record = self._find(tag)
-            if record is None or record.ended:
+            if record is None or self._refresh(record).ended:
                 return
-            if record.identity.send(signal.SIGTERM):
-                record.identity.wait(kill_after_s)
+            if record.identity.send(signal.SIGTERM) and not record.identity.wait(kill_after_s):
+                log.warning("did not end in time: killed", tag=tag, pid=record.pid, kill_after_s=kill_after_s)
             if left := self._kill(record, KILL_PATIENCE_S):
                 pids = ", ".join(str(identity.pid) for identity in left)
                 raise Unavailable(
@@ -201,14 +215,30 @@ class ProcessRuntime:
                 raise StartError("alive", field="tag", value=tag, remedy="stop it first")
             self._forget(tag)
 
+    def kill_all(self) -> None:
+        """Kill every Triton; `list` ends what they leave behind."""
+        with self._lock:
+            records = tuple(self._records.values())
+        for record in records:
+            if record.pid and not record.ended:
+                record.identity.send(signal.SIGKILL)
+
+    def reap(self) -> bool:
+        """Reap orphans of Tritons, where they come to this process; tell whether a Triton has ended: `list` sees to it.
+
+        Far cheaper than `list`.
+        """
+        with self._lock:
+            return reap_orphans({child.pid for child in self._children.values()})
+
     # --- starting -----------------------------------------------------------------------------------------------------
 
     def _launch(self, record: Record, launch: SliceLaunch, log_path: Path, confined: Confined) -> Record:
         groups = self._cgroups.create(record.tag, launch.cpu_cores, launch.cpu_quota)
         record = self._save(replace(record, groups=tuple(map(str, groups))))
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("ab") as log:
-            child = spawn({**launch.env, **confined.env, MARK: record.mark}, log)
+        with log_path.open("ab") as written:
+            child = spawn({**launch.env, **confined.env, MARK: record.mark}, written)
         stat = proc.read_stat(child.pid)
         assert stat is not None, "a child that was not waited for has a stat"
         record = self._save(
@@ -216,7 +246,8 @@ class ProcessRuntime:
         )
         with self._lock:
             self._children[record.tag] = child
-        spec = confined.spec(argv=launch.argv, cwd=str(launch.cwd), cores=launch.cpu_cores, groups=record.groups)
+        limits = {"cores": launch.cpu_cores, "groups": record.groups, "parent": self._parent}
+        spec = confined.spec(argv=launch.argv, cwd=str(launch.cwd), **limits)
         if why := become(child, spec):
             self._kill(record, KILL_PATIENCE_S)
             raise StartError(f"{record.tag}: {why}", remedy=remedy_of(why, launch, log_path))
@@ -253,8 +284,10 @@ class ProcessRuntime:
     def _end(self, record: Record) -> Record:
         """Note that all of it is gone, and clear away what it left."""
         with self._lock:
-            child = self._children.pop(record.tag, None)
+            child = self._children.get(record.tag)
         exit_code = child.wait() if child is not None else None
+        with self._lock:
+            self._children.pop(record.tag, None)  # not before: `reap` would take its exit code
         clean_shared_memory(record.shm_prefix)
         deadline_s = self._clock.monotonic_s() + REMOVE_PATIENCE_S
         while not remove_groups(record.folders) and self._clock.monotonic_s() < deadline_s:
@@ -263,7 +296,7 @@ class ProcessRuntime:
         try:
             return self._save(ended)
         except OSError as error:  # whoever looks after a restart sees that it is gone
-            structlog.get_logger().warning("end of a process not noted on disk", tag=record.tag, why=str(error))
+            log.warning("end of a process not noted on disk", tag=record.tag, why=str(error))
         with self._lock:
             self._records[record.tag] = ended
         return ended

@@ -5,13 +5,14 @@ Where the CPUs of such a node serve, only GPU slices are the node's; CPU slices 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from power_agent.devices.errors import NodeRefused
 from power_agent.runtimes.base import RunningTriton, Runtime
 from power_agent.runtimes.confinement import Confinement
-from power_agent.runtimes.launcher import UNREADABLE
-from power_agent.runtimes.process import ProcessRuntime, remedy_of
-from power_agent.simulated.node_client import NodeClient, ProcessStatus
-from power_agent.triton.slice_launch import SliceLaunch, clean_shared_memory
+from power_agent.runtimes.process import ProcessRuntime
+from power_agent.simulated.node_client import NodeClient
+from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core.errors import StartError
 
 
@@ -31,57 +32,29 @@ class NodeRuntime:
             StartError: the slice does not exist, the program does not start, or the tag runs something else.
             NodeUnreachable: the node's process does not answer.
         """
-        confined = None
-        if not any(status.tag == tag and status.alive for status in self._client.process_list()):
-            clean_shared_memory(launch.shm_prefix)  # of a node that was killed with its Tritons
-            confined = self._confinement.of(launch)
+        given = {"launch": launch, "confinement": self._confinement}
+        words = {name: TypeAdapter(type(value)).dump_python(value, mode="json") for name, value in given.items()}
         try:
-            started = self._client.process_start(tag, launch.argv, launch.env, log_path, launch.cwd, confined)
+            return RunningTriton(**self._client.call("process_start", tag=tag, log_path=str(log_path), **words))
         except NodeRefused as error:
-            if UNREADABLE in str(error):
-                why = error.message.partition(". Remedy: ")[0]
-                raise StartError(why, remedy=remedy_of(why, launch, log_path)) from error
             raise StartError(str(error)) from error
-        return _running(started)
 
     def list(self) -> Sequence[RunningTriton]:
         """List every Triton on this node's slices."""
-        return tuple(_running(status) for status in self._client.process_list())
+        return tuple(RunningTriton(**row) for row in self._client.call("process_list"))
 
     def stop(self, tag: str, kill_after_s: float) -> None:
         """Stop a Triton (see Runtime); no-op when unknown."""
-        try:
-            self._client.process_stop(tag, kill_after_s)
-        except NodeRefused:
-            if self._has(tag):
-                raise
+        self._client.call("process_stop", kill_after_s + self._client.timeout_s, tag=tag, kill_after_s=kill_after_s)
 
     def forget(self, tag: str) -> None:
         """See Runtime; a live one is refused."""
-        try:
-            self._client.process_forget(tag)
-        except NodeRefused:
-            if self._has(tag):
-                raise
+        self._client.call("process_forget", tag=tag)
 
     def missing(self, *, gpus: bool) -> Mapping[str, str]:
         """See Runtime: of hardware, what is simulated lacks nothing."""
         why = self._confinement.missing
         return {"isolate": why} if why else {}
-
-    def _has(self, tag: str) -> bool:
-        return any(status.tag == tag for status in self._client.process_list())
-
-
-def _running(status: ProcessStatus) -> RunningTriton:
-    return RunningTriton(
-        tag=status.tag,
-        id=str(status.pid),
-        incarnation=f"{status.pid}-{status.started_at_s:.3f}",
-        alive=status.alive,
-        exit_code=status.exit_code,
-        started_at_s=status.started_at_s,
-    )
 
 
 class SplitRuntime:

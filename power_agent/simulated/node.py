@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import structlog
 
-from power_agent.devices.errors import NodeRefused
-from power_agent.runtimes.confinement import Confined
+from power_agent.runtimes.base import RunningTriton
+from power_agent.runtimes.confinement import Confinement
+from power_agent.runtimes.process import ProcessRuntime
 from power_agent.simulated.energy import PowerDraw, SliceAccount, VersionAccount
 from power_agent.simulated.gpu_state import Gpu
 from power_agent.simulated.machine import CONTEXT_MIB, Machine
 from power_agent.simulated.pace_file import PacedWork, PaceFile
-from power_agent.simulated.processes import Child, ProcessTable, kill_all_of
 from power_agent.simulated.workload import Workload
+from power_agent.triton.slice_launch import SliceLaunch
+
+log = structlog.get_logger()
 
 TICK_S_MIN: Final = 1e-3
 
@@ -28,7 +32,8 @@ TICK_S_MIN: Final = 1e-3
 class SliceProcess:
     """A process on a slice, with its pace file and its account."""
 
-    child: Child
+    tag: str
+    pid: int
     gpu: Gpu
     pace: PaceFile
     account: SliceAccount
@@ -46,40 +51,37 @@ class SimulatedNode:
     """A simulated node: a machine and the processes on its slices."""
 
     def __init__(
-        self, machine: Machine, workloads: Mapping[str, Workload], pace_dir: Path, seed: int, now_s: float
+        self,
+        machine: Machine,
+        runtime: ProcessRuntime,
+        workloads: Mapping[str, Workload],
+        pace_dir: Path,
+        seed: int,
+        now_s: float,
     ) -> None:
         self.name = machine.node
         self.machine = machine
         self.driver = machine.driver
         self.energies = machine.energies
-        self.processes = ProcessTable()
+        self.runtime = runtime
         self._workloads = workloads
         self._pace_dir = pace_dir
         self._seeds = np.random.default_rng(seed)
-        self._slice_processes: dict[int, SliceProcess] = {}
+        self._slice_processes: dict[str, SliceProcess] = {}  # by the incarnation of their Triton
         self._starts = 0
         self._last_s = machine.driver.now_s = now_s
         self._work_total = PacedWork(0, 0, 0.0, 0, 0, 0, 0.0)
 
     # --- processes ---
 
-    def start(
-        self,
-        tag: str,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        confined: Confined,
-        log_path: str,
-        cwd: str,
-        now_s: float,
-    ) -> Child:
-        """Start a process on the slice that `env` names; idempotent by tag. The pace file is added to `env`."""
-        running = self.processes.find_alive(tag)
-        if running is not None:
-            if running.argv == tuple(argv):
-                return running
-            raise NodeRefused(f"{tag} runs already with another command line", remedy="stop it first")
-        target = self.machine.target(env.get("CUDA_VISIBLE_DEVICES", ""))
+    def start(self, tag: str, launch: SliceLaunch, log_path: Path, confinement: Confinement) -> RunningTriton:
+        """Start a process on the slice that its environment names; idempotent by tag. It gets a pace file beside.
+
+        Raises:
+            NodeRefused: there is no such slice.
+            StartError: the program does not start, or the tag runs another.
+        """
+        target = self.machine.target(launch.env.get("CUDA_VISIBLE_DEVICES", ""))
         gpu = target if isinstance(target, Gpu) else target.gi.gpu
         account = self.machine.account(target)
         self._starts += 1
@@ -89,40 +91,51 @@ class SimulatedNode:
             int(self._seeds.integers(2**63)),
             workload.entries_max(account.slice_type),
         )
+        started: RunningTriton | None = None
         try:
             pace.write_table(clock_mhz, workload.entries(account.slice_type, clock_mhz))
-            whole_env = {**env, "TREFOIL_PACE_FILE": str(pace.path)}
-            if confined.uid:
-                os.chown(pace.path, confined.uid, confined.uid)
-            seen = replace(confined, shown=(*confined.shown, str(pace.path.resolve())))
-            child = self.processes.start(tag, argv, whole_env, log_path, cwd, account.mig_uuid, now_s, seen)
-        except BaseException:
-            pace.close()
-            raise
-        self.driver.attach(child.pid, target, CONTEXT_MIB)
-        self._slice_processes[child.pid] = SliceProcess(child, gpu, pace, account, clock_mhz)
-        return child
+            if uid := confinement.uid_of(launch):
+                os.chown(pace.path, uid, uid)
+            env = {**launch.env, "TREFOIL_PACE_FILE": str(pace.path)}
+            paced = replace(launch, env=env, files=(*launch.files, pace.path))
+            started = self.runtime.start(tag, paced, log_path, confinement)
+        finally:
+            if started is None or started.incarnation in self._slice_processes:  # it runs already
+                pace.close()
+        if started.incarnation not in self._slice_processes:
+            process = SliceProcess(tag, int(started.id), gpu, pace, account, clock_mhz)
+            self.driver.attach(process.pid, target, CONTEXT_MIB)
+            self._slice_processes[started.incarnation] = process
+        return started
+
+    def list_processes(self) -> Sequence[RunningTriton]:
+        """List all processes; those that have ended let go of their slices."""
+        found = {one.incarnation: one for one in self.runtime.list()}
+        for incarnation in tuple(self._slice_processes):
+            one = found.get(incarnation)
+            if one is None or not one.alive:
+                process = self._slice_processes.pop(incarnation)
+                process.pace.close()
+                self.machine.detach(process.pid)
+                log.info("process ended", tag=process.tag, pid=process.pid, exit_code=one and one.exit_code)
+        return tuple(found.values())
 
     # --- time ---
 
-    def tick(self, now_s: float) -> list[Child]:
-        """Integrate up to `now_s` (monotonic), then notice exits; returns the children whose session has ended."""
+    def tick(self, now_s: float) -> None:
+        """Integrate up to `now_s` (monotonic), then notice exits."""
         dt_s = now_s - self._last_s
         if dt_s < TICK_S_MIN:
-            return []
+            return
         self._last_s = self.driver.now_s = now_s
         for gpu in self.driver.gpus:
             self._integrate(gpu, dt_s, int(now_s * 1e9))
-        ended = self.processes.poll()
-        for child in ended:
-            process = self._slice_processes.pop(child.pid)
-            process.pace.close()
-            self.machine.detach(child.pid)
-        return ended
+        if self.runtime.reap():
+            self.list_processes()
 
     def _integrate(self, gpu: Gpu, dt_s: float, now_ns: int) -> None:
         slice_processes = [
-            process for pid, process in self._slice_processes.items() if process.gpu is gpu and pid in gpu.processes
+            process for process in self._slice_processes.values() if process.gpu is gpu and process.pid in gpu.processes
         ]
         clock_mhz = gpu.serving_clock_at_mhz(self.driver.now_s)
         draws = []
@@ -168,10 +181,7 @@ class SimulatedNode:
 
     def reload(self, load_number: int) -> None:
         """Reload the driver: whatever computes on its slices dies with it."""
-        for child in self.processes:
-            if child.alive:
-                child.popen.kill()
-                kill_all_of(child)
+        self.runtime.kill_all()
         self.machine.reload(load_number)
 
     def pace_summary(self) -> dict[str, Any]:

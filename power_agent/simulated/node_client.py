@@ -1,4 +1,4 @@
-"""Client of a simulated node's socket: processes on slices, the pace summary, and (for tests) the hidden truth.
+"""Client of a simulated node's socket: driver calls, the pace summary, and (for tests) the hidden truth.
 
 Length-prefixed JSON over a Unix stream. Every method is synchronous and safe to call from several threads: each call
 borrows a connection of its own, so a slow `process_stop` never blocks an NVML read. A connection that the node has
@@ -10,33 +10,16 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from power_agent.devices.errors import NodeRefused, NodeUnreachable
-
-if TYPE_CHECKING:  # it brings half of the agent along, which a look at a GPU has no use for
-    from power_agent.runtimes.confinement import Confined
 
 FRAME: Final = struct.Struct("<I")
 FRAME_BYTES_MAX: Final = 16 * 2**20
 POOL_CONNECTIONS_MAX: Final = 8
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessStatus:
-    """One process that the node started on a slice; listed after its exit until it is forgotten or replaced."""
-
-    tag: str
-    pid: int
-    mig_uuid: str
-    alive: bool
-    exit_code: int | None  # negative = signal number, None while alive
-    started_at_s: float
-    argv: tuple[str, ...]
-    log_path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,46 +38,10 @@ class NodeClient:
 
     def __init__(self, socket_path: Path | str, timeout_s: float = 10.0) -> None:
         self._path = str(socket_path)
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._idle: list[socket.socket] = []
         self._lock = threading.Lock()
         self._closed = False
-
-    # --- processes ---
-
-    def process_start(
-        self,
-        tag: str,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        log_path: Path | str,
-        cwd: Path | str | None = None,
-        confined: "Confined | None" = None,
-    ) -> ProcessStatus:
-        """Start a process in its own session on the slice named by `env["CUDA_VISIBLE_DEVICES"]` (a MIG or GPU UUID).
-
-        Idempotent by tag: a live process of that tag with the same argv is returned as it is; with another argv it is
-        refused (stop it first). `env` is the whole environment; the node adds TREFOIL_PACE_FILE. `confined`: None, as
-        the node's own user.
-        """
-        request = {"tag": tag, "argv": list(argv), "env": dict(env), "log_path": str(log_path), "cwd": str(cwd or "")}
-        return _status(self.call("process_start", **request, confined=asdict(confined) if confined is not None else {}))
-
-    def process_list(self) -> tuple[ProcessStatus, ...]:
-        """List the processes that the node started."""
-        return tuple(_status(row) for row in self.call("process_list"))
-
-    def process_stop(self, tag: str, kill_after_s: float = 8.0) -> ProcessStatus:
-        """Stop a process: SIGTERM, SIGKILL of its session after `kill_after_s`. Returns when all of it is gone."""
-        return _status(self.call("process_stop", kill_after_s + self._timeout_s, tag=tag, kill_after_s=kill_after_s))
-
-    def process_wait(self, tag: str, timeout_s: float) -> ProcessStatus:
-        """Wait until the process has exited or `timeout_s` has passed; `alive` tells which."""
-        return _status(self.call("process_wait", timeout_s + self._timeout_s, tag=tag, timeout_s=timeout_s))
-
-    def process_forget(self, tag: str) -> None:
-        """Drop an exited process from the list; a live one is refused."""
-        self.call("process_forget", tag=tag)
 
     # --- observation ---
 
@@ -143,7 +90,7 @@ class NodeClient:
         body = json.dumps({"op": op, **args}, separators=(",", ":")).encode()
         connection = self._borrow()
         try:
-            connection.settimeout(self._timeout_s if timeout_s is None else timeout_s)
+            connection.settimeout(self.timeout_s if timeout_s is None else timeout_s)
             connection.sendall(FRAME.pack(len(body)) + body)
             answer = json.loads(_read_frame(connection))
         except (OSError, EOFError) as error:
@@ -177,7 +124,7 @@ class NodeClient:
     def _connect(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.settimeout(self._timeout_s)
+            connection.settimeout(self.timeout_s)
             connection.connect(self._path)
         except OSError as error:
             connection.close()
@@ -208,7 +155,3 @@ def _read_exactly(connection: socket.socket, length: int) -> bytes:
             raise EOFError("the node closed the connection")
         chunks += chunk
     return bytes(chunks)
-
-
-def _status(row: Mapping[str, Any]) -> ProcessStatus:
-    return ProcessStatus(**{**row, "argv": tuple(row["argv"])})

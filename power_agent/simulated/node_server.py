@@ -8,7 +8,6 @@ at a time per connection; connections are served concurrently, so a slow stop bl
 """
 
 import asyncio
-import contextlib
 import inspect
 import json
 import os
@@ -18,32 +17,41 @@ import struct
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
+from pydantic import TypeAdapter, ValidationError
 
 from power_agent.devices.errors import NodeRefused
-from power_agent.runtimes.confinement import Confined
+from power_agent.devices.gpus import boot_id
+from power_agent.runtimes.cgroup import Cgroups
+from power_agent.runtimes.child import become_subreaper
+from power_agent.runtimes.confinement import Confinement
+from power_agent.runtimes.process import ProcessRuntime
 from power_agent.simulated.interference import Interference
 from power_agent.simulated.machine import SETTLE_S, Machine
 from power_agent.simulated.node import SimulatedNode
 from power_agent.simulated.node_client import FRAME, FRAME_BYTES_MAX
-from power_agent.simulated.processes import Child, become_subreaper, kill_all_of, shared_memory_prefix
 from power_agent.simulated.settings import NodeSettings
 from power_agent.simulated.workload import Workload
-from power_agent.triton.slice_launch import clean_shared_memory
+from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core import errors
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import device_type
 from trefoil.runtime import config
-from trefoil.runtime.clock import Clock
+from trefoil.runtime.clock import WallClock
 
 log = structlog.get_logger()
 
 SHUTDOWN_GRACE_S: Final = 2.5  # from SIGTERM of the processes to SIGKILL, when the node itself ends
 SOCKET_PATH_BYTES_MAX: Final = 107
+STOPS_MAX: Final = 64  # that wait at one time
+LAUNCH: Final = TypeAdapter(SliceLaunch)
+CONFINEMENT: Final = TypeAdapter(Confinement)
 CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 
 _client: ContextVar[int] = ContextVar("client")  # pid at the other end of the connection that is served
@@ -52,7 +60,7 @@ _client: ContextVar[int] = ContextVar("client")  # pid at the other end of the c
 class NodeServer:
     """Server of a simulated node: its socket, its ticks and its end."""
 
-    def __init__(self, settings: NodeSettings, catalog: Catalog, clock: Clock) -> None:
+    def __init__(self, settings: NodeSettings, catalog: Catalog, clock: WallClock) -> None:
         self._settings = settings
         self._clock = clock
         self._stop = asyncio.Event()
@@ -64,13 +72,15 @@ class NodeServer:
         machine.on_reload = self._reload_driver
         self._interference = Interference(machine)
         workloads = {name: Workload(device_type(name), catalog) for name in settings.devices}
-        self.node = SimulatedNode(machine, workloads, self._directory / "pace", settings.seed, clock.monotonic_s())
+        no_groups = Cgroups(0, {}, {})
+        runtime = ProcessRuntime(self._directory / "processes", no_groups, clock, boot_id(), owned=True)
+        pace_dir, now_s = self._directory / "pace", clock.monotonic_s()
+        self.node = SimulatedNode(machine, runtime, workloads, pace_dir, settings.seed, now_s)
         self._ops: dict[str, Callable[..., Awaitable[Any]]] = {
             "nvml": self._nvml,
             "process_start": self._process_start,
             "process_list": self._process_list,
             "process_stop": self._process_stop,
-            "process_wait": self._process_wait,
             "process_forget": self._process_forget,
             "pace_summary": self._pace_summary,
             "truth": self._truth,
@@ -85,11 +95,6 @@ class NodeServer:
     def _directory(self) -> Path:
         return self._settings.socket.parent
 
-    @property
-    def _prefixes_path(self) -> Path:
-        """Shared memory of every process started here, for a successor to remove should this node be killed."""
-        return self._directory / "shared_memory_prefixes"
-
     # --- life ---
 
     async def run(self) -> None:
@@ -97,6 +102,7 @@ class NodeServer:
         become_subreaper()
         self._prepare_directory()
         loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(STOPS_MAX, "stop"))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         server = await asyncio.start_unix_server(self._serve, str(self._settings.socket))
@@ -117,9 +123,6 @@ class NodeServer:
                 handler.cancel()
             await asyncio.gather(ticking, *self._handlers, return_exceptions=True)
             self._settings.socket.unlink(missing_ok=True)
-            for child in self.node.processes:
-                clean_shared_memory(child.shared_memory_prefix)
-            self._prefixes_path.unlink(missing_ok=True)
             log.info("simulated node is down")
 
     def _prepare_directory(self) -> None:
@@ -133,42 +136,26 @@ class NodeServer:
         self._settings.socket.unlink(missing_ok=True)
         for leftover in (self._directory / "pace").glob("*.pace"):
             leftover.unlink()
-        if self._prefixes_path.exists():  # a predecessor was killed, and its processes with it
-            for prefix in self._prefixes_path.read_text().split():
-                clean_shared_memory(prefix)
-            self._prefixes_path.unlink()
+        for left in self.node.runtime.list():  # a predecessor was killed, and its processes with it
+            self.node.runtime.stop(left.tag, 0)
+            self.node.runtime.forget(left.tag)
         self._write_load_id()
 
     async def _tick_until_stopped(self) -> None:
         while True:
             await self._clock.sleep(self._settings.tick_ms / 1e3)
-            self.tick()
-
-    def tick(self) -> None:
-        """Integrate power until now, and clear away after processes that have ended."""
-        now_s = self._clock.monotonic_s()
-        for child in self.node.tick(now_s):
-            log.info("process ended", tag=child.tag, pid=child.pid, exit_code=child.exit_code)
-            removed = clean_shared_memory(child.shared_memory_prefix)
-            if removed:
-                log.info("removed shared memory that a killed process left", tag=child.tag, regions=removed)
+            self.node.tick(self._clock.monotonic_s())
 
     async def _end_processes(self) -> None:
-        alive = [child for child in self.node.processes if child.alive]
-        for child in alive:
-            child.popen.terminate()
-        try:
-            async with asyncio.timeout(SHUTDOWN_GRACE_S):
-                for child in alive:
-                    await child.ended.wait()
-        except TimeoutError:
-            for child in alive:
-                if child.alive:
-                    kill_all_of(child)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    for child in alive:
-                        await child.ended.wait()
+        runtime = self.node.runtime
+        tags = [one.tag for one in self.node.list_processes()]
+        stops = (asyncio.to_thread(runtime.stop, tag, SHUTDOWN_GRACE_S) for tag in tags)
+        for tag, outcome in zip(tags, await asyncio.gather(*stops, return_exceptions=True), strict=True):
+            if isinstance(outcome, BaseException):
+                log.error("a process does not end", tag=tag, why=str(outcome))
+            else:
+                runtime.forget(tag)
+        self.node.list_processes()
 
     # --- protocol ---
 
@@ -209,6 +196,8 @@ class NodeServer:
             }
         try:
             return {"result": await operation(*call.args, **call.kwargs)}
+        except ValidationError as error:
+            return {"error": f"malformed request ({error}). Remedy: start node and agent from one version"}
         except errors.TrefoilError as error:
             return {"error": str(error)}
 
@@ -223,50 +212,22 @@ class NodeServer:
         return machine.execute_call(pending, args, _client.get())
 
     async def _process_start(
-        self,
-        tag: str,
-        argv: list[str],
-        env: dict[str, str],
-        log_path: str,
-        cwd: str = "",
-        confined: Mapping[str, Any] | None = None,
+        self, tag: str, launch: Mapping[str, Any], log_path: str, confinement: Mapping[str, Any]
     ) -> dict[str, Any]:
-        prefix = shared_memory_prefix(argv)
-        if prefix:
-            with self._prefixes_path.open("a") as file:
-                file.write(f"{prefix}\n")
-        as_whom = Confined(**(confined or {}))
-        child = self.node.start(tag, argv, env, as_whom, log_path, cwd, self._clock.now_s())
-        log.info("process started", tag=tag, pid=child.pid, mig_uuid=child.mig_uuid)
-        return child.status()
+        words = LAUNCH.validate_python(launch), Path(log_path), CONFINEMENT.validate_python(confinement)
+        started = self.node.start(tag, *words)
+        log.info("process started", tag=tag, pid=started.id)
+        return asdict(started)
 
     async def _process_list(self) -> list[dict[str, Any]]:
-        return [child.status() for child in self.node.processes]
+        return [asdict(one) for one in self.node.list_processes()]
 
-    async def _process_stop(self, tag: str, kill_after_s: float = 8.0) -> dict[str, Any]:
-        child = self.node.processes.get(tag)
-        if child.alive:
-            child.popen.terminate()
-            if not await self._ended(child, kill_after_s):
-                log.warning("process did not end in time: killed", tag=tag, pid=child.pid, kill_after_s=kill_after_s)
-                kill_all_of(child)
-                await child.ended.wait()
-        return child.status()
-
-    async def _process_wait(self, tag: str, timeout_s: float) -> dict[str, Any]:
-        child = self.node.processes.get(tag)
-        await self._ended(child, timeout_s)
-        return child.status()
-
-    @staticmethod
-    async def _ended(child: Child, timeout_s: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await child.ended.wait()
-        return not child.alive
+    async def _process_stop(self, tag: str, kill_after_s: float) -> None:
+        await asyncio.to_thread(self.node.runtime.stop, tag, kill_after_s)
+        self.node.list_processes()  # its slice is free when this is answered
 
     async def _process_forget(self, tag: str) -> None:
-        self.node.processes.forget(tag)
+        self.node.runtime.forget(tag)
 
     async def _pace_summary(self) -> dict[str, Any]:
         return self.node.pace_summary()

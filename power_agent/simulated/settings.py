@@ -76,14 +76,13 @@ class NodeSettings(config.Settings):
         return symbols
 
 
-def parse(argv: Sequence[str]) -> tuple[NodeSettings, bool]:
-    """Parse the command line (flags over environment over the settings file); True: only describe the fleet."""
+def parse(argv: Sequence[str]) -> NodeSettings:
+    """Parse the command line: flags over environment over the settings file."""
     parser = argparse.ArgumentParser(prog="python -m power_agent.simulated", description=__doc__)
     parser.add_argument("--config", type=Path, metavar="TOML", help="settings file")
     parser.add_argument("--node", help="name of the node")
     parser.add_argument("--socket", help="path of its Unix socket")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting")
-    parser.add_argument("--describe", action="store_true", help="print the fleet as nvidia-smi does, and leave")
     arguments = parser.parse_args(argv)
     overrides: dict[str, Any] = {}
     for assignment in arguments.set:
@@ -94,4 +93,4 @@ def parse(argv: Sequence[str]) -> tuple[NodeSettings, bool]:
     for name in ("node", "socket"):
         if getattr(arguments, name) is not None:
             overrides[name] = getattr(arguments, name)
-    return config.load(NodeSettings, arguments.config, "TREFOIL_NODE_", overrides), arguments.describe
+    return config.load(NodeSettings, arguments.config, "TREFOIL_NODE_", overrides)

@@ -51,18 +51,17 @@ class TestNodeRuntime(RuntimeContract):
     @pytest.fixture
     def kit(self, client: NodeClient, gpu_uuid: str, tmp_path: Path) -> Iterator[Kit]:
         confinement = confined(tmp_path)
-        isolated = not confinement.missing
         yield Kit(
             lambda: NodeRuntime(client, confinement),
             sys.executable,
             tmp_path,
             gpu_uuid,
-            ends_strays=isolated,
-            isolates=isolated,
+            isolates=not confinement.missing,
         )
-        for process in client.process_list():
-            client.process_stop(process.tag, 0)
-            client.process_forget(process.tag)
+        runtime = NodeRuntime(client)
+        for one in runtime.list():
+            runtime.stop(one.tag, 0)
+            runtime.forget(one.tag)
 
 
 class TestProcessRuntime(RuntimeContract):
@@ -107,7 +106,7 @@ def test_a_split_runtime_knows_whose_slice_it_is(client: NodeClient, gpu_uuid: s
     runtime.start("gpu.g1", on_gpu, kit.log)
     runtime.start("cpu.g1", replace(kit.launch(), gpu_uuid=""), kit.log)
     assert runtime.name == "node+process"
-    assert [one.tag for one in client.process_list()] == ["gpu.g1"]
+    assert [one.tag for one in NodeRuntime(client).list()] == ["gpu.g1"]
     assert [one.tag for one in host.list()] == ["cpu.g1"]
     assert {one.tag for one in runtime.list()} == {"gpu.g1", "cpu.g1"}
     for tag in ("gpu.g1", "cpu.g1"):

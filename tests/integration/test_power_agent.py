@@ -376,8 +376,7 @@ async def test_an_agent_killed_in_the_middle_of_a_repartition_finishes_it(cluste
     await cluster.start_agent()
     await cluster.settled(wanted, BOOT_S)
     await cluster.ready(LEFT, key("2g.10gb", 4), key("1g.5gb", 6))
-    alive = [process for process in cluster.client.process_list() if process.alive]
-    assert len(alive) == 3
+    assert len(cluster.tritons()) == 3
     assert (await cluster.node()).devices[0].drift == ()
 
 
@@ -389,7 +388,7 @@ async def test_a_plan_that_is_overtaken_while_it_starts_leaves_nothing_behind(cl
     await cluster.apply(wanted)
     await cluster.settled(wanted, BOOT_S)
     await cluster.ready(key("3g.20gb", 0))
-    assert len([process for process in cluster.client.process_list() if process.alive]) == 1
+    assert len(cluster.tritons()) == 1
 
 
 async def _any_starting(cluster: AgentCluster) -> bool:
@@ -415,7 +414,7 @@ async def test_a_lost_gpu_is_fenced_and_used_again_after_its_reset(cluster):
 
 
 def _runs(cluster: AgentCluster, part) -> bool:
-    return any(process.alive and process.tag.startswith(f"{part.name}.g") for process in cluster.client.process_list())
+    return any(one.tag.startswith(f"{part.name}.g") for one in cluster.tritons())
 
 
 async def test_sleep_leaves_nothing_and_waking_takes_its_time(cluster):
@@ -423,7 +422,7 @@ async def test_sleep_leaves_nothing_and_waking_takes_its_time(cluster):
     status = await cluster.node()
     assert [device.state for device in status.devices] == [DeviceState.ASLEEP] * 2
     assert [device.slices for device in status.devices] == [(), ()]
-    assert [process for process in cluster.client.process_list() if process.alive] == []
+    assert cluster.tritons() == []
     wanted = plan(planned("1g.5gb", 0, 1))
     seen: list[DeviceState] = []
     watch = cluster.stub.WatchNode(power_agent_pb2.WatchNodeRequest(), timeout=BOOT_S)

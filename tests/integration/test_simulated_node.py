@@ -14,10 +14,12 @@ import pytest
 from power_agent.devices.errors import DeviceBusy, DriverUnavailable, NodeRefused, NodeUnreachable
 from power_agent.devices.gpus import driver_load_id
 from power_agent.devices.inventory import Inventory
+from power_agent.runtimes.simulated_node import NodeRuntime
 from power_agent.simulated.node_client import NodeClient
 from power_agent.simulated.nvml_shim import install_simulated_node, uninstall_simulated
 from tests.support.awake import Awake
-from tests.support.simulated_driver import ROOT, NodeProcess, create_slice, destroy_slice
+from tests.support.simulated_driver import ROOT, NodeProcess, create_slice, destroy_slice, launch_on
+from trefoil.core.errors import StartError
 
 pytestmark = pytest.mark.integration
 CHILD = ROOT / "tests" / "support" / "paced_child.py"
@@ -64,9 +66,24 @@ def until(true, deadline_s=60.0):
 
 
 def start(client, folder, mig_uuid, *arguments, tag="a"):
-    argv = [sys.executable, "-S", "-E", str(CHILD), *map(str, arguments)]
-    env = {"CUDA_VISIBLE_DEVICES": mig_uuid, "PATH": os.environ["PATH"]}
-    return client.process_start(tag, argv, env, folder / "logs" / f"{tag}.log")
+    """The pid of what was started."""
+    launch = launch_on(mig_uuid, folder, sys.executable, "-S", "-E", str(CHILD), *map(str, arguments))
+    return int(NodeRuntime(client).start(tag, launch, log_of(folder, tag)).id)
+
+
+def log_of(folder, tag="a"):
+    return folder / "logs" / f"{tag}.log"
+
+
+def only(client):
+    (found,) = NodeRuntime(client).list()
+    return found
+
+
+def end_of(client):
+    """How the only process ended, once it has."""
+    until(lambda: not only(client).alive)
+    return only(client).exit_code
 
 
 def device_truth(client, index=0):
@@ -91,10 +108,10 @@ def test_work_in_the_pace_file_becomes_energy_in_its_own_account(client, invento
     assert inventory.power_w(GPU0) == pytest.approx(35.0)
     until(lambda: inventory.energy_j(GPU0) > 0)
     child = start(client, folder, made.mig_uuid, 4, 21, 25, f"until={folder / 'warm'}")
-    assert [p.pid for p in inventory.processes(made.mig_uuid)] == [child.pid]
+    assert [p.pid for p in inventory.processes(made.mig_uuid)] == [child]
     warm_up = until(lambda: [v for s in device_truth(client)["slices"] for v in s["versions"] if v["batches"]])
     (folder / "warm").touch()
-    until(lambda: "done" in Path(child.log_path).read_text())
+    until(lambda: "done" in log_of(folder).read_text())
     until(lambda: [v["batches"] for s in device_truth(client)["slices"] for v in s["versions"]] == [21])
     until(lambda: inventory.power_w(GPU0) == pytest.approx(55.0))
     truth = device_truth(client)
@@ -117,48 +134,44 @@ def test_a_process_is_listed_stopped_and_forgotten(client, inventory, node, fold
     made = create_slice(inventory, GPU1, "1g.5gb", 3)
     child = start(client, folder, made.mig_uuid, 1, 0, 1)
     assert start(client, folder, made.mig_uuid, 1, 0, 1) == child  # idempotent
-    with pytest.raises(NodeRefused, match="another command line"):
+    with pytest.raises(StartError, match="another command"):
         start(client, folder, made.mig_uuid, 2, 0, 1)
-    with pytest.raises(NodeRefused, match="is alive"):
-        client.process_forget("a")
+    with pytest.raises(NodeRefused, match="alive"):
+        NodeRuntime(client).forget("a")
     with pytest.raises(DeviceBusy):
         destroy_slice(inventory, made.key)
     assert len(list((node.folder / "pace").iterdir())) == 1
-    assert client.process_wait("a", 0.05).alive
-    stopped = client.process_stop("a")
-    assert (stopped.alive, stopped.exit_code) == (False, -signal.SIGTERM)
-    assert gone(child.pid)
+    NodeRuntime(client).stop("a", 8.0)
     assert list((node.folder / "pace").iterdir()) == []
     destroy_slice(inventory, made.key)
-    assert [p.tag for p in client.process_list()] == ["a"]
-    client.process_forget("a")
-    assert client.process_list() == ()
+    assert end_of(client) == -signal.SIGTERM
+    assert gone(child)
+    NodeRuntime(client).forget("a")
+    assert NodeRuntime(client).list() == ()
 
 
 def test_a_stubborn_session_is_killed_whole(client, inventory, folder):
     made = create_slice(inventory, GPU0, "1g.5gb", 3)
     child = start(client, folder, made.mig_uuid, 1, 0, 1, "ignore")
-    until(lambda: "done" in Path(child.log_path).read_text())
-    (below,) = psutil.Process(child.pid).children()
-    stopped = client.process_stop("a", kill_after_s=0.2)
-    assert stopped.exit_code == -signal.SIGKILL
-    assert gone(child.pid)
-    assert gone(below.pid)
+    until(lambda: "done" in log_of(folder).read_text())
+    (below,) = psutil.Process(child).children()
+    NodeRuntime(client).stop("a", 0.2)
+    assert end_of(client) == -signal.SIGKILL
+    assert gone(child)
+    until(lambda: gone(below.pid))
 
 
 def test_a_killed_leader_takes_its_session_along(client, inventory, folder):
     made = create_slice(inventory, GPU0, "1g.5gb", 3)
     child = start(client, folder, made.mig_uuid, 1, 0, 1, "ignore")
-    until(lambda: "done" in Path(child.log_path).read_text())
-    (below,) = psutil.Process(child.pid).children()
-    os.kill(child.pid, signal.SIGKILL)
-    status = client.process_wait("a", 10.0)
-    assert (status.alive, status.exit_code) == (False, -signal.SIGKILL)
-    assert gone(child.pid)
-    assert gone(below.pid)
+    until(lambda: "done" in log_of(folder).read_text())
+    (below,) = psutil.Process(child).children()
+    os.kill(child, signal.SIGKILL)
+    assert end_of(client) == -signal.SIGKILL
+    assert gone(child)
+    until(lambda: gone(below.pid))
     assert inventory.processes(made.mig_uuid) == ()
-    again = start(client, folder, made.mig_uuid, 1, 0, 1)
-    assert again.pid != child.pid
+    assert start(client, folder, made.mig_uuid, 1, 0, 1) != child
 
 
 CLIENT_THAT_DIES = """
@@ -184,9 +197,8 @@ def test_a_killed_agent_loses_nothing(client, inventory, folder):
     assert dead.returncode == -signal.SIGKILL
     half, whole = inventory.gpu_instances(GPU0)
     assert (half.key.slice_type, half.mig_uuid) == ("2g.10gb", "")
-    (process,) = client.process_list()
-    assert process.alive
-    assert process.mig_uuid == whole.mig_uuid
+    assert only(client).alive
+    assert [str(process.pid) for process in inventory.processes(whole.mig_uuid)] == [only(client).id]
     before_j, before = inventory.energy_j(GPU0), client.pace_summary().batches
     until(lambda: client.pace_summary().batches > before + 5)
     assert inventory.energy_j(GPU0) > before_j
@@ -199,8 +211,8 @@ def test_sigterm_ends_everything_and_leaves_nothing(node, client, inventory, fol
     with Awake() as took:
         assert node.end() == 0
     assert took.seconds < 5.0
-    assert gone(polite.pid)
-    assert gone(stubborn.pid)
+    assert gone(polite)
+    assert gone(stubborn)
     assert not node.socket.exists()
     assert list((folder / "pace").iterdir()) == []
     with pytest.raises(NodeUnreachable, match="start it"):
@@ -213,18 +225,21 @@ def test_a_killed_node_takes_its_processes_along_and_is_another_driver_load(node
     assert client.describe()["driver_load_id"] == first_load
     made = create_slice(inventory, GPU0, "3g.20gb", 4)
     child = start(client, folder, made.mig_uuid, 4, 10000, 10)
+    region = Path(f"/dev/shm/trefoil-test-{made.mig_uuid}-region")
+    region.touch()
     node.process.kill()
     node.process.wait()
-    until(lambda: ended(child.pid))
+    until(lambda: ended(child))
     with pytest.raises(DriverUnavailable):
         inventory.energy_j(GPU0)
     node.start()
+    assert not region.exists()
     assert driver_load_id(folder / "driver_load_id") != first_load
     with pytest.raises(DriverUnavailable):
         inventory.gpu_instances(GPU0)
     inventory.open()
     assert inventory.gpu_instances(GPU0) == ()
-    assert client.process_list() == ()  # the same client, reconnected
+    assert NodeRuntime(client).list() == ()  # the same client, reconnected
 
 
 def test_rehearsed_trouble_reaches_the_driver(client, inventory):
@@ -257,8 +272,8 @@ def test_a_driver_restart_ends_what_runs_and_is_another_load(client, inventory, 
         inventory.gpu_instances(GPU0)
     inventory.open()
     assert inventory.gpu_instances(GPU0) == ()
-    assert client.process_wait("a", 10.0).exit_code == -signal.SIGKILL
-    assert gone(child.pid)
+    assert end_of(client) == -signal.SIGKILL
+    assert gone(child)
     assert list((folder / "pace").iterdir()) == []
     counted_j, truth = inventory.energy_j(GPU0), device_truth(client)
     assert counted_j < truth["counter_j"]  # the counter began anew, the true split went on
@@ -281,23 +296,6 @@ def test_others_at_the_gpus_through_the_socket(client, inventory):
         client.admin("overheat", index=1)
 
 
-def test_the_fleet_is_described_like_nvidia_smi(node, client, inventory):
-    made = create_slice(inventory, GPU1, "3g.20gb", 4)
-    argv = [sys.executable, "-m", "power_agent.simulated", "--describe"]
-    running = subprocess.run(
-        [*argv, "--socket", str(node.socket)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert f"UUID: {made.mig_uuid}" in running.stdout
-    assert "|   1  MIG 3g.20gb                  9           1           4:4               |" in running.stdout
-    assert "|   1  MIG 1g.5gb          19         4/7     4.75    No      14     0     0  |" in running.stdout
-    devices = 'devices=["H100-SXM5-80GB","Tesla P4"]'
-    words = ["--set", devices, "--socket", str(node.folder / "none")]
-    planned = subprocess.run([*argv, *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "GPU 1: Tesla P4" in planned
-    assert "No GPU instances found." in planned
-    assert {len(line) for line in planned.splitlines() if line.startswith(("|", "+"))} == {79}
-
-
 def test_a_process_on_a_whole_gpu_is_paced_and_metered(node, folder):
     node._argv += ["--set", 'devices=["Tesla P4"]']
     client = node.start()
@@ -307,8 +305,8 @@ def test_a_process_on_a_whole_gpu_is_paced_and_metered(node, folder):
     try:
         (device,) = opened.list_devices()
         child = start(client, folder, device.uuid, 4, 5, 78)
-        assert [process.pid for process in opened.processes(device.uuid)] == [child.pid]
-        until(lambda: "done" in Path(child.log_path).read_text())
+        assert [process.pid for process in opened.processes(device.uuid)] == [child]
+        until(lambda: "done" in log_of(folder).read_text())
         (account,) = until(lambda: device_truth(client)["active_j"] > 0 and device_truth(client)["slices"])
         assert (account["slice_type"], account["start"], account["size"]) == ("whole", 0, 1)
         assert [version["variant"] for version in account["versions"]] == ["digits-l"]
@@ -321,13 +319,13 @@ def test_a_process_on_a_whole_gpu_is_paced_and_metered(node, folder):
 
 
 def test_a_process_needs_a_slice_that_exists(client, inventory, folder):
-    with pytest.raises(NodeRefused, match="names no device"):
+    with pytest.raises(StartError, match="names no device"):
         start(client, folder, "MIG-00000000-0000-0000-0000-000000000000", 1, 0, 1)
-    with pytest.raises(NodeRefused, match="is in MIG mode"):
+    with pytest.raises(StartError, match="is in MIG mode"):
         start(client, folder, inventory.list_devices()[0].uuid, 1, 0, 1)
     made = create_slice(inventory, GPU0, "1g.5gb", 0)
-    with pytest.raises(NodeRefused, match="could not start"):
-        client.process_start("b", ["/nonexistent"], {"CUDA_VISIBLE_DEVICES": made.mig_uuid}, folder / "b.log")
+    with pytest.raises(StartError, match=r"/nonexistent.*Remedy: check"):
+        NodeRuntime(client).start("b", launch_on(made.mig_uuid, folder, "/nonexistent"), folder / "b.log")
     assert list((folder / "pace").iterdir()) == []
 
 

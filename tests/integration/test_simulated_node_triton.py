@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from power_agent.devices.inventory import Inventory
+from power_agent.runtimes.simulated_node import NodeRuntime
 from power_agent.simulated.nvml_shim import install_simulated_node, uninstall_simulated
 from power_agent.triton.client import TritonClient, TritonUnready
 from power_agent.triton.slice_launch import SliceSpec, prepare_slice
@@ -60,10 +61,10 @@ async def test_a_real_triton_is_paced_metered_killed_and_cleaned_up():
         triton = TritonClient(launch.grpc_target, launch.metrics_url, launch.repository, WallClock())
 
         def start():
-            return client.process_start(made.key.name, launch.argv, launch.env, folder / "triton.log", launch.cwd)
+            return int(NodeRuntime(client).start(made.key.name, launch, folder / "triton.log").id)
 
         try:
-            process = start()
+            pid = start()
             await triton.wait_ready(parts, 60.0)
             await triton.probe("digits", 4)
             truth, version = await books(client, 2)  # a warm-up and the probe
@@ -87,12 +88,13 @@ async def test_a_real_triton_is_paced_metered_killed_and_cleaned_up():
             assert truth["idle_j"] > 0
             assert truth["unallocated"]["starting_j"] > 0
 
-            below = psutil.Process(process.pid).children(recursive=True)
-            assert below
-            os.kill(process.pid, signal.SIGKILL)
-            dead = client.process_wait(made.key.name, 10.0)
-            assert (dead.alive, dead.exit_code) == (False, -signal.SIGKILL)
-            assert not any(psutil.pid_exists(one.pid) for one in (*below, process))
+            tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+            assert len(tree) > 1
+            os.kill(pid, signal.SIGKILL)
+            async with asyncio.timeout(60):
+                while NodeRuntime(client).list()[0].alive or any(psutil.pid_exists(one.pid) for one in tree):
+                    await asyncio.sleep(0.02)
+            assert NodeRuntime(client).list()[0].exit_code == -signal.SIGKILL
             assert regions(launch) == []
             with pytest.raises(TritonUnready):
                 await triton.probe("digits", 4)
@@ -103,7 +105,7 @@ async def test_a_real_triton_is_paced_metered_killed_and_cleaned_up():
             with Awake() as took:
                 assert node.end() == 0
             assert took.seconds < 5.0
-            assert not psutil.pid_exists(again.pid)
+            assert not psutil.pid_exists(again)
             assert regions(launch) == []
         finally:
             await triton.close()

@@ -17,6 +17,8 @@ import numpy as np
 import psutil
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from power_agent.runtimes.base import RunningTriton
+from power_agent.runtimes.simulated_node import NodeRuntime
 from power_agent.simulated.node_client import NodeClient
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from tests.support.ports import free_block, free_ports
@@ -177,11 +179,15 @@ class AgentCluster:
             after = rows[-1][0]
         return found
 
+    def tritons(self) -> list[RunningTriton]:
+        """Those that live."""
+        return [one for one in NodeRuntime(self.client).list() if one.alive]
+
     def triton(self, part: SliceKey) -> psutil.Process:
         """The Triton process of a slice."""
-        for process in self.client.process_list():
-            if process.tag.startswith(f"{part.name}.g") and process.alive:
-                return psutil.Process(process.pid)
+        for one in self.tritons():
+            if one.tag.startswith(f"{part.name}.g"):
+                return psutil.Process(int(one.id))
         raise AssertionError(f"no Triton on {part.name}")
 
     def kill_agent(self) -> None:

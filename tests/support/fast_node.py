@@ -7,19 +7,20 @@ import asyncio
 import inspect
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from power_agent.devices.errors import NodeRefused
-from power_agent.runtimes.confinement import Confined
+from power_agent.runtimes.base import RunningTriton
+from power_agent.runtimes.confinement import Confinement
 from power_agent.simulated.node_server import NodeServer
-from power_agent.simulated.processes import Child
 from power_agent.simulated.settings import NodeSettings
+from power_agent.triton.slice_launch import SliceLaunch
 from tests.support.fake_slice import FakeSlice
 from tests.support.fast_agent import catalog
 from trefoil.core.catalog import Catalog
-from trefoil.core.errors import TrefoilError
+from trefoil.core.errors import StartError, TrefoilError
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.telemetry import setup_logging
 
@@ -28,88 +29,90 @@ HUNG_S: Final = 3600.0
 
 
 class FakeProcess:
-    """In place of a Popen."""
+    """A fake Triton that has a pid."""
 
-    def __init__(self, pid: int, triton: FakeSlice) -> None:
-        self.pid = pid
-        self.triton = triton
+    def __init__(self, pid: int, tag: str, launch: SliceLaunch) -> None:
+        self.pid, self.tag, self.launch = pid, tag, launch
+        self.triton = FakeSlice(launch.argv)
+        self.started_at_s = time.time()
         self.up = asyncio.get_running_loop().create_task(self._start())
-        self.returncode: int | None = None
+        self.exit_code: int | None = None
         self._down: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> RunningTriton:
+        """As the product's runtime lists it."""
+        alive = self.exit_code is None
+        return RunningTriton(self.tag, str(self.pid), str(self.pid), alive, self.exit_code, self.started_at_s)
 
     async def _start(self) -> None:
         try:
             await self.triton.start()
         except (RuntimeError, OSError, TrefoilError) as error:  # as a Triton that writes a line and exits
             print(f"pid {self.pid} does not start: {error!r}", file=sys.stderr, flush=True)
-            self.kill()
+            self.end(-signal.SIGKILL)
 
-    def terminate(self) -> None:
-        """SIGTERM."""
-        self._end(0)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._end(-signal.SIGKILL)
-
-    def _end(self, code: int) -> None:
+    def end(self, code: int) -> asyncio.Task[None]:
+        """Let it end; done when it has."""
         if self._down is None:
             self._down = asyncio.get_running_loop().create_task(self._stop(code))
+        return self._down
+
+    async def ended(self, code: int) -> None:
+        """Let it end and wait for that."""
+        await self.end(code)
 
     async def _stop(self, code: int) -> None:
         if asyncio.current_task() is not self.up:
             await asyncio.wait((self.up,))
         await self.triton.stop()
-        self.returncode = code
+        self.exit_code = code
 
 
-class FakeProcesses:
-    """In place of the node's ProcessTable."""
+class FakeRuntime:
+    """In place of the node's ProcessRuntime."""
 
     def __init__(self) -> None:
-        self.children: dict[str, Child] = {}
+        self.processes: dict[str, FakeProcess] = {}
         self.starts = 0
+        self.loop: asyncio.AbstractEventLoop | None = None
 
-    def __iter__(self) -> Iterator[Child]:
-        return iter(tuple(self.children.values()))
+    def start(self, tag: str, launch: SliceLaunch, log_path: Path, confinement: Confinement) -> RunningTriton:
+        """Start one; its port listens when `up` is done."""
+        self.loop = asyncio.get_running_loop()
+        process = self.processes.get(tag)
+        if process is None or not process.running.alive:
+            self.starts += 1
+            process = self.processes[tag] = FakeProcess(FIRST_PID + self.starts, tag, launch)
+        elif process.launch.argv != launch.argv:
+            raise StartError("alive with another command", field="tag", value=tag, remedy="stop it first")
+        return process.running
 
-    def get(self, tag: str) -> Child:
-        """Raises NodeRefused when unknown."""
-        if tag not in self.children:
-            raise NodeRefused(f"no process with tag {tag!r}")
-        return self.children[tag]
+    def list(self) -> Sequence[RunningTriton]:
+        """All of them."""
+        return tuple(process.running for process in self.processes.values())
 
-    def find_alive(self, tag: str) -> Child | None:
-        """One that lives."""
-        child = self.children.get(tag)
-        return child if child is not None and child.alive else None
-
-    def start(
-        self, tag: str, argv: Sequence[str], env: Mapping[str, str], log_path: str, cwd: str, mig_uuid: str,
-        now_s: float, confined: Confined,
-    ) -> Child:  # fmt: skip
-        """Start one; its port listens when `process.up` is done."""
-        self.starts += 1
-        process: Any = FakeProcess(FIRST_PID + self.starts, FakeSlice(argv))
-        self.children[tag] = Child(tag, process, mig_uuid, tuple(argv), log_path, now_s)
-        return self.children[tag]
+    def stop(self, tag: str, kill_after_s: float) -> None:
+        """SIGTERM; called from a thread, as the product's."""
+        process = self.processes.get(tag)
+        if process is not None and self.loop is not None:
+            asyncio.run_coroutine_threadsafe(process.ended(0), self.loop).result()
 
     def forget(self, tag: str) -> None:
-        """Raises NodeRefused while it lives."""
-        if self.get(tag).alive:
-            raise NodeRefused(f"{tag} is alive")
-        del self.children[tag]
+        """Raises StartError while it lives."""
+        process = self.processes.get(tag)
+        if process is not None and process.running.alive:
+            raise StartError("alive", field="tag", value=tag, remedy="stop it first")
+        self.processes.pop(tag, None)
 
-    def poll(self) -> list[Child]:
-        """Those that ended since the last call."""
-        ended = []
-        for child in self.children.values():
-            if not child.alive or child.popen.returncode is None:
-                continue
-            child.exit_code = child.popen.returncode
-            child.ended.set()
-            ended.append(child)
-        return ended
+    def kill_all(self) -> None:
+        """SIGKILL."""
+        for process in self.processes.values():
+            process.end(-signal.SIGKILL)
+
+    def reap(self) -> bool:
+        """Nothing is below them; whether one ended, `list` tells."""
+        return True
 
 
 class FastNode(NodeServer):
@@ -117,32 +120,25 @@ class FastNode(NodeServer):
 
     def __init__(self, settings: NodeSettings, catalog: Catalog) -> None:
         super().__init__(settings, catalog, WallClock())
-        self._fakes = FakeProcesses()
-        self.node.processes = self._fakes  # type: ignore[assignment]
+        self._fakes = FakeRuntime()
+        self.node.runtime = self._fakes  # type: ignore[assignment]
         extra = {"inspect": self._inspect, "kill": self._kill, "kill_stub": self._kill_stub}
         self._ops.update(extra)
         self._signatures.update({op.__name__: inspect.signature(op) for op in extra.values()})
 
     async def _process_start(self, **request: Any) -> dict[str, Any]:
         status = await super()._process_start(**request)
-        await self._fakes.get(request["tag"]).popen.up  # type: ignore[attr-defined]
+        await self._fakes.processes[request["tag"]].up
         return status
 
-    async def _process_stop(self, tag: str, kill_after_s: float = 8.0) -> dict[str, Any]:
-        child = self._fakes.get(tag)
-        child.popen.terminate()
-        while child.popen.returncode is None:
-            await asyncio.sleep(0.001)
-        self.tick()
-        return await super()._process_stop(tag, kill_after_s)
-
     async def _kill(self, tag: str) -> None:
-        self._fakes.get(tag).popen.kill()
+        self._fakes.processes[tag].end(-signal.SIGKILL)
 
     async def _kill_stub(self, tag: str) -> None:
-        self._fakes.get(tag).popen.triton.stub_dead = True  # type: ignore[attr-defined]
+        self._fakes.processes[tag].triton.stub_dead = True
 
     async def _inspect(self) -> dict[str, Any]:
+        alive = {one.tag for one in self.node.list_processes() if one.alive}
         gpus = []
         for gpu in self.node.driver.gpus:
             instances = [
@@ -167,8 +163,14 @@ class FastNode(NodeServer):
                 }
             )
         processes = [
-            {"tag": c.tag, "pid": c.pid, "uuid": c.mig_uuid, "alive": c.alive, "versions": c.popen.triton.versions}  # type: ignore[attr-defined]
-            for c in self._fakes
+            {
+                "tag": tag,
+                "pid": process.pid,
+                "uuid": process.launch.gpu_uuid,
+                "alive": tag in alive,
+                "versions": process.triton.versions,
+            }
+            for tag, process in self._fakes.processes.items()
         ]
         return {"gpus": gpus, "processes": processes, "starts": self._fakes.starts}
 

@@ -95,7 +95,6 @@ class Kit:
     folder: Path
     gpu_uuid: str = ""
     pid: Callable[[RunningTriton], int] = lambda triton: int(triton.id)
-    ends_strays: bool = True  # also children that left the session
     isolates: bool = True  # what it runs can do less than whoever started it; needs root, or an engine
     host: str = "127.0.0.1"  # where the stand-in listens, as it sees it
 
@@ -237,7 +236,7 @@ class RuntimeContract:
         assert {one.tag: one.alive for one in runtime.list()} == {"a.g1": False, "b.g1": True}
 
     def test_one_that_does_not_listen_is_killed_with_all_that_belongs_to_it(self, kit: Kit) -> None:
-        runtime, launch = kit.again(), kit.launch("ignore", "leave", *(["stray"] if kit.ends_strays else []))
+        runtime, launch = kit.again(), kit.launch("ignore", "leave", "stray")
         runtime.start("a.g1", launch, kit.log)
         until(lambda: listens(launch))
         started_s = time.monotonic()

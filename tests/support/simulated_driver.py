@@ -1,5 +1,6 @@
 """An in-process simulated driver behind the real pynvml, and a simulated node as a process."""
 
+import os
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from power_agent.simulated.gpu_state import Nvml, NvmlFault
 from power_agent.simulated.machine import Machine
 from power_agent.simulated.node_client import NodeClient
 from power_agent.simulated.nvml_shim import Send, install_simulated_driver, uninstall_simulated
+from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core.fleet import SliceKey
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +27,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def make_driver(*models: GpuModel, **options: Any) -> Driver:
     return Driver("node0", models or (A100_40GB,), **{"load_number": 7, **options})
+
+
+def launch_on(uuid: str, folder: Path, *argv: str) -> SliceLaunch:
+    """A program, whatever it is, on a slice."""
+    env = {"CUDA_VISIBLE_DEVICES": uuid, "PATH": os.environ["PATH"]}
+    return SliceLaunch(
+        argv, env, folder, folder, "127.0.0.1:0", "", "", "", f"trefoil-test-{uuid}-", folder, gpu_uuid=uuid
+    )
 
 
 def create_slice(inventory: Inventory, device: str, slice_type: str, start: int) -> ObservedSlice:

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from power_agent.runtimes.simulated_node import NodeRuntime
 from tests.integration.system.conftest import Serving
 from tests.support.system import energy_samples, load, metered_until, slices, until
 from trefoil.cli.system_client import SystemClient
@@ -76,7 +77,7 @@ def mark(index: int, device: str, reads: list[Read], samples: list[EnergySample]
 def pids(serving: Serving) -> dict[str, int]:
     node = serving.system.node()
     try:
-        return {p.tag: p.pid for p in node.process_list() if p.alive}
+        return {p.tag: int(p.id) for p in NodeRuntime(node).list() if p.alive}
     finally:
         node.close()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
+from power_agent.runtimes.simulated_node import NodeRuntime
 from tests.integration.system.conftest import Serving
 from tests.support.system import load, plan_in_force, slices, until
 from trefoil.cli.load.result import OK, LoadResult
@@ -49,10 +50,10 @@ def triton_of(serving: Serving, key: SliceKey) -> psutil.Process:
     """The Triton process of a slice, as the node lists it."""
     node = serving.system.node()
     try:
-        (found,) = [p for p in node.process_list() if p.tag.startswith(f"{key.name}.g") and p.alive]
+        (found,) = [p for p in NodeRuntime(node).list() if p.tag.startswith(f"{key.name}.g") and p.alive]
     finally:
         node.close()
-    return psutil.Process(found.pid)
+    return psutil.Process(int(found.id))
 
 
 def victim(status: dict[SliceKey, SliceStatus], slice_type: str) -> SliceKey:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from dispatcher.workers.core.membership import rank_workers
+from power_agent.runtimes.simulated_node import NodeRuntime
 from tests.support.system import DEADLINE_S, RunningSystem, slices, until, windows
 from tests.support.twin_family import TWIN, two_families
 from trefoil.cli.load.generator import LoadSpec, RateProfile, run_load
@@ -71,10 +72,10 @@ async def hurt(system: RunningSystem) -> dict[str, int]:
         (shared,) = [key for key in await slices(client) if key.device == SHARED]
         node = system.node()
         try:
-            (triton,) = [p for p in node.process_list() if p.tag.startswith(f"{shared.name}.g") and p.alive]
+            (triton,) = [p for p in NodeRuntime(node).list() if p.tag.startswith(f"{shared.name}.g") and p.alive]
         finally:
             node.close()
-        psutil.Process(triton.pid).kill()
+        psutil.Process(int(triton.id)).kill()
         await asyncio.sleep(8)
         await until(well, 60.0)
         psutil.Process(system.service_pid("carbon_feed")).kill()
