@@ -194,6 +194,32 @@ def carbondis(
     _reproduce("carbondis", about, partial(study, options, out), carbondis_tables, out, as_json)
 
 
+@reproduce.command("infadapter")
+def infadapter(
+    out: Annotated[Path, typer.Option(help="Folder for summary.json, a CSV and PNG per figure, and kept runs.")] = Path(
+        "out/reproduce/infadapter"
+    ),
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="How many seeds of the arrivals.")] = 5,
+    jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")] = 0,
+    sweeps: Annotated[
+        bool, typer.Option(help="Also the public code's constants, its arrivals, and forecasters.")
+    ] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, 13 minutes of each load, no sweeps.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """InfAdapter: five networks on 20 cores, 21 minutes of Twitter and a steady load. Runs in --out are kept."""
+    from trefoil.reproduce.infadapter import load
+    from trefoil.reproduce.infadapter_study import QUICK, Options, study
+    from trefoil.reproduce.tables import infadapter_tables
+
+    options = replace(QUICK, jobs=jobs) if quick else Options(tuple(range(1, seeds + 1)), sweeps=sweeps, jobs=jobs)
+    about = {
+        "paper": "InfAdapter", "basis": "simulated on published capacities", "seeds": list(options.seeds),
+        "data": load("twitter")[1],
+    }  # fmt: skip
+    _reproduce("infadapter", about, partial(study, options, out), infadapter_tables, out, as_json)
+
+
 def _reproduce(
     name: str,
     about: dict[str, Any],

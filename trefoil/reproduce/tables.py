@@ -324,3 +324,50 @@ def _carbondis_row(row: Mapping[str, Any]) -> list[str]:
         f"{row['late_pct']['mean']:.2f}",
         _each((one["mean"] for one in row["high_uses"].values()), 0),
     ]
+
+
+def infadapter_tables(found: Mapping[str, Any]) -> dict[str, str]:
+    """Tables of `trefoil reproduce infadapter` by name; `found` is its summary.json."""
+    head = ("load", "scheme", "late or refused, %", "seconds with p99 over 750 ms", "cores", "accuracy loss, points")
+    keys = ("late_pct", "violated_s", "cores", "loss_pct")
+    rows = [
+        (block, scheme, *(_spread(row[key], 1, digits) for key, digits in zip(keys, (2, 0, 2, 2), strict=True)))
+        for block, by in found["blocks"].items()
+        for scheme, row in by.items()
+    ]
+    paper = found["paper"]
+    claims = [
+        (trace, name, _claim(one["fewer_violations_pct"]), _claim(one["less_cost_pct"]),
+         f"{one['less_loss_than_ms_plus']:+.2f}")
+        for trace, by in found["claims"].items()
+        for name, one in by.items()
+    ]  # fmt: skip
+    said = (
+        "load", "planner",
+        f"fewer seconds of violation than VPA+ that costs no more, % (paper: up to {paper['fewer_violations_pct']})",
+        f"less cost than VPA+ at least as accurate, % (paper: up to {paper['less_cost_pct']})",
+        "accuracy gained over MS+ at equal cost, points",
+    )  # fmt: skip
+    fig2 = [
+        (cores, name, "nothing carries it" if one is None else f"{one['loss_pct']:.2f}", _sizes(one))
+        for cores, by in found["fig2"].items()
+        for name, one in by.items()
+    ]
+    fig6 = [
+        (name, f"{one['slope']:.3f}", f"{one['intercept']:+.3f}", f"{one['r2']:.4f}", f"{one['error_max_per_s']:.1f}")
+        for name, one in found["fig6"].items()
+    ]
+    return {
+        "claims": markdown(said, claims),
+        "runs": markdown(head, rows),
+        "fig2": markdown(("75 requests/s", "planner", "accuracy loss, points", "cores"), fig2),
+        "fig6": markdown(("variant", "requests/s a core", "intercept", "R2", "largest error, requests/s"), fig6),
+    }
+
+
+def _claim(by: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {pct:.0f}" for name, pct in by.items()) or "none such"
+
+
+def _sizes(one: Mapping[str, Any] | None) -> str:
+    return "" if one is None else ", ".join(f"{name} {cores:g}" for name, cores in one["cores"].items())

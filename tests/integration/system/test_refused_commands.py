@@ -91,7 +91,8 @@ READING = {
     *("node show", "node preview", "node energy", "node doctor"),
     *("carbon now", "carbon watch", "carbon forecast", "carbon history", "carbon health", "carbon zones"),
     *("forecast train", "forecast backtest"),
-    *("carbon backtest", "simulate", "compare", "reproduce clover", "reproduce wattwiser", "reproduce carbondis"),
+    *("carbon backtest", "simulate", "compare"),
+    *("reproduce clover", "reproduce wattwiser", "reproduce carbondis", "reproduce infadapter"),
     *("family list", "family check", "setup triton"),
 }
 

@@ -1,0 +1,152 @@
+"""InfAdapter's experiment: five residual networks on 20 cores, 21 minutes of Twitter's load and a steady one.
+
+Source: InfAdapter (EuroMLSys 23), section 5, Figs. 5, 7 to 10; its public code for what the paper does not say.
+    Capacities: infadapter_numbers.py. Load: the public code's slice of 1,260 s; its steady slice is not public here, so
+    one of the same mean and maximum (111 and 206 requests/s over 1,500 s) is made up. Before time zero either runs
+    backwards, so that forecasters have their ten minutes of history.
+Arrivals: `poisson`, or `repeated` as the public load generator sends them: its generator begins anew in every second,
+    so that seconds of one rate bring the same gaps.
+Deviations: slices serve as the queueing law has it, with service times that carry what was published
+    (infadapter_numbers.py), so that what a planner reads off its line is nearly true. No client gives up; joules are
+    unknown.
+"""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trefoil.core.policies import preset_constants
+from trefoil.reproduce.experiment import data_folder
+from trefoil.reproduce.infadapter_numbers import CORES, QUANTILE, SLO_MS, catalog
+from trefoil.reproduce.runs import RunResult, key_of, played, source_hash
+from trefoil.simulator.scenario.arrivals import draw_counted
+from trefoil.simulator.scenario.inputs import Provided
+from trefoil.simulator.scenario.schema import Arrivals, FamilyObjective, Node, PolicyChoice, Scenario, Served
+
+FAMILY: Final = "resnets"
+TWITTER: Final = "twitter_2021-08_infadapter_21min_per_second.csv"
+BUDGET: Final = 20  # cores
+HISTORY_S: Final = 660  # before time zero
+BASE: Final[Mapping[str, int]] = {"vpa_plus-18": 1, "vpa_plus-50": 3, "vpa_plus-152": 5}  # version of the variant
+SCHEMES: Final = ("infadapter", "ms_plus", *BASE)
+STEADY_S, STEADY_MEAN, STEADY_MAX = 1500, 111.0, 206.0
+
+
+@cache
+def load(name: str) -> tuple[tuple[float, ...], str]:
+    """Requests of each second of `twitter` or `steady`, and where they are from."""
+    if name == "steady":
+        return steady(), "made up: mean 111, maximum 206 requests/s"
+    folder = data_folder()
+    if folder is None:
+        return bursty(), "made up in the shape of Twitter's slice, which is not here"
+    with (folder / "requests" / TWITTER).open(encoding="utf-8") as file:
+        return tuple(float(row["requests"]) for row in csv.DictReader(file)), "Twitter, 21 minutes (TREFOIL_DATA)"
+
+
+def steady() -> tuple[float, ...]:
+    """A load that wanders slowly about its mean, with single high seconds: mean and maximum are the paper's."""
+    rng, slow = np.random.default_rng(23), np.zeros(STEADY_S)
+    for i in range(1, STEADY_S):
+        slow[i] = 0.99 * slow[i - 1] + rng.normal()
+    rate = STEADY_MEAN + 1.5 * slow + 16 * rng.normal(size=STEADY_S)
+    rate += STEADY_MEAN - rate.mean()
+    stretched = STEADY_MEAN + (rate - STEADY_MEAN) * (STEADY_MAX - STEADY_MEAN) / (rate.max() - STEADY_MEAN)
+    return tuple(np.maximum(0, np.rint(stretched)).tolist())
+
+
+def bursty() -> tuple[float, ...]:
+    """Steady, a spike of four times as much at 600 s, a slow decrease, and the load of the beginning again."""
+    at_s = np.arange(1260)
+    rate = np.interp(at_s, (0, 590, 610, 830, 1050, 1260), (55.0, 55.0, 230.0, 230.0, 110.0, 60.0))
+    return tuple(np.random.default_rng(9).poisson(rate).astype(float).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class InfAdapterSpec:
+    """Spec of one run. `scheme`: a policy, or VPA+ of one variant; `constants`: over those of the preset."""
+
+    scheme: str
+    trace: str
+    seed: int
+    preset: str = "paper"
+    forecaster: str = "lstm"
+    arrivals: str = "poisson"
+    seconds: int = 0
+    """How much of the trace is played; 0: all of it."""
+    constants: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy."""
+        return self.scheme.partition("-")[0]
+
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        said = " ".join(f"{name} {value:g}" for name, value in self.constants)
+        return f"{self.trace} {self.scheme} {self.preset} {self.forecaster} {self.arrivals} {said} seed {self.seed}"
+
+    @property
+    def counts(self) -> npt.NDArray[np.float64]:
+        """Requests of each second."""
+        whole = np.array(load(self.trace)[0])
+        return whole[: self.seconds] if self.seconds else whole
+
+    @property
+    def work(self) -> float:
+        """About how many requests are played."""
+        return float(self.counts.sum())
+
+    @property
+    def key(self) -> str:
+        """Key of the run, whatever process computes it."""
+        return key_of(self, source_hash(self.policy, __name__) + load(self.trace)[1])
+
+    def times_s(self) -> npt.NDArray[np.float64]:
+        """Arrival times, with what came before time zero."""
+        counts = self.counts
+        counts = np.concatenate((np.resize(counts, HISTORY_S)[::-1], counts))
+        if self.arrivals == "repeated":
+            gaps = np.random.default_rng(42).standard_exponential(int(counts.max()))
+            times = np.concatenate([at + np.cumsum(gaps[: int(n)]) / n for at, n in enumerate(counts) if n])
+            return np.sort(times) - HISTORY_S
+        rng = np.random.default_rng([self.seed, 0x1FAD])
+        return draw_counted(rng.poisson(counts).astype(float), 1.0, rng) - HISTORY_S
+
+    def play(self) -> RunResult:
+        """Simulate it."""
+        provided = Provided(catalog=catalog(), truth=catalog(CORES), arrivals={FAMILY: self.times_s()})
+        return played(self, scenario_of(self), provided)
+
+
+def scenario_of(spec: InfAdapterSpec) -> Scenario:
+    """Scenario of a spec."""
+    constants = {**preset_constants(spec.policy, spec.preset), "budget_cores": float(BUDGET), **dict(spec.constants)}
+    if spec.scheme in BASE:
+        constants["version"] = float(BASE[spec.scheme])
+    return Scenario(
+        name=spec.name,
+        seed=spec.seed,
+        duration_s=float(spec.counts.size),
+        warmup_s=float(HISTORY_S),
+        series_s=1.0,
+        exact_quantiles=True,
+        nodes=(Node(devices=("cpu:48",)),),
+        families=(
+            Served(
+                name=FAMILY,
+                arrivals=Arrivals(rate_per_s=1.0),  # those provided come instead
+                objective=FamilyObjective(mode="instant", slo_ms=SLO_MS, slo_quantile=QUANTILE),
+            ),
+        ),
+        policy=PolicyChoice(name=spec.policy, forecaster=spec.forecaster, constants=constants),
+    )
+
+
+ACCURACY_BEST: Final = max(v.accuracy for v in catalog().families[0].variants)
