@@ -13,7 +13,6 @@ from power_agent.simulated.energy import settled_c
 from power_agent.simulated.gpu_state import ComputeInstance, DriverProcess, Gpu, Nvml, NvmlFault
 from power_agent.simulated.monitoring import XID_EVENT
 
-CUDA_VERSION: Final = 12020
 MEBIBYTE: Final = 2**20
 RESERVED_MIB: Final = 600  # what the driver itself keeps of a GPU's memory
 
@@ -169,18 +168,10 @@ def to_milli(value: float) -> int:
     return round(value * 1e3)
 
 
-def temperature(driver: Driver, handle: int, *_sensor: int) -> list[Any]:
+def temperature(driver: Driver, handle: int, _sensor: int) -> list[Any]:
     """Answer nvmlDeviceGetTemperature: whole degrees Celsius."""
     gpu = driver.gpu(handle)
     return [round(settled_c(gpu.power_w) if gpu.temperature_c is None else gpu.temperature_c)]
-
-
-def utilization(driver: Driver, handle: int) -> list[Any]:
-    """Answer nvmlDeviceGetUtilizationRates: percent; NOT_SUPPORTED while MIG is on."""
-    gpu = driver.gpu(handle)
-    if gpu.mig_current:
-        raise NvmlFault(Nvml.NOT_SUPPORTED)
-    return [{"gpu": round(100 * gpu.utilization), "memory": round(35 * gpu.utilization)}]
 
 
 # --- energy and power ---
@@ -237,15 +228,7 @@ def clock_info(driver: Driver, handle: int, kind: int) -> list[Any]:
         raise NvmlFault(Nvml.INVALID_ARGUMENT)
     if kind != CLOCK_MEMORY:
         return [gpu.clock_at_mhz(driver.now_s)]
-    return [gpu.locked_memory_mhz[1] if gpu.locked_memory_mhz else gpu.model.memory_clocks_mhz[0]]
-
-
-def max_clock_info(driver: Driver, handle: int, kind: int) -> list[Any]:
-    """Answer nvmlDeviceGetMaxClockInfo [MHz]."""
-    gpu = driver.gpu(handle)
-    if kind >= CLOCK_KINDS:
-        raise NvmlFault(Nvml.INVALID_ARGUMENT)
-    return [gpu.model.memory_clocks_mhz[0] if kind == CLOCK_MEMORY else gpu.model.clock_max_mhz]
+    return [gpu.model.memory_clocks_mhz[0]]
 
 
 def default_application_clock(driver: Driver, handle: int, kind: int) -> list[Any]:
@@ -287,21 +270,6 @@ def lock_clocks(driver: Driver, handle: int, low_mhz: int, high_mhz: int) -> lis
 def reset_clocks(driver: Driver, handle: int) -> list[Any]:
     """Answer nvmlDeviceResetGpuLockedClocks."""
     driver.reset_clocks(driver.gpu(handle))
-    return []
-
-
-def lock_memory_clocks(driver: Driver, handle: int, low_mhz: int, high_mhz: int) -> list[Any]:
-    """Answer nvmlDeviceSetMemoryLockedClocks."""
-    driver.lock_memory_clocks(driver.gpu(handle), low_mhz, high_mhz)
-    return []
-
-
-def reset_memory_clocks(driver: Driver, handle: int) -> list[Any]:
-    """Answer nvmlDeviceResetMemoryLockedClocks."""
-    gpu = driver.gpu(handle)
-    if not gpu.model.memory_lockable:
-        raise NvmlFault(Nvml.NOT_SUPPORTED)
-    gpu.locked_memory_mhz = None
     return []
 
 
@@ -409,22 +377,10 @@ def _read(pick: Callable[[Gpu], Any]) -> Call:
     return call
 
 
-def _constant(value: Any) -> Call:
-    return lambda _driver: [value]
-
-
-def is_mig_device(driver: Driver, handle: int) -> list[Any]:
-    """Answer nvmlDeviceIsMigDeviceHandle."""
-    return [int(isinstance(driver.device(handle), ComputeInstance))]
-
-
 CALLS: Final[dict[str, Call]] = {
     "nvmlInitWithFlags": init,
     "nvmlShutdown": shutdown,
     "nvmlSystemGetDriverVersion": lambda driver: [driver.version],
-    "nvmlSystemGetNVMLVersion": lambda driver: [f"12.{driver.version}"],
-    "nvmlSystemGetCudaDriverVersion": _constant(CUDA_VERSION),
-    "nvmlSystemGetCudaDriverVersion_v2": _constant(CUDA_VERSION),
     "nvmlDeviceGetCount_v2": device_count,
     "nvmlDeviceGetHandleByIndex_v2": handle_by_index,
     "nvmlDeviceGetHandleByUUID": handle_by_uuid,
@@ -442,9 +398,7 @@ CALLS: Final[dict[str, Call]] = {
     "nvmlDeviceSetPersistenceMode": set_persistence,
     "nvmlDeviceGetVirtualizationMode": _read(lambda _gpu: 0),
     "nvmlDeviceGetComputeRunningProcesses_v3": running_processes,
-    "nvmlDeviceGetUtilizationRates": utilization,
     "nvmlDeviceGetTemperature": temperature,
-    "nvmlDeviceGetTemperatureV": temperature,
     "nvmlDeviceGetTotalEnergyConsumption": energy,
     "nvmlDeviceGetPowerUsage": _read(lambda gpu: to_milli(gpu.power_w)),
     "nvmlDeviceGetFieldValues": field_values,
@@ -454,7 +408,6 @@ CALLS: Final[dict[str, Call]] = {
     "nvmlDeviceGetPowerManagementLimitConstraints": power_limit_bounds,
     "nvmlDeviceSetPowerManagementLimit": set_power_limit,
     "nvmlDeviceGetClockInfo": clock_info,
-    "nvmlDeviceGetMaxClockInfo": max_clock_info,
     "nvmlDeviceGetDefaultApplicationsClock": default_application_clock,
     "nvmlDeviceGetSupportedMemoryClocks": _read(lambda gpu: list(gpu.model.memory_clocks_mhz)),
     "nvmlDeviceGetSupportedGraphicsClocks": graphics_clocks,
@@ -462,8 +415,6 @@ CALLS: Final[dict[str, Call]] = {
     "nvmlDeviceGetCurrentClocksThrottleReasons": event_reasons,
     "nvmlDeviceSetGpuLockedClocks": lock_clocks,
     "nvmlDeviceResetGpuLockedClocks": reset_clocks,
-    "nvmlDeviceSetMemoryLockedClocks": lock_memory_clocks,
-    "nvmlDeviceResetMemoryLockedClocks": reset_memory_clocks,
     "nvmlEventSetCreate": event_set_create,
     "nvmlEventSetFree": event_set_free,
     "nvmlEventSetWait_v2": event_wait,
@@ -486,23 +437,16 @@ CALLS: Final[dict[str, Call]] = {
     "nvmlDeviceCreateGpuInstanceWithPlacement": mig.create_gi,
     "nvmlGpuInstanceDestroy": mig.destroy_gi,
     "nvmlDeviceGetGpuInstances": mig.gis,
-    "nvmlDeviceGetGpuInstanceById": mig.gi_by_id,
     "nvmlGpuInstanceGetInfo": mig.gi_info,
     "nvmlGpuInstanceGetComputeInstanceProfileInfo": mig.ci_profile,
     "nvmlGpuInstanceGetComputeInstanceProfileInfoV": mig.ci_profile,
     "nvmlGpuInstanceGetComputeInstanceRemainingCapacity": mig.ci_capacity,
-    "nvmlGpuInstanceGetComputeInstancePossiblePlacements": mig.ci_placements,
     "nvmlGpuInstanceCreateComputeInstance": mig.create_ci,
     "nvmlGpuInstanceCreateComputeInstanceWithPlacement": mig.create_ci,
     "nvmlComputeInstanceDestroy": mig.destroy_ci,
     "nvmlGpuInstanceGetComputeInstances": mig.cis,
-    "nvmlGpuInstanceGetComputeInstanceById": mig.ci_by_id,
     "nvmlComputeInstanceGetInfo_v2": mig.ci_info,
-    "nvmlDeviceIsMigDeviceHandle": is_mig_device,
     "nvmlDeviceGetGpuInstanceId": mig.gi_id_of,
-    "nvmlDeviceGetComputeInstanceId": mig.ci_id_of,
     "nvmlDeviceGetMaxMigDeviceCount": mig.devices_max,
     "nvmlDeviceGetMigDeviceHandleByIndex": mig.mig_by_index,
-    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": mig.parent_of,
-    "nvmlDeviceGetAttributes_v2": mig.attributes,
 }

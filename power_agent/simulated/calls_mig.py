@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from power_agent.simulated.driver import STALE_MIG_DEVICE, Driver
 from power_agent.simulated.gpu_models import KNOWN_PROFILE_CONSTANTS, MEMORY_SLICES, GiProfile
-from power_agent.simulated.gpu_state import Gpu, GpuInstance, Nvml, NvmlFault
+from power_agent.simulated.gpu_state import Gpu, Nvml, NvmlFault
 
 MIG_DEVICES_MAX: Final = MEMORY_SLICES - 1
 
@@ -26,7 +26,6 @@ def set_mig_mode(driver: Driver, handle: int, mode: int) -> list[Any]:
 
 
 def _gi_profile(profile: GiProfile) -> list[Any]:
-    copy, decoder, encoder, jpeg, flow = profile.engines
     return [
         {
             "id": profile.id,
@@ -34,11 +33,6 @@ def _gi_profile(profile: GiProfile) -> list[Any]:
             "sliceCount": profile.compute_slices,
             "instanceCount": profile.instances_max,
             "multiprocessorCount": profile.sm_count,
-            "copyEngineCount": copy,
-            "decoderCount": decoder,
-            "encoderCount": encoder,
-            "jpegCount": jpeg,
-            "ofaCount": flow,
             "memorySizeMB": profile.memory_mib,
             "name": f"MIG {profile.name}",
         }
@@ -102,14 +96,6 @@ def gis(driver: Driver, handle: int, profile_id: int) -> list[Any]:
     return [[driver.handle(instance) for instance in found] + stale_listed]
 
 
-def gi_by_id(driver: Driver, handle: int, gi_id: int) -> list[Any]:
-    """Answer nvmlDeviceGetGpuInstanceById."""
-    gpu = _mig_gpu(driver, handle)
-    if gi_id not in gpu.instances:
-        raise NvmlFault(Nvml.NOT_FOUND)
-    return [driver.handle(gpu.instances[gi_id])]
-
-
 def gi_info(driver: Driver, handle: int) -> list[Any]:
     """Answer nvmlGpuInstanceGetInfo."""
     instance = driver.gpu_instance(handle)
@@ -131,7 +117,6 @@ def ci_profile(driver: Driver, handle: int, constant: int, engine: int) -> list[
     width = driver.ci_width(instance, constant)  # ids of compute-instance profiles equal their constants
     profile = instance.profile
     full = width == profile.compute_slices
-    copy, decoder, encoder, jpeg, flow = profile.engines
     one_g = min(peer.sm_count for peer in instance.gpu.model.profiles)
     return [
         {
@@ -139,11 +124,6 @@ def ci_profile(driver: Driver, handle: int, constant: int, engine: int) -> list[
             "sliceCount": width,
             "instanceCount": len(profile.ci_starts(width)),
             "multiprocessorCount": profile.sm_count if full else one_g * width,
-            "sharedCopyEngineCount": copy,
-            "sharedDecoderCount": decoder,
-            "sharedEncoderCount": encoder,
-            "sharedJpegCount": jpeg,
-            "sharedOfaCount": flow,
             "name": f"MIG {profile.name}" if full else f"MIG {width}c.{profile.name}",
         }
     ]
@@ -153,13 +133,6 @@ def ci_capacity(driver: Driver, handle: int, ci_profile_id: int) -> list[Any]:
     """Answer nvmlGpuInstanceGetComputeInstanceRemainingCapacity: how many more would fit."""
     instance = driver.gpu_instance(handle)
     return [len(driver.free_ci_starts(instance, driver.ci_width(instance, ci_profile_id)))]
-
-
-def ci_placements(driver: Driver, handle: int, ci_profile_id: int) -> list[Any]:
-    """Answer nvmlGpuInstanceGetComputeInstancePossiblePlacements."""
-    instance = driver.gpu_instance(handle)
-    width = driver.ci_width(instance, ci_profile_id)
-    return [[{"start": start, "size": width} for start in instance.profile.ci_starts(width)]]
 
 
 def create_ci(driver: Driver, handle: int, ci_profile_id: int, placement: list[int] | None = None) -> list[Any]:
@@ -180,14 +153,6 @@ def cis(driver: Driver, handle: int, ci_profile_id: int) -> list[Any]:
     instance = driver.gpu_instance(handle)
     width = driver.ci_width(instance, ci_profile_id)
     return [[driver.handle(ci) for _, ci in sorted(instance.computes.items()) if ci.width == width]]
-
-
-def ci_by_id(driver: Driver, handle: int, ci_id: int) -> list[Any]:
-    """Answer nvmlGpuInstanceGetComputeInstanceById."""
-    instance = driver.gpu_instance(handle)
-    if ci_id not in instance.computes:
-        raise NvmlFault(Nvml.NOT_FOUND)
-    return [driver.handle(instance.computes[ci_id])]
 
 
 def ci_info(driver: Driver, handle: int) -> list[Any]:
@@ -216,39 +181,9 @@ def mig_by_index(driver: Driver, handle: int, position: int) -> list[Any]:
     return [listed[position]]
 
 
-def attributes(driver: Driver, handle: int) -> list[Any]:
-    """Answer nvmlDeviceGetAttributes_v2: engines, multiprocessors and memory of a MIG device."""
-    compute = driver.mig_device(handle)
-    shared = ci_profile(driver, driver.handle(compute.gi), compute.gi.profile.ci_id(compute.width), 0)[0]
-    engines = {key: value for key, value in shared.items() if key.startswith("shared")}
-    return [
-        {
-            **engines,
-            "multiprocessorCount": shared["multiprocessorCount"],
-            "gpuInstanceSliceCount": compute.gi.profile.compute_slices,
-            "computeInstanceSliceCount": compute.width,
-            "memorySizeMB": compute.gi.profile.memory_mib,
-        }
-    ]
-
-
-def _gi_of(driver: Driver, handle: int) -> GpuInstance:
-    return driver.mig_device(handle).gi
-
-
 def gi_id_of(driver: Driver, handle: int) -> list[Any]:
     """Answer nvmlDeviceGetGpuInstanceId."""
-    return [_gi_of(driver, handle).id]
-
-
-def ci_id_of(driver: Driver, handle: int) -> list[Any]:
-    """Answer nvmlDeviceGetComputeInstanceId."""
-    return [driver.mig_device(handle).id]
-
-
-def parent_of(driver: Driver, handle: int) -> list[Any]:
-    """Answer nvmlDeviceGetDeviceHandleFromMigDeviceHandle."""
-    return [driver.handle(_gi_of(driver, handle).gpu)]
+    return [driver.mig_device(handle).gi.id]
 
 
 def devices_max(driver: Driver, handle: int) -> list[Any]:

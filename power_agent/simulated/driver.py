@@ -110,7 +110,7 @@ class Driver:
 
     @staticmethod
     def _to_defaults(gpu: Gpu) -> None:
-        gpu.locked_mhz = gpu.locked_before_mhz = gpu.locked_memory_mhz = None
+        gpu.locked_mhz = gpu.locked_before_mhz = None
         gpu.power_limit_w = gpu.model.power_limit_w[1]
 
     def new_handle(self) -> int:
@@ -404,12 +404,6 @@ class Driver:
         gpu.locked_before_mhz = gpu.lock_mhz(self.now_s)
         gpu.settles_at_s = self.now_s + low_s + (high_s - low_s) * float(self._chance.random())
         gpu.locked_mhz = locked_mhz
-
-    def lock_memory_clocks(self, gpu: Gpu, low_mhz: int, high_mhz: int) -> None:
-        """Lock the memory clocks; since Ampere."""
-        if not gpu.model.memory_lockable:
-            raise NvmlFault(Nvml.NOT_SUPPORTED)
-        gpu.locked_memory_mhz = _snapped(tuple(sorted(gpu.model.memory_clocks_mhz)), low_mhz, high_mhz)
 
     def set_power_limit(self, gpu: Gpu, limit_w: float) -> None:
         """Set the power limit; INVALID_ARGUMENT outside the range of the model."""

@@ -18,7 +18,6 @@ from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
 
 MEMORY_SLICES: Final = 8
 COMPUTE_SLICES: Final = 7
-AMPERE: Final = 7  # NVML_DEVICE_ARCH_*
 HOPPER: Final = 9
 
 # Legal starts of a GPU instance in memory slices, in the order that the driver's own placement tries them.
@@ -47,7 +46,7 @@ KNOWN_PROFILE_CONSTANTS: Final = 0xA  # this driver branch (R535) knows 0..9; a 
 
 @dataclass(frozen=True, slots=True)
 class GiProfile:
-    """A GPU-instance profile. engines = (copy, decoder, encoder, jpeg, optical flow)."""
+    """A GPU-instance profile. What media engines it has is nobody's concern here."""
 
     name: str
     constant: int
@@ -58,7 +57,6 @@ class GiProfile:
     sm_count: int
     memory_mib: int
     starts: tuple[int, ...]  # in the driver's default order
-    engines: tuple[int, int, int, int, int]
 
     @property
     def ci_widths(self) -> tuple[int, ...]:
@@ -90,7 +88,6 @@ class GpuModel:
     power_limit_w: tuple[float, float, float]  # min, default, max
     mig_mode_immediate: bool = False  # Hopper: at once, lost at reset; A100: pending until the reset of an idle GPU
     lockable: bool = True  # SM clocks; since Volta
-    memory_lockable: bool = True  # since Ampere
     energy_counter: bool = True  # since Volta
     gpm: bool = False  # GPU performance monitoring; since Hopper
     power_average_s: float = 0.0  # window of nvmlDeviceGetPowerUsage; 0: instantaneous (GA100 and older)
@@ -116,33 +113,12 @@ class GpuModel:
         return next((profile for profile in self.profiles if profile.id == profile_id), None)
 
 
-_AMPERE_ENGINES: Final = (
-    (1, 0, 0, 0, 0),
-    (1, 1, 0, 1, 1),
-    (1, 1, 0, 0, 0),
-    (2, 1, 0, 0, 0),
-    (3, 2, 0, 0, 0),
-    (4, 2, 0, 0, 0),
-    (7, 5, 0, 1, 1),
-)
-_HOPPER_ENGINES: Final = (
-    (1, 1, 0, 1, 0),
-    (1, 1, 0, 1, 1),
-    (1, 1, 0, 1, 0),
-    (2, 2, 0, 2, 0),
-    (3, 3, 0, 3, 0),
-    (4, 4, 0, 4, 0),
-    (8, 7, 0, 7, 1),
-)
-
-
 def _profiles(kind: DeviceType, driver: DriverRow) -> tuple[GiProfile, ...]:
     """The seven profiles that all 8-slice GPUs share, or the five of an A30, with a board's names and sizes."""
     of = {slice_type.compute_slices: slice_type for slice_type in kind.slice_types}
     if driver.double_1g is None:
         return _four_slice_profiles(of)
     double = driver.double_1g
-    engines = _HOPPER_ENGINES if driver.architecture >= HOPPER else _AMPERE_ENGINES
     double_name = "1g." + of[2].name.partition(".")[2]
     rows: tuple[tuple[str, int, int, int, int, int, SliceType | SliceSize, tuple[int, ...]], ...] = (
         (of[1].name, 0, 19, 1, 1, 7, of[1], _ONES),
@@ -154,26 +130,25 @@ def _profiles(kind: DeviceType, driver: DriverRow) -> tuple[GiProfile, ...]:
         (of[7].name, 4, 0, 7, 8, 1, of[7], _FIRST),
     )
     return tuple(
-        GiProfile(name, constant, profile_id, compute, memory, most, size.sm_count, size.memory_mib, starts, engine)
-        for (name, constant, profile_id, compute, memory, most, size, starts), engine in zip(rows, engines, strict=True)
+        GiProfile(name, constant, profile_id, compute, memory, most, size.sm_count, size.memory_mib, starts)
+        for name, constant, profile_id, compute, memory, most, size, starts in rows
     )
 
 
 def _four_slice_profiles(of: Mapping[int, SliceType]) -> tuple[GiProfile, ...]:
     rows = (  # starts of an A30: nobody has shown in which order its driver tries them
-        (of[1].name, 0, 14, 1, 4, (1, 0, 0, 0, 0)),
-        (of[1].name + "+me", 7, 21, 1, 1, (1, 1, 0, 1, 1)),
-        (of[2].name, 1, 5, 2, 2, (2, 2, 0, 0, 0)),
-        (of[2].name + "+me", 8, 6, 2, 1, (2, 2, 0, 1, 1)),
-        (of[4].name, 3, 0, 4, 1, (4, 4, 0, 1, 1)),
+        (of[1].name, 0, 14, 1, 4),
+        (of[1].name + "+me", 7, 21, 1, 1),
+        (of[2].name, 1, 5, 2, 2),
+        (of[2].name + "+me", 8, 6, 2, 1),
+        (of[4].name, 3, 0, 4, 1),
     )
     return tuple(
         GiProfile(
-            name, constant, profile_id, width, width, most, of[width].sm_count, of[width].memory_mib,
-            of[width].starts, engines,
+            name, constant, profile_id, width, width, most, of[width].sm_count, of[width].memory_mib, of[width].starts
         )
-        for name, constant, profile_id, width, most, engines in rows
-    )  # fmt: skip
+        for name, constant, profile_id, width, most in rows
+    )
 
 
 def _unknown_driver(kind: DeviceType) -> DriverRow:
@@ -210,7 +185,6 @@ def gpu_model(name: str) -> GpuModel:
         power_limit_w=(kind.power_limit_min_w, kind.power_limit_max_w, kind.power_limit_max_w),
         mig_mode_immediate=driver.architecture >= HOPPER,
         lockable=kind.clock_lockable,
-        memory_lockable=driver.architecture >= AMPERE,
         energy_counter=kind.energy_counter,
         gpm=driver.architecture >= HOPPER,
         power_average_s=driver.power_average_s,

@@ -101,7 +101,6 @@ class Gpu:
     locked_before_mhz: tuple[int, int] | None = None  # holds until settles_at_s
     settles_at_s: float = 0.0
     application_mhz: int | None = None  # application clock that the board comes with; a lock goes before it
-    locked_memory_mhz: tuple[int, int] | None = None
     throttle_mhz: int | None = None  # what the power limit leaves of the clock
     thermal_mhz: int | None = None  # what an overheated GPU leaves of it
     power_limit_w: float = 0.0
@@ -109,7 +108,6 @@ class Gpu:
     power_w: float = 0.0  # as nvmlDeviceGetPowerUsage reports it
     instant_w: float | None = None  # None: as power_w
     average_w: float | None = None
-    utilization: float = 0.0  # share of the last tick in which something computed
     temperature_c: float | None = None  # None: where it would settle at power_w
     energy_mj: int = 0
     creations: int = 0

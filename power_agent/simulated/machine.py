@@ -49,8 +49,6 @@ SYMBOLS_PRIVILEGED: Final = frozenset(
         "nvmlComputeInstanceDestroy",
         "nvmlDeviceSetGpuLockedClocks",
         "nvmlDeviceResetGpuLockedClocks",
-        "nvmlDeviceSetMemoryLockedClocks",
-        "nvmlDeviceResetMemoryLockedClocks",
         "nvmlDeviceSetPowerManagementLimit",
         "nvmlDeviceSetPersistenceMode",
     }
@@ -307,7 +305,6 @@ class Machine:
             _add_busy_time(gpu, draw.generation, draw.busy_s, draw.density, 1.0)
             if draw.generation != WHOLE_GPU:
                 _add_busy_time(gpu, WHOLE_GPU, draw.busy_s, draw.density, energy.sm_share(draw.slice_type))
-        gpu.utilization = min(1.0, sum(draw.busy_s for draw in draws) / dt_s)
         period_s = self._counter_period_s
         if not period_s or (now_s - dt_s) // period_s != now_s // period_s:
             gpu.energy_mj = int((energy.counter_j - self._counter_zero_j[gpu.index]) * 1e3)

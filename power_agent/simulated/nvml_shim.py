@@ -28,19 +28,15 @@ STRUCT_VERSIONS: Final = {
     "nvmlDeviceGetMemoryInfo_v2": pynvml.nvmlMemory_v2,
     "nvmlGpmQueryDeviceSupport": pynvml.NVML_GPM_SUPPORT_VERSION,
     "nvmlGpmMetricsGet": pynvml.NVML_GPM_METRICS_GET_VERSION,
-    "nvmlDeviceGetTemperatureV": pynvml.nvmlTemperature_v1,
 }
 
 # The C prototypes of the simulated driver's symbols, as kinds of arguments in order. In: h handle, u integer, s string,
-# p pointer to a placement. Out: H handle, U integer, S struct, V temperature struct, T text buffer and length, A count
+# p pointer to a placement. Out: H handle, U integer, S struct, T text buffer and length, A count
 # and array, B array and count, F count and field values. In and out: G the struct of nvmlGpmMetricsGet.
 SYMBOLS: Final[dict[str, str]] = {
     "nvmlInitWithFlags": "u",
     "nvmlShutdown": "",
     "nvmlSystemGetDriverVersion": "T",
-    "nvmlSystemGetNVMLVersion": "T",
-    "nvmlSystemGetCudaDriverVersion": "U",
-    "nvmlSystemGetCudaDriverVersion_v2": "U",
     "nvmlDeviceGetCount_v2": "U",
     "nvmlDeviceGetHandleByIndex_v2": "uH",
     "nvmlDeviceGetHandleByUUID": "sH",
@@ -58,9 +54,7 @@ SYMBOLS: Final[dict[str, str]] = {
     "nvmlDeviceSetPersistenceMode": "hu",
     "nvmlDeviceGetVirtualizationMode": "hU",
     "nvmlDeviceGetComputeRunningProcesses_v3": "hA",
-    "nvmlDeviceGetUtilizationRates": "hS",
     "nvmlDeviceGetTemperature": "huU",
-    "nvmlDeviceGetTemperatureV": "hV",
     "nvmlDeviceGetTotalEnergyConsumption": "hU",
     "nvmlDeviceGetPowerUsage": "hU",
     "nvmlDeviceGetFieldValues": "hF",
@@ -70,7 +64,6 @@ SYMBOLS: Final[dict[str, str]] = {
     "nvmlDeviceGetPowerManagementLimitConstraints": "hUU",
     "nvmlDeviceSetPowerManagementLimit": "hu",
     "nvmlDeviceGetClockInfo": "huU",
-    "nvmlDeviceGetMaxClockInfo": "huU",
     "nvmlDeviceGetDefaultApplicationsClock": "huU",
     "nvmlDeviceGetSupportedMemoryClocks": "hA",
     "nvmlDeviceGetSupportedGraphicsClocks": "huA",
@@ -78,8 +71,6 @@ SYMBOLS: Final[dict[str, str]] = {
     "nvmlDeviceGetCurrentClocksThrottleReasons": "hU",
     "nvmlDeviceSetGpuLockedClocks": "huu",
     "nvmlDeviceResetGpuLockedClocks": "h",
-    "nvmlDeviceSetMemoryLockedClocks": "huu",
-    "nvmlDeviceResetMemoryLockedClocks": "h",
     "nvmlEventSetCreate": "H",
     "nvmlEventSetFree": "h",
     "nvmlEventSetWait_v2": "hSu",
@@ -102,25 +93,18 @@ SYMBOLS: Final[dict[str, str]] = {
     "nvmlDeviceCreateGpuInstanceWithPlacement": "hupH",
     "nvmlGpuInstanceDestroy": "h",
     "nvmlDeviceGetGpuInstances": "huB",
-    "nvmlDeviceGetGpuInstanceById": "huH",
     "nvmlGpuInstanceGetInfo": "hS",
     "nvmlGpuInstanceGetComputeInstanceProfileInfo": "huuS",
     "nvmlGpuInstanceGetComputeInstanceProfileInfoV": "huuS",
     "nvmlGpuInstanceGetComputeInstanceRemainingCapacity": "huU",
-    "nvmlGpuInstanceGetComputeInstancePossiblePlacements": "huB",
     "nvmlGpuInstanceCreateComputeInstance": "huH",
     "nvmlGpuInstanceCreateComputeInstanceWithPlacement": "hupH",
     "nvmlComputeInstanceDestroy": "h",
     "nvmlGpuInstanceGetComputeInstances": "huB",
-    "nvmlGpuInstanceGetComputeInstanceById": "huH",
     "nvmlComputeInstanceGetInfo_v2": "hS",
-    "nvmlDeviceIsMigDeviceHandle": "hU",
     "nvmlDeviceGetGpuInstanceId": "hU",
-    "nvmlDeviceGetComputeInstanceId": "hU",
     "nvmlDeviceGetMaxMigDeviceCount": "hU",
     "nvmlDeviceGetMigDeviceHandleByIndex": "huH",
-    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": "hH",
-    "nvmlDeviceGetAttributes_v2": "hS",
 }
 
 
@@ -216,8 +200,6 @@ def _outputs(kinds: str, args: tuple[Any, ...], out: list[Any]) -> int:
             _pointee(arg).value = next(values)
         elif kind == "S":
             _fill(_pointee(arg), next(values))
-        elif kind == "V":
-            _pointee(arg).temperature = next(values)
         elif kind == "T":
             ret = _fill_text(arg, _integer(args[position + 1]), next(values))
         elif kind == "A":

@@ -323,15 +323,3 @@ def test_gpm_is_for_hopper(machine, gpu):
     assert pynvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice == 0
     with pytest.raises(pynvml.NVMLError_NotSupported):
         pynvml.nvmlGpmSampleGet(gpu, pynvml.nvmlGpmSampleAlloc())
-
-
-def test_memory_clocks_lock_where_there_is_a_choice():
-    with pynvml_on(Machine(devices=[H100])):
-        pynvml.nvmlInit()
-        gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-        pynvml.nvmlDeviceSetMemoryLockedClocks(gpu, 1593, 1593)
-        assert pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_MEM) == 1593
-        pynvml.nvmlDeviceResetMemoryLockedClocks(gpu)
-        assert pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_MEM) == 2619
-        with pytest.raises(pynvml.NVMLError_InvalidArgument):
-            pynvml.nvmlDeviceSetMemoryLockedClocks(gpu, 1, 1593)
