@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from power_agent.devices.gpus import driver_load_id
-from power_agent.devices.hardware_report import cpu_report
 from power_agent.devices.inventory import Inventory
 from power_agent.doctor.findings import Finding, Verdict, of_reason, unknown, works
 from power_agent.doctor.gpus import check_gpus
+from power_agent.doctor.hardware_report import cpu_report
 from power_agent.doctor.host import (
     check_cgroups,
     check_containers,

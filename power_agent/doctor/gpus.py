@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from power_agent.devices.errors import DeviceError, DriverUnavailable
 from power_agent.devices.gpus import ObservedDevice
-from power_agent.devices.hardware_report import hardware_report
 from power_agent.devices.inventory import Inventory
 from power_agent.doctor.findings import Finding, broken, of_reason, unknown, works
+from power_agent.doctor.hardware_report import hardware_report
 from power_agent.watch.capabilities import Capabilities, probe_devices
 
 NVIDIA: Final = "0x10de"
@@ -38,9 +38,9 @@ def check_gpus(
         inventory.open()
         try:
             devices = inventory.list_devices()
-            report = hardware_report(inventory, pause, *rights)
-            found = [_driver(inventory, len(devices)), *_lost(inventory)]
             capabilities = probe_devices(inventory, devices, *rights)
+            report = hardware_report(inventory, capabilities, pause)
+            found = [_driver(inventory, len(devices)), *_lost(inventory)]
             return found + [line for one in devices for line in _gpu(inventory, one, capabilities)], report
         finally:
             inventory.close()

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from power_agent.devices.errors import DeviceUnsupported, NoRoom, SliceMissing
-from power_agent.devices.hardware_report import hardware_report
 from power_agent.devices.inventory import Inventory
+from power_agent.doctor.hardware_report import hardware_report
 from power_agent.simulated.machine import Machine
 from power_agent.simulated.nvml_shim import install_simulated_node, uninstall_simulated
 from power_agent.watch.capabilities import probe_devices
@@ -159,7 +159,7 @@ def test_what_exists_is_listed_without_being_touched(inventory, devices):
 def test_probing_and_the_report_answer_for_every_device(inventory, devices):
     found = probe_devices(inventory, devices, "")
     assert set(found.devices) == {device.device for device in devices}
-    transcript = hardware_report(inventory, WallClock().block, "", "")
+    transcript = hardware_report(inventory, found, WallClock().block)
     assert [device["device"] for device in transcript["devices"]] == [device.device for device in devices]
 
 
@@ -204,7 +204,8 @@ def test_slices_come_and_go(simulated, device, name):
 
 
 def test_the_transcript_of_a_simulated_node_keeps_its_shape(simulated):
-    transcript = hardware_report(simulated, WallClock().block, "", "")
+    found = probe_devices(simulated, simulated.list_devices(), "")
+    transcript = hardware_report(simulated, found, WallClock().block)
     hopper, pascal = transcript["devices"][1], transcript["devices"][4]
     assert set(transcript) == {"driver_version", "lost", "capabilities", "missing", "devices"}
     assert set(hopper) == {

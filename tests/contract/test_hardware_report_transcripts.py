@@ -1,4 +1,4 @@
-"""Transcripts of `power_agent.devices.hardware_report`, of simulated nodes and of hardware, hold each other's shape.
+"""Transcripts of `power_agent.doctor.hardware_report`, of simulated nodes and of hardware, hold each other's shape.
 
 A transcript of hardware is dropped into transcripts/ as it was printed. Where its GPUs are of a type that is simulated,
 the tables of that type must say the same. The simulated one is written anew by running this file.
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.devices.hardware_report import hardware_report
 from power_agent.devices.inventory import Inventory
+from power_agent.doctor.hardware_report import hardware_report
 from power_agent.simulated.machine import Machine
+from power_agent.watch.capabilities import probe_devices
 from tests.support.simulated_driver import pynvml_on
 from trefoil.core.device_types import DRIVERS
 
@@ -27,7 +28,8 @@ def transcript(*types):
     with pynvml_on(machine):
         inventory = Inventory("node0", None)
         inventory.open()
-        found = {"simulated": True, **hardware_report(inventory, lambda _pause_s: machine.advance(2.0), "", "")}
+        can = probe_devices(inventory, inventory.list_devices(), "")
+        found = {"simulated": True, **hardware_report(inventory, can, lambda _pause_s: machine.advance(2.0))}
     return json.loads(json.dumps(found))
 
 

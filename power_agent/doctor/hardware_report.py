@@ -16,7 +16,7 @@ from power_agent.devices.gpm import Gpm
 from power_agent.devices.gpus import ObservedDevice
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.rapl import RaplCounter, RaplUnavailable
-from power_agent.watch.capabilities import Capabilities, probe_devices
+from power_agent.watch.capabilities import Capabilities
 from trefoil.core.device_types import device_type
 from trefoil.core.errors import NotFound
 from trefoil.runtime.clock import WallClock
@@ -32,16 +32,13 @@ def answer_of(read: Callable[[], Any]) -> Any:
         return {"error": type(error).__name__, "code": error.code}
 
 
-def hardware_report(
-    inventory: Inventory, pause: Callable[[float], None], not_root: str, no_mig_device: str
-) -> dict[str, Any]:
-    """Report of everything that is read of the GPUs of an open inventory, ready for JSON. Blocking for `BETWEEN_S`.
+def hardware_report(inventory: Inventory, found: Capabilities, pause: Callable[[float], None]) -> dict[str, Any]:
+    """Report of all that is read of the GPUs of an open inventory, and what they can do. Blocking for `BETWEEN_S`.
 
     Raises:
         DeviceError: the driver does not even list its devices.
     """
     devices = inventory.list_devices()
-    found = probe_devices(inventory, devices, not_root, no_mig_device)
     gpm = Gpm(inventory)
     before = {device.device: _counters(inventory, gpm, device) for device in devices}
     pause(BETWEEN_S)
