@@ -110,6 +110,9 @@ e2e-hosts: setup  ## three network namespaces as hosts, mutual TLS: 20,000 reque
 e2e-security: setup  ## attacks on those hosts, from inside a slice, from the network and in Redis: how each is refused (ten minutes; as root)
 	$(BIN)/python -m benchmarks.security $(ARGS)
 
+e2e-dashboards: setup  ## five minutes of load under a real Prometheus: every panel and alert expression, a picture of each dashboard (needs prometheus, chromium, node, npm)
+	$(BIN)/python -m benchmarks.dashboards $(ARGS)
+
 reproduce-clover: setup  ## CLOVER at equal load, five seeds, every figure (hours, kept run by run; ARGS=--quick: two minutes)
 	$(BIN)/trefoil reproduce clover $(ARGS)
 

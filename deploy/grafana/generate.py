@@ -5,13 +5,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from panels import Dashboard, Panel, bars, leader, lines, quantile, rate, stat, variable
+from panels import Dashboard, leader, lines, quantile, rate, stat, table, variable
 
 HERE: Final = Path(__file__).parent
 GOOD_HIGH: Final = (("red", None), ("orange", 0.9), ("green", 0.95))
 NONE_GOOD: Final = (("green", None), ("red", 1))
-GRAMS_PER_HOUR: Final = "suffix: g/h"
-INTENSITY: Final = "suffix: g/kWh"
+SLICE_COLORS: Final = {
+    "READY": "green", "SWAPPING": "purple", "STARTING": "blue", "PENDING": "super-light-blue", "DRAINING": "orange",
+    "FAILED": "red",
+}  # fmt: skip
+DEVICE_COLORS: Final = {"AWAKE": "green", "ASLEEP": "blue", "LOST": "red"}
+GRAMS_PER_HOUR: Final = "suffix:g/h"
+INTENSITY: Final = "suffix:g/kWh"
 ATTAINED: Final = "1 - trefoil:slo_miss:ratio_rate5m"
 PLANNED_FOR: Final = 'trefoil_demand_requests_per_second{quantile="0.9"}'
 
@@ -55,25 +60,26 @@ FLEET: Final = Dashboard(
                 ],
                 GRAMS_PER_HOUR,
             ),
-            lines("Requests that wait", [("sum by (family) (trefoil_queue_requests)", "{{family}}")]),
+            lines("Requests that wait", [("sum by (family) (trefoil_queue_requests)", "{{family}}")], soft_most=1),
         ],
         [
             lines(
-                "Slices by state", [("sum by (state) (trefoil_slice_state) > 0", "{{state}}")], stacked=True, steps=True
+                "Slices by state",
+                [("sum by (state) (trefoil_slice_state) > 0", "{{state}}")],
+                stacked=True,
+                steps=True,
+                colors=SLICE_COLORS,
+                decimals=0,
             ),
             lines(
                 "Devices by state",
                 [("sum by (state) (trefoil_device_state) > 0", "{{state}}")],
                 stacked=True,
                 steps=True,
+                colors=DEVICE_COLORS,
+                decimals=0,
             ),
-            bars(
-                "Who leads, by epoch",
-                'max by (role) (trefoil_lease_epoch{role!=""})',
-                "{{role}}",
-                thresholds=(("red", None), ("green", 1)),
-                says="0: nobody holds this role.",
-            ),
+            table("Who leads", "max by (role, instance) (trefoil_lease_epoch) > 0", "epoch", decimals=0),
         ],
     ],
 )
@@ -172,25 +178,28 @@ CARBON: Final = Dashboard(
                     )
                 ],
                 "s",
+                soft_most=1,
             ),
         ],
         [
             lines(
                 "Readings by rung",
-                [(rate("trefoil_carbon_readings_total", "zone, rung"), "{{zone}} rung {{rung}}")],
-                "cps",
+                [(f"60 * {rate('trefoil_carbon_readings_total', 'zone, rung')}", "{{zone}} rung {{rung}}")],
+                "suffix:/min",
             ),
             lines("Age of the reading", [("min by (zone) (trefoil_carbon_reading_age_seconds)", "{{zone}}")], "s"),
             lines(
                 "Failed polls of providers",
                 [
                     (
-                        "sum by (provider, cause) (increase(trefoil_carbon_provider_errors_total[1h])) or vector(0)",
+                        "sum by (provider, cause) (increase(trefoil_carbon_provider_errors_total[1h]))"
+                        ' or label_replace(vector(0), "cause", "none", "", "")',
                         "{{provider}} {{cause}}",
                     )
                 ],
                 "short",
-                says="Of the last hour; 0 without a name: none.",
+                says="Of the last hour.",
+                soft_most=1,
             ),
         ],
     ],
@@ -215,7 +224,7 @@ FAMILY: Final = Dashboard(
             stat(
                 "Misses over those allowed, 1 h",
                 f"trefoil:slo_miss:ratio_rate1h{{{OF_FAMILY}}} / trefoil:slo_budget:ratio{{{OF_FAMILY}}}",
-                "suffix: x",
+                "suffix:x",
                 thresholds=(("green", None), ("orange", 1), ("red", 6)),
                 decimals=2,
             ),
@@ -312,10 +321,15 @@ DECISIONS: Final = Dashboard(
     "What the controller decided, what made it decide, and how far that is. The reasons in words: `trefoil plan`.",
     [
         [
-            stat("Mode", f"max by (mode) {leader('trefoil_act_mode')} == 1", "short", "{{mode}}", text="name"),
+            stat("Mode", f"max by (mode) {leader('trefoil_act_mode')} == 1", "short", "{{mode}}", text="name", w=3),
             stat("Plan in force", f"max({leader('trefoil_plan_revision_number')})", decimals=0),
             stat(
-                "Rollout", f"max by (state) {leader('trefoil_rollout_state')} == 1", "short", "{{state}}", text="name"
+                "Rollout",
+                f"max by (state) {leader('trefoil_rollout_state')} == 1",
+                "short",
+                "{{state}}",
+                text="name",
+                w=6,
             ),
             stat(
                 "Plan stands on a rung",
@@ -323,7 +337,7 @@ DECISIONS: Final = Dashboard(
                 thresholds=NONE_GOOD,
                 mappings=[{"type": "value", "options": {"0": {"text": "no"}, "1": {"text": "yes"}}}],
             ),
-            stat("Proven gap", f"max({leader('trefoil_optimality_gap_ratio')})", "percentunit", decimals=2),
+            stat("Proven gap", f"max({leader('trefoil_optimality_gap_ratio')})", "percentunit", decimals=2, w=3),
             stat(
                 "Forecast of carbon",
                 f"max by (state) {leader('trefoil_carbon_forecast')} == 1",
@@ -333,17 +347,17 @@ DECISIONS: Final = Dashboard(
             ),
         ],
         [
-            bars(
-                "Decisions of the last hour, by trigger and outcome",
-                "sort_desc(round(sum by (trigger, outcome) (increase(trefoil_decisions_total[1h]))) > 0)",
-                "{{trigger}}: {{outcome}}",
+            table(
+                "Decisions since the controller started",
+                "sort_desc(sum by (trigger, outcome) (trefoil_decisions_total))",
+                "decisions",
                 w=12,
                 decimals=0,
             ),
-            bars(
-                "Plans put in force, last hour, by cause",
-                "sort_desc(round(sum by (cause) (increase(trefoil_replans_total[1h]))) > 0)",
-                "{{cause}}",
+            table(
+                "Plans put in force since then",
+                "sort_desc(sum by (cause) (trefoil_replans_total))",
+                "plans",
                 w=12,
                 decimals=0,
             ),
@@ -362,7 +376,7 @@ DECISIONS: Final = Dashboard(
             lines(
                 "Decisions",
                 [(f"60 * {rate('trefoil_decisions_total', 'outcome')}", "{{outcome}}")],
-                "suffix: /min",
+                "suffix:/min",
                 stacked=True,
             ),
             lines(
@@ -395,7 +409,7 @@ DECISIONS: Final = Dashboard(
             lines(
                 "Steps on nodes",
                 [(f"60 * {rate('trefoil_steps_total', 'verb')}", "{{verb}}")],
-                "suffix: /min",
+                "suffix:/min",
                 stacked=True,
             ),
         ],
@@ -404,6 +418,13 @@ DECISIONS: Final = Dashboard(
 
 ON_NODE: Final = 'device=~"$node/.+"'
 SLICES: Final = 'slice=~"$node-(gpu[0-9]+|cpu)-.+"'
+
+
+def short(expression: str) -> str:
+    """The same, with slices named without their node."""
+    return f'label_replace({expression}, "slice", "$1", "slice", "$node-(.+)")'
+
+
 NODE: Final = Dashboard(
     "node",
     "node",
@@ -429,36 +450,33 @@ NODE: Final = Dashboard(
             ),
         ],
         [
-            Panel(
-                "table",
-                "Slices",
-                [(f"max by (slice, state) (trefoil_slice_state{{{SLICES}}}) == 1", "")],
-                hidden=["Time", "Value"],
-            ),
+            table("Slices", short(f"max by (slice, state) (trefoil_slice_state{{{SLICES}}}) == 1")),
             lines(
                 "Active power by slice",
-                [(rate("trefoil_slice_energy_joules_total", "slice", SLICES), "{{slice}}")],
+                [(short(rate("trefoil_slice_energy_joules_total", "slice", SLICES)), "{{slice}}")],
                 "watt",
                 stacked=True,
             ),
             lines(
                 "Requests on slices",
-                [(f"sum by (slice) (trefoil_in_flight_requests{{{SLICES}}})", "{{slice}}")],
+                [(short(f"sum by (slice) (trefoil_in_flight_requests{{{SLICES}}})"), "{{slice}}")],
                 stacked=True,
             ),
         ],
         [
             lines(
                 "Triton: requests answered",
-                [(rate("nv_inference_request_success", "slice, variant", SLICES), "{{slice}} {{variant}}")],
+                [(short(rate("nv_inference_request_success", "slice, variant", SLICES)), "{{slice}} {{variant}}")],
                 "reqps",
             ),
             lines(
                 "Triton: time in the model, per batch",
                 [
                     (
-                        f"{rate('nv_inference_compute_infer_duration_us', 'slice, variant', SLICES)} / 1e6 / "
-                        f"{rate('nv_inference_exec_count', 'slice, variant', SLICES)}",
+                        short(
+                            f"{rate('nv_inference_compute_infer_duration_us', 'slice, variant', SLICES)} / 1e6 / "
+                            f"({rate('nv_inference_exec_count', 'slice, variant', SLICES)} > 0)"
+                        ),
                         "{{slice}} {{variant}}",
                     )
                 ],
@@ -466,28 +484,29 @@ NODE: Final = Dashboard(
             ),
             lines(
                 "Triton: requests that wait in it",
-                [(f"sum by (slice) (nv_inference_pending_request_count{{{SLICES}}})", "{{slice}}")],
+                [(short(f"sum by (slice) (nv_inference_pending_request_count{{{SLICES}}})"), "{{slice}}")],
+                soft_most=1,
             ),
         ],
         [
-            bars(
-                "Tritons that answer",
-                f"min by (slice) (trefoil_triton_up{{{SLICES}}})",
-                "{{slice}}",
-                most=1,
-                thresholds=(("red", None), ("green", 1)),
+            lines(
+                "Tritons that tell their metrics",
+                [(f"sum(trefoil_triton_up{{{SLICES}}})", "tell"), (f"count(trefoil_triton_up{{{SLICES}}})", "slices")],
+                dashed=["slices"],
+                decimals=0,
+                steps=True,
             ),
-            bars(
+            lines(
                 "Differences from the plan",
-                f"max by (device, kind) (trefoil_device_drift{{{ON_NODE}}})",
-                "{{device}} {{kind}}",
-                thresholds=NONE_GOOD,
-                most=3,
+                [(f"max by (device, kind) (trefoil_device_drift{{{ON_NODE}}})", "{{device}} {{kind}}")],
+                soft_most=1,
+                decimals=0,
+                steps=True,
             ),
             lines(
                 "Steps",
                 [(f"60 * {rate('trefoil_steps_total', 'verb, outcome')}", "{{verb}} {{outcome}}")],
-                "suffix: /min",
+                "suffix:/min",
                 says="Of all nodes.",
             ),
         ],
@@ -503,6 +522,7 @@ NODE: Final = Dashboard(
                 "Clocks against that of Redis",
                 [("max by (job) (abs(trefoil_clock_offset_seconds))", "{{job}}")],
                 "s",
+                soft_most=1,
             ),
         ],
     ],

@@ -69,8 +69,10 @@ class Panel:
     thresholds: Sequence[tuple[str, float | None]] = (("green", None),)
     text: str = "value"  # of a stat: value, name or value_and_name
     mappings: Sequence[Any] = ()
-    hidden: Sequence[str] = ()  # columns of a table
+    value: str = ""  # how a table's column of values is called; "" = it has none
     dashed: Sequence[str] = ()  # legends that are limits
+    colors: Mapping[str, str] = field(default_factory=dict)  # by legend
+    soft_most: float | None = None  # least top of the axis: a line at 0 has no scale of its own
 
     def meaning(self) -> str:
         """What is shown, by the metric table."""
@@ -81,7 +83,7 @@ class Panel:
         for name in names:
             if name not in TABLE and name not in RECORDED and name not in OTHERS:
                 raise SystemExit(f"panel {self.title!r}: nobody writes {name}. Remedy: declare it in the metric table")
-            if name in TABLE and name != "trefoil_lease_epoch":
+            if name in TABLE and (name != "trefoil_lease_epoch" or len(names) == 1):
                 helps.append(f"{name}: {TABLE[name].help}")
             if name in OTHERS:
                 helps.append(f"{name}: {OTHERS[name]}")
@@ -89,7 +91,7 @@ class Panel:
 
     def json(self, number: int, x: int, y: int) -> dict[str, Any]:
         """The panel as Grafana reads it."""
-        instant = self.kind in ("stat", "bargauge", "table")
+        instant = self.kind in ("stat", "table")
         targets = [
             {
                 "refId": chr(ord("A") + i),
@@ -112,15 +114,14 @@ class Panel:
             "targets": targets,
             "fieldConfig": {"defaults": self._defaults(), "overrides": self._overrides()},
             "options": OPTIONS[self.kind] | ({"textMode": self.text} if self.kind == "stat" else {}),
-            **({"transformations": [_hide(self.hidden)]} if self.hidden else {}),
+            **({"transformations": [_columns(self.value)]} if self.kind == "table" else {}),
         }
 
     def _defaults(self) -> dict[str, Any]:
         steps = [{"color": color, "value": value} for color, value in self.thresholds]
-        colored = self.kind in ("stat", "bargauge")
         defaults: dict[str, Any] = {
             "unit": self.unit,
-            "color": {"mode": "thresholds" if colored else "palette-classic"},
+            "color": {"mode": "thresholds" if self.kind == "stat" else "palette-classic"},
             "thresholds": {"mode": "absolute", "steps": steps},
             "mappings": list(self.mappings),
         }
@@ -129,13 +130,13 @@ class Panel:
         if self.kind == "timeseries":
             defaults["custom"] = {
                 "drawStyle": "line",
-                "lineWidth": 2,
+                "lineWidth": 1 if self.stacked else 2,
                 "fillOpacity": 60 if self.stacked else 8,
                 "lineInterpolation": "stepAfter" if self.steps else "linear",
                 "showPoints": "never",
                 "spanNulls": 60_000,
                 "stacking": {"mode": "normal" if self.stacked else "none", "group": "A"},
-                "axisSoftMin": 0,
+                **({"axisSoftMax": self.soft_most} if self.soft_most is not None else {}),
             }
         return defaults
 
@@ -145,11 +146,20 @@ class Panel:
             {"id": "custom.fillOpacity", "value": 0},
             {"id": "color", "value": {"mode": "fixed", "fixedColor": "red"}},
         ]
-        return [{"matcher": {"id": "byName", "options": name}, "properties": limit} for name in self.dashed]
+        painted = {
+            name: [{"id": "color", "value": {"mode": "fixed", "fixedColor": color}}]
+            for name, color in self.colors.items()
+        }
+        overridden = dict.fromkeys(self.dashed, limit) | painted
+        return [{"matcher": {"id": "byName", "options": name}, "properties": each} for name, each in overridden.items()]
 
 
-def _hide(columns: Sequence[str]) -> dict[str, Any]:
-    return {"id": "organize", "options": {"excludeByName": dict.fromkeys(columns, True)}}
+def _columns(value: str) -> dict[str, Any]:
+    hidden = ["Time", *([] if value else ["Value"])]
+    return {
+        "id": "organize",
+        "options": {"excludeByName": dict.fromkeys(hidden, True), "renameByName": {"Value": value}},
+    }
 
 
 LAST: Final = {"calcs": ["lastNotNull"], "fields": "", "values": False}
@@ -159,7 +169,6 @@ OPTIONS: Final[Mapping[str, dict[str, Any]]] = {
         "tooltip": {"mode": "multi", "sort": "desc"},
     },
     "stat": {"reduceOptions": LAST, "colorMode": "value", "graphMode": "none", "justifyMode": "center"},
-    "bargauge": {"reduceOptions": LAST, "displayMode": "basic", "orientation": "horizontal", "showUnfilled": True},
     "table": {"showHeader": True, "cellHeight": "sm"},
 }
 
@@ -174,9 +183,9 @@ def lines(title: str, targets: Sequence[tuple[str, str]], unit: str = "short", *
     return Panel("timeseries", title, targets, unit, **more)
 
 
-def bars(title: str, expression: str, legend: str, unit: str = "short", **more: Any) -> Panel:
-    """A bar for each series, as it is now."""
-    return Panel("bargauge", title, [(expression, legend)], unit, **more)
+def table(title: str, expression: str, value: str = "", **more: Any) -> Panel:
+    """A row for each series, its labels as columns."""
+    return Panel("table", title, [(expression, "")], value=value, **more)
 
 
 @dataclass(frozen=True)

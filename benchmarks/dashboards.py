@@ -1,0 +1,244 @@
+"""Dashboards and alerts on a running system: `make e2e-dashboards`, or `python -m benchmarks.dashboards`.
+
+`trefoil up` in a folder of its own, load that rises and falls while carbon changes, and a real Prometheus that scrapes
+it by deploy/prometheus/prometheus.yml (addresses instead of names, nothing else is changed). Then every expression of
+every panel, every recording rule and every alert has to have a finite value, no alert may fire, and each dashboard is
+drawn in a headless Chromium by Grafana's own panel components (benchmarks/render), since Grafana's server comes from no
+package registry: no panel may be empty. Pictures go to out/dashboards, with --pictures also to docs/images. Prints what
+it found; exit code 1 where something does not hold. Needs prometheus, chromium, node and npm.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from trefoil.cli.demo.results import write_json
+from trefoil.cli.run.state_directory import StatePaths
+from trefoil.installation import CHECKOUT
+from trefoil.runtime.clock import WallClock
+
+CLOCK: Final = WallClock()
+PROMETHEUS: Final = CHECKOUT / "deploy" / "prometheus"
+DASHBOARDS: Final = CHECKOUT / "deploy" / "grafana" / "dashboards"
+RENDER: Final = CHECKOUT / "benchmarks" / "render"
+OUT: Final = CHECKOUT / "out" / "dashboards"
+IMAGES: Final = CHECKOUT / "docs" / "images"
+NEEDED: Final = {"prometheus": "prometheus", "chromium": "chromium", "node": "nodejs", "npm": "npm"}
+STEP_S: Final = 10
+COMPARED: Final = re.compile(r" (==|!=|>=|<=|>|<) ")
+FAMILY: Final = "digits"
+NOT_HERE: Final = {"TrefoilCertificateEnds": "`trefoil up` speaks no TLS"}
+"""Alerts on metrics that this system does not have, and why."""
+
+Answer = Sequence[Mapping[str, Any]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.dashboards", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--port-offset", type=int, default=1200)
+    parser.add_argument("--pictures", action="store_true", help="also write docs/images")
+    given = parser.parse_args(argv)
+    missing = [f"{package} ({name})" for name, package in NEEDED.items() if shutil.which(name) is None]
+    if missing:
+        print(f"not found: {', '.join(missing)}. Remedy: install these packages", file=sys.stderr)
+        return 1
+    if not (RENDER / "node_modules").is_dir():
+        subprocess.run(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], cwd=RENDER, check=True)
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(prefix="dashboards-") as scratch:
+        wrong = measure(Path(scratch), given.minutes, given.port_offset)
+    wrong += draw()
+    for line in wrong:
+        print(f"WRONG: {line}")
+    if given.pictures and not wrong:
+        for picture in OUT.glob("*.png"):
+            shutil.copy(picture, IMAGES / f"dashboard-{picture.name}")
+    return 1 if wrong else 0
+
+
+def measure(scratch: Path, minutes: float, port_offset: int) -> list[str]:
+    """Serve under load for so long, ask for everything, and leave what the dashboards show in OUT; what is wrong."""
+    with running_system(scratch / "state", minutes, port_offset) as state_dir:
+        metrics = StatePaths(state_dir).read_launch().metrics
+        with running_prometheus(scratch, metrics) as prometheus:
+            load(state_dir, minutes)
+            return ask_all(prometheus, minutes)
+
+
+@contextmanager
+def running_system(state_dir: Path, minutes: float, port_offset: int) -> Iterator[Path]:
+    """`trefoil up` with a step of carbon each minute or so, and its end."""
+    trefoil = [sys.executable, "-m", "trefoil.cli.main"]
+    where = ["--state-dir", str(state_dir)]
+    steps = ["--set", f"carbon.step_s={minutes * 60 / 5:g}", "--set", "slo.latency_ms=250"]  # two cores draw as well
+    try:
+        subprocess.run([*trefoil, "up", *where, "--port-offset", str(port_offset), *steps], check=True)
+        yield state_dir
+    finally:
+        subprocess.run([*trefoil, "down", *where], check=True, stdout=subprocess.DEVNULL)
+
+
+def load(state_dir: Path, minutes: float) -> None:
+    """Load that rises and falls; ends when the last answer is there."""
+    end_s = minutes * 60
+    points = [(0, 6), (0.3, 6), (0.4, 16), (0.6, 16), (0.7, 4), (1, 4)]
+    profile = ",".join(f"{share * end_s:g}:{rate}" for share, rate in points)
+    argv = [sys.executable, "-m", "trefoil.cli.main", "load", "--state-dir", str(state_dir), "--profile", profile]
+    subprocess.run([*argv, "--duration", f"{end_s:g}"], check=True)
+
+
+@contextmanager
+def running_prometheus(scratch: Path, metrics: Mapping[str, str]) -> Iterator[str]:
+    """Prometheus on the product's jobs and rules, with the addresses of one system."""
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    for job in config["scrape_configs"]:
+        del job["dns_sd_configs"]
+        job["static_configs"] = [{"targets": [metrics[job["job_name"]]]}]
+    config["rule_files"] = [str(PROMETHEUS / "rules" / "*.yml")]
+    (scratch / "prometheus.yml").write_text(yaml.safe_dump(config))
+    address = f"127.0.0.1:{free_port()}"
+    argv = ["prometheus", f"--config.file={scratch / 'prometheus.yml'}", f"--storage.tsdb.path={scratch / 'tsdb'}"]
+    with (OUT / "prometheus.log").open("w") as log:
+        process = subprocess.Popen([*argv, f"--web.listen-address={address}"], stdout=log, stderr=log)
+        try:
+            asyncio.run(wait_ready(f"http://{address}/-/ready"))
+            yield f"http://{address}"
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+async def wait_ready(url: str) -> None:
+    """Wait for a minute until a page is there."""
+    until_s = CLOCK.monotonic_s() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except urllib.error.URLError:
+            if CLOCK.monotonic_s() > until_s:
+                raise
+            await CLOCK.sleep(0.2)
+
+
+def ask(prometheus: str, kind: str, **parameters: Any) -> Any:
+    """An answer of Prometheus' API."""
+    form = urllib.parse.urlencode(parameters).encode() if parameters else None
+    try:
+        with urllib.request.urlopen(f"{prometheus}/api/v1/{kind}", form, timeout=30) as answer:
+            return json.load(answer)["data"]
+    except urllib.error.HTTPError as error:
+        raise SystemExit(f"{kind} {parameters}: {error.read().decode()}") from error
+
+
+def ask_all(prometheus: str, minutes: float) -> list[str]:
+    """Ask for every expression; what is not finite, or fires."""
+    to_s = CLOCK.now_s()
+    wrong, asked = [], 0
+    for file in sorted(DASHBOARDS.glob("*.json")):
+        dashboard = json.loads(file.read_text())
+        answers: dict[int, list[Answer]] = {}
+        for panel in dashboard["panels"]:
+            answers[panel["id"]] = found = []
+            for target in panel["targets"]:
+                expression, asked = substituted(prometheus, target["expr"]), asked + 1
+                answer = ask(prometheus, "query", query=expression, time=to_s)["result"]
+                if not is_finite(answer):
+                    wrong.append(f"{file.stem}, {panel['title']}: {expression} is {values(answer)}")
+                if target["range"]:
+                    span = {"start": to_s - minutes * 60, "end": to_s, "step": STEP_S}
+                    answer = ask(prometheus, "query_range", query=expression, **span)["result"]
+                found.append(answer)
+        shown = {"dashboard": titled(dashboard), "answers": answers, "from": to_s - minutes * 60, "to": to_s}
+        write_json(OUT / f"{file.stem}.json", shown)
+    print(f"{asked} expressions of {len(list(DASHBOARDS.glob('*.json')))} dashboards asked")
+    rules = [rule for group in ask(prometheus, "rules")["groups"] for rule in group["rules"]]
+    for rule in rules:
+        alert = rule["type"] == "alerting"
+        if rule["name"] in NOT_HERE:
+            print(f"alert {rule['name']} not asked: {NOT_HERE[rule['name']]}")
+            continue
+        answer = ask(prometheus, "query", query=COMPARED.sub(r" \1 bool ", rule["query"]) if alert else rule["query"])
+        if not is_finite(answer["result"]):
+            wrong.append(f"rule {rule['name']}: {rule['query']} is {values(answer['result'])}")
+        if rule["health"] != "ok":
+            wrong.append(f"rule {rule['name']}: {rule.get('lastError')}")
+        if alert and rule["state"] == "firing":
+            wrong.append(f"alert {rule['name']} fires: {rule['alerts'][0]['annotations']['summary']}")
+        if alert and rule["state"] == "pending":
+            print(f"alert {rule['name']} is pending: {rule['alerts'][0]['annotations']['summary']}")
+    alerts = sum(rule["type"] == "alerting" for rule in rules)
+    print(f"{alerts} alerts and {len(rules) - alerts} recording rules asked")
+    return wrong
+
+
+def substituted(prometheus: str, expression: str) -> str:
+    """An expression as Grafana would send it."""
+    (device, *_) = ask(prometheus, "label/device/values")
+    node = device.rpartition("/")[0]
+    for name, value in {"$__rate_interval": f"{4 * STEP_S}s", "$family": FAMILY, "$node": node}.items():
+        expression = expression.replace(name, value)
+    return expression
+
+
+def titled(dashboard: dict[str, Any]) -> dict[str, Any]:
+    """A dashboard whose title says what its variables stand for."""
+    chosen = [FAMILY if each["name"] == "family" else "node0" for each in dashboard["templating"]["list"]]
+    return {**dashboard, "title": " ".join([dashboard["title"], *chosen])}
+
+
+def values(answer: Answer) -> list[str]:
+    """Newest values of an answer."""
+    return [str(series["value"][1]) for series in answer]
+
+
+def is_finite(answer: Answer) -> bool:
+    """Whether there is a value, and each of them is a number."""
+    return bool(answer) and all(isfinite(float(value)) for value in values(answer))
+
+
+def draw() -> list[str]:
+    """Draw what is in OUT; what is empty in the pictures."""
+    data = sorted(OUT.glob("*.json"))
+    pairs = [str(path) for file in data for path in (file, file.with_suffix(".png"))]
+    argv = ["node", str(RENDER / "draw.mjs"), shutil.which("chromium") or "", *pairs]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
+    wrong = []
+    for file, panels in json.loads(done.stdout).items():
+        name = Path(file).stem
+        for panel in panels:
+            words = panel["words"].replace(panel["title"], "", 1).strip()
+            if panel["drawn"] == 0 or not words or "No data" in words:
+                wrong.append(f"{name}, {panel['title']}: the picture is empty")
+        size = Path(file).with_suffix(".png").stat().st_size
+        print(f"{name}.png: {len(panels)} panels, {size // 1024} KiB")
+    return wrong
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

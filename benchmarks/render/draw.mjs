@@ -1,0 +1,46 @@
+// node draw.mjs CHROMIUM DATA.json PICTURE.png [DATA.json PICTURE.png ...]: a picture of each dashboard. Prints, as JSON, what each panel shows.
+import { readFileSync, rmSync, mkdtempSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { build } from 'esbuild';
+import puppeteer from 'puppeteer-core';
+
+const [chromium, ...pairs] = process.argv.slice(2);
+const here = dirname(fileURLToPath(import.meta.url));
+const folder = mkdtempSync(join(tmpdir(), 'dashboards-'));
+// Grafana's .mjs files import these by their default, which for such files would be the module itself.
+const DEFAULTS = /^(react-custom-scrollbars-2|react-highlight-words|calculate-size)$/;
+const defaults = {
+  name: 'defaults',
+  setup: (b) => {
+    b.onResolve({ filter: DEFAULTS }, ({ path, namespace }) => (namespace === 'defaults' ? undefined : { path, namespace: 'defaults' }));
+    b.onLoad({ filter: /.*/, namespace: 'defaults' }, ({ path }) => ({
+      contents: `export { default } from '${path}'; export * from '${path}';`, resolveDir: here,
+    }));
+  },
+};
+const loader = { '.ttf': 'empty', '.woff': 'empty', '.woff2': 'file', '.svg': 'text' };
+await build({
+  entryPoints: [join(here, 'page.jsx')], outfile: join(folder, 'page.js'), bundle: true, minify: true, jsx: 'automatic', logLevel: 'error',
+  define: { 'process.env.NODE_ENV': '"production"', global: 'window' }, loader, plugins: [defaults],
+});
+writeFileSync(join(folder, 'page.html'), '<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="page.css"><body style="margin:0"><div id="board"></div><script src="page.js"></script>');
+const browser = await puppeteer.launch({ executablePath: chromium, headless: true, args: ['--no-sandbox', '--disable-gpu', '--allow-file-access-from-files'] });
+const shown = {};
+try {
+  for (let i = 0; i < pairs.length; i += 2) {
+    const page = await browser.newPage();
+    page.on('pageerror', (error) => console.error(`${pairs[i]}: ${error.stack ?? error}`));
+    await page.setViewport({ width: 1616, height: 1000 });
+    await page.goto(`file://${join(folder, 'page.html')}`);
+    await page.evaluate((data) => window.draw(data), JSON.parse(readFileSync(pairs[i], 'utf8')));
+    await (await page.$('#board')).screenshot({ path: pairs[i + 1] });
+    shown[pairs[i]] = await page.evaluate(() => window.shown());
+    await page.close();
+  }
+} finally {
+  await browser.close();
+  rmSync(folder, { recursive: true });
+}
+console.log(JSON.stringify(shown));
