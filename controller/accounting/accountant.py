@@ -270,10 +270,10 @@ class Accountant:
         self._told[sample.device] = sample.seq, sample.ends_at_s
         if offset_s:
             sample = replace(sample, starts_at_s=sample.starts_at_s + offset_s, ends_at_s=sample.ends_at_s + offset_s)
-        if before is not None and sample.starts_at_s - before.ends_at_s > GAP_S:
-            gap_s = sample.starts_at_s - before.ends_at_s
-            self.unknown_s += gap_s
-            self._metrics.inc("trefoil_energy_unknown_seconds_total", gap_s, node=node)
+        gap_s = sample.starts_at_s - before.ends_at_s if before is not None else 0.0
+        gap_s = gap_s if gap_s > GAP_S else 0.0
+        self.unknown_s += gap_s
+        self._metrics.inc("trefoil_energy_unknown_seconds_total", gap_s, node=node)  # 0 as well: it was metered
         self._last[sample.device] = sample
         for part in sample.slices:
             for h in part.hosted:

@@ -76,10 +76,10 @@ class World:
         if told is not None and (not self.told or told != self.told[-1]):
             self.told.append(told)
 
-    def metric(self, name: str) -> float | None:
+    def metric(self, name: str, label: str = "digits") -> float | None:
         for family in self.metrics.collect():
             for each in family.samples:
-                if each.name == name and each.labels.get("family") == "digits":
+                if each.name == name and label in each.labels.values():
                     return float(each.value)
         return None
 
@@ -118,6 +118,14 @@ async def test_the_residual_is_booked_by_the_hour_and_shown(world):
     (key,) = await world.state.names(world.state.keys.totals_prefix())
     totals = await world.state.totals(key)
     assert (totals["active_joules"], totals["receipt_joules"]) == (pytest.approx(180.0), pytest.approx(171.0))
+
+
+async def test_time_that_was_not_metered_is_counted_by_node_from_0_on(world):
+    await world.second(0.6)
+    assert world.metric("trefoil_energy_unknown_seconds_total", "n") == 0
+    await world.clock.advance(9.0)
+    await world.second(0.6)
+    assert world.metric("trefoil_energy_unknown_seconds_total", "n") == pytest.approx(9.0)
 
 
 async def test_where_nothing_is_metered_there_is_neither_a_rate_nor_a_residual(world):
