@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, field_validator
 
@@ -84,13 +84,6 @@ def parse(argv: Sequence[str]) -> NodeSettings:
     parser.add_argument("--socket", help="path of its Unix socket")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting")
     arguments = parser.parse_args(argv)
-    overrides: dict[str, Any] = {}
-    for assignment in arguments.set:
-        key, equals, value = assignment.partition("=")
-        if not equals:
-            raise errors.SettingError("no '=' in it", field="--set", value=assignment, remedy="write --set key=value")
-        overrides[key] = value
-    for name in ("node", "socket"):
-        if getattr(arguments, name) is not None:
-            overrides[name] = getattr(arguments, name)
+    named = {name: value for name in ("node", "socket") if (value := getattr(arguments, name)) is not None}
+    overrides = {**config.parse_pairs("--set", arguments.set), **named}
     return config.load(NodeSettings, arguments.config, "TREFOIL_NODE_", overrides)

@@ -3,9 +3,8 @@
 import pynvml
 import pytest
 
-from power_agent.devices.inventory import Inventory
 from power_agent.simulated.gpu_models import H100_80GB
-from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
+from tests.support.simulated_driver import create_slice, destroy_slice, inventory_on, make_driver
 from trefoil.core.fleet import SliceKey
 
 GPU0 = "node0/gpu0"
@@ -35,9 +34,7 @@ def inventory(monkeypatch):
         pynvml, "nvmlGpuInstanceGetComputeInstances", lambda gi, id_, *rest: listed(gi, plain(id_), *rest)
     )
     monkeypatch.setattr(pynvml, "nvmlGpuInstanceCreateComputeInstance", lambda gi, id_: created(gi, plain(id_)))
-    with pynvml_on(make_driver(H100_80GB)):
-        opened = Inventory("node0", None)
-        opened.open()
+    with inventory_on(make_driver(H100_80GB)) as opened:
         yield opened
 
 

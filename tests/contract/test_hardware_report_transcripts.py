@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.devices.inventory import Inventory
 from power_agent.doctor.hardware_report import hardware_report
 from power_agent.simulated.machine import Machine
 from power_agent.watch.capabilities import probe_devices
-from tests.support.simulated_driver import pynvml_on
+from tests.support.simulated_driver import inventory_on
 from trefoil.core.device_types import DRIVERS
 
 FOLDER = Path(__file__).parent / "transcripts"
@@ -25,9 +24,7 @@ def transcript(*types):
     """Of a machine of these types, as the program prints it; two seconds pass between the readings."""
     machine = Machine(devices=types)
     machine.advance(1.0)
-    with pynvml_on(machine):
-        inventory = Inventory("node0", None)
-        inventory.open()
+    with inventory_on(machine) as inventory:
         can = probe_devices(inventory, inventory.list_devices(), "")
         found = {"simulated": True, **hardware_report(inventory, can, lambda _pause_s: machine.advance(2.0))}
     return json.loads(json.dumps(found))

@@ -15,7 +15,7 @@ from power_agent.runtimes.process import ProcessRuntime
 from power_agent.runtimes.simulated_node import NodeRuntime, SplitRuntime
 from power_agent.simulated.node_client import NodeClient
 from power_agent.simulated.nvml_shim import install_simulated_node, uninstall_simulated
-from tests.support.runtime_contract import Kit, RuntimeContract
+from tests.support.runtime_contract import Kit, RuntimeContract, end_all
 from tests.support.simulated_driver import NodeProcess, create_slice
 from trefoil.runtime.clock import WallClock
 
@@ -58,10 +58,7 @@ class TestNodeRuntime(RuntimeContract):
             gpu_uuid,
             isolates=not confinement.missing,
         )
-        runtime = NodeRuntime(client)
-        for one in runtime.list():
-            runtime.stop(one.tag, 0)
-            runtime.forget(one.tag)
+        end_all(NodeRuntime(client))
 
 
 class TestProcessRuntime(RuntimeContract):
@@ -74,10 +71,7 @@ class TestProcessRuntime(RuntimeContract):
 
         confinement = confined(tmp_path)
         yield Kit(again, sys.executable, tmp_path, isolates=not confinement.missing)
-        runtime = again()
-        for one in runtime.list():
-            runtime.stop(one.tag, 0)
-            runtime.forget(one.tag)
+        end_all(again())
         assert not any(folder.exists() for folder in cgroups.parents.values())
 
 
@@ -92,10 +86,7 @@ class TestSplitRuntimeOnCpus(RuntimeContract):
 
         confinement = confined(tmp_path)
         yield Kit(again, sys.executable, tmp_path, isolates=not confinement.missing)
-        runtime = again()
-        for one in runtime.list():
-            runtime.stop(one.tag, 0)
-            runtime.forget(one.tag)
+        end_all(again())
 
 
 def test_a_split_runtime_knows_whose_slice_it_is(client: NodeClient, gpu_uuid: str, tmp_path: Path) -> None:

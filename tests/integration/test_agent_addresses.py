@@ -18,12 +18,8 @@ WHOLE = key("7g.40gb")
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[AgentCluster]:
-    one = AgentCluster(triton_listen=ADVERTISED, advertise_host=ADVERTISED)
-    try:
-        await one.start()
+    async with AgentCluster(triton_listen=ADVERTISED, advertise_host=ADVERTISED) as one:
         yield one
-    finally:
-        await one.close()
 
 
 async def test_slices_are_served_at_the_advertised_host_and_nowhere_else(cluster: AgentCluster) -> None:

@@ -56,9 +56,7 @@ async def latency_and_power(cluster: AgentCluster, stub) -> tuple[float, float, 
 
 
 async def test_a_slower_clock_slows_a_triton_and_saves_watts():
-    cluster = AgentCluster()
-    try:
-        await cluster.start()
+    async with AgentCluster() as cluster:
         wanted = node_plan(1, planned("4g.20gb", 0, 4))
         await cluster.apply(wanted)
         await cluster.settled(wanted, BOOT_S)
@@ -82,5 +80,3 @@ async def test_a_slower_clock_slows_a_triton_and_saves_watts():
         assert again_ms < 1.3 * free_ms
         assert again_w > slow_w + 15
         assert (await cluster.node()).devices[0].drift == ()
-    finally:
-        await cluster.close()

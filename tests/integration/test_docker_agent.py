@@ -28,10 +28,9 @@ async def cluster(docker_engine: DockerEngine) -> AsyncIterator[AgentCluster]:
         ready_timeout_s=90.0,
     )
     try:
-        await one.start()
-        yield one
+        async with one:
+            yield one
     finally:
-        await one.close()
         for container in docker_engine.containers():
             container.remove(v=True, force=True)
 

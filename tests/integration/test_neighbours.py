@@ -15,9 +15,7 @@ STEADY = key("4g.20gb", 0)
 
 
 async def test_a_slice_serves_without_a_failure_while_its_neighbour_is_rebuilt_fifty_times():
-    cluster = AgentCluster(drain_timeout_s=12)
-    try:
-        await cluster.start()
+    async with AgentCluster(drain_timeout_s=12) as cluster:
         # A dispatcher that routes by a table of the future, and has nothing in flight: drains end at once.
         numbers = iter(range(1, 2 * REBUILDS + 10))
         await cluster.acknowledge(Revision(9))
@@ -44,5 +42,3 @@ async def test_a_slice_serves_without_a_failure_while_its_neighbour_is_rebuilt_f
         assert load.failed == []
         assert load.answered > 5 * sum(took_s)
         assert (after.generation, after.mig_uuid, after.since_s) == (before.generation, before.mig_uuid, before.since_s)
-    finally:
-        await cluster.close()

@@ -40,12 +40,8 @@ numbers = itertools.count(1)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster():
-    one = AgentCluster(quiet_probe_s=3, drain_timeout_s=12, drift_poll_s=1)
-    try:
-        await one.start()
+    async with AgentCluster(quiet_probe_s=3, drain_timeout_s=12, drift_poll_s=1) as one:
         yield one
-    finally:
-        await one.close()
 
 
 def plan(*parts, epoch: int = 1) -> NodePlan:
@@ -504,9 +500,7 @@ async def test_an_idle_agent_costs_little(cluster):
 
 
 async def test_a_stopped_meter_counts_work_but_no_joules_and_teardown_stops_all():
-    one = AgentCluster(meter="none", stop_slices_on_exit="true")
-    try:
-        await one.start()
+    async with AgentCluster(meter="none", stop_slices_on_exit="true") as one:
         wanted = node_plan(1, planned("7g.40gb", 0, 1))
         await one.apply(wanted)
         await one.settled(wanted, BOOT_S)
@@ -527,8 +521,6 @@ async def test_a_stopped_meter_counts_work_but_no_joules_and_teardown_stops_all(
         assert one.agent.returncode == 0
         assert not process.is_running()
         assert not any(name.startswith(f"trefoil-{WHOLE.name}-{one.port_base}-") for name in os.listdir("/dev/shm"))
-    finally:
-        await one.close()
 
 
 async def test_without_a_node_it_waits_and_says_so_until_it_is_told_to_end(tmp_path):

@@ -17,7 +17,7 @@ from power_agent.runtimes import launcher
 from power_agent.runtimes.cgroup import Cgroups, find_cgroups
 from power_agent.runtimes.confinement import find_confinement
 from power_agent.runtimes.process import ProcessRuntime
-from tests.support.runtime_contract import Kit, listens, only, until
+from tests.support.runtime_contract import Kit, end_all, listens, only, until
 from trefoil.core.errors import StartError
 from trefoil.runtime import proc
 from trefoil.runtime.clock import WallClock
@@ -98,10 +98,7 @@ def kit(cgroups: Cgroups, tmp_path: Path) -> Iterator[Kit]:
         return ProcessRuntime(tmp_path / "runtime", groups, WallClock(), boot_id())
 
     yield Kit(again, sys.executable, tmp_path)
-    runtime = again()
-    for one in runtime.list():
-        runtime.stop(one.tag, 0)
-        runtime.forget(one.tag)
+    end_all(again())
 
 
 @pytest.fixture
@@ -111,10 +108,7 @@ def confined_kit(cgroups: Cgroups, tmp_path: Path) -> Iterator[Kit]:
 
     confinement = find_confinement("own", UID_BASE, tmp_path)
     yield Kit(again, sys.executable, tmp_path)
-    runtime = again()
-    for one in runtime.list():
-        runtime.stop(one.tag, 0)
-        runtime.forget(one.tag)
+    end_all(again())
 
 
 @pytest.mark.gate

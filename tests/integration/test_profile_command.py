@@ -22,12 +22,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.asyncio(loo
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster():
     base = free_block(300)  # CPU slices come after the ports of 16 GPUs
-    one = AgentCluster(node_socket=None, cpu="serve", triton_port_base=base, quiet_probe_s=1, ready_timeout_s=60)
-    try:
-        await one.start()
+    async with AgentCluster(
+        node_socket=None, cpu="serve", triton_port_base=base, quiet_probe_s=1, ready_timeout_s=60
+    ) as one:
         yield one
-    finally:
-        await one.close()
 
 
 async def trefoil(*arguments: str) -> tuple[int, str, str]:
@@ -111,15 +109,11 @@ async def test_a_cpu_slice_is_profiled_through_its_agent_and_the_file_loads(clus
 
 
 async def test_joules_come_from_the_agents_counters_and_a_simulated_gpu_is_called_synthetic(tmp_path):
-    one = AgentCluster(quiet_probe_s=1, ready_timeout_s=60)
-    try:
-        await one.start()
+    async with AgentCluster(quiet_probe_s=1, ready_timeout_s=60) as one:
         out = tmp_path / "profile.csv"
         where = ["--agent", one.target, "--slices", "1g.5gb", "--repository", str(only(tmp_path, "digits-l"))]
         quick = ["--batches", "1", "--rates", "", "--window", "0.5", "--clocks", "1005", "--out", str(out), "--json"]
         code, _, error = await trefoil(*where, *quick)
-    finally:
-        await one.close()
     assert code == 0, error
     folder = MODELS / "digits"
     _, rows = load_family(tmp_path / "digits", out)

@@ -27,12 +27,8 @@ numbers = itertools.count(1)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory):
-    one = AgentCluster(model_repository=two_families(tmp_path_factory.mktemp("models")))
-    try:
-        await one.start()
+    async with AgentCluster(model_repository=two_families(tmp_path_factory.mktemp("models"))) as one:
         yield one
-    finally:
-        await one.close()
 
 
 async def run(cluster: AgentCluster, part: PlannedSlice):

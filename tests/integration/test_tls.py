@@ -37,11 +37,8 @@ async def cluster(ours: Authority) -> AsyncIterator[AgentCluster]:
     pair = ours.service(NODE).settings(ours)
     one = AgentCluster(**pair, triton_tls_certificate=shown.certificate, triton_tls_key=shown.key)
     one.tls = tls_of(ours.service("controller"), ours)
-    try:
-        await one.start()
+    async with one:
         yield one
-    finally:
-        await one.close()
 
 
 def tls_of(pair: Pair, authority: Authority) -> Tls:

@@ -161,6 +161,12 @@ def only(runtime: Runtime) -> RunningTriton:
     return one
 
 
+def end_all(runtime: Runtime) -> None:
+    for one in runtime.list():
+        runtime.stop(one.tag, 0)
+        runtime.forget(one.tag)
+
+
 def told_by(launch: SliceLaunch) -> dict[str, object]:
     """What the stand-in PROBE found out."""
     host, port = launch.grpc_target.split(":")

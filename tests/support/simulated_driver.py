@@ -78,6 +78,15 @@ def pynvml_on(driver: Driver | Machine, faults: FaultPlan | None = None) -> Iter
 
 
 @contextmanager
+def inventory_on(driver: Driver | Machine) -> Iterator[Inventory]:
+    """An open inventory of its GPUs, by pynvml."""
+    with pynvml_on(driver):
+        opened = Inventory("node0", None)
+        opened.open()
+        yield opened
+
+
+@contextmanager
 def _pynvml_through(send: Send) -> Iterator[None]:
     install_simulated_driver(send)
     try:

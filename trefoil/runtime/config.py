@@ -274,15 +274,25 @@ def parser_main(cls: type[SettingsT], service_name: str, argv: Sequence[str] | N
             "--insecure", action="store_true", help="allow a non-loopback listener without TLS and token"
         )
     arguments = parser.parse_args(argv)
-    overrides: dict[str, Any] = {}
-    for assignment in arguments.assignments:
-        key, equals, value = assignment.partition("=")
-        if not equals or not key:
-            raise errors.SettingError("no '=' in it", field="--set", value=assignment, remedy="write --set key=value")
-        overrides[key] = value
+    overrides: dict[str, Any] = {**parse_pairs("--set", arguments.assignments)}
     if getattr(arguments, "insecure", False):
         overrides["insecure"] = True
     return load(cls, arguments.config, f"TREFOIL_{service_name.upper().replace('.', '_')}_", overrides)
+
+
+def parse_pairs(flag: str, assignments: Sequence[str]) -> dict[str, str]:
+    """Parse what a repeated flag was given, KEY=VALUE each, by key.
+
+    Raises:
+        errors.SettingError: one without `=` or without a name.
+    """
+    found: dict[str, str] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key:
+            raise errors.SettingError("no '=' in it", field=flag, value=assignment, remedy=f"write {flag} key=value")
+        found[key] = value
+    return found
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.devices.inventory import Inventory
 from power_agent.simulated.machine import Machine
-from tests.support.simulated_driver import pynvml_on
+from tests.support.simulated_driver import inventory_on
 from trefoil.core.device_types import DEVICE_TYPES, DRIVERS, device_type
 from trefoil.core.errors import SettingError
 from trefoil.runtime.config import register_own_device_types
@@ -52,9 +51,7 @@ def test_an_own_board_serves_in_a_simulated_fleet(own, tmp_path):
 def test_a_simulated_driver_reports_an_own_board(own):
     own(EXAMPLE)
     register_own_device_types()
-    with pynvml_on(Machine(devices=(NAME, "Tesla T4"))):
-        inventory = Inventory("node0", None)
-        inventory.open()
+    with inventory_on(Machine(devices=(NAME, "Tesla T4"))) as inventory:
         assert [found.type for found in inventory.list_devices()] == [NAME, "Tesla T4"]
         assert inventory.power_limits("node0/gpu0").max_w == device_type(NAME).power_limit_max_w
 

@@ -10,10 +10,9 @@ import pytest
 from controller.observe.core.plannable import unplannable_reason
 from controller.planners.exact.planner import ExactPlanner
 from power_agent.devices.boards import MIG_WENT_ON, board_type, closed_reason
-from power_agent.devices.inventory import Inventory
 from power_agent.simulated.machine import Machine
 from tests.support.planning import fleet, view
-from tests.support.simulated_driver import create_slice, pynvml_on
+from tests.support.simulated_driver import create_slice, inventory_on
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import DEVICE_TYPES, DRIVERS, NO_MIG, device_type, known_type, unknown_board_name
 from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus
@@ -50,9 +49,7 @@ def test_every_board_is_planned_by_an_assumed_profile_and_cut_as_planned(name: s
     assert planned.plan is not None, planned.why
     ((device,),) = (node.devices for node in planned.plan.nodes)
     assert device.slices
-    with pynvml_on(Machine(devices=(name,))):
-        inventory = Inventory("node0", None)
-        inventory.open()
+    with inventory_on(Machine(devices=(name,))) as inventory:
         (seen,) = inventory.list_devices()
         assert board_type(inventory, seen, mig_wanted=False) == kind
         for part in device.slices if kind.kind == DeviceKind.MIG_GPU else ():
@@ -61,9 +58,7 @@ def test_every_board_is_planned_by_an_assumed_profile_and_cut_as_planned(name: s
 
 @pytest.mark.parametrize("name", [name for name in DRIVERS if DEVICE_TYPES[name].kind == DeviceKind.MIG_GPU])
 def test_a_board_outside_mig_is_whole_until_mig_mode_is_wanted_or_comes(name: str, assumed: Catalog) -> None:
-    with pynvml_on(Machine(devices=(name,), mig_enabled=False)):
-        inventory = Inventory("node0", None)
-        inventory.open()
+    with inventory_on(Machine(devices=(name,), mig_enabled=False)) as inventory:
         (seen,) = inventory.list_devices()
         whole = board_type(inventory, seen, mig_wanted=False)
         assert (whole.name, whole.kind) == (name + NO_MIG, DeviceKind.WHOLE_GPU)
@@ -80,9 +75,7 @@ def test_a_board_outside_mig_is_whole_until_mig_mode_is_wanted_or_comes(name: st
 
 
 def test_a_board_that_no_table_describes_goes_by_what_its_driver_says() -> None:
-    with pynvml_on(Machine(devices=(ADA,))):
-        inventory = Inventory("node0", None)
-        inventory.open()
+    with inventory_on(Machine(devices=(ADA,))) as inventory:
         (seen,) = inventory.list_devices()
         assert seen.type == "RTX 6000 Ada Generation"
         kind = board_type(inventory, seen, mig_wanted=False)

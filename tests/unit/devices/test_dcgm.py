@@ -6,8 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from power_agent.devices.dcgm import Dcgm, parse_metrics
-from power_agent.devices.inventory import Inventory
-from tests.support.simulated_driver import create_slice, make_driver, pynvml_on
+from tests.support.simulated_driver import create_slice, inventory_on, make_driver
 from trefoil.core.energy import AttributionMethod
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.clock import ManualClock
@@ -74,9 +73,7 @@ def driver():
 
 @pytest.fixture
 def inventory(driver):
-    with pynvml_on(driver):
-        opened = Inventory("node0", None)
-        opened.open()
+    with inventory_on(driver) as opened:
         yield opened
 
 

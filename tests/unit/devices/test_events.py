@@ -9,7 +9,7 @@ from power_agent.devices.inventory import Inventory
 from power_agent.devices.xid_events import FATAL_XIDS, EventWatch, GpuEvent
 from power_agent.simulated.calls import CALLS
 from power_agent.simulated.gpu_models import A100_40GB, T4
-from tests.support.simulated_driver import make_driver, pynvml_on
+from tests.support.simulated_driver import inventory_on, make_driver, pynvml_on
 from trefoil.runtime.clock import WallClock
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
@@ -28,9 +28,7 @@ def heard():
 
 @pytest.fixture
 def watch(driver, heard):
-    with pynvml_on(driver):
-        inventory = Inventory("node0", None)
-        inventory.open()
+    with inventory_on(driver) as inventory:
         inventory.list_devices()
         watching = EventWatch(inventory, WallClock(), heard.put, wait_ms=20)
         yield watching

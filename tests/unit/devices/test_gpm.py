@@ -4,9 +4,8 @@ import pytest
 
 from power_agent.devices.errors import DeviceLost
 from power_agent.devices.gpm import Gpm
-from power_agent.devices.inventory import Inventory
 from power_agent.simulated.gpu_models import A100_40GB, H100_80GB
-from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
+from tests.support.simulated_driver import create_slice, destroy_slice, inventory_on, make_driver
 from trefoil.core.energy import AttributionMethod
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
@@ -19,9 +18,7 @@ def driver():
 
 @pytest.fixture
 def inventory(driver):
-    with pynvml_on(driver):
-        opened = Inventory("node0", None)
-        opened.open()
+    with inventory_on(driver) as opened:
         yield opened
 
 
@@ -74,9 +71,7 @@ def test_a_slice_that_was_created_anew_inherits_nothing(gpm, inventory, driver):
 
 def test_a_whole_gpu_has_one_value(driver):
     driver.gpus[0].mig_current = driver.gpus[0].mig_pending = False
-    with pynvml_on(driver):
-        inventory = Inventory("node0", None)
-        inventory.open()
+    with inventory_on(driver) as inventory:
         gpm, whole = Gpm(inventory), inventory.whole_slice(GPU0)
         assert gpm.activity(GPU0, {whole.key: 1}) == {}
         work(driver, 4.0, g0=1.0)

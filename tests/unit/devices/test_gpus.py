@@ -7,7 +7,7 @@ import pytest
 
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.nvml_words import device_type_name
-from tests.support.simulated_driver import make_driver, pynvml_on
+from tests.support.simulated_driver import inventory_on, make_driver, pynvml_on
 from trefoil.core.device_types import DEVICE_TYPES, DRIVERS
 
 GPU = "node0/gpu0"
@@ -15,9 +15,7 @@ GPU = "node0/gpu0"
 
 @pytest.fixture
 def inventory():
-    with pynvml_on(make_driver()):
-        opened = Inventory("node0", None)
-        opened.open()
+    with inventory_on(make_driver()) as opened:
         opened.list_devices()
         yield opened
 
@@ -84,9 +82,7 @@ def test_event_reasons_were_called_throttle_reasons_before(inventory):
 
 def test_a_gpu_keeps_its_name_when_a_driver_without_its_neighbour_counts_anew():
     driver = make_driver(*[make_driver().gpus[0].model] * 3)
-    with pynvml_on(driver):
-        inventory = Inventory("node0", None)
-        inventory.open()
+    with inventory_on(driver) as inventory:
         first, broken, third = inventory.list_devices()
         driver.gpus = tuple(gpu for gpu in driver.gpus if gpu.uuid != broken.uuid)
         for index, gpu in enumerate(driver.gpus):
@@ -143,8 +139,6 @@ def test_a_gpu_that_is_lost_goes_by_its_own_name_whatever_its_index_is_now():
 def test_a_gpu_that_is_lost_at_the_start_hides_no_other():
     driver = make_driver(*[make_driver().gpus[0].model] * 2)
     driver.gpus[0].lost = True
-    with pynvml_on(driver):
-        inventory = Inventory("node0", None)
-        inventory.open()
+    with inventory_on(driver) as inventory:
         assert [device.device for device in inventory.list_devices()] == ["node0/gpu1"]
         assert "GPU is lost" in str(inventory.lost["node0/gpu0"])

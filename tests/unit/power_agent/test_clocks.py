@@ -23,10 +23,9 @@ from power_agent.clocks.core.clock_control import (
     refuse_power_limit,
     snap_down,
 )
-from power_agent.devices.inventory import Inventory
 from power_agent.simulated.interference import Interference
 from power_agent.simulated.machine import Machine
-from tests.support.simulated_driver import pynvml_on
+from tests.support.simulated_driver import inventory_on
 from trefoil.core.errors import Fenced, InvalidInput, PlanError, StaleRevision
 from trefoil.core.fleet import ClockLease, DeviceState
 from trefoil.core.plan import PlannedDevice
@@ -187,9 +186,7 @@ def test_default_application_clocks_are_no_foreign_lock(clock_mhz, more, foreign
 
 def test_a_board_that_stays_at_its_own_application_clock_is_not_taken_for_locked_by_others():
     machine = Machine(mig_enabled=False)
-    with pynvml_on(machine):
-        inventory = Inventory("node0", None)
-        inventory.open()
+    with inventory_on(machine) as inventory:
         inventory.list_devices()
         machine.attach(7, machine.gpu(0).uuid)
 

@@ -4,14 +4,13 @@ import pytest
 
 from power_agent.devices.errors import DeviceUnsupported
 from power_agent.devices.gpm import Gpm
-from power_agent.devices.inventory import Inventory
 from power_agent.devices.rapl import RaplCounter
 from power_agent.energy.core.attribution import DeviceReading
 from power_agent.energy.core.meter import MeterState, advance
 from power_agent.energy.device_meters import DeviceMeasurement, DeviceMeters
 from power_agent.simulated.gpu_models import A100_40GB, H100_80GB, P4
 from tests.support.powercap import Powercap
-from tests.support.simulated_driver import create_slice, make_driver, pynvml_on
+from tests.support.simulated_driver import create_slice, inventory_on, make_driver
 from trefoil.core import device_types
 from trefoil.core.energy import AttributionMethod, EnergyMethod
 from trefoil.core.fleet import DeviceState
@@ -35,9 +34,7 @@ def driver():
 
 @pytest.fixture
 def inventory(driver):
-    with pynvml_on(driver):
-        opened = Inventory("node0", None)
-        opened.open()
+    with inventory_on(driver) as opened:
         yield opened
 
 
@@ -96,9 +93,7 @@ def test_a_sensor_that_does_not_answer_costs_no_reading(inventory, clock):
 
 def test_gpm_tells_the_activity_of_each_slice_on_hopper(clock):
     driver = make_driver(H100_80GB)
-    with pynvml_on(driver):
-        inventory = Inventory("node0", None)
-        inventory.open()
+    with inventory_on(driver) as inventory:
         key = create_slice(inventory, GPU0, "3g.40gb", 4).key
         sources = DeviceMeters(inventory, clock, sensors=[Gpm(inventory)])
         first = sources.read(GPU0, device_types.H100_80GB, ORIGIN, {key: 1}, False)
