@@ -227,7 +227,7 @@ class NodeServer:
         self.node.list_processes()  # its slice is free when this is answered
 
     async def _process_forget(self, tag: str) -> None:
-        self.node.runtime.forget(tag)
+        await asyncio.to_thread(self.node.runtime.forget, tag)  # waits while it is being stopped
 
     async def _pace_summary(self) -> dict[str, Any]:
         return self.node.pace_summary()
