@@ -51,6 +51,8 @@ class DispatcherSettings(ServiceSettings):
     peer_address: str = ""
     """host:port at which dispatchers on other hosts reach worker 0 (worker i at port + i); empty = a Unix socket in
     state_dir, for dispatchers of this host alone."""
+    peer_name: str = ""
+    """Whom the certificates of other dispatchers have to name; empty = the host of their peer_address."""
     connection_age_max_s: float = Field(0.0, ge=0)
     """Client connections are asked to reconnect at this age, so that the kernel deals them out anew; 0 = never."""
     connection_age_grace_s: float = Field(60.0, gt=0)

@@ -315,7 +315,8 @@ class Peers:
     def _channel(self, target: str) -> Channel:
         if target.startswith("unix:"):
             return self._local.transport.channel(target)
-        return self._local.transport.channel(target, keepalive=KEEPALIVE)
+        name = self._local.settings.peer_name
+        return self._local.transport.channel(target, name=name, keepalive=KEEPALIVE)
 
     def _authorization(self, link: PeerLink) -> list[tuple[str, str]]:
         if self._token is None or link.target.startswith("unix:"):

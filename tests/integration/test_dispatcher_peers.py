@@ -191,13 +191,15 @@ async def test_a_worker_that_dies_is_replaced_before_redis_knows(two, state):
     assert (await two.client.infer("digits", [image(3)])).as_numpy("PROBABILITIES").argmax() == 3
 
 
-async def test_replicas_reach_each_other_over_tls_with_the_clusters_token(state, tmp_path):
+@pytest.mark.parametrize(("host", "name"), [("localhost", ""), ("127.0.0.2", "localhost")])
+async def test_replicas_reach_each_other_over_tls_with_the_clusters_token(host, name, state, tmp_path):
     ours = Authority(tmp_path)
-    more = {"peer_address": "localhost:0", "token": "secret"} | ours.service("localhost").settings(ours)
+    more = {"peer_address": f"{host}:0", "peer_name": name, "token": "secret"}
+    more |= ours.service("localhost").settings(ours)
     node = ours.server("tritons.node0")
     tls = Tls(node.certificate, node.key, ours.certificate, calls=False)
     async with pair(state, tmp_path, ("d1", "d2"), tls=tls, **more) as two:
-        assert two.server.local.peer_target.startswith("localhost:")
+        assert two.server.local.peer_target.startswith(f"{host}:")
         data = pb.ModelInferRequest(model_name="digits")
         data.inputs.add(name="IMAGE", datatype="UINT8", shape=[1, 8, 8])
         data.raw_input_contents.append(bytes([5]) + bytes(63))
