@@ -1,4 +1,5 @@
-"""Clients of `make e2e-hosts`: labelled digits, evenly paced, by the unmodified tritonclient over mutual TLS.
+"""Clients of `make e2e-hosts` and `make e2e-compose`: labelled digits, evenly paced, by the unmodified tritonclient.
+With certificates it is mutual TLS, without any clear text.
 
 `python -m benchmarks.hosts_load --target HOST:PORT --rate 100 [--ca, --certificate, --key, --token-file]` sends until
 SIGTERM, never again what failed, and prints a JSON line of sums twice a second and one at its end.
@@ -22,6 +23,7 @@ from trefoil.runtime.clock import WallClock
 CLOCK: Final = WallClock()
 CONNECTIONS: Final = 4
 DEADLINE_S: Final = 120.0  # a busy machine may stand still for long; what is counted is whether they are answered
+WAIT_FOR_READY: Final = '{"methodConfig": [{"name": [{}], "waitForReady": true}]}'
 IMAGES: Final = Path(__file__).resolve().parents[1] / "model_repository" / "digits" / "heldout.npz"
 
 
@@ -33,8 +35,10 @@ class Clients:
         if arguments.ca:
             files = (arguments.ca, arguments.key, arguments.certificate)
             secure = dict(zip(("root_certificates", "private_key", "certificate_chain"), files, strict=True))
+        options = [("grpc.service_config", WAIT_FOR_READY)] if arguments.wait_for_ready else None
         self._clients = [
-            triton.InferenceServerClient(arguments.target, ssl=bool(secure), **secure) for _ in range(CONNECTIONS)
+            triton.InferenceServerClient(arguments.target, ssl=bool(secure), **secure, channel_args=options)
+            for _ in range(CONNECTIONS)
         ]
         token = Path(arguments.token_file).read_text().strip() if arguments.token_file else ""
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
@@ -113,6 +117,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, required=True)
     for name in ("--ca", "--certificate", "--key", "--token-file"):
         parser.add_argument(name, default="")
+    parser.add_argument("--wait-for-ready", action="store_true", help="what was not sent waits for a connection")
     asyncio.run(send(parser.parse_args()))
 
 

@@ -39,7 +39,6 @@ node_pairs() {  # FOLDER NODE ALTERNATIVE-NAMES
 }
 
 make() {
-    # What is empty is no password; unset, one is drawn.
     [ "${TREFOIL_REDIS_PASSWORD-unset}" ] || refuse TREFOIL_REDIS_PASSWORD "" "empty" "drop that line of .env, and one is drawn"
     if [ ! -s "$authority/ca.crt" ]; then
         openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj "/CN=${TREFOIL_CLUSTER:-trefoil}" \
@@ -47,7 +46,7 @@ make() {
         mv "$authority/ca.crt.new" "$authority/ca.crt"
         echo "made an authority and secrets of this deployment; they last until 'down -v'"
     fi
-    random | keep "$authority/redis_password"
+    { [ "${TREFOIL_REDIS_PASSWORD-unset}" = unset ] && random || printf '%s\n' "$TREFOIL_REDIS_PASSWORD"; } | keep "$authority/redis_password"
     random | keep "$control/token"
     random | keep "$control/plan.key"
     random | keep "$grafana/password"

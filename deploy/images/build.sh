@@ -18,6 +18,7 @@ base() {
     # Where a proxy of this host signs what is fetched, the build has to trust what this host trusts.
     [ ! -f /etc/ssl/certs/ca-certificates.crt ] || install -D -m 0644 /etc/ssl/certs/ca-certificates.crt "$folder/usr/local/share/ca-certificates/build-host.crt"
     tar -C "$folder" -c . | docker import --change 'CMD ["bash"]' - "$BASE" >/dev/null
+    rm -rf "$folder"
 }
 
 have "$BASE" || base

@@ -164,7 +164,7 @@ def _mounts(folder: Path) -> list[str]:
 @contextlib.contextmanager
 def engine() -> Iterator[DockerEngine]:
     """An engine with the stand-in image. Without privileges the test is skipped; as root it fails."""
-    found = _running()
+    found = running()
     if found is None and os.geteuid() != 0:
         pytest.skip("no Docker engine runs here, and only root can start one")
     if found is None:
@@ -180,7 +180,8 @@ def engine() -> Iterator[DockerEngine]:
             )  # an agent's
 
 
-def _running() -> DockerEngine | None:
+def running() -> DockerEngine | None:
+    """The engine that answers here; None: there is none."""
     try:
         return DockerEngine()
     except docker.errors.DockerException:

@@ -16,12 +16,14 @@ import trefoil
 from trefoil.cli import forecasting, setup, simulate
 from trefoil.cli.carbon import commands
 from trefoil.cli.compare import compare
+from trefoil.cli.deploy import commands as deploy
 from trefoil.cli.family.commands import app as family_app
 from trefoil.cli.family.profile_command import profile
 from trefoil.cli.load.command import load
 from trefoil.cli.operate import control, decisions, node, status
+from trefoil.cli.operate.report import report
 from trefoil.cli.operate.top import top
-from trefoil.cli.options import Forecaster, Governor, Planner, Queue, Router, Sets, non_empty, parse_sets
+from trefoil.cli.options import Forecaster, Governor, Planner, Queue, Router, Sets, non_empty, of_system, parse_sets
 from trefoil.cli.output import DEFAULT_STATE_DIR, EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
 from trefoil.core.errors import StartError
 
@@ -181,39 +183,41 @@ def demo(
 COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "up": up,
     "down": down,
-    "status": status.status,
-    "plan": status.plan,
-    "top": top,
-    "mode": control.mode,
-    "freeze": control.freeze,
-    "pin": control.pin,
-    "rollback": control.rollback,
-    "explain-request": decisions.explain_request,
-    "replan": control.replan,
-    "rollout": decisions.rollout,
+    "status": of_system(status.status),
+    "plan": of_system(status.plan),
+    "top": of_system(top),
+    "report": of_system(report),
+    "mode": of_system(control.mode),
+    "freeze": of_system(control.freeze),
+    "pin": of_system(control.pin),
+    "rollback": of_system(control.rollback),
+    "explain-request": of_system(decisions.explain_request),
+    "replan": of_system(control.replan),
+    "rollout": of_system(decisions.rollout),
     "load": load,
     "profile": profile,
-    "replay": decisions.replay,
+    "replay": of_system(decisions.replay),
     "demo": demo,
     "simulate": simulate.simulate,
     "compare": compare,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
-objective.command("set")(control.objective_set)
-objective.command("show")(control.objective_show)
-objective.command("fleet")(control.objective_fleet)
+objective.command("set")(of_system(control.objective_set))
+objective.command("show")(of_system(control.objective_show))
+objective.command("fleet")(of_system(control.objective_fleet))
 state.command("dump")(status.state_dump)
 app.add_typer(objective, name="objective")
 app.add_typer(state, name="state")
 app.add_typer(node.app, name="node")
 app.add_typer(simulate.reproduce, name="reproduce")
-family_app.command("load")(control.family_load)
-family_app.command("unload")(control.family_unload)
+family_app.command("load")(of_system(control.family_load))
+family_app.command("unload")(of_system(control.family_unload))
 app.add_typer(family_app, name="family")
 app.add_typer(commands.app, name="carbon")
 app.add_typer(forecasting.app, name="forecast")
 app.add_typer(setup.app, name="setup")
+app.add_typer(deploy.app, name="deploy")
 
 if __name__ == "__main__":
     app()

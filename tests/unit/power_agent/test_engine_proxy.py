@@ -1,0 +1,138 @@
+"""What an agent in a container may ask of the engine: its own slices, with nothing of the host but the repository."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from power_agent.runtimes.engine_proxy import EngineProxy, Rules
+
+OWN = {"trefoil.cluster": "site1", "trefoil.node": "gpu7", "trefoil.tag": "gpu7-0.g1"}
+OTHERS = {"trefoil.cluster": "site1", "trefoil.node": "gpu8"}
+LIST = {"label": ["trefoil.cluster=site1", "trefoil.node=gpu7"]}
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "out").symlink_to("/etc")
+    return tmp_path / "models"
+
+
+class Engine:
+    """The real one: it has two containers, and says what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append((request.method, request.url.path))
+        name = (request.url.path.removeprefix("/v1.41").split("/") + [""])[2]
+        if name == "nobody":
+            return httpx.Response(404, stream=httpx.ByteStream(b'{"message": "no such container"}'))
+        labels = {"own": OWN, "others": OTHERS}.get(name, {})
+        text = json.dumps({"Config": {"Labels": labels}, "Labels": labels})
+        return httpx.Response(200, stream=httpx.ByteStream(text.encode()))
+
+
+async def ask(models: Path, method: str, url: str, body: Any = None) -> tuple[httpx.Response, Engine]:
+    engine = Engine()
+    real = httpx.AsyncClient(transport=httpx.MockTransport(engine), base_url="http://engine")
+    proxy = EngineProxy(Rules("site1", "gpu7", [models]), real)
+    async with real, httpx.AsyncClient(transport=httpx.ASGITransport(proxy), base_url="http://proxy") as client:
+        return await client.request(method, url, json=body), engine
+
+
+def container(models: Path, *, labels: dict[str, str] = OWN, user: str = "65534:65534", **host: Any) -> dict[str, Any]:
+    usual = {
+        "NetworkMode": "trefoil-site1-gpu7",
+        "Mounts": [{"Type": "bind", "Source": str(models), "Target": str(models), "ReadOnly": True}],
+        "ReadonlyRootfs": True,
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges:true"],
+        "Privileged": False,
+        "Binds": None,
+    }
+    return {"Labels": labels, "User": user, "HostConfig": usual | host}
+
+
+@pytest.mark.parametrize(
+    ("method", "url"),
+    [
+        ("GET", "/version"),
+        ("GET", "/v1.41/info"),
+        ("GET", "/v1.41/images/tritonserver:24.10-py3/json"),
+        ("GET", f"/v1.41/containers/json?all=1&filters={json.dumps(LIST)}"),
+        ("POST", "/v1.41/containers/own/start"),
+        ("POST", "/v1.41/containers/own/kill?signal=SIGTERM"),
+        ("DELETE", "/v1.41/containers/own?v=True&force=True"),
+        ("GET", "/v1.41/networks/own"),
+        ("GET", "/v1.41/containers/nobody/json"),
+    ],
+)
+async def test_what_the_agent_needs_is_passed_on(models: Path, method: str, url: str) -> None:
+    answer, engine = await ask(models, method, url)
+    assert engine.asked[-1] == (method, url.partition("?")[0])
+    assert answer.status_code == (404 if "nobody" in url else 200)
+
+
+@pytest.mark.parametrize(
+    ("method", "url", "why"),
+    [
+        ("GET", "/v1.41/containers/json", "it lists containers of others"),
+        ("GET", '/containers/json?filters={"label":["trefoil.node=gpu7"]}', "it lists containers of others"),
+        ("GET", "/v1.41/containers/others/json", "it is not this agent's"),
+        ("POST", "/v1.41/containers/others/kill", "it is not this agent's"),
+        ("DELETE", "/v1.41/containers/others", "it is not this agent's"),
+        ("GET", "/v1.41/networks/others", "it is not this agent's"),
+        ("POST", "/v1.41/containers/own/exec", "an agent never asks that"),
+        ("GET", "/v1.41/containers/own/archive?path=/", "an agent never asks that"),
+        ("POST", "/v1.41/images/create?fromImage=x", "an agent never asks that"),
+        ("POST", "/v1.41/build", "an agent never asks that"),
+        ("GET", "/v1.41/images/%2e%2e/containers/others/json", "its path is none"),
+        ("POST", "/v1.41/swarm/init", "an agent never asks that"),
+    ],
+)
+async def test_everything_else_is_refused(models: Path, method: str, url: str, why: str) -> None:
+    answer, engine = await ask(models, method, url)
+    assert answer.status_code == 403
+    assert why in answer.json()["message"]
+    assert not [asked for asked in engine.asked if asked[0] != "GET"]
+
+
+async def test_a_slice_may_be_made(models: Path) -> None:
+    answer, _ = await ask(models, "POST", "/v1.41/containers/create?name=x", container(models))
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"labels": OTHERS}, "does not carry the labels"),
+        ({"user": ""}, "its user is root"),
+        ({"user": "0:0"}, "its user is root"),
+        ({"Privileged": True}, "HostConfig.Privileged"),
+        ({"Binds": ["/:/host"]}, "HostConfig.Binds"),
+        ({"CapAdd": ["SYS_ADMIN"]}, "HostConfig.CapAdd"),
+        ({"CapDrop": None}, "HostConfig.CapDrop is None"),
+        ({"Devices": [{"PathOnHost": "/dev/sda"}]}, "HostConfig.Devices"),
+        ({"PidMode": "host"}, "HostConfig.PidMode"),
+        ({"IpcMode": "host"}, "HostConfig.IpcMode is 'host'"),
+        ({"NetworkMode": "host"}, "HostConfig.NetworkMode is 'host'"),
+        ({"SecurityOpt": ["apparmor=unconfined"]}, "HostConfig.SecurityOpt"),
+        ({"Mounts": [{"Type": "bind", "Source": "/etc", "ReadOnly": True}]}, "/etc is not below"),
+        ({"Mounts": [{"Type": "bind", "Source": "{models}/../..", "ReadOnly": True}]}, "is not below"),
+        ({"Mounts": [{"Type": "bind", "Source": "{models}/out", "ReadOnly": True}]}, "/etc is not below"),
+        ({"Mounts": [{"Type": "bind", "Source": "{models}", "ReadOnly": False}]}, "no read-only bind mount"),
+        ({"Mounts": [{"Type": "volume", "Source": "{models}", "ReadOnly": True}]}, "no read-only bind mount"),
+    ],
+)
+async def test_a_container_that_reaches_more_is_refused(models: Path, changes: dict[str, Any], why: str) -> None:
+    for mount in changes.get("Mounts", []):
+        mount["Source"] = mount["Source"].replace("{models}", str(models))
+    answer, engine = await ask(models, "POST", "/v1.41/containers/create", container(models, **changes))
+    assert answer.status_code == 403
+    assert why in answer.json()["message"]
+    assert not engine.asked
