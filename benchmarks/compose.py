@@ -9,6 +9,8 @@ neither can be had it says why, and that is no failure. --compose: which Compose
 
 import argparse
 import asyncio
+import contextlib
+import io
 import os
 import shutil
 import signal
@@ -67,17 +69,19 @@ class Deployment:
         up = asyncio.create_task(asyncio.to_thread(self.compose, "up", "-d"))
         arguments = argparse.Namespace(ca="", target=f"127.0.0.1:{self.grpc_port}", token_file="", wait_for_ready=False)
         hosts_load.DEADLINE_S = 5.0  # type: ignore[misc]
-        clients = hosts_load.Clients(arguments)
         try:
-            while not clients.correct:
-                need(CLOCK.monotonic_s() - began_s < PATIENCE_S, f"no answer: {dict(clients.failed)}")
-                await clients.ask(clients.sent, CLOCK.monotonic_s())
+            while True:
+                clients = hosts_load.Clients(arguments)  # as somebody who tries again: no connection that backs off
+                with contextlib.redirect_stdout(io.StringIO()):  # each that fails until then would be told
+                    await clients.ask(0, CLOCK.monotonic_s())
+                await clients.close()
+                took_s = CLOCK.monotonic_s() - began_s
+                if clients.correct:
+                    return took_s
+                need(took_s < PATIENCE_S, f"no answer: {dict(clients.failed)}")
                 await CLOCK.sleep(POLL_S)
-            took_s = CLOCK.monotonic_s() - began_s
         finally:
-            await clients.close()
             await up
-        return took_s
 
     def read_secrets(self) -> None:
         """Take what an operator needs out of a service's container: token, certificates, password of Redis."""
