@@ -25,6 +25,7 @@ from controller.rollout.core.executor import RolloutExecutor
 from controller.rollout.runner import RolloutRunner
 from controller.service import FULL_NAME, ControllerService, LeaderAnswers
 from controller.settings import ControllerSettings
+from controller.stored_reads import StoredReads
 from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core import errors
 from trefoil.core.catalog import Catalog
@@ -129,9 +130,9 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
         core, settings, state, leadership, reader, rollout_runner, accountant, planner_runner, disk, metrics, signals,
         clock,
     )  # fmt: skip
-    servicer = LeaderAnswers(
-        ControllerService(loop, catalog, constants_of("", row), disk, traits.shares), lambda: leadership.leader
-    )
+    stored_reads = StoredReads(settings, state, observation, clock)
+    service_ = ControllerService(loop, catalog, constants_of("", row), disk, stored_reads, traits.shares)
+    servicer = LeaderAnswers(service_, lambda: leadership.leader)
     add = controller_pb2_grpc.add_ControllerServicer_to_server
     return (
         StatePart(state, clock, metrics),

@@ -19,6 +19,7 @@ from controller.planners.fleet_power import check_power
 from controller.planners.gpu_allocation import with_device
 from controller.planners.planning_input import read_view
 from controller.rollout.core.executor import FINAL_STATES
+from controller.stored_reads import StoredReads
 from protos.controller.v1 import controller_pb2 as pb
 from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core import errors
@@ -42,10 +43,11 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         catalog: Catalog,
         constants: Mapping[str, float] | None,
         disk: DiskStore,
+        stored: StoredReads,
         shares: bool = False,
     ) -> None:
         self._loop, self._catalog, self._constants, self._disk = loop, catalog, constants, disk
-        self._shares = shares
+        self._stored, self._shares = stored, shares
 
     async def GetPlan(self, request: Any, context: Any) -> Any:
         """Plan in force with its rollout, mode and holds."""
@@ -332,6 +334,18 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         window_s, served, base = self._loop.served()
         rows = [pb.Served(**{name: v for name, v in asdict(one).items() if v is not None}) for one in served]
         return pb.GetServedResponse(window_s=window_s, served=rows, base_basis=base.basis, base_unknown=base.unknown)
+
+    async def GetFleet(self, request: Any, context: Any) -> Any:
+        """Nodes as they publish themselves, carbon now, and the workers of dispatchers."""
+        return await self._stored.fleet()
+
+    async def ListDecisions(self, request: Any, context: Any) -> Any:
+        """Decisions that are kept, without what was known then."""
+        return await self._stored.decisions(request.since.ToNanoseconds() / 1e9, request.newest)
+
+    async def GetReport(self, request: Any, context: Any) -> Any:
+        """Books by family and hour."""
+        return await self._stored.report(request.since.ToNanoseconds() / 1e9, request.until.ToNanoseconds() / 1e9)
 
     # --- small parts --------------------------------------------------------------------------------------------------
 

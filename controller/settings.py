@@ -251,6 +251,9 @@ class ControllerSettings(ServiceSettings):
     """File with the key by which node plans in Redis are signed, as the agents have it; docs/operations.md."""
     pue: float = Field(default=1.2, ge=1)
     """Power usage effectiveness of the site: joules of devices times this are counted."""
+    embodied_lifetime_years: float = Field(default=4.0, gt=0)
+    """Over which reports write off what making a device emitted (`embodied_g` of its type): as long as servers are
+    commonly kept."""
     tick_s: float = Field(default=0.5, gt=0)
     """Period of the loop."""
     tick_min_s: float = Field(default=0.0, ge=0)

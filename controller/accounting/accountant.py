@@ -8,12 +8,13 @@ them: whoever repeats a write, or takes the role over, counts nothing twice and 
 
 import datetime
 import math
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
 
+from controller.accounting.core.bookings import bookings, embodied_bookings
 from controller.accounting.core.modelled_base import ModelledBase, model_base
 from controller.accounting.core.receipts import (
     JoinedSample,
@@ -33,6 +34,7 @@ from trefoil.core import errors
 from trefoil.core.accounting import by_family, fold, per_request, reading_at
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.common import Revision
+from trefoil.core.device_types import known_type
 from trefoil.core.energy import EnergySample, ReceiptRates
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Plan
@@ -56,6 +58,21 @@ class _Recent:
 
     drawn: "deque[tuple[float, float, float]]" = field(default_factory=deque)
     unmeasured_until_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Booked:
+    """How much of growing counts is booked."""
+
+    counts: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def grown(self, counts: Mapping[tuple[str, str], float]) -> Iterator[tuple[tuple[str, str], float]]:
+        """By how much each has grown since the last look; it counts as booked."""
+        for key, count in counts.items():
+            new = count - self.counts.get(key, 0.0)
+            if new > 0:
+                self.counts[key] = count
+                yield key, new
 
 
 class Accountant:
@@ -85,8 +102,9 @@ class Accountant:
         self._folded: deque[tuple[str, EnergySample]] = deque(maxlen=SAMPLES_MAX)
         self._told: dict[str, tuple[int, float]] = {}  # of each device the last one's seq and end, as its agent said
         self._last: dict[str, EnergySample] = {}  # the last one, in our time
-        self._answered: Counter[tuple[str, str]] = Counter()
+        self._answered, self._answered_tenants, self._receipts_tenants = _Booked(), _Booked(), _Booked()
         self._base_of: tuple[object, ...] = ()
+        self._types: dict[str, str] = {}  # of devices, also of those that are gone: their samples may come late
         self.base = ModelledBase()
         self._flushed_at_s = clock.now_s()
         self._log = structlog.get_logger()
@@ -196,7 +214,10 @@ class Accountant:
         self._unwritten, self._told, self._last = {}, told, {}
         self._folded.clear()
         if self._ids:  # of what was answered before, the one before has counted nearly all
-            self._answered = Counter(self._observation.windows.answered)
+            windows = self._observation.windows
+            self._answered.counts = dict(windows.answered)
+            self._answered_tenants.counts = dict(windows.answered_tenants)
+            self._receipts_tenants.counts = dict(windows.receipt_j_tenants)
 
     async def _stored_sums(self) -> dict[str, dict[str, dict[str, float]]]:
         prefix = self._state.keys.totals_prefix()
@@ -274,6 +295,8 @@ class Accountant:
         gap_s = gap_s if gap_s > GAP_S else 0.0
         self.unknown_s += gap_s
         self._metrics.inc("trefoil_energy_unknown_seconds_total", gap_s, node=node)  # 0 as well: it was metered
+        for family in families if gap_s else ():
+            self._add(family, "gap_s", gap_s)
         self._last[sample.device] = sample
         for part in sample.slices:
             for h in part.hosted:
@@ -284,7 +307,11 @@ class Accountant:
         self._fold(node, sample)
         if sample.ends_at_s > self.hold_from_s:
             self.held.append(sample)
-        if sample.method in UNMEASURED:
+        kind, metered = known_type(self._types.get(sample.device, "")), sample.method not in UNMEASURED
+        embodied_g, lifetime_years = kind.embodied_g if kind else 0.0, self._settings.embodied_lifetime_years
+        for booking in embodied_bookings(sample, families, embodied_g, lifetime_years, metered):
+            self._add(*booking)
+        if not metered:
             for family in families:
                 self._family(family).unmeasured_until_s = sample.ends_at_s
                 self._add(family, "unmeasured_s", sample.ends_at_s - sample.starts_at_s)
@@ -297,18 +324,18 @@ class Accountant:
                 self._add_base(family, self.base.idle_j(sample.device, length_s) / len(families), reading)
             else:
                 self._add(family, "base_unknown_s", length_s)
+        for booking in bookings(sample, reading, families, self._settings.pue):
+            self._add(*booking)
         for family, joules in by_family(sample, families).items():
             co2 = grams(joules, reading.intensity_g_per_kwh, self._settings.pue)
             self._family(family).drawn.append((sample.ends_at_s, joules, co2))
-            self._add(family, "joules", joules)
-            self._add(family, "grams", co2)
-            self._add(family, f"grams:{reading.quality.name.lower()}", co2)
             self._metrics.inc("trefoil_emissions_grams_total", co2, zone=reading.series.zone)
 
     def _model_base(self, families: Sequence[str]) -> None:
         """Model BASE anew where the fleet or its families have changed."""
         statuses = (d for node in self._observation.inputs.nodes.values() for d in node.devices)
         devices = {status.device: status.type for status in statuses}
+        self._types |= devices
         if self._base_of != (devices, tuple(families)):
             self._base_of = devices, tuple(families)
             self.base = model_base(self._observation.catalog, devices, families)
@@ -338,13 +365,15 @@ class Accountant:
                 self._metrics.set("trefoil_receipt_residual_ratio", residual, family=joined.family)
 
     def _book_answers(self) -> None:
-        """Requests answered since the last look, by variant."""
-        for (family, variant), count in self._observation.windows.answered.items():
-            new = count - self._answered[family, variant]
-            if new > 0:
-                self._answered[family, variant] = count
-                self._add(family, "requests", new)
-                self._add(family, f"requests:{variant}", new)
+        """Requests answered since the last look, by variant and by tenant, and what their receipts say."""
+        windows = self._observation.windows
+        for (family, variant), new in self._answered.grown(windows.answered):
+            self._add(family, "requests", new)
+            self._add(family, f"requests:{variant}", new)
+        for (family, tenant), new in self._answered_tenants.grown(windows.answered_tenants):
+            self._add(family, f"tenant_requests:{tenant}", new)
+        for (family, tenant), joules in self._receipts_tenants.grown(windows.receipt_j_tenants):
+            self._add(family, f"tenant_receipt_joules:{tenant}", joules)
 
     def _fold(self, node: str, sample: EnergySample) -> None:
         """Collect a device's samples of one minute and put the whole in line for energy:minutes."""

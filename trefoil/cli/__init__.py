@@ -5,3 +5,5 @@ import os
 # Our children run nothing but two system calls between fork and exec; gRPC's own fork handlers would only print a
 # warning into the live view. Has to be known before gRPC is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# What gRPC's core prints besides of a refused connection is in the error's one line.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

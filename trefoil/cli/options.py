@@ -1,11 +1,16 @@
-"""Options that several commands take: `--set KEY=VALUE`, the parts of a policy, a plan in a file."""
+"""Options that several commands take: which system, `--set KEY=VALUE`, the parts of a policy, a plan in a file."""
 
+import functools
+import inspect
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
+from trefoil.cli.output import DEFAULT_STATE_DIR, StateDir
 from trefoil.core.errors import InvalidInput, NotFound, SettingError
 from trefoil.core.plan import Plan
 from trefoil.runtime import codec
@@ -22,6 +27,75 @@ Router = Annotated[
 ]
 Queue = Annotated[str, typer.Option("--queue", help="Queue instead of the policy's: a name, or module:Class.")]
 Governor = Annotated[str, typer.Option("--governor", help="Governor instead of the policy's: a name, or module:Class.")]
+
+CONTROLLER_VARIABLE: Final = "TREFOIL_CONTROLLER"
+
+
+@dataclass(frozen=True, slots=True)
+class SystemAddress:
+    """Where a command finds a system: its state directory on this machine, or its controllers ("host:port,host:port",
+    of which it asks whoever leads) with what they want to be shown. None: by the environment (docs/operations.md)."""
+
+    state_dir: str = DEFAULT_STATE_DIR
+    controller: str = ""
+    token_file: Path | None = None
+    tls_ca: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+
+
+HERE: Final = SystemAddress()
+
+
+def _system_options(
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    controller: Annotated[
+        str,
+        typer.Option(
+            "--controller",
+            envvar=CONTROLLER_VARIABLE,
+            metavar="HOST:PORT",
+            help="Of another deployment: its controller, or several with commas between. Default: --state-dir's.",
+        ),
+    ] = "",
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="File with its token; default: TREFOIL_TOKEN_FILE's.")
+    ] = None,
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option("--tls-ca", "--ca", help="PEM of the authority of its certificate; default: TREFOIL_TLS_CA's."),
+    ] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option("--tls-certificate", help="PEM to show it; default: TREFOIL_TLS_CERTIFICATE's.")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", help="Key of that PEM; default: TREFOIL_TLS_KEY's.")
+    ] = None,
+) -> SystemAddress:
+    if controller and state_dir != DEFAULT_STATE_DIR:
+        remedy = f"give one of them, or unset {CONTROLLER_VARIABLE}"
+        raise SettingError("--state-dir names a system too", field="--controller", value=controller, remedy=remedy)
+    if not controller and (token_file or tls_ca or tls_certificate or tls_key):
+        given = "--token-file" if token_file else "--tls-ca, --tls-certificate, --tls-key"
+        raise SettingError("a controller elsewhere is not named", field=given, remedy="give --controller too")
+    return SystemAddress(state_dir, controller, token_file, tls_ca, tls_certificate, tls_key)
+
+
+def of_system(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say which system, in place of its parameter `where`."""
+    own = inspect.signature(command, eval_str=True).parameters
+    options = inspect.signature(_system_options, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def with_options(**values: Any) -> None:
+        where = _system_options(**{name: values.pop(name) for name in options})
+        command(**values, where=where)
+
+    del with_options.__wrapped__  # typer is to see these parameters, not its own
+    parameters = [*(one for name, one in own.items() if name != "where"), *options.values()]
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {one.name: one.annotation for one in parameters}
+    return with_options
 
 
 def non_empty(**named: str) -> dict[str, str]:

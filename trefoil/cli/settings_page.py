@@ -58,6 +58,8 @@ TREFOIL_CARBON_FEED_CONSTANT__INTENSITY_G_PER_KWH=120   # the prefix and the key
 | `TREFOIL_STATE_DIR` | where a system keeps its things, in the place of `--state-dir` |
 | `TREFOIL_REPOSITORY` | folder of model families |
 | `TREFOIL_TRITON_ENVIRONMENT` | virtual environment with Triton and its Python side |
+| `TREFOIL_CONTROLLER` | host:port of a controller elsewhere, or of several, that commands ask (`--controller`) |
+| `TREFOIL_DISPATCHER` | host:port of a dispatcher's admin port, for `explain-request` there |
 | `TREFOIL_TOKEN` | bearer token that `trefoil` shows to services |
 | `TREFOIL_TOKEN_FILE` | or the file that holds it |
 | `TREFOIL_TLS_CA` | PEM of the authority of services' certificates, as `--ca`: `trefoil` calls them over TLS |

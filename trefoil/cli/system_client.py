@@ -1,27 +1,26 @@
-"""Clients of a running system: its controller, dispatcher and Redis by the launch file, or one service by its address.
+"""Clients of a system: its controller by the launch file or by its address, or one service by its address.
 
 The services of a system that is found by its state directory are sent the token that its launch made. Others get the
-one of TREFOIL_TOKEN, or of the file that TREFOIL_TOKEN_FILE names, never of the command line, where all could see it.
-TREFOIL_TLS_CA, TREFOIL_TLS_CERTIFICATE and TREFOIL_TLS_KEY name PEM files: the authority of the services' certificates
-(or `--ca`), and the pair that this command shows.
+one of `--token-file`, of TREFOIL_TOKEN, or of the file that TREFOIL_TOKEN_FILE names, never of the command line, where
+all could see it. TREFOIL_TLS_CA, TREFOIL_TLS_CERTIFICATE and TREFOIL_TLS_KEY name PEM files, as `--tls-ca` (`--ca`),
+`--tls-certificate` and `--tls-key` do: the authority of the services' certificates, and the pair that this command
+shows.
 """
 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import grpc
 
-from dispatcher.request.core.receipts import current_ratio
 from protos.controller.v1 import controller_pb2, controller_pb2_grpc
-from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
+from trefoil.cli.options import SystemAddress
 from trefoil.cli.run.state_directory import Launch, StatePaths
-from trefoil.core.carbon import CarbonRatio, CarbonReading
-from trefoil.core.errors import NotFound, SettingError, StartError
+from trefoil.core.carbon import CarbonReading
+from trefoil.core.errors import NotFound, SettingError, StartError, TrefoilError, Unavailable
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import Objective
 from trefoil.core.plan import DecisionRecord
@@ -32,35 +31,76 @@ from trefoil.runtime.security.tls import Tls
 
 RPC_TIMEOUT_S: Final = 10.0
 RECEIPT_HOURS: Final = 2
-DECISIONS_PAGE: Final = 100
 TOKEN_VARIABLE: Final = "TREFOIL_TOKEN"
 TOKEN_FILE_VARIABLE: Final = "TREFOIL_TOKEN_FILE"
 TLS_VARIABLES: Final = ("TREFOIL_TLS_CERTIFICATE", "TREFOIL_TLS_KEY", "TREFOIL_TLS_CA")
 INSECURE_VARIABLE: Final = "TREFOIL_INSECURE"  # 1: the token may leave this machine in clear text
 
+REFUSED: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+
 T = TypeVar("T")
 
 
-class SystemClient:
-    """Connections to a running system's controller, dispatcher and Redis, for the length of one command."""
+class ControllerClient:
+    """Connections to a system's controllers, for the length of one command."""
 
-    def __init__(self, launch: Launch) -> None:
-        self.launch = launch
-        from trefoil.runtime.state import State  # brings redis: a third of what `trefoil --help` would take
+    def __init__(self, channels: Mapping[str, grpc.aio.Channel]) -> None:
+        self._channels = dict(channels)
+        self._stubs = {at: controller_pb2_grpc.ControllerStub(channel) for at, channel in channels.items()}
 
-        self.state = State.connect(launch.redis_url, launch.cluster, clock=WallClock())
-        self.token = launch_token(launch)
-        self._channel = make_channel(launch.addresses["controller"], token=self.token)
-        self.controller = controller_pb2_grpc.ControllerStub(self._channel)
+    @property
+    def local(self) -> "SystemClient | None":
+        """This client, where the system runs in a state directory of this machine; else None."""
+        return None
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._channel.close()
-        await self.state.close()
+        for channel in self._channels.values():
+            await channel.close()
 
     async def call(self, method: str, request: Any) -> Any:
-        """Call the controller, with a deadline; its errors are raised as the TrefoilError that it met."""
-        return await rpc.call(getattr(self.controller, method), request, RPC_TIMEOUT_S)
+        """Call the controller that leads, with a deadline; its errors are raised as the TrefoilError that it met.
+
+        Raises:
+            Unavailable: none answers, or none leads.
+        """
+        silent = []
+        for at, stub in self._stubs.items():
+            try:
+                answer = await rpc.call(getattr(stub, method), request, RPC_TIMEOUT_S)
+            except Unavailable as error:
+                silent.append((at, error))
+                continue
+            except TrefoilError as error:
+                if str(error).startswith(REFUSED):
+                    remedy = f"give the file of its token, or set {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE}"
+                    raise SettingError(
+                        f"{at} wants another token ({error})", field="--token-file", remedy=remedy
+                    ) from error
+                raise
+            if silent:  # it is asked first from now on
+                self._stubs = {at: stub, **self._stubs}
+            return answer
+        if len(silent) == 1 and not is_silence(silent[0][1]):
+            raise silent[0][1]
+        found = "; ".join(f"{at}: {why}" for at, why in silent)
+        remedy = "see that it runs there, that this machine reaches it, and that both or neither speak TLS"
+        raise Unavailable(f"no controller answers ({found})", remedy=remedy)
+
+    async def family(self, wanted: str) -> str:
+        """The wanted family, "" = the one that is served.
+
+        Raises:
+            SettingError: there are several.
+        """
+        if wanted:
+            return wanted
+        names = [each.family for each in (await self.objectives())[0]]
+        if len(names) != 1:
+            raise SettingError(
+                "several are served", field="--family", remedy=f"one of {', '.join(names) or 'none yet'}"
+            )
+        return names[0]
 
     async def plan(self) -> Any:
         """The plan in force (GetPlanResponse: plan, rollout, mode, frozen, pinned)."""
@@ -69,12 +109,6 @@ class SystemClient:
     async def explain(self, family: str) -> Any:
         """Why a family's plan is what it is (ExplainResponse)."""
         return await self.call("Explain", controller_pb2.ExplainRequest(family=family))
-
-    async def explain_request(self, family: str, params: Mapping[str, str]) -> Any:
-        """How the dispatcher's targets stand for a request with these parameters (ExplainRequestResponse)."""
-        async with make_channel(self.launch.addresses["dispatcher"], token=self.token) as channel:
-            request = dispatcher_pb2.ExplainRequestRequest(family=family, params=params)
-            return await rpc.call(dispatcher_pb2_grpc.DispatcherStub(channel).ExplainRequest, request, RPC_TIMEOUT_S)
 
     async def objective(self, family: str) -> Objective:
         """Objective in force of a family."""
@@ -108,20 +142,9 @@ class SystemClient:
             "SetObjectives", controller_pb2.SetObjectivesRequest(objectives=changed, max_watts=max_watts)
         )
 
-    async def nodes(self) -> list[NodeStatus]:
-        """Statuses that the power agents publish, by node name."""
-        found = await self.state.scan(self.state.keys.node_prefix(), NodeStatus)
-        return [found[key] for key in sorted(found)]
-
-    async def carbon(self) -> list[CarbonReading]:
-        """Last carbon reading of each zone."""
-        found = await self.state.scan(self.state.keys.carbon_now_prefix(), CarbonReading)
-        return [found[key] for key in sorted(found)]
-
-    async def carbon_ratio(self, reading: CarbonReading) -> float | None:
-        """Carbon over its mean that routers go by now; None: not known, or too old."""
-        found = await self.state.get(self.state.keys.carbon_ratio(reading.series), CarbonRatio)
-        return current_ratio(found, reading, WallClock().now_s())
+    async def fleet(self) -> Any:
+        """Nodes as their agents publish them, carbon now, workers (GetFleetResponse)."""
+        return await self.call("GetFleet", controller_pb2.GetFleetRequest())
 
     async def served(self) -> Any:
         """What was served of late, by family and class (GetServedResponse)."""
@@ -129,29 +152,72 @@ class SystemClient:
 
     async def decisions_since(self, at_s: float) -> list[DecisionRecord]:
         """Decisions that are kept and were taken at a time [UTC s] or later, oldest first."""
-        key, found, last = self.state.keys.decisions(), list[DecisionRecord](), "0"
-        while entries := await self.state.stream(key, DecisionRecord, last, DECISIONS_PAGE):
-            last = entries[-1][0]
-            found += [record for _, record in entries if record.at_s >= at_s]
-        return found
+        return await self._decisions(controller_pb2.ListDecisionsRequest(), at_s)
 
     async def newest_decisions(self, count: int) -> list[DecisionRecord]:
         """The newest decisions that are kept, oldest first."""
-        return [record for _, record in await self.state.tail(self.state.keys.decisions(), DecisionRecord, count)]
+        return await self._decisions(controller_pb2.ListDecisionsRequest(newest=count), 0.0)
 
-    async def totals(self) -> dict[str, list[dict[str, float]]]:
-        """Totals of each family since the launch: its hours, oldest first."""
-        hours: dict[str, dict[str, str]] = {}
-        prefix = self.state.keys.totals_prefix()
-        first = datetime.fromtimestamp(self.launch.started_at_s, UTC).strftime("%Y%m%d%H")
-        for key in await self.state.names(prefix):
-            family, _, hour = key.removeprefix(prefix).rpartition(":")
-            if hour >= first:
-                hours.setdefault(family, {})[hour] = key
-        return {
-            family: [await self.state.totals(key) for _, key in sorted(keys.items())]
-            for family, keys in sorted(hours.items())
-        }
+    async def _decisions(self, request: Any, since_s: float) -> list[DecisionRecord]:
+        request.since.FromNanoseconds(round(since_s * 1e9))
+        return [codec.from_proto(one) for one in (await self.call("ListDecisions", request)).decisions]
+
+    async def report(self, since_s: float, until_s: float = 0.0) -> Any:
+        """Books of the hours since a time [UTC s] (GetReportResponse); `until_s` 0: now."""
+        request = controller_pb2.GetReportRequest()
+        request.since.FromNanoseconds(round(since_s * 1e9))
+        request.until.FromNanoseconds(round(until_s * 1e9))
+        return await self.call("GetReport", request)
+
+
+class SystemClient(ControllerClient):
+    """Connections to a system that `trefoil up` started here: also to its dispatcher and Redis."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        from trefoil.runtime.state import State  # brings redis: a third of what `trefoil --help` would take
+
+        self.state = State.connect(launch.redis_url, launch.cluster, clock=WallClock())
+        self.token = launch_token(launch)
+        address = launch.addresses["controller"]
+        super().__init__({address: make_channel(address, token=self.token)})
+
+    @property
+    def local(self) -> "SystemClient":
+        """This client."""
+        return self
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await super().close()
+        await self.state.close()
+
+    async def family(self, wanted: str) -> str:
+        """The wanted family, "" = the first that this system was started for."""
+        return wanted or self.launch.family
+
+    async def nodes(self) -> list[NodeStatus]:
+        """Statuses that the power agents publish, by node name, whether or not a controller answers."""
+        found = await self.state.scan(self.state.keys.node_prefix(), NodeStatus)
+        return [found[key] for key in sorted(found)]
+
+    async def carbon(self) -> list[CarbonReading]:
+        """Last carbon reading of each zone, whether or not a controller answers."""
+        found = await self.state.scan(self.state.keys.carbon_now_prefix(), CarbonReading)
+        return [found[key] for key in sorted(found)]
+
+
+def is_silence(error: TrefoilError) -> bool:
+    """Whether nobody has answered at all."""
+    return str(error).startswith(("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"))
+
+
+def totals_by_family(report: Any) -> dict[str, list[dict[str, float]]]:
+    """Totals of each family in its hours, oldest first, of a GetReportResponse."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for hour in report.hours:
+        found.setdefault(hour.family, []).append(dict(hour.sums))
+    return found
 
 
 def receipt_check(totals: Mapping[str, Sequence[Mapping[str, float]]]) -> list[dict[str, Any]]:
@@ -204,15 +270,47 @@ async def connect_system(state_dir: Path) -> AsyncIterator[SystemClient]:
         await client.close()
 
 
-def call_system(state_dir: str, work: Callable[[SystemClient], Awaitable[T]]) -> T:
-    """Run a coroutine with a client of the system that runs in a state directory.
+@asynccontextmanager
+async def connect(where: SystemAddress) -> AsyncIterator[ControllerClient]:
+    """Connect to a system, here or elsewhere.
 
     Raises:
-        NotFound: none runs there.
+        NotFound: none runs in the state directory.
+        SettingError: an address is none; a token or certificate cannot be used.
     """
+    if not where.controller:
+        async with connect_system(Path(where.state_dir)) as local:
+            yield local
+        return
+    addresses = where.controller.split(",")
+    try:
+        for address in addresses:
+            rpc.split_address(address)
+    except SettingError as error:
+        remedy = "write host:port, or several with commas between"
+        raise SettingError("not host:port", field="--controller", value=where.controller, remedy=remedy) from error
+    client = ControllerClient({address: channel_to(address, where) for address in addresses})
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def channel_to(address: str, where: SystemAddress) -> grpc.aio.Channel:
+    """Channel to a service of a system elsewhere, by the options that name it; raises as `make_channel`."""
+    rpc.split_address(address)
+    own = read_secret_file(where.token_file, "--token-file") if where.token_file else None
+    tls = command_tls(where.tls_ca, where.tls_certificate, where.tls_key)
+    if own is None and tls is None and (token := token_at(address, Path(where.state_dir))):
+        return make_channel(address, token=token)
+    return open_channel(address, tls, own)
+
+
+def call_system(where: SystemAddress, work: Callable[[ControllerClient], Awaitable[T]]) -> T:
+    """Run a coroutine with a client of a system; raises what `connect` does."""
 
     async def connected() -> T:
-        async with connect_system(Path(state_dir)) as client:
+        async with connect(where) as client:
             return await work(client)
 
     return asyncio.run(connected())
@@ -260,23 +358,31 @@ def make_channel(address: str, ca: Path | None = None, token: str | None = None)
     """
     if token is not None and ca is None:
         return rpc.channel(address, token=token)
+    return open_channel(address, command_tls(ca), token)
+
+
+def open_channel(address: str, tls: Tls | None, token: str | None) -> grpc.aio.Channel:
+    """Channel over this TLS, with this token or with this command's; raises as `make_channel`."""
     insecure = os.environ.get(INSECURE_VARIABLE) == "1"
-    return rpc.channel(address, tls=command_tls(ca), token=token or control_token(), insecure=insecure)
+    return rpc.channel(address, tls=tls, token=token or control_token(), insecure=insecure)
 
 
-def command_tls(ca: Path | None = None) -> Tls | None:
-    """TLS of this command by `--ca` and its environment; None: it speaks clear text.
+def command_tls(ca: Path | None = None, certificate: Path | None = None, key: Path | None = None) -> Tls | None:
+    """TLS of this command by its options, else by its environment; None: it speaks clear text.
 
     Raises:
         SettingError: no authority is named for a certificate, or a file cannot be used.
     """
-    certificate, key, authority = (Path(value) if (value := os.environ.get(name)) else None for name in TLS_VARIABLES)
-    wanted = ca or authority
-    if wanted is None and (certificate is not None or key is not None):
-        remedy = f"set {TLS_VARIABLES[2]}, or give --ca"
-        raise SettingError("no authority is named", field=f"{TLS_VARIABLES[0]}, {TLS_VARIABLES[1]}", remedy=remedy)
-    fields = (TLS_VARIABLES[0], TLS_VARIABLES[1], "--ca" if ca is not None else TLS_VARIABLES[2])
-    return Tls(certificate, key, wanted, fields=fields, serves=False) if wanted is not None else None
+    given = {"--tls-certificate": certificate, "--tls-key": key, "--tls-ca": ca}
+    fields, paths = [], []
+    for (option, path), variable in zip(given.items(), TLS_VARIABLES, strict=True):
+        fields.append(variable if path is None else option)
+        paths.append(path or (Path(value) if (value := os.environ.get(variable)) else None))
+    if paths[2] is None and (paths[0] is not None or paths[1] is not None):
+        remedy = f"set {TLS_VARIABLES[2]}, or give --tls-ca"
+        raise SettingError("no authority is named", field=f"{fields[0]}, {fields[1]}", remedy=remedy)
+    named = (fields[0], fields[1], fields[2])
+    return Tls(*paths, fields=named, serves=False) if paths[2] is not None else None
 
 
 @asynccontextmanager

@@ -118,19 +118,29 @@ def account(
     return Account(counter, active, idle, unallocated, co2, idle_share, unknown_s)
 
 
-def by_family(sample: EnergySample, families: Sequence[str]) -> dict[str, float]:
-    """Energy of a sample by family [J]: active energy to what ran, the rest in proportion to it.
+def by_variant(sample: EnergySample, families: Sequence[str]) -> dict[tuple[str, str], float]:
+    """Energy of a sample by family and variant [J]: active energy to what ran, the rest in proportion to it.
 
-    Where nothing was active the rest is split evenly over `families`; it never disappears unless there are none.
+    Where nothing was active the rest is split evenly over `families`, with variant ""; it never disappears unless there
+    are none.
     """
-    active: dict[str, float] = {}
+    active: dict[tuple[str, str], float] = {}
     for part in sample.slices:
         for hosted in part.hosted:
-            active[hosted.family] = active.get(hosted.family, 0.0) + hosted.active_j
+            of = hosted.family, hosted.variant
+            active[of] = active.get(of, 0.0) + hosted.active_j
     total = sum(active.values())
     if total > 0:
-        return {family: sample.counter_j * joules / total for family, joules in active.items()}
-    return {family: sample.counter_j / len(families) for family in families}
+        return {of: sample.counter_j * joules / total for of, joules in active.items()}
+    return {(family, ""): sample.counter_j / len(families) for family in families}
+
+
+def by_family(sample: EnergySample, families: Sequence[str]) -> dict[str, float]:
+    """Energy of a sample by family [J], as `by_variant`."""
+    found: dict[str, float] = {}
+    for (family, _), joules in by_variant(sample, families).items():
+        found[family] = found.get(family, 0.0) + joules
+    return found
 
 
 def fold(samples: Sequence[EnergySample]) -> EnergySample:

@@ -79,6 +79,9 @@ class LoadWindows:
         self._hours: dict[str, Counter[int]] = {}  # arrivals of the last day, by hour
         self._first_hour: int | None = None
         self.answered: Counter[tuple[str, str]] = Counter()
+        self.answered_tenants: Counter[tuple[str, str]] = Counter()
+        self.receipt_j_tenants: dict[tuple[str, str], float] = {}
+        """Answers by family and variant, by family and tenant, and joules by receipts [J]: they only grow."""
         self._on_window = on_window
         self.hold_from_s = math.inf  # windows that end after it are kept however old: they are being measured
 
@@ -106,7 +109,11 @@ class LoadWindows:
                 self._count_arrivals(cell.key.family, cell.arrived, window)
             if cell.answered:
                 self.answered[cell.key.family, cell.key.variant] += cell.answered
+                self.answered_tenants[cell.key.family, cell.key.tenant] += cell.answered
                 self._charge_budget(cell.key.family, cell.key.variant, cell.answered, window.ends_at_s, catalog)
+            if cell.receipt_j:
+                of = cell.key.family, cell.key.tenant
+                self.receipt_j_tenants[of] = self.receipt_j_tenants.get(of, 0.0) + cell.receipt_j
         if self._first_hour is None:
             self._first_hour = int(window.starts_at_s // HOUR_S)
         first = int(window.starts_at_s // self._settings.bin_s)

@@ -1,4 +1,9 @@
+import datetime
+
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from protos.types.v1 import carbon_pb2 as _carbon_pb2
 from protos.types.v1 import common_pb2 as _common_pb2
+from protos.types.v1 import fleet_pb2 as _fleet_pb2
 from protos.types.v1 import plan_pb2 as _plan_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -389,3 +394,78 @@ class GetServedResponse(_message.Message):
     base_basis: str
     base_unknown: str
     def __init__(self, window_s: _Optional[float] = ..., served: _Optional[_Iterable[_Union[Served, _Mapping]]] = ..., base_basis: _Optional[str] = ..., base_unknown: _Optional[str] = ...) -> None: ...
+
+class GetFleetRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetFleetResponse(_message.Message):
+    __slots__ = ("cluster", "nodes", "stale_nodes", "carbon", "carbon_ratios", "workers")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    STALE_NODES_FIELD_NUMBER: _ClassVar[int]
+    CARBON_FIELD_NUMBER: _ClassVar[int]
+    CARBON_RATIOS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    nodes: _containers.RepeatedCompositeFieldContainer[_fleet_pb2.NodeStatus]
+    stale_nodes: _containers.RepeatedScalarFieldContainer[str]
+    carbon: _containers.RepeatedCompositeFieldContainer[_carbon_pb2.CarbonReading]
+    carbon_ratios: _containers.RepeatedCompositeFieldContainer[_carbon_pb2.CarbonRatio]
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, cluster: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[_fleet_pb2.NodeStatus, _Mapping]]] = ..., stale_nodes: _Optional[_Iterable[str]] = ..., carbon: _Optional[_Iterable[_Union[_carbon_pb2.CarbonReading, _Mapping]]] = ..., carbon_ratios: _Optional[_Iterable[_Union[_carbon_pb2.CarbonRatio, _Mapping]]] = ..., workers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListDecisionsRequest(_message.Message):
+    __slots__ = ("since", "newest")
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    since: _timestamp_pb2.Timestamp
+    newest: int
+    def __init__(self, since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., newest: _Optional[int] = ...) -> None: ...
+
+class ListDecisionsResponse(_message.Message):
+    __slots__ = ("decisions",)
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    decisions: _containers.RepeatedCompositeFieldContainer[_plan_pb2.DecisionRecord]
+    def __init__(self, decisions: _Optional[_Iterable[_Union[_plan_pb2.DecisionRecord, _Mapping]]] = ...) -> None: ...
+
+class GetReportRequest(_message.Message):
+    __slots__ = ("since", "until")
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    since: _timestamp_pb2.Timestamp
+    until: _timestamp_pb2.Timestamp
+    def __init__(self, since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class FamilyHour(_message.Message):
+    __slots__ = ("family", "starts_at", "sums")
+    class SumsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    STARTS_AT_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
+    family: str
+    starts_at: _timestamp_pb2.Timestamp
+    sums: _containers.ScalarMap[str, float]
+    def __init__(self, family: _Optional[str] = ..., starts_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., sums: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class GetReportResponse(_message.Message):
+    __slots__ = ("since", "until", "hours", "simulated", "embodied_lifetime_years", "embodied_unknown")
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    HOURS_FIELD_NUMBER: _ClassVar[int]
+    SIMULATED_FIELD_NUMBER: _ClassVar[int]
+    EMBODIED_LIFETIME_YEARS_FIELD_NUMBER: _ClassVar[int]
+    EMBODIED_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    since: _timestamp_pb2.Timestamp
+    until: _timestamp_pb2.Timestamp
+    hours: _containers.RepeatedCompositeFieldContainer[FamilyHour]
+    simulated: bool
+    embodied_lifetime_years: float
+    embodied_unknown: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., hours: _Optional[_Iterable[_Union[FamilyHour, _Mapping]]] = ..., simulated: _Optional[bool] = ..., embodied_lifetime_years: _Optional[float] = ..., embodied_unknown: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -129,6 +129,21 @@ class ControllerStub:
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetServedRequest.SerializeToString,
                 response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetServedResponse.FromString,
                 _registered_method=True)
+        self.GetFleet = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/GetFleet',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetFleetRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetFleetResponse.FromString,
+                _registered_method=True)
+        self.ListDecisions = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/ListDecisions',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.ListDecisionsRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.ListDecisionsResponse.FromString,
+                _registered_method=True)
+        self.GetReport = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/GetReport',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetReportRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetReportResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer:
@@ -265,6 +280,27 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetFleet(self, request, context):
+        """Nodes as their agents publish them, carbon now, and who sends requests to slices.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDecisions(self, request, context):
+        """Decisions that are kept, oldest first, without what was known then (GetDecision has it).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetReport(self, request, context):
+        """The books: joules, grams and answers of each family and hour.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -362,6 +398,21 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.GetServed,
                     request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetServedRequest.FromString,
                     response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetServedResponse.SerializeToString,
+            ),
+            'GetFleet': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFleet,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetFleetRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetFleetResponse.SerializeToString,
+            ),
+            'ListDecisions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDecisions,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.ListDecisionsRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.ListDecisionsResponse.SerializeToString,
+            ),
+            'GetReport': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReport,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetReportRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetReportResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -877,6 +928,87 @@ class Controller:
             '/trefoil.controller.v1.Controller/GetServed',
             protos_dot_controller_dot_v1_dot_controller__pb2.GetServedRequest.SerializeToString,
             protos_dot_controller_dot_v1_dot_controller__pb2.GetServedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFleet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/GetFleet',
+            protos_dot_controller_dot_v1_dot_controller__pb2.GetFleetRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.GetFleetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDecisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/ListDecisions',
+            protos_dot_controller_dot_v1_dot_controller__pb2.ListDecisionsRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.ListDecisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetReport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/GetReport',
+            protos_dot_controller_dot_v1_dot_controller__pb2.GetReportRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.GetReportResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,7 +24,9 @@ SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)(s|min|h|d)")
 UNIT_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 Target = Annotated[str, typer.Option("--target", help="host:port of the feed; default: the running system's.")]
-Ca = Annotated[Path | None, typer.Option("--ca", help="PEM of the authority that signed the feed's certificate.")]
+Ca = Annotated[
+    Path | None, typer.Option("--ca", "--tls-ca", help="PEM of the authority that signed the feed's certificate.")
+]
 ZoneArgument = Annotated[
     str, typer.Argument(metavar="[ZONE]", help="Zone, by any name of the registry; default: the only one that is read.")
 ]

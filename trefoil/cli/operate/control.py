@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final, Literal
 import typer
 from pydantic import Field
 
-from trefoil.cli.options import parse_number, parse_pairs, read_plan
-from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, print_json
-from trefoil.cli.system_client import SystemClient, call_system
+from trefoil.cli.options import HERE, SystemAddress, parse_number, parse_pairs, read_plan
+from trefoil.cli.output import AsJson, as_json, console, print_json
+from trefoil.cli.system_client import ControllerClient, call_system
 from trefoil.core.errors import InvalidInput, NotFound, SettingError
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode, objective_text
 from trefoil.runtime import codec, config
@@ -52,7 +52,7 @@ def objective_set(
         Path | None,
         typer.Option(help="Objectives of several families, and of the fleet, from TOML: all are set, or none."),
     ] = None,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
     """Change what is wanted of a family. Says so when the fleet cannot meet it; the last good plan stays then."""
@@ -67,14 +67,14 @@ def objective_set(
             raise SettingError(
                 "the file says it all", field="--file", value=str(file), remedy="give it alone, or no file"
             )
-        _set_from_file(file, state_dir, as_json_)
+        _set_from_file(file, where, as_json_)
         return
 
-    async def change(system: SystemClient) -> tuple[Objective, str]:
-        now = await system.objective(family or system.launch.family)
+    async def change(system: ControllerClient) -> tuple[Objective, str]:
+        now = await system.objective(await system.family(family))
         return await system.set_objective(with_changes(now, **given.model_dump()))
 
-    stored, degraded = call_system(state_dir, change)
+    stored, degraded = call_system(where, change)
     if as_json_:
         print_json({"objective": as_json(stored), "degraded": degraded})
         return
@@ -104,12 +104,12 @@ class _ObjectivesFile(Settings):
     families: dict[str, _Wanted] = Field(default_factory=dict)
 
 
-def _set_from_file(file: Path, state_dir: str, as_json_: bool) -> None:
+def _set_from_file(file: Path, where: SystemAddress, as_json_: bool) -> None:
     wanted = config.load(_ObjectivesFile, file)
     if wanted == _ObjectivesFile():
         raise SettingError("says nothing", field="--file", value=str(file), remedy="add [families.NAME] or [fleet]")
 
-    async def change(system: SystemClient) -> Any:
+    async def change(system: ControllerClient) -> Any:
         now = {each.family: each for each in (await system.objectives())[0]}
         changed = []
         for family, values in wanted.families.items():
@@ -124,7 +124,7 @@ def _set_from_file(file: Path, state_dir: str, as_json_: bool) -> None:
         return await system.set_objectives(changed, wanted.fleet.max_watts)
 
     try:
-        answer = call_system(state_dir, change)
+        answer = call_system(where, change)
     except InvalidInput as error:
         raise SettingError(f"{file}: {error}") from error
     _print_answer(answer, as_json_)
@@ -135,26 +135,26 @@ def objective_fleet(
         float | None, typer.Option(help="Cap on the planned power of all GPUs together, in the mean [W].", min=1)
     ] = None,
     no_max_watts: Annotated[bool, typer.Option("--no-max-watts", help="Take the cap away.")] = False,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
     """Cap the fleet's planned power. Plans above it are refused; without an option: show the cap."""
     if no_max_watts and max_watts is not None:
         raise SettingError("one of the two", field="--max-watts", value=max_watts, remedy="drop --no-max-watts")
     if max_watts is None and not no_max_watts:
-        _, cap = call_system(state_dir, lambda system: system.objectives())
+        _, cap = call_system(where, lambda system: system.objectives())
         _print_values({"max_watts": cap or None}, as_json_)
         return
-    _print_answer(call_system(state_dir, lambda system: system.set_objectives((), max_watts or 0.0)), as_json_)
+    _print_answer(call_system(where, lambda system: system.set_objectives((), max_watts or 0.0)), as_json_)
 
 
 def objective_show(
     family: Annotated[str, typer.Option(help="Family; default: every one.")] = "",
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
     """Show what is wanted of the families, and of the fleet."""
-    stored, max_watts = call_system(state_dir, lambda system: system.objectives())
+    stored, max_watts = call_system(where, lambda system: system.objectives())
     known = [each.family for each in stored]
     if family and family not in known:
         raise NotFound("no such family is served", field="--family", value=family, remedy=f"one of {', '.join(known)}")
@@ -188,28 +188,28 @@ def _print_objectives(stored: Sequence[Objective], max_watts: float | None, degr
 def family_load(
     family: Annotated[str, typer.Argument(help="Family.")],
     device: Annotated[str, typer.Argument(help="Device that it may use from now on, e.g. node0/gpu1.")],
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
     """Let a family use one more device, under a policy that shares whole devices (wattwiser)."""
-    _allocate("LoadFamily", family, device, state_dir, as_json_)
+    _allocate("LoadFamily", family, device, where, as_json_)
 
 
 def family_unload(
     family: Annotated[str, typer.Argument(help="Family.")],
     device: Annotated[str, typer.Argument(help="Device that it may use no longer.")],
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
     """Take a device from a family, under a policy that shares whole devices (wattwiser)."""
-    _allocate("UnloadFamily", family, device, state_dir, as_json_)
+    _allocate("UnloadFamily", family, device, where, as_json_)
 
 
-def _allocate(method: str, family: str, device: str, state_dir: str, as_json_: bool) -> None:
+def _allocate(method: str, family: str, device: str, where: SystemAddress, as_json_: bool) -> None:
     from protos.controller.v1 import controller_pb2
 
     request = getattr(controller_pb2, f"{method}Request")(family=family, device=device)
-    answer = call_system(state_dir, lambda system: system.call(method, request))
+    answer = call_system(where, lambda system: system.call(method, request))
     shared = {one.device: one.sharing_factor for one in answer.devices}
     if as_json_:
         print_json({"family": family, "devices": shared, "degraded": answer.degraded})
@@ -221,7 +221,7 @@ def _allocate(method: str, family: str, device: str, state_dir: str, as_json_: b
 
 def mode(
     mode_: Annotated[str, typer.Argument(metavar="observe|advise|act", help="How far the controller may go.")],
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
     """observe: meter and report only; advise: plan and predict, touch nothing; act: carry plans out."""
@@ -230,27 +230,27 @@ def mode(
     if mode_ not in MODES:
         raise SettingError("no such mode", field="mode", value=mode_, remedy=f"one of {', '.join(MODES)}")
     request = controller_pb2.SetModeRequest(mode=f"ACT_MODE_{MODES[mode_].name}")
-    answer = call_system(state_dir, lambda system: system.call("SetMode", request))
+    answer = call_system(where, lambda system: system.call("SetMode", request))
     _print_values({"mode": ActMode(answer.mode).name.lower()}, as_json_)
 
 
 def freeze(
     off: Annotated[bool, typer.Option("--off", help="Thaw: plans may change again.")] = False,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
     """Keep the plan in force as it is; metering and reports go on. --off ends it."""
     from protos.controller.v1 import controller_pb2
 
     request = controller_pb2.FreezeRequest(frozen=not off)
-    answer = call_system(state_dir, lambda system: system.call("Freeze", request))
+    answer = call_system(where, lambda system: system.call("Freeze", request))
     _print_values({"frozen": answer.frozen, "revision": as_json(answer.revision)}, as_json_)
 
 
 def pin(
     file: Annotated[Path | None, typer.Argument(help="A plan as `trefoil plan --json` prints it.")] = None,
     off: Annotated[bool, typer.Option("--off", help="Unpin: the planner decides again.")] = False,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
     """Roll a plan out from a file and keep it until the next pin, rollback, or `pin --off`."""
@@ -259,15 +259,15 @@ def pin(
     if off == (file is not None):
         raise SettingError("one of the two is needed", field="pin", remedy="give a FILE, or --off to unpin")
     request = controller_pb2.PinRequest(plan=codec.to_proto(read_plan(file)) if file is not None else None)
-    answer = call_system(state_dir, lambda system: system.call("Pin", request))
+    answer = call_system(where, lambda system: system.call("Pin", request))
     _print_values({"pinned": not off, "revision": as_json(answer.revision)}, as_json_)
 
 
-def rollback(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) -> None:
+def rollback(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     """Go back to the plan before the one in force, and freeze there."""
     from protos.controller.v1 import controller_pb2
 
-    answer = call_system(state_dir, lambda system: system.call("Rollback", controller_pb2.RollbackRequest()))
+    answer = call_system(where, lambda system: system.call("Rollback", controller_pb2.RollbackRequest()))
     _print_values({"revision": as_json(answer.revision), "why": answer.why}, as_json_)
 
 
@@ -276,14 +276,14 @@ def replan(
         str, typer.Option(help="Pretend that this trigger fired (carbon, load, slo ...); default: operator.")
     ] = "",
     why: Annotated[str, typer.Option(help="Why, for the record.")] = "",
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
     """Decide now, whatever the triggers say, and show what came of it. Modes, freeze and pin hold as ever."""
     from protos.controller.v1 import controller_pb2
 
     request = controller_pb2.ReplanRequest(cause=cause, why=why)
-    answer = call_system(state_dir, lambda system: system.call("Replan", request))
+    answer = call_system(where, lambda system: system.call("Replan", request))
     found = {
         "decision": answer.decision_id,
         "outcome": answer.outcome,

@@ -11,13 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from trefoil.cli.carbon.client import format_time
-from trefoil.cli.options import parse_pairs
-from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, grid, plan_rows, print_json
-from trefoil.cli.system_client import SystemClient, call_system
-from trefoil.core.errors import InvalidInput, NotFound
+from trefoil.cli.options import HERE, SystemAddress, parse_pairs
+from trefoil.cli.output import AsJson, as_json, console, grid, plan_rows, print_json
+from trefoil.cli.system_client import RPC_TIMEOUT_S, ControllerClient, call_system, channel_to, make_channel
+from trefoil.core.errors import InvalidInput, NotFound, SettingError
 from trefoil.core.plan import DecisionRecord, Plan, Rollout
 from trefoil.core.policies import chosen, policy
-from trefoil.runtime import codec
+from trefoil.runtime import codec, rpc
 
 if TYPE_CHECKING:
     from controller.loop.decision_records import Replayed
@@ -32,11 +32,11 @@ ENDS: Final = {
 }  # of a rollout, by its state
 
 
-def rollout(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) -> None:
+def rollout(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     """Show how far the rollout is that leads to the plan in force."""
     from protos.controller.v1 import controller_pb2
 
-    answer = call_system(state_dir, lambda system: system.call("GetRollout", controller_pb2.GetRolloutRequest()))
+    answer = call_system(where, lambda system: system.call("GetRollout", controller_pb2.GetRolloutRequest()))
     now: Rollout = codec.from_proto(answer.rollout)
     if as_json_:
         print_json({"rollout": as_json(now), "plan": as_json(answer.plan)})
@@ -55,16 +55,16 @@ def rollout(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) -
         out.print(f"why: {now.why}", markup=False)
 
 
-def show_decision(decision_id: str, state_dir: str, as_json_: bool) -> None:
+def show_decision(decision_id: str, where: SystemAddress, as_json_: bool) -> None:
     """One decision that is kept ("last" = the newest): trigger, outcome, what was planned, and why."""
     from protos.controller.v1 import controller_pb2
 
     wanted = "" if decision_id == "last" else decision_id
 
-    async def fetch(system: SystemClient) -> Any:
+    async def fetch(system: ControllerClient) -> Any:
         return await system.call("GetDecision", controller_pb2.GetDecisionRequest(id=wanted))
 
-    answer = call_system(state_dir, fetch)
+    answer = call_system(where, fetch)
     record: DecisionRecord = codec.from_proto(answer.decision)
     made: Plan | None = codec.from_proto(answer.made) if answer.HasField("made") else None
     if as_json_:
@@ -80,13 +80,13 @@ def show_decision(decision_id: str, state_dir: str, as_json_: bool) -> None:
     out.print(f"take it again with `trefoil replay {record.id}`", markup=False)
 
 
-def show_decisions(since_s: float, state_dir: str, as_json_: bool) -> None:
+def show_decisions(since_s: float, where: SystemAddress, as_json_: bool) -> None:
     """Decisions since a time [UTC s], oldest first: what started each, what came of it, and why."""
 
-    async def fetch(system: SystemClient) -> tuple[list[DecisionRecord], Any]:
+    async def fetch(system: ControllerClient) -> tuple[list[DecisionRecord], Any]:
         return await system.decisions_since(since_s), await system.plan()
 
-    records, answer = call_system(state_dir, fetch)
+    records, answer = call_system(where, fetch)
     rows = decision_rows(records, codec.from_proto(answer.rollout))
     if as_json_:
         print_json({"since_s": since_s, "decisions": rows})
@@ -159,12 +159,34 @@ def explain_request(
         ),
     ] = None,
     family: Annotated[str, typer.Option(help="Family; default: the one that is served.")] = "",
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    dispatcher: Annotated[
+        str,
+        typer.Option(
+            "--dispatcher", envvar="TREFOIL_DISPATCHER", metavar="HOST:PORT", help="Its admin port, with --controller."
+        ),
+    ] = "",
+    where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
     """Show to which slice the dispatcher would give a request now, how every other stands, and why."""
+    from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
+
     wanted = parse_pairs("NAME=VALUE", params)
-    answer = call_system(state_dir, lambda system: system.explain_request(family or system.launch.family, wanted))
+    if where.controller and not dispatcher:
+        raise SettingError(
+            "none is named", field="--dispatcher", remedy="give the host:port of a dispatcher's admin port"
+        )
+
+    async def ask(system: ControllerClient) -> Any:
+        request = dispatcher_pb2.ExplainRequestRequest(family=await system.family(family), params=wanted)
+        if dispatcher or system.local is None:
+            channel = channel_to(dispatcher, where)
+        else:
+            channel = make_channel(system.local.launch.addresses["dispatcher"], token=system.local.token)
+        async with channel:
+            return await rpc.call(dispatcher_pb2_grpc.DispatcherStub(channel).ExplainRequest, request, RPC_TIMEOUT_S)
+
+    answer = call_system(where, ask)
     if as_json_:
         print_json(_explanation(answer))
         return
@@ -210,13 +232,16 @@ def _explanation(answer: Any) -> dict[str, Any]:
 
 def replay(
     decision: Annotated[
-        str, typer.Argument(help="Decision id, or a file from <state>/decisions; default: all kept.")
+        str,
+        typer.Argument(
+            help="Decision id, or a file from <state>/decisions; default: all kept, with --controller the newest."
+        ),
     ] = "",
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
     """Take recorded decisions again from what was known then, and compare the plans. Exit code 1 when one differs."""
-    results = replay_decisions(decision, Path(state_dir))
+    results = replay_kept(decision, where) if where.controller else replay_decisions(decision, Path(where.state_dir))
     if as_json_:
         print_json([asdict(result) for result in results])
     else:
@@ -225,6 +250,22 @@ def replay(
                 console().print(line, markup=False, soft_wrap=True)
     if not all(result.equal for result in results):
         raise typer.Exit(1)
+
+
+def replay_kept(decision: str, where: SystemAddress) -> "list[Replayed]":
+    """Replay one decision (an id, "" = the newest) that a controller elsewhere keeps.
+
+    Raises:
+        NotFound: no such decision.
+    """
+    from controller.loop import decision_records
+    from protos.controller.v1 import controller_pb2
+
+    request = controller_pb2.GetDecisionRequest(id=decision)
+    answer = call_system(where, lambda system: system.call("GetDecision", request))
+    record: DecisionRecord = codec.from_proto(answer.decision)
+    made: Plan | None = codec.from_proto(answer.made) if answer.HasField("made") else None
+    return [decision_records.replay(record, _planner_of(record), made)]
 
 
 def replay_decisions(decision: str, state_dir: Path) -> "list[Replayed]":

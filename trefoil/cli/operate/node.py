@@ -30,7 +30,9 @@ UNIT_SETTINGS: Final = Path("/etc/trefoil/power-agent.toml")
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="One node: its power agent, devices, clocks and joules.")
 
 Target = Annotated[str, typer.Option("--target", help="host:port of the agent; default: the running system's.")]
-Ca = Annotated[Path | None, typer.Option("--ca", help="PEM of the authority that signed the agent's certificate.")]
+Ca = Annotated[
+    Path | None, typer.Option("--ca", "--tls-ca", help="PEM of the authority that signed the agent's certificate.")
+]
 DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="<node>/gpu<i> or <node>/cpu.")]
 
 

@@ -9,30 +9,39 @@ from typing import Any, Final
 from rich.markup import escape
 from rich.table import Table
 
+from dispatcher.request.core.receipts import current_ratio
 from trefoil.cli.carbon.client import format_time
 from trefoil.cli.output import as_json, grid, slices_text
 from trefoil.cli.run.state_directory import Failing, StatePaths
-from trefoil.cli.system_client import SystemClient, receipt_check, saving_since_start
+from trefoil.cli.system_client import ControllerClient, receipt_check, saving_since_start, totals_by_family
+from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import MISSING_MODEL, NodeStatus
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode, floor_missed
 from trefoil.core.plan import RolloutState
-from trefoil.core.units import HOUR_S
+from trefoil.core.units import DAY_S, HOUR_S
 from trefoil.runtime import codec
+from trefoil.runtime.clock import WallClock
 
 UNKNOWN: Final = "-"
 TROUBLES: Final = ("disk: ", "plan: ", MISSING_MODEL)  # of what a node lacks, what keeps it from following plans
+ELSEWHERE: Final[Mapping[str, Any]] = {
+    "state_dir": "", "inference": "", "rest": "", "services": {"controller": True}, "metrics": {}, "failing": {},
+}  # fmt: skip
+"""Of a system that was not started here: what its supervisor would know."""
 SERVED_COLUMNS: Final = (
     "family", "class", "requests/s", "p95 (SLO)", "in SLO (asked)", "accuracy (floor)", "J/request", "mg CO2/request",
 )  # fmt: skip
 
 
-async def gather_overview(system: SystemClient) -> dict[str, Any]:
+async def gather_overview(system: ControllerClient) -> dict[str, Any]:
     """All that is shown, as JSON values; what the controller or Redis would say is left out while they do not answer,
     and `unknown` says so."""
+    if system.local is None:
+        return dict(ELSEWHERE) | await _gather_known(system)
     from trefoil.cli.run import services  # it knows every service, and what they import
 
-    launch = system.launch
+    launch = system.local.launch
     healthy = await asyncio.gather(*(services.is_serving(launch.addresses[n]) for n in services.SERVICES))
     found = {
         "cluster": launch.cluster,
@@ -44,19 +53,23 @@ async def gather_overview(system: SystemClient) -> dict[str, Any]:
         "failing": {name: asdict(one) for name, one in StatePaths(Path(launch.state_dir)).failing().items()},
     }
     try:
-        return found | await _gather_known(system)
+        return found | await _gather_known(system, launch.started_at_s)
     except Unavailable as error:  # the controller or Redis is among those that fail: the rest is shown
         return found | {"unknown": str(error)}
 
 
-async def _gather_known(system: SystemClient) -> dict[str, Any]:
-    """What the controller and Redis say.
+async def _gather_known(system: ControllerClient, since_s: float | None = None) -> dict[str, Any]:
+    """What the controller and Redis say. `since_s`: of the saving; None: the last day.
 
     Raises:
         Unavailable: one of them does not answer.
     """
-    answer, served = await system.plan(), await system.served()
-    readings, totals = await system.carbon(), await system.totals()
+    answer, served, fleet = await system.plan(), await system.served(), await system.fleet()
+    now_s = WallClock().now_s()
+    report = await system.report(now_s - DAY_S if since_s is None else since_s)
+    totals = totals_by_family(report)
+    ratios: dict[str, CarbonRatio] = {one.series.zone: codec.from_proto(one) for one in fleet.carbon_ratios}
+    readings: list[CarbonReading] = [codec.from_proto(one) for one in fleet.carbon]
     wanted, max_watts = await system.objectives()  # a plan that stayed still names those that it was made for
     return {
         "mode": ActMode(answer.mode).name.lower(),
@@ -67,9 +80,15 @@ async def _gather_known(system: SystemClient) -> dict[str, Any]:
         "why": answer.plan.why,
         "rollout": RolloutState(answer.rollout.state).name.lower(),
         "exploring": answer.plan.exploration,
-        "nodes": [as_json(node) for node in await system.nodes()],
+        "cluster": fleet.cluster,
+        "nodes": [as_json(node) for node in fleet.nodes],
+        "stale_nodes": list(fleet.stale_nodes),
+        "workers": list(fleet.workers),
         "carbon": [as_json(reading) for reading in readings],
-        "carbon_ratio": [{"zone": one.series.zone, "ratio": await system.carbon_ratio(one)} for one in readings],
+        "carbon_ratio": [
+            {"zone": one.series.zone, "ratio": current_ratio(ratios.get(one.series.zone), one, now_s)}
+            for one in readings
+        ],
         "carbon_refused": answer.carbon_refused,
         "disk_trouble": answer.disk_trouble,
         "models_refused": list(answer.models_refused),
@@ -80,7 +99,8 @@ async def _gather_known(system: SystemClient) -> dict[str, Any]:
         "max_watts": max_watts or None,
         "served": {"window_s": served.window_s, "by_class": [_served_row(one) for one in served.served]},
         "saving": {
-            "since_s": system.launch.started_at_s // HOUR_S * HOUR_S,  # totals are of whole hours
+            "since_s": report.since.seconds if since_s is None else since_s // HOUR_S * HOUR_S,
+            "since_start": since_s is not None,
             **saving_since_start(totals),
             "basis": served.base_basis,
             "unknown": served.base_unknown,
@@ -114,6 +134,7 @@ def trouble_lines(found: Mapping[str, Any], now_s: float) -> list[str]:
     lines = [failing_text(name, Failing(**one), now_s) for name, one in found["failing"].items()]
     if "unknown" in found:
         return lines
+    lines += [f"{node} is silent: what stands there is of then" for node in found["stale_nodes"]]
     for node in nodes_of(found):
         lines += [f"{node.node} cannot: {one}" for one in node.missing if one.startswith(TROUBLES)]
     if found["carbon_refused"]:
@@ -196,7 +217,7 @@ def saving_lines(found: Mapping[str, Any]) -> list[str]:
     why = saving["unknown"] or ("nothing is metered" if saving["grams"] is None else "a part of the time had no model")
     pct = saving["saving_pct"]
     against = f"{pct:+.1f} % against modelled BASE ({base})" if pct is not None else f"saving not known: {why}"
-    since = f"since {format_time(saving['since_s'])}, the hour of the start"
+    since = f"since {format_time(saving['since_s'])}{', the hour of the start' if saving['since_start'] else ''}"
     lines = [f"{since}: {saving['requests']:,} requests, {took}; {against}"]
     if pct is not None and saving["basis"]:
         lines.append(f"modelled BASE: {saving['basis']}")

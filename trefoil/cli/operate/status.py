@@ -1,7 +1,9 @@
 """Commands that show a running system: what runs, the plan in force, what stands in Redis."""
 
+import asyncio
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -18,6 +20,7 @@ from trefoil.cli.operate.overview import (
     served_table,
     trouble_lines,
 )
+from trefoil.cli.options import HERE, SystemAddress
 from trefoil.cli.output import (
     DEFAULT_STATE_DIR,
     AsJson,
@@ -28,9 +31,9 @@ from trefoil.cli.output import (
     plan_rows,
     print_json,
 )
-from trefoil.cli.system_client import SystemClient, call_system
+from trefoil.cli.system_client import ControllerClient, call_system, connect_system
 from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading, CarbonScores
-from trefoil.core.common import Lease
+from trefoil.core.common import KeptFile, Lease
 from trefoil.core.demand import LoadForecast, LoadWindow, ScaleSignal, TableAck
 from trefoil.core.energy import EnergySample
 from trefoil.core.fleet import NodeStatus
@@ -48,6 +51,7 @@ VALUES: Final[Mapping[str, type]] = {
     "carbon:forecast:": CarbonForecast,
     "carbon:ratio:": CarbonRatio,
     "carbon:scores:": CarbonScores,
+    "kept:": KeptFile,
     "lease:": Lease,
     "objective:": Objective,
     "plan:node:": NodePlan,
@@ -67,15 +71,17 @@ STREAMS: Final[Mapping[str, type]] = {
 }
 
 
-def status(state_dir: StateDir = DEFAULT_STATE_DIR, as_json_: AsJson = False) -> None:
+def status(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     """Show what runs and what it costs: services, GPUs and slices, carbon now, each family's service, the saving."""
-    found = call_system(state_dir, gather_overview)
+    found = call_system(where, gather_overview)
     if as_json_:
         print_json(found)
         return
     out = console()
     rest = f", HTTP on {found['rest']}" if found["rest"] else ""
-    serving = f"serving on {found['inference']}{rest}"
+    serving = (
+        f"serving on {found['inference']}{rest}" if found["inference"] else f"{len(found['workers'])} workers serve"
+    )
     if "unknown" in found:
         out.print(f"{found['cluster']}: {serving}; the rest is not known: {found['unknown']}", markup=False)
     else:
@@ -104,21 +110,21 @@ def plan(
     since: Annotated[
         str, typer.Option(help="List the decisions since then instead: 90min, 2h, 7d ago, or an ISO 8601 time.")
     ] = "",
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
     """Show the plan in force and why it is what it is. Its --json can be given to `trefoil pin`."""
     if decision:
-        show_decision(decision, state_dir, as_json_)
+        show_decision(decision, where, as_json_)
         return
     if since:
-        show_decisions(parse_moment(since, "--since", WallClock().now_s()), state_dir, as_json_)
+        show_decisions(parse_moment(since, "--since", WallClock().now_s()), where, as_json_)
         return
 
-    async def fetch(system: SystemClient) -> tuple[Any, Any]:
-        return await system.plan(), await system.explain(family or system.launch.family)
+    async def fetch(system: ControllerClient) -> tuple[Any, Any]:
+        return await system.plan(), await system.explain(await system.family(family))
 
-    answer, why = call_system(state_dir, fetch)
+    answer, why = call_system(where, fetch)
     current: Plan = codec.from_proto(answer.plan)
     document = {
         "plan": as_json(current),
@@ -170,7 +176,12 @@ def state_dump(
     as_json: AsJson = False,
 ) -> None:
     """Print what stands in Redis, decoded."""
-    found = call_system(state_dir, lambda system: decode_keys(system.state, prefix, last))
+
+    async def decode() -> dict[str, Any]:
+        async with connect_system(Path(state_dir)) as system:
+            return await decode_keys(system.state, prefix, last)
+
+    found = asyncio.run(decode())
     if as_json:
         print_json(found)
         return

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -22,8 +21,9 @@ from trefoil.cli.operate.overview import (
     served_table,
     trouble_lines,
 )
-from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
-from trefoil.cli.system_client import SystemClient, call_system, connect_system
+from trefoil.cli.options import HERE, SystemAddress
+from trefoil.cli.output import AsJson, console, print_json
+from trefoil.cli.system_client import ControllerClient, call_system, connect
 from trefoil.core.errors import InvalidInput
 from trefoil.core.plan import Rollout
 from trefoil.runtime import codec
@@ -34,30 +34,30 @@ DECISIONS_SHOWN: Final = 5
 
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end, instead of a screen.")] = False,
-    state_dir: StateDir = DEFAULT_STATE_DIR,
+    where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
     """Watch the running system: fleet, slices, families, carbon, plan and saving, live. Changes nothing; q quits."""
     if as_json_ and not once:
         raise InvalidInput("a screen is no document", field="--json", remedy="add --once")
     if once:
-        found = call_system(state_dir, gather_frame)
+        found = call_system(where, gather_frame)
         if as_json_:
             print_json(found)
         else:
             console().print(frame(found))
         return
-    asyncio.run(_watch(Path(state_dir)))
+    asyncio.run(_watch(where))
 
 
-async def _watch(state_dir: Path) -> None:
+async def _watch(where: SystemAddress) -> None:
     from trefoil.cli.operate.top_screen import TopScreen
 
-    async with connect_system(state_dir) as system:
+    async with connect(where) as system:
         await TopScreen(lambda: gather_frame(system), frame).run_async()
 
 
-async def gather_frame(system: SystemClient) -> dict[str, Any]:
+async def gather_frame(system: ControllerClient) -> dict[str, Any]:
     """Document of a frame: the overview of `trefoil status`, its time, and the newest decisions."""
     found = await gather_overview(system)
     found["at_s"] = WallClock().now_s()
@@ -71,7 +71,8 @@ def frame(found: Mapping[str, Any]) -> RenderableType:
     """What a frame shows, of its document."""
     down = [name for name, healthy in found["services"].items() if not healthy]
     health = f"[bold red]not healthy: {', '.join(down)}[/]" if down else "services healthy"
-    head = f"[bold]{escape(found['cluster'])}[/] at {format_time(round(found['at_s']))}, {health}, {found['inference']}"
+    serving = found["inference"] or ("" if "unknown" in found else f"{len(found['workers'])} workers")
+    head = f"[bold]{escape(found['cluster'])}[/] at {format_time(round(found['at_s']))}, {health}, {serving}"
     trouble = [Text(line, style="bold red") for line in trouble_lines(found, found["at_s"])]
     if "unknown" in found:
         return Group(Text.from_markup(head), *trouble, Text(f"not known: {found['unknown']}", style="bold red"))

@@ -1,0 +1,147 @@
+"""`trefoil report`: joules and grams of a time by family, variant and tenant, how well they are known, and the SCI."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import typer
+
+from trefoil.cli.carbon.client import format_duration, parse_moment
+from trefoil.cli.operate.report_document import records, report_document
+from trefoil.cli.options import HERE, SystemAddress
+from trefoil.cli.output import AsJson, console, grid, writing
+from trefoil.cli.system_client import ControllerClient, call_system
+from trefoil.core.errors import SettingError
+from trefoil.runtime.clock import WallClock
+
+TEMPLATES: Final = Path(__file__).parent / "templates"
+UNKNOWN: Final = "-"
+COST_COLUMNS: Final = ("requests", "kJ", "g", "J/request", "mg/request", "not known because")
+
+Table = tuple[str, Sequence[str], list[tuple[str, ...]]]
+"""Title, columns, rows."""
+
+
+def report(
+    since: Annotated[
+        str, typer.Option(help="90min, 24h, 7d ago, or an ISO 8601 time; the hour that it lies in counts as a whole.")
+    ] = "24h",
+    until: Annotated[str, typer.Option(help="The same; default: now.")] = "",
+    format_: Annotated[
+        Literal["text", "html", "csv", "json"], typer.Option("--format", help="What is printed, or written to -o.")
+    ] = "text",
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="File to write, instead of printing.")] = None,
+    where: SystemAddress = HERE,
+    as_json_: AsJson = False,
+) -> None:
+    """Report joules and grams by family, variant and tenant, how well they are known, and the SCI of an answer."""
+    if as_json_ and format_ not in ("text", "json"):
+        raise SettingError("one of the two", field="--format", value=format_, remedy="drop --json")
+    now_s = WallClock().now_s()
+    span = parse_moment(since, "--since", now_s), parse_moment(until, "--until", now_s)
+
+    async def ask(system: ControllerClient) -> Any:
+        return await system.report(*span)
+
+    found = report_document(call_system(where, ask))
+    kind = "json" if as_json_ else format_
+    if kind == "text" and out is None:
+        for title, columns, rows in report_tables(found):
+            console().print(grid(title, columns, rows), markup=False)
+        return
+    text = {"json": _json, "csv": _csv, "html": _html, "text": _plain}[kind](found)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    with writing(out, "-o"):
+        out.write_text(text, encoding="utf-8")
+
+
+def report_tables(found: Mapping[str, Any]) -> list[Table]:
+    """Tables of a report: costs of each kind, data quality, SCI."""
+    title = f"{found['since']} to {found['until']}" + (" (SIMULATED)" if found["simulated"] else "")
+    families = [(one["family"], one) for one in found["families"]]
+    whole = families if len(families) == 1 else [("all", found["total"]), *families]
+    variants = [(one["family"], one["variant"], *_costs(one)) for one in found["variants"]]
+    tenants = [(one["family"], one["tenant"], *_costs(one)) for one in found["tenants"]]
+    quality = [row for name, one in whole for row in _quality(name, one)]
+    terms = [row for name, one in whole for row in _sci(name, one)]
+    return [
+        (title, ("family", *COST_COLUMNS), [(name, *_costs(one)) for name, one in whole]),
+        ("By variant", ("family", "variant", *COST_COLUMNS), variants),
+        ("By tenant, split by what receipts say", ("family", "tenant", *COST_COLUMNS), tenants),
+        ("Data quality", ("family", "what", "how it is known"), quality),
+        ("SCI = (E x I + M) / R", ("family", "term", "value", "unit", "source", "not known because"), terms),
+    ]
+
+
+def _costs(one: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{one['requests']:,}",
+        _number(one["joules"], 1e-3),
+        _number(one["grams"]),
+        _number(one.get("joules_per_request")),
+        _number(one.get("grams_per_request"), 1e3),
+        one["unknown"] or "",
+    )
+
+
+def _quality(family: str, one: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    known = one["quality"]
+    age = known["carbon_age_s"]
+    unmetered = f"{known['unmetered_s']:,.0f} s of devices unmetered, gaps of {known['gap_s']:,.0f} s"
+    return [
+        (family, "energy", _shares(known["energy"]) or known["unknown"]),
+        (family, "meters", _shares(known["meters"]) or UNKNOWN),
+        (family, "carbon", _shares(known["carbon"]) or UNKNOWN),
+        (family, "carbon rungs", _shares(known["carbon_rungs"]) or UNKNOWN),
+        (family, "carbon age, mean", format_duration(age) if age is not None else UNKNOWN),
+        (family, "not metered", unmetered),
+    ]
+
+
+def _shares(found: Mapping[str, float] | None) -> str:
+    return ", ".join(f"{name} {100 * share:.1f} %" for name, share in (found or {}).items())
+
+
+def _sci(family: str, one: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (family, name, _number(term["value"]), term["unit"], term["source"], term["unknown"])
+        for name, term in one["sci"].items()
+    ]
+
+
+def _number(value: float | None, scale: float = 1.0) -> str:
+    return UNKNOWN if value is None else f"{value * scale:,.4g}"
+
+
+def _json(found: Mapping[str, Any]) -> str:
+    return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _csv(found: Mapping[str, Any]) -> str:
+    rows, text = records(found), io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _plain(found: Mapping[str, Any]) -> str:
+    tables = (
+        "\n".join((title, *("\t".join(cells) for cells in (columns, *rows))))
+        for title, columns, rows in report_tables(found)
+    )
+    return "\n\n".join(tables) + "\n"
+
+
+def _html(found: Mapping[str, Any]) -> str:
+    import jinja2  # only where a page is asked for
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("report.html.j2").render(found=found, tables=report_tables(found)) + "\n"
