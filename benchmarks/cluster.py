@@ -1,0 +1,521 @@
+"""Trefoil on a Docker Swarm of three nodes, while it serves: `make e2e-cluster`, or `python -m benchmarks.cluster`. As
+root, on Linux.
+
+Three network namespaces are three hosts, each with a Docker engine of its own; the stack of deploy/swarm is deployed on
+them as docs/operations.md says. An unmodified tritonclient asks from a fourth place, by the HAProxy of any node, while
+the active controller is killed, a node is drained, one is killed with all that runs there, one is cut off for a minute,
+and every image is replaced. Prints what was asked and what was seen of each event; exit code 1 where one does not hold.
+--rate, --requests: how many a second, and at least how many while images are replaced; --images: a file of
+`docker save` instead of images built here; --events: only these. Nothing is left behind; --keep leaves the logs.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import redis.asyncio as redis
+
+from benchmarks.cluster_engines import Engine, docker_command, join_swarm, load_images
+from benchmarks.compose_engine import engine_of_this_machine
+from benchmarks.hosts import Broken, Load, devices, layout, load_text, need, revision
+from benchmarks.hosts_machines import Machines, skip_reason
+from trefoil.core.common import Lease
+from trefoil.core.errors import StateUnavailable, TrefoilError
+from trefoil.core.fleet import NodeStatus, SliceState
+from trefoil.core.plan import Plan
+from trefoil.runtime.clock import WallClock
+from trefoil.runtime.state import State
+
+CLOCK: Final = WallClock()
+ROOT: Final = Path(__file__).resolve().parents[1]
+STACK: Final = ROOT / "deploy/swarm/trefoil.yml"
+NODES: Final = ("node-a", "node-b", "node-c")  # the state is on the first
+IMAGES: Final = ("trefoil", "trefoil-triton-cpu")
+OTHERS: Final = ("redis:7.0", "haproxy:2.6")
+FRONT: Final = 8001
+REDIS: Final = 6379
+PATIENCE_S: Final = 600.0  # of one event: two cores that others use, too
+POLL_S: Final = 0.1
+EPOCH_S: Final = 8.0
+PLAN_S: Final = 15.0
+ERRORS_S: Final = 2.0
+CUT_OFF_S: Final = 60.0
+SETTLE_ANSWERS: Final = 500
+TOKEN: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+
+
+class Cluster:
+    """The Swarm of one run, and an operator beside it."""
+
+    def __init__(self, folder: Path, rate_per_s: float) -> None:
+        self.folder, self.rate_per_s = folder, rate_per_s
+        self.machines = Machines(folder, f"cluster-{os.getpid()}", CLOCK)
+        self.engines: dict[str, Engine] = {}
+        self.leaders: dict[str, set[str]] = defaultdict(set)  # epoch -> who wrote under it
+        self.writes = 0
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self, archive: Path) -> None:
+        """Start engines and Swarm, with the images."""
+        for name in NODES:
+            self.engines[name] = Engine(self.machines, await self.machines.add(name), CLOCK)
+        await asyncio.gather(*(engine.start() for engine in self.engines.values()))
+        engines = list(self.engines.values())
+        await asyncio.to_thread(load_images, engines, archive)
+        for engine in engines:
+            for image in IMAGES:
+                engine.docker("tag", f"{image}:e2e", f"{image}:e2e-next")
+        labels = {name: ["trefoil.simulated=1", *(["trefoil.state=1"] if name == NODES[0] else [])] for name in NODES}
+        join_swarm(engines, labels)
+
+    def deploy(self, tag: str) -> None:
+        """Deploy the stack, as docs/operations.md says."""
+        environment = {"TREFOIL_TAG": tag, "TREFOIL_PROMETHEUS": "0"}
+        self.manager.docker(
+            "stack", "deploy", "--resolve-image", "never", "--compose-file", str(STACK), "trefoil", env=environment
+        )
+
+    def make_secrets(self) -> None:
+        """Make the Swarm's secrets, and keep what an operator's machine needs to ask Redis."""
+        environment = os.environ | {"DOCKER_HOST": self.manager.url, "TREFOIL_TAG": "e2e"}
+        argv = [str(STACK.parent / "secrets.sh"), self.manager.host.address, *NODES]
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+        need(done.returncode == 0, f"{argv[0]} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        own = self.folder / "operator"
+        own.mkdir()
+        for name in ("ca.crt", "tls.crt", "tls.key", "redis_url"):
+            mount = ["--volume", "trefoil_secrets:/run/trefoil", "trefoil:e2e"]
+            (own / name).write_text(self.manager.docker("run", "--rm", *mount, "cat", f"/run/trefoil/{name}"))
+            (own / name).chmod(0o600)
+        for volume in ("redis", "prometheus"):
+            mount = ["--volume", f"trefoil_{volume}:/var/lib/trefoil-{volume}", "trefoil:e2e", "true"]
+            self.manager.docker("run", "--rm", *mount)
+        url = (own / "redis_url").read_text().strip().replace("/run/trefoil/", f"{own}/")
+        self.redis_url = url.replace("@redis:", f"@{self.manager.host.address}:")
+        self.state = State.connect(self.redis_url, "default", clock=CLOCK, timeout_s=10.0)
+
+    @property
+    def manager(self) -> Engine:
+        """The engine that an operator asks."""
+        return self.engines[NODES[0]]
+
+    # What an operator sees and does
+
+    async def plan(self) -> Plan | None:
+        """The plan in force."""
+        return await self.state.get(self.state.keys.plan(), Plan)
+
+    async def epoch(self) -> int:
+        """Epoch of the controllers, as Redis knows."""
+        async with redis.from_url(self.redis_url, decode_responses=True) as client:
+            try:
+                return int(await client.get(self.state.keys.epoch("controller")) or 0)
+            except redis.RedisError as error:
+                raise StateUnavailable(str(error)) from error
+
+    async def leader(self) -> Any:
+        """Container of the controller that leads."""
+        lease = await self.until("a controller leads", self._lease)
+        for engine in self.engines.values():
+            for task in engine.tasks("controller"):
+                if lease.holder.startswith(task.id[:12]):
+                    return task
+        raise Broken(f"no controller is {lease.holder}")
+
+    async def _lease(self) -> Lease | None:
+        return await self.state.get(self.state.keys.lease("controller"), Lease)
+
+    async def slices(self, name: str) -> int:
+        """How many slices of a node are ready."""
+        status = await self.state.get(self.state.keys.node(name), NodeStatus)
+        if status is None:
+            return 0
+        return sum(part.state == SliceState.READY for device in status.devices for part in device.slices)
+
+    async def trefoil(self, engine: Engine, service: str, *words: str) -> str:
+        """Run a command of an operator in a service's container."""
+        (task,) = engine.tasks(service)
+        return await asyncio.to_thread(engine.docker, "exec", task.id, "trefoil", *words)
+
+    async def until(self, what: str, check: Callable[[], Awaitable[Any]]) -> Any:
+        """Poll until the check gives something; returns that.
+
+        Raises:
+            Broken: not within the patience.
+        """
+        give_up_s, last = CLOCK.monotonic_s() + PATIENCE_S, ""
+        while True:
+            try:
+                if found := await check():
+                    return found
+            except TrefoilError as error:
+                last = f" ({error})"
+            need(CLOCK.monotonic_s() < give_up_s, f"not within {PATIENCE_S:g} s: {what}{last}")
+            await CLOCK.sleep(POLL_S)
+
+    async def settled(self, *names: str) -> None:
+        """Wait until the plan is on those nodes alone, every slice ready."""
+
+        async def check() -> bool:
+            nodes = plan.nodes if (plan := await self.plan()) else ()
+            counts = {node.node: sum(len(device.slices) for device in node.devices) for node in nodes}
+            used = {name for name, count in counts.items() if count}
+            return bool(used) and used <= set(names) and all([await self.slices(name) == counts[name] for name in used])
+
+        await self.until(f"a plan on {', '.join(names)} is carried out", check)
+
+    async def all_run(self) -> None:
+        """Wait until every service has all its tasks, healthy."""
+
+        async def check() -> bool:
+            told = await asyncio.to_thread(self.manager.docker, "service", "ls", "--format", "{{json .Replicas}}")
+            return all(now == wanted for now, _, wanted in (line.strip('"').partition("/") for line in told.split()))
+
+        await self.until("every service has all its tasks", check)
+
+    # Who writes as the controller
+
+    def watch_writes(self) -> None:
+        """Note from now on, from every command that Redis takes, who writes as the controller under which epoch."""
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        role = self.state.keys.writes("controller").encode()
+        while True:
+            with contextlib.suppress(redis.RedisError, OSError):  # Redis is replaced: from its next start on
+                async with redis.from_url(self.redis_url) as client, client.monitor() as monitor:
+                    await monitor.connect()
+                    while True:
+                        line = await monitor.connection.read_response()
+                        self._note(line, role)
+            await CLOCK.sleep(POLL_S)
+
+    def _note(self, line: bytes, role: bytes) -> None:
+        if role not in line or b" lua]" in line:
+            return
+        words = TOKEN.findall(line)
+        if words[0].upper() != b"EVALSHA":
+            return
+        epoch = words[3 + int(words[2])].decode()
+        who = line.partition(b"[")[2].partition(b"]")[0].split()[-1].rpartition(b":")[0].decode()
+        self.leaders[epoch].add(who)
+        self.writes += 1
+
+    async def close(self) -> None:
+        """End everything."""
+        if self._watching is not None:
+            self._watching.cancel()
+        for engine in self.engines.values():
+            if engine.process is not None:
+                engine.kill()
+        await self.machines.close()
+        for engine in self.engines.values():
+            engine.remove_groups()
+
+
+class Clients(Load):
+    """The clients, a process of their own; which HAProxy a request takes is dealt among all nodes."""
+
+    def __init__(self, site: Cluster) -> None:
+        targets = ",".join(f"{engine.host.address}:{FRONT}" for engine in reversed(site.engines.values()))
+        argv = [sys.executable, "-m", "benchmarks.hosts_load", "--target", f"ipv4:{targets}", "--wait-for-ready"]
+        self._process = site.machines.start_outside("load", [*argv, "--rate", str(site.rate_per_s)])
+
+    def failed(self) -> int:
+        """How many failed until now."""
+        return sum(self.sums()["failed"].values())
+
+    async def none_failed(self, site: Cluster, before: int) -> str:
+        """Wait for more answers; how many there are by now.
+
+        Raises:
+            Broken: a request failed since then.
+        """
+        await self.until(site, self.sums()["answered"] + SETTLE_ANSWERS)  # type: ignore[arg-type]
+        need(self.failed() == before, f"{self.failed() - before} failed: {self.sums()['failed']}: {self.first()}")
+        return "0 failed"
+
+    def first(self) -> str:
+        """Why the first one failed."""
+        return self._process.last_lines(4000).partition("the first")[2].partition("\n")[0][:300]
+
+
+# Events: each returns what was seen, and raises Broken where that is not what was asked
+
+
+async def start(site: Cluster, archive: Path) -> tuple[Clients, str]:
+    """All is up, on every node, and answers."""
+    await site.start(archive)
+    await asyncio.to_thread(site.make_secrets)
+    began_s = CLOCK.monotonic_s()
+    await asyncio.to_thread(site.deploy, "e2e")
+    await site.until("a controller leads", site.epoch)
+    site.watch_writes()
+    await site.all_run()
+    took_s = CLOCK.monotonic_s() - began_s
+    leader = await site.leader()
+    more = ["--slo-ms", "400", "--param", "queue_requests_max=60000"]  # a busy machine may stand still: none is refused
+    command = ["trefoil", "objective", "set", "--controller", "localhost:8102", "--family", "digits", *more]
+    code, told = await asyncio.to_thread(leader.exec_run, command)
+    need(code == 0, f"{' '.join(command)} ended with {code}: {told.decode()}")
+    await site.settled(*NODES)
+    load = Clients(site)
+    await load.until(site, SETTLE_ANSWERS)  # type: ignore[arg-type]
+    await load.none_failed(site, 0)
+    plan = await site.plan()
+    return load, f"all tasks healthy {took_s:.0f} s after the deploy; {layout(plan)}"
+
+
+async def controller_killed(site: Cluster, load: Clients) -> str:
+    """The controller that leads is killed; the other one leads."""
+    before, failed = await site.epoch(), load.failed()
+    leader = await site.leader()
+    began_s = CLOCK.monotonic_s()
+    await asyncio.to_thread(leader.kill, "SIGKILL")
+
+    async def another() -> bool:
+        return await site.epoch() > before
+
+    await site.until("another controller leads", another)
+    took_s = CLOCK.monotonic_s() - began_s
+    need(took_s <= EPOCH_S, f"the next epoch came after {took_s:.1f} s")
+    text = f"epoch {before} -> {await site.epoch()} after {took_s:.1f} s; {await load.none_failed(site, failed)}"
+    await site.all_run()
+    return text
+
+
+async def drained(site: Cluster, load: Clients, name: str) -> str:
+    """A node is drained by the operator's command, and released."""
+    failed, had = load.failed(), await site.slices(name)
+    engine, others = site.engines[name], [other for other in NODES if other != name]
+    await site.trefoil(
+        engine, "agent", "node", "drain", "--target", "localhost:8103", "--patience", "200", "--wait", "300"
+    )
+    left = await site.slices(name)
+    need(left == 0, f"{left} slices are left on {name}")
+    await site.settled(*others)
+    text = f"{had} -> 0 slices on {name}; {layout(await site.plan())}; {await load.none_failed(site, failed)}"
+    await site.trefoil(engine, "agent", "node", "drain", "--target", "localhost:8103", "--release")
+    return text
+
+
+async def lost(site: Cluster, load: Clients, name: str, lose: Callable[[Engine], None]) -> str:
+    """A node is lost: what fails, for how long, and when there is a plan without it."""
+    before, failed, was = load.sums(), load.failed(), revision(await site.plan())
+    began_s = CLOCK.monotonic_s()
+    lose(site.engines[name])
+
+    async def settle() -> int:
+        await CLOCK.sleep(ERRORS_S + 0.6)  # sums are told twice a second
+        return load.failed() - failed
+
+    settling = asyncio.create_task(settle())
+
+    async def without() -> bool:
+        plan = await site.plan()
+        return (
+            plan is not None
+            and all(not device.slices for device in devices(plan) if device.device.startswith(f"{name}/"))
+            and (revision(plan) > was or not any(slice_.startswith(f"{name}-") for slice_ in before["slices"]))
+        )
+
+    await site.until(f"a plan without {name}", without)
+    took_s = CLOCK.monotonic_s() - began_s
+    at_first = await settling
+    await load.until(site, load.sums()["answered"] + SETTLE_ANSWERS)  # type: ignore[arg-type]
+    later = load.failed() - failed - at_first
+    text = f"{at_first} failed within {ERRORS_S:g} s ({dict(load.since(before, 'failed'))}), {later} later; "
+    text += f"a plan without it after {took_s:.1f} s: {layout(await site.plan())}"
+    need(later == 0, f"{text}; {load.first()}")
+    need(took_s <= PLAN_S, text)
+    return text
+
+
+async def killed(site: Cluster, load: Clients, name: str) -> str:
+    """A node dies with all that runs there, and comes back."""
+    text = await lost(site, load, name, Engine.kill)
+    failed = load.failed()
+    await site.engines[name].start()
+    await site.all_run()
+    return f"{text}; started again: {await load.none_failed(site, failed)}"
+
+
+async def cut_off(site: Cluster, load: Clients, name: str) -> str:
+    """A node's network is taken away for a minute."""
+    began_s = CLOCK.monotonic_s()
+    text = await lost(site, load, name, lambda engine: engine.link("down"))
+    await CLOCK.sleep(max(0.0, began_s + CUT_OFF_S - CLOCK.monotonic_s()))
+    failed, epoch = load.failed(), await site.epoch()
+    await asyncio.to_thread(site.engines[name].link, "up")
+
+    async def obeys() -> bool:
+        status = await site.state.get(site.state.keys.node(name), NodeStatus)
+        return status is not None and status.highest_epoch_seen >= epoch
+
+    await site.until(f"the agent of {name} obeys epoch {epoch}", obeys)
+    await site.all_run()
+    return f"{text}; healed after {CUT_OFF_S:g} s: it obeys epoch {epoch}, {await load.none_failed(site, failed)}"
+
+
+async def upgraded(site: Cluster, load: Clients, requests: int) -> str:
+    """Every image is replaced while at least so many requests are answered."""
+    failed, answered, began_s = load.failed(), load.sums()["answered"], CLOCK.monotonic_s()
+    before = {task.id for engine in site.engines.values() for task in engine.client.containers.list()}
+    await asyncio.to_thread(site.deploy, "e2e-next")
+    for service in ("carbon_feed", "controller", "dispatcher", "agent"):
+        await update_ends(site, service)
+    for service in ("haproxy", "redis"):
+        await asyncio.to_thread(site.manager.docker, "service", "update", "--force", "--detach", f"trefoil_{service}")
+        await update_ends(site, service)
+    await site.all_run()
+    took_s = CLOCK.monotonic_s() - began_s
+    now = [task for engine in site.engines.values() for task in engine.client.containers.list()]
+    left = [task.name for task in now if task.id in before]
+    need(not left, f"not replaced: {left}")
+    await load.until(site, answered + requests)  # type: ignore[arg-type]
+    count = load.sums()["answered"] - answered
+    text = f"{len(before)} containers replaced in {took_s:.0f} s, {count} answered meanwhile"
+    need(load.failed() == failed, f"{text}: {load.sums()['failed']}: {load.first()}")
+    return f"{text}, 0 failed"
+
+
+async def update_ends(site: Cluster, service: str) -> None:
+    """Wait until a service's update is complete.
+
+    Raises:
+        Broken: it was rolled back.
+    """
+
+    async def complete() -> bool:
+        told = await asyncio.to_thread(site.manager.docker, "service", "inspect", f"trefoil_{service}")
+        status = json.loads(told)[0].get("UpdateStatus", {})
+        need(not status.get("State", "").startswith(("rollback", "paused")), f"the update of {service}: {status}")
+        return bool(status.get("State") == "completed")
+
+    await site.until(f"the update of {service} is complete", complete)
+
+
+async def one_leader(site: Cluster, _: Clients) -> str:
+    """No two controllers have written under one epoch."""
+    both = {epoch: who for epoch, who in site.leaders.items() if len(who) > 1}
+    need(bool(site.writes) and not both, f"of {site.writes} writes: {both}")
+    return f"{site.writes} writes under {len(site.leaders)} epochs, each by one controller: {dict(site.leaders)}"
+
+
+async def play(folder: Path, arguments: argparse.Namespace) -> bool:
+    """Play all events, and print what each showed."""
+    began_s, holds, load = CLOCK.monotonic_s(), True, None
+    playing = asyncio.current_task()
+    assert playing is not None, "this is a coroutine"
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, playing.cancel)
+
+    def say(event: str, asked: str, seen: str) -> None:
+        print(f"{CLOCK.monotonic_s() - began_s:6.1f} s  {event:<18} asked: {asked}\n{'':28}seen:  {seen}", flush=True)
+
+    gone = f"failures in flight there alone, none after {ERRORS_S:g} s; a plan without it within {PLAN_S:g} s"
+    events: dict[str, tuple[str, Callable[[Cluster, Clients], Awaitable[str]]]] = {
+        "controller": (f"the leader by SIGKILL; the next epoch within {EPOCH_S:g} s", controller_killed),
+        "drain": ("trefoil node drain of node-c; 0 failed", lambda site, load: drained(site, load, "node-c")),
+        "kill": (f"node-c by SIGKILL; {gone}", lambda site, load: killed(site, load, "node-c")),
+        "cut": (
+            f"node-b without network for {CUT_OFF_S:g} s; {gone}",
+            lambda site, load: cut_off(site, load, "node-b"),
+        ),
+        "upgrade": (
+            f"every image replaced; 0 failed of >= {arguments.requests} at {arguments.rate:g}/s",
+            lambda site, load: upgraded(site, load, arguments.requests),
+        ),
+        "write log": ("no two leaders under one epoch", one_leader),
+    }
+    site = Cluster(folder, arguments.rate)
+    try:
+        load, seen = await start(site, arguments.images)
+        say("start", "every node answers", seen)
+        for event in arguments.events or events:
+            asked, work = events[event]
+            await site.settled(*NODES)
+            try:
+                say(event, asked, await work(site, load))
+            except Broken as error:
+                holds = False
+                say(event, asked, f"BROKEN: {error}")
+        say("all that time", "every failure is told above", load_text(await load.stop()))
+    except Broken as error:
+        print(f"BROKEN: {error}")
+        holds = False
+    finally:
+        await site.close()
+    print("all of it holds" if holds else "not all of it holds")
+    return holds
+
+
+def build(folder: Path) -> Path | str:
+    """Build the images on this machine's engine, or one of our own: a file of them, or why there is none."""
+    with engine_of_this_machine() as engine:
+        if isinstance(engine, str):
+            return engine
+        environment = os.environ | {"TREFOIL_TAG": "e2e", "FRESH": "1", "PATH": engine.path}
+        environment |= {"DOCKER_HOST": engine.url} if engine.url else {}
+        argv = [str(ROOT / "deploy/images/build.sh"), "--network", "host"]
+        subprocess.run(argv, env=environment, check=True)
+        archive = folder / "images.tar"
+        names = [*(f"{image}:e2e" for image in IMAGES), *OTHERS]
+        docker_command(engine.url, "save", "--output", str(archive), *names)
+        return archive
+
+
+def main() -> int:
+    """Build the images, and play it in a network namespace of its own."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--keep", action="store_true", help="keep the folder with logs")
+    parser.add_argument("--rate", type=float, default=200.0)
+    parser.add_argument("--requests", type=int, default=30_000)
+    parser.add_argument("--images", type=Path, help="images of docker save, trefoil ones as :e2e; default: build them")
+    parser.add_argument("--events", nargs="*", help="only these: controller, drain, kill, cut, upgrade, 'write log'")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if not arguments.inside:
+        return go_inside(arguments)
+    try:
+        return 0 if asyncio.run(play(arguments.inside, arguments)) else 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("interrupted")
+        return 130
+    finally:
+        if arguments.keep:
+            print(f"kept: {arguments.inside}")
+        else:
+            shutil.rmtree(arguments.inside, ignore_errors=True)
+
+
+def go_inside(arguments: argparse.Namespace) -> int:
+    """Build the images, and start this again in a network namespace of its own; it returns where that cannot be."""
+    reason = skip_reason()
+    if not reason and not (shutil.which("docker") and shutil.which("dockerd")):
+        reason = "no docker and dockerd on PATH (Debian: docker.io)"
+    folder = Path(tempfile.mkdtemp(prefix="trefoil-cluster-"))
+    try:
+        images = "" if reason else arguments.images or build(folder)
+        if isinstance(images, Path):
+            again = ["-m", "benchmarks.cluster", *sys.argv[1:], "--inside", str(folder), "--images", str(images)]
+            os.execvp("unshare", ["unshare", "--net", sys.executable, *again])
+        print(f"skipped: {reason or images}")
+        return 0
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

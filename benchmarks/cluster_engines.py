@@ -1,0 +1,130 @@
+"""Engines of `make e2e-cluster`: a host of `hosts_machines` with a Docker engine on it, and the Swarm that they make.
+
+Everything on a host is in one PID namespace: when its first process is killed, the kernel kills all, containers too.
+That is how a node dies here, and how nothing is left of a run that is itself killed, but for empty control groups.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import docker
+import docker.errors
+
+from benchmarks.hosts import need
+from benchmarks.hosts_machines import Host, Machines, run
+from trefoil.cli.run.processes import ChildProcess
+from trefoil.runtime.clock import Clock
+
+ENGINE: Final = "dockerd"
+READY_S: Final = 120.0
+CGROUPS: Final = Path("/sys/fs/cgroup")
+MANAGER_PORT: Final = 2377
+SHARES: Final = 20  # of a CPU's time, against one process of this machine: that many run on each host
+
+
+class Engine:
+    """The engine of one host, and its place in the Swarm."""
+
+    def __init__(self, machines: Machines, host: Host, clock: Clock) -> None:
+        self.host, self._machines, self._clock = host, machines, clock
+        self.url = f"unix://{host.folder}/docker.sock"
+        self.client: Any = None
+        self.process: ChildProcess | None = None
+        self._group = f"trefoil-cluster-{os.getpid()}-{host.name}"
+
+    async def start(self) -> None:
+        """Start it, or start it again with all that it had on its disk."""
+        folder = self.host.folder
+        (folder / "daemon.json").write_text("{}")  # and not what an operator configured for the machine's own
+        for name in ("pid", "docker.sock", "exec"):
+            path = folder / name
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        self._make_group()
+        engine = (
+            f"{ENGINE} --host={self.url} --data-root={folder}/data --exec-root={folder}/exec --pidfile={folder}/pid"
+        )
+        engine += f" --config-file={folder}/daemon.json --cgroup-parent=/{self._group}"
+        # `wait` and not exec: the first process of a PID namespace has to take in what others leave behind.
+        inner = f"hostname {self.host.name}; TMPDIR={folder} {engine} & wait"
+        alone = ("unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+        self.process = self._machines.start(self.host, ENGINE, (*alone, "sh", "-c", inner))
+        give_up_s = self._clock.monotonic_s() + READY_S
+        while True:
+            with contextlib.suppress(docker.errors.DockerException):  # not yet
+                self.client = docker.DockerClient(self.url, timeout=60)
+                return
+            need(self._clock.monotonic_s() < give_up_s, f"no engine on {self.host.name}: {self.process.last_error()}")
+            await self._clock.sleep(0.2)
+
+    def kill(self) -> None:
+        """The node dies: its engine and all its containers, by SIGKILL."""
+        assert self.process is not None, "it was started"
+        self.process.kill()
+
+    def docker(self, *words: str, env: Mapping[str, str] | None = None) -> str:
+        """Run a command of the engine's own command line."""
+        return docker_command(self.url, *words, env=env)
+
+    def tasks(self, service: str) -> list[Any]:
+        """Containers of a service that run here."""
+        label = {"label": f"com.docker.swarm.service.name=trefoil_{service}"}
+        found: list[Any] = self.client.containers.list(filters=label, ignore_removed=True)
+        return found
+
+    def link(self, state: str) -> None:
+        """Take the host's network away (`down`), or give it back (`up`)."""
+        run("ip", "link", "set", f"port{self.host.address.rpartition('.')[2]}", state)
+
+    def _make_group(self) -> None:
+        """Make the control group of its containers: without more weight all of them have that of one process."""
+        for controller, weight in (("cpu/cpu.shares", 1024), ("cpu.weight", 100)):
+            parent, _, file = controller.rpartition("/")
+            if (CGROUPS / parent / "cgroup.procs").exists():
+                group = CGROUPS / parent / self._group
+                group.mkdir(exist_ok=True)
+                with contextlib.suppress(FileNotFoundError):  # the other version of control groups
+                    (group / file).write_text(str(weight * SHARES))
+
+    def remove_groups(self) -> None:
+        """Remove the empty control groups of what ran here."""
+        for group in (*CGROUPS.glob(f"*/{self._group}"), *CGROUPS.glob(self._group)):
+            for folder, _, _ in os.walk(group, topdown=False):
+                with contextlib.suppress(OSError):  # of a process that is not gone yet
+                    Path(folder).rmdir()
+
+
+def docker_command(url: str, *words: str, env: Mapping[str, str] | None = None) -> str:
+    """Run `docker` against an engine; "" = the one of this machine."""
+    environment = {**os.environ, **(env or {})} | ({"DOCKER_HOST": url} if url else {})
+    done = subprocess.run(("docker", *words), env=environment, capture_output=True, text=True)
+    said = f"docker {' '.join(words)} ended with {done.returncode}: {done.stdout}{done.stderr}"
+    need(done.returncode == 0, said[-3000:])
+    return done.stdout
+
+
+def join_swarm(engines: Sequence[Engine], labels: Mapping[str, Sequence[str]]) -> None:
+    """Make one Swarm of them, all managers, with labels by host."""
+    first, *others = engines
+    first.docker("swarm", "init", "--advertise-addr", first.host.address)
+    token = first.docker("swarm", "join-token", "--quiet", "manager").strip()
+    for engine in others:
+        manager = f"{first.host.address}:{MANAGER_PORT}"
+        engine.docker("swarm", "join", "--advertise-addr", engine.host.address, "--token", token, manager)
+    for engine in engines:
+        added = [word for label in labels[engine.host.name] for word in ("--label-add", label)]
+        first.docker("node", "update", *added, engine.host.name)
+
+
+def load_images(engines: Sequence[Engine], archive: Path) -> None:
+    """Load the images of an archive into each."""
+    loading = [
+        subprocess.Popen(("docker", "load", "--quiet", "--input", archive), env=os.environ | {"DOCKER_HOST": one.url})
+        for one in engines
+    ]
+    codes = [one.wait() for one in loading]
+    need(not any(codes), f"{archive} cannot be loaded")
