@@ -83,6 +83,25 @@ def test_panels_have_a_meaning_and_places_of_their_own():
             places |= cells
 
 
+def test_each_alert_is_tried_and_explained():
+    """That it fires and clears is for promtool to see (tests/integration/test_alerts.py)."""
+    files = (yaml.safe_load(file.read_text()) for file in (PROMETHEUS / "tests").glob("*.yml"))
+    tried = [look for file in files for test in file["tests"] for look in test["alert_rule_test"]]
+    looks = [(look["alertname"], bool(look["exp_alerts"])) for look in tried]
+    fires_then_clears = {name for (name, fired), after in followed(looks) if fired and not after}
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    for alert in alerts():
+        assert alert["alert"] in fires_then_clears
+        assert f"| `{alert['alert']}` |" in page
+
+
+def followed(looks: list[tuple[str, bool]]) -> Iterator[tuple[tuple[str, bool], bool]]:
+    """Each look at an alert, and what the next one at the same alert saw."""
+    for i, (name, fired) in enumerate(looks):
+        after = next((later for other, later in looks[i + 1 :] if other == name), True)
+        yield (name, fired), after
+
+
 def test_a_job_for_each_service_at_the_port_that_up_gives_it():
     from trefoil.cli.run.scenario import Ports
 
