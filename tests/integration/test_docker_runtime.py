@@ -23,7 +23,7 @@ from power_agent.triton.client import TritonClient
 from power_agent.triton.slice_launch import SliceLaunch, SliceSpec, prepare_slice
 from tests.support.docker_engine import DockerEngine
 from tests.support.ports import free_ports
-from tests.support.runtime_contract import Kit, RuntimeContract
+from tests.support.runtime_contract import Kit, RuntimeContract, until
 from tests.support.triton_process import MODELS, expected, heldout, hosted
 from trefoil.core.errors import BinaryMissing, StartError, Unavailable
 from trefoil.runtime.clock import WallClock
@@ -73,13 +73,6 @@ async def infer(started: SliceLaunch, version: int, images: np.ndarray) -> np.nd
     async with grpc.aio.insecure_channel(started.grpc_target) as channel:
         reply = await service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=10)
     return np.frombuffer(reply.raw_output_contents[0], "<f4").reshape(-1, 10)
-
-
-def until(holds: Callable[[], bool], within_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline_s, "it did not come true in time"
-        time.sleep(0.05)
 
 
 def leader(container: Container) -> int:

@@ -18,6 +18,7 @@ from power_agent.runtimes.simulated_node import NodeRuntime
 from power_agent.simulated.node_client import NodeClient
 from power_agent.simulated.nvml_shim import install_simulated_node, uninstall_simulated
 from tests.support.awake import Awake
+from tests.support.runtime_contract import until
 from tests.support.simulated_driver import ROOT, NodeProcess, create_slice, destroy_slice, launch_on
 from trefoil.core.errors import StartError
 
@@ -55,14 +56,6 @@ def inventory(node, client):
     yield opened
     used.close()
     uninstall_simulated()
-
-
-def until(true, deadline_s=60.0):
-    give_up_s = time.monotonic() + deadline_s
-    while not (value := true()):
-        assert time.monotonic() < give_up_s
-        time.sleep(0.02)
-    return value
 
 
 def start(client, folder, mig_uuid, *arguments, tag="a"):

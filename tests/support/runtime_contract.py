@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,11 +150,12 @@ def port_free(launch: SliceLaunch) -> bool:
     return True
 
 
-def until(holds: Callable[[], bool]) -> None:
+def until(holds: Callable[[], Any]) -> Any:
     deadline_s = time.monotonic() + PATIENCE_S
-    while not holds():
+    while not (found := holds()):
         assert time.monotonic() < deadline_s, "it did not come true in time"
         time.sleep(0.02)
+    return found
 
 
 def only(runtime: Runtime) -> RunningTriton:

@@ -1,7 +1,6 @@
 """Xids reach whoever listens, through the real pynvml and its event sets."""
 
 import queue
-import threading
 
 import pytest
 
@@ -9,6 +8,7 @@ from power_agent.devices.inventory import Inventory
 from power_agent.devices.xid_events import FATAL_XIDS, EventWatch, GpuEvent
 from power_agent.simulated.calls import CALLS
 from power_agent.simulated.gpu_models import A100_40GB, T4
+from tests.support.runtime_contract import until
 from tests.support.simulated_driver import inventory_on, make_driver, pynvml_on
 from trefoil.runtime.clock import WallClock
 
@@ -33,15 +33,6 @@ def watch(driver, heard):
         watching = EventWatch(inventory, WallClock(), heard.put, wait_ms=20)
         yield watching
         watching.stop()
-
-
-def until(condition):
-    waited = threading.Event()
-    for _ in range(int(PATIENCE_S / 0.01)):
-        if condition():
-            return
-        waited.wait(0.01)
-    raise AssertionError("did not happen")
 
 
 def test_an_xid_names_its_gpu_and_instance(watch, driver, heard):
