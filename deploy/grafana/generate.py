@@ -20,15 +20,25 @@ INTENSITY: Final = "suffix:g/kWh"
 ATTAINED: Final = "1 - trefoil:slo_miss:ratio_rate5m"
 PLANNED_FOR: Final = 'trefoil_demand_requests_per_second{quantile="0.9"}'
 
+DEVICES: Final = stat(
+    "Devices",
+    'label_replace(count(trefoil_device_power_watts{simulated="true"}), "devices", "SIMULATED", "", "")'
+    ' or label_replace(count(trefoil_device_power_watts{simulated="false"}), "devices", "real", "", "")',
+    legend="{{devices}}",
+    text="value_and_name",
+    says="Whether figures are of GPUs, or of simulated ones.",
+    w=3,
+)
+
 FLEET: Final = Dashboard(
     "fleet",
     "fleet now",
     "What runs, how well it serves, and what it costs.",
     [
         [
-            stat("Requests", rate("trefoil_requests_total", ""), "reqps", decimals=0),
+            stat("Requests", rate("trefoil_requests_total", ""), "reqps", decimals=0, w=3),
             stat("Within the SLO", f"min({ATTAINED})", "percentunit", thresholds=GOOD_HIGH, decimals=1, most=1),
-            stat("Power", "sum(trefoil:node_power:watts)", "watt", decimals=0),
+            stat("Power", "sum(trefoil:node_power:watts)", "watt", decimals=0, w=3),
             stat("Emissions", f"3600 * {rate('trefoil_emissions_grams_total', '')}", GRAMS_PER_HOUR, decimals=1),
             stat(
                 "Saved against BASE, 1 h",
@@ -38,7 +48,8 @@ FLEET: Final = Dashboard(
                 decimals=1,
                 least=None,
             ),
-            stat("Alerts that fire", 'count(ALERTS{alertstate="firing"}) or vector(0)', thresholds=NONE_GOOD),
+            stat("Alerts that fire", 'count(ALERTS{alertstate="firing"}) or vector(0)', thresholds=NONE_GOOD, w=3),
+            DEVICES,
         ],
         [
             lines("Requests", [(rate("trefoil_requests_total", "family"), "{{family}}")], "reqps"),
@@ -96,18 +107,18 @@ CARBON: Final = Dashboard(
                 INTENSITY,
                 "{{zone}}",
                 decimals=0,
-                w=5,
+                w=4,
             ),
-            stat("It rests on", "max by (rung) (trefoil_carbon_rung) == 1", "short", "{{rung}}", text="name", w=5),
+            stat("It rests on", "max by (rung) (trefoil_carbon_rung) == 1", "short", "{{rung}}", text="name", w=4),
             stat(
                 "Reading observed",
                 "min(trefoil_carbon_reading_age_seconds)",
                 "s",
                 decimals=0,
-                w=5,
+                w=4,
                 thresholds=(("green", None), ("orange", 3600), ("red", 10800)),
             ),
-            stat("Power", "sum(trefoil:node_power:watts)", "watt", decimals=0, w=5),
+            stat("Power", "sum(trefoil:node_power:watts)", "watt", decimals=0, w=4),
             stat(
                 "Saved against BASE, 1 h",
                 "trefoil:saving:ratio_rate1h",
@@ -115,7 +126,9 @@ CARBON: Final = Dashboard(
                 thresholds=(("red", None), ("green", 0)),
                 decimals=1,
                 least=None,
+                w=5,
             ),
+            DEVICES,
         ],
         [
             lines(
@@ -212,7 +225,7 @@ FAMILY: Final = Dashboard(
     "One family: what is asked of it, what it answers, by what.",
     [
         [
-            stat("Requests", rate("trefoil_requests_total", "", OF_FAMILY), "reqps", decimals=1),
+            stat("Requests", rate("trefoil_requests_total", "", OF_FAMILY), "reqps", decimals=1, w=3),
             stat(
                 "Within the SLO, 5 min",
                 f"1 - trefoil:slo_miss:ratio_rate5m{{{OF_FAMILY}}}",
@@ -229,8 +242,9 @@ FAMILY: Final = Dashboard(
                 decimals=2,
             ),
             stat("Accuracy", f"max({leader(f'trefoil_accuracy_ratio{{{OF_FAMILY}}}')})", "percentunit", decimals=2),
-            stat("Grams per request", f"max({leader(f'trefoil_grams_per_request{{{OF_FAMILY}}}')})", "massg"),
-            stat("Waiting", f"sum(trefoil_queue_requests{{{OF_FAMILY}}})"),
+            stat("Grams per request", f"max({leader(f'trefoil_grams_per_request{{{OF_FAMILY}}}')})", "massg", w=3),
+            stat("Waiting", f"sum(trefoil_queue_requests{{{OF_FAMILY}}})", w=3),
+            DEVICES,
         ],
         [
             lines(
@@ -450,7 +464,7 @@ NODE: Final = Dashboard(
             ),
         ],
         [
-            table("Slices", short(f"max by (slice, state) (trefoil_slice_state{{{SLICES}}}) == 1")),
+            table("Slices", short(f"max by (slice, state, simulated) (trefoil_slice_state{{{SLICES}}}) == 1")),
             lines(
                 "Active power by slice",
                 [(short(rate("trefoil_slice_energy_joules_total", "slice", SLICES)), "{{slice}}")],
