@@ -44,13 +44,13 @@ class Engine:
         for name in ("pid", "docker.sock", "exec"):
             path = folder / name
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-        self._make_group()
+        enter = self._make_group()
         engine = (
             f"{ENGINE} --host={self.url} --data-root={folder}/data --exec-root={folder}/exec --pidfile={folder}/pid"
         )
         engine += f" --config-file={folder}/daemon.json --cgroup-parent=/{self._group}"
         # `wait` and not exec: the first process of a PID namespace has to take in what others leave behind.
-        inner = f"hostname {self.host.name}; TMPDIR={folder} {engine} & wait"
+        inner = f"hostname {self.host.name}; {enter}; TMPDIR={folder} {engine} & wait"
         alone = ("unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
         self.process = self._machines.start(self.host, ENGINE, (*alone, "sh", "-c", inner))
         give_up_s = self._clock.monotonic_s() + READY_S
@@ -80,15 +80,18 @@ class Engine:
         """Take the host's network away (`down`), or give it back (`up`)."""
         run("ip", "link", "set", f"port{self.host.address.rpartition('.')[2]}", state)
 
-    def _make_group(self) -> None:
-        """Make the control group of its containers: without more weight all of them have that of one process."""
+    def _make_group(self) -> str:
+        """Make a control group for all of the host: without more weight its containers together count as one process.
+        Returns how a shell enters it."""
         for controller, weight in (("cpu/cpu.shares", 1024), ("cpu.weight", 100)):
             parent, _, file = controller.rpartition("/")
             if (CGROUPS / parent / "cgroup.procs").exists():
                 group = CGROUPS / parent / self._group
                 group.mkdir(exist_ok=True)
-                with contextlib.suppress(FileNotFoundError):  # the other version of control groups
-                    (group / file).write_text(str(weight * SHARES))
+                (group / file).write_text(str(weight * SHARES))
+                # Version 2 has no processes in a group that has groups below it.
+                return f"echo 0 > {group}/cgroup.procs" if parent else ":"
+        return ":"
 
     def remove_groups(self) -> None:
         """Remove the empty control groups of what ran here."""
