@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from protos.controller.v1 import controller_pb2, controller_pb2_grpc
+from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from trefoil.cli.options import SystemAddress
 from trefoil.cli.run.state_directory import Launch, StatePaths
 from trefoil.core.carbon import CarbonReading
@@ -109,6 +110,11 @@ class ControllerClient:
     async def explain(self, family: str) -> Any:
         """Why a family's plan is what it is (ExplainResponse)."""
         return await self.call("Explain", controller_pb2.ExplainRequest(family=family))
+
+    async def explain_request(self, channel: grpc.aio.Channel, family: str, params: Mapping[str, str]) -> Any:
+        """How a dispatcher's targets stand for a request with these parameters (ExplainRequestResponse)."""
+        request = dispatcher_pb2.ExplainRequestRequest(family=family, params=params)
+        return await rpc.call(dispatcher_pb2_grpc.DispatcherStub(channel).ExplainRequest, request, RPC_TIMEOUT_S)
 
     async def objective(self, family: str) -> Objective:
         """Objective in force of a family."""

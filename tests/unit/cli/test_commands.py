@@ -14,6 +14,7 @@ from protos.controller.v1 import controller_pb2
 from protos.dispatcher.v1 import dispatcher_pb2
 from protos.types.v1 import plan_pb2
 from trefoil.cli.main import app
+from trefoil.cli.operate import overview
 from trefoil.cli.run import services
 from trefoil.cli.run.state_directory import Failing, Launch, StatePaths
 from trefoil.cli.system_client import SystemClient
@@ -37,7 +38,7 @@ from trefoil.runtime import codec
 from trefoil.runtime.proc import Identity
 
 COMMANDS = [
-    ["up"], ["down"], ["status"], ["plan"], ["top"],
+    ["up"], ["down"], ["status"], ["plan"], ["top"], ["report"],
     ["objective", "set"], ["objective", "show"], ["mode"], ["freeze"], ["pin"],
     ["rollback"], ["replan"], ["rollout"], ["load"], ["state", "dump"], ["replay"], ["demo"], ["profile"], ["simulate"],
     ["reproduce", "clover"], ["family", "list"], ["family", "check"], ["family", "import"],
@@ -48,7 +49,7 @@ COMMANDS = [
     ["carbon", "history"], ["carbon", "health"], ["carbon", "zones"], ["reproduce", "wattwiser"],
     ["reproduce", "carbondis"],
     ["family", "load"], ["family", "unload"], ["objective", "fleet"], ["setup", "triton"],
-    ["forecast", "train"], ["forecast", "backtest"],
+    ["forecast", "train"], ["forecast", "backtest"], ["deploy", "env"], ["reproduce", "infadapter"],
 ]  # fmt: skip
 KEY = SliceKey("node0/gpu0", "7g.40gb", 0, 8)
 HOSTED = (Hosted("digits", "digits-l", 4, 0, 1, 1, 8),)
@@ -187,6 +188,18 @@ class Running:
             case "GetDecision":
                 record = DecisionRecord(id=request.id or "1.000009", trigger="carbon", policy="exact", why="it rose")
                 return controller_pb2.GetDecisionResponse(decision=codec.to_proto(record), made=codec.to_proto(PLAN))
+            case "GetFleet":
+                return controller_pb2.GetFleetResponse(
+                    cluster="test", nodes=[codec.to_proto(NODE)], carbon=[codec.to_proto(READING)]
+                )
+            case "ListDecisions":
+                kept = [codec.to_proto(one) for one in DECISIONS if one.at_s >= request.since.seconds]
+                return controller_pb2.ListDecisionsResponse(decisions=kept[-request.newest :])
+            case "GetReport":
+                hours = [
+                    controller_pb2.FamilyHour(family=f, sums=one) for f, each in self.totals.items() for one in each
+                ]
+                return controller_pb2.GetReportResponse(hours=hours, embodied_lifetime_years=4.0)
         raise AssertionError(method)
 
 
@@ -213,28 +226,10 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
     )
     StatePaths(tmp_path).write_launch(launch)
 
-    async def nodes(_: Any) -> list[NodeStatus]:
-        return [NODE]
-
-    async def carbon(_: Any) -> list[CarbonReading]:
-        return [READING]
-
-    async def carbon_ratio(_: Any, reading: CarbonReading) -> float | None:
-        return fake.ratio
-
-    async def totals(_: Any) -> dict[str, list[dict[str, float]]]:
-        return fake.totals
-
-    async def decisions_since(_: Any, at_s: float) -> list[DecisionRecord]:
-        return [one for one in DECISIONS if one.at_s >= at_s]
-
-    async def newest_decisions(_: Any, count: int) -> list[DecisionRecord]:
-        return DECISIONS[-count:]
-
     async def is_serving(_: str) -> bool:
         return True
 
-    async def explained(_: Any, family: str, params: Any) -> Any:
+    async def explained(_: Any, channel: Any, family: str, params: Any) -> Any:
         fake.asked.append((family, dict(params)))
         target = codec.to_proto(RouteTarget(KEY, "digits-l", weight=1.0, credits=2, accuracy=0.993, version=4))
         rows = (
@@ -248,14 +243,8 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
         )
 
     monkeypatch.setattr(SystemClient, "explain_request", explained)
-    monkeypatch.setattr(SystemClient, "totals", totals)
-    monkeypatch.setattr(SystemClient, "decisions_since", decisions_since)
-    monkeypatch.setattr(SystemClient, "newest_decisions", newest_decisions)
-
     monkeypatch.setattr(SystemClient, "call", lambda _self, method, request: fake.ask(method, request))
-    monkeypatch.setattr(SystemClient, "nodes", nodes)
-    monkeypatch.setattr(SystemClient, "carbon", carbon)
-    monkeypatch.setattr(SystemClient, "carbon_ratio", carbon_ratio)
+    monkeypatch.setattr(overview, "current_ratio", lambda *_: fake.ratio)
     monkeypatch.setattr(services, "is_serving", is_serving)
     return fake
 

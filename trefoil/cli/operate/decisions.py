@@ -13,11 +13,11 @@ from rich.table import Table
 from trefoil.cli.carbon.client import format_time
 from trefoil.cli.options import HERE, SystemAddress, parse_pairs
 from trefoil.cli.output import AsJson, as_json, console, grid, plan_rows, print_json
-from trefoil.cli.system_client import RPC_TIMEOUT_S, ControllerClient, call_system, channel_to, make_channel
+from trefoil.cli.system_client import ControllerClient, call_system, channel_to, make_channel
 from trefoil.core.errors import InvalidInput, NotFound, SettingError
 from trefoil.core.plan import DecisionRecord, Plan, Rollout
 from trefoil.core.policies import chosen, policy
-from trefoil.runtime import codec, rpc
+from trefoil.runtime import codec
 
 if TYPE_CHECKING:
     from controller.loop.decision_records import Replayed
@@ -169,8 +169,6 @@ def explain_request(
     as_json_: AsJson = False,
 ) -> None:
     """Show to which slice the dispatcher would give a request now, how every other stands, and why."""
-    from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
-
     wanted = parse_pairs("NAME=VALUE", params)
     if where.controller and not dispatcher:
         raise SettingError(
@@ -178,13 +176,12 @@ def explain_request(
         )
 
     async def ask(system: ControllerClient) -> Any:
-        request = dispatcher_pb2.ExplainRequestRequest(family=await system.family(family), params=wanted)
         if dispatcher or system.local is None:
             channel = channel_to(dispatcher, where)
         else:
             channel = make_channel(system.local.launch.addresses["dispatcher"], token=system.local.token)
         async with channel:
-            return await rpc.call(dispatcher_pb2_grpc.DispatcherStub(channel).ExplainRequest, request, RPC_TIMEOUT_S)
+            return await system.explain_request(channel, await system.family(family), wanted)
 
     answer = call_system(where, ask)
     if as_json_:
