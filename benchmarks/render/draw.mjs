@@ -26,12 +26,14 @@ await build({
   define: { 'process.env.NODE_ENV': '"production"', global: 'window' }, loader, plugins: [defaults],
 });
 writeFileSync(join(folder, 'page.html'), '<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="page.css"><body style="margin:0"><div id="board"></div><script src="page.js"></script>');
-const browser = await puppeteer.launch({ executablePath: chromium, headless: true, args: ['--no-sandbox', '--disable-gpu', '--allow-file-access-from-files'] });
+// A busy machine takes minutes for what takes a second.
+const browser = await puppeteer.launch({ executablePath: chromium, headless: true, protocolTimeout: 600_000, timeout: 300_000, args: ['--no-sandbox', '--disable-gpu', '--allow-file-access-from-files'] });
 const shown = {};
 try {
   for (let i = 0; i < pairs.length; i += 2) {
     const page = await browser.newPage();
     page.on('pageerror', (error) => console.error(`${pairs[i]}: ${error.stack ?? error}`));
+    page.setDefaultTimeout(300_000);
     await page.setViewport({ width: 1616, height: 1000 });
     await page.goto(`file://${join(folder, 'page.html')}`);
     await page.evaluate((data) => window.draw(data), JSON.parse(readFileSync(pairs[i], 'utf8')));
