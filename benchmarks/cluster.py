@@ -456,7 +456,7 @@ async def play(folder: Path, arguments: argparse.Namespace) -> bool:
             try:
                 seen = await work(site, load)
                 say(event, asked, f"{'BROKEN: ' if any(text in seen for text in site.broken) else ''}{seen}")
-            except Broken as error:
+            except (Broken, TrefoilError) as error:
                 holds = False
                 say(event, asked, f"BROKEN: {error}")
         say("all that time", "every failure is told above", load_text(await load.stop()))
