@@ -160,7 +160,7 @@ CARBON: Final = Dashboard(
                 [
                     (
                         f"{rate('trefoil_slice_energy_joules_total', 'family')} / "
-                        f"{rate('trefoil_requests_served_total', 'family')}",
+                        f"({rate('trefoil_requests_served_total', 'family')} > 0)",
                         "{{family}}",
                     )
                 ],

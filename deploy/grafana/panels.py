@@ -258,6 +258,7 @@ def rate(metric: str, by: str, matching: str = "") -> str:
 
 
 def quantile(q: float, histogram: str, matching: str, by: str = "") -> str:
-    """Quantile of a histogram."""
+    """Quantile of a histogram, of series that were observed at all: without `>= 0` the others would be NaN."""
     labels = f"le, {by}" if by else "le"
-    return f"histogram_quantile({q}, sum by ({labels}) (rate({histogram}_bucket{{{matching}}}[$__rate_interval])))"
+    rates = f"sum by ({labels}) (rate({histogram}_bucket{{{matching}}}[$__rate_interval]))"
+    return f"histogram_quantile({q}, {rates}) >= 0"
