@@ -188,6 +188,11 @@ class Running:
             case "GetDecision":
                 record = DecisionRecord(id=request.id or "1.000009", trigger="carbon", policy="exact", why="it rose")
                 return controller_pb2.GetDecisionResponse(decision=codec.to_proto(record), made=codec.to_proto(PLAN))
+        return self._stored(method, request)
+
+    def _stored(self, method: str, request: Any) -> Any:
+        """What stands in Redis."""
+        match method:
             case "GetFleet":
                 return controller_pb2.GetFleetResponse(
                     cluster="test", nodes=[codec.to_proto(NODE)], carbon=[codec.to_proto(READING)]
