@@ -79,6 +79,8 @@ class Deployment:
                 if clients.correct:
                     return took_s
                 need(took_s < PATIENCE_S, f"no answer: {dict(clients.failed)}")
+                if up.done():
+                    up.result()  # raises why it failed
                 await CLOCK.sleep(POLL_S)
         finally:
             await up
@@ -366,7 +368,7 @@ def main() -> int:
             return (
                 0
                 if asyncio.run(
-                    play(folder, Containers(engine, compose, f"e2e{os.getpid()}"), build=not arguments.no_build)
+                    play(folder, Containers(engine, compose, f"e2e{os.getpid()}", folder), build=not arguments.no_build)
                 )
                 else 1
             )

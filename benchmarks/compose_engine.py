@@ -84,8 +84,9 @@ def find_compose(named: str) -> Compose:
 class Containers:
     """Containers of one Compose project."""
 
-    def __init__(self, engine: Engine, compose: Compose, project: str) -> None:
-        self.project = project
+    def __init__(self, engine: Engine, compose: Compose, project: str, folder: Path) -> None:
+        self.project, self._no_env = project, folder / "empty.env"
+        self._no_env.touch()
         self._client, self._argv = engine.client, compose.argv
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("TREFOIL_")}
         self.env |= {"COMPOSE_PROJECT_NAME": project, "DOCKER_BUILDKIT": "0", "PATH": engine.path}
@@ -108,7 +109,7 @@ class Containers:
 
     def compose(self, *words: str) -> str:
         """Run Compose in this checkout, without a .env."""
-        argv = [*self._argv, "--env-file", "/dev/null", *words]
+        argv = [*self._argv, "--env-file", str(self._no_env), *words]
         done = subprocess.run(argv, cwd=ROOT, env=self.env, capture_output=True, text=True)
         need(
             done.returncode == 0,
