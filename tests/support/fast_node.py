@@ -90,7 +90,7 @@ class FakeRuntime:
 
     def list(self) -> Sequence[RunningTriton]:
         """All of them."""
-        return tuple(process.running for process in self.processes.values())
+        return tuple(process.running for process in tuple(self.processes.values()))  # `forget` runs in a thread
 
     def stop(self, tag: str, kill_after_s: float) -> None:
         """SIGTERM; called from a thread, as the product's."""
@@ -107,7 +107,7 @@ class FakeRuntime:
 
     def kill_all(self) -> None:
         """SIGKILL."""
-        for process in self.processes.values():
+        for process in tuple(self.processes.values()):
             process.end(-signal.SIGKILL)
 
     def reap(self) -> bool:
@@ -170,7 +170,7 @@ class FastNode(NodeServer):
                 "alive": tag in alive,
                 "versions": process.triton.versions,
             }
-            for tag, process in self._fakes.processes.items()
+            for tag, process in tuple(self._fakes.processes.items())
         ]
         return {"gpus": gpus, "processes": processes, "starts": self._fakes.starts}
 
