@@ -136,11 +136,15 @@ def by_variant(sample: EnergySample, families: Sequence[str]) -> dict[tuple[str,
 
 
 def by_family(sample: EnergySample, families: Sequence[str]) -> dict[str, float]:
-    """Energy of a sample by family [J], as `by_variant`."""
-    found: dict[str, float] = {}
-    for (family, _), joules in by_variant(sample, families).items():
-        found[family] = found.get(family, 0.0) + joules
-    return found
+    """Energy of a sample by family [J], as `by_variant`: computed of whole families, to the last bit as ever."""
+    active: dict[str, float] = {}
+    for part in sample.slices:
+        for hosted in part.hosted:
+            active[hosted.family] = active.get(hosted.family, 0.0) + hosted.active_j
+    total = sum(active.values())
+    if total > 0:
+        return {family: sample.counter_j * joules / total for family, joules in active.items()}
+    return {family: sample.counter_j / len(families) for family in families}
 
 
 def fold(samples: Sequence[EnergySample]) -> EnergySample:
