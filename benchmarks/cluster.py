@@ -341,7 +341,7 @@ async def lost(site: Cluster, load: Clients, name: str, lose: Callable[[Engine],
         await CLOCK.sleep(POLL_S)
     took_s = CLOCK.monotonic_s() - began_s
     at_first = await settling
-    await load.until(site, load.sums()["answered"] + SETTLE_ANSWERS)  # type: ignore[arg-type]
+    await CLOCK.sleep(max(0.0, began_s + CUT_OFF_S - CLOCK.monotonic_s()))
     later = load.failed() - failed - at_first
     text = f"{name} with {had} slices: {at_first} failed within {ERRORS_S:g} s, {later} later"
     text += f" ({dict(load.since(before, 'failed'))}); {'no ' if counted else ''}plan without it after {took_s:.1f} s: "
@@ -354,9 +354,11 @@ async def lost(site: Cluster, load: Clients, name: str, lose: Callable[[Engine],
 async def killed(site: Cluster, load: Clients) -> str:
     """A node dies with all that runs there, and comes back."""
     name = await site.busy(NODES[1:])
-    text = await lost(site, load, name, Engine.kill)
+    try:
+        text = await lost(site, load, name, Engine.kill)
+    finally:
+        await site.engines[name].start()
     failed = load.failed()
-    await site.engines[name].start()
     await site.all_run()
     return f"{text}; started again: {await load.none_failed(site, failed)}"
 
@@ -364,11 +366,11 @@ async def killed(site: Cluster, load: Clients) -> str:
 async def cut_off(site: Cluster, load: Clients) -> str:
     """A node's network is taken away for a minute."""
     name = await site.busy(NODES[1:])
-    began_s = CLOCK.monotonic_s()
-    text = await lost(site, load, name, lambda engine: engine.link("down"))
-    await CLOCK.sleep(max(0.0, began_s + CUT_OFF_S - CLOCK.monotonic_s()))
+    try:
+        text = await lost(site, load, name, lambda engine: engine.link("down"))
+    finally:
+        site.engines[name].link("up")
     failed, epoch = load.failed(), await site.epoch()
-    await asyncio.to_thread(site.engines[name].link, "up")
 
     async def obeys() -> bool:
         status = await site.state.get(site.state.keys.node(name), NodeStatus)

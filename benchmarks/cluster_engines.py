@@ -35,6 +35,7 @@ class Engine:
         self.url = f"unix://{host.folder}/docker.sock"
         self.client: Any = None
         self.process: ChildProcess | None = None
+        self.enter = ":"  # how a shell gets the weight of this host
         self._group = f"trefoil-cluster-{os.getpid()}-{host.name}"
 
     async def start(self) -> None:
@@ -44,13 +45,13 @@ class Engine:
         for name in ("pid", "docker.sock", "exec"):
             path = folder / name
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-        enter = self._make_group()
+        self.enter = self._make_group()
         engine = (
             f"{ENGINE} --host={self.url} --data-root={folder}/data --exec-root={folder}/exec --pidfile={folder}/pid"
         )
         engine += f" --config-file={folder}/daemon.json --cgroup-parent=/{self._group}"
         # `wait` and not exec: the first process of a PID namespace has to take in what others leave behind.
-        inner = f"hostname {self.host.name}; {enter}; TMPDIR={folder} {engine} & wait"
+        inner = f"hostname {self.host.name}; {self.enter}; TMPDIR={folder} {engine} & wait"
         alone = ("unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
         self.process = self._machines.start(self.host, ENGINE, (*alone, "sh", "-c", inner))
         give_up_s = self._clock.monotonic_s() + READY_S
@@ -126,7 +127,11 @@ def join_swarm(engines: Sequence[Engine], labels: Mapping[str, Sequence[str]]) -
 def load_images(engines: Sequence[Engine], archive: Path) -> None:
     """Load the images of an archive into each."""
     loading = [
-        subprocess.Popen(("docker", "load", "--quiet", "--input", archive), env=os.environ | {"DOCKER_HOST": one.url})
+        subprocess.Popen(
+            ("sh", "-c", f'{one.enter}; exec docker load --quiet --input "$0"', archive),
+            env=os.environ | {"DOCKER_HOST": one.url},
+            stdout=subprocess.DEVNULL,
+        )
         for one in engines
     ]
     codes = [one.wait() for one in loading]
