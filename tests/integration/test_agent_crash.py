@@ -131,7 +131,7 @@ def crash_at_each(stage: Stage, seed: int, what: str, every: int, where: int) ->
     raise AssertionError("endless")
 
 
-@pytest.mark.timeout(800)
+@pytest.mark.timeout(1600)  # 10 minutes at a load of 40 on two cores
 @pytest.mark.parametrize(("seed", "what", "every"), CASES)
 def test_an_agent_that_is_killed_at_any_write_of_its_journal_leaves_what_its_successor_completes(
     stage, seed, what, every
