@@ -420,7 +420,12 @@ async def update_ends(site: Cluster, service: str) -> None:
 
 
 async def one_leader(site: Cluster, _: Clients) -> str:
-    """No two controllers have written under one epoch."""
+    """No two controllers have written under one epoch, the one that leads now included."""
+
+    async def leader_wrote() -> bool:
+        return str(await site.epoch()) in site.leaders
+
+    await site.until("the controller that leads now writes", leader_wrote)
     both = {epoch: who for epoch, who in site.leaders.items() if len(who) > 1}
     need(bool(site.writes) and not both, f"of {site.writes} writes: {both}")
     return f"{site.writes} writes under {len(site.leaders)} epochs, each by one controller: {dict(site.leaders)}"
