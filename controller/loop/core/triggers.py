@@ -32,7 +32,7 @@ from controller.observe.core.plannable import out_of_service_reason, unloadable_
 from trefoil.core.brains import PlanView
 from trefoil.core.common import IdentityKey
 from trefoil.core.demand import Demand
-from trefoil.core.fleet import FleetState, SliceKey, SliceState
+from trefoil.core.fleet import DeviceState, FleetState, SliceKey, SliceState
 from trefoil.core.plan import NodePlan, Plan
 
 CAUSES: Final = ("start", "loss", "objective", "load", "slo", "accuracy", "carbon", "tick")
@@ -76,6 +76,7 @@ class PlanBasis:
     next_tick_at_s: float = math.inf
     unloadable: frozenset[str] = frozenset()
     max_watts: float = 0.0
+    unreached: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,7 @@ def plan_basis(view: PlanView, plan: Plan, next_tick_at_s: float) -> PlanBasis:
         lost=frozenset(_lost_slices(view, plan)),
         next_tick_at_s=next_tick_at_s,
         max_watts=view.max_watts,
+        unreached=_unreached(view.fleet),
     )
 
 
@@ -170,7 +172,16 @@ def _devices(view: PlanView, basis: PlanBasis) -> list[Trigger]:
     if gone:
         whys = {d.device: out_of_service_reason(d) for node in view.fleet.nodes for d in node.devices}
         return [Trigger("loss", "; ".join(f"{name}: {whys.get(name) or 'its node is stale'}" for name in gone))]
-    return [Trigger("loss", f"{', '.join(back)}: can be used (again)")] if back else []
+    if back:
+        return [Trigger("loss", f"{', '.join(back)}: can be used (again)")]
+    silent = sorted(_unreached(view.fleet) - basis.unreached)
+    return [Trigger("loss", f"{', '.join(silent)}: its node is stale, and no dispatcher reaches it")] if silent else []
+
+
+def _unreached(fleet: FleetState) -> frozenset[str]:
+    """Devices that are lost on nodes that do not report (observe/core/unreached.py)."""
+    stale = [node for node in fleet.nodes if node.node in fleet.stale]
+    return frozenset(d.device for node in stale for d in node.devices if d.state == DeviceState.LOST)
 
 
 def _models(view: PlanView, basis: PlanBasis) -> list[Trigger]:

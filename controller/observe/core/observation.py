@@ -27,6 +27,7 @@ from controller.observe.core.carbon_inputs import (
 from controller.observe.core.cpu_uses import CpuUses
 from controller.observe.core.load_windows import LoadWindows, ignore_window
 from controller.observe.core.plannable import differing_models, profiled_types, unplannable_reason
+from controller.observe.core.unreached import unreached_devices, with_lost
 from controller.settings import ControllerSettings
 from trefoil.core.brains import Forecaster, PlanView, history_s_of
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Rung, Series
@@ -110,13 +111,15 @@ class Observation:
         self.differing: Mapping[str, tuple[str, ...]] = {}
         """Variants of which a node has other files than those that are planned with, by node."""
         self._oldest_s = math.inf
+        self._unreached: frozenset[str] = frozenset()
         self._refused = frozenset(settings.carbon.rungs_refused)
         self._clipped: tuple[CarbonForecast, float, float, CarbonForecast] | None = None
 
     def fleet(self, now_s: float) -> FleetState:
         """Fleet: all nodes by name; stale are those whose status is older than its limit.
 
-        What `differing` names stands under `missing` of its node, as if the node had said so itself.
+        What `differing` names stands under `missing` of its node, as if the node had said so itself. Devices of stale
+        nodes that no dispatcher reaches are lost.
         """
         before = self._fleet
         found, limit_s = tuple(self.inputs.nodes.values()), self._settings.node_stale_s
@@ -128,16 +131,19 @@ class Observation:
             stale = tuple(n.node for n in self._fleet.nodes if now_s - n.observed_at_s > limit_s)
             if stale != self._fleet.stale:
                 self._fleet = FleetState(self._fleet.nodes, stale)
-        if self._fleet is not before:
+        unreached = (
+            unreached_devices(self._fleet, self.inputs.acks, self._unreached) if self._fleet.stale else frozenset()
+        )
+        if self._fleet is not before or unreached != self._unreached:
+            self._unreached = unreached
             self.differing = differing_models(self._fleet, self.catalog, self._stated)
+            seen = with_lost(self._fleet, unreached) if unreached else self._fleet
             self._comparable = (
-                self._fleet
+                seen
                 if not self.differing
                 else replace(
-                    self._fleet,
-                    nodes=tuple(
-                        replace(n, missing=(*n.missing, *self.differing.get(n.node, ()))) for n in self._fleet.nodes
-                    ),
+                    seen,
+                    nodes=tuple(replace(n, missing=(*n.missing, *self.differing.get(n.node, ()))) for n in seen.nodes),
                 )
             )
         return self._comparable  # of the same statuses, the object of which others know already what they ask

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from controller.forecasters.last_max import LastMax
@@ -22,9 +23,9 @@ from tests.unit.controller.views import PLAN
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading
 from trefoil.core.catalog import Catalog, Family, Variant
-from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, Measured
+from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, Measured, SliceLoad, TableAck
 from trefoil.core.errors import SettingError
-from trefoil.core.fleet import Hosted, SliceKey, SliceState, SliceStatus
+from trefoil.core.fleet import DeviceState, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import DecisionRecord, Plan
 from trefoil.core.plan_check import plan_digest
@@ -185,3 +186,70 @@ async def test_carbon_follows_the_calendar_and_nothing_else_does():
     assert [one.observed_at_s for one in after.carbon_history] == [NOW_S + 3600.0 - 60.0, NOW_S - 60.0], (
         "what was read before the step was of an hour that is to come"
     )
+
+
+# --- Silent nodes -----------------------------------------------------------------------------------------------------
+
+
+def two_nodes(silent_for_s: float) -> tuple[NodeStatus, NodeStatus]:
+    """Two nodes, one GPU each, that serve; the second has said nothing for so long."""
+    found = []
+    for node, age_s in zip(fleet(2, nodes=2).nodes, (0.0, silent_for_s), strict=True):
+        gpu = node.devices[0].device
+        serving = SliceStatus(
+            SliceKey(gpu, "7g.40gb", 0, 8), state=SliceState.READY, hosted=(Hosted("digits", "l", 4),)
+        )
+        device = replace(node.devices[0], state=DeviceState.AWAKE, slices=(serving,))
+        found.append(replace(node, devices=(device,), observed_at_s=NOW_S - age_s))
+    return found[0], found[1]
+
+
+def ack(worker: int, *ejected: SliceKey, leaving: bool = False) -> TableAck:
+    return TableAck("d1", worker, slices=tuple(SliceLoad(key, ejected=True) for key in ejected), leaving=leaving)
+
+
+def lost_of(world: World) -> list[str]:
+    nodes = world.seen.fleet(world.clock.now_s()).nodes
+    return [d.device for node in nodes for d in node.devices if d.state == DeviceState.LOST]
+
+
+def test_a_device_of_a_silent_node_is_lost_once_no_dispatcher_reaches_it_until_its_node_reports():
+    world = World()
+    up, silent = two_nodes(silent_for_s=60.0)
+    key = silent.devices[0].slices[0].key
+    world.seen.inputs.nodes = {n.node: n for n in (up, silent)}
+    for acks in ((), (ack(0), ack(1, key)), (ack(0, up.devices[0].slices[0].key),)):
+        world.seen.inputs.acks = acks
+        assert lost_of(world) == [], "its agent alone may be gone"
+    world.seen.inputs.acks = (ack(0, key), ack(1, key), ack(2, leaving=True))
+    assert lost_of(world) == [silent.devices[0].device]
+    assert world.seen.fleet(world.clock.now_s()).stale == (silent.node,)
+    world.seen.inputs.acks = (ack(0, key), ack(1))
+    assert lost_of(world) == [silent.devices[0].device], "a worker that has just begun has not asked yet"
+    world.seen.inputs.nodes[silent.node] = replace(silent, observed_at_s=NOW_S)
+    assert lost_of(world) == []
+
+
+def test_a_node_that_reports_is_not_lost_whatever_dispatchers_say():
+    world = World()
+    both = two_nodes(silent_for_s=0.0)
+    world.seen.inputs.nodes = {n.node: n for n in both}
+    world.seen.inputs.acks = (ack(0, *(n.devices[0].slices[0].key for n in both)),)
+    assert lost_of(world) == []
+
+
+def test_a_plan_counts_on_a_silent_node_while_it_is_reached_and_then_without_it():
+    world = World(fixed={"rate_per_s": 60.0})
+    up, silent = two_nodes(silent_for_s=60.0)
+    world.seen.inputs.nodes = {n.node: n for n in (up, silent)}
+
+    def routed() -> set[str]:
+        seen = world.seen.view({"digits": OBJECTIVE}, None, {}, {}, world.clock.now_s())
+        plan = ExactPlanner().plan(seen, np.random.default_rng(1)).plan
+        assert plan is not None
+        return {target.slice.device for route in plan.routes for target in route.targets}
+
+    before = routed()
+    world.seen.inputs.acks = (ack(0, silent.devices[0].slices[0].key),)
+    assert silent.devices[0].device in before
+    assert routed() == {up.devices[0].device}

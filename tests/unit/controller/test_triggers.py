@@ -135,6 +135,19 @@ def test_a_lost_device_and_a_stale_node_fire_and_so_does_their_return():
     assert "can be used" in fire(whole, plan_basis(partial, PLAN, INFINITE)).why
 
 
+def test_a_device_of_a_stale_node_that_nobody_reaches_fires_once_more_and_during_a_rollout():
+    whole = view()
+    (node,) = whole.fleet.nodes
+    stale = replace(whole, fleet=FleetState((node,), ("node0",)))
+    lost = replace(node, devices=(replace(node.devices[0], state=DeviceState.LOST), *node.devices[1:]))
+    unreached = replace(whole, fleet=FleetState((lost,), ("node0",)))
+    basis = plan_basis(stale, PLAN, INFINITE)
+    assert fire(stale, basis) is None
+    assert "node0/gpu0: its node is stale, and no dispatcher reaches it" in fire(unreached, basis, rolling=True).why
+    assert fire(unreached, plan_basis(unreached, PLAN, INFINITE)) is None
+    assert "can be used" in fire(whole, plan_basis(unreached, PLAN, INFINITE)).why
+
+
 @pytest.mark.parametrize("cause", ["carbon", "load", "slo"])
 def test_a_policy_that_does_not_name_a_trigger_never_sees_it(cause):
     seen = view(now_s=1100.0, intensity=900.0, rate=60.0, p90=70.0, attainment=0.1)

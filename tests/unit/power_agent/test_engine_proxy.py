@@ -29,7 +29,7 @@ class Engine:
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         self.asked.append((request.method, request.url.path))
-        name = (request.url.path.removeprefix("/v1.41").split("/") + [""])[2]
+        name = ([*request.url.path.removeprefix("/v1.41").split("/"), ""])[2]
         if name == "nobody":
             return httpx.Response(404, stream=httpx.ByteStream(b'{"message": "no such container"}'))
         labels = {"own": OWN, "others": OTHERS}.get(name, {})
