@@ -12,11 +12,13 @@ FOUND: dict[str, Any] = {
     "cluster": "default", "at_s": 1_795_000_000.0, "inference": "127.0.0.1:8001", "failing": {}, "metrics": {},
     "services": {"controller": True, "dispatcher": False}, "mode": "act", "frozen": True, "pinned": False,
     "exploring": False, "revision": {"epoch": 1, "number": 3}, "policy": "exact", "why": "[carbon] fell",
-    "rollout": "done", "nodes": [], "carbon": [], "carbon_ratio": [], "carbon_refused": "", "disk_trouble": "",
+    "rollout": "done", "nodes": [], "stale_nodes": [], "workers": [],
+    "carbon": [], "carbon_ratio": [], "carbon_refused": "", "disk_trouble": "",
     "models_refused": [], "agents_unreached": [], "loans": [], "objectives": [], "decisions": [],
     "served": {"window_s": 60.0, "by_class": []},
     "saving": {
-        "since_s": 1_794_999_600.0, "requests": 0, "joules": None, "grams": None, "base_joules": None,
+        "since_s": 1_794_999_600.0, "since_start": True, "requests": 0, "joules": None, "grams": None,
+        "base_joules": None,
         "base_grams": None, "saving_pct": None, "unmeasured_s": 0.0, "basis": "", "unknown": "no profile of x",
     },
 }  # fmt: skip
@@ -44,7 +46,7 @@ async def test_the_frame_is_renewed_and_q_quits() -> None:
     system = System()
     screen = TopScreen(system.gather, frame, refresh_s=0.01)
     async with screen.run_test(size=(160, 40)) as pilot:
-        while system.looks < 3:
+        while screen.is_running and system.looks < 3:
             await pilot.pause()
         found = shown(screen)
         for part in (
@@ -63,17 +65,17 @@ async def test_what_cannot_be_asked_is_said_over_the_last_frame() -> None:
     system = System()
     screen = TopScreen(system.gather, frame, refresh_s=0.01)
     async with screen.run_test(size=(160, 40)) as pilot:
-        while not system.looks:
+        while screen.is_running and not system.looks:
             await pilot.pause()
         system.fails = True
         before = system.looks
-        while system.looks < before + 2:
+        while screen.is_running and system.looks < before + 2:
             await pilot.pause()
         assert "Redis is down" in shown(screen)
         assert "frozen" in shown(screen)
         system.fails = False
         before = system.looks
-        while system.looks < before + 2:
+        while screen.is_running and system.looks < before + 2:
             await pilot.pause()
         assert "Redis is down" not in shown(screen)
         assert screen.query_one("#frame", Static)
