@@ -29,7 +29,7 @@ import redis.asyncio as redis
 
 from benchmarks.cluster_engines import Engine, docker_command, join_swarm, load_images
 from benchmarks.compose_engine import engine_of_this_machine
-from benchmarks.hosts import Broken, Load, load_text, need
+from benchmarks.hosts import Broken, Load, load_text, need, poll_until
 from benchmarks.hosts_machines import Machines, skip_reason
 from trefoil.core.common import Lease
 from trefoil.core.errors import StateUnavailable, TrefoilError
@@ -172,15 +172,7 @@ class Cluster:
         Raises:
             Broken: not within the patience.
         """
-        give_up_s, last = CLOCK.monotonic_s() + PATIENCE_S, ""
-        while True:
-            try:
-                if found := await check():
-                    return found
-            except TrefoilError as error:
-                last = f" ({error})"
-            need(CLOCK.monotonic_s() < give_up_s, f"not within {PATIENCE_S:g} s: {what}{last}")
-            await CLOCK.sleep(POLL_S)
+        return await poll_until(what, check, PATIENCE_S, POLL_S)
 
     async def settled(self, *names: str) -> None:
         """Wait until the plan is on those nodes alone, every slice ready."""

@@ -27,7 +27,7 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks import hosts_load
 from benchmarks.compose_engine import Containers, engine_of_this_machine, find_compose
-from benchmarks.hosts import ANSWERED_MIN, RATE_PER_S, Broken, Load, layout, load_text, need, revision
+from benchmarks.hosts import ANSWERED_MIN, RATE_PER_S, Broken, Load, layout, load_text, need, poll_until, revision
 from protos.controller.v1 import controller_pb2, controller_pb2_grpc
 from tests.support.ports import free_ports
 from trefoil.cli.run.processes import ChildProcess, Command
@@ -122,15 +122,8 @@ class Deployment:
         Raises:
             Broken: not within the patience.
         """
-        give_up_s, last = CLOCK.monotonic_s() + PATIENCE_S, ""
-        while True:
-            try:
-                if found := await check():
-                    return found
-            except (TrefoilError, redis.RedisError, InferenceServerException, OSError) as error:
-                last = f" ({error})"
-            need(CLOCK.monotonic_s() < give_up_s, f"not within {PATIENCE_S:g} s: {what}{last}")
-            await CLOCK.sleep(POLL_S)
+        failing = (TrefoilError, redis.RedisError, InferenceServerException, OSError)
+        return await poll_until(what, check, PATIENCE_S, POLL_S, failing)
 
     async def healthy(self, *services: str) -> None:
         """Wait until these are healthy; none: all."""
@@ -365,13 +358,8 @@ def main() -> int:
                 return 0
             compose = find_compose(arguments.compose)
             print(f"{engine.version}; {compose.version}", flush=True)
-            return (
-                0
-                if asyncio.run(
-                    play(folder, Containers(engine, compose, f"e2e{os.getpid()}", folder), build=not arguments.no_build)
-                )
-                else 1
-            )
+            containers = Containers(engine, compose, f"e2e{os.getpid()}", folder)
+            return 0 if asyncio.run(play(folder, containers, build=not arguments.no_build)) else 1
     except KeyboardInterrupt:
         print("interrupted")
         return 130

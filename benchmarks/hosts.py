@@ -289,16 +289,33 @@ class Site:
         Raises:
             Broken: not within the patience, or a service has ended.
         """
-        give_up_s, last = CLOCK.monotonic_s() + PATIENCE_S, ""
-        while True:
-            self.check_alive()
-            try:
-                if found := await check():
-                    return found
-            except TrefoilError as error:
-                last = f" ({error})"
-            need(CLOCK.monotonic_s() < give_up_s, f"not within {PATIENCE_S:g} s: {what}{last}")
-            await CLOCK.sleep(POLL_S)
+        return await poll_until(what, check, PATIENCE_S, POLL_S, look=self.check_alive)
+
+
+async def poll_until(
+    what: str,
+    check: Callable[[], Awaitable[T | None]],
+    patience_s: float,
+    every_s: float,
+    failing: tuple[type[Exception], ...] = (TrefoilError,),
+    look: Callable[[], None] = lambda: None,
+) -> T:
+    """Poll until the check gives something, whatever of `failing` it raises meanwhile; returns that. `look` is called
+    before each check, and may raise.
+
+    Raises:
+        Broken: not within the patience.
+    """
+    give_up_s, last = CLOCK.monotonic_s() + patience_s, ""
+    while True:
+        look()
+        try:
+            if found := await check():
+                return found
+        except failing as error:
+            last = f" ({error})"
+        need(CLOCK.monotonic_s() < give_up_s, f"not within {patience_s:g} s: {what}{last}")
+        await CLOCK.sleep(every_s)
 
 
 class Load:

@@ -95,10 +95,8 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     state = State.connect(settings.redis_url, settings.cluster, clock=clock)
     metrics, signals = Metrics("controller"), Signals()
     disk = DiskStore(settings.state_dir, settings.decisions_max, metrics)
-    time, plan_keys = (
-        CoreTime(clock.now_s(), clock.monotonic_s()),
-        PlanKeys.read(settings.cluster, settings.plan_key_file),
-    )
+    time = CoreTime(clock.now_s(), clock.monotonic_s())
+    plan_keys = PlanKeys.read(settings.cluster, settings.plan_key_file)
     receipts = Receipts(catalog, settings.receipts.memory_s, settings.receipts.items_min)
     stated = {f"{f}/{v}": sha[:MODEL_DIGEST_CHARS] for (f, v), sha in stated_digests(settings.model_repository).items()}
     forecaster = forecaster_of(settings, row, open_network=open_network, monotonic_s=clock.monotonic_s)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from trefoil.cli.options import parse_pairs
 from trefoil.cli.output import AsJson, console, print_json
+from trefoil.runtime.config import parse_pairs
 
 
 def compare(
@@ -29,7 +29,7 @@ def compare(
     from trefoil.comparison.runs import compare as compare_policies
     from trefoil.comparison.runs import split_values
 
-    values = {key: split_values(text) for key, text in parse_pairs("--set", sets).items()}
+    values = {key: split_values(text) for key, text in parse_pairs("--set", sets or ()).items()}
     named = [name.strip() for name in policies.split(",") if name.strip()]
     quiet = as_json or not sys.stderr.isatty()
     say = (lambda _text: None) if quiet else (lambda text: typer.echo(text, err=True))

@@ -14,6 +14,7 @@ from trefoil.cli.output import DEFAULT_STATE_DIR, StateDir
 from trefoil.core.errors import InvalidInput, NotFound, SettingError
 from trefoil.core.plan import Plan
 from trefoil.runtime import codec
+from trefoil.runtime.config import parse_pairs
 
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, e.g. carbon.step_s=60.")
@@ -109,22 +110,7 @@ def parse_sets(sets: list[str] | None) -> dict[str, Any]:
     Raises:
         SettingError: one without `=` or without a name.
     """
-    return dict(parse_pairs("--set", sets))
-
-
-def parse_pairs(flag: str, assignments: list[str] | None) -> dict[str, str]:
-    """Values of a repeated flag that takes KEY=VALUE, by key.
-
-    Raises:
-        SettingError: one without `=` or without a name.
-    """
-    found: dict[str, str] = {}
-    for assignment in assignments or []:
-        key, equals, value = assignment.partition("=")
-        if not equals or not key:
-            raise SettingError("no '=' in it", field=flag, value=assignment, remedy=f"write {flag} key=value")
-        found[key] = value
-    return found
+    return {**parse_pairs("--set", sets or ())}
 
 
 def parse_number(flag: str, name: str, text: str) -> float:

@@ -15,7 +15,7 @@ from trefoil.core.fleet import SERVING, DeviceState, FleetState
 def unreached_devices(fleet: FleetState, acks: Sequence[TableAck], before: Set[str]) -> frozenset[str]:
     """Devices of stale nodes with slices that no dispatcher reaches, with those of `before` on nodes still stale."""
     views = [{load.slice for load in ack.slices if load.ejected} for ack in acks if not ack.leaving]
-    nobody = frozenset.intersection(*map(frozenset, views)) if views else frozenset()
+    nobody = set.intersection(*views) if views else set()
     found = set()
     for node in fleet.nodes:
         if node.node not in fleet.stale:

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Final, Literal
 import typer
 from pydantic import Field
 
-from trefoil.cli.options import HERE, SystemAddress, parse_number, parse_pairs, read_plan
+from trefoil.cli.options import HERE, SystemAddress, parse_number, read_plan
 from trefoil.cli.output import AsJson, as_json, console, print_json
 from trefoil.cli.system_client import ControllerClient, call_system
 from trefoil.core.errors import InvalidInput, NotFound, SettingError
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode, objective_text
 from trefoil.runtime import codec, config
-from trefoil.runtime.config import Settings
+from trefoil.runtime.config import Settings, parse_pairs
 
 MODES: Final = {"observe": ActMode.OBSERVE, "advise": ActMode.ADVISE, "act": ActMode.ACT}
 
@@ -56,7 +56,7 @@ def objective_set(
     as_json_: AsJson = False,
 ) -> None:
     """Change what is wanted of a family. Says so when the fleet cannot meet it; the last good plan stays then."""
-    params = {name: parse_number("--param", name, text) for name, text in parse_pairs("--param", param).items()}
+    params = {name: parse_number("--param", name, text) for name, text in parse_pairs("--param", param or ()).items()}
     changes: dict[str, Any] = {
         "mode": mode_ or None, "min_accuracy": min_accuracy, "slo_ms": slo_ms, "slo_percentile": slo_percentile,
         "window_s": window_s, "lambda_weight": lambda_weight, "params": params or None,

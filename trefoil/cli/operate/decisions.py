@@ -11,13 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from trefoil.cli.carbon.client import format_time
-from trefoil.cli.options import HERE, SystemAddress, parse_pairs
+from trefoil.cli.options import HERE, SystemAddress
 from trefoil.cli.output import AsJson, as_json, console, grid, plan_rows, print_json
 from trefoil.cli.system_client import ControllerClient, call_system, channel_to, make_channel
 from trefoil.core.errors import InvalidInput, NotFound, SettingError
 from trefoil.core.plan import DecisionRecord, Plan, Rollout
 from trefoil.core.policies import chosen, policy
 from trefoil.runtime import codec
+from trefoil.runtime.config import parse_pairs
 
 if TYPE_CHECKING:
     from controller.loop.decision_records import Replayed
@@ -169,7 +170,7 @@ def explain_request(
     as_json_: AsJson = False,
 ) -> None:
     """Show to which slice the dispatcher would give a request now, how every other stands, and why."""
-    wanted = parse_pairs("NAME=VALUE", params)
+    wanted = parse_pairs("NAME=VALUE", params or ())
     if where.controller and not dispatcher:
         raise SettingError(
             "none is named", field="--dispatcher", remedy="give the host:port of a dispatcher's admin port"
