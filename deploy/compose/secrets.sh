@@ -3,10 +3,11 @@
 # stays; a certificate is made anew where its names changed or its last 30 days began.
 #   docker compose run --rm -T secrets export gpu8 10.0.0.12 10.0.0.11 > gpu8.tar    what the host of node gpu8 needs
 #   docker compose run --rm -T secrets import < gpu8.tar                             on that host, before its first `up`
-# A folder, and so a volume, for each who reads: no service sees the authority's key, and each sees only its own pair.
+# A folder, and so a volume, for each who reads: no service sees the authority's key. Feed, controller and dispatchers
+# share a pair; the plan key is only the controller's and the agents'.
 set -eu
 umask 027
-authority=/run/trefoil-authority control=/run/trefoil redis=/run/trefoil-redis haproxy=/run/trefoil-haproxy
+authority=/run/trefoil-authority control=/run/trefoil controller=/run/trefoil-controller redis=/run/trefoil-redis haproxy=/run/trefoil-haproxy
 node=/run/trefoil-agent grafana=/run/trefoil-grafana
 DAYS=365 RENEW_S=2592000
 
@@ -14,7 +15,7 @@ refuse() { echo "error: $1 = '$2': $3. Remedy: $4" >&2; exit 2; }
 
 random() { openssl rand -hex 32; }
 
-keep() { [ -s "$1" ] || { cat > "$1.new" && mv "$1.new" "$1"; }; }  # FILE: from stdin, unless it is there
+keep() { if [ -s "$1" ]; then cat >/dev/null; else cat > "$1.new" && mv "$1.new" "$1"; fi; }  # FILE: from stdin, unless it is there
 
 pair() {  # FOLDER NAME USAGE ALTERNATIVE-NAMES [STEM]: FOLDER/tls.crt and tls.key, FOLDER/ca.crt
     stem=$1/${5:-tls}
@@ -35,7 +36,7 @@ redis_url() { echo "rediss://:$(cat "$authority/redis_password")@$1/0?ssl_ca_cer
 node_pairs() {  # FOLDER NODE ALTERNATIVE-NAMES
     pair "$1" "$2" serverAuth,clientAuth "DNS:$2,DNS:localhost,IP:127.0.0.1,$3"
     pair "$1" "tritons.$2" serverAuth "DNS:tritons.$2" tritons
-    for file in token plan.key; do cp "$control/$file" "$1/$file.new" && mv "$1/$file.new" "$1/$file"; done
+    for file in "$control/token" "$controller/plan.key"; do cp "$file" "$1/copied" && mv "$1/copied" "$1/${file##*/}"; done
 }
 
 make() {
@@ -48,7 +49,7 @@ make() {
     fi
     { [ "${TREFOIL_REDIS_PASSWORD-unset}" = unset ] && random || printf '%s\n' "$TREFOIL_REDIS_PASSWORD"; } | keep "$authority/redis_password"
     random | keep "$control/token"
-    random | keep "$control/plan.key"
+    random | keep "$controller/plan.key"
     random | keep "$grafana/password"
     shared=$(name "${TREFOIL_ADVERTISE_HOST:-localhost}")
     pair "$control" control serverAuth,clientAuth "DNS:carbon_feed,DNS:controller,DNS:dispatcher,DNS:dispatcher_1,DNS:dispatcher_2,DNS:localhost,IP:127.0.0.1,$shared"
