@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup wheel notebooks docs export-efficientnet export-albert demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak e2e-adopt e2e-hosts e2e-compose e2e-cluster e2e-security reproduce-clover reproduce-wattwiser reproduce-carbondis reproduce-infadapter results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
+.PHONY: help setup wheel notebooks docs export-efficientnet export-albert demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak e2e-adopt e2e-hosts e2e-compose e2e-join e2e-cluster e2e-security reproduce-clover reproduce-wattwiser reproduce-carbondis reproduce-infadapter results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -109,6 +109,9 @@ e2e-hosts: setup  ## three network namespaces as hosts, mutual TLS: 20,000 reque
 
 e2e-compose: setup  ## docker-compose.yml while it serves: images, start, a carbon step, every service replaced, Redis lost, SIGSTOP (ten minutes; an engine, or root)
 	$(BIN)/python -m benchmarks.compose $(ARGS)
+
+e2e-join: setup  ## docker-compose.yml on a host, a second host's node joins it, is asked, drained and leaves (ten minutes; as root, with docker.io)
+	$(BIN)/python -m benchmarks.compose_join $(ARGS)
 
 e2e-cluster: setup  ## deploy/swarm on three engines: the leading controller and nodes killed, cut off, drained, every image replaced (half an hour; as root, with docker.io; ARGS='--rate 50 --requests 5000')
 	$(BIN)/python -m benchmarks.cluster $(ARGS)

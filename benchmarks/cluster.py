@@ -15,11 +15,9 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -27,10 +25,9 @@ from typing import Any, Final
 
 import redis.asyncio as redis
 
-from benchmarks.cluster_engines import Engine, docker_command, join_swarm, load_images
-from benchmarks.compose_engine import engine_of_this_machine
+from benchmarks.cluster_engines import IMAGES, Engine, join_swarm, load_images, play_on_engines
 from benchmarks.hosts import Broken, Load, load_text, need, poll_until
-from benchmarks.hosts_machines import Machines, skip_reason
+from benchmarks.hosts_machines import Machines
 from trefoil.core.common import Lease
 from trefoil.core.errors import StateUnavailable, TrefoilError
 from trefoil.core.fleet import NodeStatus, SliceState
@@ -43,8 +40,6 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 STACK: Final = ROOT / "deploy/swarm/trefoil.yml"
 NODES: Final = ("node-a", "node-b", "node-c")  # the state is on the first
 CLIENTS: Final = ("node-c", "node-a", "node-b")  # whose HAProxy clients ask first, and next where it is lost
-IMAGES: Final = ("trefoil", "trefoil-triton-cpu")
-OTHERS: Final = ("redis:7.0", "haproxy:2.6")
 FRONT: Final = 8001
 REDIS: Final = 6379
 PATIENCE_S: Final = 300.0  # of one event: two cores that others use, too
@@ -469,60 +464,13 @@ async def play(folder: Path, arguments: argparse.Namespace) -> bool:
     return holds
 
 
-def build(folder: Path) -> Path | str:
-    """Build the images on this machine's engine, or one of our own: a file of them, or why there is none."""
-    with engine_of_this_machine() as engine:
-        if isinstance(engine, str):
-            return engine
-        environment = os.environ | {"TREFOIL_TAG": "e2e", "FRESH": "1", "PATH": engine.path}
-        environment |= {"DOCKER_HOST": engine.url} if engine.url else {}
-        argv = [str(ROOT / "deploy/images/build.sh"), "--network", "host"]
-        subprocess.run(argv, env=environment, check=True)
-        archive = folder / "images.tar"
-        names = [*(f"{image}:e2e" for image in IMAGES), *OTHERS]
-        docker_command(engine.url, "save", "--output", str(archive), *names)
-        return archive
-
-
 def main() -> int:
     """Build the images, and play it in a network namespace of its own."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--keep", action="store_true", help="keep the folder with logs")
     parser.add_argument("--rate", type=float, default=200.0)
     parser.add_argument("--requests", type=int, default=30_000)
-    parser.add_argument("--images", type=Path, help="images of docker save, trefoil ones as :e2e; default: build them")
     parser.add_argument("--events", nargs="*", help="only these: controller, drain, kill, cut, upgrade, 'write log'")
-    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if not arguments.inside:
-        return go_inside(arguments)
-    try:
-        return 0 if asyncio.run(play(arguments.inside, arguments)) else 1
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("interrupted")
-        return 130
-    finally:
-        if arguments.keep:
-            print(f"kept: {arguments.inside}")
-        else:
-            shutil.rmtree(arguments.inside, ignore_errors=True)
-
-
-def go_inside(arguments: argparse.Namespace) -> int:
-    """Build the images, and start this again in a network namespace of its own; it returns where that cannot be."""
-    reason = skip_reason()
-    if not reason and not (shutil.which("docker") and shutil.which("dockerd")):
-        reason = "no docker and dockerd on PATH (Debian: docker.io)"
-    folder = Path(tempfile.mkdtemp(prefix="trefoil-cluster-"))
-    try:
-        images = "" if reason else arguments.images or build(folder)
-        if isinstance(images, Path):
-            again = ["-m", "benchmarks.cluster", *sys.argv[1:], "--inside", str(folder), "--images", str(images)]
-            os.execvp("unshare", ["unshare", "--net", sys.executable, *again])
-        print(f"skipped: {reason or images}")
-        return 0
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return play_on_engines("cluster", parser, play)
 
 
 if __name__ == "__main__":

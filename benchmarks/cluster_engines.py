@@ -1,25 +1,34 @@
-"""Engines of `make e2e-cluster`: a host of `hosts_machines` with a Docker engine on it, and the Swarm that they make.
+"""Engines of `make e2e-cluster` and `make e2e-join`: a host of `hosts_machines` with a Docker engine on it, and the
+Swarm that they make.
 
 Everything on a host is in one PID namespace: when its first process is killed, the kernel kills all, containers too.
 That is how a node dies here, and how nothing is left of a run that is itself killed, but for empty control groups.
 """
 
+import argparse
+import asyncio
 import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import docker
 import docker.errors
 
+from benchmarks.compose_engine import engine_of_this_machine
 from benchmarks.hosts import need
-from benchmarks.hosts_machines import Host, Machines, run
+from benchmarks.hosts_machines import Host, Machines, run, skip_reason
 from trefoil.cli.run.processes import ChildProcess
 from trefoil.runtime.clock import Clock
 
+ROOT: Final = Path(__file__).resolve().parents[1]
+IMAGES: Final = ("trefoil", "trefoil-triton-cpu")
+OTHERS: Final = ("redis:7.0", "haproxy:2.6", "prom/prometheus:v2.42.0")
 ENGINE: Final = "dockerd"
 READY_S: Final = 120.0
 CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -136,3 +145,59 @@ def load_images(engines: Sequence[Engine], archive: Path) -> None:
     ]
     codes = [one.wait() for one in loading]
     need(not any(codes), f"{archive} cannot be loaded")
+
+
+def play_on_engines(
+    name: str, parser: argparse.ArgumentParser, play: Callable[[Path, argparse.Namespace], Coroutine[Any, Any, bool]]
+) -> int:
+    """Play it with images of this checkout, in a folder and a network namespace of its own, by the command line of
+    `python -m benchmarks.<name>`; returns the exit code. Where this machine cannot, it says why, and that is no
+    failure."""
+    parser.add_argument("--keep", action="store_true", help="keep the folder with logs")
+    parser.add_argument("--images", type=Path, help="images of docker save, trefoil ones as :e2e; default: build them")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if not arguments.inside:
+        return _go_inside(name, arguments.images)
+    try:
+        return 0 if asyncio.run(play(arguments.inside, arguments)) else 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("interrupted")
+        return 130
+    finally:
+        if arguments.keep:
+            print(f"kept: {arguments.inside}")
+        else:
+            shutil.rmtree(arguments.inside, ignore_errors=True)
+
+
+def _go_inside(name: str, images: Path | None) -> int:
+    """Build the images, and start this again in a network namespace of its own; it returns where that cannot be."""
+    reason = skip_reason()
+    if not reason and not (shutil.which("docker") and shutil.which("dockerd")):
+        reason = "no docker and dockerd on PATH (Debian: docker.io)"
+    folder = Path(tempfile.mkdtemp(prefix=f"trefoil-{name}-"))
+    try:
+        built = "" if reason else images or _build(folder)
+        if isinstance(built, Path):
+            again = ["-m", f"benchmarks.{name}", *sys.argv[1:], "--inside", str(folder), "--images", str(built)]
+            os.execvp("unshare", ["unshare", "--net", sys.executable, *again])
+        print(f"skipped: {reason or built}")
+        return 0
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _build(folder: Path) -> Path | str:
+    """Build the images on this machine's engine, or one of our own: a file of them, or why there is none."""
+    with engine_of_this_machine() as engine:
+        if isinstance(engine, str):
+            return engine
+        environment = os.environ | {"TREFOIL_TAG": "e2e", "FRESH": "1", "PATH": engine.path}
+        environment |= {"DOCKER_HOST": engine.url} if engine.url else {}
+        argv = [str(ROOT / "deploy/images/build.sh"), "--network", "host"]
+        subprocess.run(argv, env=environment, check=True)
+        archive = folder / "images.tar"
+        names = [*(f"{image}:e2e" for image in IMAGES), *OTHERS]
+        docker_command(engine.url, "save", "--output", str(archive), *names)
+        return archive

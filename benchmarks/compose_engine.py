@@ -85,8 +85,8 @@ class Containers:
     """Containers of one Compose project."""
 
     def __init__(self, engine: Engine, compose: Compose, project: str, folder: Path) -> None:
-        self.project, self._no_env = project, folder / "empty.env"
-        self._no_env.touch()
+        self.project, self.env_file = project, folder / "empty.env"
+        self.env_file.touch()
         self._client, self._argv = engine.client, compose.argv
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("TREFOIL_")}
         self.env |= {"COMPOSE_PROJECT_NAME": project, "DOCKER_BUILDKIT": "0", "PATH": engine.path}
@@ -107,14 +107,16 @@ class Containers:
         sizes = {name: self._client.images.get(name).attrs["Size"] / 1e6 for name in names}
         return ", ".join(f"{name} {mb:.0f} MB" for name, mb in sizes.items())
 
-    def compose(self, *words: str) -> str:
-        """Run Compose in this checkout, without a .env."""
-        argv = [*self._argv, "--env-file", str(self._no_env), *words]
-        done = subprocess.run(argv, cwd=ROOT, env=self.env, capture_output=True, text=True)
-        need(
-            done.returncode == 0,
-            f"{' '.join(argv)} ended with {done.returncode}: {(done.stdout + done.stderr)[-3000:]}",
-        )
+    def compose(self, *words: str, given: bytes = b"") -> str:
+        """Run Compose in this checkout, without its .env; what it prints. `given`: what it reads."""
+        return self.compose_bytes(*words, given=given).decode()
+
+    def compose_bytes(self, *words: str, given: bytes = b"") -> bytes:
+        """The same, of what is no text."""
+        argv = [*self._argv, "--env-file", str(self.env_file), *words]
+        done = subprocess.run(argv, cwd=ROOT, env=self.env, input=given, capture_output=True)
+        said = (done.stdout + done.stderr).decode(errors="replace")
+        need(done.returncode == 0, f"{' '.join(argv)} ended with {done.returncode}: {said[-3000:]}")
         return done.stdout
 
     def services(self) -> list[str]:
