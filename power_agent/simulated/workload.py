@@ -105,4 +105,5 @@ class Workload:
         density = power.density(
             self._device, row.slice_type, row.clock_mhz, mean_ms / 1e3, row.energy_active_j_per_batch
         )
-        return OperatingPoint(row.batch, mean_ms * power.stretch(row.clock_mhz, clock_mhz), cv, density)
+        longer = power.stretch(row.clock_mhz, clock_mhz, row.clock_sensitivity)
+        return OperatingPoint(row.batch, mean_ms * longer, cv, density)

@@ -55,7 +55,10 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """Profile of one operating point. Latency is of a whole executed batch; energy per batch excludes idle power."""
+    """Profile of one operating point. Latency is of a whole executed batch; energy per batch excludes idle power.
+
+    `clock_sensitivity`: the part of its time that follows the clock (`power.stretch`); 1: all of it.
+    """
 
     device_type: str
     slice_type: str
@@ -73,6 +76,7 @@ class ProfileRow:
     power_w: float
     memory_mib: int
     provenance: Provenance | None = None
+    clock_sensitivity: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

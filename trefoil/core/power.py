@@ -9,8 +9,9 @@ dynamic_w span between idle and an inference load that keeps every SM busy; belo
           not reach the board limit. Synthetic until measured.
 clock_law c1 r + c3 r^3 with r = f / f_max: linear at constant voltage, cubic where voltage follows (Zeus, mu-Serve).
 
-A clock that nobody profiled, in the simulated driver and in the simulator (`at_clock`): time follows the clock
-(compute-bound, the pessimistic assumption), active power `clock_law`.
+A clock that nobody profiled, in the simulated driver, pace files, the simulator and planners (`at_clock`): the part
+`clock_sensitivity` of the time follows the clock (`stretch`), the rest does not; active power follows `clock_law`. Rows
+that do not say how much are taken for compute-bound, the pessimistic assumption. docs/clocks.md has the sources.
 
 `saturated_w` bends the sum slightly: two busy slices draw a little less than twice one. The planner does not know this:
 truth and estimate differ on purpose, by at most CONCAVITY of a small load.
@@ -96,16 +97,19 @@ def density(
     return energy_active_j / (service_s * active_w(device, slice_type_name, clock_mhz))
 
 
-def stretch(row_clock_mhz: int, clock_mhz: int) -> float:
-    """Stretch of service time at a clock over that at the clock of a profile row; 1 where either is not known (0)."""
-    return row_clock_mhz / clock_mhz if row_clock_mhz and clock_mhz else 1.0
+def stretch(row_clock_mhz: int, clock_mhz: int, sensitivity: float = 1.0) -> float:
+    """Stretch of service time at a clock over that at the clock of a profile row: 1 - s + s f0 / f.
+
+    1 where either clock is not known (0). `sensitivity` s is of the profile row.
+    """
+    return 1.0 - sensitivity + sensitivity * row_clock_mhz / clock_mhz if row_clock_mhz and clock_mhz else 1.0
 
 
 def at_clock(device: DeviceType, row: ProfileRow, clock_mhz: int) -> ProfileRow:
     """Profile row as it is taken to be at another clock; 0 = as it is."""
     if not clock_mhz or clock_mhz == row.clock_mhz:
         return row
-    longer = stretch(row.clock_mhz, clock_mhz)
+    longer = stretch(row.clock_mhz, clock_mhz, row.clock_sensitivity)
     watts = clock_law(device, clock_mhz) / clock_law(device, row.clock_mhz)
     return replace(
         row,

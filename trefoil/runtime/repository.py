@@ -18,6 +18,8 @@ from trefoil.installation import MODELS, repositories
 FAMILY_FILE: Final = "family.toml"
 PROFILE_FILE: Final = "profile.csv"
 HEADER_KEYS: Final = ("basis", "source", "machine", "date", "commit")
+SENSITIVITY: Final = "clock_sensitivity"
+"""The one column that a profile may leave out; with it, a header line of this name says where its numbers are from."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Positive = Annotated[float, Field(gt=0)]
@@ -69,6 +71,13 @@ class _Row(_Model):
     energy_active_j_per_batch: Annotated[float, Field(ge=0)]
     power_w: Annotated[float, Field(ge=0)]
     memory_mib: Annotated[int, Field(ge=0)]
+    clock_sensitivity: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+    @field_validator("clock_sensitivity", mode="before")
+    @classmethod
+    def _all_of_it(cls, value: object) -> object:
+        """An empty cell: all of its time follows the clock."""
+        return 1.0 if value == "" else value
 
     @field_validator("cohosted", mode="before")
     @classmethod
@@ -77,7 +86,7 @@ class _Row(_Model):
         return tuple(name for name in value.split("+") if name) if isinstance(value, str) else value
 
 
-COLUMNS: Final = tuple(_Row.model_fields)
+COLUMNS: Final = tuple(name for name in _Row.model_fields if name != SENSITIVITY)
 KEY_COLUMNS: Final = ("device_type", "slice_type", "variant", "stage", "batch", "clock_mhz", "cohosted")
 
 
@@ -188,16 +197,21 @@ def _read_family(path: Path) -> Family:
 
 def _read_profile(path: Path, family: Family) -> tuple[ProfileRow, ...]:
     lines = _read(path).splitlines()
-    provenance = _provenance(path, (line[1:] for line in lines if line.startswith("#")))
+    comments = [line[1:] for line in lines if line.startswith("#")]
+    provenance = _provenance(path, comments)
     numbered = [(i, line) for i, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
     if not numbered:
         raise errors.CatalogError(f"{path} holds no rows", remedy=f"begin with the columns {','.join(COLUMNS)}")
     header = [name.strip() for name in numbered[0][1].split(",")]
-    if sorted(header) != sorted(COLUMNS):
-        wrong = sorted(set(header) ^ set(COLUMNS)) or sorted(name for name in header if header.count(name) > 1)
+    columns = (*COLUMNS, *([SENSITIVITY] if SENSITIVITY in header else []))
+    if sorted(header) != sorted(columns):
+        wrong = sorted(set(header) ^ set(columns)) or sorted(name for name in header if header.count(name) > 1)
         raise errors.CatalogError(
             f"{path}: missing, unknown or repeated", field="columns", value=wrong, remedy=f"use {','.join(COLUMNS)}"
         )
+    if SENSITIVITY in header and not any(c.partition(":")[0].strip() == SENSITIVITY for c in comments):
+        remedy = f"write '# {SENSITIVITY}: measured by ...', or leave the column out"
+        raise errors.CatalogError(f"{path}: its source is not named", field=SENSITIVITY, remedy=remedy)
     known = [variant.name for variant in family.variants]
     rows: list[ProfileRow] = []
     for (number, _), cells in zip(numbered[1:], csv.reader(line for _, line in numbered[1:]), strict=True):

@@ -1,5 +1,7 @@
 """The power law: shape, and the identity that profiles rely on."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +44,16 @@ def test_saturation_is_concave_and_exact_at_both_ends(one_w, other_w):
     assert bent(one_w + other_w) <= bent(one_w) + bent(other_w) + 1e-9
     assert bent(0.0) == 0.0
     assert bent(250.0) == 250.0
+
+
+@given(clock=CLOCKS, sensitivity=st.floats(0, 1))
+def test_only_the_part_that_is_sensitive_follows_the_clock(clock, sensitivity):
+    longer = power.stretch(1410, clock, sensitivity)
+    assert longer == pytest.approx(1 + sensitivity * (1410 / clock - 1))
+    assert power.stretch(1410, clock) == power.stretch(1410, clock, 1.0) == 1410 / clock, "to the last bit, as before"
+    assert power.stretch(1410, clock, 0.0) == power.stretch(0, clock, sensitivity) == 1.0
+    moved = power.at_clock(A100_40GB, replace(row("l", "7g.40gb", 40.0), clock_sensitivity=sensitivity), clock)
+    assert moved.latency_ms_p95 == pytest.approx(row("l", "7g.40gb", 40.0).latency_ms_p95 * longer)
 
 
 @given(clock=CLOCKS, shape=st.sampled_from(["1g.5gb", "3g.20gb", "7g.40gb"]))

@@ -78,6 +78,9 @@ def test_an_unprofiled_clock_stretches_the_service_time():
     (entry,) = workload.entries("7g.40gb", 705)
     assert entry.service_ms_mean == pytest.approx(20.0)
     assert workload.entries("1g.5gb", 1410) == []
+    half = replace(row("f-l", 1, 10.0, 2.5), clock_sensitivity=0.5)
+    (entry,) = Workload(A100_40GB, Catalog((Family("f", "m", VARIANTS),), (half,))).entries("7g.40gb", 705)
+    assert entry.service_ms_mean == pytest.approx(15.0)
 
 
 def test_a_pace_file_holds_every_family_as_one_may_be_loaded_at_any_time():

@@ -149,3 +149,20 @@ def test_absent_files_are_named(folder, tmp_path):
     (folder / "profile.csv").write_bytes(b"\xff\xfe")
     with pytest.raises(CatalogError, match="cannot be read"):
         load_family(folder)
+
+
+def test_how_much_of_a_time_follows_the_clock_is_a_column_with_a_source(folder):
+    assert {row.clock_sensitivity for row in load_family(folder)[1]} == {1.0}
+    lines = [
+        line + end
+        for line, end in zip(PROFILE.splitlines(), [""] * 5 + [",clock_sensitivity", ",0.4", ",", ",0"], strict=True)
+    ]
+    path = folder / "profile.csv"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(CatalogError, match=r"profile.csv: its source is not named. Remedy: write .# clock_sens"):
+        load_family(folder)
+    path.write_text("\n".join(["# clock_sensitivity: a test", *lines]) + "\n")
+    assert [row.clock_sensitivity for row in load_family(folder)[1]] == [0.4, 1.0, 0.0]
+    path.write_text("\n".join(["# clock_sensitivity: a test", *lines]).replace(",0.4", ",1.4") + "\n")
+    with pytest.raises(CatalogError, match=r"clock_sensitivity = '1.4': .*line 8: Input should be less"):
+        load_family(folder)
