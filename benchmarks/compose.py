@@ -238,6 +238,22 @@ async def agent_replaced(site: Deployment, load: Clients) -> str:
     return f"0 of {len(before)} Tritons restarted; {seen}"
 
 
+async def node_replaced(site: Deployment, load: Clients) -> str:
+    """The only node is drained, replaced with its agent, and takes part again; requests wait meanwhile."""
+    began_s = CLOCK.monotonic_s()
+
+    async def drain(*words: str) -> None:
+        command = ("exec", "-T", "agent", "trefoil", "node", "drain", "--target", "localhost:8103")
+        await asyncio.to_thread(site.compose, *command, *words)
+
+    await drain("--patience", "5", "--wait", "120")
+    need(not site.tritons(), f"Tritons run on a drained node: {site.tritons()}")
+    await site.replaced("node", "agent")
+    await drain("--release")
+    seen = await load.none_failed(site)
+    return f"serves again after {CLOCK.monotonic_s() - began_s:.0f} s; {seen}"
+
+
 async def redis_lost(site: Deployment, load: Clients, *, emptied: bool) -> str:
     """Redis is killed; or stopped, its volume emptied, and started."""
     epochs, plan = await site.epochs(), revision((await site.plan()).plan)
@@ -293,7 +309,7 @@ async def down(site: Deployment) -> str:
     return "no container, volume or network is left"
 
 
-async def play(folder: Path, containers: Containers, *, build: bool) -> bool:
+async def play(folder: Path, containers: Containers, arguments: argparse.Namespace) -> bool:
     """Play all events, and print what each showed."""
     began_s = CLOCK.monotonic_s()
 
@@ -305,7 +321,7 @@ async def play(folder: Path, containers: Containers, *, build: bool) -> bool:
         )
 
     site, load = Deployment(folder, containers), None
-    images = await asyncio.to_thread(containers.build if build else containers.images)
+    images = await asyncio.to_thread(containers.images if arguments.no_build else containers.build)
     say("images", "from this checkout; of others where none can be pulled", images)
     none = "replaced; none fails"
     events: Sequence[tuple[str, str, Callable[[Clients], Awaitable[str]]]] = (
@@ -316,6 +332,7 @@ async def play(folder: Path, containers: Containers, *, build: bool) -> bool:
         ),
         *((service, none, partial(replaced, site, service)) for service in REPLACED),
         ("agent", f"{none}, no Triton is restarted", partial(agent_replaced, site)),
+        ("node", f"drained and {none}: requests wait for the only one", partial(node_replaced, site)),
         ("redis, kill -9", "none fails, epochs and revisions never fall", partial(redis_lost, site, emptied=False)),
         ("redis, volume emptied", "the same", partial(redis_lost, site, emptied=True)),
     )
@@ -324,14 +341,17 @@ async def play(folder: Path, containers: Containers, *, build: bool) -> bool:
         await raise_objective(site)
         load = Clients(site)
         for event, asked, work in events:
-            await load.none_failed(site)
-            say(event, asked, await work(load))
-        await load.until(site, ANSWERED_MIN)  # type: ignore[arg-type]
+            if event in (arguments.events or event):
+                await load.none_failed(site)
+                say(event, asked, await work(load))
+        least = 0 if arguments.events else ANSWERED_MIN
+        await load.until(site, least)  # type: ignore[arg-type]
         sums = await load.stop()
-        say("all that time", f">= {ANSWERED_MIN} answered at {RATE_PER_S:g}/s, 0 failed", load_text(sums))
-        need(sums["answered"] >= ANSWERED_MIN and not sums["failed"], f"failed: {sums['failed']}")
-        seen = [await stopped(site, service) for service in STOPPED]
-        say("SIGSTOP", f"unhealthy within {UNHEALTHY_S:g} s", ", ".join(seen))
+        say("all that time", f">= {least} answered at {RATE_PER_S:g}/s, 0 failed", load_text(sums))
+        need(sums["answered"] >= least and not sums["failed"], f"failed: {sums['failed']}")
+        if "SIGSTOP" in (arguments.events or "SIGSTOP"):
+            seen = [await stopped(site, service) for service in STOPPED]
+            say("SIGSTOP", f"unhealthy within {UNHEALTHY_S:g} s", ", ".join(seen))
         say("down -v", "leaves nothing", await down(site))
     except Broken as error:
         print(f"BROKEN: {error}")
@@ -350,6 +370,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--keep", action="store_true", help="keep the folder with logs")
     parser.add_argument("--compose", default="", help="path of docker-compose 1.29 or v2; default: the one found")
+    parser.add_argument("--events", nargs="*", help="only these, e.g. node haproxy SIGSTOP; default: all")
     parser.add_argument("--no-build", action="store_true", help="take the images of an earlier run as they are")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="trefoil-compose-"))
@@ -361,7 +382,7 @@ def main() -> int:
             compose = find_compose(arguments.compose)
             print(f"{engine.version}; {compose.version}", flush=True)
             containers = Containers(engine, compose, f"e2e{os.getpid()}", folder)
-            return 0 if asyncio.run(play(folder, containers, build=not arguments.no_build)) else 1
+            return 0 if asyncio.run(play(folder, containers, arguments)) else 1
     except KeyboardInterrupt:
         print("interrupted")
         return 130
