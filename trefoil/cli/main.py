@@ -19,6 +19,7 @@ from trefoil.cli.compare import compare
 from trefoil.cli.deploy import commands as deploy
 from trefoil.cli.family.commands import app as family_app
 from trefoil.cli.family.profile_command import profile
+from trefoil.cli.family.sensitivity_command import sensitivity
 from trefoil.cli.load.command import load
 from trefoil.cli.operate import control, decisions, node, status
 from trefoil.cli.operate.report import report
@@ -196,6 +197,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "rollout": of_system(decisions.rollout),
     "load": load,
     "profile": profile,
+    "sensitivity": sensitivity,
     "replay": of_system(decisions.replay),
     "demo": demo,
     "simulate": simulate.simulate,

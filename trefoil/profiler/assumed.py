@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from trefoil.core.catalog import Family, Variant
 from trefoil.core.device_types import DEVICE_TYPES, NO_MIG
@@ -37,11 +37,27 @@ GB_PER_S: Final = {  # of data sheets; a board outside MIG has what it has in it
 }  # fmt: skip
 
 
+FP32_PER_SM: Final = {  # cores, of the CUDA programming guide's table of arithmetic throughput, by compute capability
+    "A100-SXM4-40GB": 64, "A100-SXM4-80GB": 64, "A100-PCIE-40GB": 64, "A100 80GB PCIe": 64, "A30": 64,
+    "H100-SXM5-80GB": 128, "H100 PCIe": 128, "H100 NVL": 128, "H200": 128, "B200": 128,
+    "Tesla V100-SXM2-32GB": 64, "Tesla T4": 64, "Tesla P4": 128, "L4": 128, "L40S": 128, "A10": 128,
+}  # fmt: skip
+
+
+class OperatorCost(NamedTuple):
+    """What one operator of a graph does in a pass of one item."""
+
+    name: str
+    operator: str
+    flops: float
+    bytes: float
+
+
 @dataclass(frozen=True, slots=True)
 class GraphCost:
     """What one pass of one item of a graph does: multiply-adds, elements written, kernels, bytes of its files.
 
-    `uncounted`: operators whose multiply-adds are not known, with their number.
+    `uncounted`: operators whose multiply-adds are not known, with their number. `operators`: each, as they run.
     """
 
     macs: int
@@ -49,6 +65,7 @@ class GraphCost:
     kernels: int
     weights_bytes: int
     uncounted: Mapping[str, int]
+    operators: tuple[OperatorCost, ...] = ()
 
     @property
     def features(self) -> cost_law.Features:
@@ -76,7 +93,12 @@ def graph_costs(
         if "is open" in why:
             raise SettingError(why, field="--shape", remedy="give --shape INPUT=<sizes without the batch>")
         raise CatalogError(f"{graph} cannot be run: {why}", remedy="measure it instead: trefoil profile")
-    return [GraphCost(weights_bytes=size, **json.loads(line)) for line, size in zip(lines, weights_bytes, strict=True)]
+    return [_graph_cost(json.loads(line), size) for line, size in zip(lines, weights_bytes, strict=True)]
+
+
+def _graph_cost(told: dict[str, Any], weights_bytes: int) -> GraphCost:
+    operators = tuple(OperatorCost(**one) for one in told.pop("operators"))
+    return GraphCost(weights_bytes=weights_bytes, operators=operators, **told)
 
 
 def assumed_points(

@@ -4,7 +4,8 @@
 
 For each kernel of a pass of one item ONNX Runtime says the shapes that went in and came out, so nothing is guessed:
 `macs` of convolutions, matrix products and recurrent layers, `written` elements of all outputs, `kernels` that are no
-mere change of shape, and the operators whose multiply-adds are not counted, with their number.
+mere change of shape, and the operators whose multiply-adds are not counted, with their number; and `operators`, each
+with its FLOPs (two a multiply-add, elsewhere one an element) and the bytes that it reads and writes.
 """
 
 import json
@@ -46,11 +47,25 @@ def macs_of(operator: str, ins: list[list[int]], outs: list[list[int]]) -> int:
     return 0
 
 
+def operator_of(event: dict[str, Any]) -> dict[str, Any]:
+    """Name, kind, FLOPs and bytes of one kernel; a mere change of shape does nothing."""
+    args = event["args"]
+    name, operator = event["name"].removesuffix("_kernel_time"), args["op_name"]
+    if operator in FREE:
+        return {"name": name, "operator": operator, "flops": 0, "bytes": 0}
+    ins, outs = shapes_of(args["input_type_shape"]), shapes_of(args["output_type_shape"])
+    elements = [sum(prod(shape) for shape in shapes) for shapes in (ins[:1], outs)]
+    flops = 2 * macs_of(operator, ins, outs) or max(elements)
+    moved = sum(int(args[size]) for size in ("activation_size", "parameter_size", "output_size"))
+    return {"name": name, "operator": operator, "flops": flops, "bytes": moved}
+
+
 def pass_of(path: str, given: dict[str, list[int]]) -> Any:
     """One pass of a graph, profiled."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_profiling = True
+    options.add_session_config_entry("session.disable_prepacking", "1")  # packed weights would be missing among inputs
     options.profile_file_prefix = os.path.join(tempfile.mkdtemp(prefix="trefoil-graph-"), "pass")
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     feeds: dict[str, Any] = {}
@@ -71,11 +86,14 @@ def pass_of(path: str, given: dict[str, list[int]]) -> Any:
 
 def costs(path: str, given: dict[str, list[int]]) -> dict[str, Any]:
     """What one pass of one item does."""
-    found: dict[str, Any] = {"macs": 0, "written": 0, "kernels": 0, "uncounted": {}}
+    found: dict[str, Any] = {"macs": 0, "written": 0, "kernels": 0, "uncounted": {}, "operators": []}
     for event in pass_of(path, given):
         args = event.get("args", {})
         operator = args.get("op_name", "")
-        if event.get("cat") != "Node" or "output_type_shape" not in args or operator in FREE:
+        if event.get("cat") != "Node" or "output_type_shape" not in args:
+            continue
+        found["operators"].append(operator_of(event))
+        if operator in FREE:
             continue
         ins, outs = shapes_of(args["input_type_shape"]), shapes_of(args["output_type_shape"])
         found["macs"] += macs_of(operator, ins, outs)

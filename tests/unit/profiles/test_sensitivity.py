@@ -1,0 +1,116 @@
+"""Sensitivity scores: the roofline by hand, the same by measuring, every graph that ships, the command."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from trefoil.cli.family import sensitivity_command
+from trefoil.cli.main import app
+from trefoil.core.device_types import V100_32GB
+from trefoil.profiler.assumed import OperatorCost
+from trefoil.profiler.graph_costs import costs
+from trefoil.profiler.sensitivity import Board, board_of, measured_scores, modelled_scores, summary
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = sorted([*ROOT.glob("model_repository/digits/*/model.onnx"), *ROOT.glob("controller/forecasters/*.onnx")])
+BOARD = Board(flops_per_s=1e12, bytes_per_s=1e11, launch_ms=0.005)
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime of the environment of the tests, in place of Triton's."""
+    monkeypatch.setattr(sensitivity_command, "triton_environment", lambda: Path(sys.prefix))
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["sensitivity", *map(str, arguments)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("flops", "moved", "time_ms", "score"),
+    [
+        (1e9, 1e6, 1.0, 2.0),  # compute: twice the time at half the clock
+        (1e6, 1e8, 1.0, 0.0),  # memory
+        (1e3, 1e3, 0.005, 0.0),  # the launch
+        (0.75e9, 1e8, 1.0, 1.0),  # memory here, compute there: 1.0 to 1.5 ms
+        (0, 0, 0.0, 0.0),  # another name for the same bytes
+    ],
+)
+def test_an_operator_is_scored_by_the_ceiling_that_it_meets_at_each_clock(flops, moved, time_ms, score):
+    (found,) = modelled_scores([OperatorCost("x", "Op", flops, moved)], BOARD)
+    assert (found.time_ms, found.score) == pytest.approx((time_ms, score))
+    assert found.source.startswith("modelled")
+
+
+def test_a_model_follows_the_law_with_the_s_of_its_operators_by_time():
+    costs = [OperatorCost("a", "Gemm", 3e9, 1e6), OperatorCost("b", "Relu", 1e6, 1e8)]
+    found = summary(modelled_scores(costs, BOARD))
+    assert found["s"] == pytest.approx(0.75)
+    halved = sum(BOARD.time_ms(one, 0.5) for one in costs) / sum(BOARD.time_ms(one) for one in costs)
+    assert halved == pytest.approx(1 - found["s"] + found["s"] / 0.5)
+    assert (found["insensitive_share"], found["insensitive_time_share"]) == pytest.approx((0.5, 0.25))
+
+
+def test_ceilings_are_those_of_the_board():
+    board = board_of(V100_32GB)
+    assert board.flops_per_s == pytest.approx(80 * 64 * 2 * 1530e6)
+    assert board.bytes_per_s == pytest.approx(900e9)
+
+
+def test_measured_scores_lock_both_clocks_and_let_go_of_them_though_an_operator_fails():
+    modelled = modelled_scores([OperatorCost("a", "Gemm", 1e9, 1e6), OperatorCost("r", "Reshape", 0, 0)], BOARD)
+    locked: list[int] = []
+
+    def time_ms(name: str) -> float:
+        assert name == "a"
+        return 2.0 if locked[-1] == 1380 else 3.0
+
+    scores = measured_scores(modelled, time_ms, locked.append, lambda: locked.append(0), 1380, "measured here")
+    assert locked == [1380, 690, 0]
+    assert [(one.time_ms, one.score, one.source[:8]) for one in scores] == [(2.0, 1.0, "measured"), (0, 0, "modelled")]
+
+    def fails(_name: str) -> float:
+        raise RuntimeError("no kernel")
+
+    with pytest.raises(RuntimeError, match="no kernel"):
+        measured_scores(modelled, fails, locked.append, lambda: locked.append(0), 1380, "measured here")
+    assert locked[-2:] == [1380, 0]
+
+
+@pytest.mark.parametrize("model", SHIPPED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_operator_of_every_graph_that_ships_is_scored(model):
+    operators = [OperatorCost(**one) for one in costs(str(model), {})["operators"]]
+    scores = modelled_scores(operators, board_of(V100_32GB))
+    assert len(scores) >= 8
+    assert all(0 <= one.score <= 2 for one in scores)
+    products = [one for one in scores if one.operator in ("Gemm", "LSTM")]
+    assert products
+    assert all(one.flops > 0 and one.bytes > one.flops / 50 and one.time_ms > 0 for one in products)
+
+
+def test_the_command_writes_each_operator_as_a_row_and_draws_them(runtime, tmp_path):
+    result = run(SHIPPED[0], "--out", tmp_path, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    (table,), (_plot,) = tmp_path.glob("*.csv"), tmp_path.glob("*.png")
+    rows = list(csv.DictReader(table.open()))
+    assert [row["name"] for row in rows] == [one["name"] for one in found["scores"]]
+    assert len(rows) == found["operators"] >= 8
+
+
+def test_what_cannot_be_scored_is_refused_in_a_line(runtime, tmp_path):
+    for arguments, words in (
+        ((tmp_path / "none.onnx",), "is no file"),
+        ((SHIPPED[0], "--device", "cpu:4"), "no bandwidth"),
+        ((SHIPPED[0], "--device", "Voodoo"), "Voodoo"),
+    ):
+        result = run(*arguments, "--out", tmp_path / "out")
+        assert result.exit_code == 2
+        assert words in result.output
+        assert "Remedy: " in result.output
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,126 @@
+"""How much longer operators take at half the clock: mu-Serve's sensitivity scores, modelled by a roofline.
+
+Source: mu-Serve section 3.1: the increase of an operator's time, normalised, from the default to half the default
+    clock, over the decrease of the clock, normalised too. So 0 is an operator that no clock touches and 2 one that
+    follows it; below 1 mu-Serve calls an operator insensitive (section 4.4).
+Data: FLOPs and bytes of each operator in a pass (graph_costs.py); of the board its SMs and clocks (device types), FP32
+    cores an SM and memory bandwidth (assumed.py).
+Formulation: T(r) = max(LAUNCH_MS, flops / (2 cores f r), bytes / bandwidth) at the share r of the highest clock f.
+    For the law T(f) = T0 (1 - s + s f0/f) an operator's s is half its score, and a model's is its operators', by time.
+Assumed: operators reach both ceilings, in FP32; none runs beside another; memory has a clock of its own, which stays.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trefoil.core.device_types import NO_MIG
+from trefoil.core.errors import SettingError
+from trefoil.core.fleet import DeviceType
+from trefoil.core.units import MS_PER_S
+from trefoil.profiler.assumed import FP32_PER_SM, GB_PER_S, OperatorCost
+
+LAUNCH_MS: Final = 0.005  # of a kernel, from the CPU: an assumption, of the size that CUDA's launches are known for
+HALF: Final = 0.5
+INSENSITIVE: Final = 1.0  # scores below: mu-Serve section 4.4
+MODELLED: Final = "modelled: a roofline, nothing was measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """Ceilings of a GPU at its highest clock."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    launch_ms: float = LAUNCH_MS
+
+    def time_ms(self, cost: OperatorCost, clock: float = 1.0) -> float:
+        """Time of an operator at a share of the highest clock [ms]; what only changes a shape takes none."""
+        if not cost.bytes:
+            return 0.0
+        compute_s, memory_s = cost.flops / (self.flops_per_s * clock), cost.bytes / self.bytes_per_s
+        return max(self.launch_ms, MS_PER_S * compute_s, MS_PER_S * memory_s)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorScore:
+    """Score of an operator, and the time that it takes at the highest clock; `source` says where both come from."""
+
+    name: str
+    operator: str
+    flops: float
+    bytes: float
+    time_ms: float
+    score: float
+    source: str = MODELLED
+
+
+def board_of(device: DeviceType) -> Board:
+    """Ceilings of a device type.
+
+    Raises:
+        SettingError: its bandwidth and cores are not known.
+    """
+    name = device.name.removesuffix(NO_MIG)
+    if name not in FP32_PER_SM or not device.clocks_mhz:
+        raise SettingError(
+            "no bandwidth and FP32 cores are known of it", field="--device", value=device.name,
+            remedy=f"one of {sorted(FP32_PER_SM)}",
+        )  # fmt: skip
+    sms = max(shape.sm_count for shape in device.slice_types)
+    return Board(2.0 * FP32_PER_SM[name] * sms * 1e6 * max(device.clocks_mhz), GB_PER_S[name] * 1e9)
+
+
+def score(time_ms: float, half_ms: float) -> float:
+    """Normalised dLatency/dFrequency from the default to half the default clock."""
+    return (half_ms - time_ms) / time_ms / HALF if time_ms else 0.0
+
+
+def modelled_scores(operators: Iterable[OperatorCost], board: Board) -> list[OperatorScore]:
+    """Scores of operators by the roofline of a board."""
+    found = []
+    for cost in operators:
+        time_ms, half_ms = board.time_ms(cost), board.time_ms(cost, HALF)
+        found.append(OperatorScore(*cost, time_ms, score(time_ms, half_ms)))
+    return found
+
+
+def measured_scores(
+    operators: Sequence[OperatorScore],
+    time_ms: Callable[[str], float],
+    lock_mhz: Callable[[int], None],
+    unlock: Callable[[], None],
+    clock_mhz: int,
+    source: str,
+) -> list[OperatorScore]:
+    """Scores of operators timed one by one at a clock and at half of it; the clock is let go of whatever happens.
+
+    `time_ms` runs the operator of a name on the GPU until its time is known.
+    """
+    times: list[dict[str, float]] = []
+    try:
+        for mhz in (clock_mhz, clock_mhz // 2):
+            lock_mhz(mhz)
+            times.append({one.name: time_ms(one.name) for one in operators if one.time_ms})
+    finally:
+        unlock()
+    full, half = times
+    return [
+        OperatorScore(one.name, one.operator, one.flops, one.bytes, at, score(at, half[one.name]), source)
+        if (at := full.get(one.name))
+        else one
+        for one in operators
+    ]
+
+
+def summary(scores: Sequence[OperatorScore]) -> dict[str, Any]:
+    """Of a whole graph: its time, its s, and how much of it is insensitive, by number and by time."""
+    total_ms = sum(one.time_ms for one in scores)
+    low = [one for one in scores if one.score < INSENSITIVE]
+    return {
+        "operators": len(scores),
+        "time_ms": total_ms,
+        "s": sum(one.time_ms * one.score for one in scores) * HALF / total_ms if total_ms else 0.0,
+        "insensitive_share": len(low) / len(scores) if scores else 0.0,
+        "insensitive_time_share": sum(one.time_ms for one in low) / total_ms if total_ms else 0.0,
+    }
