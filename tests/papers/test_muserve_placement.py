@@ -13,7 +13,8 @@ from trefoil.core.errors import InvalidInput
 #   conv 1.8 begins. relu 0.2: |0.2 - 1.8| >= 0.5, a cluster of its own. fc1 2.0 begins. gelu 1.7: |1.7 - 2.0| < 0.5,
 #   mean 1.85. fc2 1.5: |1.5 - 1.85| < 0.5, mean 1.7333. add 0.1 begins. norm 0.4: |0.4 - 0.1| < 0.5, the last.
 EDGES = [
-    ("conv", "relu"), ("relu", "fc1"), ("fc1", "gelu"), ("gelu", "fc2"), ("fc2", "add"), ("relu", "add"), ("add", "norm"),
+    ("conv", "relu"), ("relu", "fc1"), ("fc1", "gelu"), ("gelu", "fc2"), ("fc2", "add"), ("relu", "add"),
+    ("add", "norm"),
 ]  # fmt: skip
 SCORES = {"conv": 1.8, "relu": 0.2, "fc1": 2.0, "gelu": 1.7, "fc2": 1.5, "add": 0.1, "norm": 0.4}
 ORDER = list(nx.lexicographical_topological_sort(nx.DiGraph(EDGES), key=list(SCORES).index))

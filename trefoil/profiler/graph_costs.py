@@ -2,7 +2,7 @@
 
     python graph_costs.py '{"IMAGE": [3, 224, 224]}' MODEL.onnx ...   ->   one JSON object a graph, in the same order
 
-For each kernel of a pass of one item ONNX Runtime says the shapes that went in and came out, so nothing is guessed:
+For each kernel of a pass of one item (of n by the entry `"": [n]`) ONNX Runtime says the shapes that went in and came out, so nothing is guessed:
 `macs` of convolutions, matrix products and recurrent layers, `written` elements of all outputs, `kernels` that are no
 mere change of shape, and the operators whose multiply-adds are not counted, with their number; and `operators`, each
 with its FLOPs (two a multiply-add, elsewhere one an element) and the bytes that it reads and writes.
@@ -72,7 +72,7 @@ def pass_of(path: str, given: dict[str, list[int]]) -> Any:
     rng = np.random.default_rng(1)
     for tensor in session.get_inputs():
         kind = tensor.type.removeprefix("tensor(").removesuffix(")")
-        shape = [1, *given.get(tensor.name, tensor.shape[1:])]
+        shape = [*given.get("", [1]), *given.get(tensor.name, tensor.shape[1:])]
         if kind not in TYPES:
             raise SystemExit(f"input {tensor.name} of type {tensor.type} cannot be made up")
         if any(not isinstance(size, int) or size < 1 for size in shape):

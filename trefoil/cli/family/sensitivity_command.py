@@ -1,5 +1,6 @@
 """`trefoil sensitivity`: how much longer each operator of an ONNX graph takes at half the clock."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import accumulate, pairwise
@@ -24,23 +25,36 @@ def sensitivity(
     model: Annotated[Path, typer.Argument(help="An ONNX file.")],
     device: Annotated[str, typer.Option(help="Device type whose ceilings the roofline has.")] = DEVICE,
     shape: Shapes = None,
-    out: Annotated[Path, typer.Option(help="Folder for <model>.csv, .png and .json.")] = Path("out/sensitivity"),
+    batch: Annotated[int, typer.Option(min=1, help="Items in a pass; every input has them first.")] = 1,
+    stages: Annotated[int, typer.Option(min=1, help="Also cut the graph into so many stages.")] = 1,
+    threshold: Annotated[float, typer.Option(min=0, max=2, help="Of scores in a cluster, with --stages.")] = 0.5,
+    memory_mib: Annotated[float, typer.Option(help="That a stage's weights may take, with --stages.")] = math.inf,
+    out: Annotated[Path, typer.Option(help="Folder for <model>.csv, .png and stages.")] = Path("out/sensitivity"),
     as_json: AsJson = False,
 ) -> None:
     """Score every operator of a graph by mu-Serve's dLatency/dFrequency: 0 no clock touches it, 2 it follows it."""
     from trefoil.profiler.sensitivity import summary
+    from trefoil.profiler.split import GraphStage, graph_stages, named, write_stages
     from trefoil.reproduce import plots
 
-    scores = scores_of(model, device, parse_shapes(shape))
-    found = {"model": str(model), "device": device, **summary(scores)}
     name = model.stem if model.stem != "model" else f"{model.parent.parent.name}-{model.parent.name}"
+    shapes, cut = {"": (batch,), **parse_shapes(shape)}, list[GraphStage]()
+    scores = scores_of(model, device, shapes)
+    if stages > 1:
+        whole = out / f"{name}.onnx"
+        out.mkdir(parents=True, exist_ok=True)
+        graph = named(model, whole)
+        scores = scores_of(whole, device, shapes)
+        cut = graph_stages(graph, scores, stages, memory_mib, threshold)
+        write_stages(whole, cut, out)
+    found = {"model": str(model), "device": device, "batch": batch, **summary(scores)}
     plots.write_csv(out, name, [asdict(one) for one in scores])
     ends = list(accumulate((one.time_ms for one in scores), initial=0.0))
     at = [moment for pair in pairwise(ends) for moment in pair]
     panel = {f"{name} on {device}: {scores[0].source}": {"score": (at, [s.score for s in scores for _ in range(2)])}}
     plots.lines(panel, out, name, "time within a pass at the highest clock [ms]", "dLatency/dFrequency")
     if as_json:
-        print_json({**found, "scores": [asdict(one) for one in scores]})
+        print_json({**found, "stages": [asdict(one) for one in cut], "scores": [asdict(one) for one in scores]})
         return
     console().print(grid("", ("operator", "number", "part of the time", "score from", "mean", "to"), _kinds(scores)))
     console().print(
@@ -49,6 +63,12 @@ def sensitivity(
         f"{scores[0].source}; each in {out}/{name}.csv",
         soft_wrap=True,
     )
+    for number, one in enumerate(cut):
+        console().print(
+            f"stage {number}: {len(one.operators)} operators, {one.time_ms:.3g} ms, s = {one.s:.3f}, "
+            f"{one.memory_mib:.3g} MiB of weights, {', '.join(one.inputs)} -> {', '.join(one.outputs)}",
+            soft_wrap=True,
+        )
 
 
 def scores_of(model: Path, device: str, shapes: dict[str, tuple[int, ...]]) -> "list[OperatorScore]":
