@@ -2,10 +2,11 @@
 
     python graph_costs.py '{"IMAGE": [3, 224, 224]}' MODEL.onnx ...   ->   one JSON object a graph, in the same order
 
-For each kernel of a pass of one item (of n by the entry `"": [n]`) ONNX Runtime says the shapes that went in and came out, so nothing is guessed:
-`macs` of convolutions, matrix products and recurrent layers, `written` elements of all outputs, `kernels` that are no
-mere change of shape, and the operators whose multiply-adds are not counted, with their number; and `operators`, each
-with its FLOPs (two a multiply-add, elsewhere one an element) and the bytes that it reads and writes.
+For each kernel of a pass of one item (of n by the entry `"": [n]`) ONNX Runtime says the shapes that went in and came
+out, so nothing is guessed: `macs` of convolutions, matrix products and recurrent layers, `written` elements of all
+outputs, `kernels` that are no mere change of shape, and the operators whose multiply-adds are not counted, with their
+number; and `operators`, each with its FLOPs (two a multiply-add, elsewhere one an element) and the bytes that it reads
+and writes.
 """
 
 import json
