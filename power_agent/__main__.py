@@ -10,6 +10,7 @@ import structlog
 from power_agent.addresses import check_addresses
 from power_agent.agent import CONTROLLER, AgentPart
 from power_agent.clocks.clock_keeper import ClockKeeper
+from power_agent.clocks.latency_reader import LatencyReader
 from power_agent.devices.cpu import Cpu, cpu_mode
 from power_agent.devices.dcgm import Dcgm
 from power_agent.devices.driver_calls import DriverCalls
@@ -87,7 +88,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     digests = ModelDigests(models.absolute(), node.catalog, stated_digests(models))
     made = (mig, runtime, threads, state, journal, digests, node.catalog)
     executor = StepExecutor(settings, clock, *made, node.keep_last_reading, access)
-    clocks = ClockKeeper(node, inventory, calls.call)
+    clocks = ClockKeeper(node, inventory, calls.call, LatencyReader(node, state))
     reconciler = Reconciler(node, executor, clocks)
     energy_log = EnergyLog(settings.state_dir, int(settings.ring_s / settings.sample_period_s), metrics)
     publisher = Publisher(node, state, energy_log)

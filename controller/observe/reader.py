@@ -16,7 +16,7 @@ from controller.settings import CarbonSettings
 from trefoil.core import errors
 from trefoil.core.brains import HISTORY_MAX_S, PlanView
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Series, shift_forecast, shift_reading
-from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
+from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, ScaleSignal
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import ActMode
 from trefoil.core.plan import Rollout, RolloutState
@@ -97,6 +97,8 @@ class ObservationReader:
             inputs.carbon_history.append(shift_reading(reading, -self._ahead_s))
         await self._refresh_other_zones()
         self.observation.note_carbon()
+        signals = await self._state.scan(keys.scale_signal_prefix(), ScaleSignal)
+        inputs.scale_signals = tuple(signals[name] for name in sorted(signals))
         for key in await self._state.names(keys.load_prefix()):
             for entry_id, window in await self._state.stream(key, LoadWindow, self._load_ids.get(key, "0")):
                 self._load_ids[key] = entry_id

@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeVar
 import structlog
 
 from power_agent.clocks.core.clock_control import (
+    HOLDS_BACK,
     Ability,
     ClockAction,
     ClockLock,
@@ -34,10 +35,14 @@ from power_agent.clocks.core.clock_control import (
     wanted_range,
 )
 from power_agent.clocks.core.device_governor import DeviceGovernor
+from power_agent.clocks.core.slice_latencies import SliceLatencies
+from power_agent.clocks.latency_reader import LatencyReader
 from power_agent.devices.errors import DeviceLost
 from power_agent.durability.journal_state import Override
 from power_agent.governors import governor_of
 from power_agent.slices.node_state import Device, Node
+from trefoil.core.brains import ClockDecision
+from trefoil.core.demand import ScaleSignal
 from trefoil.core.errors import NotFound, PlanError, SettingError, TrefoilError, Unavailable
 from trefoil.core.fleet import ClockLease, DeviceKind, DeviceState, SliceKey, Step
 from trefoil.core.plan import NodePlan, PlannedDevice
@@ -88,13 +93,20 @@ class DeviceClocks:
     `_driver_load`: the boot and driver load that the lock is true for.
     """
 
-    def __init__(self, node: Node, device: Device, driver: ClockDriver, call: DriverCall) -> None:
+    def __init__(
+        self,
+        node: Node,
+        device: Device,
+        driver: ClockDriver,
+        call: DriverCall,
+        latencies: SliceLatencies | None = None,
+    ) -> None:
         self.device = device
         self.name = device.device
         self.ability = Ability(self.name, device.type.name, cannot_lock="nothing is known of its clocks")
         self.lease: HeldLease | None = None
         settings = node.settings
-        self.device_governor = DeviceGovernor(settings.governor, settings.parts.get("governor", {}))
+        self.device_governor = DeviceGovernor(settings.governor, settings.parts.get("governor", {}), latencies)
         self.check_s = 0.0
         self._node = node
         self._driver = driver
@@ -135,6 +147,8 @@ class DeviceClocks:
         plan, is_preview = self._node.plan, planned is not None
         if planned is None and plan is not None:
             planned = next((device for device in plan.devices if device.device == self.name), None)
+        if planned is None:
+            self.device.scale_signal = None
         return ClockView(
             self.ability,
             self.device.state if state is None else state,
@@ -148,8 +162,23 @@ class DeviceClocks:
     def _range(self, planned: PlannedDevice, *, governed: bool) -> ClockRange | None:
         if not governed:
             return planned_range(planned, self.ability.supported_mhz)
-        device, now_s = self.device, self._node.clock.monotonic_s()
-        return self.device_governor.range(planned, self.ability, device.clock_mhz, not device.clock_drift, now_s)
+        device, governor, now_s = self.device, self.device_governor, self._node.clock.monotonic_s()
+        leased = self.lease is not None and now_s < self.lease.expires_s
+        honoured = not (device.clock_drift or leased or HOLDS_BACK.intersection(device.clock_event_reasons))
+        found = governor.range(planned, self.ability, device.clock_mhz, honoured, now_s)
+        self._signal_scale(planned, governor.decision)
+        return found
+
+    def _signal_scale(self, planned: PlannedDevice, decision: ClockDecision | None) -> None:
+        """Say, or say no more, that the governor wants capacity; the publisher writes it."""
+        device = self.device
+        if decision is None or not decision.scale_out:
+            device.scale_signal = None
+        elif device.scale_signal is None:
+            families = sorted({hosted.family for part in planned.slices for hosted in part.hosted})
+            node, since_s = self._node.settings.node, self._node.clock.now_s()
+            device.scale_signal = ScaleSignal(node, self.name, tuple(families), decision.why, since_s)
+            self._node.changes.notify()
 
     def note_changes(self) -> None:
         """Note a lease that has run out, and a driver or GPU that came back, perhaps without what was set on it."""
@@ -250,8 +279,11 @@ class DeviceClocks:
 class ClockKeeper:
     """Clocks of all GPUs of the node: what plans may ask of them, and their leases."""
 
-    def __init__(self, node: Node, driver: ClockDriver, call: DriverCall) -> None:
+    def __init__(
+        self, node: Node, driver: ClockDriver, call: DriverCall, latencies: LatencyReader | None = None
+    ) -> None:
         self._node = node
+        self._latencies = latencies
         self._driver = driver
         self._call = call
         self._devices: dict[str, DeviceClocks] = {}
@@ -285,6 +317,8 @@ class ClockKeeper:
     async def run(self) -> None:
         """Keep every device as it ought to be, until cancelled."""
         async with asyncio.TaskGroup() as group:
+            if self._latencies is not None:
+                group.create_task(self._latencies.run(), name="latencies")
             started: set[str] = set()
             while True:
                 seen = self._node.changes.count
@@ -296,8 +330,9 @@ class ClockKeeper:
 
     def _add_new(self) -> list[DeviceClocks]:
         """Add GPUs that are not kept yet; returns them."""
+        latencies = self._latencies.latencies if self._latencies is not None else None
         found = [
-            DeviceClocks(self._node, device, self._driver, self._call)
+            DeviceClocks(self._node, device, self._driver, self._call, latencies)
             for device in self._node.devices.values()
             if device.type.kind != DeviceKind.CPU and device.device not in self._devices
         ]

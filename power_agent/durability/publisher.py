@@ -1,4 +1,4 @@
-"""Publisher: writes NodeStatus every second and on change, and EnergySamples as they are read.
+"""Publisher: writes NodeStatus every second and on change, EnergySamples as they are read, and who wants capacity.
 
 Holds the lease `agent:<node>`. Without Redis everything else goes on; when it is back, the samples that the stream
 lacks are sent again from the energy log's ring, by `seq`. A write whose answer was lost may have been done, so the same
@@ -27,6 +27,7 @@ from trefoil.runtime.state import State
 PERIOD_S: Final = 1.0
 GAP_S: Final = 0.05  # changes come in bursts
 STREAM_S: Final = 6 * 3600.0
+SIGNAL_TTL_S: Final = 3.0  # written every second while it stands
 TAIL_PER_DEVICE: Final = 8  # newest entries that surely hold the newest of each device
 BATCH_MAX: Final = 200
 NAMESAKE_S: Final = 3.0  # an agent renews its lease every second
@@ -34,7 +35,7 @@ NAMESAKE_POLL_S: Final = 0.25
 
 
 class Publisher:
-    """Publisher, the only writer, of node:<node> and energy:<node>."""
+    """Publisher, the only writer, of node:<node>, energy:<node> and signal:scale:<device> of its devices."""
 
     def __init__(self, node: Node, state: State, energy_log: EnergyLog) -> None:
         self._node = node
@@ -148,12 +149,14 @@ class Publisher:
             await self._line_up_stream()
         maxlen = int(STREAM_S / self._node.settings.sample_period_s) * max(1, len(self._node.devices))
         status = self._node.status()
+        signals = [device.scale_signal for device in self._node.devices.values() if device.scale_signal is not None]
         batch = [self._pending[i] for i in range(min(BATCH_MAX, len(self._pending)))]
         await self._state.write(
             self._lease,
             [
                 Put(keys.node(node), status),
                 *(Append(keys.energy(node), sample, maxlen) for sample in batch),
+                *(Put(keys.scale_signal(signal.device), signal, SIGNAL_TTL_S) for signal in signals),
             ],
         )
         self._node.note_published(status)

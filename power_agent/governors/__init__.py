@@ -4,12 +4,24 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from power_agent.governors.fixed import Fixed
+from power_agent.governors.miad import Miad, MiadSettings
 from trefoil.core.brains import Governor
-from trefoil.core.parts import Kind, Part, Parts, Value, find
+from trefoil.core.parts import Kind, Part, Parts, Traits, Value, find
 
-GOVERNORS: Final[Parts[Governor]] = {part.name: part for part in (Part(Kind.GOVERNOR, "fixed", Fixed),)}
+GOVERNORS: Final[Parts[Governor]] = {
+    part.name: part
+    for part in (
+        Part(Kind.GOVERNOR, "fixed", Fixed),
+        Part(Kind.GOVERNOR, "miad", Miad, settings=MiadSettings, traits=Traits(latency=True)),
+    )
+}
 NONE_NAMED: Final = "fixed"
 """Of a device whose plan names none."""
+
+
+def reads_latency(name: str) -> bool:
+    """Whether a governor goes by the latency of its stages, so that somebody has to count it."""
+    return find(Kind.GOVERNOR, name or NONE_NAMED, GOVERNORS).traits.latency
 
 
 def governor_of(name: str, settings: Mapping[str, Value]) -> Governor:

@@ -18,6 +18,7 @@ from power_agent.slices.core.reconcile import SeenDevice
 from power_agent.slices.slice_state import Slice
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import Revision
+from trefoil.core.demand import ScaleSignal
 from trefoil.core.device_types import device_share
 from trefoil.core.fleet import (
     SERVING,
@@ -59,6 +60,7 @@ class Device:
     foreign: tuple[SliceKey, ...] = ()
     clock_lease: ClockLease | None = None
     clock_drift: tuple[str, ...] = ()  # clocks that somebody else changed, or that are not honoured
+    scale_signal: ScaleSignal | None = None  # its governor is at the top and wants capacity
     ended_readings: list[SliceReading] = field(default_factory=list)
     serving_count: int = 0
     serving_since_s: float = 0.0

@@ -13,7 +13,7 @@ from trefoil.core.brains import GovernedStage, GovernorView
 
 NAMES = [*sorted(GOVERNORS), *own("governor")]
 CLOCKS = tuple(range(210, 1411, 15))
-STAGE = GovernedStage("digits", 0, 100.0, 80.0, 1.0, 1.0)
+STAGES = tuple(GovernedStage("digits", 0, 100.0, ms, 1.0, 1.0, ms, 9) for ms in (20.0, 80.0, 99.0))
 
 
 @st.composite
@@ -24,7 +24,7 @@ def sequences(draw):
         now_s += draw(st.floats(0.1, 30))
         if draw(st.booleans()):
             ends = draw(st.sampled_from([(0, 0), (210, 1410), (210, 900), (600, 900), (900, 900)]))
-        stages = draw(st.sampled_from([(), (STAGE,)]))
+        stages = draw(st.sampled_from([(), *((stage,) for stage in STAGES)]))
         age_s = draw(st.sampled_from([0.5, float("inf")]))
         clock_mhz = draw(st.sampled_from(CLOCKS))
         found.append(GovernorView(now_s, "node0/gpu0", clock_mhz, ends, CLOCKS, stages, draw(st.booleans()), age_s))

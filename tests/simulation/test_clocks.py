@@ -1,16 +1,19 @@
 """A planned clock: the simulated slices slow down and save as the plan expects, and as the simulated driver has it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from controller.settings import FixedDemand
 from power_agent.simulated.pace_file import family_crc32
 from power_agent.simulated.workload import Workload
 from trefoil.core import power
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import Hosted
+from trefoil.runtime.repository import load_family
 from trefoil.simulator import Provided, Scenario
 from trefoil.simulator.engines.hardware import true_service
 from trefoil.simulator.report.result import result
@@ -18,6 +21,7 @@ from trefoil.simulator.scenario.inputs import prepare
 from trefoil.simulator.scenario.schema import (
     Arrivals,
     Carbon,
+    ControlSettings,
     FamilyObjective,
     Node,
     Noise,
@@ -103,3 +107,51 @@ def test_the_simulator_and_the_simulated_driver_have_one_law(clock_mhz, slow):
             assert truth.service.mean_ms == pytest.approx(point.service_ms_mean)
             full_w = power.active_w(A100_40GB, shape, at, point.density)
             assert truth.energy_j == pytest.approx(full_w * point.service_ms_mean / 1e3)
+
+
+def governed(
+    sensitivity: float, governor: str = "miad", fidelity: str = "request", rate_per_s: float = 15.0, **more: object
+) -> Simulation:
+    """`base`, one digits-l on each of two whole GPUs, at a load at which hardly anybody waits."""
+    family, rows = load_family(REPOSITORY / "digits")
+    catalog = Catalog((family,), tuple(replace(row, clock_sensitivity=sensitivity) for row in rows))
+    wanted = FamilyObjective(mode="instant", slo_ms=75.0, below_best_pct=2.0, hard_below_best_pct=10.0)
+    served = Served(name="digits", repository=REPOSITORY, arrivals=Arrivals(rate_per_s=rate_per_s), objective=wanted)
+    asked = Scenario(
+        duration_s=120.0,
+        fidelity=fidelity,
+        nodes=(Node(devices=(A100_40GB.name,) * 2),),
+        families=(served,),
+        carbon=Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)}),
+        noise=Noise(),
+        **{"policy": PolicyChoice(name="base", governor=governor), **more},
+    )
+    shell = Simulation(prepare(asked, Provided(catalog=catalog)))
+    shell.run(shell.end_s)
+    return shell
+
+
+@pytest.mark.parametrize("fidelity", ["request", "fluid"])
+def test_the_agents_governor_settles_in_simulations_where_the_law_lets_it(fidelity):
+    fixed = governed(1.0, "fixed", fidelity)
+    low, half, high = (governed(sensitivity, fidelity=fidelity) for sensitivity in (0.0, 0.5, 1.0))
+    assert {m.clock_mhz for m in low.hardware.devices.values()} == {210}, "nothing follows the clock: the floor"
+    assert result(low).summary.slo_attainment == result(fixed).summary.slo_attainment == 1.0, "without a miss"
+    clocks = [max(m.clock_mhz for m in shell.hardware.devices.values()) for shell in (low, half, high)]
+    assert 210 == clocks[0] < clocks[1] < clocks[2] < 1410
+    spent = [result(shell).summary.joules_per_request for shell in (low, half, high, fixed)]
+    assert spent == sorted(spent)
+    assert spent[0] < 0.85 * spent[-1]
+    for shell in (half, high):
+        assert result(shell).summary.p50_ms < 75.0 * 0.97, "in the mean there is slack left"
+
+
+def test_a_governor_that_cannot_go_higher_has_the_controller_plan_for_more():
+    told = ControlSettings(demand_fixed={"digits": FixedDemand(rate_per_s=25.0, rate_p90_per_s=30.0)})
+    policy = PolicyChoice(name="exact", governor="miad", triggers=("scale",), constants={"tick_s": 1e6})
+    for rate, causes in ((20.0, {"start"}), (110.0, {"start", "scale"})):
+        shell = governed(1.0, policy=policy, control=told, rate_per_s=rate)
+        assert result(shell).summary.causes.keys() == causes
+    margin = shell.core.slo_margin.by_family["digits"]
+    assert margin > 0
+    assert shell.core.plans[-1].expected["digits"].capacity_per_s >= 30.0 * (1 + margin)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from power_agent.clocks.clock_keeper import ClockKeeper
+from power_agent.clocks.latency_reader import LatencyReader
 from power_agent.devices.errors import DeviceError, DeviceLost
 from power_agent.durability.journal import Journal
 from power_agent.settings import PowerAgentSettings
@@ -16,6 +17,7 @@ from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import DeviceState, DeviceType
 from trefoil.core.plan import NodePlan, PlannedDevice
 from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
 GPU = "node0/gpu0"
@@ -83,6 +85,7 @@ class Bench:
         self.crash: str = ""  # the next setter never returns: "before" or "after" the driver took it
         self.crashed = False
         self.task: asyncio.Task[None] | None = None
+        self.state: State | None = None  # with what dispatchers report; None: nobody reports anything
 
     async def start(self, plan: NodePlan | None = None, state: DeviceState = DeviceState.AWAKE) -> None:
         settings = PowerAgentSettings(node_socket=self.folder / "node.sock", state_dir=self.folder)
@@ -93,7 +96,8 @@ class Bench:
         journal.open()
         self.node.plan = plan
         self.crashed = False
-        self.keeper = ClockKeeper(self.node, self.gpus, self._call)
+        reader = LatencyReader(self.node, self.state) if self.state is not None else None
+        self.keeper = ClockKeeper(self.node, self.gpus, self._call, reader)
         await self.keeper.open()
         self.task = asyncio.create_task(self.keeper.run())
         await self.clock.advance(0.0)

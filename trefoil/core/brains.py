@@ -141,7 +141,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class GovernedStage:
-    """Stage that a clock governs."""
+    """Stage that a clock governs, on one slice. Latencies, the mean and a quantile, are those of `samples` answers
+    since the clock was last changed; `sensitivity_weight`: the part of its time that follows the clock.
+    """
 
     family: str
     stage: int
@@ -149,6 +151,8 @@ class GovernedStage:
     latency_ms: float
     sensitivity_weight: float
     observed_at_s: float
+    latency_ms_p95: float = 0.0
+    samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)

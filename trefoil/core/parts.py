@@ -73,6 +73,8 @@ class Traits:
     """Planner: it may ask for candidates to be measured on the running system."""
     shares: bool = False
     """Planner: several families may live on one slice, so that a simulation serves them in one loop."""
+    latency: bool = False
+    """Governor: it reads the latency of its stages, which somebody has to count."""
     tick_grace_s: float = 2.0
     """Planner: how long after the time that it asked for another trigger may still be the cause."""
 

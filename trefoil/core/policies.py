@@ -38,7 +38,7 @@ class Policy:
 
 
 LOAD: Final = ("start", "load", "slo", "objective", "loss")
-CARBON: Final = ("start", "carbon", "load", "slo", "objective", "loss")
+CARBON: Final = ("start", "carbon", "load", "slo", "scale", "objective", "loss")
 MEASURED: Final = ("start", "carbon", "load", "slo", "accuracy", "objective", "loss")
 
 POLICIES: Final[Mapping[str, Policy]] = {

@@ -100,6 +100,14 @@ class Keys:
         """Prefix of all node statuses."""
         return f"{self.prefix}node:"
 
+    def scale_signal(self, device: str) -> str:
+        """Key of a device's signal that its governor wants capacity."""
+        return f"{self.scale_signal_prefix()}{device}"
+
+    def scale_signal_prefix(self) -> str:
+        """Prefix of all signals of governors."""
+        return f"{self.prefix}signal:scale:"
+
     def energy(self, node: str) -> str:
         """Key of a node's stream of energy samples."""
         return f"{self.prefix}energy:{node}"

@@ -50,6 +50,7 @@ from controller.planners.table import PLANNERS
 from controller.rollout.core.executor import RolloutExecutor, find_path
 from controller.rollout.core.path import RolloutPath
 from dispatcher.routing.routers import ROUTERS
+from power_agent.governors import reads_latency
 from trefoil.core.brains import Planner, PlanView
 from trefoil.core.demand import LoadCell, SliceLoad, TableAck
 from trefoil.core.objective import ActMode, ObjectiveMode
@@ -82,7 +83,9 @@ class Simulation:
         self.inputs, self.scenario, self.settings = inputs, scenario, settings_of(inputs)
         self.now_s = -scenario.warmup_s
         self.at = CoreTime(self.now_s, self.now_s)
-        self.hardware = Hardware(inputs.devices, inputs.truth, inputs.items, scenario.costs, inputs.governed)
+        placed = inputs.devices, inputs.truth, inputs.items, scenario.costs
+        self.hardware = Hardware(*placed, inputs.governed, inputs.latencies())
+        self._reads_latency = reads_latency(scenario.policy.governor or inputs.policy.governor)
         self.ledger = Ledger(inputs, self.now_s)
         self.meter = SimulatedMeter(self.ledger, self.hardware, self.settings.measure_s)
         truth = partial(_mean_per_s, inputs.arrivals)
@@ -190,6 +193,9 @@ class Simulation:
             drawn = self.hardware.book_energy(dt_s, self.load_reports.work(found))
             self.ledger.add(self.now_s, to_s, found, drawn, self.rolling, self.hardware.cores)
             self.load_reports.add(found)
+            if self._reads_latency:  # by a window that begins when a clock was changed, if it was
+                answers = {(k, f): seen for f, one in found.items() for k, seen in one.slice_histograms().items()}
+                self.hardware.latencies.add(answers, self.now_s + EPSILON_S, to_s)
             for family, one in found.items():
                 for (key, variant), seconds in one.computed_s.items():
                     self.observation.cpu.add(key, family, variant, seconds, one.starts_s, one.ends_s)
@@ -245,6 +251,7 @@ class Simulation:
 
     def _control(self) -> None:
         self.observation.inputs.nodes = self.hardware.nodes()
+        self.observation.inputs.scale_signals = self.hardware.scale_signals()
         self._run_steps(self.core.step())
         while self._woken and self.core.explorer.run is not None:  # the next candidate, at the same time
             self._run_steps(self.core.step())

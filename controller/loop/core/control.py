@@ -222,7 +222,13 @@ class ControlCore:
 
     def _fires(self, view: PlanView, allowed: Sequence[str]) -> Trigger | None:
         trigger, self.timers = evaluate_triggers(
-            view, self.plan_basis, self.timers, self._thresholds, allowed, self._rollouts.rolling
+            view,
+            self.plan_basis,
+            self.timers,
+            self._thresholds,
+            allowed,
+            self._rollouts.rolling,
+            self.observation.inputs.scale_signals,
         )
         return trigger
 
@@ -252,6 +258,7 @@ class ControlCore:
             return False
         held = any(name.startswith((*ALWAYS, *self.policy.triggers)) for name in self.timers.since_s)
         rolling = self._rollouts.rolling or self._rollouts.outcome[0] == RolloutState.APPLYING
+        held = held or bool(self.observation.inputs.scale_signals)
         if rolling or self.explorer.run or held or self.loans.lent or any(self.slo_margin.by_family.values()):
             return False
         settings, retry_at_s = self.settings, self._rollouts.retry_at_s
@@ -264,8 +271,8 @@ class ControlCore:
 
     def _decide(self, view: PlanView, trigger: Trigger) -> Steps[None]:
         yield RequireRoom()
-        if trigger.cause == "slo":
-            self.slo_margin.raise_on_breach(view)
+        if trigger.cause in ("slo", "scale"):
+            self.slo_margin.raise_on_breach(view, self.observation.inputs.scale_signals)
             view = self.view()
         if self.explorer.run is not None and self.control.hold_reason:
             yield from self.explorer.abandon(self.control.hold_reason)

@@ -1,8 +1,10 @@
 """Margin on demand after SLO breaches: what was predicted to suffice did not."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from trefoil.core.brains import PlanView
+from trefoil.core.demand import ScaleSignal
 
 
 @dataclass(slots=True)
@@ -15,12 +17,14 @@ class SloMargin:
     by_family: dict[str, float] = field(default_factory=dict)
     _worn_at_s: float | None = None
 
-    def raise_on_breach(self, view: PlanView) -> None:
-        """Raise the margin of every family that misses its SLO now, by `step` up to `limit`."""
+    def raise_on_breach(self, view: PlanView, signals: Iterable[ScaleSignal] = ()) -> None:
+        """Raise the margin of every family that misses its SLO now, or whose governors want capacity, by `step` up to
+        `limit`.
+        """
         quantiles = {o.family: o.slo_quantile for o in view.objectives}
-        for measured in view.measured:
-            if measured.slo_attainment < quantiles.get(measured.family, 0.0):
-                self.by_family[measured.family] = min(self.limit, self.by_family.get(measured.family, 0.0) + self.step)
+        short = {m.family for m in view.measured if m.slo_attainment < quantiles.get(m.family, 0.0)}
+        for family in sorted(short | {family for signal in signals for family in signal.families}):
+            self.by_family[family] = min(self.limit, self.by_family.get(family, 0.0) + self.step)
 
     def wear_off(self, view: PlanView) -> None:
         """Lower the margin of every family that meets its SLO, `limit` in `wear_s`."""

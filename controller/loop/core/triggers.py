@@ -12,6 +12,7 @@ Formulation, in order of urgency:
   load       p90 demand > capacity of the plan, and the rate is significantly above what the plan expected: at once;
              p90 demand leaves [1 - down, 1 + up] x the planned one for `load_hold_s`: patiently, either way
   slo        attainment < quantile - margin for `slo_hold_s`, no earlier than `slo_rest_s` after the last plan
+  scale      a governor is called up again at the top of its range; rested as slo
   accuracy   of the answers < the objective's floor less `ACCURACY_SLACK`, held and rested as slo (where the mix follows
              load, as with CLOVER's pull; policies that plan accuracy leave it out)
   carbon     |intensity - planned| > ratio x planned (or x a fixed base, if one is set)
@@ -31,11 +32,11 @@ from controller.forecasters.last_max import Z_90
 from controller.observe.core.plannable import out_of_service_reason, unloadable_variants, usable_devices
 from trefoil.core.brains import PlanView
 from trefoil.core.common import IdentityKey
-from trefoil.core.demand import Demand
+from trefoil.core.demand import Demand, ScaleSignal
 from trefoil.core.fleet import DeviceState, FleetState, SliceKey, SliceState
 from trefoil.core.plan import NodePlan, Plan
 
-CAUSES: Final = ("start", "loss", "objective", "load", "slo", "accuracy", "carbon", "tick")
+CAUSES: Final = ("start", "loss", "objective", "load", "slo", "scale", "accuracy", "carbon", "tick")
 ACCURACY_SLACK: Final = 0.005  # a window of some seconds is a sample of the mix
 OPERATOR: Final = "operator"  # never found here: somebody asked for a new plan
 ALWAYS: Final = frozenset({"start", "loss", "objective", "tick"})
@@ -118,8 +119,11 @@ def evaluate_triggers(
     thresholds: Thresholds,
     allowed: Iterable[str],
     rolling: bool = False,
+    signals: Iterable[ScaleSignal] = (),
 ) -> tuple[Trigger | None, HoldTimers]:
-    """Evaluate all triggers: the most urgent one, and the timers for the next call. `rolling`: a rollout goes on."""
+    """Evaluate all triggers: the most urgent one, and the timers for the next call. `rolling`: a rollout goes on;
+    `signals` are of governors that want capacity.
+    """
     if basis is None or view.current is None:
         return Trigger("start", "no plan is in force"), HoldTimers()
     causes = ALWAYS | set(allowed)
@@ -135,6 +139,7 @@ def evaluate_triggers(
         holding |= _load_patient(demand, basis, thresholds)
     if not rolling and view.now_s - basis.at_s >= thresholds.slo_rest_s:
         holding |= _broken(view, thresholds)
+        found += [Trigger("scale", f"{s.device} of {', '.join(s.families)} wants capacity: {s.why}") for s in signals]
     found += _carbon(view, basis, thresholds)
     if view.now_s >= basis.next_tick_at_s + thresholds.tick_grace_s:
         found.append(Trigger("tick", "the planner asked to be run again now"))

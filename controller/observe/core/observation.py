@@ -33,7 +33,7 @@ from trefoil.core.brains import Forecaster, PlanView, history_s_of
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Rung, Series
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import IdentityKey
-from trefoil.core.demand import Demand, LoadForecast, LoadWindow, Measured, TableAck
+from trefoil.core.demand import Demand, LoadForecast, LoadWindow, Measured, ScaleSignal, TableAck
 from trefoil.core.device_types import device_type
 from trefoil.core.fleet import FleetState, NodeStatus
 from trefoil.core.objective import Objective
@@ -59,6 +59,8 @@ class LatestInputs:
     carbon_history: "deque[CarbonReading]" = field(default_factory=deque)
     zones: tuple[CarbonReading, ...] = ()
     """Readings of the other zones that devices lie in."""
+    scale_signals: tuple[ScaleSignal, ...] = ()
+    """Of governors that are called up again at the top of their range."""
     blind: str = ""
     """Why there may be dispatcher workers that `acks` does not name; "" when there are none."""
     down: str = ""

@@ -4,16 +4,18 @@ A governor is made when the plan names it, and stepped when the plan of its devi
 for. Its clock is the upper end of what is locked: under load a GPU runs there, idle it may fall to the range's lower
 end. 0 is no limit but the plan's. Leases and sleep go before it (`clock_control.py`).
 
-Data: the planned device, what it can do, whether it does. Of the stages that it governs the agent knows who is hosted,
-and no latency: `windows_age_s` is infinite. Time is monotonic seconds. Nothing reads `scale_out` yet.
+Data: the planned device, what it can do, whether it does, the latency of its slices since its clock was last changed.
+Time is monotonic seconds.
 """
 
 import math
 from collections.abc import Mapping
 
 from power_agent.clocks.core.clock_control import Ability, ClockRange, planned_range, snap_down
+from power_agent.clocks.core.slice_latencies import SliceLatencies
 from power_agent.governors import governor_of
-from trefoil.core.brains import ClockDecision, GovernedStage, Governor, GovernorView
+from trefoil.core.brains import ClockDecision, Governor, GovernorView
+from trefoil.core.catalog import Catalog
 from trefoil.core.parts import Value
 from trefoil.core.plan import PlannedDevice
 
@@ -21,8 +23,10 @@ from trefoil.core.plan import PlannedDevice
 class DeviceGovernor:
     """Governor of one device, and what it decided last. `override` instead of the one that the plan names."""
 
-    def __init__(self, override: str, settings: Mapping[str, Value]) -> None:
+    def __init__(self, override: str, settings: Mapping[str, Value], latencies: SliceLatencies | None = None) -> None:
         self._override, self._settings = override, settings
+        self._latencies = latencies or SliceLatencies(Catalog((), ()))
+        self._changed_s = -math.inf
         self._name = ""
         self._governor: Governor | None = None
         self._stepped_for: tuple[PlannedDevice, Ability] | None = None
@@ -63,11 +67,14 @@ class DeviceGovernor:
             clock_mhz=clock_mhz,
             range_mhz=(given.min_mhz, given.max_mhz) if given else (0, 0),
             supported_mhz=ability.supported_mhz,
-            stages=stages_of(planned),
+            stages=self._latencies.stages(planned, ability.type, self._changed_s),
             honoured=honoured,
-            windows_age_s=math.inf,
+            windows_age_s=now_s - self._latencies.heard_s,
         )
+        before = self.decision
         self._stepped_for, self.decision = (planned, ability), self._governor.step(view)
+        if before is None or before.clock_mhz != self.decision.clock_mhz:
+            self._changed_s = now_s
 
 
 def limited(given: ClockRange | None, clock_mhz: int, ability: Ability) -> ClockRange | None:
@@ -77,9 +84,3 @@ def limited(given: ClockRange | None, clock_mhz: int, ability: Ability) -> Clock
     bounds = given or ability.full
     high_mhz = min(bounds.max_mhz, max(bounds.min_mhz, snap_down(ability.supported_mhz, clock_mhz)))
     return ClockRange(bounds.min_mhz, high_mhz)
-
-
-def stages_of(planned: PlannedDevice) -> tuple[GovernedStage, ...]:
-    """Stages hosted on a device, each once; nothing is known of their latency."""
-    hosted = sorted({(h.family, h.stage) for part in planned.slices for h in part.hosted})
-    return tuple(GovernedStage(family, stage, 0.0, 0.0, 1.0, 0.0) for family, stage in hosted)

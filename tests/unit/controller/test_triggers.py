@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.loop.core.slo_margin import SloMargin
 from controller.loop.core.triggers import CAUSES, HoldTimers, Thresholds, evaluate_triggers, plan_basis
 from tests.support.plans import key
 from tests.unit.controller.views import OBJECTIVE, PLAN, view
+from trefoil.core.demand import ScaleSignal
 from trefoil.core.fleet import DeviceState, FleetState, SliceState
 
 LIMITS = Thresholds()
@@ -172,3 +174,24 @@ def test_accuracy_below_the_floor_fires_where_a_policy_asks_for_it():
     assert fire(low, memory=held, allowed=("accuracy",)).cause == "accuracy"
     assert fire(low, memory=HoldTimers(), allowed=("accuracy",)) is None
     assert fire(low, memory=held, allowed=("slo",)) is None
+
+
+def test_a_governor_at_the_top_of_its_clocks_triggers_once_the_plan_has_rested_and_raises_its_familys_margin():
+    signals = (ScaleSignal("node0", "node0/gpu1", ("toy",), "UP: toy at 99.0 of 100 ms"),)
+    last = plan_basis(view(now_s=1000.0), PLAN, INFINITE)
+
+    def fired(now_s, **more):
+        given = {"allowed": CAUSES, "rolling": False, "signals": signals, **more}
+        return evaluate_triggers(view(now_s=now_s), last, HoldTimers(), LIMITS, **given)[0]
+
+    found = fired(1000.0 + LIMITS.slo_rest_s)
+    assert (found.cause, found.why) == ("scale", "node0/gpu1 of toy wants capacity: UP: toy at 99.0 of 100 ms")
+    assert fired(1001.0) is None, "the plan is new"
+    assert fired(1100.0, rolling=True) is None
+    assert fired(1100.0, signals=()) is None
+    assert fired(1100.0, allowed=("load",)) is None
+    margin = SloMargin(0.1, 0.15)
+    margin.raise_on_breach(view(attainment=1.0), signals)
+    assert margin.by_family == {"toy": 0.1}
+    margin.raise_on_breach(view(attainment=0.5), signals)
+    assert margin.by_family == {"toy": 0.15}, "once for both reasons, up to the limit"

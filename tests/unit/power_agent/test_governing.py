@@ -1,21 +1,33 @@
 """A device's governor: made by name, stepped when the plan changes and at its time, kept inside the plan's range."""
 
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from power_agent.clocks.core.clock_control import Ability, ClockRange
-from power_agent.clocks.core.device_governor import DeviceGovernor, stages_of
+from power_agent.clocks.core.device_governor import DeviceGovernor
+from power_agent.clocks.core.slice_latencies import SliceLatencies
+from power_agent.durability.publisher import Publisher
 from power_agent.governors import governor_of
 from tests.support.clock_bench import GPU, Bench, clock_plan
+from tests.support.stores import state_on
+from tests.support.virtual.redis import Server
 from trefoil.core.brains import ClockDecision, GovernorView
+from trefoil.core.catalog import Catalog, ProfileRow
+from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, ScaleSignal
 from trefoil.core.errors import PlanError, SettingError
-from trefoil.core.fleet import Hosted
+from trefoil.core.fleet import ClockLease, Hosted, SliceKey
+from trefoil.core.latency import build_histogram
+from trefoil.core.objective import Objective
 from trefoil.core.plan import PlannedDevice, PlannedSlice
 
 STAIRS = "tests.support.seam.governor:Stairs"
 CLOCKS = tuple(range(210, 1411, 15))
-ABILITY = Ability(GPU, "A100-SXM4-40GB", CLOCKS)
+A100 = "A100-SXM4-40GB"
+ABILITY = Ability(GPU, A100, CLOCKS)
 
 
 class Wild:
@@ -59,18 +71,70 @@ def test_a_device_that_cannot_lock_is_not_governed():
     assert one.decision is None
 
 
-def test_a_governor_is_told_who_is_hosted():
-    hosted = (Hosted("digits", "m", 1, 0, 1, 1, 1), Hosted("digits", "m", 1, 0, 1, 1, 1), Hosted("words", "s"))
-    assert [(s.family, s.stage) for s in stages_of(replace(planned(), slices=(PlannedSlice(hosted=hosted),)))] == [
-        ("digits", 0),
-        ("words", 0),
-    ]
+ONE, OTHER = SliceKey(GPU, "3g.20gb", 0, 4), SliceKey(GPU, "2g.10gb", 4, 2)
+SERVING = tuple(PlannedSlice(key, (Hosted("digits", "m", 1), Hosted("words", "s", 2))) for key in (OTHER, ONE))
+
+
+def window(*cells: tuple[SliceKey, str, list[float]], length_s: float = 0.5) -> LoadWindow:
+    """Latencies [ms] by slice and family, as a worker on another clock reports them."""
+    found = [LoadCell(LoadKey(family, "m", key), latency=build_histogram(ms)) for key, family, ms in cells]
+    return LoadWindow("d", 0, 1, 5e9, 5e9 + length_s, cells=(LoadCell(LoadKey("digits"), arrived=3), *found))
+
+
+def test_a_governor_is_told_who_is_hosted_and_how_late_each_slice_was_since_the_clock_changed():
+    row = ProfileRow(A100, "3g.20gb", "digits", "m", 0, 1, 1410, (), 20.0, 22.0, 23.0, 50.0, 5.0, 100.0, 100)
+    catalog = Catalog((), (replace(row, clock_sensitivity=0.3), replace(row, variant="s", clock_sensitivity=0.7)))
+    seen = SliceLatencies(catalog)
+    seen.slo_ms = {"digits": 75.0}
+    plan = replace(planned(), slices=SERVING)
+    for at_s in (10.0, 10.5, 11.0):
+        seen.add_window(window((ONE, "digits", [at_s, 2 * at_s]), (OTHER, "words", [7.0])), at_s)
+    found = {(stage.family, stage.samples): stage for stage in seen.stages(plan, A100, 10.0)}
+    assert sorted(found) == [("digits", 0), ("digits", 4), ("words", 0), ("words", 2)], "of each slice its own"
+    digits = found["digits", 4]
+    assert (digits.slo_ms, digits.sensitivity_weight, digits.observed_at_s) == (75.0, 0.3, 11.0)
+    assert digits.latency_ms == pytest.approx((10.5 + 21 + 11 + 22) / 4), "the first window began before"
+    assert digits.latency_ms_p95 == pytest.approx(22.0, rel=0.03)
+    assert found["digits", 0].sensitivity_weight == 1.0, "nobody profiled it there"
+    seen.add_window(window(), 30.0)
+    assert not any(stage.samples for stage in seen.stages(plan, A100, 0.0)), "what is long ago is forgotten"
+    assert seen.heard_s == 30.0
+
+
+def governed(at_s: float, one: DeviceGovernor, plan: PlannedDevice, honoured: bool = True) -> int:
+    return one.range(plan, ABILITY, 0, honoured, at_s).max_mhz
+
+
+def test_the_family_that_is_nearest_its_slo_decides_for_the_whole_gpu():
+    seen, plan = SliceLatencies(Catalog((), ())), replace(planned(0, 1410, "miad"), slices=SERVING)
+    seen.slo_ms = {"digits": 100.0, "words": 100.0}
+    for literal, then in ((False, [1410, 1410, 1410]), (True, [1410, 1320, 1230])):
+        one, clocks = DeviceGovernor("", {"literal": literal}, seen), []
+        for second in range(3):
+            seen.add_window(
+                window((ONE, "digits", [20.0] * 9), (ONE, "words", [93.0] * 9), length_s=0.4), 100.0 + second
+            )
+            clocks.append(governed(100.0 + second, one, plan))
+        assert clocks == then
+        seen.add_window(window((ONE, "digits", [20.0] * 9), (ONE, "words", [99.0] * 9), length_s=0.4), 103.0)
+        assert governed(103.0, one, plan) == 1410, "one that is late has all of it sped up"
+
+
+def test_no_window_for_two_seconds_is_the_top_of_the_range():
+    seen, plan = SliceLatencies(Catalog((), ())), replace(planned(0, 1200, "miad"), slices=SERVING)
+    seen.slo_ms = {"digits": 100.0}
+    one, clocks = DeviceGovernor("", {}, seen), []
+    for second in range(8):
+        if second < 4:
+            seen.add_window(window((ONE, "digits", [20.0] * 9)), float(second))
+        clocks.append(governed(float(second), one, plan))
+    assert clocks == [1200, 1110, 1020, 930, 930, 930, 1200, 1200]
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
     [
-        ("turbo", {}, r"governor = 'turbo': no such governor. Remedy: one of fixed, or module:Class"),
+        ("turbo", {}, r"governor = 'turbo': no such governor. Remedy: one of fixed, miad, or module:Class"),
         ("fixed", {"step_mhz": 3}, r"governor setting step_mhz = 3: fixed has no such setting"),
         ("nowhere:X", {}, r"governor = 'nowhere:X': cannot be imported"),
     ],
@@ -96,3 +160,118 @@ async def test_the_keeper_locks_what_the_governor_wants_as_time_passes_and_refus
         bench.keeper.refuse(unknown)
     await bench.end()
     assert bench.gpus.locked is None
+
+
+class Serving:
+    """An agent whose plan names `miad`, on a Redis to which a dispatcher reports one family every half second.
+
+    `latency_ms` is what it takes at 1200 MHz; None: no dispatcher is there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.bench, hosted = Bench(folder), (Hosted("toy", "s", 1),)
+        self.server = Server(self.bench.clock)
+        self.bench.state = self.state = state_on(self.server, "default", self.bench.clock)
+        plan = clock_plan(0, 1200)
+        slices = (PlannedSlice(ONE, hosted),)
+        self.plan = replace(plan, devices=tuple(replace(d, governor="miad", slices=slices) for d in plan.devices))
+        self.latency_ms: float | None = 20.0
+
+    async def start(self) -> None:
+        lease = await self.state.acquire("controller", "c", 60.0)
+        assert lease is not None
+        await self.state.put(lease, self.state.keys.objective("toy"), Objective("toy", slo_ms=100.0, slo_quantile=0.95))
+        await self.bench.start(self.plan)
+
+    async def pass_s(self, seconds: float) -> list[int]:
+        """Let time pass; the upper ends that were locked meanwhile, each once."""
+        seen = []
+        for _ in range(int(seconds * 10)):
+            if self.latency_ms is not None and round(self.bench.clock.monotonic_s() * 10) % 5 == 0:
+                key, (_, top_mhz) = self.state.keys.load("d", 0), self.bench.gpus.locked or (0, 1200)
+                await self.state.append_unfenced(key, window((ONE, "toy", [self.latency_ms * 1200 / top_mhz] * 9)))
+            await self.bench.pass_s(0.1)
+            locked = self.bench.gpus.locked
+            seen += [locked[1]] if locked and locked[1] not in seen[-1:] else []
+        return seen
+
+
+async def test_the_agent_steps_down_once_a_second_by_what_dispatchers_report_and_doubles_within_two(tmp_path):
+    serving = Serving(tmp_path)
+    await serving.start()
+    found = await serving.pass_s(18)
+    assert found[:4] == [1200, 1110, 1020, 930]
+    assert found[-1] == 300, "20 ms at 1200 MHz are 80 there, and would be 114 a step lower"
+    times_s = [at_s for at_s, name in serving.bench.gpus.calls if name == "lock"]
+    assert min(later - before for before, later in pairwise(times_s)) >= 1.0
+    serving.latency_ms = 80.0
+    assert (await serving.pass_s(3))[:3] == [300, 600, 1200], "doubled each second"
+    await serving.bench.end()
+    assert serving.bench.gpus.locked is None
+
+
+async def test_called_up_again_at_the_top_it_asks_for_capacity_until_that_is_over(tmp_path):
+    serving = Serving(tmp_path)
+    await serving.start()
+    await serving.pass_s(2)
+    assert serving.bench.device.scale_signal is None
+    serving.latency_ms = 99.0
+    await serving.pass_s(5)
+    signal = serving.bench.device.scale_signal
+    assert signal is not None
+    assert (signal.node, signal.device, signal.families) == ("node0", GPU, ("toy",))
+    assert "toy at 99.0 of 100 ms" in signal.why
+    publisher = Publisher(serving.bench.node, serving.state, SimpleNamespace(ring=[]))
+    await publisher.step()
+    stored = await serving.state.get(serving.state.keys.scale_signal(GPU), ScaleSignal)
+    assert (stored.device, stored.families, stored.why) == (GPU, ("toy",), signal.why)
+    serving.latency_ms = 50.0
+    await serving.pass_s(4)
+    assert serving.bench.device.scale_signal is None
+    await publisher.step()
+    assert await serving.state.get(serving.state.keys.scale_signal(GPU), ScaleSignal) is None, "and it lapses"
+    await serving.bench.end()
+
+
+async def test_after_a_lease_a_lock_that_is_not_honoured_and_redis_it_is_at_the_top(tmp_path):
+    serving = Serving(tmp_path)
+    await serving.start()
+    await serving.pass_s(6)
+    assert serving.bench.gpus.locked[1] < 1000
+    serving.bench.keeper.set_clocks(ClockLease(GPU, 0, 600, "somebody", 1), 3.0)
+    assert (await serving.pass_s(3))[-1] == 600
+    assert (await serving.pass_s(6))[:3] == [1200, 1110, 1020], "a lapsed lease: from the top, by steps"
+    serving.bench.gpus.reasons, serving.bench.gpus.reading = ("software_power_cap",), 700
+    assert (await serving.pass_s(3))[-1] == 1200
+    assert await serving.pass_s(20) == [1200], "not honoured: what it may have, for as long as that lasts"
+    assert "is not honoured: software_power_cap" in serving.bench.device.clock_drift[0]
+    serving.bench.gpus.reasons = ()
+    assert min(await serving.pass_s(12)) < 1000
+    serving.latency_ms, serving.server.down = None, True
+    assert (await serving.pass_s(4))[-1] == 1200, "nothing is heard"
+    await serving.bench.end()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_an_agent_that_dies_at_a_step_leaves_no_clock_that_its_successor_does_not_explain(tmp_path, moment):
+    serving = Serving(tmp_path)
+    await serving.start()
+    await serving.pass_s(3)
+    for _ in range(4):  # at the next step of the governor
+        serving.bench.crash = moment
+        await serving.pass_s(3)
+        assert serving.bench.crashed
+        await serving.bench.kill()
+        left, (override,) = serving.bench.gpus.locked, serving.bench.node.journal.state.overrides.values()
+        assert left is None or override.low <= left[0] <= left[1] <= 1200, "what is locked stands in the journal"
+        await serving.bench.start(serving.plan)
+        await serving.bench.pass_s(0.2)
+        assert serving.bench.gpus.locked == (210, 1200), "the successor begins at the top"
+        await serving.pass_s(2)
+    serving.bench.crash = moment
+    await serving.pass_s(3)
+    await serving.bench.kill()
+    await serving.bench.start(None)
+    await serving.bench.pass_s(0.2)
+    assert serving.bench.gpus.locked is None, "without a plan there is no reason for any"
+    await serving.bench.end()

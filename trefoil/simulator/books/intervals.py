@@ -5,20 +5,31 @@ one.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.fleet import SliceKey
-from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE, Histogram
+from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE, Histogram, build_histogram, from_counts
+from trefoil.core.units import MS_PER_S
 
 Counts = npt.NDArray[np.float64]
 Work = dict[tuple[SliceKey, str], float]
+
+
+class Answers(NamedTuple):
+    """Distribution of the answers to one request in the mean: by bucket, within the SLO, their mean and the latest."""
+
+    buckets: Counts
+    within_slo: float
+    mean_ms: float
+    max_ms: float
 
 
 @dataclass(slots=True)
@@ -46,6 +57,9 @@ class Interval:
     by_device: dict[str, float] = field(default_factory=dict)
     computed_s: dict[tuple[SliceKey, str], float] = field(default_factory=dict)
     """Of slices of CPUs and variants: how long requests computed. Of this interval alone, as `joules`."""
+    latency_s_by: Mapping[SliceKey, list[float]] = field(default_factory=dict)
+    """Latencies of requests one by one, by slice; `spread_by`: distributions of so many answers of a flow. As above."""
+    spread_by: dict[SliceKey, list[tuple[Answers, float]]] = field(default_factory=dict)
 
     def add(self, other: "Interval") -> None:
         """Add the interval that follows. `joules` stay those of the first: they are booked by interval."""
@@ -81,7 +95,14 @@ class Interval:
             self.queued,
             by_device=self.by_device,
             computed_s=self.computed_s,
+            latency_s_by=self.latency_s_by,
+            spread_by=self.spread_by,
         )
+
+    def slice_histograms(self) -> dict[SliceKey, Histogram]:
+        """Latency histograms by slice, in whole answers."""
+        found = {k: build_histogram([s * MS_PER_S for s in seen]) for k, seen in self.latency_s_by.items() if seen}
+        return found | {key: _whole(parts) for key, parts in self.spread_by.items()}
 
     def quantile_ms(self, q: float) -> float:
         """Quantile of the latencies [ms]: exact where they are kept, else of the histogram; 0.0 for none."""
@@ -95,6 +116,14 @@ class Interval:
         whole = np.rint(self.latency).astype(np.int64)
         index = np.flatnonzero(whole)
         return Histogram(1, tuple(index.tolist()), tuple(whole[index].tolist()), self.sum_ms, self.max_ms)
+
+
+def _whole(parts: Sequence[tuple[Answers, float]]) -> Histogram:
+    """Histogram of parts of answers: rounded as they add up, so that what is less than one anywhere is not lost."""
+    ends = np.rint(np.cumsum(sum(spread.buckets * count for spread, count in parts)))
+    counts = Counter({i: int(n) for i, n in enumerate(np.diff(ends, prepend=0.0)) if n})
+    mean_ms = sum(spread.mean_ms * count for spread, count in parts) / sum(count for _, count in parts)
+    return from_counts(counts, mean_ms * counts.total(), max(spread.max_ms for spread, _ in parts))
 
 
 def joined(parts: Sequence[Interval], now_s: float) -> Interval:

@@ -10,10 +10,10 @@ Deviations from request by request: a step is in equilibrium (no memory but the 
     1/100 (1/1000 above 0.9) so that laws are computed once; tests/simulation compares both fidelities.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import Route
 from trefoil.core.queueing import UTILISATIONS, ServiceTime, within, within_all
-from trefoil.simulator.books.intervals import Counts, Interval
+from trefoil.simulator.books.intervals import Answers, Counts, Interval
 from trefoil.simulator.engines.engine import Flow, Services, SliceService, dispatchable
 
 QUEUE_MAX: Final = 1024.0  # as dispatcher.routing.queues.fifo.REQUESTS_MAX, where the route names no bound
@@ -187,7 +187,7 @@ class FluidEngine:
             if slice_cores(key.slice_type):
                 found.computed_s[key, service.variant] = count * service.service.mean_ms / 1e3
         for i, indices in pool.equal_slices:
-            service, occupied = pool.services[i], pool.occupied(i)
+            service, occupied, keys = pool.services[i], pool.occupied(i), [pool.keys[index] for index in indices]
             count = sum([counts[index] for index in indices])
             found.by_variant[service.variant] = found.by_variant.get(service.variant, 0.0) + count
             found.accuracy_sum += count * service.accuracy
@@ -198,22 +198,12 @@ class FluidEngine:
             shift_ms = extra_ms + occupied.mean_ms - law.mean_ms
             if late < 1:
                 spread = _client_latency(law, utilisation, pool.servers, self._gap_scv, shift_ms, self._slo_ms)
-                add_answers(found, spread, count * (1 - late))
+                add_answers(found, spread, count * (1 - late), keys)
             if late > 0:
                 waits_s = (queued + LATE * (left - queued if overloaded else -queued)) / capacity
                 latency_ms = np.maximum(0.0, waits_s) * 1e3 + occupied.mean_ms + extra_ms
-                add_answers(
-                    found, answers_at(latency_ms, np.full(LATE.size, 1 / LATE.size), self._slo_ms), count * late
-                )
-
-
-class Answers(NamedTuple):
-    """Distribution of the answers to one request in the mean: by bucket, within the SLO, their mean and the latest."""
-
-    buckets: Counts
-    within_slo: float
-    mean_ms: float
-    max_ms: float
+                spread = answers_at(latency_ms, np.full(LATE.size, 1 / LATE.size), self._slo_ms)
+                add_answers(found, spread, count * late, keys)
 
 
 def answers_at(at_ms: Counts, shares: Counts, slo_ms: float) -> Answers:
@@ -225,8 +215,10 @@ def answers_at(at_ms: Counts, shares: Counts, slo_ms: float) -> Answers:
     return Answers(buckets, within, float(np.dot(latency_ms, shares)), float(latency_ms[-1]))
 
 
-def add_answers(found: Interval, spread: Answers, count: float) -> None:
-    """Add so many answers of a distribution."""
+def add_answers(found: Interval, spread: Answers, count: float, keys: Sequence[SliceKey]) -> None:
+    """Add so many answers of a distribution, spread over equal slices."""
+    for key in keys:
+        found.spread_by.setdefault(key, []).append((spread, count / len(keys)))
     found.latency += spread.buckets * count
     found.within_slo += count * spread.within_slo
     found.sum_ms += count * spread.mean_ms

@@ -16,8 +16,10 @@ from typing import Final, NamedTuple
 from controller.planners.columns import CatalogKey, effective_row
 from power_agent.clocks.core.clock_control import Ability, planned_range
 from power_agent.clocks.core.device_governor import DeviceGovernor
+from power_agent.clocks.core.slice_latencies import SliceLatencies
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, ProfileRow
+from trefoil.core.demand import ScaleSignal
 from trefoil.core.device_types import CPUS, device_type, profile_type, slice_cores, slice_type
 from trefoil.core.errors import ProfileMissing
 from trefoil.core.fleet import (
@@ -109,11 +111,13 @@ class Hardware:
         truth: Truth,
         items: Mapping[str, float],
         costs: Costs,
-        governed: Callable[[], DeviceGovernor],
+        governed: Callable[[SliceLatencies], DeviceGovernor],
+        latencies: SliceLatencies,
     ) -> None:
+        self.latencies = latencies
         self._truth, self._items, self._costs = truth, items, costs
         self.devices = {
-            d.name: SimulatedDevice(d, device_type(d.type), truth.power[d.name], governed()) for d in devices
+            d.name: SimulatedDevice(d, device_type(d.type), truth.power[d.name], governed(latencies)) for d in devices
         }
         self._cpus = [d for d in self.devices.values() if d.type.kind == DeviceKind.CPU]
         cpu_rows = [row for row in truth.catalog.rows if profile_type(row.device_type) == CPUS]
@@ -172,6 +176,15 @@ class Hardware:
                 catalog, device.type, key.slice_type, hosted, items, gap_ms, device.clock_mhz
             )
         return self._services[index]
+
+    def scale_signals(self) -> tuple[ScaleSignal, ...]:
+        """Signals of governors that are called up again at the top of their range."""
+        return tuple(
+            ScaleSignal(device.place.node, name, tuple(sorted({f for f, _, _ in hosted})), decision.why)
+            for name, device in self.devices.items()
+            if (decision := device.governed.decision) is not None and decision.scale_out
+            for hosted in [_variants(tuple(h for part in device.wanted.slices for h in part.hosted))]
+        )
 
     @property
     def cores(self) -> float:

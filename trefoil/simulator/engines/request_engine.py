@@ -86,14 +86,16 @@ class RequestEngine:
             max_ms=float(window.latency_ms.max(initial=0.0)),
             queued=window.queued,
             latencies_ms=[window.latency_ms] if self._keeps_latencies else [],
+            latency_s_by=window.latency_s_by,
         )
+        answered_by = window.answered_by
         for key, joules in window.joules.items():
             service = self._services[family][key]
             if joules > 0:
                 interval.joules[key] = joules
             if slice_cores(key.slice_type):
                 interval.computed_s[key, service.variant] = window.busy_s[key]
-            count = window.answered_by.get(key, 0)
+            count = answered_by.get(key, 0)
             if count:
                 interval.by_variant[service.variant] = interval.by_variant.get(service.variant, 0.0) + count
                 interval.by_device[key.device] = interval.by_device.get(key.device, 0.0) + count

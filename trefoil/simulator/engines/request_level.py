@@ -69,7 +69,7 @@ class Window:
 
     `latency_ms` holds those answered in it, in order of their answers, client overhead included. `busy_s` is the time
     that a slice computed inside the window, also for requests that are answered after it, `joules` what that cost.
-    `queued` waits at its end.
+    `queued` waits at its end. `latency_s_by` has the latencies by slice, without the overhead.
     """
 
     starts_s: float
@@ -80,8 +80,13 @@ class Window:
     latency_ms: Counts
     busy_s: Mapping[SliceKey, float]
     joules: Mapping[SliceKey, float]
-    answered_by: Mapping[SliceKey, int]
+    latency_s_by: Mapping[SliceKey, list[float]]
     queued: int
+
+    @property
+    def answered_by(self) -> dict[SliceKey, int]:
+        """How many each slice answered."""
+        return {key: len(found) for key, found in self.latency_s_by.items()}
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +99,7 @@ class SliceServer:
     way_s: float
     free_s: float = float("-inf")  # time may begin below zero
     busy_s: float = 0.0
-    answered: int = 0
+    latency_s: list[float] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)  # drawn ahead, the next one last: pop() or draw_more()
     instances_s: list[float] | None = None  # of several instances: when each can compute next, a heap
 
@@ -333,8 +338,9 @@ class RequestLevel:
             at = ticket[0]
             while in_flight and in_flight[0][0] <= at:
                 back_s, _, one, arrived_s, done, pick, _, _, on_done = pop(in_flight)
-                one.answered += 1
-                answered(back_s - arrived_s)
+                latency_s = back_s - arrived_s
+                one.latency_s.append(latency_s)
+                answered(latency_s)
                 on_done(done, pick, OK, back_s)
                 while line.waiting:
                     pulled = on_credit(pick.slice, back_s)
@@ -416,8 +422,8 @@ class RequestLevel:
     def _complete_earliest(self) -> None:
         """The earliest answer is back: its credit goes to whoever waits."""
         back_s, _, one, arrived_s, ticket, pick, _, service_s, _ = heappop(self._in_flight)
-        one.answered += 1
         latency_s = back_s - arrived_s
+        one.latency_s.append(latency_s)
         self._families[ticket.family].counts.latency_s.append(latency_s)
         outcome = Outcome("OK", latency_s * MS_PER_S, service_s * MS_PER_S, 0, True)
         effects = self._queue.done(ticket, pick, outcome, back_s)
@@ -455,12 +461,12 @@ class RequestLevel:
             latency_ms=np.array(counts.latency_s) * MS_PER_S + self._overhead_ms,
             busy_s=busy_s,
             joules={k: s * MS_PER_S / services[k].service.mean_ms * services[k].energy_j for k, s in busy_s.items()},
-            answered_by={key: one.answered for key, one in family.slices.items()},
+            latency_s_by={key: one.latency_s for key, one in family.slices.items()},
             queued=self._queued_in_bulk() if self._bulk else sum(ticket.family == family.name for ticket in waiting),
         )
         busy_later = {one[2].key for one in mine}
         for key, one in tuple(family.slices.items()):
-            one.busy_s, one.answered = beyond.get(key, 0.0), 0
+            one.busy_s, one.latency_s = beyond.get(key, 0.0), []
             if key not in in_route and key not in busy_later:
                 del family.slices[key]
         family.counts = _WindowCounts()

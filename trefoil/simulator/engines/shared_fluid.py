@@ -175,8 +175,8 @@ class SharedFluidEngine:
         found.answered += count
         alone_ms = lane.batch_s * MS_PER_S + service.gap_ms + self._overhead_ms
         in_turn_ms = alone_ms + LATE * lane.busy * lane.batch_s * MS_PER_S
-        add_answers(found, answers_at(in_turn_ms, EVEN, slo_ms), count * (1 - late))
+        add_answers(found, answers_at(in_turn_ms, EVEN, slo_ms), count * (1 - late), (lane.key,))
         if late > 0:
             queued, left = backlog
             waits_ms = np.maximum(0.0, queued + LATE * (left - queued)) / per_s * MS_PER_S
-            add_answers(found, answers_at(np.sort(in_turn_ms + waits_ms), EVEN, slo_ms), count * late)
+            add_answers(found, answers_at(np.sort(in_turn_ms + waits_ms), EVEN, slo_ms), count * late, (lane.key,))

@@ -104,7 +104,7 @@ class _Line:
     wakes_s: float = math.inf
     busy_s: float = 0.0
     joules: float = 0.0
-    answered: int = 0
+    latency_s: list[float] = field(default_factory=list)
     drawn: dict[float, tuple[OperatingPoint, list[float]]] = field(default_factory=dict)
 
     def set_service(self, service: SliceService) -> None:
@@ -460,7 +460,7 @@ class SharedLevel:
         """All answers of a batch are back: each credit goes to whoever waits."""
         line, now_s = batch.line, self._now_s
         family = line.family
-        line.answered += len(batch.requests)
+        line.latency_s += [now_s - ticket.arrived_s for ticket, _ in batch.requests]
         if family.router is not None:
             self._answer_directly(family, batch.requests)
             return
@@ -496,13 +496,13 @@ class SharedLevel:
             latency_ms=np.array(family.latency_s) * MS_PER_S + self._overhead_ms,
             busy_s={key: one.busy_s for key, one in family.lines.items()},
             joules={key: one.joules for key, one in family.lines.items()},
-            answered_by={key: one.answered for key, one in family.lines.items()},
+            latency_s_by={key: one.latency_s for key, one in family.lines.items()},
             queued=queued,
         )
         in_route = {target.slice for target in family.route.targets}
         on_their_way = {id(one.line) for _, _, what, one, _ in self._events if what == IS_BACK}
         for key, one in tuple(family.lines.items()):
-            one.busy_s, one.joules, one.answered = 0.0, 0.0, 0
+            one.busy_s, one.joules, one.latency_s = 0.0, 0.0, []
             if key not in in_route and not one.waiting and not one.running and id(one) not in on_their_way:
                 del family.lines[key]
         family.arrived, family.rejected, family.latency_s = 0, 0, []

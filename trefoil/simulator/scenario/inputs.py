@@ -17,6 +17,7 @@ from controller.planners.columns import effective_row, fits
 from controller.planners.policy_parts import constants_of, planner_of, with_policy_parts
 from controller.settings import CarbonSettings, ControllerSettings, RolloutSettings
 from power_agent.clocks.core.device_governor import DeviceGovernor
+from power_agent.clocks.core.slice_latencies import SliceLatencies
 from trefoil.core import errors
 from trefoil.core.brains import Planner
 from trefoil.core.catalog import Catalog, Family, ProfileRow
@@ -94,10 +95,16 @@ class Inputs:
         """Zone whose carbon triggers: that of the first node."""
         return self.devices[0].zone
 
-    def governed(self) -> DeviceGovernor:
+    def latencies(self) -> SliceLatencies:
+        """Latencies for governors, of which nothing is known yet."""
+        found = SliceLatencies(self.estimate.catalog)
+        found.slo_ms = {family: objective.slo_ms for family, objective in self.objectives.items()}
+        return found
+
+    def governed(self, latencies: SliceLatencies) -> DeviceGovernor:
         """Governor of one device."""
         chosen = self.scenario.policy
-        return DeviceGovernor(chosen.governor, chosen.runs.settings.get(Kind.GOVERNOR, {}))
+        return DeviceGovernor(chosen.governor, chosen.runs.settings.get(Kind.GOVERNOR, {}), latencies)
 
     def __getstate__(self) -> dict[str, Any]:
         """Saved without the planner, which is made anew."""

@@ -1,0 +1,71 @@
+"""Latencies of the slices of a node, from load windows as they come: what governors see of their stages. Pure.
+
+An answer counts for a device where its window began after the device's clock was last changed, by the time at which the
+window came less its length: stamps of other machines' clocks are not read. Windows of `SPAN_S` are kept.
+
+Data: load windows, objectives, the profile. Decision: none.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+from trefoil.core.brains import GovernedStage
+from trefoil.core.catalog import Catalog
+from trefoil.core.demand import LoadWindow
+from trefoil.core.fleet import Hosted, SliceKey
+from trefoil.core.latency import Histogram, merge, quantile_ms
+from trefoil.core.plan import PlannedDevice
+
+SPAN_S: Final = 10.0
+
+Answers = Mapping[tuple[SliceKey, str], Histogram]
+"""Latencies by slice and family."""
+
+
+class SliceLatencies:
+    """Latencies by slice and family. `slo_ms` by family; `heard_s`: when a window came last. Times are monotonic."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.slo_ms: Mapping[str, float] = {}
+        self.heard_s = -math.inf
+        self._windows: deque[tuple[float, float, Answers]] = deque()  # when each began and came
+        self._weights: dict[tuple[str, str, str, str, int], float] = {}
+        for row in catalog.rows:
+            key = (row.device_type, row.slice_type, row.family, row.variant, row.stage)
+            self._weights[key] = max(row.clock_sensitivity, self._weights.get(key, 0.0))
+
+    def add_window(self, window: LoadWindow, now_s: float) -> None:
+        """Add a window that came now."""
+        found: dict[tuple[SliceKey, str], list[Histogram]] = {}
+        for cell in window.cells:
+            if cell.key.slice is not None and cell.latency.index:
+                found.setdefault((cell.key.slice, cell.key.family), []).append(cell.latency)
+        answers = {key: merge(parts) for key, parts in found.items()}
+        self.add(answers, now_s - (window.ends_at_s - window.starts_at_s), now_s)
+
+    def add(self, answers: Answers, began_s: float, now_s: float) -> None:
+        """Add what was answered between two times."""
+        self.heard_s = now_s
+        if answers:
+            self._windows.append((began_s, now_s, answers))
+        while self._windows and self._windows[0][1] < now_s - SPAN_S:
+            self._windows.popleft()
+
+    def stages(self, planned: PlannedDevice, device_type: str, since_s: float) -> tuple[GovernedStage, ...]:
+        """Stages of a device, slice by slice, each with what was answered since then."""
+        since = [answers for began_s, _, answers in self._windows if began_s >= since_s]
+        return tuple(
+            self._stage(device_type, part.key, hosted, [one[key] for one in since if key in one])
+            for part in sorted(planned.slices, key=lambda part: part.key)
+            for hosted in part.hosted
+            for key in [(part.key, hosted.family)]
+        )
+
+    def _stage(self, device_type: str, key: SliceKey, hosted: Hosted, known: list[Histogram]) -> GovernedStage:
+        found, family = merge(known), hosted.family
+        mean_ms = found.sum_ms / found.total if found.total else 0.0
+        weight = self._weights.get((device_type, key.slice_type, family, hosted.variant, hosted.stage), 1.0)
+        slo_ms, p95_ms = self.slo_ms.get(family, 0.0), quantile_ms(found, 0.95)
+        return GovernedStage(family, hosted.stage, slo_ms, mean_ms, weight, self.heard_s, p95_ms, found.total)
