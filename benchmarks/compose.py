@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -365,15 +365,17 @@ async def play(folder: Path, containers: Containers, arguments: argparse.Namespa
     return not site.missed
 
 
-def main() -> int:
-    """Play it on an engine."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def play_on_an_engine(
+    name: str,
+    parser: argparse.ArgumentParser,
+    play: Callable[[Path, Containers, argparse.Namespace], Coroutine[Any, Any, bool]],
+) -> int:
+    """Play it on an engine, in a folder and a project of its own, by the command line; returns the exit code."""
     parser.add_argument("--keep", action="store_true", help="keep the folder with logs")
     parser.add_argument("--compose", default="", help="path of docker-compose 1.29 or v2; default: the one found")
-    parser.add_argument("--events", nargs="*", help="only these, e.g. node haproxy SIGSTOP; default: all")
     parser.add_argument("--no-build", action="store_true", help="take the images of an earlier run as they are")
     arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="trefoil-compose-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"trefoil-{name}-"))
     try:
         with engine_of_this_machine() as engine:
             if isinstance(engine, str):
@@ -381,7 +383,7 @@ def main() -> int:
                 return 0
             compose = find_compose(arguments.compose)
             print(f"{engine.version}; {compose.version}", flush=True)
-            containers = Containers(engine, compose, f"e2e{os.getpid()}", folder)
+            containers = Containers(engine, compose, f"{name}{os.getpid()}", folder)
             return 0 if asyncio.run(play(folder, containers, arguments)) else 1
     except KeyboardInterrupt:
         print("interrupted")
@@ -391,6 +393,13 @@ def main() -> int:
             print(f"kept: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> int:
+    """Play it on an engine."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--events", nargs="*", help="only these, e.g. node haproxy SIGSTOP; default: all")
+    return play_on_an_engine("compose", parser, play)
 
 
 if __name__ == "__main__":
