@@ -108,6 +108,15 @@ class Deployment:
         """The plan in force (GetPlanResponse)."""
         return await self.ask("GetPlan", controller_pb2.GetPlanRequest())
 
+    async def freeze(self) -> None:
+        """Keep the plan in force, once it is rolled out."""
+        await self.ask("Freeze", controller_pb2.FreezeRequest(frozen=True))
+
+        async def settled() -> bool:
+            return bool((await self.plan()).rollout.state == RolloutState.DONE)
+
+        await self.until("the rollout is done", settled)
+
     async def epochs(self) -> dict[str, int]:
         """Epoch of each role, as Redis knows."""
         async with redis.from_url(self.redis_url, decode_responses=True) as client:
@@ -224,12 +233,7 @@ async def replaced(site: Deployment, service: str, load: Clients) -> str:
 
 async def agent_replaced(site: Deployment, load: Clients) -> str:
     """The agent's container is replaced; no Triton is restarted."""
-    await site.ask("Freeze", controller_pb2.FreezeRequest(frozen=True))
-
-    async def settled() -> bool:
-        return bool((await site.plan()).rollout.state == RolloutState.DONE)
-
-    await site.until("the rollout is done", settled)
+    await site.freeze()
     before = site.tritons()
     await site.replaced("agent")
     seen = await load.none_failed(site)
