@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -421,9 +420,6 @@ async def one_leader(site: Cluster, _: Clients) -> str:
 async def play(folder: Path, arguments: argparse.Namespace) -> bool:
     """Play all events, and print what each showed."""
     began_s, holds, load = CLOCK.monotonic_s(), True, None
-    playing = asyncio.current_task()
-    assert playing is not None, "this is a coroutine"
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, playing.cancel)
 
     def say(event: str, asked: str, seen: str) -> None:
         print(f"{CLOCK.monotonic_s() - began_s:6.1f} s  {event:<18} asked: {asked}\n{'':28}seen:  {seen}", flush=True)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -160,7 +161,7 @@ def play_on_engines(
     if not arguments.inside:
         return _go_inside(name, arguments.images)
     try:
-        return 0 if asyncio.run(play(arguments.inside, arguments)) else 1
+        return 0 if asyncio.run(_until_sigterm(play(arguments.inside, arguments))) else 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("interrupted")
         return 130
@@ -169,6 +170,13 @@ def play_on_engines(
             print(f"kept: {arguments.inside}")
         else:
             shutil.rmtree(arguments.inside, ignore_errors=True)
+
+
+async def _until_sigterm(playing: Coroutine[Any, Any, bool]) -> bool:
+    """Play it; SIGTERM cancels it, so that all of it is taken down."""
+    task = asyncio.ensure_future(playing)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
 def _go_inside(name: str, images: Path | None) -> int:

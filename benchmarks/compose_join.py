@@ -15,7 +15,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ FIRST, SECOND, NODE = "first", "second", "gpu8"
 FRONT: Final = 8001
 RATE_PER_S: Final = 20.0
 PATIENCE_S: Final = 300.0
+POLL_S: Final = 0.5
 SETTLE_ANSWERS: Final = 200
 STEPS: Final = ("objective", "plan", "report", "freeze", "pin", "rollback", "drain", "clocks", "carbon")
 OTHERS_COME_IN: Final = {
@@ -63,17 +65,22 @@ class Deployments:
             self.compose[name] = Containers(answering, compose, "trefoil", engine.host.folder)
             self.compose[name].env["TREFOIL_TAG"] = "e2e"
 
+    async def until(self, what: str, check: Callable[[], Awaitable[Any]]) -> Any:
+        """Poll until the check gives something; returns that.
+
+        Raises:
+            Broken: not within the patience.
+        """
+        return await poll_until(what, check, PATIENCE_S, POLL_S)
+
     def address(self, name: str) -> str:
         """Address of a host."""
         return self.engines[name].host.address
 
-    def shares(self, before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-        """Answers by node between two sums of the clients."""
-        found: dict[str, int] = {}
-        for name in now:
-            node = name.partition("/")[0]
-            found[node] = found.get(node, 0) + now[name] - before.get(name, 0)
-        return {node: count for node, count in sorted(found.items()) if count}
+    async def drain(self, name: str, *words: str) -> None:
+        """Take a host's node out of service, or put it back."""
+        command = ("exec", "-T", "agent", "trefoil", "node", "drain", "--target", "localhost:8103")
+        await asyncio.to_thread(self.compose[name].compose, *command, *words)
 
     async def close(self) -> None:
         """End everything."""
@@ -103,6 +110,15 @@ class Clients(Load):
         need(not sums["failed"], f"failed: {sums['failed']}")
         return sums
 
+    async def by_node(self, site: Deployments) -> dict[str, int]:
+        """Answers by node from now on, 0 failed."""
+        before = Counter(self.sums()["slices"])
+        now = Counter((await self.more(site))["slices"])
+        found: Counter[str] = Counter()
+        for name, count in (now - before).items():
+            found[name.partition("-")[0]] += count
+        return dict(sorted(found.items()))
+
 
 async def first_up(site: Deployments) -> str:
     """The first host is up, whole, and lets others in."""
@@ -119,12 +135,12 @@ async def healthy(containers: Containers) -> None:
     async def all_healthy() -> bool:
         return all(containers.health(service) == "healthy" for service in containers.services())
 
-    await poll_until("every service is healthy", all_healthy, PATIENCE_S, 0.5)
+    await poll_until("every service is healthy", all_healthy, PATIENCE_S, POLL_S)
 
 
 async def second_joins(site: Deployments, load: Clients) -> str:
-    """The second host joins by the commands of docs/operations.md, and gets a share of the requests."""
-    before, began_s = (await load.more(site))["slices"], CLOCK.monotonic_s()
+    """The second host joins by the commands of docs/operations.md."""
+    began_s = CLOCK.monotonic_s()
     first, second = site.compose[FIRST], site.compose[SECOND]
     host = site.engines[SECOND].host
     export = ("run", "--rm", "-T", "--no-deps", "secrets", "export", NODE, host.address, site.address(FIRST))
@@ -132,11 +148,10 @@ async def second_joins(site: Deployments, load: Clients) -> str:
     env_file = host.folder / ".env"
     asked = ["--profile", "node", "--node", NODE, "--advertise-host", host.address, "--output", str(env_file)]
     asked += ["--redis-url", f"rediss://{site.address(FIRST)}:6379", "--set", "TREFOIL_TAG=e2e"]
+    argv = (*host.inside, str(TREFOIL), "deploy", "env", *asked)
     done = await asyncio.to_thread(
-        subprocess.run,
-        (*host.inside, str(TREFOIL), "deploy", "env", *asked),
-        cwd=ROOT, env=second.env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        subprocess.run, argv, cwd=ROOT, env=second.env, capture_output=True, text=True, check=False
+    )
     need(done.returncode == 0, f"trefoil deploy env ended with {done.returncode}: {done.stdout}{done.stderr}")
     second.env_file = env_file
     await asyncio.to_thread(second.compose, "run", "--rm", "-T", "secrets", "import", given=archive)
@@ -144,17 +159,23 @@ async def second_joins(site: Deployments, load: Clients) -> str:
     need(second.services() == ["agent", "node"], f"the second host runs {second.services()}")
     await healthy(second)
 
-    async def shared() -> dict[str, int] | None:
-        found = site.shares(before, load.sums()["slices"])
-        return found if NODE in found else None
+    async def seen() -> bool:
+        told = await asyncio.to_thread(first.compose, "exec", "-T", "controller", "trefoil", "status", "--json")
+        return f'"{NODE}/gpu0"' in told
 
-    await poll_until(f"{NODE} answers requests", shared, PATIENCE_S, 0.5)
+    await site.until(f"the controller sees {NODE}", seen)
     took_s = CLOCK.monotonic_s() - began_s
-    before = load.sums()["slices"]
-    shares = site.shares(before, (await load.more(site))["slices"])
-    return (
-        f"{second.services()} of {NODE} run there; it answers {took_s:.0f} s later; answers by node {shares}, 0 failed"
-    )
+    await load.more(site)
+    return f"node and agent of {NODE} run there, and the controller sees its GPUs after {took_s:.0f} s; 0 failed"
+
+
+async def work_moves(site: Deployments, load: Clients) -> str:
+    """The first host's node is drained: the second one does its work."""
+    await site.drain(FIRST, "--patience", "200", "--wait", "300")
+    shares = await load.by_node(site)
+    need(list(shares) == [NODE], f"answers by node: {shares}")
+    await site.drain(FIRST, "--release")
+    return f"answers by node {shares}, 0 failed"
 
 
 async def admin(site: Deployments, load: Clients) -> str:
@@ -191,13 +212,11 @@ async def admin(site: Deployments, load: Clients) -> str:
 async def second_leaves(site: Deployments, load: Clients) -> str:
     """The second host is drained, its containers go, and the first one serves alone."""
     second = site.compose[SECOND]
-    drain = ("exec", "-T", "agent", "trefoil", "node", "drain", "--target", "localhost:8103")
-    await asyncio.to_thread(second.compose, *drain, "--patience", "200", "--wait", "300")
+    await site.drain(SECOND, "--patience", "200", "--wait", "300")
     await asyncio.to_thread(second.compose, "down", "-v")
     left = second.left()
     need(not left, f"left on the second host: {left}")
-    before = load.sums()["slices"]
-    shares = site.shares(before, (await load.more(site))["slices"])
+    shares = await load.by_node(site)
     need(NODE not in shares, f"{NODE} still answers: {shares}")
     return f"nothing is left there; answers by node {shares}, 0 failed"
 
@@ -215,7 +234,8 @@ async def play(folder: Path, arguments: argparse.Namespace) -> bool:
         say("up", "the first host is up, whole", await first_up(site))
         load = Clients(site)
         await load.more(site)
-        say("join", "node and agent of a second host; its Tritons answer", await second_joins(site, load))
+        say("join", "node and agent of a second host take part", await second_joins(site, load))
+        say("move", "the first node is drained; the second host's Tritons answer", await work_moves(site, load))
         say("admin", "every admin service, of that agent too, by stubs alone", await admin(site, load))
         say("leave", "drained, down -v; 0 failed", await second_leaves(site, load))
         say("all that time", "0 failed", load_text(await load.stop()))
