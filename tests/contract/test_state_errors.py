@@ -77,6 +77,8 @@ ROWS: Final[Mapping[str, Row]] = {
     "decisions": Row(KEYS.decisions(), CONTROLLER, "CLI", "show those of the disk", APPENDS),
     "node": Row(KEYS.node("node0"), AGENT, "controller, dispatchers", "keep the last status until it is stale",
                 "writes it every second"),
+    "scale_signal": Row(KEYS.scale_signal("node0/gpu0"), AGENT, "controller, CLI", "see none",
+                        "writes it every second while it stands"),
     "energy": Row(KEYS.energy("node0"), AGENT, "controller", "books nothing", APPENDS + ", by its `seq`"),
     "energy_minutes": Row(KEYS.energy_minutes("node0"), CONTROLLER, "CLI", "show none", APPENDS,
                           documented="energy:minutes:<node>"),
@@ -184,8 +186,8 @@ SPOILT: Final[Mapping[str, Any]] = {
 }
 AT_ONCE: Final = ("plan", "ack", "node", "energy")  # a writer each; the others take minutes
 IN_SYSTEM: Final = [
-    name for name, row in ROWS.items() if row.writer != FEED and name != "kept"
-]  # one disk is all that these controllers have
+    name for name, row in ROWS.items() if row.writer != FEED and name not in ("kept", "scale_signal")
+]  # one disk is all that these controllers have, and no governor of theirs wants capacity
 
 
 @pytest.mark.parametrize(
@@ -415,7 +417,8 @@ class _Agent:
         journal = SimpleNamespace(state=SimpleNamespace(lease_epoch=0), raise_lease_epoch=lambda _: None)
         node = SimpleNamespace(
             settings=SimpleNamespace(node="node0", lease_ttl_s=3.0, sample_period_s=1.0),
-            clock=self.clock, journal=journal, metrics=Metrics("power_agent"), epoch=0, devices={"node0/gpu0": None},
+            clock=self.clock, journal=journal, metrics=Metrics("power_agent"), epoch=0,
+            devices={"node0/gpu0": SimpleNamespace(scale_signal=None)},
             changes=SimpleNamespace(notify=lambda: None), note_published=lambda _: None,
             status=lambda: NodeStatus(node="node0", observed_at_s=self.clock.now_s(), applied=Revision(1, 1)),
         )  # fmt: skip

@@ -51,7 +51,7 @@ class Driven:
         self.at = CoreTime(1000.0, 1000.0)
         seen = SimpleNamespace(
             windows=None,
-            inputs=SimpleNamespace(carbon=True),
+            inputs=SimpleNamespace(carbon=True, scale_signals=()),
             allowed_triggers=lambda triggers, _now_s: triggers,
             input_stamps=lambda _now_s: (),
             view=lambda _o, current, _m, _g, now_s: views.view(now_s, current=current),
