@@ -22,11 +22,6 @@ KHZ_PER_MHZ: Final = 1000
 MEBIBYTE: Final = 2**20
 
 
-def cpu_device(node: str) -> str:
-    """The name of a node's CPUs among its devices."""
-    return f"{node}/cpu"
-
-
 def cpu_mode(wanted: Literal["off", "meter", "serve", "auto"], *, simulated: bool, readable: bool) -> Mode:
     """Mode that the setting `cpu` means here: auto does not meter this machine's CPUs as those of a simulated node."""
     if wanted != "auto":
@@ -38,7 +33,7 @@ class Cpu:
     """CPUs that this process may use, as one device."""
 
     def __init__(self, node: str, sys_root: Path = Path("/sys")) -> None:
-        self.device = cpu_device(node)
+        self.device = f"{node}/cpu"
         self.cores = tuple(sorted(os.sched_getaffinity(0)))
         self.type: DeviceType = device_type(f"cpu:{len(self.cores)}")
         self.memory_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MEBIBYTE

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pynvml
 
@@ -39,6 +39,8 @@ from power_agent.devices.nvml_words import (
 )
 from power_agent.devices.session import Session
 
+T = TypeVar("T")
+D = TypeVar("D")
 MEBIBYTE: Final = 2**20
 QUIET_MAX_S: Final = 3.0  # how long calls in flight may keep the session from being ended
 DRIVER_MODULE: Final = Path("/sys/module/nvidia")
@@ -81,7 +83,7 @@ class Gpus:
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._initialised = False
+        self.is_open = False  # whether NVML is initialised
         self._handles: dict[str, Any] = {}  # by UUID
         self._uuids: dict[str, str] = {}  # by device, never forgotten
         self._places: dict[str, Place] = {}  # by device, of this driver load
@@ -92,11 +94,6 @@ class Gpus:
         """Called before NVML is shut down, to free what belongs to its session."""
 
     # --- lifecycle ---
-
-    @property
-    def is_open(self) -> bool:
-        """Whether NVML is initialised."""
-        return self._initialised
 
     @property
     def released(self) -> frozenset[str]:
@@ -122,8 +119,8 @@ class Gpus:
 
     def close(self) -> None:
         """Shut NVML down; locks and limits stay as they are."""
-        if self._initialised:
-            self._initialised = False
+        if self.is_open:
+            self.is_open = False
             with translate_nvml_errors(self._node, "shut NVML down"):
                 pynvml.nvmlShutdown()
 
@@ -148,7 +145,7 @@ class Gpus:
 
     def _begin(self) -> None:
         """Begin a session, after the end of the one before: NVML counts both, and is shut down by the last end."""
-        if self._initialised:
+        if self.is_open:
             for free in self.before_closing:
                 free()
             with contextlib.suppress(DeviceError):  # of a driver that is gone
@@ -156,7 +153,7 @@ class Gpus:
         self._forget_handles()
         with translate_nvml_errors(self._node, "initialise NVML"):
             pynvml.nvmlInit()
-        self._initialised = True
+        self.is_open = True
 
     def driver_version(self) -> str:
         """Version of the driver, as in `535.161.08`."""
@@ -242,10 +239,6 @@ class Gpus:
             handle = self._handle(device)
             return self._observe(device, int(pynvml.nvmlDeviceGetIndex(handle)), handle)
 
-    def uuid(self, device: str) -> str:
-        """UUID of a GPU by its name on this node."""
-        return self._uuid(device)
-
     def device_of_handle(self, handle: Any) -> str:
         """Name of the GPU behind a handle that NVML gave (an event's); empty when it is none of ours."""
         with contextlib.suppress(pynvml.NVMLError):
@@ -269,16 +262,12 @@ class Gpus:
 
     def virtualization(self, device: str) -> str:
         """Virtualization mode: `none` (also where NVML cannot tell), `passthrough`, `vgpu` (a guest) or a host's."""
-        try:
-            with translate_nvml_errors(device, "read the virtualization mode"):
-                mode = int(pynvml.nvmlDeviceGetVirtualizationMode(self._handle(device)))
-        except DeviceUnsupported:
-            return VIRTUALIZATION[0]
+        mode = self._optional(device, "read the virtualization mode", pynvml.nvmlDeviceGetVirtualizationMode, 0)
         return VIRTUALIZATION.get(mode, f"mode {mode}")
 
     def persistence_mode(self, device: str) -> bool | None:
         """Whether the driver stays loaded while nobody uses the GPU; None where it does not tell (Windows)."""
-        mode = self._read_optional(device, "read its persistence mode", pynvml.nvmlDeviceGetPersistenceMode, 1.0)
+        mode = self._optional(device, "read its persistence mode", pynvml.nvmlDeviceGetPersistenceMode, None)
         return None if mode is None else bool(mode)
 
     def mig_mode(self, device: str) -> tuple[bool, bool]:
@@ -294,37 +283,34 @@ class Gpus:
 
     def energy_j(self, device: str) -> float | None:
         """Energy since the driver was loaded [J]; None where there is no counter. A decrease means a driver reload."""
-        return self._read_optional(device, "read the energy counter", pynvml.nvmlDeviceGetTotalEnergyConsumption, 1e-3)
+        return self._milli(device, "read the energy counter", pynvml.nvmlDeviceGetTotalEnergyConsumption)
 
     def power_w(self, device: str) -> float | None:
         """Power now where the driver can say so (field 186), else its average over up to a second."""
         instant_mw = self._field(device, pynvml.NVML_FI_DEV_POWER_INSTANT)
         if instant_mw is not None:
             return instant_mw * 1e-3
-        return self._read_optional(device, "read power", pynvml.nvmlDeviceGetPowerUsage, 1e-3)
+        return self._milli(device, "read power", pynvml.nvmlDeviceGetPowerUsage)
 
     def power_limit_w(self, device: str) -> float | None:
         """Power limit in force: the lowest of what was set and what the board enforces."""
-        return self._read_optional(device, "read the power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit, 1e-3)
+        return self._milli(device, "read the power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit)
 
     def power_limits(self, device: str) -> PowerLimits | None:
         """Power limits that may be set, and the default; None where the limit cannot be changed."""
-        try:
-            with translate_nvml_errors(device, "read the range of power limits"):
-                handle = self._handle(device)
-                least, most = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
-                default = pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
-        except DeviceUnsupported:
-            return None
-        return PowerLimits(least * 1e-3, default * 1e-3, most * 1e-3)
+
+        def read(handle: Any) -> PowerLimits:
+            least, most = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+            default = pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
+            return PowerLimits(least * 1e-3, default * 1e-3, most * 1e-3)
+
+        return self._optional(device, "read the range of power limits", read, None)
 
     def temperature_c(self, device: str) -> float | None:
         """Temperature of the GPU die."""
-
-        def read(handle: Any) -> int:
-            return int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
-
-        return self._read_optional(device, "read the temperature", read, 1.0)
+        read, kind = pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU
+        found = self._optional(device, "read the temperature", read, None, kind)
+        return None if found is None else float(found)
 
     # --- clocks ---
 
@@ -334,11 +320,8 @@ class Gpus:
 
     def default_application_clock_mhz(self, device: str) -> int:
         """Application clock of the SMs that the board comes with; 0 where driver or device has none (CUDA 14)."""
-
-        def read(handle: Any) -> int:
-            return int(pynvml.nvmlDeviceGetDefaultApplicationsClock(handle, pynvml.NVML_CLOCK_GRAPHICS))
-
-        return int(self._read_optional(device, "read its default application clock", read, 1.0) or 0)
+        read, kind = pynvml.nvmlDeviceGetDefaultApplicationsClock, pynvml.NVML_CLOCK_GRAPHICS
+        return int(self._optional(device, "read its default application clock", read, 0, kind))
 
     def memory_clock_mhz(self, device: str) -> int:
         """Memory clock now; 0 where the device does not tell."""
@@ -346,23 +329,16 @@ class Gpus:
 
     def memory_clocks_supported_mhz(self, device: str) -> tuple[int, ...]:
         """Supported memory clocks, ascending; empty where the device has no choice."""
-        try:
-            with translate_nvml_errors(device, "list supported memory clocks"):
-                return tuple(sorted(pynvml.nvmlDeviceGetSupportedMemoryClocks(self._handle(device))))
-        except DeviceUnsupported:
-            return ()
+        read = pynvml.nvmlDeviceGetSupportedMemoryClocks
+        return tuple(sorted(self._optional(device, "list supported memory clocks", read, ())))
 
     def clocks_supported_mhz(self, device: str) -> tuple[int, ...]:
         """Supported SM clocks at the highest memory clock, ascending; empty where none can be chosen."""
         memory_mhz = self.memory_clocks_supported_mhz(device)
         if not memory_mhz:
             return ()
-        try:
-            with translate_nvml_errors(device, "list supported clocks"):
-                found = pynvml.nvmlDeviceGetSupportedGraphicsClocks(self._handle(device), memory_mhz[-1])
-                return tuple(sorted(found))
-        except DeviceUnsupported:
-            return ()
+        read = pynvml.nvmlDeviceGetSupportedGraphicsClocks
+        return tuple(sorted(self._optional(device, "list supported clocks", read, (), memory_mhz[-1])))
 
     def lock_clock(self, device: str, min_mhz: int, max_mhz: int) -> None:
         """Lock the SM clock; it survives this process and has no getter: hold a lease and a journal entry."""
@@ -376,25 +352,21 @@ class Gpus:
 
     def clock_event_reasons(self, device: str) -> tuple[str, ...]:
         """Reasons why the clock is where it is; empty where the device does not tell."""
-        try:
-            with translate_nvml_errors(device, "read clock event reasons"):
-                handle = self._handle(device)
-                try:
-                    bits = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-                except pynvml.NVMLError_FunctionNotFound:  # their name before R535
-                    bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-        except DeviceUnsupported:
-            return ()
+
+        def read(handle: Any) -> int:
+            try:
+                return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+            except pynvml.NVMLError_FunctionNotFound:  # their name before R535
+                return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+        bits = self._optional(device, "read clock event reasons", read, 0)
         return tuple(name for bit, name in CLOCK_EVENT_REASONS.items() if bits & bit)
 
     # --- events and activity: whether there are any ---
 
     def event_types(self, device: str) -> int:
         """Event types that the device can report, as bits of nvmlEventType*; 0 where it reports none."""
-        return int(
-            self._read_optional(device, "list event types", pynvml.nvmlDeviceGetSupportedEventTypes, 1.0)
-            or 0  # fits 2**53
-        )
+        return int(self._optional(device, "list event types", pynvml.nvmlDeviceGetSupportedEventTypes, 0))
 
     def register_events(self, device: str, types: int, events: Any) -> None:
         """Register an event set for events of this GPU."""
@@ -408,11 +380,8 @@ class Gpus:
 
     def gpm_supported(self, device: str) -> bool:
         """Whether the GPU counts activity per GPU instance (GPM: Hopper and newer)."""
-
-        def read(handle: Any) -> int:
-            return int(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
-
-        return bool(self._read_optional(device, "ask for GPM", read, 1.0))
+        found = self._optional(device, "ask for GPM", pynvml.nvmlGpmQueryDeviceSupport, None)
+        return found is not None and bool(found.isSupportedDevice)
 
     def gpm_sample(self, device: str, gi_id: int | None) -> Any:
         """GPM sample of a GPU instance (None: of the whole GPU) at this moment; to be given to `gpm_free`."""
@@ -466,7 +435,8 @@ class Gpus:
             index += 1
         return name
 
-    def _uuid(self, device: str) -> str:
+    def uuid(self, device: str) -> str:
+        """UUID of a GPU by its name on this node."""
         if device not in self._uuids:
             node, _, name = device.rpartition("/")
             if node != self._node or not name.startswith("gpu") or not name[3:].isdigit():
@@ -483,7 +453,7 @@ class Gpus:
         """The GPU's handle; pynvml's own errors come out of here, so call it inside `translate_nvml_errors`."""
         if device in self._released:
             raise DeviceReleased(f"{device}: this agent has let go of it until its reset", remedy="reset it")
-        uuid = self._uuids.get(device) or self._uuid(device)
+        uuid = self._uuids.get(device) or self.uuid(device)
         if uuid not in self._handles:
             self._handles[uuid] = self._attach(device, uuid)
         return self._handles[uuid]
@@ -527,29 +497,27 @@ class Gpus:
             mig_pending=bool(pending),
         )
 
-    def _read_optional(self, device: str, verb: str, read: Callable[[Any], Any], scale: float) -> float | None:
+    def _optional(self, device: str, verb: str, read: Callable[..., T], lacking: D, *args: Any) -> T | D:
+        """What `read` makes of the GPU's handle and `args`; `lacking` where this device or driver has no such thing."""
         try:
             with translate_nvml_errors(device, verb):
-                return float(read(self._handle(device))) * scale
+                return read(self._handle(device), *args)
         except DeviceUnsupported:
-            return None
+            return lacking
+
+    def _milli(self, device: str, verb: str, read: Callable[[Any], int]) -> float | None:
+        """A reading in thousandths of a watt or joule, in whole ones."""
+        found = self._optional(device, verb, read, None)
+        return None if found is None else found * 1e-3
 
     def _clock(self, device: str, domain: int, name: str) -> int:
-        return int(
-            self._read_optional(
-                device, f"read the {name} clock", lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, domain), 1.0
-            )
-            or 0
-        )
+        return int(self._optional(device, f"read the {name} clock", pynvml.nvmlDeviceGetClockInfo, 0, domain))
 
     def _field(self, device: str, field: int) -> float | None:
         """One of nvmlDeviceGetFieldValues; None where this device or driver has no such field."""
-        try:
-            with translate_nvml_errors(device, f"read field {field}"):
-                (found,) = pynvml.nvmlDeviceGetFieldValues(self._handle(device), [field])
-        except DeviceUnsupported:
-            return None
-        if found.nvmlReturn != pynvml.NVML_SUCCESS:
+        read = pynvml.nvmlDeviceGetFieldValues
+        (found,) = self._optional(device, f"read field {field}", read, (None,), [field])
+        if found is None or found.nvmlReturn != pynvml.NVML_SUCCESS:
             return None  # a lost GPU fails the call itself
         where = VALUE_FIELDS.get(found.valueType)
         return None if where is None else float(getattr(found.value, where))

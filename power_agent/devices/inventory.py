@@ -10,6 +10,7 @@ import ctypes
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,14 +42,6 @@ class ObservedSlice:
     mig_uuid: str
     memory_mib: int
     sm_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedProcess:
-    """One compute process on a slice as the driver reports it."""
-
-    pid: int
-    memory_mib: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,16 +220,15 @@ class Inventory(Gpus):
             message = f"{key.name}: the driver reported the instance destroyed, but still lists it"
             raise DeviceError(message, remedy="retry; if it stays, reset the GPU")
 
-    def processes(self, mig_uuid: str) -> tuple[ObservedProcess, ...]:
-        """Compute processes on a MIG device (or, with MIG off, on a whole GPU by its UUID).
+    def pids(self, mig_uuid: str) -> tuple[int, ...]:
+        """Pids of the compute processes on a MIG device (or, with MIG off, on a whole GPU by its UUID).
 
         Raises:
             SliceMissing: no such MIG device any more.
         """
         with translate_nvml_errors(mig_uuid, "list processes"):
             handle = self._by_uuid(mig_uuid)
-            rows = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        return tuple(ObservedProcess(int(row.pid), int(row.usedGpuMemory or 0) // MEBIBYTE) for row in rows)
+            return tuple(int(row.pid) for row in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
 
     # --- helpers ---
 
@@ -259,10 +251,10 @@ class Inventory(Gpus):
                 break  # a driver from before MIG
             except pynvml.NVMLError_InvalidArgument:
                 break  # an older driver knows fewer constants than this pynvml
+            ask = partial(pynvml.nvmlDeviceGetGpuInstancePossiblePlacements, handle, info.id)
             count = ctypes.c_uint(0)
-            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, info.id, None, ctypes.byref(count))
-            placements = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
-            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, info.id, placements, ctypes.byref(count))
+            ask(None, ctypes.byref(count))
+            placements = _filled(pynvml.c_nvmlGpuInstancePlacement_t, count.value, ask)
             found.append(
                 Profile(
                     name=str(info.name).removeprefix("MIG "),
@@ -272,16 +264,14 @@ class Inventory(Gpus):
                     instances_max=info.instanceCount,
                     sm_count=info.multiprocessorCount,
                     memory_mib=info.memorySizeMB,
-                    placements=tuple((place.start, place.size) for place in placements[: count.value]),
+                    placements=tuple((place.start, place.size) for place in placements),
                 )
             )
         return tuple(found)
 
     def _instances(self, device: str, profile: Profile) -> list[Any]:
-        count = ctypes.c_uint(profile.instances_max)
-        instances = (pynvml.c_nvmlGpuInstance_t * profile.instances_max)()
-        pynvml.nvmlDeviceGetGpuInstances(self._handle(device), profile.id, instances, ctypes.byref(count))
-        return list(instances[: count.value])
+        ask = partial(pynvml.nvmlDeviceGetGpuInstances, self._handle(device), profile.id)
+        return _filled(pynvml.c_nvmlGpuInstance_t, profile.instances_max, ask)
 
     def _compute_instances(self, device: str, profile: Profile, instance: Any) -> list[Any]:
         """All compute instances, whatever their width: a foreign tool may have cut the GPU instance differently."""
@@ -290,13 +280,10 @@ class Inventory(Gpus):
             compute_id = self._compute_id(device, profile, instance, width) if width <= profile.compute_slices else None
             if compute_id is None:
                 continue
-            room = profile.compute_slices // width
-            count = ctypes.c_uint(room)
-            computes = (pynvml.c_nvmlComputeInstance_t * room)()
+            ask = partial(pynvml.nvmlGpuInstanceGetComputeInstances, instance, compute_id)
             # An id that the driver does not take says nothing of the instance, which is there.
             with contextlib.suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
-                pynvml.nvmlGpuInstanceGetComputeInstances(instance, compute_id, computes, ctypes.byref(count))
-                found += computes[: count.value]
+                found += _filled(pynvml.c_nvmlComputeInstance_t, profile.compute_slices // width, ask)
         return found
 
     def _observe_slice(self, device: str, profile: Profile, instance: Any) -> ObservedSlice:
@@ -362,7 +349,13 @@ class Inventory(Gpus):
         """Whoever is in the way, as far as it can be told; asked only when the driver has said IN_USE."""
         for observed in self.gpu_instances(key.device):
             if observed.key == key:
-                listed = self.processes(observed.mig_uuid) if observed.mig_uuid else ()
-                pids = [process.pid for process in listed]
+                pids = self.pids(observed.mig_uuid) if observed.mig_uuid else ()
                 return find_holders(pids, self._proc, self.minor(key.device), observed.gi_id, os.getpid())
         return find_holders((), self._proc, None, None, os.getpid())
+
+
+def _filled(kind: Any, room: int, ask: Callable[[Any, Any], Any]) -> list[Any]:
+    """What a call of NVML writes into an array with room for so many, and counts."""
+    count, rows = ctypes.c_uint(room), (kind * room)()
+    ask(rows, ctypes.byref(count))
+    return list(rows[: count.value])

@@ -6,6 +6,7 @@ Nothing is changed: nothing here creates, destroys, locks or sets anything, and 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -56,7 +57,7 @@ def hardware_report(inventory: Inventory, found: Capabilities, pause: Callable[[
                 "clocks": _clocks(inventory, device.device),
                 "power": _power(inventory, device.device),
                 "mig": _mig(inventory, device),
-                "capabilities": _capabilities(found, device.device),
+                "capabilities": {name: why or "yes" for name, why in found.devices[device.device].items()},
             }
             for device in devices
         ],
@@ -80,7 +81,7 @@ def _identity(inventory: Inventory, device: ObservedDevice) -> dict[str, Any]:
         "architecture": answer_of(lambda: inventory.architecture(name)),
         "virtualization": answer_of(lambda: inventory.virtualization(name)),
         "recovery_action": answer_of(lambda: inventory.recovery_action(name)),
-        "processes": answer_of(lambda: len(inventory.processes(device.uuid))),
+        "processes": answer_of(lambda: len(inventory.pids(device.uuid))),
     }
 
 
@@ -114,27 +115,13 @@ def _power(inventory: Inventory, name: str) -> dict[str, Any]:
         found = inventory.power_limits(name)
         return None if found is None else [found.min_w, found.default_w, found.max_w]
 
-    return {
-        "limit_w": answer_of(lambda: inventory.power_limit_w(name)),
-        "min_default_max_w": answer_of(limits),
-    }
+    return {"limit_w": answer_of(lambda: inventory.power_limit_w(name)), "min_default_max_w": answer_of(limits)}
 
 
 def _mig(inventory: Inventory, device: ObservedDevice) -> dict[str, Any]:
     def profiles() -> list[dict[str, Any]]:
-        return [
-            {
-                "name": profile.name,
-                "constant": profile.constant,
-                "id": profile.id,
-                "compute_slices": profile.compute_slices,
-                "instances_max": profile.instances_max,
-                "sm_count": profile.sm_count,
-                "memory_mib": profile.memory_mib,
-                "placements": sorted(profile.placements),
-            }
-            for profile in inventory.profiles(device.device)
-        ]
+        found = inventory.profiles(device.device)
+        return [{**asdict(profile), "placements": sorted(profile.placements)} for profile in found]
 
     def instances() -> list[dict[str, Any]]:
         return [
@@ -149,10 +136,6 @@ def _mig(inventory: Inventory, device: ObservedDevice) -> dict[str, Any]:
         "profiles": answer_of(profiles),
         "instances": answer_of(instances),
     }
-
-
-def _capabilities(found: Capabilities, name: str) -> dict[str, str]:
-    return {capability: why or "yes" for capability, why in found.devices[name].items()}
 
 
 def cpu_report(node: str, powercap: Path, clock: WallClock) -> dict[str, Any]:

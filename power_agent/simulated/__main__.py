@@ -5,9 +5,8 @@ import sys
 from collections.abc import Sequence
 
 from power_agent.simulated.node_server import NodeServer
-from power_agent.simulated.settings import NodeSettings, parse
+from power_agent.simulated.settings import parse
 from trefoil.core import errors
-from trefoil.core.catalog import Catalog
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.repository import load_catalog
 from trefoil.runtime.telemetry import setup_logging
@@ -19,15 +18,11 @@ def main(argv: Sequence[str]) -> int:
         settings = parse(argv)
         setup_logging("node", settings.log_level, settings.log_json)
         catalog = load_catalog(settings.model_repository, settings.profile_overrides)
-        asyncio.run(_run(settings, catalog))
+        asyncio.run(NodeServer(settings, catalog, WallClock()).run())
     except errors.TrefoilError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-async def _run(settings: NodeSettings, catalog: Catalog) -> None:
-    await NodeServer(settings, catalog, WallClock()).run()
 
 
 if __name__ == "__main__":

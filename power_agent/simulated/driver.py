@@ -7,12 +7,13 @@ driver went away. `calls` puts NVML's symbols over it, `machine` adds power, fau
 """
 
 import uuid
+from collections.abc import Sequence
 from typing import Final, TypeVar
 
 import numpy as np
 
 from power_agent.devices.instance_holders import PERSISTENCED
-from power_agent.devices.xid_events import FATAL_XIDS
+from power_agent.devices.xid_events import FATAL_XIDS, LOST_XID
 from power_agent.simulated.clients import PERSISTENCED_PID, Clients
 from power_agent.simulated.gpu_models import COMPUTE_SLICES, GI_IDS, GiProfile, GpuModel
 from power_agent.simulated.gpu_state import (
@@ -23,7 +24,7 @@ from power_agent.simulated.gpu_state import (
     Nvml,
     NvmlFault,
 )
-from power_agent.simulated.monitoring import EventSets, GpmSamples, Xid
+from power_agent.simulated.monitoring import EventSets, GpmSamples
 
 UUID_NAMESPACE: Final = uuid.UUID("6f1c2f5e-0a53-5e0b-9d0c-7c1f6b1f7a10")
 LOAD_SHIFT: Final = 32
@@ -35,7 +36,7 @@ FOUR_WITH_THREE_SINCE: Final = 510  # older drivers refuse 4g beside 3g: 18 maxi
 GPU_RESET: Final = 1  # NVML_GPU_RECOVERY_ACTION_GPU_RESET
 
 Target = Gpu | GpuInstance | ComputeInstance
-LivingT = TypeVar("LivingT", GpuInstance, ComputeInstance)
+TargetT = TypeVar("TargetT", bound=Target)
 
 
 class Driver:
@@ -140,14 +141,13 @@ class Driver:
     def keep_listed(self, target: GpuInstance | ComputeInstance) -> None:
         """Keep an instance listed by a dead handle, when somebody else is about to destroy it; with `stale_listing`."""
         if self.stale_listing and target in self._handle_of:
-            gpu = target.gpu if isinstance(target, GpuInstance) else target.gi.gpu
             kind = target.profile.id if isinstance(target, GpuInstance) else STALE_MIG_DEVICE
-            gpu.stale_listed.append((kind, self._handle_of[target]))
+            target.gpu.stale_listed.append((kind, self._handle_of[target]))
 
     def _target(self, handle: int, stale: Nvml) -> Target:
         if handle in self._handles:
             target = self._handles[handle]
-            self.clients.attach(_gpu_of(target).index)
+            self.clients.attach(target.gpu.index)
             return target
         raise NvmlFault(Nvml.UNINITIALIZED if self.is_earlier_load(handle) else stale)
 
@@ -156,9 +156,7 @@ class Driver:
         target = self._target(handle, Nvml.NOT_FOUND)
         if isinstance(target, GpuInstance):
             raise NvmlFault(Nvml.INVALID_ARGUMENT)
-        if (target if isinstance(target, Gpu) else target.gi.gpu).lost:
-            raise NvmlFault(Nvml.GPU_IS_LOST)
-        return target
+        return _unless_lost(target)
 
     def gpu(self, handle: int, mig_refusal: Nvml = Nvml.NOT_SUPPORTED) -> Gpu:
         """Physical GPU of a handle; power, energy and clocks know no MIG device."""
@@ -179,20 +177,14 @@ class Driver:
         target = self._target(handle, Nvml.INVALID_ARGUMENT)
         if not isinstance(target, GpuInstance):
             raise NvmlFault(Nvml.INVALID_ARGUMENT)
-        return self._unless_lost(target, target.gpu)
+        return _unless_lost(target)
 
     def compute_instance(self, handle: int) -> ComputeInstance:
         """Compute instance of a handle."""
         target = self._target(handle, Nvml.INVALID_ARGUMENT)
         if not isinstance(target, ComputeInstance):
             raise NvmlFault(Nvml.INVALID_ARGUMENT)
-        return self._unless_lost(target, target.gi.gpu)
-
-    @staticmethod
-    def _unless_lost(target: LivingT, gpu: Gpu) -> LivingT:
-        if gpu.lost:
-            raise NvmlFault(Nvml.GPU_IS_LOST)
-        return target
+        return _unless_lost(target)
 
     def by_uuid(self, wanted: str) -> Gpu | ComputeInstance:
         """GPU or MIG device of a UUID; NOT_FOUND when there is none."""
@@ -255,7 +247,7 @@ class Driver:
 
     def lose(self, gpu: Gpu) -> None:
         """Let a GPU fall off the bus: Xid 79 for those who listen, GPU_IS_LOST for everybody, until a reset."""
-        self.xid(gpu, Xid.FELL_OFF_THE_BUS)
+        self.xid(gpu, LOST_XID)
         gpu.lost = True
 
     def xid(self, gpu: Gpu, code: int, instance: GpuInstance | None = None) -> None:
@@ -298,7 +290,7 @@ class Driver:
         by_compute = (COMPUTE_SLICES - compute_used) // profile.compute_slices
         return min(len(self.free_starts(gpu, profile)), profile.instances_max - peers, by_compute)
 
-    def create_gpu_instance(self, gpu: Gpu, profile_id: int, placement: tuple[int, int] | None = None) -> GpuInstance:
+    def create_gpu_instance(self, gpu: Gpu, profile_id: int, placement: Sequence[int] | None = None) -> GpuInstance:
         """Create a GPU instance; INSUFFICIENT_RESOURCES also when the very same one exists already, as on hardware."""
         if not gpu.mig_current:
             raise NvmlFault(Nvml.NOT_SUPPORTED)
@@ -340,7 +332,7 @@ class Driver:
         raise NvmlFault(Nvml.NOT_SUPPORTED)
 
     def create_compute_instance(
-        self, instance: GpuInstance, ci_profile_id: int, placement: tuple[int, int] | None = None
+        self, instance: GpuInstance, ci_profile_id: int, placement: Sequence[int] | None = None
     ) -> ComputeInstance:
         """Create a compute instance, and with it a MIG device under a UUID of its own."""
         width = self.ci_width(instance, ci_profile_id)
@@ -360,7 +352,7 @@ class Driver:
 
     def destroy_compute_instance(self, compute: ComputeInstance) -> None:
         """Destroy a compute instance; IN_USE while a process has a context on it."""
-        if any(process.compute is compute for process in compute.gi.gpu.processes.values()):
+        if any(process.compute is compute for process in compute.gpu.processes.values()):
             raise NvmlFault(Nvml.IN_USE)
         self._drop_compute(compute)
 
@@ -377,10 +369,9 @@ class Driver:
 
     def attach(self, pid: int, target: Gpu | ComputeInstance, memory_mib: int) -> None:
         """Open a context of a process on a slice. CUDA refuses a whole GPU whose MIG mode is on."""
-        gpu = target if isinstance(target, Gpu) else target.gi.gpu
-        if isinstance(target, Gpu) and gpu.mig_current:
+        if isinstance(target, Gpu) and target.mig_current:
             raise NvmlFault(Nvml.INVALID_ARGUMENT)
-        gpu.processes[pid] = DriverProcess(pid, None if isinstance(target, Gpu) else target, memory_mib)
+        target.gpu.processes[pid] = DriverProcess(pid, None if isinstance(target, Gpu) else target, memory_mib)
 
     def detach(self, pid: int) -> None:
         """Close all contexts of a process that is gone."""
@@ -413,10 +404,10 @@ class Driver:
         gpu.power_limit_w = limit_w
 
 
-def _gpu_of(target: Target) -> Gpu:
-    if isinstance(target, Gpu):
-        return target
-    return target.gpu if isinstance(target, GpuInstance) else target.gi.gpu
+def _unless_lost(target: TargetT) -> TargetT:
+    if target.gpu.lost:
+        raise NvmlFault(Nvml.GPU_IS_LOST)
+    return target
 
 
 def _snapped(clocks_mhz: tuple[int, ...], low_mhz: int, high_mhz: int) -> tuple[int, int]:

@@ -11,7 +11,7 @@ Power sensors sample for a quarter of the time (GA100) or average over a second.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -62,11 +62,7 @@ class SliceAccount:
     def truth(self) -> dict[str, Any]:
         """True energy and work of the slice by version, as JSON values."""
         return {
-            "slice_type": self.slice_type,
-            "start": self.start,
-            "size": self.size,
-            "generation": self.generation,
-            "mig_uuid": self.mig_uuid,
+            **asdict(replace(self, versions={})),
             "active_j": sum(version.active_j for version in self.versions.values()),
             "versions": [asdict(version) for version in self.versions.values()],
         }

@@ -7,7 +7,6 @@ no model of its own: NVML calls it what it is called in MIG mode. A board that n
 name of its type, `gpu:<board>:...`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -98,16 +97,6 @@ class GpuModel:
         """Whether the model has MIG profiles."""
         return bool(self.profiles)
 
-    @property
-    def clock_min_mhz(self) -> int:
-        """Lowest SM clock."""
-        return self.clocks_mhz[0]
-
-    @property
-    def clock_max_mhz(self) -> int:
-        """Highest SM clock."""
-        return self.clocks_mhz[-1]
-
     def profile(self, profile_id: int) -> GiProfile | None:
         """MIG profile by its id; None when the model lacks it."""
         return next((profile for profile in self.profiles if profile.id == profile_id), None)
@@ -116,38 +105,28 @@ class GpuModel:
 def _profiles(kind: DeviceType, driver: DriverRow) -> tuple[GiProfile, ...]:
     """The seven profiles that all 8-slice GPUs share, or the five of an A30, with a board's names and sizes."""
     of = {slice_type.compute_slices: slice_type for slice_type in kind.slice_types}
+    rows: tuple[tuple[str, int, int, int, int, int, SliceType | SliceSize, tuple[int, ...]], ...]
     if driver.double_1g is None:
-        return _four_slice_profiles(of)
-    double = driver.double_1g
-    double_name = "1g." + of[2].name.partition(".")[2]
-    rows: tuple[tuple[str, int, int, int, int, int, SliceType | SliceSize, tuple[int, ...]], ...] = (
-        (of[1].name, 0, 19, 1, 1, 7, of[1], _ONES),
-        (of[1].name + "+me", 7, 20, 1, 1, 1, of[1], _ONES),
-        (double_name, 9, 15, 1, 2, 4, double, _DOUBLE_ONES),
-        (of[2].name, 1, 14, 2, 2, 3, of[2], _TWOS),
-        (of[3].name, 2, 9, 3, 4, 2, of[3], _THREES),
-        (of[4].name, 3, 5, 4, 4, 1, of[4], _FIRST),
-        (of[7].name, 4, 0, 7, 8, 1, of[7], _FIRST),
-    )
+        rows = (  # starts of an A30: nobody has shown in which order its driver tries them
+            (of[1].name, 0, 14, 1, 1, 4, of[1], of[1].starts),
+            (of[1].name + "+me", 7, 21, 1, 1, 1, of[1], of[1].starts),
+            (of[2].name, 1, 5, 2, 2, 2, of[2], of[2].starts),
+            (of[2].name + "+me", 8, 6, 2, 2, 1, of[2], of[2].starts),
+            (of[4].name, 3, 0, 4, 4, 1, of[4], of[4].starts),
+        )
+    else:
+        rows = (
+            (of[1].name, 0, 19, 1, 1, 7, of[1], _ONES),
+            (of[1].name + "+me", 7, 20, 1, 1, 1, of[1], _ONES),
+            ("1g." + of[2].name.partition(".")[2], 9, 15, 1, 2, 4, driver.double_1g, _DOUBLE_ONES),
+            (of[2].name, 1, 14, 2, 2, 3, of[2], _TWOS),
+            (of[3].name, 2, 9, 3, 4, 2, of[3], _THREES),
+            (of[4].name, 3, 5, 4, 4, 1, of[4], _FIRST),
+            (of[7].name, 4, 0, 7, 8, 1, of[7], _FIRST),
+        )
     return tuple(
         GiProfile(name, constant, profile_id, compute, memory, most, size.sm_count, size.memory_mib, starts)
         for name, constant, profile_id, compute, memory, most, size, starts in rows
-    )
-
-
-def _four_slice_profiles(of: Mapping[int, SliceType]) -> tuple[GiProfile, ...]:
-    rows = (  # starts of an A30: nobody has shown in which order its driver tries them
-        (of[1].name, 0, 14, 1, 4),
-        (of[1].name + "+me", 7, 21, 1, 1),
-        (of[2].name, 1, 5, 2, 2),
-        (of[2].name + "+me", 8, 6, 2, 1),
-        (of[4].name, 3, 0, 4, 1),
-    )
-    return tuple(
-        GiProfile(
-            name, constant, profile_id, width, width, most, of[width].sm_count, of[width].memory_mib, of[width].starts
-        )
-        for name, constant, profile_id, width, most in rows
     )
 
 
@@ -190,11 +169,3 @@ def gpu_model(name: str) -> GpuModel:
         power_average_s=driver.power_average_s,
         power_duty=driver.power_duty_s,
     )
-
-
-A100_40GB: Final = gpu_model("A100-SXM4-40GB")
-A100_80GB: Final = gpu_model("A100-SXM4-80GB")
-H100_80GB: Final = gpu_model("H100-SXM5-80GB")
-V100_32GB: Final = gpu_model("Tesla V100-SXM2-32GB")
-T4: Final = gpu_model("Tesla T4")
-P4: Final = gpu_model("Tesla P4")

@@ -52,6 +52,11 @@ class ComputeInstance:
     start: int
     mig_uuid: str
 
+    @property
+    def gpu(self) -> "Gpu":
+        """GPU that it is on."""
+        return self.gi.gpu
+
 
 @dataclass(slots=True, eq=False)
 class GpuInstance:
@@ -114,12 +119,15 @@ class Gpu:
     instances: dict[int, GpuInstance] = field(default_factory=dict)
     processes: dict[int, DriverProcess] = field(default_factory=dict)
     busy_s: dict[int, tuple[float, float]] = field(default_factory=dict)  # for GPM: generation (0: GPU) -> busy, dense
-    stale_listed: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # (profile id, dead handle) that listings still show
+    stale_listed: list[tuple[int, int]] = field(default_factory=list)  # (profile id, dead handle) still listed
 
     def __post_init__(self) -> None:
         self.power_limit_w = self.power_limit_w or self.model.power_limit_w[1]
+
+    @property
+    def gpu(self) -> "Gpu":
+        """Itself, as an instance names the GPU that it is on."""
+        return self
 
     def lock_mhz(self, now_s: float) -> tuple[int, int] | None:
         """Locked clock range that the clock follows now; None: not locked."""
@@ -127,18 +135,13 @@ class Gpu:
 
     def clock_at_mhz(self, now_s: float) -> int:
         """SM clock: with a context the top of its range, without one the bottom; locks narrow the range."""
-        low, _ = self.lock_mhz(now_s) or (self.model.clock_min_mhz, 0)
+        low, _ = self.lock_mhz(now_s) or (self.model.clocks_mhz[0], 0)
         return self.serving_clock_at_mhz(now_s) if self.processes else low
 
     def serving_clock_at_mhz(self, now_s: float) -> int:
         """SM clock of a GPU that computes: the top of the range, unless power or heat hold it back."""
-        _, high = self.lock_mhz(now_s) or (0, self.application_mhz or self.model.clock_max_mhz)
+        _, high = self.lock_mhz(now_s) or (0, self.application_mhz or self.model.clocks_mhz[-1])
         return min([high, *(cap for cap in (self.throttle_mhz, self.thermal_mhz) if cap is not None)])
-
-    @property
-    def clock_mhz(self) -> int:
-        """SM clock once it has settled."""
-        return self.clock_at_mhz(float("inf"))
 
     @property
     def serving_clock_mhz(self) -> int:

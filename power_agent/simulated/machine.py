@@ -264,8 +264,7 @@ class Machine:
             draws: dict[int, list[PowerDraw]] = {gpu.index: [] for gpu in self.driver.gpus}
             for load in loads:
                 target = self.target(load.uuid)
-                index = target.index if isinstance(target, Gpu) else target.gi.gpu.index
-                draws[index].append(self._draw(target, load))
+                draws[target.gpu.index].append(self._draw(target, load))
             for gpu in self.driver.gpus:
                 serving = any(pid in self._serving for pid in gpu.processes)
                 self.integrate(gpu, dt_s, draws[gpu.index], serving)
@@ -277,11 +276,8 @@ class Machine:
         version.busy_s += load.busy_s
         version.batches += load.batches
         version.items += load.items
-        on = [
-            process.pid
-            for process in (target if isinstance(target, Gpu) else target.gi.gpu).processes.values()
-            if process.compute is (None if isinstance(target, Gpu) else target)
-        ]
+        compute = None if isinstance(target, Gpu) else target
+        on = (process.pid for process in target.gpu.processes.values() if process.compute is compute)
         warm = any(pid in self._serving for pid in on)
         return PowerDraw(account.slice_type, load.busy_s, load.density, version if warm else None, account.generation)
 

@@ -1,31 +1,19 @@
 """What clients of the simulated driver allocate to watch it: event sets (Xid errors) and GPM samples (Hopper).
 
-Both are bounded, because a killed client frees nothing: the oldest goes when there are too many. A GPM sample keeps
-what its GPU or GPU instance had worked so far. Two samples of different generations of one GPU-instance id give
-nonsense, as on hardware: ids are reused."""
+A GPM sample keeps what its GPU or GPU instance had worked so far. Two samples of different generations of one
+GPU-instance id give nonsense, as on hardware: ids are reused."""
 
 from collections import deque
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from power_agent.simulated.gpu_state import Gpu, GpuInstance, Nvml, NvmlFault
 
+T = TypeVar("T")
 SETS_MAX: Final = 64
 EVENTS_MAX: Final = 256
 XID_EVENT: Final = 0x8  # nvmlEventTypeXidCriticalError
 NONE_ID: Final = 0xFFFFFFFF
-
-
-class Xid(IntEnum):
-    """Errors that the driver reports of a GPU (NVIDIA's list of Xid errors)."""
-
-    APPLICATION = 13
-    PAGE_FAULT = 31
-    CHANNEL_STOPPED = 43
-    DOUBLE_BIT_ECC = 48
-    FELL_OFF_THE_BUS = 79
-    CONTAINED_ECC = 94
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +32,42 @@ class _EventSet:
     queue: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
 
 
-class EventSets:
+class _Allocated(Generic[T]):
+    """What clients have allocated, by handle; bounded, as killed clients free nothing."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._by_handle = most, dict[int, T]()
+
+    def clear(self) -> None:
+        """Forget all: their handles are void."""
+        self._by_handle.clear()
+
+    def free(self, handle: int) -> None:
+        """Free one."""
+        self._get(handle)
+        del self._by_handle[handle]
+
+    def _add(self, handle: int, value: T) -> int:
+        if len(self._by_handle) >= self._most:
+            del self._by_handle[next(iter(self._by_handle))]
+        self._by_handle[handle] = value
+        return handle
+
+    def _get(self, handle: int) -> T:
+        if handle not in self._by_handle:
+            raise NvmlFault(Nvml.INVALID_ARGUMENT)
+        return self._by_handle[handle]
+
+
+class EventSets(_Allocated[_EventSet]):
     """Event sets of a driver load."""
 
     def __init__(self) -> None:
-        self._sets: dict[int, _EventSet] = {}
+        super().__init__(SETS_MAX)
 
-    def clear(self) -> None:
-        """Forget all event sets."""
-        self._sets.clear()
-
-    def create(self, handle: int) -> None:
-        """Create an event set under this handle; the oldest goes when there are too many."""
-        if len(self._sets) >= SETS_MAX:
-            del self._sets[next(iter(self._sets))]
-        self._sets[handle] = _EventSet()
-
-    def free(self, handle: int) -> None:
-        """Free an event set."""
-        self._get(handle)
-        del self._sets[handle]
+    def create(self, handle: int) -> int:
+        """Create an event set under this handle, and return it; the oldest goes when there are too many."""
+        return self._add(handle, _EventSet())
 
     def register(self, handle: int, index: int, mask: int) -> None:
         """Register a GPU with an event set; only errors (Xid) are simulated."""
@@ -73,7 +77,7 @@ class EventSets:
 
     def post(self, index: int, device: int, code: int, gi_id: int | None = None) -> None:
         """Post an Xid of a GPU to every event set that it is registered with."""
-        for found in self._sets.values():
+        for found in self._by_handle.values():
             if found.masks.get(index, 0) & XID_EVENT:
                 found.queue.append(Event(device, XID_EVENT, int(code), NONE_ID if gi_id is None else gi_id))
 
@@ -87,11 +91,6 @@ class EventSets:
         if not queue:
             raise NvmlFault(Nvml.TIMEOUT)
         return queue.popleft()
-
-    def _get(self, handle: int) -> _EventSet:
-        if handle not in self._sets:
-            raise NvmlFault(Nvml.INVALID_ARGUMENT)
-        return self._sets[handle]
 
 
 SAMPLES_MAX: Final = 1024
@@ -111,36 +110,25 @@ class Sample:
     dense_s: float
 
 
-class GpmSamples:
-    """GPM samples that clients have allocated; bounded, as killed clients free nothing."""
+class GpmSamples(_Allocated[Sample | None]):
+    """GPM samples of a driver load; None: allocated, and not taken yet."""
 
     def __init__(self) -> None:
-        self._samples: dict[int, Sample | None] = {}
+        super().__init__(SAMPLES_MAX)
 
-    def clear(self) -> None:
-        """Forget all samples."""
-        self._samples.clear()
-
-    def allocate(self, handle: int) -> None:
-        """Allocate a sample under this handle; the oldest goes when there are too many."""
-        if len(self._samples) >= SAMPLES_MAX:
-            del self._samples[next(iter(self._samples))]
-        self._samples[handle] = None
-
-    def free(self, handle: int) -> None:
-        """Free a sample."""
-        self._known(handle)
-        del self._samples[handle]
+    def allocate(self, handle: int) -> int:
+        """Allocate a sample under this handle, and return it; the oldest goes when there are too many."""
+        return self._add(handle, None)
 
     def record(self, handle: int, gpu: Gpu, instance: GpuInstance | None, now_s: float) -> None:
         """Take a sample of a GPU, or of one GPU instance."""
-        self._known(handle)
+        self._get(handle)
         busy_s, dense_s = gpu.busy_s.get(instance.generation if instance else WHOLE_GPU, (0.0, 0.0))
-        self._samples[handle] = Sample(now_s, busy_s, dense_s)
+        self._by_handle[handle] = Sample(now_s, busy_s, dense_s)
 
     def metrics(self, first: int, second: int, wanted: list[int]) -> list[dict[str, Any]]:
         """Mean of each metric between two samples [percent], with a return code of its own."""
-        before, after = self._known(first), self._known(second)
+        before, after = self._get(first), self._get(second)
         if before is None or after is None:
             raise NvmlFault(Nvml.INVALID_ARGUMENT)
         span_s = after.at_s - before.at_s
@@ -155,8 +143,3 @@ class GpmSamples:
                 percent = min(max(SCALE[metric] * done_s / span_s, 0.0), 100.0)
                 found.append({"nvmlReturn": int(Nvml.SUCCESS), "value": percent})
         return found
-
-    def _known(self, handle: int) -> Sample | None:
-        if handle not in self._samples:
-            raise NvmlFault(Nvml.INVALID_ARGUMENT)
-        return self._samples[handle]

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import structlog
@@ -19,6 +19,7 @@ from power_agent.runtimes.process import ProcessRuntime
 from power_agent.simulated.energy import PowerDraw, SliceAccount, VersionAccount
 from power_agent.simulated.gpu_state import Gpu
 from power_agent.simulated.machine import CONTEXT_MIB, Machine
+from power_agent.simulated.node_client import PaceSummary
 from power_agent.simulated.pace_file import PacedWork, PaceFile
 from power_agent.simulated.workload import Workload
 from power_agent.triton.slice_launch import SliceLaunch
@@ -70,7 +71,7 @@ class SimulatedNode:
         self._slice_processes: dict[str, SliceProcess] = {}  # by the incarnation of their Triton
         self._starts = 0
         self._last_s = machine.driver.now_s = now_s
-        self._work_total = PacedWork(0, 0, 0.0, 0, 0, 0, 0.0)
+        self.work_total = PaceSummary()
 
     # --- processes ---
 
@@ -82,7 +83,7 @@ class SimulatedNode:
             StartError: the program does not start, or the tag runs another.
         """
         target = self.machine.target(launch.env.get("CUDA_VISIBLE_DEVICES", ""))
-        gpu = target if isinstance(target, Gpu) else target.gi.gpu
+        gpu = target.gpu
         account = self.machine.account(target)
         self._starts += 1
         workload, clock_mhz = self._workloads[gpu.model.name], gpu.serving_clock_mhz
@@ -163,7 +164,7 @@ class SimulatedNode:
             account.batches += work.batches
             account.items += work.items
             process.batches += work.batches
-            self._work_total = _add(self._work_total, work)
+            self.work_total = _add(self.work_total, work)
             booked = account if warm else None
             generation = process.account.generation
             draws.append(PowerDraw(process.account.slice_type, work.busy_s * scale, density, booked, generation))
@@ -177,36 +178,17 @@ class SimulatedNode:
         density = loaded.density(process.mean_batch.get(key, 1.0))
         return VersionAccount(loaded.family, loaded.variant, loaded.version), density
 
-    # --- what others may see ---
-
     def reload(self, load_number: int) -> None:
         """Reload the driver: whatever computes on its slices dies with it."""
         self.runtime.kill_all()
         self.machine.reload(load_number)
 
-    def pace_summary(self) -> dict[str, Any]:
-        """Batches, items and overruns of all padded models since the node started, as JSON values."""
-        total = self._work_total
-        return {
-            "batches": total.batches,
-            "items": total.items,
-            "overruns": total.overruns,
-            "overrun_s": total.overrun_s,
-            "busy_s": total.busy_s,
-        }
 
-    def truth(self) -> dict[str, Any]:
-        """True energy split since the node started."""
-        return self.machine.truth()
-
-
-def _add(total: PacedWork, work: PacedWork) -> PacedWork:
-    return PacedWork(
-        0,
-        0,
-        total.busy_s + work.busy_s,
+def _add(total: PaceSummary, work: PacedWork) -> PaceSummary:
+    return PaceSummary(
         total.batches + work.batches,
         total.items + work.items,
         total.overruns + work.overruns,
         total.overrun_s + work.overrun_s,
+        total.busy_s + work.busy_s,
     )

@@ -18,6 +18,7 @@ from typing import Any, Final
 from power_agent.devices.errors import NodeRefused, NodeUnreachable
 
 FRAME: Final = struct.Struct("<I")
+CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: process, user, group
 FRAME_BYTES_MAX: Final = 16 * 2**20
 POOL_CONNECTIONS_MAX: Final = 8
 
@@ -26,11 +27,11 @@ POOL_CONNECTIONS_MAX: Final = 8
 class PaceSummary:
     """Work of padded models since the node started. Overrun: a batch whose real work outlasted its drawn time."""
 
-    batches: int
-    items: int
-    overruns: int
-    overrun_s: float
-    busy_s: float
+    batches: int = 0
+    items: int = 0
+    overruns: int = 0
+    overrun_s: float = 0.0
+    busy_s: float = 0.0
 
 
 class NodeClient:
@@ -138,6 +139,12 @@ class NodeClient:
                 self._idle.append(connection)
                 return
         connection.close()
+
+
+def peer_pid(connection: socket.socket) -> int:
+    """Pid of the process at the other end of a Unix socket; 0: it has no number here, being in another container."""
+    pid, _uid, _gid = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    return int(pid)
 
 
 def _read_frame(connection: socket.socket) -> bytes:

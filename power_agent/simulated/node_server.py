@@ -8,15 +8,15 @@ at a time per connection; connections are served concurrently, so a slow stop bl
 """
 
 import asyncio
+import functools
 import inspect
 import json
 import os
 import signal
 import socket
-import struct
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import asdict
@@ -35,7 +35,7 @@ from power_agent.runtimes.process import ProcessRuntime
 from power_agent.simulated.interference import Interference
 from power_agent.simulated.machine import SETTLE_S, Machine
 from power_agent.simulated.node import SimulatedNode
-from power_agent.simulated.node_client import FRAME, FRAME_BYTES_MAX
+from power_agent.simulated.node_client import FRAME, FRAME_BYTES_MAX, peer_pid
 from power_agent.simulated.settings import NodeSettings
 from power_agent.simulated.workload import Workload
 from power_agent.triton.slice_launch import SliceLaunch
@@ -44,6 +44,7 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import device_type
 from trefoil.runtime import config
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.files import replace_file
 
 log = structlog.get_logger()
 
@@ -52,7 +53,7 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 STOPS_MAX: Final = 64  # that wait at one time
 LAUNCH: Final = TypeAdapter(SliceLaunch)
 CONFINEMENT: Final = TypeAdapter(Confinement)
-CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
+SIGNATURE_OF: Final = functools.cache(inspect.signature)
 
 _client: ContextVar[int] = ContextVar("client")  # pid at the other end of the connection that is served
 
@@ -76,20 +77,19 @@ class NodeServer:
         runtime = ProcessRuntime(self._directory / "processes", no_groups, clock, boot_id(), owned=True)
         pace_dir, now_s = self._directory / "pace", clock.monotonic_s()
         self.node = SimulatedNode(machine, runtime, workloads, pace_dir, settings.seed, now_s)
-        self._ops: dict[str, Callable[..., Awaitable[Any]]] = {
+        self._ops: dict[str, Callable[..., Any]] = {
             "nvml": self._nvml,
             "process_start": self._process_start,
-            "process_list": self._process_list,
+            "process_list": lambda: [asdict(one) for one in self.node.list_processes()],
             "process_stop": self._process_stop,
             "process_forget": self._process_forget,
-            "pace_summary": self._pace_summary,
-            "truth": self._truth,
-            "holders": self._holders,
+            "pace_summary": lambda: asdict(self.node.work_total),
+            "truth": machine.truth,
+            "holders": lambda index: machine.driver.holders(machine.gpu(index)),  # as (pid, name)
             "describe": self._describe,
             "admin": self._admin,
-            "shutdown": self._shutdown,
+            "shutdown": self._stop.set,
         }
-        self._signatures = {op.__name__: inspect.signature(op) for op in self._ops.values()}
 
     @property
     def _directory(self) -> Path:
@@ -163,7 +163,7 @@ class NodeServer:
         handler = asyncio.current_task()
         assert handler is not None
         self._handlers.add(handler)
-        pid = _peer_pid(writer)
+        pid = peer_pid(writer.get_extra_info("socket"))
         _client.set(pid)
         self._connections[pid] += 1
         try:
@@ -189,13 +189,13 @@ class NodeServer:
         try:
             request = json.loads(frame)
             operation = self._ops[request.pop("op")]
-            call = self._signatures[operation.__name__].bind(**request)
+            SIGNATURE_OF(operation).bind(**request)
         except (json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
-            return {
-                "error": f"malformed request ({error!r}). Remedy: an op of {', '.join(self._ops)}, with its arguments"
-            }
+            remedy = f"an op of {', '.join(self._ops)}, with its arguments"
+            return {"error": f"malformed request ({error!r}). Remedy: {remedy}"}
         try:
-            return {"result": await operation(*call.args, **call.kwargs)}
+            answer = operation(**request)
+            return {"result": await answer if inspect.isawaitable(answer) else answer}
         except ValidationError as error:
             return {"error": f"malformed request ({error}). Remedy: start node and agent from one version"}
         except errors.TrefoilError as error:
@@ -219,9 +219,6 @@ class NodeServer:
         log.info("process started", tag=tag, pid=started.id)
         return asdict(started)
 
-    async def _process_list(self) -> list[dict[str, Any]]:
-        return [asdict(one) for one in self.node.list_processes()]
-
     async def _process_stop(self, tag: str, kill_after_s: float) -> None:
         await asyncio.to_thread(self.node.runtime.stop, tag, kill_after_s)
         self.node.list_processes()  # its slice is free when this is answered
@@ -229,17 +226,7 @@ class NodeServer:
     async def _process_forget(self, tag: str) -> None:
         await asyncio.to_thread(self.node.runtime.forget, tag)  # waits while it is being stopped
 
-    async def _pace_summary(self) -> dict[str, Any]:
-        return self.node.pace_summary()
-
-    async def _truth(self) -> dict[str, Any]:
-        return self.node.truth()
-
-    async def _holders(self, index: int) -> list[tuple[int, str]]:
-        """Processes that have a GPU open, as (pid, name)."""
-        return list(self.node.driver.holders(self.node.machine.gpu(index)))
-
-    async def _describe(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         return {
             "node": self._settings.node,
             "simulated": True,
@@ -252,7 +239,7 @@ class NodeServer:
             "faults": self.node.machine.faults.summary(),
         }
 
-    async def _admin(self, verb: str, args: dict[str, Any]) -> Any:
+    def _admin(self, verb: str, args: dict[str, Any]) -> Any:
         """Verbs: fault, clear_faults (FaultPlan), reload_driver, and every method of Interference."""
         machine = self.node.machine
         verbs: dict[str, Callable[..., Any]] = {
@@ -276,13 +263,7 @@ class NodeServer:
         self._write_load_id()
 
     def _write_load_id(self) -> None:
-        marker = self._directory / "driver_load_id"
-        fresh = marker.with_suffix(".new")
-        fresh.write_text(self.driver_load_id + "\n")
-        fresh.replace(marker)  # no reader sees half of it
-
-    async def _shutdown(self) -> None:
-        self._stop.set()
+        replace_file(self._directory / "driver_load_id", self.driver_load_id + "\n", sync=False)
 
 
 INTERFERENCE_VERBS: Final = tuple(name for name in vars(Interference) if not name.startswith("_"))
@@ -310,11 +291,6 @@ def build_machine(settings: NodeSettings, load_number: int = 1) -> Machine:
 
 def _load_number(driver_load_id: str) -> int:
     return uuid.UUID(driver_load_id).int % 2**24 + 1
-
-
-def _peer_pid(writer: asyncio.StreamWriter) -> int:
-    connection: socket.socket = writer.get_extra_info("socket")
-    return int(CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[0])
 
 
 def listens(path: str) -> bool:

@@ -6,6 +6,7 @@ slot of its own, pads each batch to a time drawn from the table and adds up ther
 """
 
 import mmap
+import operator
 import os
 import struct
 import zlib
@@ -29,9 +30,7 @@ SLOT: Final = struct.Struct("<IIQQQQQQIf")
 SLOTS_AT: Final = 64
 SLOTS: Final = 64
 ENTRIES_AT: Final = SLOTS_AT + SLOTS * SLOT.size
-STALLED_SERVICE_TIMES: Final = (
-    8  # a batch that runs longer than this many of the longest service times: its stub is dead
-)
+STALLED_SERVICE_TIMES: Final = 8  # a batch that runs longer than so many of the longest ones: its stub is dead
 STALLED_S_MIN: Final = 2.0
 
 
@@ -62,13 +61,9 @@ class PacedWork:
 
 @dataclass(slots=True)
 class _Slot:
-    """Last reading of one slot."""
+    """Last reading of one slot: busy_ns, batches, items, overruns, overrun_ns; and of the batch in progress."""
 
-    busy_ns: int = 0
-    batches: int = 0
-    items: int = 0
-    overruns: int = 0
-    overrun_ns: int = 0
+    counted: tuple[int, ...] = (0,) * 5
     running_ns: int = 0
 
 
@@ -124,7 +119,7 @@ class PaceFile:
             if raw[0] == 0:
                 break  # they are taken in order
             last = self._slots.setdefault((position, raw[1], raw[0]), _Slot())
-            if raw[7] and raw[2] != last.busy_ns:
+            if raw[7] and raw[2] != last.counted[0]:
                 # Perhaps read between the model's two stores (busy added, started not yet cleared): look once more.
                 raw = SLOT.unpack_from(self._map, SLOTS_AT + position * SLOT.size)
             work = self._difference(raw, last, now_ns)
@@ -133,24 +128,16 @@ class PaceFile:
         return done
 
     def _difference(self, raw: tuple[Any, ...], last: _Slot, now_ns: int) -> PacedWork | None:
-        version, crc, busy_ns, batches, items, overruns, overrun_ns, started_ns = raw[:8]
-        if busy_ns < last.busy_ns or batches < last.batches:  # the slot was taken anew and counts from zero
-            last.busy_ns = last.batches = last.items = last.overruns = last.overrun_ns = last.running_ns = 0
+        version, crc, *counted, started_ns = raw[:8]
+        if counted[0] < last.counted[0] or counted[1] < last.counted[1]:  # it was taken anew and counts from zero
+            last.counted, last.running_ns = _Slot().counted, 0
+        busy_ns, batches, items, overruns, overrun_ns = map(operator.sub, counted, last.counted)
         elapsed_ns = max(0, now_ns - started_ns) if started_ns else 0
         # A killed stub leaves its start behind: nothing more is drawn for it, and what was counted stays counted.
         running_ns = min(elapsed_ns, self._stalled_ns)
-        gained_ns = (busy_ns - last.busy_ns) + running_ns - last.running_ns
-        work = PacedWork(
-            family_crc32=crc,
-            version=version,
-            busy_s=max(0, gained_ns) / 1e9,
-            batches=batches - last.batches,
-            items=items - last.items,
-            overruns=overruns - last.overruns,
-            overrun_s=(overrun_ns - last.overrun_ns) / 1e9,
-        )
-        last.busy_ns, last.batches, last.items = busy_ns, batches, items
-        last.overruns, last.overrun_ns, last.running_ns = overruns, overrun_ns, running_ns
+        busy_s = max(0, busy_ns + running_ns - last.running_ns) / 1e9
+        last.counted, last.running_ns = tuple(counted), running_ns
+        work = PacedWork(crc, version, busy_s, batches, items, overruns, overrun_ns / 1e9)
         return work if work.busy_s or work.batches else None
 
     def close(self) -> None:

@@ -77,7 +77,7 @@ class MigInstances:
         """
 
         def look() -> None:
-            if pids := tuple(holder.pid for holder in self._inventory.processes(uuid)):
+            if pids := self._inventory.pids(uuid):
                 found = ", ".join(map(str, pids))
                 remedy = f"stop them, or take the GPU out of service: trefoil node drain {key.device}"
                 raise DeviceBusy(f"{key.device}: processes {found} compute on it", remedy=remedy, holders=pids)
@@ -131,9 +131,9 @@ async def enable_mig(node: Node, calls: DriverCalls, inventory: Inventory, devic
     elif node.settings.mig_mode != ENABLE:
         by_hand = f"sudo nvidia-smi -i {device.uuid} -mig 1"
         node.set_missing(what, f"MIG mode is off: setting mig_mode = enable, or {by_hand} while the GPU is idle")
-    elif holders := await calls.call(device.device, lambda: inventory.processes(device.uuid)):
-        pids = ", ".join(str(holder.pid) for holder in holders)
-        node.set_missing(what, f"MIG mode cannot be switched on while processes {pids} use the GPU: stop them")
+    elif pids := await calls.call(device.device, lambda: inventory.pids(device.uuid)):
+        holders = ", ".join(map(str, pids))
+        node.set_missing(what, f"MIG mode cannot be switched on while processes {holders} use the GPU: stop them")
     else:
         await _switch_on(node, calls, inventory, device)
 

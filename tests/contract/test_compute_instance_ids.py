@@ -3,8 +3,7 @@
 import pynvml
 import pytest
 
-from power_agent.simulated.gpu_models import H100_80GB
-from tests.support.simulated_driver import create_slice, destroy_slice, inventory_on, make_driver
+from tests.support.simulated_driver import H100_80GB, create_slice, destroy_slice, inventory_on, make_driver
 from trefoil.core.fleet import SliceKey
 
 GPU0 = "node0/gpu0"

@@ -105,7 +105,7 @@ def test_known_types_are_what_their_description_says(inventory, devices):
             whole = inventory.whole_slice(device.device)
             assert (whole.key.slice_type, whole.key.start, whole.key.size) == ("whole", 0, 1)
             assert whole.mig_uuid == device.uuid
-            assert inventory.processes(whole.mig_uuid) == ()
+            assert inventory.pids(whole.mig_uuid) == ()
 
 
 def test_the_energy_counter_grows_and_gauges_make_sense(inventory, devices):

@@ -19,10 +19,9 @@ from power_agent.devices.gpus import boot_id, driver_load_id
 from power_agent.devices.inventory import Inventory
 from power_agent.simulated.calls import CALLS
 from power_agent.simulated.faults import FaultPlan
-from power_agent.simulated.gpu_models import A100_40GB, H100_80GB
 from power_agent.simulated.gpu_state import Nvml
 from power_agent.simulated.nvml_shim import SYMBOLS, NvmlShim, uninstall_simulated
-from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
+from tests.support.simulated_driver import A100_40GB, H100_80GB, create_slice, destroy_slice, make_driver, pynvml_on
 from trefoil.core.fleet import SliceKey
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
@@ -120,14 +119,14 @@ def test_an_interrupted_creation_is_seen_and_completed(inventory):
 def test_a_busy_slice_names_who_holds_it(inventory, driver):
     made = create_slice(inventory, GPU0, "2g.10gb", 2)
     driver.attach(4711, driver.by_uuid(made.mig_uuid), 450)
-    assert [(p.pid, p.memory_mib) for p in inventory.processes(made.mig_uuid)] == [(4711, 450)]
+    assert inventory.pids(made.mig_uuid) == (4711,)
     with pytest.raises(DeviceBusy, match="processes 4711") as caught:
         destroy_slice(inventory, made.key)
     assert caught.value.holders == (4711,)
     driver.detach(4711)
     destroy_slice(inventory, made.key)
     with pytest.raises(SliceMissing):
-        inventory.processes(made.mig_uuid)
+        inventory.pids(made.mig_uuid)
 
 
 def test_a_gpu_instance_that_a_foreign_process_holds_stays_half_destroyed(inventory, faults):

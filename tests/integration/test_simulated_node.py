@@ -101,7 +101,7 @@ def test_work_in_the_pace_file_becomes_energy_in_its_own_account(client, invento
     assert inventory.power_w(GPU0) == pytest.approx(35.0)
     until(lambda: inventory.energy_j(GPU0) > 0)
     child = start(client, folder, made.mig_uuid, 4, 21, 25, f"until={folder / 'warm'}")
-    assert [p.pid for p in inventory.processes(made.mig_uuid)] == [child]
+    assert inventory.pids(made.mig_uuid) == (child,)
     warm_up = until(lambda: [v for s in device_truth(client)["slices"] for v in s["versions"] if v["batches"]])
     (folder / "warm").touch()
     until(lambda: "done" in log_of(folder).read_text())
@@ -163,7 +163,7 @@ def test_a_killed_leader_takes_its_session_along(client, inventory, folder):
     assert end_of(client) == -signal.SIGKILL
     assert gone(child)
     until(lambda: gone(below.pid))
-    assert inventory.processes(made.mig_uuid) == ()
+    assert inventory.pids(made.mig_uuid) == ()
     assert start(client, folder, made.mig_uuid, 1, 0, 1) != child
 
 
@@ -191,7 +191,7 @@ def test_a_killed_agent_loses_nothing(client, inventory, folder):
     half, whole = inventory.gpu_instances(GPU0)
     assert (half.key.slice_type, half.mig_uuid) == ("2g.10gb", "")
     assert only(client).alive
-    assert [str(process.pid) for process in inventory.processes(whole.mig_uuid)] == [only(client).id]
+    assert inventory.pids(whole.mig_uuid) == (int(only(client).id),)
     before_j, before = inventory.energy_j(GPU0), client.pace_summary().batches
     until(lambda: client.pace_summary().batches > before + 5)
     assert inventory.energy_j(GPU0) > before_j
@@ -298,7 +298,7 @@ def test_a_process_on_a_whole_gpu_is_paced_and_metered(node, folder):
     try:
         (device,) = opened.list_devices()
         child = start(client, folder, device.uuid, 4, 5, 78)
-        assert [process.pid for process in opened.processes(device.uuid)] == [child]
+        assert opened.pids(device.uuid) == (child,)
         until(lambda: "done" in log_of(folder).read_text())
         (account,) = until(lambda: device_truth(client)["active_j"] > 0 and device_truth(client)["slices"])
         assert (account["slice_type"], account["start"], account["size"]) == ("whole", 0, 1)

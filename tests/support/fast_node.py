@@ -4,7 +4,6 @@ Driver, NVML calls, faults, sockets and the process operations are those of the 
 """
 
 import asyncio
-import inspect
 import signal
 import sys
 import time
@@ -122,9 +121,7 @@ class FastNode(NodeServer):
         super().__init__(settings, catalog, WallClock())
         self._fakes = FakeRuntime()
         self.node.runtime = self._fakes  # type: ignore[assignment]
-        extra = {"inspect": self._inspect, "kill": self._kill, "kill_stub": self._kill_stub}
-        self._ops.update(extra)
-        self._signatures.update({op.__name__: inspect.signature(op) for op in extra.values()})
+        self._ops |= {"inspect": self._inspect, "kill": self._kill, "kill_stub": self._kill_stub}
 
     async def _process_start(self, **request: Any) -> dict[str, Any]:
         status = await super()._process_start(**request)
@@ -157,7 +154,7 @@ class FastNode(NodeServer):
                     "uuid": gpu.uuid,
                     "instances": instances,
                     "locked": gpu.locked_mhz,
-                    "clock_max_mhz": gpu.model.clock_max_mhz,
+                    "clock_max_mhz": gpu.model.clocks_mhz[-1],
                     "limit_w": limit,
                     "processes": len(gpu.processes),
                 }

@@ -14,7 +14,7 @@ from power_agent.devices.inventory import Inventory, ObservedSlice
 from power_agent.simulated.calls import CALLS
 from power_agent.simulated.driver import Driver
 from power_agent.simulated.faults import FaultPlan
-from power_agent.simulated.gpu_models import A100_40GB, GpuModel
+from power_agent.simulated.gpu_models import GpuModel, gpu_model
 from power_agent.simulated.gpu_state import Nvml, NvmlFault
 from power_agent.simulated.machine import Machine
 from power_agent.simulated.node_client import NodeClient
@@ -23,6 +23,9 @@ from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core.fleet import SliceKey
 
 ROOT = Path(__file__).resolve().parents[2]
+A100_40GB, A100_80GB = gpu_model("A100-SXM4-40GB"), gpu_model("A100-SXM4-80GB")
+H100_80GB, V100_32GB = gpu_model("H100-SXM5-80GB"), gpu_model("Tesla V100-SXM2-32GB")
+T4, P4 = gpu_model("Tesla T4"), gpu_model("Tesla P4")
 
 
 def make_driver(*models: GpuModel, **options: Any) -> Driver:

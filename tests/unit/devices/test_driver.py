@@ -1,13 +1,14 @@
 """MIG's rules as the driver enforces them: first the documented facts, then each refusal with its code."""
 
+import math
 from collections import Counter
 from itertools import permutations
 
 import pytest
 
-from power_agent.simulated.gpu_models import A100_80GB, H100_80GB, gpu_model
+from power_agent.simulated.gpu_models import gpu_model
 from power_agent.simulated.gpu_state import Gpu, Nvml, NvmlFault
-from tests.support.simulated_driver import make_driver, outcome
+from tests.support.simulated_driver import A100_80GB, H100_80GB, make_driver, outcome
 from trefoil.core import device_types
 from trefoil.core.fleet import DeviceKind
 
@@ -274,10 +275,10 @@ def test_locked_clocks_snap_down_and_bad_ranges_are_refused():
     (gpu,) = driver.gpus
     driver.lock_clocks(gpu, 300, 1001)
     assert gpu.locked_mhz == (300, 990)
-    assert gpu.clock_mhz == 300
+    assert gpu.clock_at_mhz(math.inf) == 300
     instance = driver.create_gpu_instance(gpu, 9)
     driver.attach(1, driver.create_compute_instance(instance, 2), 450)
-    assert gpu.clock_mhz == 990
+    assert gpu.clock_at_mhz(math.inf) == 990
     for low, high in ((900, 600), (100, 600), (300, 2000)):
         refused(Nvml.INVALID_ARGUMENT, driver.lock_clocks, gpu, low, high)
 
@@ -302,4 +303,4 @@ def test_cuda_refuses_a_whole_gpu_in_mig_mode():
     refused(Nvml.INVALID_ARGUMENT, driver.attach, 1, driver.gpus[0], 450)
     driver = make_driver(mig_enabled=False)
     driver.attach(1, driver.gpus[0], 450)
-    assert driver.gpus[0].clock_mhz == 1410
+    assert driver.gpus[0].clock_at_mhz(math.inf) == 1410

@@ -1,14 +1,15 @@
 """Random lives of a simulated GPU: whatever is asked in whatever order, the invariants of MIG and of energy hold."""
 
+import math
+
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from power_agent.simulated.energy import DeviceEnergy, PowerDraw, VersionAccount
-from power_agent.simulated.gpu_models import A100_40GB
 from power_agent.simulated.gpu_state import Nvml
-from tests.support.simulated_driver import make_driver, outcome
+from tests.support.simulated_driver import A100_40GB, make_driver, outcome
 from trefoil.core.device_types import A100_40GB as A100
 
 PROFILES = [(profile.id, profile) for profile in A100_40GB.profiles]
@@ -82,7 +83,7 @@ class GpuLife(RuleBasedStateMachine):
         draws = [PowerDraw("3g.20gb", busy * dt_s, 1.0, self.account if serving else None)] if occupied else []
         tick = self.energy.step(
             dt_s,
-            clock_mhz=self.gpu.clock_mhz,
+            clock_mhz=self.gpu.clock_at_mhz(math.inf),
             limit_w=self.gpu.power_limit_w,
             occupied=occupied,
             serving=serving and occupied,

@@ -7,9 +7,8 @@ import pytest
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.xid_events import FATAL_XIDS, EventWatch, GpuEvent
 from power_agent.simulated.calls import CALLS
-from power_agent.simulated.gpu_models import A100_40GB, T4
 from tests.support.runtime_contract import until
-from tests.support.simulated_driver import inventory_on, make_driver, pynvml_on
+from tests.support.simulated_driver import A100_40GB, T4, inventory_on, make_driver, pynvml_on
 from trefoil.runtime.clock import WallClock
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
@@ -91,7 +90,7 @@ def test_it_goes_on_after_the_driver_was_loaded_again(watch, driver, heard):
     watch._inventory.open()
     watch._inventory.list_devices()
     watch.start([GPU0])
-    until(lambda: watch.watching == (GPU0,) and driver.events._sets)
+    until(lambda: watch.watching == (GPU0,) and driver.events._by_handle)
     driver.xid(driver.gpus[0], 48)
     assert heard.get(timeout=PATIENCE_S) == GpuEvent(GPU0, 48)
 

@@ -4,8 +4,7 @@ import pytest
 
 from power_agent.devices.errors import DeviceLost
 from power_agent.devices.gpm import Gpm
-from power_agent.simulated.gpu_models import A100_40GB, H100_80GB
-from tests.support.simulated_driver import create_slice, destroy_slice, inventory_on, make_driver
+from tests.support.simulated_driver import A100_40GB, H100_80GB, create_slice, destroy_slice, inventory_on, make_driver
 from trefoil.core.energy import AttributionMethod
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
@@ -39,7 +38,7 @@ def work(driver, seconds, **busy_s):
 
 
 def held(driver):
-    return len(driver.gpm._samples)
+    return len(driver.gpm._by_handle)
 
 
 def test_the_share_of_time_that_each_slice_worked(gpm, inventory, driver):

@@ -47,9 +47,9 @@ def test_it_can_be_reset_while_everything_is_asked_of_the_others(machine, invent
     machine.advance(5.0)
     assert inventory.energy_j(GPU2) > before_j > 0
     assert inventory.gpu_instances(GPU2) == (made,)
-    assert [process.pid for process in inventory.processes(made.mig_uuid)] == [77]
+    assert inventory.pids(made.mig_uuid) == (77,)
     with pytest.raises(SliceMissing):
-        inventory.processes(machine.driver.gpus[1].uuid)
+        inventory.pids(machine.driver.gpus[1].uuid)
     create_slice(inventory, GPU0, "1g.5gb", 0)
     assert [device.device for device in inventory.list_devices()] == [GPU0, GPU2]
     assert inventory.set_mig_mode(GPU0, True).mig_current

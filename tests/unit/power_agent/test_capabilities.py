@@ -6,7 +6,6 @@ import pynvml
 import pytest
 
 from power_agent.devices.inventory import Inventory
-from power_agent.simulated.gpu_models import A100_40GB, H100_80GB, P4, T4, V100_32GB
 from power_agent.watch.capabilities import (
     NOT_ROOT,
     Capabilities,
@@ -14,7 +13,7 @@ from power_agent.watch.capabilities import (
     mig_device,
     probe_devices,
 )
-from tests.support.simulated_driver import make_driver, pynvml_on
+from tests.support.simulated_driver import A100_40GB, H100_80GB, P4, T4, V100_32GB, make_driver, pynvml_on
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
 ALL = ("clock_lock", "energy_counter", "events", "gpm", "mig", "persistence", "root")

@@ -8,9 +8,8 @@ from power_agent.devices.rapl import RaplCounter
 from power_agent.energy.core.attribution import DeviceReading
 from power_agent.energy.core.meter import MeterState, advance
 from power_agent.energy.device_meters import DeviceMeasurement, DeviceMeters
-from power_agent.simulated.gpu_models import A100_40GB, H100_80GB, P4
 from tests.support.powercap import Powercap
-from tests.support.simulated_driver import create_slice, inventory_on, make_driver
+from tests.support.simulated_driver import A100_40GB, H100_80GB, P4, create_slice, inventory_on, make_driver
 from trefoil.core import device_types
 from trefoil.core.energy import AttributionMethod, EnergyMethod
 from trefoil.core.fleet import DeviceState

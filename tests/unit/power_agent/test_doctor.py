@@ -11,9 +11,8 @@ from power_agent.doctor import examination
 from power_agent.doctor.findings import Finding, Verdict, of_reason
 from power_agent.doctor.host import check_cgroups, check_containers, check_device_files, check_ports
 from power_agent.settings import PowerAgentSettings
-from power_agent.simulated.gpu_models import A100_40GB, P4
 from tests.support.ports import free_ports
-from tests.support.simulated_driver import make_driver, pynvml_on
+from tests.support.simulated_driver import A100_40GB, P4, make_driver, pynvml_on
 from trefoil.cli.main import app
 from trefoil.core.errors import Unavailable
 

@@ -8,7 +8,7 @@ import pytest
 
 from power_agent.devices.driver_calls import DriverCalls
 from power_agent.devices.errors import DeviceBusy, DeviceError, DeviceLost, NoPermission, NoRoom
-from power_agent.devices.inventory import ObservedProcess, ObservedSlice
+from power_agent.devices.inventory import ObservedSlice
 from power_agent.devices.session import Session
 from power_agent.slices.mig import MigInstances
 from tests.support.plans import key
@@ -35,11 +35,11 @@ class Driver:
         self._call()
         return ObservedSlice(SliceKey(device, slice_type, start, 4), 1, None, "", 19968, 42)
 
-    def processes(self, uuid: str) -> tuple[ObservedProcess, ...]:
+    def pids(self, uuid: str) -> tuple[int, ...]:
         try:
             self._call()
         except DeviceBusy as error:
-            return tuple(ObservedProcess(pid, 100) for pid in error.holders)
+            return error.holders
         return ()
 
     def close(self) -> None:

@@ -16,12 +16,11 @@ from power_agent.durability.journal import Journal
 from power_agent.settings import PowerAgentSettings
 from power_agent.simulated.calls import CALLS
 from power_agent.simulated.driver import Driver
-from power_agent.simulated.gpu_models import A100_40GB, H100_80GB
 from power_agent.simulated.gpu_state import Nvml, NvmlFault
 from power_agent.simulated.nvml_shim import install_simulated_driver, uninstall_simulated
 from power_agent.slices.node_state import Node
 from power_agent.watch.driver_watch import DriverWatch
-from tests.support.simulated_driver import make_driver
+from tests.support.simulated_driver import A100_40GB, H100_80GB, make_driver
 from trefoil.core.fleet import DeviceState
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
