@@ -38,8 +38,9 @@ from benchmarks.hosts import (
     need,
 )
 from benchmarks.hosts_machines import EC_KEY, OUTSIDE, Authority, Host, play_in_a_namespace, run
-from power_agent.runtimes.docker import DockerOptions, DockerRuntime
+from power_agent.runtimes.docker import DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
+from power_agent.settings import PowerAgentSettings
 from power_agent.triton.slice_launch import SliceLaunch
 from protos.controller.v1 import controller_pb2
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
@@ -211,8 +212,8 @@ def from_a_container(site: Besieged, table: Table) -> None:
     from tests.support.docker_engine import engine
 
     with engine() as docker:
-        options = DockerOptions(cluster="site1", node="node-c", image=docker.image, gpu="none")
-        runtime = DockerRuntime(Engine(docker.url), options)
+        settings = PowerAgentSettings(cluster="site1", node="node-c", docker_image=docker.image, docker_gpu="none")
+        runtime = DockerRuntime(Engine(docker.url), settings)
         folder, told = site.folder, json.dumps(site.told() | {"after_s": 1.0})
         beside = _launch(folder, "beside", "import signal; signal.pause()", hosts.PORT_BASE + 64)
         runtime.start("beside.g1", beside, folder / "beside.log")

@@ -36,23 +36,18 @@ class Runtime(Protocol):
             StartError: what is missing, and what brings it.
             Unavailable: the engine or node does not answer.
         """
-        ...
 
     def list(self) -> Sequence[RunningTriton]:
         """List every Triton that this agent's node runs or ran, whoever of its predecessors started it."""
-        ...
 
     def stop(self, tag: str, kill_after_s: float) -> None:
         """Stop a Triton: SIGTERM, SIGKILL of all of it after `kill_after_s`; returns when all of it is gone."""
-        ...
 
     def forget(self, tag: str) -> None:
         """Forget one that has ended, with what it left behind; no-op when unknown."""
-        ...
 
     def missing(self, *, gpus: bool) -> Mapping[str, str]:
         """Tell what slices lack by this runtime, by capability: why, and its remedy; polled every few seconds.
 
         `isolate`: model code may reach more than its slice. `gpus`: whether this node has any.
         """
-        ...

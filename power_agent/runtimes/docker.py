@@ -12,7 +12,6 @@ import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -32,8 +31,9 @@ from power_agent.runtimes.docker_engine import (
     refusal_error,
     wait_for_exit,
 )
-from power_agent.runtimes.gpu_access import GpuAccess, Method
+from power_agent.runtimes.gpu_access import GpuAccess
 from power_agent.runtimes.slice_network import NOWHERE, SliceNetwork
+from power_agent.settings import PowerAgentSettings
 from power_agent.triton.installation import TritonInstall
 from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core.errors import StartError, Unavailable
@@ -56,36 +56,22 @@ MIB: Final = 2**20
 NANO: Final = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class DockerOptions:
-    """Options that all containers of one agent have in common."""
-
-    cluster: str
-    node: str
-    image: str
-    pull: bool = False
-    gpu: Method = "runtime"
-    cdi_refresh: str = ""  # command that writes the CDI specification anew
-    user: str = ""  # "" = the agent's own, or nobody where the agent is root
-    shm_mib: int = 256
-
-
 class DockerRuntime:
-    """Runtime of Tritons in Docker containers. Thread-safe."""
+    """Runtime of Tritons in Docker containers, as the agent's settings say. Thread-safe."""
 
     name = "docker"
 
-    def __init__(self, engine: Engine, options: DockerOptions) -> None:
-        self._engine, self._options = engine, options
-        self._gpus = GpuAccess(engine, options.gpu, options.cdi_refresh)
-        self._network = SliceNetwork(engine, options.cluster, options.node)
+    def __init__(self, engine: Engine, settings: PowerAgentSettings) -> None:
+        self._engine, self._settings = engine, settings
+        self._gpus = GpuAccess(engine, settings.docker_gpu, settings.docker_cdi_refresh)
+        self._network = SliceNetwork(engine, settings.cluster, settings.node)
         self._clock, self._not_isolated, self._looks_again_s = WallClock(), "", 0.0
         self._image: TritonImage | None = None
         self._lock = threading.Lock()
         # container id -> (its summary, what inspect said then)
         self._inspections: dict[str, tuple[str, dict[str, Any]]] = {}
         self._log = structlog.get_logger()
-        if options.gpu == "none":
+        if settings.docker_gpu == "none":
             self._log.warning("containers get no GPU", docker_gpu="none", why="right only where GPUs are simulated")
 
     def image(self) -> TritonImage:
@@ -97,14 +83,15 @@ class DockerRuntime:
         """
         with self._lock:
             if self._image is None:
-                labels = {f"{LABEL}cluster": self._options.cluster, f"{LABEL}looks": self._options.node}
-                self._image = find_image(self._engine, self._options.image, pull=self._options.pull, labels=labels)
+                settings = self._settings
+                labels = {f"{LABEL}cluster": settings.cluster, f"{LABEL}looks": settings.node}
+                self._image = find_image(self._engine, settings.docker_image, pull=settings.docker_pull, labels=labels)
                 self._log.info("image", name=self._image.name, id=self._image.id, backends=self._image.backends)
             return self._image
 
     def install(self) -> TritonInstall:
         """Triton installation of the image, as paths in a container. Raises as `image` does."""
-        return self.image().install(sees_gpus=self._options.gpu != "none")
+        return self.image().install(sees_gpus=self._settings.docker_gpu != "none")
 
     def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:
         """See Runtime. Another command under a live tag is refused. `log_path` gets the last lines when it has ended.
@@ -209,7 +196,7 @@ class DockerRuntime:
     # --- what is asked of the engine ---------------------------------------------------------------------------------
 
     def _labels(self) -> dict[str, str]:
-        return {f"{LABEL}cluster": self._options.cluster, f"{LABEL}node": self._options.node}
+        return {f"{LABEL}cluster": self._settings.cluster, f"{LABEL}node": self._settings.node}
 
     def _containers(self, **labels: str) -> Sequence[Mapping[str, Any]]:
         wanted = self._labels() | {f"{LABEL}{name}": value for name, value in labels.items()}
@@ -254,7 +241,7 @@ class DockerRuntime:
             with self._lock:
                 self._image = None  # removed since we looked into it, and perhaps there is a new one of that name
             if not again:
-                raise StartError(f"image {self._options.image} vanished", field="docker_image") from error
+                raise StartError(f"image {self._settings.docker_image} vanished", field="docker_image") from error
             return self._create(tag, {**configuration, "image": self.image().id}, again=False)
         return str(made["Id"])
 
@@ -274,11 +261,13 @@ class DockerRuntime:
             return True
 
     def _remove(self, found: Mapping[str, Any]) -> None:
-        log_path = found["Config"]["Labels"].get(f"{LABEL}log", "")
+        log_path = Path(found["Config"]["Labels"].get(f"{LABEL}log", ""))
         try:
-            if log_path:
+            if log_path.name:
                 said = self._engine.call("reading its log", lambda api: api.logs(found["Id"], tail=LAST_LINES))
-                append_log(Path(log_path), said)
+                log_path.parent.mkdir(parents=True, exist_ok=True)
+                with log_path.open("ab") as file:
+                    file.write(said)
         except (docker.errors.NotFound, StartError, OSError) as error:
             self._log.warning("the log of a container is lost", container=found["Id"][:12], why=str(error))
         try:
@@ -288,17 +277,17 @@ class DockerRuntime:
 
     @property
     def _user(self) -> str:
-        return self._options.user or own_user()
+        return self._settings.docker_user or own_user()
 
     # --- a container -------------------------------------------------------------------------------------------------
 
     def _configuration(self, tag: str, launch: SliceLaunch, image: TritonImage) -> dict[str, Any]:
         """Arguments of the create call; its digest tells whether two starts mean the same container."""
-        options = self._options
-        with_gpu = bool(launch.gpu_uuid) and options.gpu != "none"
+        settings = self._settings
+        with_gpu = bool(launch.gpu_uuid) and settings.docker_gpu != "none"
         environment = {name: value for name, value in launch.env.items() if name not in HOST_ONLY}
         return {
-            "name": object_name(options.cluster, options.node, tag),
+            "name": object_name(settings.cluster, settings.node, tag),
             "image": image.id,
             "command": list(launch.argv),
             "environment": environment | self._gpus.environment(launch.gpu_uuid),
@@ -306,7 +295,7 @@ class DockerRuntime:
             "user": self._user,
             "stop_signal": "SIGTERM",
             "ports": list(launch.ports),
-            "labels": {**self._labels(), f"{LABEL}tag": tag, f"{LABEL}image": options.image},
+            "labels": {**self._labels(), f"{LABEL}tag": tag, f"{LABEL}image": settings.docker_image},
             "host": {
                 "network_mode": self._network.name,
                 "port_bindings": {port: (listen, port) for port, listen in launch.ports.items()},
@@ -318,7 +307,7 @@ class DockerRuntime:
                 ),
                 "read_only": True,
                 "tmpfs": {"/tmp": f"size={TMP_MIB}m,mode=1777"},
-                "shm_size": options.shm_mib * MIB,
+                "shm_size": settings.docker_shm_mib * MIB,
                 "ipc_mode": "private",
                 "cap_drop": ["ALL"],
                 "security_opt": ["no-new-privileges:true"],
@@ -379,10 +368,3 @@ def running_triton(tag: str, described: Mapping[str, Any]) -> RunningTriton:
 def exit_code(reported: int) -> int:
     """Exit code; negative: the signal that ended it."""
     return SIGNALLED - reported if reported > SIGNALLED else reported
-
-
-def append_log(path: Path, lines: bytes) -> None:
-    """Append lines to a log file, whose folder is made where it is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(lines)

@@ -180,16 +180,10 @@ class TritonImage:
         """Triton installation as paths inside the container; Python's side of it is the image's own affair."""
         root = Path(ROOT)
         return TritonInstall(
-            binary=root / "bin" / "tritonserver",
+            binary=Path(BINARY),
             backends=root / "backends",
             caches=root / "caches",
             environment=Path("/usr"),
-            python_version="",
-            numpy_version="",
-            onnxruntime_version="",
-            libpython="",
-            libpython_loads=True,
-            libpython_folder="",
             offers=self.backends,
             sees_gpus=sees_gpus,
             own_network=True,

@@ -142,8 +142,7 @@ class EngineProxy:
             why = f"it cannot be read ({error})"
         if why:
             structlog.get_logger().warning("refused", method=scope["method"], path=path, why=why)
-            text = f"refused by the agent's engine proxy: {scope['method']} {path}: {why}"
-            await _answer(send, 403, [(b"content-type", b"application/json")], json.dumps({"message": text}).encode())
+            await _answer(send, 403, f"refused by the agent's engine proxy: {scope['method']} {path}: {why}")
             return
         await self._pass_on(scope, f"{path}?{query}" if query else path, body, send)
 
@@ -168,8 +167,7 @@ class EngineProxy:
         try:
             answer = await self._engine.send(request, stream=True)
         except httpx.HTTPError as error:
-            text = json.dumps({"message": f"the engine does not answer: {error}"}).encode()
-            await _answer(send, 502, [(b"content-type", b"application/json")], text)
+            await _answer(send, 502, f"the engine does not answer: {error}")
             return
         kept = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in HOP]
         try:
@@ -181,9 +179,10 @@ class EngineProxy:
             await answer.aclose()
 
 
-async def _answer(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+async def _answer(send: Send, status: int, message: str) -> None:
+    headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": json.dumps({"message": message}).encode()})
 
 
 def main() -> None:

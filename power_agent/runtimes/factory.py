@@ -3,7 +3,6 @@
 import hashlib
 import os
 import socket
-import struct
 from pathlib import Path
 from typing import Final
 
@@ -13,12 +12,12 @@ from power_agent.devices.gpus import boot_id
 from power_agent.runtimes.base import Runtime
 from power_agent.runtimes.cgroup import find_cgroups
 from power_agent.runtimes.confinement import Confinement, find_confinement
-from power_agent.runtimes.docker import DockerOptions, DockerRuntime
+from power_agent.runtimes.docker import DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
 from power_agent.runtimes.process import ProcessRuntime
 from power_agent.runtimes.simulated_node import NodeRuntime, SplitRuntime
 from power_agent.settings import PowerAgentSettings
-from power_agent.simulated.node_client import NodeClient
+from power_agent.simulated.node_client import NodeClient, peer_pid
 from power_agent.triton.installation import TritonInstall, find_triton, prepare_triton, with_backend
 from trefoil.core.errors import SettingError
 from trefoil.runtime.clock import WallClock
@@ -43,22 +42,11 @@ def build_runtime(settings: PowerAgentSettings, client: NodeClient | None) -> Ru
             if not settings.docker_image:
                 remedy = "set docker_image to an image with a tritonserver, or runtime to process"
                 raise SettingError("no image is named", field="runtime", value="docker", remedy=remedy)
-            options = DockerOptions(
-                cluster=settings.cluster,
-                node=settings.node,
-                image=settings.docker_image,
-                pull=settings.docker_pull,
-                gpu=settings.docker_gpu,
-                cdi_refresh=settings.docker_cdi_refresh,
-                user=settings.docker_user,
-                shm_mib=settings.docker_shm_mib,
-            )
-            return DockerRuntime(Engine(settings.docker_url), options)
+            return DockerRuntime(Engine(settings.docker_url), settings)
         case _:
             return build_process_runtime(settings, confine(settings))
 
 
-PEER: Final = struct.Struct("3i")  # struct ucred: process, user, group
 SHARED: Final = (
     "not isolated from each other: models of all slices run as one user, in the container of the simulated node. "
     "Remedy: none, it holds nothing but them"
@@ -94,8 +82,7 @@ def is_in_another_container(node_socket: Path) -> bool:
             connection.connect(str(node_socket))
         except OSError:
             return False  # nobody listens: whoever waits for the node says so
-        pid, _, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
-    return bool(pid == 0)  # as the kernel says of a process that has no number here
+        return peer_pid(connection) == 0
 
 
 def build_process_runtime(settings: PowerAgentSettings, confinement: Confinement) -> ProcessRuntime:

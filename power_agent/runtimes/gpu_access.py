@@ -36,18 +36,17 @@ class GpuAccess:
         self._engine, self._method, self._refresh = engine, method, refresh
         self._lock = threading.Lock()
 
-    def check(self) -> None:
-        """Check that the engine can hand out GPUs this way.
+    def check(self) -> Mapping[str, Any]:
+        """Check that the engine can hand out GPUs this way; returns what it tells of itself.
 
         Raises:
             StartError: it cannot: field, value and remedy.
             Unavailable: no engine.
         """
-        self._check(self._engine.info())
-
-    def _check(self, info: Mapping[str, Any]) -> None:
+        info = self._engine.info()
         if (refusal := refusal_of(self._method, info)) is not None:
             raise refusal
+        return info
 
     def prepare(self, uuid: str) -> None:
         """Make sure that the engine can hand out this device now.
@@ -56,8 +55,7 @@ class GpuAccess:
             StartError: it cannot: field, value and remedy.
             Unavailable: no engine.
         """
-        info = self._engine.info()
-        self._check(info)
+        info = self.check()
         if self._method not in ("cdi", "request"):
             return
         folders = [Path(folder) for folder in info.get("CDISpecDirs") or ()]

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trefoil.core.errors import BinaryMissing, StartError
 from trefoil.runtime.model_files import ENGINES
@@ -56,12 +56,12 @@ class TritonInstall:
     backends: Path
     caches: Path
     environment: Path  # prefix whose bin/ goes first on PATH
-    python_version: str  # "3.11"
-    numpy_version: str  # "" = not installed, as below
-    onnxruntime_version: str
-    libpython: str  # "libpython3.11.so.1.0"
-    libpython_loads: bool  # by the loader's own path
-    libpython_folder: str  # where it is if the loader has to be told (LD_LIBRARY_PATH); "" = nowhere
+    python_version: str = ""  # "3.11"; this and what follows of Python: not asked where an image brings its own
+    numpy_version: str = ""  # "" = not installed, as below
+    onnxruntime_version: str = ""
+    libpython: str = ""  # "libpython3.11.so.1.0"
+    libpython_loads: bool = True  # by the loader's own path
+    libpython_folder: str = ""  # where it is if the loader has to be told (LD_LIBRARY_PATH); "" = nowhere
     offers: tuple[str, ...] = ("python",)  # those of BACKENDS that it has, and ENGINES
     backend: str = "python"  # which of them serves
     sees_gpus: bool = True  # False: what it starts gets no device, whatever its slice
@@ -112,7 +112,8 @@ def find_triton(binary: Path | None, environment: Path | None) -> TritonInstall:
         )
     root = found.resolve().parent.parent
     offers = tuple(name for name in (*BACKENDS, ENGINES) if (root / "backends" / name).is_dir())
-    return TritonInstall(found, root / "backends", root / "caches", *_environment(environment), offers)
+    prefix, said = _environment(environment)
+    return TritonInstall(found, root / "backends", root / "caches", prefix, offers=offers, **said)
 
 
 def _runs(path: Path) -> bool:
@@ -131,8 +132,8 @@ def _in_wheel(environment: Path | None) -> Path | None:
     return None
 
 
-def _environment(environment: Path | None) -> tuple[Path, str, str, str, str, bool, str]:
-    """The environment's prefix and what its interpreter says of itself, in the order of TritonInstall's fields."""
+def _environment(environment: Path | None) -> tuple[Path, dict[str, Any]]:
+    """The environment's prefix and what its interpreter says of itself, by the names of TritonInstall's fields."""
     on_path = shutil.which("python3")
     python = environment / "bin" / "python3" if environment is not None else Path(on_path) if on_path else None
     if python is None or not _runs(python):
@@ -148,16 +149,7 @@ def _environment(environment: Path | None) -> tuple[Path, str, str, str, str, bo
         raise StartError(
             f"{python} does not run: {error}", remedy="remove that environment and run `trefoil setup triton`"
         ) from error
-    said = json.loads(done.stdout)
-    return (
-        python.parent.parent,
-        said["python_version"],
-        said["numpy_version"],
-        said["onnxruntime_version"],
-        said["libpython"],
-        said["libpython_loads"],
-        said["libpython_folder"],
-    )
+    return python.parent.parent, json.loads(done.stdout)
 
 
 def prepare_triton(install: TritonInstall) -> None:

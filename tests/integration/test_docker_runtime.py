@@ -17,8 +17,9 @@ from docker.models.containers import Container
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from power_agent.runtimes.base import RunningTriton
-from power_agent.runtimes.docker import DockerOptions, DockerRuntime
+from power_agent.runtimes.docker import DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
+from power_agent.settings import PowerAgentSettings
 from power_agent.triton.client import TritonClient
 from power_agent.triton.slice_launch import SliceLaunch, SliceSpec, prepare_slice
 from tests.support.docker_engine import DockerEngine
@@ -38,8 +39,8 @@ def runtime(docker_engine: DockerEngine) -> Iterator[Callable[..., DockerRuntime
     """Makes runtimes of a node of the test's own, as successive agents would."""
 
     def make(**changes: object) -> DockerRuntime:
-        options = {"cluster": "test", "node": "node0", "image": docker_engine.image, "gpu": "none"}
-        return DockerRuntime(Engine(docker_engine.url), DockerOptions(**{**options, **changes}))
+        given = {"cluster": "test", "node": "node0", "docker_image": docker_engine.image, "docker_gpu": "none"}
+        return DockerRuntime(Engine(docker_engine.url), PowerAgentSettings(**{**given, **changes}))
 
     yield make
     for container in docker_engine.containers():
@@ -225,9 +226,9 @@ async def test_a_cpu_slice_computes_on_its_cores_or_its_share_only(runtime, dock
 
 def test_what_is_missing_is_named_with_its_remedy(runtime, docker_engine, tmp_path):
     with pytest.raises(Unavailable, match=r"no Docker engine answers at unix:///nowhere.*systemctl start docker"):
-        DockerRuntime(Engine("unix:///nowhere"), DockerOptions("test", "node0", "x")).list()
+        DockerRuntime(Engine("unix:///nowhere"), PowerAgentSettings(docker_image="x")).list()
     with pytest.raises(StartError, match=r"trefoil-test/none:1 is not on this machine.*docker pull"):
-        runtime(image="trefoil-test/none:1").image()
+        runtime(docker_image="trefoil-test/none:1").image()
     empty = tmp_path / "empty.tar"
     with tarfile.open(empty, "w") as tar:
         tar.addfile(tarfile.TarInfo("readme"))
@@ -235,7 +236,7 @@ def test_what_is_missing_is_named_with_its_remedy(runtime, docker_engine, tmp_pa
     with contextlib.ExitStack() as undo:
         undo.callback(docker_engine.client.images.remove, "trefoil-test/empty:1")
         with pytest.raises(BinaryMissing, match=r"no /opt/tritonserver/bin/tritonserver"):
-            runtime(image="trefoil-test/empty:1").image()
+            runtime(docker_image="trefoil-test/empty:1").image()
     assert docker_engine.containers() == []
     without_toolkit = {
         "runtime": r"docker_gpu = 'runtime': the engine has no runtime nvidia.*nvidia-container-toolkit",
@@ -243,7 +244,7 @@ def test_what_is_missing_is_named_with_its_remedy(runtime, docker_engine, tmp_pa
         "cdi": r"docker_gpu = 'cdi': the engine \(Docker .*\) hands out no CDI devices\. Remedy: take Docker 28",
     }
     for method, refusal in without_toolkit.items():
-        real = runtime(gpu=method)
+        real = runtime(docker_gpu=method)
         with pytest.raises(StartError, match=refusal):
             real.start("gpu.g1", replace(launch(real, tmp_path), gpu_uuid=GPU), tmp_path / "log")
         assert docker_engine.containers() == []

@@ -21,8 +21,9 @@ from typing import Any
 from docker.models.containers import Container
 
 from power_agent.runtimes import slice_network
-from power_agent.runtimes.docker import DockerOptions, DockerRuntime
+from power_agent.runtimes.docker import DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
+from power_agent.settings import PowerAgentSettings
 from power_agent.triton.client import TritonClient
 from power_agent.triton.slice_launch import SliceLaunch, SliceSpec, prepare_slice
 from tests.support.docker_engine import OwnEngine, unpacked
@@ -115,8 +116,8 @@ def inside(container: Container, programs: dict[str, tuple[str, ...]]) -> dict[s
 
 
 def try_out(engine: OwnEngine, folder: Path, asked: list[bytes]) -> dict[str, Any]:
-    options = DockerOptions("test", "node0", engine.build_image(), gpu="none")
-    runtime = DockerRuntime(Engine(engine.url), options)
+    settings = PowerAgentSettings(cluster="test", docker_image=engine.build_image(), docker_gpu="none")
+    runtime = DockerRuntime(Engine(engine.url), settings)
     launches = {}
     for name, ports in PORTS.items():
         spec = SliceSpec(name, folder / name, MODELS, [hosted(2)], *ports, gpu_uuid="", listen=PUBLISHED[name])
@@ -151,7 +152,7 @@ def try_out(engine: OwnEngine, folder: Path, asked: list[bytes]) -> dict[str, An
     load, slice_network.load_rules = slice_network.load_rules, lambda: NO_NFT
     without = {"missing": dict(runtime.missing(gpus=False)), "reached": tried()}
     slice_network.load_rules = load
-    again = DockerRuntime(Engine(engine.url), options)  # the next agent, which may load the rules
+    again = DockerRuntime(Engine(engine.url), settings)  # the next agent, which may load the rules
     again.install()
     found = {"without rules": without, "missing": dict(again.missing(gpus=False)), "reached": tried()}
     for launch in launches.values():

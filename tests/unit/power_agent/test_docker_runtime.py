@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from power_agent.runtimes import slice_network
-from power_agent.runtimes.docker import DockerOptions, DockerRuntime, own_user
+from power_agent.runtimes.docker import DockerRuntime, own_user
 from power_agent.runtimes.docker_engine import Engine, failure_of, object_name
 from power_agent.runtimes.slice_network import REACHED, RULES
+from power_agent.settings import PowerAgentSettings
 from power_agent.triton.slice_launch import SliceLaunch
 from tests.support.fake_engine import IMAGE, FakeEngine
 from trefoil.core.errors import BinaryMissing, StartError, Unavailable
 
 MIG = "MIG-4f9f4a3a-41ff-5b5c-8d0a-6b2f3f7d1c55"
-OPTIONS = DockerOptions("prod", "node7", IMAGE, user="65534:65534")
+SETTINGS = PowerAgentSettings(cluster="prod", node="node7", docker_image=IMAGE, docker_user="65534:65534")
 
 
 @pytest.fixture
@@ -48,15 +49,15 @@ def launch(tmp_path: Path) -> SliceLaunch:
     )
 
 
-def created(engine: FakeEngine, options: DockerOptions, launch: SliceLaunch) -> dict[str, Any]:
+def created(engine: FakeEngine, settings: PowerAgentSettings, launch: SliceLaunch) -> dict[str, Any]:
     """The body of the create call, without what is empty."""
-    DockerRuntime(Engine(engine.url), options).start("a.g1", launch, Path("/logs/a.log"))
-    body = engine.created[f"trefoil-prod-{options.node}-a.g1"]
+    DockerRuntime(Engine(engine.url), settings).start("a.g1", launch, Path("/logs/a.log"))
+    body = engine.created[f"trefoil-prod-{settings.node}-a.g1"]
     return {**body, "HostConfig": {name: value for name, value in body["HostConfig"].items() if value is not None}}
 
 
 def test_a_slice_of_a_gpu_becomes_exactly_this_container(engine, launch, tmp_path):
-    body = created(engine, OPTIONS, launch)
+    body = created(engine, SETTINGS, launch)
     assert body["Image"] == "sha256:1234"
     assert "Healthcheck" not in body  # the image's own, if it has one
     assert body["Cmd"] == ["/opt/tritonserver/bin/tritonserver", "--grpc-port=8200"]
@@ -109,12 +110,12 @@ def test_families_that_the_repository_only_links_to_are_mounted_too(engine, laun
     (tmp_path / "elsewhere" / "mine").mkdir(parents=True)
     launch.source.mkdir()
     (launch.source / "mine").symlink_to(tmp_path / "elsewhere" / "mine")
-    targets = [mount["Target"] for mount in created(engine, OPTIONS, launch)["HostConfig"]["Mounts"]]
+    targets = [mount["Target"] for mount in created(engine, SETTINGS, launch)["HostConfig"]["Mounts"]]
     assert str((tmp_path / "elsewhere" / "mine").resolve()) in targets
 
 
 def test_by_a_device_request_a_device_is_named_by_its_own_uuid(engine, launch):
-    body = created(engine, replace(OPTIONS, gpu="request"), replace(launch, gpu_uuid="GPU-1"))
+    body = created(engine, SETTINGS.model_copy(update={"docker_gpu": "request"}), replace(launch, gpu_uuid="GPU-1"))
     assert "Runtime" not in body["HostConfig"]
     [request] = body["HostConfig"]["DeviceRequests"]
     assert request == {
@@ -127,12 +128,12 @@ def test_by_a_device_request_a_device_is_named_by_its_own_uuid(engine, launch):
     assert "NVIDIA_VISIBLE_DEVICES=GPU-1" in body["Env"]
 
 
-def cdi(engine: FakeEngine, folder: Path, refresh: str) -> DockerOptions:
+def cdi(engine: FakeEngine, folder: Path, refresh: str) -> PowerAgentSettings:
     """Options of an engine whose CDI specifications lie in that folder: one, from before a repartition."""
     engine.info = {"ServerVersion": "28.3.0", "Runtimes": {}, "CDISpecDirs": [str(folder), "/nowhere"]}
     folder.mkdir()
     (folder / "nvidia.yaml").write_text("kind: nvidia.com/gpu\ndevices:\n- name: MIG-of-before\n")
-    return replace(OPTIONS, gpu="cdi", cdi_refresh=refresh)
+    return SETTINGS.model_copy(update={"docker_gpu": "cdi", "docker_cdi_refresh": refresh})
 
 
 @pytest.mark.parametrize("method", ["cdi", "request"])  # an engine that hands devices of a request out by CDI, too
@@ -141,13 +142,13 @@ def test_a_cdi_specification_is_written_anew_for_an_instance_that_it_does_not_kn
     script = tmp_path / "generate"
     script.write_text(f"#!/bin/sh\necho ran >> {tmp_path}/runs\necho '- name: {MIG}' >> {folder}/nvidia.yaml\n")
     script.chmod(0o755)
-    options = replace(cdi(engine, folder, str(script)), gpu=method)
-    body = created(engine, options, launch)
+    settings = cdi(engine, folder, str(script)).model_copy(update={"docker_gpu": method})
+    body = created(engine, settings, launch)
     [request] = body["HostConfig"]["DeviceRequests"]
     wanted = ("cdi", [f"nvidia.com/gpu={MIG}"]) if method == "cdi" else ("nvidia", [MIG])
     assert (request["Driver"], request["DeviceIDs"], request["Count"], request["Options"]) == (*wanted, 0, {})
     assert ("NVIDIA_VISIBLE_DEVICES=void" in body["Env"]) == (method == "cdi")  # NVIDIA's runtime must not help
-    created(engine, replace(options, node="node8"), launch)
+    created(engine, settings.model_copy(update={"node": "node8"}), launch)
     assert (tmp_path / "runs").read_text() == "ran\n"
 
 
@@ -163,11 +164,11 @@ def test_a_cdi_specification_is_written_anew_for_an_instance_that_it_does_not_kn
 def test_an_instance_that_no_specification_gets_to_know_is_refused_before_anything_is_made(
     engine, launch, tmp_path, refresh, why
 ):
-    options = cdi(engine, tmp_path / "cdi", refresh)
+    settings = cdi(engine, tmp_path / "cdi", refresh)
     with pytest.raises(
         StartError, match=rf"docker_gpu = 'cdi': no CDI .* has nvidia.com/gpu={MIG} .*Remedy: "
     ) as caught:
-        created(engine, options, launch)
+        created(engine, settings, launch)
     assert why in str(caught.value)
     assert engine.created == {}
 
@@ -187,7 +188,7 @@ def test_an_instance_that_no_specification_gets_to_know_is_refused_before_anythi
 )
 def test_an_engine_without_toolkit_is_named_before_a_plan_and_refused_with_it(engine, launch, method, refusal):
     engine.info = {"ServerVersion": "20.10.24", "Runtimes": {"runc": {}}}
-    runtime = DockerRuntime(Engine(engine.url), replace(OPTIONS, gpu=method))
+    runtime = DockerRuntime(Engine(engine.url), SETTINGS.model_copy(update={"docker_gpu": method}))
     assert runtime.missing(gpus=True) == {}  # no image was looked into yet: nothing can be started anyway
     runtime.install()
     with pytest.raises(StartError, match=refusal):
@@ -201,7 +202,7 @@ def test_what_model_code_reaches_is_looked_at_from_a_container_and_said_with_the
     refusals = iter(["nft: Operation not permitted", ""])
     monkeypatch.setattr(slice_network, "load_rules", lambda: next(refusals))
     engine.looks_ended = REACHED
-    runtime = DockerRuntime(Engine(engine.url), OPTIONS)
+    runtime = DockerRuntime(Engine(engine.url), SETTINGS)
     runtime.install()
     said = runtime.missing(gpus=False)["isolate"]
     assert said == (
@@ -228,23 +229,23 @@ def test_what_model_code_reaches_is_looked_at_from_a_container_and_said_with_the
 
 
 def test_the_network_of_a_predecessor_is_taken_and_a_stranger_of_its_name_is_refused(engine, launch):
-    created(engine, OPTIONS, launch)
+    created(engine, SETTINGS, launch)
     engine.calls.clear()
-    DockerRuntime(Engine(engine.url), OPTIONS).start("b.g1", launch, Path("/logs/b.log"))
+    DockerRuntime(Engine(engine.url), SETTINGS).start("b.g1", launch, Path("/logs/b.log"))
     assert "POST networks create" not in engine.calls
     engine.networks["trefoil-prod-node7"]["Options"] = {}
     with pytest.raises(StartError, match=r"network trefoil-prod-node7 is there.*docker network rm trefoil-prod-node7"):
-        DockerRuntime(Engine(engine.url), OPTIONS).start("c.g1", launch, Path("/logs/c.log"))
+        DockerRuntime(Engine(engine.url), SETTINGS).start("c.g1", launch, Path("/logs/c.log"))
 
 
 def test_an_agent_that_is_not_in_the_hosts_network_is_told_so(engine):
     engine.networks["trefoil-prod-node7"] = {}
-    runtime = DockerRuntime(Engine(engine.url), OPTIONS)
+    runtime = DockerRuntime(Engine(engine.url), SETTINGS)
     runtime.install()
     del engine.networks["trefoil-prod-node7"]
     runtime.missing(gpus=False)
     engine.networks["trefoil-prod-node7"]["IPAM"] = {"Config": [{"Gateway": "192.0.2.77"}]}
-    again = DockerRuntime(Engine(engine.url), OPTIONS)
+    again = DockerRuntime(Engine(engine.url), SETTINGS)
     again.install()
     assert re.search(
         r"192.0.2.77, .* is none of this agent's. Remedy: .*--network=host", again.missing(gpus=False)["isolate"]
@@ -252,9 +253,9 @@ def test_an_agent_that_is_not_in_the_hosts_network_is_told_so(engine):
 
 
 def test_a_slice_of_cpus_gets_its_cores_or_its_share_and_no_gpu(engine, launch):
-    pinned = created(engine, OPTIONS, replace(launch, gpu_uuid="", cpu_cores=(2, 3)))
+    pinned = created(engine, SETTINGS, replace(launch, gpu_uuid="", cpu_cores=(2, 3)))
     assert pinned["HostConfig"]["CpusetCpus"] == "2,3"
-    quota = created(engine, replace(OPTIONS, node="node8"), replace(launch, gpu_uuid="", cpu_quota=0.3))
+    quota = created(engine, SETTINGS.model_copy(update={"node": "node8"}), replace(launch, gpu_uuid="", cpu_quota=0.3))
     assert quota["HostConfig"]["NanoCpus"] == 300_000_000
     for body in (pinned, quota):
         assert "DeviceRequests" not in body["HostConfig"]
@@ -263,13 +264,13 @@ def test_a_slice_of_cpus_gets_its_cores_or_its_share_and_no_gpu(engine, launch):
 
 
 def test_where_gpus_are_simulated_none_is_asked_for_and_that_is_said(engine, launch, capsys):
-    body = created(engine, replace(OPTIONS, gpu="none"), launch)
+    body = created(engine, SETTINGS.model_copy(update={"docker_gpu": "none"}), launch)
     assert "DeviceRequests" not in body["HostConfig"]
     assert "containers get no GPU" in capsys.readouterr().out
 
 
 def test_an_image_is_looked_into_and_its_better_backend_comes_first(engine, launch):
-    runtime = DockerRuntime(Engine(engine.url), OPTIONS)
+    runtime = DockerRuntime(Engine(engine.url), SETTINGS)
     assert runtime.image().backends == ("onnxruntime", "python")
     assert runtime.install().binary == Path("/opt/tritonserver/bin/tritonserver")
     assert engine.containers == {}  # what looked into the image is gone
@@ -286,7 +287,7 @@ def test_an_image_is_looked_into_and_its_better_backend_comes_first(engine, laun
 )
 def test_a_refusal_is_passed_on_with_its_remedy_and_leaves_no_container(engine, launch, said, remedy):
     engine.refuse_start = said
-    runtime = DockerRuntime(Engine(engine.url), OPTIONS)
+    runtime = DockerRuntime(Engine(engine.url), SETTINGS)
     with pytest.raises(StartError) as caught:
         runtime.start("a.g1", launch, Path("/nowhere/log"))
     assert said in str(caught.value)
@@ -297,23 +298,24 @@ def test_a_refusal_is_passed_on_with_its_remedy_and_leaves_no_container(engine, 
 def test_an_image_is_pulled_only_where_that_is_allowed(engine):
     engine.has_image = False
     with pytest.raises(StartError, match=rf"docker_image: image {IMAGE} is not on this machine.*docker pull {IMAGE}"):
-        DockerRuntime(Engine(engine.url), OPTIONS).image()
-    assert DockerRuntime(Engine(engine.url), replace(OPTIONS, pull=True)).image().id == "sha256:1234"
+        DockerRuntime(Engine(engine.url), SETTINGS).image()
+    pulling = SETTINGS.model_copy(update={"docker_pull": True})
+    assert DockerRuntime(Engine(engine.url), pulling).image().id == "sha256:1234"
 
 
 def test_an_image_without_a_backend_is_refused(engine):
     engine.files = engine.files[:1]
     with pytest.raises(BinaryMissing, match=r"neither of Triton's backends onnxruntime, python"):
-        DockerRuntime(Engine(engine.url), OPTIONS).image()
+        DockerRuntime(Engine(engine.url), SETTINGS).image()
     assert engine.containers == {}
 
 
 def test_a_container_whose_agent_died_before_it_started_is_replaced(engine, launch):
-    runtime = DockerRuntime(Engine(engine.url), OPTIONS)
+    runtime = DockerRuntime(Engine(engine.url), SETTINGS)
     runtime.start("a.g1", launch, Path("/nowhere/log"))
     [(container, described)] = engine.containers.items()
     described["State"] |= {"Status": "created", "StartedAt": "0001-01-01T00:00:00Z"}
-    [left] = DockerRuntime(Engine(engine.url), OPTIONS).list()
+    [left] = DockerRuntime(Engine(engine.url), SETTINGS).list()
     assert (left.alive, left.exit_code, left.started_at_s) == (False, None, 0.0)
     again = runtime.start("a.g1", launch, Path("/nowhere/log"))
     assert again.alive
@@ -323,19 +325,19 @@ def test_a_container_whose_agent_died_before_it_started_is_replaced(engine, laun
 def test_an_agent_that_died_looking_into_an_image_leaves_no_container_for_good(engine, monkeypatch):
     killed = contextlib.nullcontext
     monkeypatch.setattr("power_agent.runtimes.docker_engine.removed_after", lambda _, container: killed(container))
-    DockerRuntime(Engine(engine.url), OPTIONS).image()
+    DockerRuntime(Engine(engine.url), SETTINGS).image()
     monkeypatch.undo()
     assert len(engine.containers) == 1
-    DockerRuntime(Engine(engine.url), replace(OPTIONS, node="node8")).image()
+    DockerRuntime(Engine(engine.url), SETTINGS.model_copy(update={"node": "node8"})).image()
     assert len(engine.containers) == 1  # it is another agent's
-    runtime = DockerRuntime(Engine(engine.url), OPTIONS)
+    runtime = DockerRuntime(Engine(engine.url), SETTINGS)
     assert runtime.list() == ()
     runtime.image()
     assert engine.containers == {}
 
 
 def test_polling_asks_about_each_container_only_when_its_summary_changes(engine, launch):
-    runtime = DockerRuntime(Engine(engine.url), OPTIONS)
+    runtime = DockerRuntime(Engine(engine.url), SETTINGS)
     runtime.start("a.g1", launch, Path("/nowhere/log"))
     first = runtime.list()
     engine.calls.clear()
@@ -344,7 +346,7 @@ def test_polling_asks_about_each_container_only_when_its_summary_changes(engine,
 
 
 def test_an_engine_that_went_away_is_named(engine):
-    runtime = DockerRuntime(Engine(engine.url), OPTIONS)
+    runtime = DockerRuntime(Engine(engine.url), SETTINGS)
     assert runtime.list() == ()
     engine.close()
     with pytest.raises(Unavailable, match=r"no Docker engine answers at tcp://127.*Remedy: start it"):
