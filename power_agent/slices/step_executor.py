@@ -226,27 +226,24 @@ class StepExecutor:
                 part.record_counters(await part.triton.statistics(), self._clock.now_s())
             except TrefoilError as error:
                 self._log.info("no last counters", slice=part.key.name, why=str(error))
-        tag, prefix = part.tag, part.launch.shm_prefix if part.launch else ""
         # A Triton takes 2 s to end by itself; one that surely has nothing in flight need not be waited for.
         settings = self._settings
         kill_after_s = settings.idle_kill_after_s if part.proved_idle else settings.stop_kill_after_s
-
-        def stop() -> None:
-            self.runtime.stop(tag, kill_after_s if patience_s is None else patience_s)
-            self.runtime.forget(tag)
-            clean_shared_memory(prefix)
-
-        await self.in_thread(stop)
+        prefix = part.launch.shm_prefix if part.launch else ""
+        await self._end(part.tag, kill_after_s if patience_s is None else patience_s, prefix)
         await self.process_ended(part)
 
     async def end_orphan(self, tag: str) -> None:
         """End a process that belongs to no slice."""
+        await self._end(tag, self._settings.stop_kill_after_s)
 
-        def stop() -> None:
-            self.runtime.stop(tag, self._settings.stop_kill_after_s)
+    async def _end(self, tag: str, kill_after_s: float, shm_prefix: str = "") -> None:
+        def end() -> None:
+            self.runtime.stop(tag, kill_after_s)
             self.runtime.forget(tag)
+            clean_shared_memory(shm_prefix)
 
-        await self.in_thread(stop)
+        await self.in_thread(end)
 
     async def process_ended(self, part: Slice) -> None:
         """Note that a slice's Triton is gone, with what it did last."""
@@ -273,17 +270,14 @@ class StepExecutor:
         triton = self._triton(part)
         if part.state == SliceState.FAILED:
             await self._heal(part, task)
-        elif part.state == SliceState.STARTING:
-            await triton.wait_ready(part.hosted, self._ready_timeout_s(part))
-        elif part.state == SliceState.PENDING:
-            part.move(SliceState.STARTING, task.why, self._clock.now_s())
-            await triton.wait_ready(part.hosted, self._ready_timeout_s(part))
+        elif part.state in (SliceState.PENDING, SliceState.STARTING):
+            if part.state == SliceState.PENDING:
+                part.move(SliceState.STARTING, task.why, self._clock.now_s())
+            timeout_s = load_timeout_s(part.hosted, self._catalog, self._settings.ready_timeout_s)
+            await triton.wait_ready(part.hosted, timeout_s)
         else:
             await self._swap(part, task)
         part.loaded = part.running
-
-    def _ready_timeout_s(self, part: Slice) -> float:
-        return load_timeout_s(part.hosted, self._catalog, self._settings.ready_timeout_s)
 
     async def _heal(self, part: Slice, task: Task) -> None:
         """A dead python stub comes back by unload and load; where that fails only a new process helps."""
@@ -324,13 +318,13 @@ class StepExecutor:
                     await triton.add(new, self._swap_timeout_s(new))
                     part.hosted = (*part.hosted, new)
                     continue
-                result = await triton.swap(old, new, self._swap_timeout_s(new), on_counters)
+                before = await triton.swap(old, new, self._swap_timeout_s(new), on_counters)
             except TrefoilError as error:
                 # What it served it goes on serving: the slice is as good as before, unless its Triton is gone.
                 if part.state == SliceState.SWAPPING and part.running:
                     part.move(SliceState.READY, f"could not load {new.variant}: {error}", self._clock.now_s())
                 raise
-            part.record_counters(result.before, self._clock.now_s())
+            part.record_counters(before, self._clock.now_s())
             part.hosted = tuple(new if hosted == old else hosted for hosted in part.hosted)
         for gone in serving.values():  # its neighbours serve on
             await self._until_drained(part, gone.family)

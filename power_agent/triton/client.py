@@ -31,17 +31,11 @@ import grpc
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from power_agent.triton.access import HEADER
-from power_agent.triton.slice_launch import (
-    backend_of_slice,
-    config_json,
-    read_config,
-    slice_config,
-    write_config,
-)
+from power_agent.triton.slice_launch import backend_of_slice, config_json, slice_config, write_config
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.model_files import isolate_sequence
+from trefoil.runtime.model_files import contract, isolate_sequence
 from trefoil.runtime.security.tls import Tls
 
 POLL_S: Final = 0.05
@@ -75,20 +69,9 @@ class VersionCounters:
     version: int
     successes: int
     failures: int
-    executions: int  # executed batches
     items: int
     compute_infer_ns: int  # summed over requests: joined requests count their batch's time once each
     compute_batch_ns: int  # summed over executed batches: how long the slice was really busy
-    queue_ns: int
-    last_inference_at_s: float  # UTC; 0.0 = never
-
-
-@dataclass(frozen=True, slots=True)
-class SwapResult:
-    """Result of a swap: `before` holds the last counters seen of what was unloaded; Triton forgets them."""
-
-    took_s: float
-    before: tuple[VersionCounters, ...]
 
 
 CountersSeen = Callable[[tuple[VersionCounters, ...]], None]
@@ -162,8 +145,8 @@ class TritonClient:
             del self._calls[channel]
             await channel.close()
 
-    async def wait_ready(self, hosted: Sequence[Hosted], timeout_s: float) -> float:
-        """Wait until each hosted version is loaded and answered one real inference; return the seconds it took.
+    async def wait_ready(self, hosted: Sequence[Hosted], timeout_s: float) -> None:
+        """Wait until each hosted version is loaded and answered one real inference.
 
         Raises:
             TritonUnready: not within `timeout_s`, or at once when a stub is dead (waiting does not bring it back).
@@ -179,7 +162,6 @@ class TritonClient:
                     raise TritonUnready(f"{self._target} did not become ready within {timeout_s:g} s: {why}")
                 await self._clock.sleep(min(POLL_S, left_s))
             await self.probe(one.family, one.version, max(left_s, POLL_S))
-        return self._clock.monotonic_s() - started_s
 
     async def _not_loaded(self, hosted: Hosted) -> str:
         """Why this version is not loaded yet; "" when it is."""
@@ -199,7 +181,7 @@ class TritonClient:
             StubDead: the python stub is gone.
             TritonUnready: no answer, or one without the contract's outputs.
         """
-        config = read_config(self._repository, family)
+        config = contract(self._repository, family)
         started_s = self._clock.monotonic_s()
         try:
             reply = await self._call("ModelInfer", probe_request(config, version), timeout=timeout_s)
@@ -214,9 +196,10 @@ class TritonClient:
 
     async def swap(
         self, old: Hosted, new: Hosted, timeout_s: float = 30.0, on_counters: CountersSeen | None = None
-    ) -> SwapResult:
+    ) -> tuple[VersionCounters, ...]:
         """Replace old by new in place under load; the old version serves until the new one is loaded. Idempotent.
 
+        Returns the last counters seen of what was unloaded, which Triton forgets.
         While both are loaded, requests that name no version go to the higher one. Afterwards config.pbtxt in the
         slice's repository names the new version, so that a restarted Triton loads what runs now.
 
@@ -225,7 +208,6 @@ class TritonClient:
             TritonUnready: it loaded but does not answer, or Triton is gone.
         """
         assert old.family == new.family, "a swap changes the variant, not the family"
-        started_s = self._clock.monotonic_s()
         config = self._config_of(new)
         async with self._watch_counters(on_counters) as seen:
             await self._load(config, timeout_s)
@@ -233,8 +215,7 @@ class TritonClient:
                 await self._wait_unloaded(old, timeout_s)
         await self.probe(new.family, new.version, timeout_s)
         write_config(self._repository, config)
-        before = tuple(c for (f, v), c in seen.items() if (f, v) == (old.family, old.version) and v != new.version)
-        return SwapResult(self._clock.monotonic_s() - started_s, before)
+        return tuple(c for (f, v), c in seen.items() if (f, v) == (old.family, old.version) and v != new.version)
 
     async def add(self, hosted: Hosted, timeout_s: float = 30.0) -> None:
         """Load a family whose folder is written, beside what serves. Idempotent.
@@ -255,24 +236,22 @@ class TritonClient:
         await self._unload(hosted.family, timeout_s)
         await self._wait_unloaded(hosted, timeout_s)
 
-    async def heal(self, hosted: Hosted, timeout_s: float = 30.0) -> float:
-        """Heal: unload and load, the only thing that brings a dead python stub back. Return the seconds it took.
+    async def heal(self, hosted: Hosted, timeout_s: float = 30.0) -> None:
+        """Heal: unload and load, the only thing that brings a dead python stub back.
 
         Raises:
             LoadFailed: the version does not load again.
             TritonUnready: it loaded but does not answer, or Triton is gone.
         """
-        started_s = self._clock.monotonic_s()
         await self._unload(hosted.family, timeout_s)
         # Not waited for: Triton holds on to a dead stub for half a minute and loads a new one beside it meanwhile.
         config = self._config_of(hosted)
         await self._load(config, timeout_s)
         await self.probe(hosted.family, hosted.version, timeout_s)
         write_config(self._repository, config)
-        return self._clock.monotonic_s() - started_s
 
     def _config_of(self, hosted: Hosted) -> model_config_pb2.ModelConfig:
-        own = read_config(self._repository, hosted.family)
+        own = contract(self._repository, hosted.family)
         return slice_config(own, hosted, backend_of_slice(own))
 
     async def _load(self, config: model_config_pb2.ModelConfig, timeout_s: float) -> None:
@@ -308,10 +287,7 @@ class TritonClient:
         Raises:
             TritonUnready: Triton does not answer.
         """
-        try:
-            index = await self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest(), timeout=self._timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise self._unreachable("RepositoryIndex", error) from error
+        index = await self._ask("RepositoryIndex", service_pb2.RepositoryIndexRequest())
         return any(
             m.name == family and m.version == str(version) and m.state not in ("", "UNAVAILABLE") for m in index.models
         )
@@ -322,10 +298,7 @@ class TritonClient:
         Raises:
             TritonUnready: Triton does not answer.
         """
-        try:
-            reply = await self._call("ModelStatistics", service_pb2.ModelStatisticsRequest(), timeout=self._timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise self._unreachable("ModelStatistics", error) from error
+        reply = await self._ask("ModelStatistics", service_pb2.ModelStatisticsRequest())
         return tuple(counters(model) for model in reply.model_stats)
 
     @contextlib.asynccontextmanager
@@ -372,14 +345,14 @@ class TritonClient:
         Raises:
             TritonUnready: Triton does not answer.
         """
-        try:
-            reply = await self._call("ServerMetadata", service_pb2.ServerMetadataRequest(), timeout=self._timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise self._unreachable("ServerMetadata", error) from error
-        return str(reply.version)
+        return str((await self._ask("ServerMetadata", service_pb2.ServerMetadataRequest())).version)
 
-    def _unreachable(self, call: str, error: grpc.aio.AioRpcError) -> TritonUnready:
-        return TritonUnready(f"{self._target} does not answer {call}: {error.code().name} {error.details()}")
+    async def _ask(self, method: str, request: Any) -> Any:
+        try:
+            return await self._call(method, request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            why = f"{self._target} does not answer {method}: {error.code().name} {error.details()}"
+            raise TritonUnready(why) from error
 
     async def close(self) -> None:
         """Close the connection; Triton goes on."""
@@ -427,12 +400,9 @@ def counters(model: Any) -> VersionCounters:
         version=int(model.version),
         successes=stats.success.count,
         failures=stats.fail.count,
-        executions=model.execution_count,
         items=model.inference_count,
         compute_infer_ns=stats.compute_infer.ns,
         compute_batch_ns=sum(b.compute_infer.ns for b in model.batch_stats),
-        queue_ns=stats.queue.ns,
-        last_inference_at_s=model.last_inference / 1e3,
     )
 
 

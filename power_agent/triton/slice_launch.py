@@ -235,8 +235,10 @@ def choose_backend(install: TritonInstall, spec: SliceSpec, family: model_config
     if backend_of(family) == ENGINES:
         if on_gpu and ENGINES in install.offers:
             return BackendChoice(ENGINES, on_gpu=True)
+        no_backend = f"{install.backends} has no backend {ENGINES}"
+        why = f"slice {spec.name} has no real GPU" if ENGINES in install.offers else no_backend
         raise CatalogError(
-            f"its models are TensorRT engines, and {_no_engines(install, spec)}",
+            f"its models are TensorRT engines, and {why}",
             field="family",
             value=family.name,
             remedy="serve it on a real GPU by a Triton with the tensorrt backend, or import its ONNX files instead",
@@ -247,12 +249,6 @@ def choose_backend(install: TritonInstall, spec: SliceSpec, family: model_config
         return BackendChoice(install.backend, on_gpu=True)
     of_cpus = spec.cpu_cores is not None or spec.cpu_quota is not None
     return BackendChoice(install.backend, threads=spec.threads if of_cpus else 0)
-
-
-def _no_engines(install: TritonInstall, spec: SliceSpec) -> str:
-    if ENGINES not in install.offers:
-        return f"{install.backends} has no backend {ENGINES}"
-    return f"slice {spec.name} has no real GPU"
 
 
 def backend_of_slice(config: model_config_pb2.ModelConfig) -> BackendChoice:
@@ -328,11 +324,6 @@ def write_config(repository: Path, config: model_config_pb2.ModelConfig) -> None
     path = repository / config.name / CONFIG
     replace_file(path, text_format.MessageToString(config), sync=False)
     path.chmod(0o644)  # whatever the umask: a Triton runs as another user
-
-
-def read_config(repository: Path, family: str) -> model_config_pb2.ModelConfig:
-    """Read the configuration that a slice's repository holds now."""
-    return contract(repository, family)
 
 
 def _link(link: Path, target: Path) -> None:

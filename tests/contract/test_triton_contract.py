@@ -80,8 +80,8 @@ async def test_readiness_swap_death_of_the_stub_and_counters(kind, tmp_path):
         assert counted.compute_batch_ns > 0
         with pytest.raises(TritonUnready, match="version 4"):
             await server.probe("digits", 4)
-        swapped = await server.swap(SMALL, LARGE)
-        assert all((c.family, c.version) == ("digits", 1) for c in swapped.before)
+        before = await server.swap(SMALL, LARGE)
+        assert all((c.family, c.version) == ("digits", 1) for c in before)
         assert [c.version for c in await server.statistics()] == [4]
         with pytest.raises(LoadFailed):
             await server.swap(LARGE, replace(LARGE, version=9, variant="digits-none"))

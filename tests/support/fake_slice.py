@@ -16,9 +16,9 @@ from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
-from power_agent.triton.slice_launch import read_config
 from tests.support.fake_triton import DEAD_STUB, SERVICE
 from trefoil.core.errors import CatalogError
+from trefoil.runtime.model_files import contract
 
 COMPUTE_NS: Final = 1_000_000  # of one request, as the counters tell it; nothing really takes that long
 METHODS: Final = (
@@ -71,7 +71,7 @@ class FakeSlice:
             CatalogError, RuntimeError: no such model, or the port is taken.
         """
         for family in self._families:
-            self._load(read_config(self._repository, family))
+            self._load(contract(self._repository, family))
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(
@@ -185,7 +185,7 @@ class FakeSlice:
             if text:
                 self._load(json_format.Parse(text, model_config_pb2.ModelConfig()))
             else:
-                self._load(read_config(self._repository, request.model_name))
+                self._load(contract(self._repository, request.model_name))
         except CatalogError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"failed to load '{request.model_name}': {error}")
         return pb.RepositoryModelLoadResponse()
