@@ -80,10 +80,41 @@ class JournalState:
         Raises:
             TrefoilError, KeyError, TypeError, ValueError: not what an agent writes.
         """
-        for kind, read in _READERS.items():
-            if kind in entry:
-                read(self, entry[kind])
-                return
+        match entry:
+            case {"plan": value}:
+                self.plan = plan = codec.from_plain(NodePlan, value, "plan")
+                self.highest_epoch = max(self.highest_epoch, plan.revision.epoch)
+            case {"highest_epoch": value}:
+                self.highest_epoch = max(self.highest_epoch, int(value))
+            case {"lease_epoch": value}:
+                self.lease_epoch = max(self.lease_epoch, int(value))
+            case {"generation": value}:
+                self.generation = max(self.generation, int(value))
+            case {"cordon": value}:
+                cordon = codec.from_plain(Cordon, value, "cordon")
+                self.cordons[cordon.device] = cordon
+            case {"release": value}:
+                self.cordons.pop(str(value), None)
+            case {"device": value}:
+                name, kind, uuid = value
+                self.devices[str(name)] = (str(kind), str(uuid))
+            case {"override": value}:
+                override = codec.from_plain(Override, value, "override")
+                self.overrides[override.device, override.setting] = override
+            case {"restored": value}:
+                device, setting = value
+                self.overrides.pop((str(device), str(setting)), None)
+            case {"slice": value}:
+                part = codec.from_plain(SliceRecord, value, "slice")
+                self.slices[part.key] = part
+            case {"forget": value}:
+                self.slices.pop(codec.from_plain(SliceKey, value, "forget"), None)
+            case {"begin": value}:
+                step = codec.from_plain(Step, value, "begin")
+                self.unfinished[step.slice, step.verb] = step
+            case {"end": value}:
+                step = codec.from_plain(Step, value, "end")
+                self.unfinished.pop((step.slice, step.verb), None)
 
     def entries(self) -> list[dict[str, Any]]:
         """Entries, the fewest, that bring this state back."""
@@ -106,72 +137,7 @@ class JournalState:
         self.slices = {key: part for key, part in self.slices.items() if on_cpu(key)}
         self.unfinished = {name: step for name, step in self.unfinished.items() if on_cpu(name[0])}
 
-    # --- readers, one per kind of entry -------------------------------------------------------------------------------
 
-    def _plan(self, value: Any) -> None:
-        plan = codec.from_plain(NodePlan, value, "plan")
-        self.plan = plan
-        self.highest_epoch = max(self.highest_epoch, plan.revision.epoch)
-
-    def _highest_epoch(self, value: Any) -> None:
-        self.highest_epoch = max(self.highest_epoch, int(value))
-
-    def _lease_epoch(self, value: Any) -> None:
-        self.lease_epoch = max(self.lease_epoch, int(value))
-
-    def _generation(self, value: Any) -> None:
-        self.generation = max(self.generation, int(value))
-
-    def _cordon(self, value: Any) -> None:
-        cordon = codec.from_plain(Cordon, value, "cordon")
-        self.cordons[cordon.device] = cordon
-
-    def _release(self, value: Any) -> None:
-        self.cordons.pop(str(value), None)
-
-    def _device(self, value: Any) -> None:
-        name, kind, uuid = value
-        self.devices[str(name)] = (str(kind), str(uuid))
-
-    def _override(self, value: Any) -> None:
-        override = codec.from_plain(Override, value, "override")
-        self.overrides[override.device, override.setting] = override
-
-    def _restored(self, value: Any) -> None:
-        device, setting = value
-        self.overrides.pop((str(device), str(setting)), None)
-
-    def _slice(self, value: Any) -> None:
-        part = codec.from_plain(SliceRecord, value, "slice")
-        self.slices[part.key] = part
-
-    def _forget(self, value: Any) -> None:
-        self.slices.pop(codec.from_plain(SliceKey, value, "forget"), None)
-
-    def _begin(self, value: Any) -> None:
-        step = codec.from_plain(Step, value, "begin")
-        self.unfinished[step.slice, step.verb] = step
-
-    def _end(self, value: Any) -> None:
-        step = codec.from_plain(Step, value, "end")
-        self.unfinished.pop((step.slice, step.verb), None)
-
-
-_READERS: Final = {
-    "plan": JournalState._plan,
-    "highest_epoch": JournalState._highest_epoch,
-    "lease_epoch": JournalState._lease_epoch,
-    "generation": JournalState._generation,
-    "cordon": JournalState._cordon,
-    "release": JournalState._release,
-    "device": JournalState._device,
-    "override": JournalState._override,
-    "restored": JournalState._restored,
-    "slice": JournalState._slice,
-    "forget": JournalState._forget,
-    "begin": JournalState._begin,
-    "end": JournalState._end,
-}
 _SLICE_OF: Final = {"slice": "key", "begin": "slice", "end": "slice", "forget": ""}  # kinds that are about one slice
 
 
