@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from power_agent.devices.cpu import Cpu
 from power_agent.devices.errors import DeviceError
 from power_agent.devices.inventory import Inventory
+from power_agent.devices.rapl import RaplCounter
 from power_agent.energy.core.meter import PowerIntegral
 from trefoil.core.energy import AttributionMethod, EnergyMethod
 from trefoil.core.fleet import DeviceKind, DeviceType, SliceKey
@@ -20,20 +21,6 @@ from trefoil.runtime.clock import Clock
 USER_HZ: Final = 100.0  # of /proc/stat, on every Linux that serves
 IDLE_COLUMNS: Final = (3, 4)  # idle, iowait
 COUNTED_COLUMNS: Final = 8  # guest time is part of user time
-
-
-class CpuMeter(Protocol):
-    """Energy of the CPU packages of this node [J] since `identity` began, 0 at that moment; raises Unavailable."""
-
-    @property
-    def identity(self) -> str:
-        """Name of what the counter counts from."""
-
-    def energy_j(self) -> float:
-        """Energy since then [J]."""
-
-    def save(self) -> None:
-        """Keep on disk what a successor needs to go on."""
 
 
 class ActivitySensor(Protocol):
@@ -74,7 +61,7 @@ class DeviceMeters:
         clock: Clock,
         *,
         metered: bool = True,
-        rapl: CpuMeter | None = None,
+        rapl: RaplCounter | None = None,
         cpu: Cpu | None = None,
         sensors: Sequence[ActivitySensor] = (),
         proc_stat: Path = Path("/proc/stat"),

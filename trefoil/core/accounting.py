@@ -5,7 +5,7 @@ per request: divided by the requests answered. A sample without a method makes j
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from trefoil.core.carbon import CarbonReading, Series
@@ -147,32 +147,36 @@ def by_family(sample: EnergySample, families: Sequence[str]) -> dict[str, float]
     return {family: sample.counter_j / len(families) for family in families}
 
 
+def fold_slices(parts: Iterable[SliceEnergy]) -> tuple[SliceEnergy, ...]:
+    """Fold parts of the same slice and generation into one, with what each model has of it; sorted by slice."""
+    slice_j: dict[tuple[SliceKey, int], float] = {}
+    models: dict[tuple[SliceKey, int], dict[tuple[str, str], HostedEnergy]] = {}
+    for part in parts:
+        key = (part.key, part.generation)
+        slice_j[key] = slice_j.get(key, 0.0) + part.active_j
+        hosted = models.setdefault(key, {})
+        for h in part.hosted:
+            old = hosted.get((h.family, h.variant), HostedEnergy(h.family, h.variant))
+            hosted[h.family, h.variant] = replace(
+                old,
+                active_j=old.active_j + h.active_j,
+                compute_s=old.compute_s + h.compute_s,
+                requests=old.requests + h.requests,
+            )
+    return tuple(SliceEnergy(*key, slice_j[key], tuple(models[key].values())) for key in sorted(slice_j))
+
+
 def fold(samples: Sequence[EnergySample]) -> EnergySample:
     """Fold samples of one device into one: energies add, the last state stands, the worst method names itself."""
     first, last = samples[0], samples[-1]
     assert all(s.device == first.device for s in samples)
-    parts: dict[tuple[SliceKey, int], dict[tuple[str, str], HostedEnergy]] = {}
-    slice_j: dict[tuple[SliceKey, int], float] = {}
-    for sample in samples:
-        for part in sample.slices:
-            key = (part.key, part.generation)
-            slice_j[key] = slice_j.get(key, 0.0) + part.active_j
-            hosted = parts.setdefault(key, {})
-            for h in part.hosted:
-                old = hosted.get((h.family, h.variant), HostedEnergy(h.family, h.variant))
-                hosted[h.family, h.variant] = replace(
-                    old,
-                    active_j=old.active_j + h.active_j,
-                    compute_s=old.compute_s + h.compute_s,
-                    requests=old.requests + h.requests,
-                )
     return replace(
         last,
         starts_at_s=first.starts_at_s,
         counter_j=sum(s.counter_j for s in samples),
         idle_j=sum(s.idle_j for s in samples),
         unallocated_j=sum(s.unallocated_j for s in samples),
-        slices=tuple(SliceEnergy(key[0], key[1], slice_j[key], tuple(parts[key].values())) for key in sorted(slice_j)),
+        slices=fold_slices(part for sample in samples for part in sample.slices),
         method=max(samples, key=lambda s: s.method).method,
         clock_mhz_mean=sum(s.clock_mhz_mean for s in samples) / len(samples),
         uncertainty_ratio=max(s.uncertainty_ratio for s in samples),

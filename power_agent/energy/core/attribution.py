@@ -13,9 +13,10 @@ error is bounded by one batch per interval and cancels over several.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
+from trefoil.core.accounting import fold_slices
 from trefoil.core.energy import AttributionMethod, EnergyMethod, HostedEnergy, SliceEnergy
 from trefoil.core.fleet import DeviceState, SliceKey
 
@@ -103,7 +104,6 @@ class DeviceReading:
 # --- who did what -----------------------------------------------------------------------------------------------------
 
 
-Place = tuple[SliceKey, int]  # slice and generation
 WorkDone = Mapping[tuple[str, str], tuple[float, int]]  # (family, variant) -> busy seconds, requests
 
 
@@ -185,9 +185,8 @@ def _activity_s(
     reading: DeviceReading, done: Sequence[WorkDone], length_s: float
 ) -> tuple[AttributionMethod, tuple[float, ...]]:
     counted = tuple(_busy_s(own) for own in done)
-    for method in (
-        SENSORS[reading.attribution] if reading.serving_s is not None else ()
-    ):  # else no sensor watched either
+    watched = reading.serving_s is not None  # else no sensor did either
+    for method in SENSORS[reading.attribution] if watched else ():
         if method == AttributionMethod.DCGM and length_s > DCGM_S_MAX:
             continue
         sensed = tuple(part.activity(method) for part in reading.slices)
@@ -217,11 +216,8 @@ def _busy_s(own: WorkDone) -> float:
 def slice_energies(
     slices: Sequence[SliceReading], done: Sequence[WorkDone], active_j: Sequence[float]
 ) -> tuple[SliceEnergy, ...]:
-    """Energy of each slice and generation, with that of its models."""
-    places: dict[Place, list[SliceEnergy]] = {}
-    for part, own, joules in zip(slices, done, active_j, strict=True):
-        places.setdefault((part.key, part.generation), []).append(_slice_energy(part, own, joules))
-    return tuple(_merged(places[place]) for place in sorted(places))
+    """Energy of each slice and generation, with that of its models: one entry where a Triton was replaced meanwhile."""
+    return fold_slices(_slice_energy(*one) for one in zip(slices, done, active_j, strict=True))
 
 
 def _slice_energy(part: SliceReading, own: WorkDone, active_j: float) -> SliceEnergy:
@@ -233,22 +229,3 @@ def _slice_energy(part: SliceReading, own: WorkDone, active_j: float) -> SliceEn
         hosted.append(HostedEnergy(family, variant, active_j * share, busy_s, max(0, requests - overhead)))
         overhead = max(0, overhead - requests)
     return SliceEnergy(part.key, part.generation, active_j, tuple(hosted))
-
-
-def _merged(parts: Sequence[SliceEnergy]) -> SliceEnergy:
-    """One entry for a slice whose Triton was replaced inside the interval."""
-    if len(parts) == 1:
-        return parts[0]
-    models = sorted({(h.family, h.variant) for part in parts for h in part.hosted})
-    hosted = []
-    for model in models:
-        own = [h for part in parts for h in part.hosted if (h.family, h.variant) == model]
-        hosted.append(
-            HostedEnergy(
-                *model,
-                active_j=sum(h.active_j for h in own),
-                compute_s=sum(h.compute_s for h in own),
-                requests=sum(h.requests for h in own),
-            )
-        )
-    return replace(parts[0], active_j=sum(part.active_j for part in parts), hosted=tuple(hosted))

@@ -202,14 +202,12 @@ def advance(
     if continues and reading.monotonic_s == state.monotonic_s:
         return state, None
     done, marks = work_since(state.marks, reading.slices)
-    after = MeterState(
-        device=state.device,
-        seq=state.seq,
+    after = replace(
+        state,
         at_s=reading.at_s,
         monotonic_s=reading.monotonic_s,
         driver=reading.driver,
         counter_j=reading.counter_j,
-        counter_resets=state.counter_resets,
         serving=any(part.serving for part in reading.slices),
         clock_mhz=reading.clock_mhz,
         marks=marks,
@@ -219,8 +217,10 @@ def advance(
     if not started or (not continues and reading.serving_s is None):
         return after, None
     length_s = max(0.0, reading.monotonic_s - state.monotonic_s)
-    moved = _counter_step(state, reading, continues, length_s)
-    if moved is not None:
+    moved = None  # nothing measures
+    if reading.counter_j is not None:
+        most_j = max_step_j(reading.power_max_w, length_s)
+        moved = counter_step(state.counter_j, reading.counter_j, continues, most_j)
         resets = state.counter_resets + moved.reset
         after = replace(after, counter_j=moved.mark_j, counter_resets=resets)
     after = replace(after, seq=state.seq + 1)
@@ -231,14 +231,6 @@ def advance(
     sample = replace(sample, node=node, simulated=simulated, seq=after.seq, counter_resets=after.counter_resets)
     check_conservation(sample)
     return after, sample
-
-
-def _counter_step(state: MeterState, reading: DeviceReading, continues: bool, length_s: float) -> CounterStep | None:
-    """How far the counter moved; None: nothing measures."""
-    if reading.counter_j is None:
-        return None
-    most_j = max_step_j(reading.power_max_w, length_s)
-    return counter_step(state.counter_j, reading.counter_j, continues, most_j)
 
 
 def _sample(
