@@ -1,7 +1,6 @@
 """Life cycle of the agent: adopt, then reconcile, watch, meter and publish until the end; the slices outlive it."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -195,7 +194,7 @@ class AgentPart:
             await asyncio.gather(*(self._end(part) for part in slices if part.running))
         await self.metering.stop()
         await self.publisher.stop()
-        await _close(slices)
+        await asyncio.gather(*(part.triton.close() for part in slices if part.triton is not None))
         await restoring
         self.node.journal.close()
         await self.calls.close()
@@ -205,12 +204,6 @@ class AgentPart:
             await self.executor.stop_process(part, EXIT_PATIENCE_S)
         except TrefoilError as error:
             structlog.get_logger().warning("could not stop", slice=part.key.name, why=str(error))
-
-
-async def _close(slices: Sequence[Slice]) -> None:
-    for part in slices:
-        if part.triton is not None:
-            await part.triton.close()
 
 
 def _only_local(redis_url: str) -> bool:

@@ -9,17 +9,10 @@ from typing import Any, Final
 
 from power_agent.devices.gpus import driver_load_id
 from power_agent.devices.inventory import Inventory
+from power_agent.doctor import host
 from power_agent.doctor.findings import Finding, Verdict, of_reason, unknown, works
 from power_agent.doctor.gpus import check_gpus
 from power_agent.doctor.hardware_report import cpu_report
-from power_agent.doctor.host import (
-    check_cgroups,
-    check_containers,
-    check_device_files,
-    check_permissions,
-    check_ports,
-    check_time,
-)
 from power_agent.runtimes.confinement import find_confinement
 from power_agent.runtimes.docker_engine import Engine
 from power_agent.settings import PowerAgentSettings
@@ -51,10 +44,7 @@ class Examination:
         """JSON document of the examination."""
         return {
             "simulated": self.simulated,
-            "versions": {
-                "python": platform.python_version(),
-                "kernel": platform.release(),
-            },
+            "versions": {"python": platform.python_version(), "kernel": platform.release()},
             "settings": self.settings,
             "healthy": self.healthy,
             "findings": [asdict(one) for one in self.findings],
@@ -84,11 +74,11 @@ def examine(settings: PowerAgentSettings, root: Path = ROOT) -> Examination:
             "driver_load_id": driver_load_id(settings.driver_marker),
             "cpu": cpu_report(settings.node, settings.powercap_root, clock),
         }
-        found += check_device_files(root) if gpus else []
-    found += check_containers(settings, Engine(settings.docker_url).info, root, gpus)
-    found += [_triton(settings), _isolation(settings), check_cgroups(settings, root)]
-    found += check_permissions(settings, rights, gpus)
-    found += [asyncio.run(check_time(settings, clock)), *check_ports(settings, gpus)]
+        found += host.check_device_files(root) if gpus else []
+    found += host.check_containers(settings, Engine(settings.docker_url).info, root, gpus)
+    found += [_triton(settings), _isolation(settings), host.check_cgroups(settings, root)]
+    found += host.check_permissions(settings, rights, gpus)
+    found += [asyncio.run(host.check_time(settings, clock)), *host.check_ports(settings, gpus)]
     return Examination(tuple(found), hardware, client is not None, masked(settings))
 
 

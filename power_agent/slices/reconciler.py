@@ -14,24 +14,15 @@ import structlog
 
 from power_agent.clocks.clock_keeper import ClockKeeper
 from power_agent.devices.errors import DeviceLost, DriverUnavailable
-from power_agent.slices.core.reconcile import Task, reconcile, refuse_cordoned, refuse_plan
+from power_agent.slices.core.reconcile import Task, check_fits, reconcile, refuse_cordoned, refuse_plan
 from power_agent.slices.node_state import Device, Node
 from power_agent.slices.slice_state import Slice
 from power_agent.slices.step_executor import StepExecutor
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, StaleRevision, TrefoilError
-from trefoil.core.fleet import (
-    SERVING,
-    DeviceState,
-    DeviceStatus,
-    FleetState,
-    NodeStatus,
-    SliceKey,
-    SliceState,
-    Step,
-)
+from trefoil.core.fleet import SERVING, DeviceState, SliceKey, SliceState, Step
 from trefoil.core.plan import NodePlan
-from trefoil.core.plan_check import check_node, node_digest
+from trefoil.core.plan_check import node_digest
 
 FIRST_BACKOFF_S: Final = 0.5
 TEARDOWN: Final = frozenset({"drain", "stop", "destroy_ci", "destroy_gi"})
@@ -75,7 +66,7 @@ class Reconciler:
         plan = replace(plan, digest=plan.digest or node_digest(plan))
         async with self._apply:
             found = self._evaluate(plan)
-            if self._repeated(plan):
+            if self._node.plan is not None and self._node.plan.revision == plan.revision:
                 return found
             await self._node.journal.accept_plan(plan)
             self._adopt_plan(plan)
@@ -89,9 +80,6 @@ class Reconciler:
             StaleRevision, PlanError: as `apply`.
         """
         return self._evaluate(replace(plan, digest=plan.digest or node_digest(plan)))
-
-    def _repeated(self, plan: NodePlan) -> bool:
-        return self._node.plan is not None and self._node.plan.revision == plan.revision
 
     def _evaluate(self, plan: NodePlan) -> ApplyResult:
         self._refuse_stale(plan)
@@ -129,9 +117,9 @@ class Reconciler:
             gone = [planned.device for planned in plan.devices if planned not in here]
             self._log.warning("devices of the remembered plan are not here", devices=gone)
         plan = replace(plan, devices=here)  # the digest stays that of the whole, which a controller may send again
-        whole = tuple(DeviceStatus(d.device, d.type.name, DeviceState.AWAKE) for d in self._node.devices.values())
+        whole = [replace(seen, state=DeviceState.AWAKE) for seen in self._node.seen_devices()]
         try:
-            check_node(plan, FleetState((NodeStatus(plan.node, devices=whole),)), self._node.catalog)
+            check_fits(plan, whole, self._node.catalog)
             self._clocks.refuse_governors(plan)
         except PlanError as error:
             self._log.warning("the remembered plan does not fit this node any more", why=str(error))

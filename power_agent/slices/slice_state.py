@@ -95,16 +95,8 @@ class Slice:
 
     def observe(self) -> SeenSlice:
         """Slice as reconciliation sees it."""
-        return SeenSlice(
-            self.key,
-            self.state,
-            self.hosted,
-            self.has_instance,
-            self.has_compute,
-            self.running,
-            self.loaded,
-            self.drained,
-        )
+        marks = (self.has_instance, self.has_compute, self.running, self.loaded, self.drained)
+        return SeenSlice(self.key, self.state, self.hosted, *marks)
 
     def record(self) -> SliceRecord:
         """SliceRecord as the journal keeps it."""

@@ -6,7 +6,6 @@ Each device is polled on its own, so that one whose driver hangs delays no other
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import structlog
 
@@ -25,14 +24,6 @@ from power_agent.watch.resets import Look, Resets
 from power_agent.watch.xid_watch import Quarantine
 from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.core.fleet import DeviceKind, DeviceState, SliceKey
-
-
-@dataclass(frozen=True, slots=True)
-class _SlicesBefore:
-    """Our slices of a device before the driver was asked: which had an instance, and which had a step at work."""
-
-    had: dict[SliceKey, bool]
-    moving: frozenset[SliceKey]
 
 
 class DriverWatch:
@@ -147,7 +138,9 @@ class DriverWatch:
         """
         if device.device in self._inventory.released and not await self._resets.is_back(device):
             return
-        before, was_lost = self._slices_before(device), device.state == DeviceState.LOST
+        own, was_lost = self._slices_of(device), device.state == DeviceState.LOST
+        had = {part.key for part in own if part.has_instance}  # before the driver is asked
+        moving = {part.key for part in own if self._reconciler.busy(part)}
         try:
             listed = await self._list_instances(device)
             await enable_mig(self._node, self._calls, self._inventory, device)
@@ -162,17 +155,12 @@ class DriverWatch:
             return  # fenced for what came after this look began
         self._node.report_missing(device.device, "")
         if device.type.kind == DeviceKind.MIG_GPU:
-            await self._compare_instances(device, listed, before)
+            await self._compare_instances(device, listed, had, moving)
         if waits_for_reset(device):
             await self._let_go(device, MIG_WAITS, waits_for_mig=True)
         if device.state == DeviceState.LOST:
             self._log.info("device back", device=device.device)
             self._node.set_device(device, DeviceState.AWAKE if listed else DeviceState.ASLEEP)
-
-    def _slices_before(self, device: Device) -> _SlicesBefore:
-        own = self._slices_of(device)
-        moving = frozenset(part.key for part in own if self._reconciler.busy(part))
-        return _SlicesBefore({part.key: part.has_instance for part in own}, moving)
 
     def _slices_of(self, device: Device) -> list[Slice]:
         return [part for part in self._node.slices.values() if part.key.device == device.device]
@@ -211,12 +199,15 @@ class DriverWatch:
         if not any(part.running or self._reconciler.busy(part) for part in self._slices_of(device)):
             await self._resets.let_go(device, why, waits_for_mig=waits_for_mig)
 
-    async def _compare_instances(self, device: Device, listed: Sequence[ObservedSlice], before: _SlicesBefore) -> None:
+    async def _compare_instances(
+        self, device: Device, listed: Sequence[ObservedSlice], had: set[SliceKey], moving: set[SliceKey]
+    ) -> None:
+        """`had`, `moving`: our slices that had an instance, or a step at work, before the driver was asked."""
         instances = {seen.key: seen for seen in listed}
         own = self._slices_of(device)
-        moving = before.moving | {part.key for part in own if self._reconciler.busy(part)}
+        moving = moving | {part.key for part in own if self._reconciler.busy(part)}
         for part in own:
-            if not part.has_instance or part.key in moving or not before.had.get(part.key, False):
+            if not part.has_instance or part.key in moving or part.key not in had:
                 continue  # it was not there, or a step has been at it since: the next look will tell
             seen = instances.get(part.key)
             if seen is None:

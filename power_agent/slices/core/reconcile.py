@@ -205,11 +205,20 @@ def refuse_plan(plan: NodePlan, node: str, devices: Sequence[SeenDevice], catalo
             value=plan.digest,
             remedy="seal the plan after its last change",
         )
-    fleet = FleetState((NodeStatus(node, devices=tuple(DeviceStatus(d.device, d.type, d.state) for d in devices)),))
-    check_node(plan, fleet, catalog)
+    check_fits(plan, devices, catalog)
     seen = {device.device: device for device in devices}
     for planned in plan.devices:
         _refuse_device(planned, seen[planned.device])
+
+
+def check_fits(plan: NodePlan, devices: Sequence[SeenDevice], catalog: Catalog) -> None:
+    """Check that a plan fits these devices, whatever is on them.
+
+    Raises:
+        PlanError: the first rule broken.
+    """
+    statuses = tuple(DeviceStatus(seen.device, seen.type, seen.state) for seen in devices)
+    check_node(plan, FleetState((NodeStatus(plan.node, devices=statuses),)), catalog)
 
 
 def refuse_cordoned(plan: NodePlan, devices: Sequence[SeenDevice]) -> None:
