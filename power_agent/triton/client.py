@@ -2,20 +2,6 @@
 
 `installation.py` finds and prepares the binary, `slice_launch.py` writes a slice's own model repository and
 the argv/env that start it. Nothing here starts a process: a runtime does.
-
-How the agent uses the three modules, and a runtime:
-
-    install = find_triton(settings.triton_binary, settings.triton_environment)   # once, at start; raises with a remedy
-    prepare_triton(install)                                                      # once; idempotent
-    launch = prepare_slice(install, SliceSpec(...))                              # per slice: repository, argv, env
-    runtime.start(tag, launch, log_path)
-    server = TritonClient(launch.grpc_target, launch.metrics_url, launch.repository, clock, key=launch.key)
-    await server.wait_ready(hosted, timeout_s=30)                                # ready AND one real inference answered
-    swap = await server.swap(old, new)                                           # in place, no failed request
-    await server.heal(hosted)                                                    # after a python stub died
-    counters = await server.statistics()                                         # per (family, version)
-    pending = await server.pending()                                             # waiting to execute, for the drain
-    await server.close()
 """
 
 import asyncio
