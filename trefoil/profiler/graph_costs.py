@@ -67,7 +67,12 @@ def pass_of(path: str, given: dict[str, list[int]]) -> Any:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_profiling = True
     options.add_session_config_entry("session.disable_prepacking", "1")  # packed weights would be missing among inputs
-    options.profile_file_prefix = os.path.join(tempfile.mkdtemp(prefix="trefoil-graph-"), "pass")
+    with tempfile.TemporaryDirectory(prefix="trefoil-graph-") as folder:
+        options.profile_file_prefix = os.path.join(folder, "pass")
+        return _profiled(path, options, given)
+
+
+def _profiled(path: str, options: onnxruntime.SessionOptions, given: dict[str, list[int]]) -> Any:
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     feeds: dict[str, Any] = {}
     rng = np.random.default_rng(1)
