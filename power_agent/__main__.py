@@ -25,7 +25,9 @@ from power_agent.energy.device_meters import DeviceMeters
 from power_agent.energy.energy_log import EnergyFeed, EnergyLog
 from power_agent.energy.metering import Metering
 from power_agent.governors import governor_of
+from power_agent.runtimes.base import Runtime
 from power_agent.runtimes.factory import build_runtime, missing_resources
+from power_agent.runtimes.process import ProcessRuntime
 from power_agent.service import FULL_NAME, PowerAgentServicer
 from power_agent.settings import PowerAgentSettings
 from power_agent.simulated.node_client import NodeClient
@@ -99,7 +101,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     dcgm = Dcgm(settings.dcgm_exporter_url, inventory, clock) if settings.dcgm_exporter_url else None
     sensors = (Gpm(inventory), *((dcgm,) if dcgm else ()))
     meters = DeviceMeters(inventory, clock, metered=settings.meter == "nvml", rapl=rapl, cpu=cpu, sensors=sensors)
-    metering = Metering(node, meters, energy_log, publisher.publish, feed.notify)
+    metering = Metering(node, meters, energy_log, publisher.publish, feed.notify, used_cpu_s=_cpu_counter(runtime))
     health = SliceHealth(node, reconciler, executor)
     quarantine = Quarantine(inventory)
     watch = DriverWatch(node, reconciler, executor, calls, inventory, quarantine)
@@ -123,6 +125,11 @@ def _certificates(tls: Tls | None, access: TritonAccess, node: Node, metrics: Me
     if access.own is not None:
         ends["tritons"] = lambda: access.end_s([part.key.name for part in node.slices.values() if part.running])
     return CertificatesPart(ends, node.clock, metrics, partial(node.set_missing, "tls"))
+
+
+def _cpu_counter(runtime: Runtime) -> Callable[[str], float | None] | None:
+    """CPU seconds of a slice's processes by its tag; None where containers are the engine's."""
+    return runtime.used_cpu_s if isinstance(runtime, ProcessRuntime) else None
 
 
 def _rights(client: NodeClient | None) -> Callable[[], tuple[str, str]]:

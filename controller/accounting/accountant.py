@@ -299,10 +299,7 @@ class Accountant:
             self._add(family, "gap_s", gap_s)
         self._last[sample.device] = sample
         for part in sample.slices:
-            for h in part.hosted:
-                self._observation.cpu.add(
-                    part.key, h.family, h.variant, h.compute_s, sample.starts_at_s, sample.ends_at_s
-                )
+            self._observation.cpu.add_slice(part, sample.starts_at_s, sample.ends_at_s)
         self.receipts.sample(sample)
         self._fold(node, sample)
         if sample.ends_at_s > self.hold_from_s:

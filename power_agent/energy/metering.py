@@ -23,7 +23,7 @@ from power_agent.slices.slice_state import Slice
 from trefoil.core import power
 from trefoil.core.energy import AttributionMethod, EnergyMethod, EnergySample
 from trefoil.core.errors import Unavailable
-from trefoil.core.fleet import DeviceKind, DeviceState
+from trefoil.core.fleet import DeviceKind, DeviceState, SliceKey
 
 STATISTICS_TIMEOUT_S: Final = 0.7
 READ_TIMEOUT_S: Final = 0.9
@@ -41,7 +41,9 @@ class Metering:
         meters: DeviceMeters,
         energy_log: EnergyLog,
         *publish: Callable[[Sequence[EnergySample]], None],
+        used_cpu_s: Callable[[str], float | None] | None = None,
     ) -> None:
+        """`used_cpu_s`: CPU seconds of a process by its tag, since it was started; None: nothing counts them."""
         self._node = node
         self._meters = meters
         self._energy_log = energy_log
@@ -51,6 +53,8 @@ class Metering:
         self._hung: dict[str, asyncio.Future[DeviceMeasurement]] = {}
         self._watched: set[str] = set()  # read before by this process
         self._readings = 0
+        self._used_cpu_s = used_cpu_s
+        self._cpu_s: dict[tuple[SliceKey, int], float] = {}  # as last told, by slice and generation
         self._log = structlog.get_logger()
 
     def open(self) -> None:
@@ -118,8 +122,21 @@ class Metering:
         resets = state.counter_resets - self._states[name].counter_resets
         self._states[name] = state
         if sample is not None:
+            sample = self._with_cpu_s(device, sample)
             self._export_metrics(device, sample, reading, resets)
         return sample
+
+    def _with_cpu_s(self, device: Device, sample: EnergySample) -> EnergySample:
+        """The sample of CPUs with what control groups counted of each slice since the one before."""
+        if device.type.kind != DeviceKind.CPU or self._used_cpu_s is None:
+            return sample
+        running = {(p.key, p.generation): p.tag for p in self._node.slices.values() if p.running}
+        counted = {place: self._used_cpu_s(tag) for place, tag in running.items()}
+        before = self._cpu_s
+        self._cpu_s = {place: used_s for place, used_s in counted.items() if used_s is not None}
+        since = {place: used_s - before[place] for place, used_s in self._cpu_s.items() if place in before}
+        parts = (replace(part, cpu_s=max(0.0, since.get((part.key, part.generation), 0.0))) for part in sample.slices)
+        return replace(sample, slices=tuple(parts))
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

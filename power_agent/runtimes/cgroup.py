@@ -3,10 +3,11 @@
 v2 (one tree): a group is made below a folder that was delegated to the agent. A group that hands controllers down may
 hold no process itself, so the agent has to sit in a leaf of its own, called `agent` (systemd: Delegate=cpu cpuset and
 DelegateSubgroup=agent), or, with a systemd before 254, the setting `cgroup_parent` names a folder outside the unit.
-v1 (a tree per controller): a group is made below the agent's own in the trees `cpu` and `cpuset`.
+v1 (a tree per controller): a group is made below the agent's own in the trees `cpu`, `cpuset` and, to count, `cpuacct`.
 
 What cannot be had is said once, with its remedy, and refused when a slice needs it. Kernel documentation:
-admin-guide/cgroup-v2 (cpu.max, cpuset.cpus, cgroup.kill), scheduler/sched-bwc (cpu.cfs_quota_us).
+admin-guide/cgroup-v2 (cpu.max, cpu.stat, cpuset.cpus, cgroup.kill), scheduler/sched-bwc (cpu.cfs_quota_us),
+admin-guide/cgroup-v1/cpuacct (cpuacct.usage).
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from trefoil.core.errors import StartError
 PERIOD_US: Final = 20_000
 LEAF: Final = "agent"
 CONTROLLERS: Final = ("cpu", "cpuset")
+COUNTER: Final = "cpuacct"  # of v1, where v2 counts in every group
 DELEGATE: Final = "run the agent as root, or let systemd delegate: Delegate=cpu cpuset and DelegateSubgroup=agent"
 # Where the kernel says which trees there are, and where in them this process is.
 MOUNTS: Final = Path("/proc/self/mountinfo")
@@ -50,6 +52,8 @@ class Cgroups:
             values["cpu"] = _quota(self.version, quota)
         if cores is not None and "cpuset" in self.parents:
             values["cpuset"] = {"cpuset.cpus": ",".join(map(str, cores))}
+        if COUNTER in self.parents and not (quota is None and cores is None):
+            values[COUNTER] = {}
         made: list[Path] = []
         for controller, files in values.items():
             folder = self.parents[controller] / tag
@@ -70,6 +74,18 @@ class Cgroups:
         for parent in self.parents.values():
             if parent.is_dir():
                 remove_groups([folder for folder in parent.iterdir() if folder.is_dir() and folder not in known])
+
+
+def used_cpu_s(folders: Sequence[Path]) -> float | None:
+    """CPU seconds that all processes of a slice have used, by the kernel's counter; None where no group counts them."""
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError):
+            return int((folder / "cpuacct.usage").read_text()) / 1e9
+        with contextlib.suppress(FileNotFoundError):
+            found = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+            if "usage_usec" in found:  # v1 has a file of that name that counts periods alone
+                return int(found["usage_usec"]) / 1e6
+    return None
 
 
 def member_pids(folders: Sequence[Path]) -> frozenset[int]:
@@ -122,6 +138,12 @@ def _find_v1(name: str, trees: dict[str, Path]) -> Cgroups:
             missing[controller] = f"cannot make {folder}: {error.strerror}. Remedy: {DELEGATE}"
         else:
             parents[controller] = folder
+            remove_groups([folder / "none"])
+    if COUNTER in trees and trees[COUNTER] != trees.get("cpu"):  # where both are one tree, its groups are those of cpu
+        folder = trees[COUNTER] / f"trefoil-{name}"
+        with contextlib.suppress(OSError):  # nothing is missing without it: Triton counts too
+            _make(1, COUNTER, folder)
+            parents[COUNTER] = folder
             remove_groups([folder / "none"])
     return Cgroups(1, parents, missing)
 

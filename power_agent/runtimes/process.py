@@ -24,7 +24,7 @@ from typing import Final
 import structlog
 
 from power_agent.runtimes.base import RunningTriton
-from power_agent.runtimes.cgroup import Cgroups, member_pids, remove_groups
+from power_agent.runtimes.cgroup import Cgroups, member_pids, remove_groups, used_cpu_s
 from power_agent.runtimes.child import become, reap_orphans, spawn
 from power_agent.runtimes.confinement import Confined, Confinement
 from power_agent.runtimes.launcher import UNREADABLE
@@ -214,6 +214,11 @@ class ProcessRuntime:
             if record is not None and not self._refresh(record).ended:
                 raise StartError("alive", field="tag", value=tag, remedy="stop it first")
             self._forget(tag)
+
+    def used_cpu_s(self, tag: str) -> float | None:
+        """CPU seconds that a Triton and all it started have used since its start; None where nothing counts them."""
+        record = self._find(tag)
+        return used_cpu_s(record.folders) if record is not None and not record.ended else None
 
     def kill_all(self) -> None:
         """Kill every Triton; `list` ends what they leave behind."""

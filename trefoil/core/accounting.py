@@ -150,10 +150,12 @@ def by_family(sample: EnergySample, families: Sequence[str]) -> dict[str, float]
 def fold_slices(parts: Iterable[SliceEnergy]) -> tuple[SliceEnergy, ...]:
     """Fold parts of the same slice and generation into one, with what each model has of it; sorted by slice."""
     slice_j: dict[tuple[SliceKey, int], float] = {}
+    cpu_s: dict[tuple[SliceKey, int], float] = {}
     models: dict[tuple[SliceKey, int], dict[tuple[str, str], HostedEnergy]] = {}
     for part in parts:
         key = (part.key, part.generation)
         slice_j[key] = slice_j.get(key, 0.0) + part.active_j
+        cpu_s[key] = cpu_s.get(key, 0.0) + part.cpu_s
         hosted = models.setdefault(key, {})
         for h in part.hosted:
             old = hosted.get((h.family, h.variant), HostedEnergy(h.family, h.variant))
@@ -163,7 +165,7 @@ def fold_slices(parts: Iterable[SliceEnergy]) -> tuple[SliceEnergy, ...]:
                 compute_s=old.compute_s + h.compute_s,
                 requests=old.requests + h.requests,
             )
-    return tuple(SliceEnergy(*key, slice_j[key], tuple(models[key].values())) for key in sorted(slice_j))
+    return tuple(SliceEnergy(*key, slice_j[key], tuple(models[key].values()), cpu_s[key]) for key in sorted(slice_j))
 
 
 def fold(samples: Sequence[EnergySample]) -> EnergySample:

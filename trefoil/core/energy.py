@@ -41,12 +41,13 @@ class HostedEnergy:
 
 @dataclass(frozen=True, slots=True)
 class SliceEnergy:
-    """Active energy of one slice and generation."""
+    """Active energy of one slice and generation. `cpu_s`: CPU seconds by its control group; 0 = nothing counts them."""
 
     key: SliceKey = SliceKey()
     generation: int = 0
     active_j: float = 0.0
     hosted: tuple[HostedEnergy, ...] = ()
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
-"""CPU use of slices: compute seconds as they are told, means over a minute, and the history of each variant."""
+"""CPU use of slices: core seconds as they are told, means over a minute, and the history of each variant."""
 
 from dataclasses import dataclass
 from typing import Final
 
 from trefoil.core.cpus.use import CpuHistory, CpuUse
 from trefoil.core.device_types import slice_cores, slice_servers
+from trefoil.core.energy import SliceEnergy
 from trefoil.core.fleet import SliceKey
 
 SAMPLE_S: Final = 60.0  # as Kubernetes' metrics are looked at
@@ -29,17 +30,33 @@ class CpuUses:
         self._last: dict[tuple[SliceKey, str, str], tuple[CpuUse, float]] = {}
         self._histories: dict[tuple[str, str], CpuHistory] = {}
 
+    def add_slice(self, part: SliceEnergy, starts_s: float, ends_s: float) -> None:
+        """Add what a node tells of a slice: by the counter of its control group where there is one, each variant's
+        part being that of its compute seconds, else those."""
+        total_s = sum(h.compute_s for h in part.hosted)
+        for h in part.hosted:
+            if part.cpu_s > 0:
+                share = h.compute_s / total_s if total_s else 1 / len(part.hosted)
+                self._add(part.key, h.family, h.variant, part.cpu_s * share, starts_s, ends_s)
+            else:
+                self.add(part.key, h.family, h.variant, h.compute_s, starts_s, ends_s)
+
     def add(self, part: SliceKey, family: str, variant: str, compute_s: float, starts_s: float, ends_s: float) -> None:
-        """Add how long the instances of a variant computed on a slice; of other slices than CPUs' nothing is kept.
+        """Add how long the instances of a variant computed on a slice.
 
         A quota's instance that computes takes its part of the quota: it is throttled, and not always running.
         """
+        share = min(1.0, slice_cores(part.slice_type) / slice_servers(part.slice_type))
+        self._add(part, family, variant, compute_s * share, starts_s, ends_s)
+
+    def _add(self, part: SliceKey, family: str, variant: str, core_s: float, starts_s: float, ends_s: float) -> None:
+        """Add core seconds; of other slices than CPUs' nothing is kept."""
         cores = slice_cores(part.slice_type)
         if not cores:
             return
         key = part, family, variant
         one = self._open.setdefault(key, _Open(starts_s, starts_s))
-        one.core_s += compute_s * min(1.0, cores / slice_servers(part.slice_type))
+        one.core_s += core_s
         one.ends_s = max(one.ends_s, ends_s)
         length_s = one.ends_s - one.starts_s
         if length_s < SAMPLE_S - 1e-6:

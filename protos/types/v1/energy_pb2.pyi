@@ -54,16 +54,18 @@ class HostedEnergy(_message.Message):
     def __init__(self, family: _Optional[str] = ..., variant: _Optional[str] = ..., active_j: _Optional[float] = ..., compute_s: _Optional[float] = ..., requests: _Optional[int] = ...) -> None: ...
 
 class SliceEnergy(_message.Message):
-    __slots__ = ("key", "generation", "active_j", "hosted")
+    __slots__ = ("key", "generation", "active_j", "hosted", "cpu_s")
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_J_FIELD_NUMBER: _ClassVar[int]
     HOSTED_FIELD_NUMBER: _ClassVar[int]
+    CPU_S_FIELD_NUMBER: _ClassVar[int]
     key: _fleet_pb2.SliceKey
     generation: int
     active_j: float
     hosted: _containers.RepeatedCompositeFieldContainer[HostedEnergy]
-    def __init__(self, key: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., generation: _Optional[int] = ..., active_j: _Optional[float] = ..., hosted: _Optional[_Iterable[_Union[HostedEnergy, _Mapping]]] = ...) -> None: ...
+    cpu_s: float
+    def __init__(self, key: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., generation: _Optional[int] = ..., active_j: _Optional[float] = ..., hosted: _Optional[_Iterable[_Union[HostedEnergy, _Mapping]]] = ..., cpu_s: _Optional[float] = ...) -> None: ...
 
 class EnergySample(_message.Message):
     __slots__ = ("node", "device", "seq", "starts_at", "ends_at", "counter_j", "method", "attribution", "slices", "idle_j", "unallocated_j", "state", "clock_mhz_mean", "counter_resets", "simulated", "uncertainty_ratio")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.runtimes.cgroup import Cgroups, find_cgroups, member_pids, remove_groups
+from power_agent.runtimes.cgroup import Cgroups, find_cgroups, member_pids, remove_groups, used_cpu_s
 from trefoil.core.errors import StartError
 
 
@@ -142,3 +142,27 @@ def test_members_of_groups_that_are_gone_are_nobody(tree):
     folder = tree.group(tree.root / "g", **{"cgroup.procs": "12\n34\n"})
     assert member_pids([folder, tree.root / "gone"]) == {12, 34}
     assert not remove_groups([folder])
+
+
+def test_the_kernels_counter_is_read_in_either_version_and_asked_of_nothing_else(tree, new_cpusets):
+    tree.v1(cpu="/a", cpuacct="/a", cpuset="/a")
+    groups = tree.find()
+    made = groups.create("a.g1", None, 0.3)
+    assert made == tuple(tree.root / of / "a/trefoil-x/a.g1" for of in ("cpu", "cpuacct"))
+    (made[0] / "cpu.stat").write_text("nr_periods 7\n")
+    assert used_cpu_s(made) is None
+    (made[1] / "cpuacct.usage").write_text("2500000000\n")
+    assert used_cpu_s(made) == 2.5
+    assert groups.create("b.g1", None, None) == ()
+    of_v2 = tree.group(tree.root / "v2", **{"cpu.stat": "usage_usec 1500000\nuser_usec 1\n"})
+    assert used_cpu_s((of_v2,)) == 1.5
+    assert used_cpu_s(()) is None
+
+
+def test_a_cpuacct_that_takes_no_group_is_done_without(tree):
+    tree.v1(cpu="/a", cpuacct="/b")
+    tree.group(tree.root / "cpuacct/b", **{"trefoil-x": "no folder can be here"})
+    groups = tree.find()
+    assert set(groups.parents) == {"cpu"}
+    assert "cpuacct" not in groups.missing
+    assert groups.create("a.g1", None, 0.5) == (tree.root / "cpu/a/trefoil-x/a.g1",)
