@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from trefoil.cli.demo import run_policy
+from trefoil.cli.demo.results import Series
 from trefoil.cli.demo.run_monitor import PlanChange
 from trefoil.cli.load.arrivals import RateProfile
 from trefoil.cli.load.generator import LEAD_S
 from trefoil.cli.load.process import LoadPlan
 from trefoil.cli.load.result import LoadResult, Record
-from trefoil.cli.run.scenario import Fleet
+from trefoil.cli.run.scenario import Fleet, Load
 from trefoil.core.errors import StartError
 from trefoil.core.plan import DecisionRecord
 from trefoil.runtime.clock import ManualClock
@@ -105,6 +106,16 @@ def test_answers_are_shared_out_by_the_type_of_device_that_gave_them() -> None:
     result = LoadResult(tuple(records), 0.0, 10.0, 7, "d")
     assert run_policy.device_type_shares(scenario, result) == {"A100-SXM4-40GB": 0.25, "Tesla T4": 0.75}
     assert run_policy.device_type_shares(scenario, replace(result, records=())) == {}
+
+
+def test_the_mix_is_told_before_in_and_after_the_spike() -> None:
+    scenario: Any = SimpleNamespace(load=Load(peak_from=0.2, peak_until=0.6), duration_s=10.0)
+    answered = {"small": [0, 0, 3, 3, 3, 3, 0, 0, 0, 0], "large": [2, 2, 1, 1, 1, 1, 0, 0, 0, 0]}
+    assert run_policy.mixes(Series("p", answered_by_variant=answered), scenario) == {
+        "before": {"large": 1.0},
+        "in": {"small": 0.75, "large": 0.25},
+        "after": {},
+    }
 
 
 def test_the_slo_is_measured_in_rounds_of_the_same_load() -> None:

@@ -12,6 +12,7 @@ from power_agent.devices.errors import DriverUnavailable
 from power_agent.devices.inventory import Inventory
 from power_agent.settings import PowerAgentSettings
 from tests.support.ports import free_offset
+from trefoil.cli.demo.spread import judged_by_simulation
 from trefoil.cli.options import parse_sets
 from trefoil.cli.run import services, supervisor
 from trefoil.cli.run.launcher import Launcher
@@ -209,7 +210,25 @@ async def test_a_real_node_that_does_not_answer_yet_stays_up_and_a_simulated_one
     await asyncio.gather(running, return_exceptions=True)
 
 
-@pytest.mark.parametrize("given", [{"fleet.kind": "real"}, {"carbon_feed.provider": "neso"}])
-def test_a_demo_is_simulated_and_plays_a_trace(given: dict[str, str]) -> None:
-    with pytest.raises(SettingError, match="a demo plays simulated GPUs and a trace"):
+CPUS = {"fleet.kind": "real", "fleet.devices": '["cpu:2"]'}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"fleet.kind": "real"}, "a demo plays simulated GPUs, or this machine's CPUs"),
+        (CPUS, "power_agent.cpu = 'serve'"),
+        ({"fleet.devices": '["cpu:2"]'}, "unknown device type 'cpu:2'"),
+        ({"carbon_feed.provider": "neso"}, "a demo plays a trace"),
+    ],
+)
+def test_a_demo_plays_simulated_gpus_or_cpus_that_serve_and_a_trace(given: dict[str, str], why: str) -> None:
+    with pytest.raises(SettingError, match=why):
         load_system(SHIPPED / "demo.toml", Scenario, given)
+
+
+def test_the_demo_of_cpus_measures_no_slo_and_checks_the_policies_that_it_plays_alone() -> None:
+    found = load_system(SHIPPED / "demo-infadapter.toml", Scenario)
+    assert found.policies_run == found.policies == ("vpa_plus", "ms_plus", "infadapter")
+    assert found.load.peak_per_s == 3 * found.load.base_per_s
+    assert judged_by_simulation(found) is found

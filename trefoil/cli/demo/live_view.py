@@ -50,6 +50,7 @@ class RunStatus:
     why: str
     rollout: str
     devices: Sequence[DeviceLine] = ()
+    simulated: bool = True
 
 
 class View(Protocol):
@@ -163,7 +164,7 @@ def status_panel(status: RunStatus) -> Panel:
         "grams not metered" if status.grams is None else f"[bold]{status.grams:.3f}[/] g CO2 so far",
     )
     gpus = Table(expand=True, box=None, header_style="dim")
-    for name in ("GPU (simulated)", "state", "slices", "clock", "power"):
+    for name in ("GPU (simulated)" if status.simulated else "device", "state", "slices", "clock", "power"):
         gpus.add_column(name)
     for d in status.devices:
         watts = "-" if d.power_w is None else f"{d.power_w:.0f} W"
@@ -173,7 +174,8 @@ def status_panel(status: RunStatus) -> Panel:
     done = "warming up" if status.at_s < 0 else f"{status.at_s:.0f} of {status.duration_s:.0f} s"
     why = Text(f"plan {status.revision} ({status.rollout}): {status.why}", style="italic")
     title = f"[bold]{status.run}[/] (run {status.number} of {status.count}) {done}"
-    return Panel(Group(progress, numbers, gpus, why), title=title, title_align="left", subtitle="SIMULATED GPUs")
+    subtitle = "SIMULATED GPUs" if status.simulated else None
+    return Panel(Group(progress, numbers, gpus, why), title=title, title_align="left", subtitle=subtitle)
 
 
 def _or_dash(value: float | None) -> str:

@@ -34,6 +34,9 @@ RUN_TITLES: Final = {
     "dybatch": "a low-end GPU a family, fair shares of a high-end one",
     "random": "a low-end GPU a family, a high-end one by lot",
     "carbondis": "a low-end GPU a family, a high-end one for what would be late and for hours of much carbon",
+    "infadapter": "variants and their cores by an integer program",
+    "ms_plus": "the best single variant and its least cores, by the same objective",
+    "vpa_plus": "the most accurate variant, as many cores as Kubernetes' autoscaler recommends",
     "oracle": "every standardised configuration, measured on this system",
 }
 # (label, of a summary, what is better): one list for the terminal and the page.
@@ -50,6 +53,14 @@ ROWS: Final[tuple[tuple[str, Show, str], ...]] = (
     ("answered / failed", lambda run: f"{run.answered:,} / {run.failed:,}", ""),
     ("replans", lambda run: _causes_text(run.replans), ""),
     ("reconfigurations", lambda run: _causes_text(run.reconfigurations), ""),
+)
+# Only where CPUs were cut into slices.
+CORE_ROWS: Final[tuple[tuple[str, Show, str], ...]] = (
+    ("core seconds", lambda run: _number_text(run.core_s, 1, 1, ""), "lower"),
+    *(
+        (f"mix {when} the spike", lambda run, when=when: _shares_text(run.mixes.get(when, {})), "")
+        for when in ("before", "in", "after")
+    ),
 )
 # Only where a run has measured candidates on the running system.
 EXPLORED_ROWS: Final[tuple[tuple[str, Show, str], ...]] = (
@@ -153,7 +164,8 @@ def report_rows(report: Report) -> tuple[tuple[str, Show, str], ...]:
     each += [_device_types_row(name) for name, one in families.items() if len(one.device_type_shares) > 1]
     # In simulated time no answer has a label: its accuracy is that of the variant.
     rows = [row for row in ROWS if not (report.simulated_time and row[0] == "accuracy, measured")]
-    return (*rows, *each, *(EXPLORED_ROWS if explored else ()))
+    cut = any(run.core_s is not None for run in report.runs.values())
+    return (*rows, *(CORE_ROWS if cut else ()), *each, *(EXPLORED_ROWS if explored else ()))
 
 
 def _device_types_row(name: str) -> tuple[str, Show, str]:

@@ -92,6 +92,8 @@ class Summary:
     reconfigurations: Mapping[str, int]
     exploration: Exploration | None = None  # None: the policy does not measure candidates
     families: Mapping[str, FamilySummary] = field(default_factory=dict)
+    core_s: float | None = None  # of all slices that stood, the old beside the new included; None: no CPUs were cut
+    mixes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # shares of the answers by variant, by time
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class Series:
     slices: dict[str, list[str]] = field(default_factory=dict)  # by device: what is READY, in words
     answered_by_variant: dict[str, list[int]] = field(default_factory=dict)  # family by family, least accurate first
     grams: list[float | None] = field(default_factory=list)  # since the start of the run
+    cores: list[float] = field(default_factory=list)  # of all slices of CPUs that stood
     events: list[Event] = field(default_factory=list)
 
 

@@ -3,6 +3,7 @@
 The SLO is measured first: `slo_rule.factor` times the p95 of BASE under the demo's own load profile, compressed into
 `measure_s` (mean and peak both occur, in the same proportion), the median of `rounds` of them. It is printed and then
 fixed for every run. After the runs the same scenario is simulated under several seeds (spread.py): one run is one draw.
+On this machine's CPUs nothing is: where no meter is there are no grams to be spread.
 """
 
 import asyncio
@@ -119,7 +120,7 @@ async def _run_policies(
     for number, policy in enumerate(scenario.policies, 1):
         runs[policy] = await run_policy(context, policy, scenario.slo, number)
         write_json(out / policy / "series.json", runs[policy].to_json())
-    spread = await _simulate(context)
+    spread = None if scenario.fleet.real else await _simulate(context)
     outcomes.append(Outcome(_report(scenario, runs, started, spread), runs))
     return 0
 
@@ -140,7 +141,10 @@ async def _simulate(context: DemoContext) -> Spread:
 
 
 async def _judged(context: DemoContext) -> Scenario:
-    rule, found = context.scenario.slo_rule, await measure_p95_ms(context)
+    rule = context.scenario.slo_rule
+    if not rule.factor:
+        return context.scenario
+    found = await measure_p95_ms(context)
     judged = context.scenario.judged(found)
     for name, p95_ms in found.items():
         context.view.say(
@@ -158,16 +162,18 @@ def _announcement(scenario: Scenario) -> str:
     )
     best = services.served_family(scenario).best
     floor = scenario.accuracy.floor(best.accuracy)
+    devices = "this machine's CPUs" if scenario.fleet.real else f"SIMULATED {count_equal(scenario.fleet.devices)}"
     return (
-        f"SIMULATED {count_equal(scenario.fleet.devices)}; real Triton and models; "
+        f"{devices}; real Triton and models; "
         f"{carbon.steps * carbon.step_h:.0f} h of carbon in {carbon.duration_s:.0f} s a run ({carbon.speedup:.0f} x); "
         f"load {loads} requests/s; "
         f"accuracy floor {floor:.4f} (best {best.accuracy:.4f} - {scenario.accuracy.below_best_pct:g} %); "
-        f"replicas {kept.replicas_min}, spread {kept.spread_min}, so that a GPU may sleep"
+        f"replicas {kept.replicas_min}, spread {kept.spread_min}"
+        f"{'' if scenario.fleet.real else ', so that a GPU may sleep'}"
     )
 
 
-def _report(scenario: Scenario, runs: Mapping[str, RunResult], started: str, spread: Spread) -> Report:
+def _report(scenario: Scenario, runs: Mapping[str, RunResult], started: str, spread: Spread | None) -> Report:
     batches = sum(run.batches for run in runs.values())
     best = services.served_family(scenario).best.accuracy
     return Report(

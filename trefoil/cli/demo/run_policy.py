@@ -5,7 +5,7 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean, median
@@ -35,9 +35,10 @@ from trefoil.cli.run.state_directory import Launch
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.accounting import account, per_request
 from trefoil.core.carbon import CarbonReading
+from trefoil.core.device_types import slice_cores
 from trefoil.core.energy import EnergySample
 from trefoil.core.errors import StartError
-from trefoil.core.fleet import DeviceState
+from trefoil.core.fleet import DeviceState, NodeStatus, SliceState
 from trefoil.core.plan import RolloutState
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.repository import family_folder
@@ -288,19 +289,37 @@ async def _run_result(
         exploration=_exploration_cost(explained),
         families=families,
     )
-    node = NodeClient(launch.node_socket)
-    try:
-        pace = await asyncio.to_thread(node.pace_summary)
-    finally:
-        node.close()
+    series = _series(scenario, policy, monitor, results, samples, readings)
+    if any(series.cores):
+        summary = replace(summary, core_s=sum(series.cores), mixes=mixes(series, scenario))
+    batches = overruns = 0  # nothing is padded but on simulated slices
+    if launch.node_socket:
+        node = NodeClient(launch.node_socket)
+        try:
+            pace = await asyncio.to_thread(node.pace_summary)
+            batches, overruns = pace.batches, pace.overruns
+        finally:
+            node.close()
     return RunResult(
         summary,
-        _series(scenario, policy, monitor, results, samples, readings),
-        pace.batches,
-        pace.overruns,
+        series,
+        batches,
+        overruns,
         all(node.simulated for snapshot in monitor.snapshots[-1:] for node in snapshot.nodes),
         await _triton_version(monitor.snapshots),
     )
+
+
+def mixes(series: Series, scenario: Scenario) -> dict[str, dict[str, float]]:
+    """Shares of the answers by variant: before the first family's load rises, until it is down again, and after."""
+    load, duration_s = scenario.load, scenario.duration_s
+    up, down = round(load.peak_from * duration_s), round(load.peak_until * duration_s)
+    found = {}
+    for name, seconds in (("before", slice(0, up)), ("in", slice(up, down)), ("after", slice(down, None))):
+        counts = {variant: sum(row[seconds]) for variant, row in series.answered_by_variant.items()}
+        total = sum(counts.values()) or 1
+        found[name] = {variant: count / total for variant, count in counts.items() if count}
+    return found
 
 
 def _family_summary(scenario: Scenario, name: str, result: LoadResult) -> FamilySummary:
@@ -381,6 +400,7 @@ def _series(
         slices={name: [slices_text(d) if d else "" for d in row] for name, row in status.items()},
         answered_by_variant={v: load.answered_by_variant.get(v, [0] * seconds) for v in order},
         grams=grams_by_second(samples, readings, begin_s, seconds, scenario.pue),
+        cores=[sum(map(_cores, m.nodes)) if m else 0.0 for m in seen],
         events=plan_events(monitor.changes, result, seconds),
     )
 
@@ -400,6 +420,11 @@ def _snapshot_by_second(snapshots: list[Snapshot], begin_s: float, seconds: int)
 def _device(snapshot: Snapshot | None, name: str) -> Any:
     nodes = snapshot.nodes if snapshot else ()
     return next((device for node in nodes for device in node.devices if device.device == name), None)
+
+
+def _cores(node: NodeStatus) -> float:
+    standing = (part for device in node.devices for part in device.slices if part.state is not SliceState.GONE)
+    return sum(slice_cores(part.key.slice_type) for part in standing)
 
 
 def plan_events(changes: Sequence[PlanChange], result: LoadResult, seconds: int) -> list[Event]:
@@ -494,6 +519,7 @@ class _LiveStatus:
                 failed=progress.failed if progress else 0,
                 latency_ms_p95=progress.latency_ms_p95 if progress else None,
                 slo_ms=self._slo.latency_ms,
+                simulated=not scenario.fleet.real,
                 percentile=self._slo.percentile,
                 power_w=sum(known) if len(known := [w for w in watts if w is not None]) == len(watts) else None,
                 grams=grams,

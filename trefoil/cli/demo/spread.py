@@ -94,6 +94,8 @@ def simulate_spread(
 def judged_by_simulation(scenario: Scenario) -> Scenario:
     """The scenario with SLOs by its rule, of the simulated policy that the rule names: where nothing runs live."""
     rule = scenario.slo_rule
+    if not rule.factor:
+        return scenario
     provisional = Slo(percentile=rule.percentile, latency_ms=rule.provisional_ms)
     given, arrivals = demo_scenario(scenario, rule.policy, provisional)
     families = simulate_demo(given, arrivals).summary.families

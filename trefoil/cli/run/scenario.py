@@ -35,7 +35,7 @@ class Fleet(Settings):
 
     node: str = "node0"  # name of the node
     kind: Literal["simulated", "real"] = "simulated"  # real: the GPUs that NVML finds here, and the CPUs if they serve
-    devices: tuple[str, ...] = ("A100-SXM4-40GB", "A100-SXM4-40GB")  # that are simulated
+    devices: tuple[str, ...] = ("A100-SXM4-40GB", "A100-SXM4-40GB")  # that are simulated; real: those of a demo
 
     @property
     def real(self) -> bool:
@@ -50,7 +50,7 @@ class Fleet(Settings):
     @model_validator(mode="after")
     def _known(self) -> Self:
         for device in self.devices:
-            if device not in DRIVERS:
+            if device not in DRIVERS and not (self.real and device.startswith("cpu:")):
                 raise ValueError(f"unknown device type {device!r}; use one of {sorted(DRIVERS)}")
         if not self.devices:
             raise ValueError("a node needs at least one device")
@@ -141,7 +141,7 @@ class SloRule(Settings):
     """SLO that is measured once, before the runs, and then fixed for all of them."""
 
     percentile: float = Field(default=95.0, gt=0, lt=100)  # percentile that is measured
-    factor: float = Field(default=1.5, gt=0)  # the SLO is so many times what was measured
+    factor: float = Field(default=1.5, ge=0)  # the SLO is so many times what was measured; 0: that of [slo], as it is
     policy: str = "base"  # policy under which it is measured
     measure_s: float = Field(default=8.0, gt=0)  # seconds of one round
     rounds: int = Field(default=3, ge=1)  # of measure_s each; the median counts, so that a stumble does not decide it
@@ -356,12 +356,18 @@ class Scenario(System):
     @property
     def policies_run(self) -> tuple[str, ...]:
         """Names of the policies that will run, with the one that the SLO is measured with."""
-        return (*self.policies, self.slo_rule.policy)
+        return (*self.policies, *([self.slo_rule.policy] if self.slo_rule.factor else []))
 
     @model_validator(mode="after")
     def _comparable(self) -> Self:
-        if self.fleet.real or self.carbon_feed:
-            raise ValueError("a demo plays simulated GPUs and a trace; use fleet.kind and carbon_feed with trefoil up")
+        if self.carbon_feed:
+            raise ValueError("a demo plays a trace; use carbon_feed with trefoil up")
+        cpus = all(device.startswith("cpu:") for device in self.fleet.devices)
+        if self.fleet.real and not (cpus and self.power_agent.get("cpu") == "serve"):
+            raise ValueError(
+                "a demo plays simulated GPUs, or this machine's CPUs: fleet.devices = ['cpu:2'] and power_agent.cpu = "
+                "'serve'; use GPUs with trefoil up"
+            )
         if len(set(self.policies)) < 2:
             raise ValueError("policies must name one and one to compare it with, e.g. ['base', 'exact']")
         if len(set(self.policies)) != len(self.policies):
