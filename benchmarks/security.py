@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -86,6 +86,11 @@ class Table:
         print(f"  {'refused' if held else 'OPEN   '} {whom:<30} {tried:<32} {came[:160]}", flush=True)
         if not held:
             self.open.append(f"{whom}: {tried}: {came}")
+
+    def verdict(self) -> bool:
+        """Whether all was refused; prints what was not."""
+        print(f"\n{self.count - len(self.open)} of {self.count} refused", *self.open, sep="\n  OPEN ")
+        return not self.open
 
 
 class Besieged(Site):
@@ -214,19 +219,29 @@ def from_a_container(site: Besieged, table: Table) -> None:
     with engine() as docker:
         settings = PowerAgentSettings(cluster="site1", node="node-c", docker_image=docker.image, docker_gpu="none")
         runtime = DockerRuntime(Engine(docker.url), settings)
-        folder, told = site.folder, json.dumps(site.told() | {"after_s": 1.0})
-        beside = _launch(folder, "beside", "import signal; signal.pause()", hosts.PORT_BASE + 64)
-        runtime.start("beside.g1", beside, folder / "beside.log")
-        probe = _launch(folder, "probe", PROBE, hosts.PORT_BASE + 66, told)
-        runtime.start("probe.g1", probe, folder / "probe.log")
-        container = next(one for one in docker.containers() if one.labels["trefoil.tag"] == "probe.g1")
-        give_up_s = CLOCK.monotonic_s() + hosts.PATIENCE_S
-        while LINE not in (said := container.logs().decode()):
-            need(CLOCK.monotonic_s() < give_up_s, f"the container said nothing: {said[-500:]}")
-            CLOCK.block(0.2)
+        told = site.told() | {"after_s": 1.0}
+        rows = rows_of_a_container(
+            docker.client, runtime, site.folder, told, [hosts.PORT_BASE + 64, hosts.PORT_BASE + 66]
+        )
         table.head("model code in a container (runtime docker)")
-        for row in json.loads(said.partition(LINE)[2].splitlines()[0]):
+        for row in rows:
             table.row(*row)
+
+
+def rows_of_a_container(
+    client: Any, runtime: DockerRuntime, folder: Path, told: dict[str, Any], ports: Sequence[int]
+) -> list[list[str]]:
+    """What an attacker finds in a slice's container that is started for it, beside another one's."""
+    beside = _launch(folder, "beside", "import signal; signal.pause()", ports[0])
+    runtime.start("beside.g1", beside, folder / "beside.log")
+    probe = _launch(folder, "probe", PROBE, ports[1], json.dumps(told))
+    container = client.containers.get(runtime.start("probe.g1", probe, folder / "probe.log").id)
+    give_up_s = CLOCK.monotonic_s() + hosts.PATIENCE_S
+    while LINE not in (said := container.logs().decode()):
+        need(CLOCK.monotonic_s() < give_up_s, f"the container said nothing: {said[-500:]}")
+        CLOCK.block(0.2)
+    rows: list[list[str]] = json.loads(said.partition(LINE)[2].splitlines()[0])
+    return rows
 
 
 def _launch(folder: Path, name: str, code: str, port: int, *words: str) -> SliceLaunch:
@@ -405,7 +420,7 @@ async def set_floor(site: Besieged, floor: float) -> None:
 async def secrets_kept(site: Besieged, table: Table) -> None:
     """No secret stands in a command, a log, or what `state dump` prints."""
     table.head("secrets of the site")
-    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if _readable(path)]
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if readable(path)]
     logs = [path.read_bytes() for path in site.folder.rglob("*.log*")]
     dump = json.dumps(await decode_keys(site.state, "", 1000)).encode()
     for name, secret in site.secrets.items():
@@ -419,7 +434,8 @@ async def secrets_kept(site: Besieged, table: Table) -> None:
     )
 
 
-def _readable(path: Path) -> bool:
+def readable(path: Path) -> bool:
+    """Whether a file, e.g. of a process, is there to be read."""
     try:
         path.read_bytes()
     except OSError:
@@ -459,8 +475,7 @@ async def play(folder: Path, *, docker: bool) -> bool:
             return False
         finally:
             await site.machines.close()
-    print(f"\n{table.count - len(table.open)} of {table.count} refused", *table.open, sep="\n  OPEN ")
-    return not table.open
+    return table.verdict()
 
 
 async def rolled_out(site: Site) -> bool:

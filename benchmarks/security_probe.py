@@ -17,15 +17,17 @@ DONE = "DONE"
 QUIET_S = 3.0  # for an answer, of whoever listens
 CONNECT_S = 1.0  # where packets are dropped nobody says so
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+PING = b"PING\r\n"  # of Redis
 SETTINGS = 4  # type of the frame by which a server of HTTP/2 begins
 PID_MAX = 200_000
 NR_PTRACE_ATTACH = 16
 
 
-def knock(host, port, pair=None, ca=None, clear=False):
+def knock(host, port, pair=None, ca=None, clear=False, first=PREFACE):
     """Ask a server of gRPC or Redis whether it talks to us; DONE, and what it said, or how it refused. Never raises.
 
-    pair: certificate and key to show; ca: what the server's certificate has to be signed by, to be shown ours.
+    pair: certificate and key to show; ca: what the server's certificate has to be signed by, to be shown ours; first:
+    what is said to it.
     """
     try:
         plain = socket.create_connection((host, port), CONNECT_S)
@@ -34,7 +36,7 @@ def knock(host, port, pair=None, ca=None, clear=False):
     with plain:
         plain.settimeout(QUIET_S)
         try:
-            return _conversation(plain if clear else _secured(plain, pair, ca))
+            return _conversation(plain if clear else _secured(plain, pair, ca), first)
         except OSError as error:
             return _named(error)
 
@@ -51,10 +53,10 @@ def _secured(plain, pair, ca):
     return context.wrap_socket(plain)
 
 
-def _conversation(connection):
-    connection.sendall(PREFACE)  # which is no command of Redis, and answered all the same
+def _conversation(connection, first):
+    connection.sendall(first)  # the preface is no command of Redis, and answered all the same
     said = connection.recv(64)
-    if said[:1] == b"-":
+    if said[:1] in (b"-", b"+"):
         return f"{'' if said.startswith(b'-NOAUTH') else DONE + ': '}{said.decode(errors='replace').splitlines()[0]}"
     return f"{DONE}: it talks HTTP/2" if said[3:4] == bytes((SETTINGS,)) else f"closed after {said!r}"
 
@@ -84,16 +86,21 @@ def own_options():
 
 def signals():
     """Send every process the signal that does nothing."""
-    reached = set()
-    for pid in range(1, PID_MAX):
-        with contextlib.suppress(OSError):
-            os.kill(pid, 0)
-            reached.add(pid)
+    reached = set(filter(_takes_signal, range(1, PID_MAX)))
     own = [pid for pid in os.listdir("/proc") if pid.isdigit() and _is_own(pid)]
     for pid in own:  # each thread has a number too
         with contextlib.suppress(OSError):
             reached -= set(map(int, os.listdir(f"/proc/{pid}/task")))
+    reached = set(filter(_takes_signal, reached))  # of one that has ended meanwhile nobody can tell whose it was
     return f"{DONE}: {sorted(reached)[:8]}" if reached else f"none below {PID_MAX} takes one but its own {len(own)}"
+
+
+def _takes_signal(pid):
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 def _is_own(pid):
@@ -150,6 +157,8 @@ def try_all(told):
         rows.append((name, "TLS, no certificate", knock(host, port)))
         if pair is not None:
             rows.append((name, "TLS, the slice's own certificate", knock(host, port, pair)))
+    for name, certified in told.get("certified", {}).items():  # who also asks for a password
+        rows.append((name, "TLS, certificate, no password", knock(*listeners[name], certified, first=PING)))
     rows += [(path, "connect to the socket", attempt(lambda path=path: connect(path))) for path in told["sockets"]]
     rows += [(path, "read", attempt(lambda path=path: read(path))) for path in told["files"]]
     rows += [(path, "write there", attempt(lambda path=path: os.mkdir(f"{path}/x"))) for path in told["folders"]]
