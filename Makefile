@@ -116,8 +116,9 @@ e2e-join: setup  ## docker-compose.yml on a host, a second host's node joins it,
 e2e-cluster: setup  ## deploy/swarm on three engines: the leading controller and nodes killed, cut off, drained, every image replaced (half an hour; as root, with docker.io; ARGS='--rate 50 --requests 5000')
 	$(BIN)/python -m benchmarks.cluster $(ARGS)
 
-e2e-security: setup  ## attacks on those hosts, from inside a slice, from the network and in Redis: how each is refused (ten minutes; as root)
+e2e-security: setup  ## attacks on those hosts, from inside a slice, from the network and in Redis; then on images and containers of docker-compose.yml (fifteen minutes; as root; IMAGES_ARGS=--no-build)
 	$(BIN)/python -m benchmarks.security $(ARGS)
+	$(BIN)/python -m benchmarks.security_images $(IMAGES_ARGS)
 
 e2e-dashboards: setup  ## five minutes of load under a real Prometheus: every panel and alert expression, a picture of each dashboard (needs prometheus, chromium, node, npm)
 	$(BIN)/python -m benchmarks.dashboards $(ARGS)
