@@ -71,7 +71,12 @@ class DecoupledRequest:
                 cut = None if self._over else self._inference.call_cancelled(request, connection)
                 if cut is None:
                     raise
-                raise cut from error
+                may_retry = connection is not None and connection.gone and not self._sent
+                if not may_retry or not self._inference.may_retry(request, attempts):
+                    raise cut from error
+                attempts += 1
+                request.ticket = replace(request.ticket, id=self._inference.admission.next_id())
+                continue
             except BaseException:
                 if not self._over:  # a bug: the credit must come back whatever happens
                     self._inference.end(request, "CANCELLED", executed=True)

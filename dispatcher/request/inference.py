@@ -1,8 +1,8 @@
 """ModelInfer: admit, wait for a slice, forward the bytes, answer. The hot path; nothing else belongs here.
 
 There is one retry loop, here: a request goes to another slice only if its slice certainly never took it (connection
-refused, exiting, model not loaded), within a budget and its deadline. Whatever was in flight on a slice that died fails
-with the status that came back.
+refused, exiting, model not loaded) or hangs on a host that is gone, within a budget and its deadline. Whatever was in
+flight on a slice that died fails with the status that came back.
 """
 
 import asyncio
@@ -363,7 +363,11 @@ class Inference:
                 cut = self.call_cancelled(request, connection)
                 if cut is None:
                     raise
-                raise cut from error
+                if connection is None or not connection.gone or not self.may_retry(request, attempts):
+                    raise cut from error
+                attempts += 1
+                request.ticket = replace(request.ticket, id=self.admission.next_id())
+                continue
             except BaseException:
                 self.end(request, "CANCELLED", executed=True)  # a bug: the credit must come back whatever happens
                 raise

@@ -5,7 +5,8 @@ A slice with a dead python stub says that it is ready; it is readmitted by a rea
 A server that was stopped (SIGSTOP, a driver that hangs) refuses nothing: its kernel still takes connections and bytes.
 So a slice that has requests and answers none is asked whether it is alive, and ejected when it does not say so: after
 hang_quiet_s + hang_probe_s no request is sent there. Those that it has wait on, for it may go on and then answers them;
-trying them elsewhere would execute them twice. After hung_fail_s they fail.
+trying them elsewhere would execute them twice. After hung_fail_s they fail; where its agent is silent too, so that the
+host is taken for gone and no answer can come from there, they are tried elsewhere.
 """
 
 import asyncio
@@ -112,9 +113,8 @@ class Prober:
                 del self._hung_since_s[slice_]  # it goes on, or has nothing any more
             elif now_s - since_s >= settings.hung_fail_s:
                 del self._hung_since_s[slice_]
-                self._routing.connections.cut(
-                    slice_, f"slice {slice_.name} has not answered for {now_s - since_s:.1f} s: it hangs"
-                )
+                why = f"slice {slice_.name} has not answered for {now_s - since_s:.1f} s: it hangs"
+                self._routing.connections.cut(slice_, why, gone=slice_ in self._silent_hosts())
 
     def _idle_slices(
         self, in_flight: Mapping[SliceKey, int], answers: Mapping[SliceKey, int], now_s: float
@@ -245,14 +245,18 @@ class Prober:
         except TrefoilError as error:
             LOG.debug("contract not learned", family=family, why=str(error))
 
-    def _stale_slices(self) -> list[SliceKey]:
-        """Slices that are routed to although their node's status is stale."""
+    def _silent_hosts(self) -> set[SliceKey]:
+        """Slices of nodes whose status is stale."""
         now_s, limit_s = self._clock.now_s(), self._settings.node_stale_s
-        stale = {
+        return {
             status.key
             for node in self._routing.nodes.values()
             if now_s - node.observed_at_s > limit_s
             for device in node.devices
             for status in device.slices
         }
+
+    def _stale_slices(self) -> list[SliceKey]:
+        """Slices that are routed to although their node's status is stale."""
+        stale = self._silent_hosts()
         return [t.slice for route in self._routing.table.routes.values() for t in route.targets if t.slice in stale]

@@ -26,6 +26,8 @@ class Connection:
         self.channel = channel
         self.cut_reason = ""
         """Why its calls were cut off: they then end as cancelled, though nobody left."""
+        self.gone = False
+        """Cut off because its host is gone: no answer of it can come any more."""
 
     def infer(
         self, parts: Parts, timeout_s: float | None, metadata: Metadata = ()
@@ -81,12 +83,12 @@ class SliceConnections:
             raise Unavailable(f"failed to connect to slice {slice_.name}: its address is gone", remedy="try again")
         return connection
 
-    def cut(self, slice_: SliceKey, why: str) -> None:
-        """Cut off all calls on a slice that will not answer them, and connect anew."""
+    def cut(self, slice_: SliceKey, why: str, *, gone: bool = False) -> None:
+        """Cut off all calls on a slice that will not answer them, and connect anew; `gone`: its host is silent too."""
         connection = self._connections.pop(slice_, None)
         if connection is None:
             return
-        connection.cut_reason = why
+        connection.cut_reason, connection.gone = why, gone
         self._retire(connection, 0.0)
         self.connect({slice_: connection.endpoint, **{key: each.endpoint for key, each in self._connections.items()}})
 

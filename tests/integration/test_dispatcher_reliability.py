@@ -170,6 +170,20 @@ async def test_what_a_hung_slice_keeps_fails_after_a_bound_and_names_it(state, t
 
 
 @pytest.mark.slow
+async def test_what_a_hung_slice_keeps_is_tried_elsewhere_where_its_agent_is_silent_too(state, tmp_path, processes):
+    async with dispatching(state, tmp_path, hung_fail_s=0.5, node_stale_s=0.1) as running:
+        await serve(running, state, [each.target for each in processes])
+        load = Load(running, 8)
+        await load.more()
+        processes[1].send(signal.SIGSTOP)
+        await until(lambda: running.local.accounting.retries_total["digits", "retried"] == 2)
+        await load.more()
+        await load.stop()
+        assert load.codes.keys() == {"OK"}
+        assert not running.local.routing.in_flight()[key(1)], "its credits are back"
+
+
+@pytest.mark.slow
 async def test_a_stopped_slice_without_any_work_is_found_before_it_gets_some(state, tmp_path, processes):
     async with dispatching(state, tmp_path, idle_probe_s=0.2, probe_timeout_s=0.5) as running:
         await serve(running, state, [each.target for each in processes])

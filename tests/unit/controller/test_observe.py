@@ -230,6 +230,25 @@ def test_a_device_of_a_silent_node_is_lost_once_no_dispatcher_reaches_it_until_i
     assert lost_of(world) == []
 
 
+def test_a_silent_node_is_lost_whole_once_nothing_that_is_asked_there_answers():
+    world = World()
+    up, silent = two_nodes(silent_for_s=60.0)
+    device = silent.devices[0]
+    idle = replace(device.slices[0], key=replace(device.slices[0].key, start=9))
+    other = replace(device, device=f"{silent.node}/gpu9", slices=())
+    silent = replace(silent, devices=(replace(device, slices=(*device.slices, idle)), other))
+    world.seen.inputs.nodes = {n.node: n for n in (up, silent)}
+    world.seen.inputs.acks = (ack(0, device.slices[0].key),)
+    assert lost_of(world) == [device.device, other.device], "nobody asks the idle slice, or anything on the other GPU"
+    third = replace(idle, key=replace(idle.key, device=other.device))
+    silent = replace(silent, devices=(silent.devices[0], replace(other, slices=(third,))))
+    world = World()
+    world.seen.inputs.nodes = {n.node: n for n in (up, silent)}
+    answering = ack(0, device.slices[0].key)
+    world.seen.inputs.acks = (replace(answering, slices=(*answering.slices, SliceLoad(third.key))),)
+    assert lost_of(world) == [device.device], "the node is there"
+
+
 def test_a_node_that_reports_is_not_lost_whatever_dispatchers_say():
     world = World()
     both = two_nodes(silent_for_s=0.0)
