@@ -16,14 +16,16 @@ from typing import Final, NamedTuple
 from controller.planners.planning_input import Device, HostedSlice, Task, constant_for
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.cpus.rows import CpuRows
-from trefoil.core.device_types import CPUS, device_share, profile_type, slice_servers, slice_type
+from trefoil.core.device_types import CPUS, device_share, device_type, profile_type, slice_servers, slice_type
 from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
 from trefoil.core.plan_check import CONTEXT_MIB
+from trefoil.core.power import at_clock
 from trefoil.core.queueing import Z_95, ServiceTime, pool_rate_max, service_time, utilisation_max
 from trefoil.core.units import MS_PER_S
 
 TIERS: Final = (*range(1, 15), 20, 28, 40, 70, 280)  # pool sizes whose rate is computed; `Column.pieces` joins them
 BISECTIONS: Final = 30
+CLOCK_SHARES: Final = (0.6, 0.7, 0.8, 0.9)  # of the only clock that was profiled
 GAP_SCV_STEP: Final = 0.25  # a measured SCV is noisy: rounded, so that the plan does not follow its noise
 
 
@@ -176,7 +178,7 @@ def columns(
     catalog: Catalog, task: Task, devices: Sequence[Device], constants: Mapping[str, float]
 ) -> tuple[Column, ...]:
     """Columns of one family: every useful class on the device types, zones and (constant `clocks`) clocks at hand, in
-    order.
+    order. A type of which one device cannot lock its clock runs at the highest.
     """
     terms = _SloInputs(
         task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms"),
@@ -193,7 +195,9 @@ def columns(
     numbers = Counter((d.type.name, d.zone) for d in devices)
     found: list[Column] = []
     for (name, zone), count in sorted(numbers.items()):
-        known = _points(CatalogKey(catalog), task.family, kinds[name], min(count, max(TIERS)), terms)
+        locked = all(d.clock_lockable for d in devices if d.type.name == name)
+        given = replace(terms, clocks=terms.clocks and locked)
+        known = _points(CatalogKey(catalog), task.family, kinds[name], min(count, max(TIERS)), given)
         found += [replace(c, key=c.key._replace(zone=zone)) for c in known] if zone else known
     return undominated(found, devices)
 
@@ -207,7 +211,7 @@ def _points(
     found = []
     for shape in kind.slice_types:
         for variant in family.by_accuracy():
-            for clock in same.clocks(kind, family_name) if terms.clocks and fits(shape, variant) else (0,):
+            for clock in same.clocks(kind) if terms.clocks and fits(shape, variant) else (0,):
                 row = effective_row(catalog, kind, shape, family, variant, terms.items, clock)
                 if row is None or not fits(shape, variant):
                     continue
@@ -384,23 +388,38 @@ class CatalogKey:
         )
 
     def rows(self, kind: str, shape: str, family: str, variant: str, clock_mhz: int) -> tuple[ProfileRow, ...]:
-        """Rows of whole models alone on their slice at a clock (0: the highest that is profiled), by batch."""
+        """Rows of whole models alone on their slice at a clock (0: the highest that is profiled), by batch.
+
+        Where nobody profiled that clock, as the law of the nearest one that is has it.
+        """
         by_clock = _index(self).get((profile_type(kind), shape, family, variant), {})
         if not by_clock and profile_type(kind) == CPUS:
             return CpuRows(self.catalog.rows).rows(shape, family, variant)
-        return by_clock.get(clock_mhz or max(by_clock, default=0), ())
+        wanted_mhz = clock_mhz or max(by_clock, default=0)
+        if wanted_mhz in by_clock or not by_clock:
+            return by_clock.get(wanted_mhz, ())
+        return _rows_at(self, kind, shape, family, variant, wanted_mhz)
 
-    def profiled(self, kind: str, shape: str, family: str, variant: str) -> tuple[int, ...]:
-        """Clocks at which `rows` has any, ascending."""
-        return tuple(sorted(_index(self).get((profile_type(kind), shape, family, variant), {})))
-
-    def clocks(self, kind: DeviceType, family: str) -> tuple[int, ...]:
-        """Clocks that can be set and are profiled; the highest is 0, because it needs no lock."""
-        if not kind.clock_lockable:
-            return (0,)
-        found = {c for (k, _, f, _), rows in _index(self).items() if (k, f) == (kind.name, family) for c in rows}
+    def clocks(self, kind: DeviceType) -> tuple[int, ...]:
+        """Clocks to choose from: those that are profiled, else some shares of the only one; the highest is 0, because
+        it needs no lock.
+        """
         known = {c for (k, _, _, _), rows in _index(self).items() if k == kind.name for c in rows}
-        return (0, *sorted(c for c in found if c in kind.clocks_mhz and c < max(known)))
+        if not kind.clock_lockable or not known:
+            return (0,)
+        lower = [c for c in known if c in kind.clocks_mhz and c < max(known)]
+        if not lower:
+            lower = [max(c for c in kind.clocks_mhz if c <= share * max(known)) for share in CLOCK_SHARES]
+        return (0, *sorted(set(lower)))
+
+
+@lru_cache(maxsize=4096)
+def _rows_at(
+    same: CatalogKey, kind: str, shape: str, family: str, variant: str, clock_mhz: int
+) -> tuple[ProfileRow, ...]:
+    by_clock = _index(same)[profile_type(kind), shape, family, variant]
+    nearest = by_clock[min(by_clock, key=lambda profiled_mhz: (abs(profiled_mhz - clock_mhz), profiled_mhz))]
+    return tuple(at_clock(device_type(kind), row, clock_mhz) for row in nearest)
 
 
 @lru_cache(maxsize=16)

@@ -19,7 +19,7 @@ from trefoil.core.device_types import known_type, slice_type
 from trefoil.core.errors import PlanError
 from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus, DeviceType
 from trefoil.core.plan import Plan, PlannedDevice, RouteTarget
-from trefoil.core.power import active_w, at_clock, idle_w
+from trefoil.core.power import active_w, idle_w
 from trefoil.core.queueing import service_time
 from trefoil.core.units import MS_PER_S
 
@@ -87,8 +87,6 @@ def _target_w(catalog: Catalog, kind: DeviceType, demand: Demand, target: RouteT
     shape, family = slice_type(kind, target.slice.slice_type), catalog.family(demand.family)
     variant = family.variant(target.variant)
     row = effective_row(catalog, kind, shape, family, variant, demand.items_mean, clock_mhz)
-    if row is None and (row := effective_row(catalog, kind, shape, family, variant, demand.items_mean)) is not None:
-        row = at_clock(kind, row, clock_mhz)
     if row is None:
         return active_w(kind, shape.name, clock_mhz)
     rate_per_s = min(target.weight * demand.mean_per_s, MS_PER_S / service_time(row).mean_ms)

@@ -56,6 +56,7 @@ class Device:
     """Device that may be planned. `frozen`: its node is silent, so nothing may move there.
 
     `zone` is empty where the view's `carbon` holds. `clock_mhz` is the clock in force; 0 = the highest, not locked.
+    `clock_lockable`: its node does not say that it cannot lock clocks.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Device:
     frozen: bool = False
     zone: str = ""
     clock_mhz: int = 0
+    clock_lockable: bool = True
 
     @property
     def layout(self) -> tuple[tuple[str, int, int], ...]:
@@ -147,8 +149,10 @@ def read_view(
             kind = device_type(status.type)
             awake = status.state in AWAKE_STATES or (status.state == DeviceState.UNSPECIFIED and bool(running))
             frozen, zone = node.node in view.fleet.stale, node.zone if node.zone in own else ""
-            clock_mhz = locked.get(status.device, 0)
-            devices.append(Device(status.device, node.node, kind, awake, running, frozen, zone, clock_mhz))
+            clock_mhz, short = locked.get(status.device, 0), status.device.rpartition("/")[2]
+            lockable = not any(why.startswith(("clock_lock: ", f"clock_lock {short}: ")) for why in node.missing)
+            placed = running, frozen, zone, clock_mhz, lockable
+            devices.append(Device(status.device, node.node, kind, awake, *placed))
     demand = {d.family: d for d in view.demand if not d.slo_class}
     tasks = tuple(
         Task(_filled(o, view), _floored(demand.get(o.family) or Demand(o.family, "", 0.0, 0.0), rate_floor_per_s))

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.planners.columns import columns, undominated
+from controller.planners.columns import CatalogKey, columns, undominated
 from controller.planners.exact import ExactPlanner, search
+from controller.planners.exact.clock_ranges import lowest_clocks
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of, weights_of
+from controller.planners.exact.placement import place_clocked
 from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.reuse import ClassShare, on_grid, refit, solve_or_reuse, split
 from controller.planners.exact.search import solve
@@ -23,7 +25,7 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import A100_40GB, A100_80GB
 from trefoil.core.fleet import FleetState
 from trefoil.core.plan_check import check
-from trefoil.core.power import active_w
+from trefoil.core.power import active_w, at_clock
 
 TIGHT = Limits(nodes=100_000, gap=1e-9)
 CLOCKED = {**CONSTANTS, "overhead_ms": 0.0, "transport_gap_ms": 0.0, "clocks": 1.0}
@@ -279,10 +281,63 @@ def test_planned_clocks_are_locked_and_only_when_asked_for():
     check(locked, one.fleet, one.catalog, one.demand)
     clocks = {d.clock_max_mhz for n in locked.nodes for d in n.devices if d.slices}
     assert clocks <= {705, 1005}
-    assert all(d.clock_min_mhz == d.clock_max_mhz for n in locked.nodes for d in n.devices)
+    assert all(d.clock_min_mhz <= d.clock_max_mhz for n in locked.nodes for d in n.devices)
     free = ExactPlanner().plan(one, np.random.default_rng(0)).plan
     assert {d.clock_max_mhz for n in free.nodes for d in n.devices} == {0}
     assert locked.expected["digits"].joules_per_request < free.expected["digits"].joules_per_request
+
+
+@pytest.mark.parametrize(("mean", "p90"), [(12.0, 120.0), (60.0, 120.0), (110.0, 120.0)])
+def test_a_range_begins_at_the_lowest_clock_that_carries_the_mean_and_ends_where_the_peaks_are_carried(mean, p90):
+    kinds = [A100_40GB.name] * 2
+    one = instance((20.0,) * 6, (0.7, 0.9), mean, 120.0, kinds, ["test", "test"])
+    one = dataclasses.replace(one, demand=tuple(dataclasses.replace(d, rate_p90_per_s=p90) for d in one.demand))
+    problem = problem_of(one)
+    solution = solve(problem, Aim({"digits": 5.0}), TIGHT)
+    _, clocks = place_clocked(problem, solution)
+    lowest, columns_of = lowest_clocks(problem, solution, clocks), {c.key: c for c in problem.columns}
+    ends = {(low or CLOCKS[0], clocks.get(name, 0) or CLOCKS[0]) for name, low in lowest.items()}
+    assert all(low <= high for low, high in ends)
+    for name, low in lowest.items():
+        classes = {k: n for k, n in solution.slices.items() if n and k.clock_mhz == clocks.get(name, 0)}
+
+        def carried(clock_mhz, classes=classes):
+            at = {k: columns_of.get(k._replace(clock_mhz=clock_mhz)) for k in classes}
+            return all(
+                c is not None and c.capacity_per_s(classes[k]) >= solution.traffic[k] * mean / p90
+                for k, c in at.items()
+            )
+
+        assert carried(low)
+        lower = [clock for clock in CLOCKS if clock < (low or CLOCKS[0])]
+        assert not classes or not any(carried(clock) for clock in lower)
+    if mean < p90 / 4:
+        assert ends == {(705, 1005)}, "there is room below the peaks"
+
+
+def test_a_node_that_cannot_lock_has_its_type_planned_at_the_highest_clock():
+    one = instance((20.0,) * 6, (0.7, 0.9), 4.0, 400.0, [A100_40GB.name] * 2, ["test", "test"])
+    why = ("clock_lock gpu0: the driver says no. Remedy: none", "gpm: not here")
+    nodes = (dataclasses.replace(one.fleet.nodes[0], missing=why), *one.fleet.nodes[1:])
+    refused = dataclasses.replace(one, fleet=dataclasses.replace(one.fleet, nodes=nodes))
+    plan = ExactPlanner({"clocks": 1.0}).plan(refused, np.random.default_rng(0)).plan
+    assert {(d.clock_min_mhz, d.clock_max_mhz) for n in plan.nodes for d in n.devices} == {(0, 0)}
+
+
+def test_a_clock_that_nobody_profiled_is_planned_by_the_law_of_the_simulated_driver():
+    rows = small_catalog((20.0,) * 6, (0.7, 0.9)).rows
+    catalog = Catalog(
+        small_catalog((20.0,) * 6, (0.7, 0.9)).families,
+        tuple(dataclasses.replace(r, clock_mhz=1410, clock_sensitivity=0.5) for r in rows),
+    )
+    same = CatalogKey(catalog)
+    assert same.clocks(A100_40GB) == (0, 840, 975, 1125, 1260), "shares of the only clock, supported"
+    for row in rows:
+        at = row.device_type, row.slice_type, row.family, row.variant
+        (slow,) = same.rows(*at, 840)
+        assert slow == at_clock(A100_40GB, next(r for r in same.rows(*at, 0) if r.batch == slow.batch), 840)
+        assert slow.latency_ms_p50 == pytest.approx(row.latency_ms_p50 * (0.5 + 0.5 * 1410 / 840))
+    assert same.rows(A100_40GB.name, LARGE[0], "nobody", "x", 840) == ()
 
 
 def test_a_running_model_keeps_its_columns_at_every_clock():

@@ -22,6 +22,7 @@ from numpy.random import Generator, default_rng
 
 from controller.planners.columns import ClassKey, Column, columns, gap_scv
 from controller.planners.exact.aim import FamilyAim, aim_of
+from controller.planners.exact.clock_ranges import lowest_clocks
 from controller.planners.exact.milp import Limits, WallLimitHit
 from controller.planners.exact.model import (
     Aim,
@@ -65,7 +66,7 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "families_per_slice": 1.0,  # 2: two families may share a slice, where the law of interference allows it; or more
     "items_sd": 0.0,  # of the items of a request: what it adds to the scatter of service times
     "batches": 0.0,  # 1: Triton joins what waits to batches (dynamic_batching in config.pbtxt), and plans count on it
-    "clocks": 0.0,  # 1: clocks are planned too; 0: the highest, until they are controlled live
+    "clocks": 0.0,  # 1: clocks are planned too, as ranges for governors; 0: the highest
 }
 TOLERANCE: Final = 0.25  # of the allowed misses: what a sample of the kernel's size can say
 BACK_OFF: Final = 0.95
@@ -228,6 +229,7 @@ class ExactPlanner:
             draft.solution.gap,
             degraded,
             clocks=draft.clocks,
+            lowest_clocks=lowest_clocks(draft.problem, draft.solution, draft.clocks) if constants["clocks"] else None,
         )
 
 

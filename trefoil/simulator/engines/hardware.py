@@ -376,21 +376,15 @@ def true_service(
     """
     family = catalog.family(hosted.family)
     variant = family.variant(hosted.variant)
-    found = (catalog, kind, slice_type(kind, shape), family, variant, items)
-    row, profiled_mhz = effective_row(*found, clock_mhz), clock_mhz
-    if row is None and clock_mhz:  # not profiled: as the simulated driver has it, from the nearest clock that is
-        clocks = CatalogKey(catalog).profiled(kind.name, shape, family.name, variant.name)
-        profiled_mhz = min(clocks, key=lambda c: abs(c - clock_mhz), default=0)
-        nearest = effective_row(*found, profiled_mhz)
-        row = power.at_clock(kind, nearest, clock_mhz) if nearest is not None else None
+    row = effective_row(catalog, kind, slice_type(kind, shape), family, variant, items, clock_mhz)
     if row is None:
         raise ProfileMissing(
             f"the truth has no row for {hosted.variant} on {shape} of {kind.name}, and a plan put it there",
             field=f"families.{hosted.family}.profile",
             remedy="profile this slice",
         )
-    rows = CatalogKey(catalog).rows(kind.name, shape, family.name, variant.name, profiled_mhz)
-    points = tuple(_operating_point(kind, power.at_clock(kind, one, clock_mhz)) for one in rows)
+    rows = CatalogKey(catalog).rows(kind.name, shape, family.name, variant.name, clock_mhz)
+    points = tuple(_operating_point(kind, one) for one in rows)
     joules = row.energy_active_j_per_batch
     return SliceService(service_time(row), variant.accuracy, joules, variant.name, family.name, gap_ms, points)
 
