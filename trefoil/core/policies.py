@@ -1,7 +1,7 @@
 """Table of policies. A row is added when its parts work; unknown names are refused by naming these.
 
 A row of one's own is named as module:ROW: its columns may name parts of the tables or, as module:Class, one's own.
-Sources: base, co2opt, clover, blover, oracle: CLOVER. static_mix, exact: docs/policies.md.
+Sources: base, co2opt, clover, blover, oracle: CLOVER. static_mix, exact, exact_miad: docs/policies.md.
 wattwiser, sharing_aware, packed_uniform, uniform: WattWiser; their planner asks to be run each second (`tick`).
 carbondis, dybatch, random, highperf, lowenergy: CARBONDIS; least_grams: docs/policies.md.
 infadapter, ms_plus, vpa_plus, fixed_size: InfAdapter; their planners ask to be run every 30 s (`tick`).
@@ -48,6 +48,14 @@ POLICIES: Final[Mapping[str, Policy]] = {
         Policy("co2opt", "co2opt"),
         Policy("static_mix", "static_mix", triggers=LOAD),
         Policy("exact", "exact", triggers=CARBON),
+        Policy(
+            "exact_miad",
+            "exact",
+            triggers=CARBON,
+            governor="miad",
+            constants={"clocks": 1.0},
+            settings={Kind.GOVERNOR: {"statistic": "p95"}},
+        ),
         Policy("clover", "clover", triggers=MEASURED, router="fifo"),
         Policy("blover", "blover", triggers=MEASURED, router="fifo"),
         Policy("oracle", "oracle", triggers=MEASURED, router="fifo"),
