@@ -28,6 +28,7 @@ from power_agent.governors import governor_of
 from power_agent.runtimes.base import Runtime
 from power_agent.runtimes.factory import build_runtime, missing_resources
 from power_agent.runtimes.process import ProcessRuntime
+from power_agent.runtimes.simulated_node import SplitRuntime
 from power_agent.service import FULL_NAME, PowerAgentServicer
 from power_agent.settings import PowerAgentSettings
 from power_agent.simulated.node_client import NodeClient
@@ -129,7 +130,7 @@ def _certificates(tls: Tls | None, access: TritonAccess, node: Node, metrics: Me
 
 def _cpu_counter(runtime: Runtime) -> Callable[[str], float | None] | None:
     """CPU seconds of a slice's processes by its tag; None where containers are the engine's."""
-    return runtime.used_cpu_s if isinstance(runtime, ProcessRuntime) else None
+    return runtime.used_cpu_s if isinstance(runtime, ProcessRuntime | SplitRuntime) else None
 
 
 def _rights(client: NodeClient | None) -> Callable[[], tuple[str, str]]:

@@ -62,7 +62,7 @@ class SplitRuntime:
 
     def __init__(self, gpus: Runtime, cpus: ProcessRuntime) -> None:
         self._gpus, self._cpus = gpus, cpus
-        self.missing_resources = cpus.missing_resources
+        self.missing_resources, self.used_cpu_s = cpus.missing_resources, cpus.used_cpu_s
         self.name = f"{gpus.name}+{cpus.name}"
 
     def start(self, tag: str, launch: SliceLaunch, log_path: Path) -> RunningTriton:
