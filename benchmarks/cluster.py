@@ -47,6 +47,7 @@ EPOCH_S: Final = 8.0
 PLAN_S: Final = 15.0
 ERRORS_S: Final = 2.0
 CUT_OFF_S: Final = 60.0
+SILENT_S: Final = 10.0
 SETTLE_ANSWERS: Final = 500
 TOKEN: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 
@@ -200,7 +201,8 @@ class Cluster:
                 async with redis.from_url(self.redis_url) as client, client.monitor() as monitor:
                     await monitor.connect()
                     while True:
-                        line = await monitor.connection.read_response()
+                        # Nobody says so when the container of Redis has gone; somebody writes every second.
+                        line = await asyncio.wait_for(monitor.connection.read_response(), SILENT_S)
                         self._note(line, role)
             await CLOCK.sleep(POLL_S)
 
