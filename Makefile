@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup wheel notebooks docs export-efficientnet export-albert demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak e2e-adopt e2e-hosts e2e-compose e2e-join e2e-cluster e2e-security reproduce-clover reproduce-wattwiser reproduce-carbondis reproduce-infadapter results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
+.PHONY: help setup wheel notebooks docs export-efficientnet export-albert demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak e2e-adopt e2e-hosts e2e-compose e2e-join e2e-cluster e2e-security reproduce-clover reproduce-wattwiser reproduce-carbondis reproduce-infadapter reproduce-muserve results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -134,6 +134,9 @@ reproduce-carbondis: setup  ## CARBONDIS: two sets of five jobs, five seeds, as 
 
 reproduce-infadapter: setup  ## InfAdapter: five networks on 20 cores, two loads, five seeds (20 minutes, kept run by run; ARGS=--quick: 2)
 	$(BIN)/trefoil reproduce infadapter $(ARGS)
+
+reproduce-muserve: setup  ## mu-Serve without its scheduler: 15 models in pipelines, five seeds (half an hour, kept run by run; ARGS=--quick: 2 minutes)
+	$(BIN)/trefoil reproduce muserve $(ARGS)
 
 results: setup  ## the tables of benchmarks/RESULTS.md from what studies left (ARGS='--take clover': its newest summary)
 	$(BIN)/python -m benchmarks.results $(ARGS)

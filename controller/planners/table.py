@@ -15,6 +15,8 @@ from controller.planners.infadapter.ms_plus import MsPlusPlanner
 from controller.planners.infadapter.planner import InfAdapterPlanner
 from controller.planners.infadapter.vpa_plus import CONSTANTS as VPA
 from controller.planners.infadapter.vpa_plus import VpaPlusPlanner
+from controller.planners.muserve.planner import CONSTANTS as ALPASERVE
+from controller.planners.muserve.planner import AlpaServePlanner, muserve
 from controller.planners.oracle import OraclePlanner
 from controller.planners.paired import CONSTANTS as PAIRED
 from controller.planners.paired import PairedPlanner, highperf, lowenergy
@@ -45,6 +47,8 @@ PLANNERS: Final[Parts[Planner]] = {
         Part(Kind.PLANNER, "paired", PairedPlanner, PAIRED, traits=Traits(shares=True)),
         Part(Kind.PLANNER, "highperf", highperf, PAIRED, traits=Traits(shares=True)),
         Part(Kind.PLANNER, "lowenergy", lowenergy, PAIRED, traits=Traits(shares=True)),
+        Part(Kind.PLANNER, "alpaserve", AlpaServePlanner, ALPASERVE, traits=Traits(shares=True)),
+        Part(Kind.PLANNER, "muserve", muserve, ALPASERVE, traits=Traits(shares=True)),
         Part(Kind.PLANNER, "infadapter", InfAdapterPlanner, SLICES, traits=TICKS),
         Part(Kind.PLANNER, "ms_plus", MsPlusPlanner, SLICES, traits=TICKS),
         Part(Kind.PLANNER, "vpa_plus", VpaPlusPlanner, VPA, traits=TICKS),

@@ -117,7 +117,7 @@ def test_settings_of_parts_are_typed_by_the_part_and_go_over_the_rows() -> None:
 BAD = {
     "policy": ({"name": "tests.support.seam:NONE"}, r"policy = 'tests.support.seam:NONE'.*Remedy"),
     "no row": ({"name": "tests.support.seam:Policy"}, r"is no row of a policy.*Remedy"),
-    "planner": ({"planner": "best"}, r"planner = 'best': no such planner. Remedy: one of base, .*module:Class"),
+    "planner": ({"planner": "best"}, r"planner = 'best': no such planner. Remedy: one of alpaserve, .*module:Class"),
     "forecaster": ({"forecaster": "prophet"}, r"forecaster = 'prophet': no such.*last_max"),
     "router": ({"router": "fastest"}, r"router = 'fastest': no such router. Remedy: one of carbondis, dybatch, fifo"),
     "queue": ({"queue": "sjf"}, r"queue = 'sjf': no such queue. Remedy: one of fifo"),

@@ -117,3 +117,14 @@ def test_a_group_too_full_for_algorithm_2_stays_as_alpaserve_had_it():
     models, cluster = [model("a", 1.0, 24.0, 1.0, units=2), model("b", 1.0, 8.0, 0.1, units=2)], Cluster(2, 16.0, TOP)
     piped = place(models, cluster, sample({"a": 0.2, "b": 0.2}))
     assert by_sensitivity(piped, models, cluster, {"a": 0.2, "b": 0.2}, 1) == piped  # CT 1: a fits no single GPU
+
+
+def test_replicas_on_several_groups_stay_on_gpus_of_their_own():
+    models, cluster = [model("hot", 1.0, 4.0), model("cold", 1.0, 4.0, 0.1)], Cluster(4, 16.0, TOP)
+    rates = {"hot": 2.0, "cold": 0.2}
+    found = place(models, cluster, sample(rates), replicas_max=3, group_sizes=(1,))
+    whole = Placement(found.replicas, (tuple(range(4)),), found.attainment, found.latency_s)
+    moved = by_sensitivity(whole, models, cluster, rates, 4)
+    for name, replicas in moved.replicas.items():
+        assert len(replicas) == len(found.replicas[name])
+        assert len({stages[0].gpu for stages in replicas}) == len(replicas)

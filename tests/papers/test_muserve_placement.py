@@ -115,3 +115,14 @@ def test_load_keeps_like_partitions_apart_once_a_gpu_has_enough():
     assert [len(there) for there in bins(GPUS, alike, 1, load_max=0.8).values()] == [2, 2]
     assert [len(there) for there in bins(GPUS, alike, 1, load_max=0.5).values()] == [2, 2]  # over it the least loaded
     assert math.isclose(sum(p.load for p in bins(GPUS, alike, 1, 0.5)["gpu0"]), 0.8)
+
+
+def test_replicas_of_a_model_keep_apart_and_each_has_its_own_ct():
+    twice = [Partition("m", stage, 1.0, 4.0, replica=replica) for replica in (0, 1) for stage in (0, 1)]
+    found = bins(GPUS, twice, 1)
+    assert [{(p.replica, p.stage) for p in there} for there in found.values()] in (
+        [{(0, 0), (0, 1)}, {(1, 0), (1, 1)}],
+        [{(1, 0), (1, 1)}, {(0, 0), (0, 1)}],
+    )
+    with pytest.raises(InvalidInput, match="fits no GPU"):
+        bins(GPUS, [*twice, Partition("m", 0, 1.0, 4.0, replica=2)], 1)

@@ -4,6 +4,7 @@ A row of one's own is named as module:ROW: its columns may name parts of the tab
 Sources: base, co2opt, clover, blover, oracle: CLOVER. static_mix, exact, exact_miad: docs/policies.md.
 wattwiser, sharing_aware, packed_uniform, uniform: WattWiser; their planner asks to be run each second (`tick`).
 carbondis, dybatch, random, highperf, lowenergy: CARBONDIS; least_grams: docs/policies.md.
+alpaserve, alpaserve_scaling, muserve: mu-Serve, without its scheduler (A.3).
 infadapter, ms_plus, vpa_plus, fixed_size: InfAdapter; their planners ask to be run every 30 s (`tick`).
 """
 
@@ -40,6 +41,7 @@ class Policy:
 LOAD: Final = ("start", "load", "slo", "objective", "loss")
 CARBON: Final = ("start", "carbon", "load", "slo", "scale", "objective", "loss")
 MEASURED: Final = ("start", "carbon", "load", "slo", "accuracy", "objective", "loss")
+SCALED: Final = ("start", "scale", "objective", "loss")
 
 POLICIES: Final[Mapping[str, Policy]] = {
     row.name: row
@@ -69,6 +71,9 @@ POLICIES: Final[Mapping[str, Policy]] = {
         Policy("least_grams", "paired", router="least_grams"),
         Policy("highperf", "highperf", router="fifo"),
         Policy("lowenergy", "lowenergy", router="fifo"),
+        Policy("alpaserve", "alpaserve"),
+        Policy("alpaserve_scaling", "alpaserve", triggers=SCALED, governor="miad"),
+        Policy("muserve", "muserve", triggers=SCALED, governor="miad"),
         Policy("infadapter", "infadapter"),
         Policy("ms_plus", "ms_plus"),
         Policy("vpa_plus", "vpa_plus"),

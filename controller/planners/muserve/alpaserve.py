@@ -24,7 +24,6 @@ from controller.planners.muserve.pipelines import Pipelines, Replica, Stage
 from trefoil.core.errors import Infeasible, InvalidInput
 
 BUCKET_RATIO = 1.5
-LOAD_SLACK = 1.25
 GROUP_SIZES = (1, 2, 4, 8, 16)
 GPUS_MAX = 16
 
@@ -130,30 +129,32 @@ def by_sensitivity(
 ) -> Placement:
     """Let each group's stages change places by Algorithm 2, so that GPUs serve what feels the clock alike.
 
-    `rates` [1/s] by model. A GPU is full at LOAD_SLACK times the work that each has on the mean.
+    `rates` [1/s] by model. A GPU is full at the work that each of its group has on the mean.
     """
     named = {model.name: model for model in models}
     replicas: dict[str, list[Replica]] = {name: [] for name in placement.replicas}
     for group in placement.groups:
-        here = [(name, r) for name, each in placement.replicas.items() for r in each if r[0].gpu in group]
-        parts = {(name, n): (stage, unit) for name, r in here for n, (stage, unit) in enumerate(
-            zip(r, named[name].stages(len(r), cluster.memory_mib), strict=True))}  # fmt: skip
-        load = {
-            key: stage.time_s * rates[key[0]] / len(placement.replicas[key[0]]) for key, (stage, _) in parts.items()
-        }
-        partitions = [
-            Partition(name, n, 2.0 * unit.s, unit.memory_mib, unit.time_s, load[name, n])
-            for (name, n), (_stage, unit) in sorted(parts.items(), key=lambda item: -named[item[0][0]].time_s)
+        here = [
+            (name, at, r) for name, each in placement.replicas.items() for at, r in enumerate(each) if r[0].gpu in group
         ]
-        full = LOAD_SLACK * sum(load.values()) / len(group)
-        gpu_of = {key: stage.gpu for key, (stage, _) in parts.items()}
+        here.sort(key=lambda one: -named[one[0]].time_s)
+        partitions = [
+            Partition(
+                name, n, 2.0 * unit.s, unit.memory_mib, unit.time_s,
+                unit.time_s * rates[name] / len(placement.replicas[name]), at,
+            )
+            for name, at, stages in here
+            for n, unit in enumerate(named[name].stages(len(stages), cluster.memory_mib))
+        ]  # fmt: skip
+        full = sum(p.load for p in partitions) / len(group)
+        gpu_of = {(name, at, n): stage.gpu for name, at, stages in here for n, stage in enumerate(stages)}
         try:
             found = bins({str(gpu): cluster.memory_mib for gpu in group}, partitions, gpus_per_model_max, full)
-            gpu_of = {(p.model, p.stage): int(gpu) for gpu, there in found.items() for p in there}
+            gpu_of = {(p.model, p.replica, p.stage): int(gpu) for gpu, there in found.items() for p in there}
         except InvalidInput:  # the group's memory is too full for it: as AlpaServe has it
             pass
-        for name, stages in here:
-            replicas[name].append(tuple(replace(stage, gpu=gpu_of[name, n]) for n, stage in enumerate(stages)))
+        for name, at, stages in here:
+            replicas[name].append(tuple(replace(stage, gpu=gpu_of[name, at, n]) for n, stage in enumerate(stages)))
     return replace(placement, replicas={name: tuple(each) for name, each in replicas.items()})
 
 

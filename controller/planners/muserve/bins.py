@@ -23,7 +23,9 @@ LEFT_OVER = ""
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A stage of a model. `sensitivity` 0 to 2, of its operators by time; `load`: the part of a GPU's time it needs."""
+    """A stage of a model, of one of its replicas, which keep apart. `sensitivity` 0 to 2, of its operators by time;
+    `load`: the part of a GPU's time that it needs.
+    """
 
     model: str
     stage: int
@@ -31,6 +33,7 @@ class Partition:
     memory_mib: float
     weight: float = 1.0
     load: float = 0.0
+    replica: int = 0
 
 
 Bins = dict[str, list[Partition]]
@@ -59,7 +62,9 @@ def bins(
     ordered = [
         one
         for model in dict.fromkeys(p.model for p in partitions)
-        for one in sorted((p for p in partitions if p.model == model), key=lambda p: (p.sensitivity, p.stage))
+        for one in sorted(
+            (p for p in partitions if p.model == model), key=lambda p: (p.replica, p.sensitivity, p.stage)
+        )
     ]
     if literal:
         return {LEFT_OVER: ordered} if ordered else {}
@@ -74,13 +79,16 @@ def _best(
     one: Partition, found: Bins, gpus_mib: Mapping[str, float], limit: int, load_max: float, new_gpu_at: float
 ) -> str:
     left = {gpu: gpus_mib[gpu] - sum(p.memory_mib for p in there) for gpu, there in found.items()}
-    fits = [gpu for gpu in found if one.memory_mib <= left[gpu]]
+    others = {
+        gpu for gpu, there in found.items() if any(p.model == one.model and p.replica != one.replica for p in there)
+    }
+    fits = [gpu for gpu in found if one.memory_mib <= left[gpu] and gpu not in others]
     if not fits:
         raise InvalidInput(
             f"fits no GPU: {one.memory_mib:.0f} MiB, at most {max(left.values(), default=0.0):.0f} are left",
             field="partition", value=f"{one.model}/{one.stage}", remedy="split the model into more stages, or add GPUs",
         )  # fmt: skip
-    own = [gpu for gpu, there in found.items() if any(p.model == one.model for p in there)]
+    own = [gpu for gpu, there in found.items() if gpu not in others and any(p.model == one.model for p in there)]
     if len(own) >= limit:
         fits = [gpu for gpu in fits if gpu in own]
     if not fits:

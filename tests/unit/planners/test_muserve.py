@@ -1,0 +1,77 @@
+"""AlpaServe's and mu-Serve's planners of whole GPUs: who meets whom, what is kept, what is refused."""
+
+import dataclasses
+
+import pytest
+
+from controller.planners.muserve.planner import AlpaServePlanner, muserve
+from tests.support.planning import with_low_end
+from tests.support.sharing import decide, serving, shared
+from trefoil.core.brains import PlanView
+from trefoil.core.plan_check import check
+from trefoil.core.policies import policy
+
+ALONE = {"replicas_max": 1.0}
+
+
+def feeling(one: PlanView, *sensitivities: float) -> PlanView:
+    """The view, its families feeling the clock so much."""
+    s = {f"f{n}": value for n, value in enumerate(sensitivities)}
+    rows = tuple(dataclasses.replace(row, clock_sensitivity=s[row.family]) for row in one.catalog.rows)
+    return dataclasses.replace(one, catalog=dataclasses.replace(one.catalog, rows=rows))
+
+
+def homes(plan, families: int) -> list[set[str]]:
+    return [set(serving(plan, f"f{n}")) for n in range(families)]
+
+
+def test_muserve_lets_families_meet_that_feel_the_clock_alike():
+    one = feeling(shared([0.2, 0.2, 0.2, 0.2], 2), 1.0, 0.1, 0.9, 0.2)
+    decision = decide(muserve(ALONE), one)
+    check(decision.plan, one.fleet, one.catalog, one.demand)
+    f0, f1, f2, f3 = homes(decision.plan, 4)
+    assert f0 == f2 != f1 == f3
+
+
+def test_a_family_that_one_gpu_does_not_carry_has_several_by_both():
+    one = feeling(shared([1.5, 0.1], 4), 1.0, 0.1)
+    for planner in (AlpaServePlanner({}), muserve({})):
+        decision = decide(planner, one)
+        check(decision.plan, one.fleet, one.catalog, one.demand)
+        assert len(homes(decision.plan, 2)[0]) >= 2
+
+
+def test_ticks_keep_a_placement_and_a_call_for_capacity_does_not():
+    few = decide(muserve({}), feeling(shared([0.2, 0.2], 4), 1.0, 0.1)).plan
+    loaded = feeling(shared([1.8, 0.2], 4, few), 1.0, 0.1)
+    kept = decide(muserve(ALONE), dataclasses.replace(loaded, trigger="tick")).plan
+    assert homes(kept, 2) == homes(few, 2)
+    single = decide(muserve(ALONE), feeling(shared([0.2, 0.2], 4), 1.0, 0.1)).plan
+    more = decide(
+        muserve({}), dataclasses.replace(feeling(shared([1.8, 0.2], 4, single), 1.0, 0.1), trigger="scale")
+    ).plan
+    assert len(homes(more, 2)[0]) > len(homes(single, 2)[0]) == 1
+
+
+def test_what_cannot_be_placed_is_no_plan():
+    for one, words in (
+        (shared([0.2, 0.2], 2, memory_mib=50_000), "fits no GPU"),
+        (with_low_end(feeling(shared([0.2], 1), 1.0)), "GPUs of one type"),
+    ):
+        decision = decide(muserve({}), one)
+        assert decision.plan is None
+        assert decision.degraded.startswith("no_plan: ")
+        assert words in decision.why or "more GPUs" in decision.why
+
+
+def test_the_rows_differ_in_what_the_paper_says():
+    rows = {name: policy(name) for name in ("alpaserve", "alpaserve_scaling", "muserve")}
+    assert [(row.planner, row.governor, "scale" in row.triggers) for row in rows.values()] == [
+        ("alpaserve", "fixed", False), ("alpaserve", "miad", True), ("muserve", "miad", True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["alpaserve", "muserve"])
+def test_nobody_to_serve_is_no_plan(name):
+    one = dataclasses.replace(shared([0.2], 1), objectives=())
+    assert decide(AlpaServePlanner({}, name, name == "muserve"), one).plan is None

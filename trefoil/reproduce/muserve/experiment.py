@@ -1,0 +1,302 @@
+"""mu-Serve's experiment without its scheduler (A.3): 15 models on V100s, three policies at equal load, in pipelines.
+
+Source: mu-Serve sections 4.1, 4.2, A.3. SLO scales are multiples of a request's latency alone under AlpaServe's plan.
+    Loads: gamma gaps, not sorted as the authors' public code does, a process for each model, all of one rate; or the
+    same in time warped by a day of Azure's functions, each of whose minutes lasts MINUTE_S. SenseTime's trace is not
+    public in the form that was used.
+Policies: `alpaserve` at the highest clock; `alpaserve_scaling`: governor `miad` on each GPU of the same placement;
+    `muserve`: clusters of operators as units, and stages placed by sensitivity over all GPUs, with `miad`.
+Player: controller/planners/muserve/pipelines.py, as trefoil's simulator has no stages yet; the governor is the power
+    agent's own, asked once a second with the latencies since its clock last changed.
+Deviations: GPUs of 16 GB less CONTEXT; Algorithm 2 runs over all GPUs, since AlpaServe's groups are often single GPUs,
+    in which there is nothing to place (`grouped`: inside them). A model has few answers, so MIAD goes by one and all,
+    and remembers those of REMEMBERED_S, as long as they would have taken at the clock of now (`remembers_s` 0: it
+    forgets them with each change). `group_size`: AlpaServe's groups have so many GPUs; 0: it chooses.
+"""
+
+import csv
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+
+from controller.planners.muserve.alpaserve import (
+    GROUP_SIZES,
+    Arrivals,
+    Cluster,
+    Model,
+    Placement,
+    by_sensitivity,
+    place,
+)
+from controller.planners.muserve.pipelines import Answer, Pipelines
+from power_agent.governors import governor_of
+from trefoil.core import power
+from trefoil.core.brains import GovernedStage, Governor, GovernorView
+from trefoil.core.device_types import V100_32GB
+from trefoil.core.fleet import DeviceState
+from trefoil.core.units import MS_PER_S
+from trefoil.reproduce.experiment import data_folder
+from trefoil.reproduce.muserve.models import FOLLOWS, LOW_MHZ, MODELS, TOP_MHZ, units
+from trefoil.reproduce.runs import RunResult, key_of, source_hash
+
+POLICIES: Final = ("alpaserve", "alpaserve_scaling", "muserve")
+GPU_MIB, CONTEXT_MIB = 16160.0, 400.0  # what CUDA shows of 16 GB; the table's sizes have the runtime's part in them
+CLOCK_STEP_MHZ: Final = 20
+CLOCKS_MHZ: Final = tuple(range(LOW_MHZ, TOP_MHZ + 1, CLOCK_STEP_MHZ))
+GPU: Final = replace(V100_32GB, clocks_mhz=CLOCKS_MHZ)
+TRANSFER_S: Final = 0.001
+MINUTE_S: Final = 1.0
+PLAN_SCALE, PLAN_SEED, PLAN_REQUESTS = 5.0, 4711, 600  # the sample by which AlpaServe places
+TICK_S: Final = 1.0
+REMEMBERED_S: Final = 120.0
+HELD: Final = (("samples_min", 1), ("statistic", "p95"), ("slack", 0.5))
+"""MIAD's settings that keep 99 % in time here; the paper's slack of 0.05 of the mean: PUBLISHED."""
+PUBLISHED: Final = (("samples_min", 1),)
+AZURE: Final = "azure_functions_sample_1day_per_minute.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class MuServeSpec:
+    """Spec of one run. `rate_per_s` of all models together; `cv` of the gaps; `active`, `idle`: factors on watts."""
+
+    policy: str
+    seed: int
+    slo_scale: float = 5.0
+    rate_per_s: float = 1.0
+    gpus: int = 8
+    replicas: int = 1
+    cv: float = 1.0
+    trace: str = "gamma"
+    duration_s: float = 900.0
+    follows: float = FOLLOWS
+    overhead: bool = False
+    lengthened: float = 1.0
+    active: float = 1.0
+    idle: float = 1.0
+    transfer: float = 1.0
+    grouped: bool = False
+    group_size: int = 0
+    remembers_s: float = REMEMBERED_S
+    governor: tuple[tuple[str, Any], ...] = HELD
+
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        return f"{self.policy} scale {self.slo_scale:g} rate {self.rate_per_s:g} GPUs {self.gpus} seed {self.seed}"
+
+    @property
+    def work(self) -> float:
+        """About how many requests are played."""
+        return self.rate_per_s * self.duration_s
+
+    @property
+    def key(self) -> str:
+        """Key of the run, whatever process computes it."""
+        return key_of(self, source_hash("", __name__))
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Requests a second of each model."""
+        return dict.fromkeys(MODELS, self.rate_per_s / len(MODELS))
+
+    @property
+    def cluster(self) -> Cluster:
+        """The GPUs."""
+        return Cluster(self.gpus, GPU_MIB - CONTEXT_MIB, TOP_MHZ, TRANSFER_S * self.transfer)
+
+    def play(self) -> RunResult:
+        """Simulate it."""
+        return _play(self)
+
+
+def arrivals(spec: MuServeSpec, seed: int, duration_s: float) -> Arrivals:
+    """Requests of all models in order, each model's a process of its own."""
+    found: list[tuple[float, str]] = []
+    warp_s, warped = _warp(spec.trace, duration_s)
+    for number, (model, rate) in enumerate(spec.rates.items()):
+        rng = np.random.default_rng((seed, number))
+        shape, count = spec.cv**-2, math.ceil(rate * duration_s * 2 + 50)
+        at = np.cumsum(rng.gamma(shape, 1.0 / (shape * rate), count))
+        found += [(float(s), model) for s in np.interp(at[at < duration_s], warped, warp_s)]
+    return sorted(found)
+
+
+@cache
+def _warp(trace: str, duration_s: float) -> tuple[Any, Any]:
+    """Times, and at each the part of the duration's requests that have come, as seconds of a steady process."""
+    if trace != "azure":
+        return np.array([0.0, duration_s]), np.array([0.0, duration_s])
+    folder = data_folder()
+    if folder is None:
+        minutes = 1.5 + np.sin(np.arange(1440) / 1440 * 4 * np.pi)
+    else:
+        with (folder / "requests" / AZURE).open(encoding="utf-8") as file:
+            minutes = np.array([float(row["requests"]) for row in csv.DictReader(file)])
+    minutes = minutes[: math.ceil(duration_s / MINUTE_S)] + 1e-9
+    at_s = np.linspace(0.0, duration_s, len(minutes) + 1)
+    return at_s, np.concatenate(([0.0], np.cumsum(minutes) / minutes.sum() * duration_s))
+
+
+def models_of(spec: MuServeSpec, slo_s: Mapping[str, float]) -> list[Model]:
+    """The models as a policy's planner has them; `lengthened`: times of autoregressive ones."""
+    clustered = spec.policy == "muserve"
+    found = []
+    for name, shape in MODELS.items():
+        longer = spec.lengthened if shape.autoregressive else 1.0
+        own = units(name, clustered, spec.overhead, spec.follows)
+        found.append(Model(name, tuple(replace(unit, time_s=unit.time_s * longer) for unit in own), slo_s[name]))
+    return found
+
+
+@cache
+def placed(spec: MuServeSpec) -> tuple[Placement, Mapping[str, float]]:
+    """Placement of a policy, and latencies alone under AlpaServe's. One of all SLO scales and rates of a cluster."""
+    alone = {name: MODELS[name].latency_ms / MS_PER_S for name in MODELS}
+    slo_s = {name: PLAN_SCALE * alone[name] for name in MODELS}
+    models = models_of(spec, slo_s)
+    sample = arrivals(spec, PLAN_SEED, PLAN_REQUESTS / spec.rate_per_s)
+    sizes = (spec.group_size,) if spec.group_size else GROUP_SIZES
+    found = place(models, spec.cluster, sample, spec.replicas, sizes)
+    if spec.policy == "muserve":
+        whole = found if spec.grouped else replace(found, groups=(tuple(range(spec.gpus)),))
+        found = by_sensitivity(whole, models, spec.cluster, spec.rates, spec.gpus)
+        return found, placed(replace(spec, policy="alpaserve"))[1]
+    return found, {name: found.latency_alone_s(name, spec.cluster.transfer_s) for name in MODELS}
+
+
+def plan_of_spec(spec: MuServeSpec) -> MuServeSpec:
+    """What a placement depends on, the rest at its default."""
+    policy = "alpaserve" if spec.policy == "alpaserve_scaling" else spec.policy
+    return MuServeSpec(
+        policy, 0, gpus=spec.gpus, replicas=spec.replicas, follows=spec.follows, overhead=spec.overhead,
+        lengthened=spec.lengthened, transfer=spec.transfer, grouped=spec.grouped, group_size=spec.group_size,
+    )  # fmt: skip
+
+
+class _Clocks:
+    """The governor of each GPU, asked once a second, and what it is told."""
+
+    def __init__(self, spec: MuServeSpec, played: Pipelines, placement: Placement, slo_s: Mapping[str, float]) -> None:
+        self.played, self.slo_s = played, slo_s
+        name = "fixed" if spec.policy == "alpaserve" else "miad"
+        settings = dict(spec.governor) if name == "miad" else {}
+        self.governors: list[Governor] = [governor_of(name, settings) for _ in range(spec.gpus)]
+        self.remembers_s = spec.remembers_s
+        self.changed_s = [0.0] * spec.gpus
+        self.answers: list[deque[tuple[Answer, int]]] = [deque() for _ in range(spec.gpus)]  # each with the clock then
+        self.hosted: list[dict[tuple[str, int], float]] = [{} for _ in range(spec.gpus)]
+        for model, replicas in placement.replicas.items():
+            for replica in replicas:
+                for number, stage in enumerate(replica):
+                    self.hosted[stage.gpu][model, number] = stage.s
+        for gpu, stages in enumerate(self.hosted):
+            if not stages and name == "miad":  # nothing would ever ask for a clock there
+                played.set_clock(gpu, LOW_MHZ)
+
+    def step(self, now_s: float, answers: list[Answer]) -> None:
+        """Ask every governor."""
+        for answer in answers:
+            for gpu in {stage.gpu for stage in answer.stages}:
+                self.answers[gpu].append((answer, self.played.gpus[gpu].clock_mhz))
+        for gpu, governor in enumerate(self.governors):
+            if not self.hosted[gpu]:
+                continue
+            clock_mhz = self.played.gpus[gpu].clock_mhz
+            decision = governor.step(self._view(gpu, clock_mhz, now_s))
+            if decision.clock_mhz and decision.clock_mhz != clock_mhz:
+                self.played.set_clock(gpu, decision.clock_mhz)
+                self.changed_s[gpu] = now_s
+
+    def _view(self, gpu: int, clock_mhz: int, now_s: float) -> GovernorView:
+        """What a governor sees: latencies since the clock changed, or of a while, as they would be at this clock."""
+        seen, by_model = self.answers[gpu], dict[str, list[float]]()
+        while seen and seen[0][0].answered_s < now_s - (self.remembers_s or REMEMBERED_S):
+            seen.popleft()
+        for answer, then_mhz in seen:
+            if not self.remembers_s and answer.arrived_s < self.changed_s[gpu]:
+                continue
+            s = max(stage.s for stage in answer.stages if stage.gpu == gpu)
+            longer = power.stretch(TOP_MHZ, clock_mhz, s) / power.stretch(TOP_MHZ, then_mhz, s)
+            by_model.setdefault(answer.model, []).append(answer.latency_s * longer * MS_PER_S)
+        for latencies in by_model.values():
+            latencies.sort()
+        stages = []
+        for (model, number), s in self.hosted[gpu].items():
+            latencies = by_model.get(model, [])
+            mean_ms, p95_ms = (np.mean(latencies), np.quantile(latencies, 0.95)) if latencies else (0.0, 0.0)
+            slo_ms = self.slo_s[model] * MS_PER_S
+            stages.append(GovernedStage(model, number, slo_ms, float(mean_ms), s, now_s, float(p95_ms), len(latencies)))
+        range_mhz = (LOW_MHZ, TOP_MHZ)
+        return GovernorView(now_s, f"gpu{gpu}", clock_mhz, range_mhz, CLOCKS_MHZ, tuple(stages), True, 0.0)
+
+
+def _play(spec: MuServeSpec) -> RunResult:
+    placement, alone_s = placed(plan_of_spec(spec))
+    slo_s = {name: spec.slo_scale * latency_s for name, latency_s in alone_s.items()}
+    active = spec.active
+
+    def active_w(clock_mhz: int) -> float:
+        return active * power.active_w(GPU, power.WHOLE, clock_mhz)
+
+    played = Pipelines(placement.replicas, spec.gpus, TOP_MHZ, spec.cluster.transfer_s, active_w)
+    clocks = _Clocks(spec, played, placement, slo_s)
+    left, answers, series = list(arrivals(spec, spec.seed, spec.duration_s)), list[Answer](), _Series()
+    asked, idle_j, at = len(left), 0.0, 0
+    while (now_s := played.now_s) < spec.duration_s:
+        until_s, begin = now_s + TICK_S, at
+        while at < asked and left[at][0] < until_s:
+            at += 1
+        mhz = [gpu.clock_mhz for gpu in played.gpus]
+        idle_w = spec.idle * sum(power.idle_w(GPU, DeviceState.AWAKE, clock) for clock in mhz)
+        before_j = sum(gpu.joules for gpu in played.gpus)
+        fresh = played.serve(left[begin:at], until_s)
+        idle_j += idle_w * TICK_S
+        used_w = idle_w + (sum(gpu.joules for gpu in played.gpus) - before_j) / TICK_S
+        series.add(until_s, used_w, sum(mhz) / len(mhz), (at - begin) / TICK_S)
+        answers += fresh
+        clocks.step(until_s, fresh)
+    joules = idle_j + sum(gpu.joules for gpu in played.gpus)
+    busy = sum(gpu.busy_s for gpu in played.gpus) / spec.duration_s / spec.gpus
+    answers += played.serve((), math.inf)  # who is under way at the end counts too
+    assert len(answers) == asked
+    return RunResult(spec, _summary(spec, answers, joules, busy, slo_s, placement), series.columns)
+
+
+class _Series:
+    """Series of a run, second by second."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, list[float]] = {"at_s": [], "power_w": [], "clock_mhz": [], "arrived_per_s": []}
+
+    def add(self, *values: float) -> None:
+        """Add a row."""
+        for column, value in zip(self.columns.values(), values, strict=True):
+            column.append(value)
+
+
+def _summary(
+    spec: MuServeSpec, answers: list[Answer], joules: float, busy: float, slo_s: Mapping[str, float],
+    placement: Placement,
+) -> dict[str, Any]:  # fmt: skip
+    """Figures of a run."""
+    ratios = [answer.latency_s / slo_s[answer.model] for answer in answers]
+    late = sum(ratio > 1.0 for ratio in ratios)
+    by_model: dict[str, list[float]] = {}
+    for answer, ratio in zip(answers, ratios, strict=True):
+        by_model.setdefault(answer.model, []).append(ratio)
+    return {
+        "power_w": joules / spec.duration_s,
+        "power_w_per_gpu": joules / spec.duration_s / spec.gpus,
+        "attainment": 1.0 - late / max(1, len(answers)),
+        "answered": len(answers),
+        "p99_over_slo": float(np.quantile(ratios, 0.99)) if ratios else math.nan,
+        "p99_over_slo_by_model": {name: float(np.quantile(each, 0.99)) for name, each in sorted(by_model.items())},
+        "busy": busy,
+        "groups": [list(group) for group in placement.groups],
+        "gpus_of": {name: [[s.gpu for s in r] for r in each] for name, each in sorted(placement.replicas.items())},
+    }

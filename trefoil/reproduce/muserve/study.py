@@ -1,0 +1,215 @@
+"""Figures of mu-Serve's experiment over seeds, without its scheduler, and what each constant and choice is worth."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from trefoil.core import power
+from trefoil.core.fleet import DeviceState
+from trefoil.reproduce import plots
+from trefoil.reproduce.muserve.experiment import GPU, HELD, POLICIES, PUBLISHED, MuServeSpec
+from trefoil.reproduce.muserve.models import MODELS, TOP_MHZ, operators, units
+from trefoil.reproduce.runs import RunResult, run_all
+from trefoil.reproduce.scores import over_seeds
+from trefoil.reproduce.tables import markdown
+
+PAPER: Final[Mapping[str, Mapping[str, float]]] = {  # largest factor over AlpaServe, A.3
+    "SLO scale": {"alpaserve_scaling": 1.42, "muserve": 1.8},
+    "rate [1/s]": {"alpaserve_scaling": 1.42, "muserve": 1.92},
+    "GPUs": {"alpaserve_scaling": 1.28, "muserve": 1.49},
+}
+TITLES: Final = {"SLO scale": "scale", "rate [1/s]": "rate", "GPUs": "gpus"}
+FIG2_MHZ: Final = tuple(range(200, 1301, 100))
+ATTAINED: Final = 0.99
+TURNED: Final = 0.3
+BASE: Final = MuServeSpec("alpaserve", 1, slo_scale=10.0, rate_per_s=3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of the study."""
+
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    duration_s: float = 400.0
+    slo_scales: tuple[float, ...] = (2, 3, 5, 10, 15)
+    rates: tuple[float, ...] = (1, 2, 3, 4, 6)
+    gpus: tuple[int, ...] = (4, 8, 10, 14)
+    sweeps: bool = True
+    jobs: int = 0
+
+
+QUICK: Final = Options((1,), 300.0, (2, 5, 10), (1, 3), (8,), sweeps=False)
+
+
+def study(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Play everything; figures as CSV and PNG in `out`, kept runs below it."""
+    base = replace(BASE, duration_s=options.duration_s)
+    axes = {
+        "SLO scale": {x: replace(base, slo_scale=x) for x in options.slo_scales},
+        "rate [1/s]": {x: replace(base, rate_per_s=x) for x in options.rates},
+        "GPUs": {float(x): replace(base, gpus=x, replicas=2) for x in options.gpus},
+    }
+    cases = _cases(base) if options.sweeps else {}
+    shown = [replace(base, trace="azure", policy=policy) for policy in POLICIES]
+    wanted = [
+        replace(spec, policy=policy, seed=seed)
+        for points in axes.values()
+        for spec in points.values()
+        for policy in POLICIES
+        for seed in options.seeds
+    ]
+    wanted += [replace(spec, policy=policy) for spec in cases.values() for policy in POLICIES] + shown
+    runs = run_all(wanted, out / "runs", options.jobs, say)
+    found: dict[str, Any] = {
+        "models": _models(),
+        "fig2": _fig2(),
+        "axes": {
+            axis: {
+                f"{x:g}": {
+                    policy: _point(runs, [replace(spec, policy=policy, seed=seed) for seed in options.seeds])
+                    for policy in POLICIES
+                }
+                for x, spec in points.items()
+            }
+            for axis, points in axes.items()
+        },
+        "cases": {
+            label: {policy: _point(runs, [replace(spec, policy=policy)]) for policy in POLICIES}
+            for label, spec in cases.items()
+        },
+        "paper": PAPER,
+    }
+    _figures(found, {spec.policy: runs[spec] for spec in shown}, out)
+    return found
+
+
+def _cases(base: MuServeSpec) -> dict[str, MuServeSpec]:
+    """Runs of one seed in which one thing is otherwise."""
+    changes: dict[str, dict[str, Any]] = {
+        "as it is": {},
+        "MIAD as published: slack 0.05 of the mean": {"governor": PUBLISHED},
+        "and forgetful": {"governor": PUBLISHED, "remembers_s": 0.0},
+        "and literal": {"governor": (*PUBLISHED, ("literal", True)), "remembers_s": 0.0},
+        "Algorithm 2 inside AlpaServe's groups": {"grouped": True},
+        "AlpaServe pipelines over 4 GPUs": {"group_size": 4},
+        "AlpaServe pipelines over 8 GPUs": {"group_size": 8},
+        "time that no roofline explains follows no clock": {"overhead": True},
+        "memory follows no clock": {"follows": 0.0},
+        "everything follows the clock": {"follows": 1.0},
+        "Azure's functions": {"trace": "azure"},
+        "gaps of CV 3": {"cv": 3.0},
+        **{f"answers {length:g} times as long": {"lengthened": length} for length in (0.5, 1.5, 2.0)},
+    }
+    for name in ("active", "idle", "transfer", "follows"):
+        for factor in (1 - TURNED, 1 + TURNED):
+            changes[f"{name} x {factor:g}"] = {name: getattr(base, name) * factor}
+    for slack in (0.35, 0.65):
+        changes[f"slack {slack:g}"] = {"governor": (*HELD[:2], ("slack", slack))}
+    return {label: replace(base, **change) for label, change in changes.items()}
+
+
+def _point(runs: Mapping[MuServeSpec, RunResult], specs: Sequence[MuServeSpec]) -> dict[str, Any]:
+    """Figures of a policy at a point, over its seeds; `times`: the power of AlpaServe over its own."""
+
+    def each(name: str) -> dict[str, Any]:
+        return asdict(over_seeds([runs[spec][name] for spec in specs]))
+
+    times = [runs[replace(spec, policy="alpaserve")]["power_w"] / runs[spec]["power_w"] for spec in specs]
+    clocks = [sum(runs[spec].series["clock_mhz"]) / len(runs[spec].series["clock_mhz"]) for spec in specs]
+    return {
+        "power_w_per_gpu": each("power_w_per_gpu"),
+        "attainment": each("attainment"),
+        "p99_over_slo": each("p99_over_slo"),
+        "busy": each("busy"),
+        "times": asdict(over_seeds(times)),
+        "clock_mhz": asdict(over_seeds(clocks)),
+        "groups": runs[specs[0]]["groups"],
+    }
+
+
+def _models() -> dict[str, dict[str, float]]:
+    """Of each model: s, the share of its operators that are insensitive, its clusters."""
+    found = {}
+    for name, shape in MODELS.items():
+        those = operators(name)
+        s = sum(one.unit.time_s * one.unit.s for one in those) / sum(one.unit.time_s for one in those)
+        share = sum(one.score < 1.0 for one in those) / len(those)
+        found[name] = {
+            "latency_ms": shape.latency_ms, "operators": len(those), "clusters": len(units(name, True)), "s": s,
+            "insensitive_share": share,
+        }  # fmt: skip
+    return found
+
+
+def _fig2() -> list[dict[str, float | str]]:
+    """Latency and power of each model alone at each clock."""
+    return [
+        {
+            "model": name,
+            "clock_mhz": mhz,
+            "latency_ms": row["latency_ms"] * power.stretch(TOP_MHZ, mhz, row["s"]),
+            "power_w": power.idle_w(GPU, DeviceState.AWAKE, mhz) + power.active_w(GPU, power.WHOLE, mhz),
+        }
+        for name, row in _models().items()
+        for mhz in FIG2_MHZ
+    ]
+
+
+def _figures(found: Mapping[str, Any], shown: Mapping[str, RunResult], out: Path) -> None:
+    plots.write_csv(out, "fig02", found["fig2"])
+    latencies = {
+        name: (list(FIG2_MHZ), [row["latency_ms"] for row in found["fig2"] if row["model"] == name]) for name in MODELS
+    }
+    watts = {"every model": (list(FIG2_MHZ), [row["power_w"] for row in found["fig2"]][: len(FIG2_MHZ)])}
+    plots.lines({"latency [ms]": latencies, "power [W]": watts}, out, "fig02", "clock [MHz]", "")
+    rows = [
+        {"axis": axis, "at": x, "policy": policy, **{name: row[name]["mean"] for name in row if name != "groups"}}
+        for axis, points in {**found["axes"], "case": found["cases"]}.items()
+        for x, by in points.items()
+        for policy, row in by.items()
+    ]
+    plots.write_csv(out, "fig07_08", rows)
+    for figure, name, label in (("fig07", "power_w_per_gpu", "W a GPU"), ("fig08", "p99_over_slo", "p99 over the SLO")):
+        panels = {
+            axis: {
+                policy: ([float(x) for x in points], [by[policy][name]["mean"] for by in points.values()])
+                for policy in POLICIES
+            }
+            for axis, points in found["axes"].items()
+        }
+        plots.lines(panels, out, figure, "", label, marked=True)
+    series = {
+        "mean clock [MHz]": {policy: (run.series["at_s"], run.series["clock_mhz"]) for policy, run in shown.items()},
+        "power [W]": {policy: (run.series["at_s"], run.series["power_w"]) for policy, run in shown.items()},
+        "arrivals [1/s]": {"all": (shown["muserve"].series["at_s"], shown["muserve"].series["arrived_per_s"])},
+    }
+    plots.lines(series, out, "fig13", "s", "")
+
+
+def muserve_tables(found: Mapping[str, Any]) -> dict[str, str]:
+    """Tables of `trefoil reproduce muserve` by name: power of AlpaServe over it, W a GPU, requests in time."""
+
+    def row(label: str, by: Mapping[str, Any]) -> list[str]:
+        cells = [label]
+        for policy in POLICIES:
+            at = by[policy]
+            missed = "" if at["attainment"]["mean"] >= ATTAINED else " (missed)"
+            times = "" if policy == "alpaserve" else f"{at['times']['mean']:.2f}x, "
+            cells.append(f"{times}{at['power_w_per_gpu']['mean']:.1f} W, {at['attainment']['mean']:.1%}{missed}")
+        return cells
+
+    head = ["", *POLICIES]
+    result = {}
+    for axis, points in found["axes"].items():
+        rows = [row(x, by) for x, by in points.items()]
+        paper = ["paper, at most", "", *(f"{times:g}x" for times in found["paper"][axis].values())]
+        result[TITLES[axis]] = markdown([axis, *POLICIES], [*rows, paper])
+    if found["cases"]:
+        result["cases"] = markdown(head, [row(name, by) for name, by in found["cases"].items()])
+    models = [
+        [name, *(f"{one[key]:.3g}" for key in ("latency_ms", "operators", "clusters", "s", "insensitive_share"))]
+        for name, one in found["models"].items()
+    ]
+    columns = ["model", "ms", "operators", "clusters", "s", "insensitive operators"]
+    return {**result, "models": markdown(columns, models)}
