@@ -1,14 +1,15 @@
 """Latencies of the slices of a node, from load windows as they come: what governors see of their stages. Pure.
 
 An answer counts for a device where its window began after the device's clock was last changed, by the time at which the
-window came less its length: stamps of other machines' clocks are not read. Windows of `SPAN_S` are kept.
+window came less its length: stamps of other machines' clocks are not read. Of those the newest count, as many windows
+as hold `ENOUGH` answers, at most those of `SPAN_S`: where many ask, a change is seen at once, and where few do, at all.
 
 Data: load windows, objectives, the profile. Decision: none.
 """
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from trefoil.core.brains import GovernedStage
@@ -19,6 +20,7 @@ from trefoil.core.latency import Histogram, merge, quantile_ms
 from trefoil.core.plan import PlannedDevice
 
 SPAN_S: Final = 10.0
+ENOUGH: Final = 40  # answers: a p95 is then of the two slowest
 
 Answers = Mapping[tuple[SliceKey, str], Histogram]
 """Latencies by slice and family."""
@@ -55,16 +57,22 @@ class SliceLatencies:
 
     def stages(self, planned: PlannedDevice, device_type: str, since_s: float) -> tuple[GovernedStage, ...]:
         """Stages of a device, slice by slice, each with what was answered since then."""
-        since = [answers for began_s, _, answers in self._windows if began_s >= since_s]
+        since = [answers for began_s, _, answers in reversed(self._windows) if began_s >= since_s]
         return tuple(
-            self._stage(device_type, part.key, hosted, [one[key] for one in since if key in one])
+            self._stage(device_type, part.key, hosted, since)
             for part in sorted(planned.slices, key=lambda part: part.key)
             for hosted in part.hosted
-            for key in [(part.key, hosted.family)]
         )
 
-    def _stage(self, device_type: str, key: SliceKey, hosted: Hosted, known: list[Histogram]) -> GovernedStage:
-        found, family = merge(known), hosted.family
+    def _stage(self, device_type: str, key: SliceKey, hosted: Hosted, newest: Sequence[Answers]) -> GovernedStage:
+        family, known, samples = hosted.family, list[Histogram](), 0
+        for answers in newest:
+            if (one := answers.get((key, family))) is not None:
+                known.append(one)
+                samples += one.total
+                if samples >= ENOUGH:
+                    break
+        found = merge(known)
         mean_ms = found.sum_ms / found.total if found.total else 0.0
         weight = self._weights.get((device_type, key.slice_type, family, hosted.variant, hosted.stage), 1.0)
         slo_ms, p95_ms = self.slo_ms.get(family, 0.0), quantile_ms(found, 0.95)

@@ -96,6 +96,9 @@ def test_a_governor_is_told_who_is_hosted_and_how_late_each_slice_was_since_the_
     assert digits.latency_ms == pytest.approx((10.5 + 21 + 11 + 22) / 4), "the first window began before"
     assert digits.latency_ms_p95 == pytest.approx(22.0, rel=0.03)
     assert found["digits", 0].sensitivity_weight == 1.0, "nobody profiled it there"
+    seen.add_window(window((ONE, "digits", [50.0] * 40)), 11.5)
+    (digits,) = (stage for stage in seen.stages(plan, A100, 10.0) if stage.family == "digits" and stage.samples)
+    assert (digits.latency_ms, digits.samples) == (50.0, 40), "the newest are enough: what is new is not averaged away"
     seen.add_window(window(), 30.0)
     assert not any(stage.samples for stage in seen.stages(plan, A100, 0.0)), "what is long ago is forgotten"
     assert seen.heard_s == 30.0
@@ -205,7 +208,7 @@ async def test_the_agent_steps_down_once_a_second_by_what_dispatchers_report_and
     times_s = [at_s for at_s, name in serving.bench.gpus.calls if name == "lock"]
     assert min(later - before for before, later in pairwise(times_s)) >= 1.0
     serving.latency_ms = 80.0
-    assert (await serving.pass_s(3))[:3] == [300, 600, 1200], "doubled each second"
+    assert [mhz for mhz in await serving.pass_s(2) if mhz > 300][:2] == [600, 1200], "doubled each second"
     await serving.bench.end()
     assert serving.bench.gpus.locked is None
 
