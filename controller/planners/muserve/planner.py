@@ -25,6 +25,7 @@ from controller.planners.wattwiser import WattWiserPlanner
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.device_types import slice_type
 from trefoil.core.errors import Infeasible, InvalidInput
+from trefoil.core.fleet import DeviceType, SliceType
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.queueing import service_time
 from trefoil.core.units import MS_PER_S
@@ -51,7 +52,7 @@ class AlpaServePlanner:
         inputs = read_view(view, constants["rate_floor_per_s"])
         try:
             homes = _homes(view) if view.trigger == "tick" else {}
-            if not inputs.tasks or any(task.family not in homes for task in inputs.tasks):
+            if any(task.family not in homes for task in inputs.tasks):
                 homes = self._placed(inputs, constants, rng)
         except (InvalidInput, Infeasible) as error:
             return Decision(None, f"{self.name}: {error}", math.inf, f"no_plan: {error}")
@@ -68,23 +69,22 @@ class AlpaServePlanner:
         Raises:
             InvalidInput, Infeasible: naming what cannot be placed, and the remedy.
         """
-        kinds = {device.type.name: device.type for device in inputs.devices}
-        if len(kinds) > 1:
-            remedy = "plan a fleet of one type by this policy"
-            raise InvalidInput("GPUs of one type are placed on", field="devices", value=sorted(kinds), remedy=remedy)
-        if not kinds or not inputs.tasks:
-            return {}
-        kind = next(iter(kinds.values()))
+        devices = [device for device in inputs.devices if not device.frozen]  # those of silent nodes stay as they are
+        kinds = sorted({device.type.name for device in devices})
+        if len(kinds) != 1:
+            remedy = "plan a fleet of one type by this policy, with a node that reports"
+            raise InvalidInput("families are placed on GPUs of one type", field="devices", value=kinds, remedy=remedy)
+        kind = devices[0].type
         shape = slice_type(kind, whole(kind.name)[0])
-        models = [_model(inputs, task, shape.name, constants) for task in inputs.tasks]
+        models = [_model(inputs, task, kind, shape, constants) for task in inputs.tasks]
         rates = {task.family: task.demand.rate_per_s for task in inputs.tasks}
-        cluster = Cluster(min(len(inputs.devices), GPUS_MAX), shape.memory_mib - CONTEXT_MIB, max(kind.clocks_mhz))
+        cluster = Cluster(min(len(devices), GPUS_MAX), shape.memory_mib - CONTEXT_MIB, max(kind.clocks_mhz, default=1))
         replicas_max = int(constants["replicas_max"]) or cluster.gpus
         found = place(models, cluster, _sample(rates, rng), replicas_max, group_sizes=(1,))
         if self.sorts:
             whole_fleet = replace(found, groups=(tuple(range(cluster.gpus)),))
             found = by_sensitivity(whole_fleet, models, cluster, rates, cluster.gpus)
-        names = [device.name for device in inputs.devices]
+        names = [device.name for device in devices]
         return {
             family: tuple(dict.fromkeys(names[stage.gpu] for stages in each for stage in stages))
             for family, each in found.replicas.items()
@@ -106,13 +106,15 @@ def _homes(view: PlanView) -> dict[str, tuple[str, ...]]:
     return homes
 
 
-def _model(inputs: PlanningInput, task: Task, shape: str, constants: Mapping[str, float]) -> Model:
+def _model(
+    inputs: PlanningInput, task: Task, kind: DeviceType, shape: SliceType, constants: Mapping[str, float]
+) -> Model:
     family = inputs.view.catalog.family(task.family)
-    kind, variant = inputs.devices[0].type, family.best
-    row = effective_row(inputs.known, kind, slice_type(kind, shape), family, variant, task.demand.items_mean)
+    variant = family.best
+    row = effective_row(inputs.known, kind, shape, family, variant, task.demand.items_mean)
     if row is None:
         raise InvalidInput(
-            f"no profile of {variant.name} on {shape} of {kind.name}, or it does not fit its memory",
+            f"no profile of {variant.name} on {shape.name} of {kind.name}, or it does not fit its memory",
             field="family", value=task.family, remedy="profile this class, or use another policy",
         )  # fmt: skip
     unit = Unit(service_time(row).mean_ms / MS_PER_S, row.clock_sensitivity, float(variant.memory_mib))

@@ -8,6 +8,7 @@ from controller.planners.muserve.planner import AlpaServePlanner, muserve
 from tests.support.planning import with_low_end
 from tests.support.sharing import decide, serving, shared
 from trefoil.core.brains import PlanView
+from trefoil.core.fleet import FleetState
 from trefoil.core.plan_check import check
 from trefoil.core.policies import policy
 
@@ -55,13 +56,28 @@ def test_ticks_keep_a_placement_and_a_call_for_capacity_does_not():
 
 def test_what_cannot_be_placed_is_no_plan():
     for one, words in (
-        (shared([0.2, 0.2], 2, memory_mib=50_000), "fits no GPU"),
+        (shared([0.2], 2, memory_mib=50_000), "fit no 2 GPUs"),
+        (shared([0.2, 0.2, 0.2], 2, memory_mib=30_000), "fit no 2 GPUs"),
         (with_low_end(feeling(shared([0.2], 1), 1.0)), "GPUs of one type"),
     ):
         decision = decide(muserve({}), one)
         assert decision.plan is None
         assert decision.degraded.startswith("no_plan: ")
-        assert words in decision.why or "more GPUs" in decision.why
+        assert words in decision.why
+        assert "Remedy: " in decision.why
+
+
+def test_a_silent_node_stays_as_it_is_and_nothing_is_placed_there():
+    began = decide(muserve(ALONE), feeling(shared([0.2, 0.2], 4), 1.0, 0.1)).plan
+    one = feeling(shared([0.2, 0.2], 4, began), 1.0, 0.1)
+    devices = one.fleet.nodes[0].devices
+    nodes = tuple(
+        dataclasses.replace(one.fleet.nodes[0], node=n, devices=d)
+        for n, d in (("node0", devices[:2]), ("node1", devices[2:]))
+    )
+    silent = dataclasses.replace(one, fleet=FleetState(nodes, frozenset({"node0"})), trigger="loss")
+    found = homes(decide(muserve(ALONE), silent).plan, 2)
+    assert all(home & {"gpu2", "gpu3"} for home in found)
 
 
 def test_the_rows_differ_in_what_the_paper_says():
