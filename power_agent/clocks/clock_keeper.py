@@ -140,6 +140,16 @@ class DeviceClocks:
         if (self.name, CLOCK) in self._node.journal.state.overrides:
             self._lock = ClockLock(None, certain=False)
 
+    @property
+    def ability_here(self) -> Ability:
+        """What the device can do, with the reasons of this node."""
+        ability, short = self.ability, self.name.rpartition("/")[2]
+        missing = {what: why for what, _, why in (entry.partition(": ") for entry in self._node.missing)}
+        why = missing.get("clock_lock") or missing.get(f"clock_lock {short}")  # of all devices, or of this one
+        if why and not ability.cannot_lock:
+            return replace(ability, cannot_lock=f"clocks cannot be locked here: {why}")
+        return ability
+
     def view(
         self, planned: PlannedDevice | None = None, state: DeviceState | None = None, *, leaving: bool = False
     ) -> ClockView:
@@ -165,7 +175,7 @@ class DeviceClocks:
         device, governor, now_s = self.device, self.device_governor, self._node.clock.monotonic_s()
         leased = self.lease is not None and now_s < self.lease.expires_s
         honoured = not (device.clock_drift or leased or HOLDS_BACK.intersection(device.clock_event_reasons))
-        found = governor.range(planned, self.ability, device.clock_mhz, honoured, now_s)
+        found = governor.range(planned, self.ability_here, device.clock_mhz, honoured, now_s)
         self._signal_scale(planned, governor.decision)
         return found
 
@@ -419,14 +429,7 @@ class ClockKeeper:
     def ability(self, device: str) -> Ability | None:
         """Clock abilities of a device, with the reasons of this node; None for a device without clocks of its own."""
         clocks = self._devices.get(device)
-        if clocks is None:
-            return None
-        ability, short = clocks.ability, clocks.name.rpartition("/")[2]
-        missing = {what: why for what, _, why in (entry.partition(": ") for entry in self._node.missing)}
-        why = missing.get("clock_lock") or missing.get(f"clock_lock {short}")  # of all devices, or of this one
-        if why and not ability.cannot_lock:
-            return replace(ability, cannot_lock=f"clocks cannot be locked here: {why}")
-        return ability
+        return None if clocks is None else clocks.ability_here
 
     def settled(self) -> bool:
         """Whether every device surely has the range that it ought to have."""

@@ -43,6 +43,7 @@ class DeviceGovernor:
         """Clock range that is to be locked; None: nothing. Steps the governor if it is time to."""
         given = planned_range(planned, ability.supported_mhz)
         if ability.cannot_lock or not ability.supported_mhz:
+            self._stepped_for = self.decision = None
             return given
         if self._stepped_for != (planned, ability) or now_s >= self.next_s:
             self._step(planned, ability, given, clock_mhz, honoured, now_s)

@@ -255,6 +255,20 @@ async def test_after_a_lease_a_lock_that_is_not_honoured_and_redis_it_is_at_the_
     await serving.bench.end()
 
 
+async def test_where_this_node_cannot_lock_clocks_nothing_is_governed(tmp_path):
+    serving = Serving(tmp_path)
+    await serving.start()
+    assert min(await serving.pass_s(4)) < 1200
+    serving.bench.node.set_missing("clock_lock gpu0", "the agent is not root. Remedy: run it as root")
+    serving.bench.take(replace(serving.plan, devices=(replace(serving.plan.devices[0], clock_max_mhz=0),)))
+    await serving.pass_s(2)
+    calls = len(serving.bench.gpus.calls)
+    assert await serving.pass_s(20) == []
+    assert serving.bench.gpus.locked is None, "free, as far as that is in its power"
+    assert len(serving.bench.gpus.calls) == calls
+    await serving.bench.end()
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_an_agent_that_dies_at_a_step_leaves_no_clock_that_its_successor_does_not_explain(tmp_path, moment):
     serving = Serving(tmp_path)
