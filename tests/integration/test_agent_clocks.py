@@ -1,8 +1,11 @@
 """Clocks on a simulated node: what the driver has after leases, faults, other hands and kills."""
 
+import asyncio
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -10,11 +13,15 @@ import pytest
 
 from protos.power_agent.v1 import power_agent_pb2
 from tests.support.fast_cluster import AFTER, BEFORE, NODE, FastCluster, Stage
+from tests.support.triton_process import hosted
 from trefoil.core.common import Revision
-from trefoil.core.fleet import ClockLease, DeviceState, DeviceStatus
-from trefoil.core.plan import NodePlan, PlannedDevice
+from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
+from trefoil.core.fleet import ClockLease, DeviceState, DeviceStatus, SliceKey
+from trefoil.core.latency import build_histogram
+from trefoil.core.plan import NodePlan, PlannedDevice, PlannedSlice
 from trefoil.core.plan_check import sealed
 from trefoil.runtime import codec
+from trefoil.runtime.state import State
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -246,3 +253,60 @@ def test_nothing_is_called_on_a_lost_gpu_until_it_is_back(cluster):
         assert locked(cluster) is None
     cluster.until(lambda: locked(cluster) == [210, 900], "its range after the reset")
     cluster.until(lambda: device(cluster).state == DeviceState.AWAKE, "its return")
+
+
+class Reports:
+    """A dispatcher's load windows on the real Redis, every 30 ms, of one family on one slice."""
+
+    def __init__(self, cluster: FastCluster, redis_url: str, key: SliceKey, family: str) -> None:
+        self.latency_ms, self._key, self._family = 5.0, key, family
+        self._to, self._over = (redis_url, cluster.folder.name), threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._report()))
+
+    def __enter__(self) -> "Reports":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    async def _report(self) -> None:
+        state = State.connect(*self._to)
+        while not self._over.wait(0.03):
+            found = build_histogram([self.latency_ms] * 20)
+            cell = LoadCell(LoadKey(self._family, "", self._key), answered=20, latency=found)
+            window = LoadWindow("d", 0, 1, time.time(), time.time() + 0.3, cells=(cell,))
+            await state.append_unfenced(state.keys.load("d", 0), window)
+        await state.close()
+
+
+def test_miad_steps_by_what_stands_in_redis_and_what_it_had_set_when_it_died_is_explained(cluster, stage):
+    part = PlannedSlice(SliceKey(GPU, "7g.40gb", 0, 8), (hosted(4),), 2)  # its family's SLO: 75 ms
+    on, asleep = clocks(1, 0, 1200).devices
+    plan = replace(clocks(1), devices=(replace(on, slices=(part,), governor="miad"), asleep))
+    plan = sealed(plan, plan.revision)
+    cluster.apply(plan)
+    cluster.settle(plan)
+    assert locked(cluster) == [210, 1200], "nobody reports: the top of its range"
+
+    def locked_at(low: int, high: int) -> bool:
+        return low <= (locked(cluster) or [0, 0])[1] <= high
+
+    with Reports(cluster, stage.redis.url, part.key, "digits") as reports:
+        cluster.until(lambda: locked_at(210, 700), "steps down")
+        reports.latency_ms = 100.0
+        cluster.until(lambda: locked_at(1200, 1200), "the top")
+        reports.latency_ms = 5.0
+        cluster.until(lambda: locked_at(210, 1000), "steps down again")
+        cluster.kill_agent()
+        left, (override,) = locked(cluster), cluster.journal_state().overrides.values()
+        assert left is not None
+        assert override.low == left[0]
+        assert left[1] <= 1200
+        cluster.start_agent()
+        cluster.until(lambda: locked_at(210, 300), "its successor to go on")
+    cluster.until(lambda: locked_at(1200, 1200), "the top: nobody reports any more")
+    cluster.apply(clocks(2))
+    cluster.settle(clocks(2))
+    cluster.until(lambda: locked(cluster) is None and not cluster.journal_state().overrides, "nothing to be left")
