@@ -34,6 +34,13 @@ def test_the_demo_ends_above_its_floor(seed):
     assert found.slo_attainment > 0.95
 
 
+def test_on_cpus_accuracy_has_no_price_and_the_mix_is_planned_all_the_same():
+    demo = load_system(DEMO.with_name("demo-infadapter.toml"), Scenario, {**SHORT, "simulated_seeds": 1})
+    found = simulate_spread(demo, demo.slo, ("infadapter",))
+    assert found.price_g == 0
+    assert found.seeds[0].runs["infadapter"].slo_attainment > 0
+
+
 def test_nobody_wants_it_any_more():
     demo = load_system(DEMO, Scenario, SHORT)
     assert simulate_spread(demo, SLO, ("exact",), wanted=lambda: False) is None

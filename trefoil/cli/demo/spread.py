@@ -73,7 +73,7 @@ def simulate_spread(
     scenario: Scenario, slo: Slo, names: Iterable[str], wanted: Callable[[], bool] = lambda: True
 ) -> Spread | None:
     """Simulate the policies under `simulated_seeds` seeds; None once nobody wants it any more."""
-    priced = not scenario.more_families
+    priced = not (scenario.more_families or scenario.fleet.real)  # static_mix plans no CPUs
     seeds, pairs, asked = [], [], dict.fromkeys((*names, OBLIVIOUS) if priced else names)
     for seed in range(scenario.seed, scenario.seed + scenario.simulated_seeds):
         drawn = scenario.model_copy(update={"seed": seed})
