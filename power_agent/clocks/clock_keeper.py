@@ -227,7 +227,9 @@ class DeviceClocks:
             self._actuated_s = clock.monotonic_s()
         self.check_s = self._actuated_s + SETTLE_S
         log, value = self._log.warning if error else self._log.info, action.range or "default"
-        log("clocks", device=self.name, verb=action.verb.value, value=str(value), why=action.why, error=error)
+        decision = self.device_governor.decision
+        said = {"value": str(value), "why": action.why, "governor": decision.why if decision is not None else ""}
+        log("clocks", device=self.name, verb=action.verb.value, **said, error=error)
         outcome, took_s = "failed" if error else "done", self._actuated_s - started_s
         self._node.metrics.inc("trefoil_steps_total", verb="lock_clock", outcome=outcome)
         self._node.metrics.observe("trefoil_step_duration_seconds", took_s, verb="lock_clock")
