@@ -4,11 +4,14 @@ import timeit
 from dataclasses import replace
 from time import thread_time
 
+import numpy as np
 import pytest
 
 from power_agent.governors.miad import STEP_MHZ, Miad, MiadSettings
 from trefoil.core.brains import GovernedStage, GovernorView
-from trefoil.core.power import stretch
+from trefoil.core.device_types import V100_32GB
+from trefoil.core.fleet import DeviceState
+from trefoil.core.power import active_w, idle_w, stretch
 
 V100 = tuple(range(200, 1381, 10))  # the paper's range
 TOP, FLOOR = V100[-1], V100[0]
@@ -77,6 +80,20 @@ def test_a_stage_without_sensitivity_is_at_the_floor_without_a_miss_and_one_with
         assert seen[-1] == FLOOR if not weight else FLOOR < seen[-1] < TOP
         if weight == 1.0:  # today's law: time follows the clock
             assert 0.6 * TOP / seen[-1] <= 0.95 < 0.6 * TOP / (seen[-1] - STEP_MHZ)
+
+
+def test_the_laws_have_the_shape_of_fig_2_and_the_point_that_the_text_gives():
+    """Section 2.2: V100, 1300 to 200 MHz; gpt2-large (832 ms, Table 1) is within 1000 ms at 800 MHz, 120 of 214 W."""
+    clocks = np.arange(200, 1301, 100)
+    watts = [idle_w(V100_32GB, DeviceState.AWAKE, mhz) + active_w(V100_32GB, "whole", mhz) for mhz in clocks.tolist()]
+    assert np.corrcoef(clocks, watts)[0, 1] ** 2 > 0.95, "power is nearly linear"
+    assert watts[6] / watts[-1] == pytest.approx(120 / 214, rel=0.05)
+    sensitivity = (1000 / 832 - 1) / (1300 / 800 - 1)  # the most that this point allows
+    assert sensitivity == pytest.approx(0.32, abs=0.01)
+    longer = np.array([stretch(1300, mhz, sensitivity) for mhz in clocks.tolist()])
+    steps = -np.diff(longer)
+    assert (np.diff(steps) < 0).all(), "a steep decline at low clocks ..."
+    assert steps[-3:].sum() < 0.1 < steps[0], "... and flat at high ones"
 
 
 def test_few_answers_hold_and_a_stage_that_nobody_asks_has_no_say():
