@@ -105,6 +105,20 @@ async def test_each_device_gets_a_sample_per_period_from_the_second_reading_on(b
     )
 
 
+async def test_a_slice_of_cpus_has_used_what_its_group_counted_since_the_sample_before(bench):
+    part = bench.node.new_slice(SliceKey(CPU, "quota:0.5", 0, 5), 3, SliceState.READY)
+    part.running, counted, told = True, {part.tag: 7.0}, []
+    made = (bench.node, bench.meters, bench.energy_log, bench.published.extend)
+    bench.metering = Metering(*made, used_cpu_s=counted.get)
+    await bench.read()
+    for used_s in (7.0, 7.25, 7.75, None, 0.5, 0.75):  # the fourth time nothing counts, then another process does
+        counted[part.tag] = used_s
+        samples = await bench.read()
+        told.append([one.cpu_s for one in samples[CPU].slices])
+        assert all(one.cpu_s == 0 for one in samples[GPU0].slices)
+    assert told == [[0.0], [0.25], [0.5], [0.0], [0.0], [0.25]]
+
+
 async def test_what_differs_from_the_plan_is_shown_by_kind_until_it_is_over(bench):
     await bench.read()
     for drift, expected in ((("clock range 210-900 MHz is not honoured: software_power_cap",), 1), ((), 0)):
