@@ -135,7 +135,7 @@ reproduce-carbondis: setup  ## CARBONDIS: two sets of five jobs, five seeds, as 
 reproduce-infadapter: setup  ## InfAdapter: five networks on 20 cores, two loads, five seeds (20 minutes, kept run by run; ARGS=--quick: 2)
 	$(BIN)/trefoil reproduce infadapter $(ARGS)
 
-reproduce-muserve: setup  ## mu-Serve without its scheduler: 15 models in pipelines, five seeds (half an hour, kept run by run; ARGS=--quick: 2 minutes)
+reproduce-muserve: setup  ## mu-Serve without its scheduler: 15 models in pipelines, five seeds (a quarter of an hour, kept run by run; ARGS=--quick: one minute)
 	$(BIN)/trefoil reproduce muserve $(ARGS)
 
 results: setup  ## the tables of benchmarks/RESULTS.md from what studies left (ARGS='--take clover': its newest summary)

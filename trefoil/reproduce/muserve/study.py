@@ -202,7 +202,7 @@ def muserve_tables(found: Mapping[str, Any]) -> dict[str, str]:
     head = ["", *POLICIES]
     result = {}
     for axis, points in found["axes"].items():
-        rows = [row(x, by) for x, by in points.items()]
+        rows = [row(x, points[x]) for x in sorted(points, key=float)]
         paper = ["paper, at most", "", *(f"{times:g}x" for times in found["paper"][axis].values())]
         result[TITLES[axis]] = markdown([axis, *POLICIES], [*rows, paper])
     if found["cases"]:
