@@ -18,9 +18,10 @@ from controller.planners.columns import effective_row
 from controller.planners.planning_input import PlanningInput, Task, constant_for
 from trefoil.core.catalog import Variant
 from trefoil.core.cpus.rows import QUOTAS, CpuRows, slice_name
-from trefoil.core.device_types import device_type, slice_cores, slice_servers
+from trefoil.core.device_types import CPU_MIB_PER_CORE, device_type, slice_cores, slice_servers
 from trefoil.core.errors import CatalogError
 from trefoil.core.fleet import SliceType
+from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.queueing import ServiceTime, pool_rate_max, service_time
 
 SIZES_MIN: Final = 2  # through one point there is no line
@@ -30,7 +31,7 @@ P99_FROM: Final = 0.97  # quantile of the SLO from which on a row's p99 is looke
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Capacity of a variant by cores. `least`: cores from which on the SLO is met; inf: on none."""
+    """Capacity of a variant by cores. `least`: cores from which on the SLO is met and memory suffices; inf: none."""
 
     variant: Variant
     slope: float
@@ -94,7 +95,8 @@ def _fit(
             remedy="profile it again, with nothing beside it",
         )  # fmt: skip
     falling, flat, _ = line([1 / n for n in cores], latency_ms)
-    return Capacity(variant, slope, intercept, r2, _least(flat, falling, cores[0], task.objective.slo_ms))
+    fitting = (variant.memory_mib + CONTEXT_MIB) / CPU_MIB_PER_CORE
+    return Capacity(variant, slope, intercept, r2, max(fitting, _least(flat, falling, cores[0], task.objective.slo_ms)))
 
 
 def _least(flat_ms: float, falling: float, smallest: float, slo_ms: float) -> float:

@@ -185,7 +185,8 @@ async def test_fifty_resizes_under_load_fail_no_request_and_stay_within_their_bo
 async def test_answers_are_shared_as_the_quotas_of_the_load_say():
     system = system_of(
         "infadapter",
-        **{"params.budget_cores": 0.8, "params.tick_s": 600.0, "demand_initial_per_s": MIXED_PER_S},
+        **{"params.budget_cores": 0.8, "params.tick_s": 600.0},
+        demand_initial_per_s=MIXED_PER_S,
     )
     try:
         system.up()

@@ -86,6 +86,17 @@ def test_a_load_above_all_capacity_has_the_smallest_variant_on_all_cores_and_say
     assert decision.degraded.startswith("short_of_capacity: 20 cores do not carry 1000.0/s of resnets")
 
 
+def test_no_quota_is_planned_whose_memory_a_triton_does_not_fit():
+    """Else the best sizes are some that cannot be, and for as long as they are the best there is no plan at all."""
+    (family,) = PUBLISHED.families
+    large = replace(family, variants=tuple(replace(variant, memory_mib=900) for variant in family.variants))
+    catalog = Catalog((large,), rows(change=as_quotas).rows)
+    decision = planned(cpu_view(0.2, 20, catalog=catalog), core_step=0.1, beta=100.0)
+    assert not decision.degraded
+    ((device,),) = (node.devices for node in decision.plan.nodes)
+    assert [part.key.slice_type for part in device.slices] == ["quota:0.4"], "1,300 MiB of 4,096 a core"
+
+
 def test_a_node_that_cannot_limit_cores_takes_no_quotas():
     view = cpu_view(20.0, 20, 8, catalog=rows(change=as_quotas))
     first, second = view.fleet.nodes
