@@ -136,14 +136,25 @@ def _reads(node: Any) -> set[str]:
     return {*node.input, *(name for graph in inner for one in graph.node for name in _reads(one))}
 
 
-def _weights_mib(graph: Any) -> Mapping[str, float]:
+def _weights_mib(graph: Any) -> dict[str, dict[str, float]]:
+    """Weights behind every tensor that is made of weights alone, each with its size, by the tensor's name."""
     from onnx import helper
 
-    return {
-        one.name: prod(one.dims) * helper.tensor_dtype_to_np_dtype(one.data_type).itemsize / MEBIBYTE
-        for one in graph.initializer
-    }
+    def mib(tensor: Any) -> float:
+        itemsize: int = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        return prod(tensor.dims) * itemsize / MEBIBYTE
+
+    found = {one.name: {one.name: mib(one)} for one in graph.initializer}
+    computing = {node.name for node in _computing(graph)}
+    for node in graph.node:
+        if node.name not in computing:
+            own = {node.name: sum(mib(attribute.t) for attribute in node.attribute if attribute.HasField("t"))}
+            behind = {name: size for read in _reads(node) for name, size in found.get(read, {}).items()}
+            found |= dict.fromkeys(node.output, own | behind)
+    return found
 
 
-def _memory_mib(nodes: Sequence[Any], weights: Mapping[str, float]) -> float:
-    return sum(weights.get(name, 0.0) for name in set().union(*(_reads(node) for node in nodes)))
+def _memory_mib(nodes: Sequence[Any], weights: Mapping[str, Mapping[str, float]]) -> float:
+    """Size of what these nodes read, each weight once."""
+    read = set().union(*(_reads(node) for node in nodes))
+    return sum({name: size for one in read for name, size in weights.get(one, {}).items()}.values())

@@ -46,6 +46,16 @@ def perceptron(path: Path, widths: tuple[int, ...], skip: bool = False) -> Path:
     return path
 
 
+def test_a_weight_that_a_node_hands_on_counts_where_it_is_read(tmp_path):
+    model = onnx.load(str(perceptron(tmp_path / "p.onnx", (512, 2048, 512))))
+    second = next(node for node in model.graph.node if "w1" in node.input)
+    second.input[1] = "same"
+    model.graph.node.insert(0, helper.make_node("Identity", ["w1"], ["same"]))
+    onnx.save(model, str(tmp_path / "p.onnx"))
+    _whole, model, scores = scored(tmp_path / "p.onnx", tmp_path)
+    assert [stage.memory_mib for stage in graph_stages(model, scores, 2)] == [pytest.approx(4), pytest.approx(4)]
+
+
 def scored(path: Path, tmp_path: Path) -> tuple[Path, onnx.ModelProto, list[OperatorScore]]:
     whole = tmp_path / "whole.onnx"
     model = named(path, whole)
