@@ -141,8 +141,8 @@ def _weights_mib(graph: Any) -> dict[str, dict[str, float]]:
     from onnx import helper
 
     def mib(tensor: Any) -> float:
-        itemsize: int = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-        return prod(tensor.dims) * itemsize / MEBIBYTE
+        size: float = prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize / MEBIBYTE
+        return size
 
     found = {one.name: {one.name: mib(one)} for one in graph.initializer}
     computing = {node.name for node in _computing(graph)}
