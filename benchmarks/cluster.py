@@ -186,7 +186,9 @@ class Cluster:
             told = ""
             with contextlib.suppress(Broken):  # the Swarm elects a leader
                 told = await asyncio.to_thread(self.manager.docker, "service", "ls", "--format", "{{json .Replicas}}")
-            return bool(told) and all(now == wanted for now, _, wanted in (line.strip('"').partition("/") for line in told.split()))
+            return bool(told) and all(
+                now == wanted for now, _, wanted in (line.strip('"').partition("/") for line in told.split())
+            )
 
         await self.until("every service has all its tasks", check)
 
