@@ -127,7 +127,7 @@ class DispatcherSettings(ServiceSettings):
     """Past this age of a node's status its slices are probed from here."""
     stale_probe_s: float = Field(2.0, gt=0)
     """How often slices of a node with a stale status are probed."""
-    stale_probe_failures: int = Field(3, ge=1)
+    stale_probe_failures: int = Field(2, ge=1)
     """Failed probes in a row after which such a slice is ejected."""
     receipts_stale_s: float = Field(60.0, gt=0)
     """Past this age the controller's receipt rates are carried on, and receipts say so."""

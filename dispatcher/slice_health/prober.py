@@ -257,6 +257,7 @@ class Prober:
         }
 
     def _stale_slices(self) -> list[SliceKey]:
-        """Slices that are routed to although their node's status is stale."""
+        """Slices that are routed to although their node's status is stale, by whichever worker: the controller takes a
+        node for lost when none reaches it."""
         stale = self._silent_hosts()
-        return [t.slice for route in self._routing.table.routes.values() for t in route.targets if t.slice in stale]
+        return [slice_ for slices in self._routing.table.alive.values() for slice_ in slices if slice_ in stale]

@@ -298,6 +298,25 @@ async def test_a_worker_of_another_host_that_is_not_reached_keeps_its_share(stat
         await until(lambda: [t.credits for t in running.local.routing.table.live("digits")] == [2])
 
 
+async def test_slices_of_a_silent_agent_are_probed_by_who_has_none_of_their_credits_too(state, tmp_path):
+    """The controller takes a node for lost once no worker reaches it."""
+    silent = {"node_stale_s": 0.1, "stale_probe_s": 0.1}
+    async with (
+        FakeTriton(version=4) as one,
+        FakeTriton(version=4) as other,
+        worker(state, tmp_path, 0, **silent) as running,
+    ):
+        away = TableAck("d9", 0, peer_target="unix:/of/another/host", counts=("d1:0",))
+        await state.put_unfenced(state.keys.ack("d9", 0), away)
+        plane = Plane(state)
+        await plane.node(node([status(0, one.target), status(1, other.target)]), fresh=False)
+        await plane.plan(plan([route([target(0, credits=1, weight=0.5), target(1, credits=1, weight=0.5)])]))
+        table = lambda: running.local.routing.table  # noqa: E731 (read again each time)
+        await until(lambda: len(table().alive.get("digits", ())) == 2 and len(table().live("digits")) == 1)
+        one.ready = other.ready = False
+        await until(lambda: len(running.local.health.ejections.reasons()) == 2)
+
+
 async def test_a_certificate_that_is_not_there_is_named(state, tmp_path):
     own = {"tls_certificate": f"{HERE}/localhost.crt", "tls_key": f"{HERE}/localhost.key"}
     for more, said in (({"tls_ca": "/nowhere.pem"}, "tls_ca = '/nowhere.pem'"), ({}, "tls_ca: missing")):
