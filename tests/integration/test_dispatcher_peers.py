@@ -315,6 +315,7 @@ async def test_slices_of_a_silent_agent_are_probed_by_who_has_none_of_their_cred
         await until(lambda: len(table().alive.get("digits", ())) == 2 and len(table().live("digits")) == 1)
         one.ready = other.ready = False
         await until(lambda: len(running.local.health.ejections.reasons()) == 2)
+        assert len(running.local.routing.membership.sharers) == 2
 
 
 async def test_a_certificate_that_is_not_there_is_named(state, tmp_path):
