@@ -46,7 +46,7 @@ COMMANDS = [
     ["node", "show"], ["node", "preview"], ["node", "clocks"], ["node", "unlock"], ["node", "energy"],
     ["node", "drain"], ["node", "doctor"],
     ["explain-request"], ["carbon", "backtest"], ["carbon", "now"], ["carbon", "watch"], ["carbon", "forecast"],
-    ["carbon", "history"], ["carbon", "health"], ["carbon", "zones"], ["reproduce", "wattwiser"],
+    ["carbon", "history"], ["carbon", "health"], ["carbon", "zones"], ["reproduce", "wattwiser"], ["reproduce", "muserve"], ["sensitivity"],
     ["reproduce", "carbondis"],
     ["family", "load"], ["family", "unload"], ["objective", "fleet"], ["setup", "triton"],
     ["forecast", "train"], ["forecast", "backtest"], ["deploy", "env"], ["reproduce", "infadapter"],
