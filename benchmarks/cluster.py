@@ -370,7 +370,11 @@ async def cut_off(site: Cluster, load: Clients) -> str:
 
     await site.until(f"the agent of {name} obeys epoch {epoch}", obeys)
     await site.all_run()
-    return f"{text}; healed after {CUT_OFF_S:g} s: it obeys epoch {epoch}, {await load.none_failed(site, failed)}"
+    text += f"; healed after {CUT_OFF_S:g} s: it obeys epoch {epoch}"
+    try:
+        return f"{text}, {await load.none_failed(site, failed)}"
+    except Broken as error:
+        raise Broken(f"{text}, {error}") from error
 
 
 async def upgraded(site: Cluster, load: Clients, requests: int) -> str:
