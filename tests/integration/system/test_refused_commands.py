@@ -93,6 +93,7 @@ READING = {
     *("forecast train", "forecast backtest"),
     *("carbon backtest", "simulate", "compare"),
     *("reproduce clover", "reproduce wattwiser", "reproduce carbondis", "reproduce infadapter"),
+    *("reproduce muserve", "sensitivity"),
     *("family list", "family check", "setup triton", "report", "deploy env"),
 }
 
