@@ -15,7 +15,7 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import CPUS, DEVICE_TYPES, device_type, profile_type
 from trefoil.core.errors import InvalidInput
-from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, SliceKey, SliceState
+from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, SliceKey, SliceState, why_missing
 from trefoil.core.objective import Objective
 
 STANDING = frozenset({SliceState.PENDING, SliceState.STARTING, SliceState.READY, SliceState.SWAPPING})
@@ -149,9 +149,8 @@ def read_view(
             kind = device_type(status.type)
             awake = status.state in AWAKE_STATES or (status.state == DeviceState.UNSPECIFIED and bool(running))
             frozen, zone = node.node in view.fleet.stale, node.zone if node.zone in own else ""
-            clock_mhz, short = locked.get(status.device, 0), status.device.rpartition("/")[2]
-            lockable = not any(why.startswith(("clock_lock: ", f"clock_lock {short}: ")) for why in node.missing)
-            placed = running, frozen, zone, clock_mhz, lockable
+            lockable = not why_missing(node.missing, "clock_lock", status.device)
+            placed = running, frozen, zone, locked.get(status.device, 0), lockable
             devices.append(Device(status.device, node.node, kind, awake, *placed))
     demand = {d.family: d for d in view.demand if not d.slo_class}
     tasks = tuple(

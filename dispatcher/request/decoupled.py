@@ -7,7 +7,6 @@ as long as nothing has been answered; a connection that dies later ends it with 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -62,20 +61,19 @@ class DecoupledRequest:
                     return
                 refused = error if isinstance(error, StatusError) else status(error)
                 failure = self._inference.slice_failed(request, refused)
-                if failure is not Failure.UNREACHABLE or self._sent or not self._inference.may_retry(request, attempts):
+                may_retry = failure is Failure.UNREACHABLE and not self._sent
+                if not may_retry or not self._inference.begin_retry(request, attempts):
                     raise self._inference.client_status(request, refused, failure) from error
                 attempts += 1
-                request.ticket = replace(request.ticket, id=self._inference.admission.next_id())
                 continue
             except asyncio.CancelledError as error:
                 cut = None if self._over else self._inference.call_cancelled(request, connection)
                 if cut is None:
                     raise
                 may_retry = connection is not None and connection.gone and not self._sent
-                if not may_retry or not self._inference.may_retry(request, attempts):
+                if not may_retry or not self._inference.begin_retry(request, attempts):
                     raise cut from error
                 attempts += 1
-                request.ticket = replace(request.ticket, id=self._inference.admission.next_id())
                 continue
             except BaseException:
                 if not self._over:  # a bug: the credit must come back whatever happens

@@ -354,19 +354,17 @@ class Inference:
             except (grpc.aio.AioRpcError, Unavailable, DecodeError) as error:
                 refused = status(error)
                 failure = self.slice_failed(request, refused)
-                if failure is not Failure.UNREACHABLE or not self.may_retry(request, attempts):
+                if failure is not Failure.UNREACHABLE or not self.begin_retry(request, attempts):
                     raise self.client_status(request, refused, failure) from error
                 attempts += 1
-                request.ticket = replace(request.ticket, id=self.admission.next_id())
                 continue
             except asyncio.CancelledError as error:
                 cut = self.call_cancelled(request, connection)
                 if cut is None:
                     raise
-                if connection is None or not connection.gone or not self.may_retry(request, attempts):
+                if connection is None or not connection.gone or not self.begin_retry(request, attempts):
                     raise cut from error
                 attempts += 1
-                request.ticket = replace(request.ticket, id=self.admission.next_id())
                 continue
             except BaseException:
                 self.end(request, "CANCELLED", executed=True)  # a bug: the credit must come back whatever happens
@@ -384,8 +382,8 @@ class Inference:
         timeout = kserve_wire.int64_parameter("timeout", max(1, int(left_s * 1e6)))
         return (*request.payload, timeout), left_s, request.trace
 
-    def may_retry(self, request: Request, attempts: int) -> bool:
-        """Whether a request that no slice has taken may be offered to another one."""
+    def begin_retry(self, request: Request, attempts: int) -> bool:
+        """Whether a request that no slice has taken may be offered to another one; then it has a new ticket."""
         ticket = request.ticket
         if self.is_pinned(request):
             return False
@@ -393,6 +391,8 @@ class Inference:
             return False
         allowed = attempts < self._settings.attempts_max and self._retry_budget.try_spend()
         self._accounting.retries_total[ticket.family, "retried" if allowed else "refused"] += 1
+        if allowed:
+            request.ticket = replace(ticket, id=self.admission.next_id())
         return allowed
 
     def variant(self, family: str, version: str, pick: Pick) -> str:

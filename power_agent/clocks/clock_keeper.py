@@ -44,7 +44,7 @@ from power_agent.slices.node_state import Device, Node
 from trefoil.core.brains import ClockDecision
 from trefoil.core.demand import ScaleSignal
 from trefoil.core.errors import NotFound, PlanError, SettingError, TrefoilError, Unavailable
-from trefoil.core.fleet import ClockLease, DeviceKind, DeviceState, SliceKey, Step
+from trefoil.core.fleet import ClockLease, DeviceKind, DeviceState, SliceKey, Step, why_missing
 from trefoil.core.plan import NodePlan, PlannedDevice
 
 SETTLE_S: Final = 0.3  # a GPU takes 5 to 50 ms to reach a new clock, its sensors a little longer
@@ -143,9 +143,7 @@ class DeviceClocks:
     @property
     def ability_here(self) -> Ability:
         """What the device can do, with the reasons of this node."""
-        ability, short = self.ability, self.name.rpartition("/")[2]
-        missing = {what: why for what, _, why in (entry.partition(": ") for entry in self._node.missing)}
-        why = missing.get("clock_lock") or missing.get(f"clock_lock {short}")  # of all devices, or of this one
+        ability, why = self.ability, why_missing(self._node.missing, "clock_lock", self.name)
         if why and not ability.cannot_lock:
             return replace(ability, cannot_lock=f"clocks cannot be locked here: {why}")
         return ability
@@ -185,9 +183,8 @@ class DeviceClocks:
         if decision is None or not decision.scale_out:
             device.scale_signal = None
         elif device.scale_signal is None:
-            families = sorted({hosted.family for part in planned.slices for hosted in part.hosted})
             node, since_s = self._node.settings.node, self._node.clock.now_s()
-            device.scale_signal = ScaleSignal(node, self.name, tuple(families), decision.why, since_s)
+            device.scale_signal = ScaleSignal(node, self.name, planned.families, decision.why, since_s)
             self._node.changes.notify()
 
     def note_changes(self) -> None:

@@ -1,6 +1,6 @@
 """Fleet: what hardware there is, and what state it is in."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -197,6 +197,15 @@ MISSING_MODEL: Final = "model "
 load."""
 MODEL_DIGEST_CHARS: Final = 16
 """Characters of a SHA-256 in `NodeStatus.models`: against mistakes, not against forgers."""
+
+
+def why_missing(missing: Iterable[str], what: str, device: str) -> str:
+    """Why a device lacks a capability, by its node's `NodeStatus.missing`; "" where nothing is said.
+
+    An entry `what: why` is of all devices of the node, `what gpuN: why` of one.
+    """
+    reasons = {name: why for name, _, why in (entry.partition(": ") for entry in missing)}
+    return reasons.get(what) or reasons.get(f"{what} {device.rpartition('/')[2]}") or ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,11 @@ class PlannedDevice:
     governor: str = ""
     power_limit_w: float = 0.0
 
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Families that its slices host, in order."""
+        return tuple(sorted({hosted.family for part in self.slices for hosted in part.hosted}))
+
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:

@@ -180,10 +180,9 @@ class Hardware:
     def scale_signals(self) -> tuple[ScaleSignal, ...]:
         """Signals of governors that are called up again at the top of their range."""
         return tuple(
-            ScaleSignal(device.place.node, name, tuple(sorted({f for f, _, _ in hosted})), decision.why)
+            ScaleSignal(device.place.node, name, device.wanted.families, decision.why)
             for name, device in self.devices.items()
             if (decision := device.governed.decision) is not None and decision.scale_out
-            for hosted in [_variants(tuple(h for part in device.wanted.slices for h in part.hosted))]
         )
 
     @property
