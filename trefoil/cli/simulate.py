@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from trefoil.simulator.scenario.schema import Scenario
 
 reproduce = typer.Typer(cls=Guarded, no_args_is_help=True, help="Play a paper again in the simulator, at equal load.")
+Out = Annotated[Path, typer.Option(help="Folder for summary.json, a CSV and PNG per figure, and kept runs.")]
+Jobs = Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")]
 
 
 def simulate(
@@ -99,7 +101,7 @@ def clover(
     hours: Annotated[float, typer.Option(min=1, max=48, help="Of the traces.")] = 48.0,
     speedup: Annotated[float, typer.Option(min=1, max=96, help="Trace hours in one simulated hour.")] = 1.0,
     family: Annotated[list[str] | None, typer.Option(help="Only these applications.")] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")] = 0,
+    jobs: Jobs = 0,
     sweeps: Annotated[bool, typer.Option(help="Also levers, loads, thresholds, seasons, assumptions turned.")] = True,
     quick: Annotated[
         bool, typer.Option("--quick", help="One application, one seed, 12 h (four in one), no sweeps.")
@@ -152,7 +154,7 @@ def wattwiser(
         "out/reproduce/wattwiser"
     ),
     seeds: Annotated[int, typer.Option(min=1, max=100, help="How many seeds of the pairs.")] = 5,
-    jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")] = 0,
+    jobs: Jobs = 0,
     sweeps: Annotated[bool, typer.Option(help="Also causes turned off, and constants turned by 30 %.")] = True,
     quick: Annotated[bool, typer.Option("--quick", help="One pair, one seed, 20 s of each hour, no sweeps.")] = False,
     as_json: AsJson = False,
@@ -172,11 +174,9 @@ def wattwiser(
 
 @reproduce.command("carbondis")
 def carbondis(
-    out: Annotated[Path, typer.Option(help="Folder for summary.json, a CSV and PNG per figure, and kept runs.")] = Path(
-        "out/reproduce/carbondis"
-    ),
+    out: Out = Path("out/reproduce/carbondis"),
     seeds: Annotated[int, typer.Option(min=1, max=100, help="How many seeds, each of which begins another day.")] = 5,
-    jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")] = 0,
+    jobs: Jobs = 0,
     sweeps: Annotated[bool, typer.Option(help="Also CIT from 0.8 to 1.2, and constants turned by 30 %.")] = True,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, 2,000 requests a job, a day, no sweeps.")] = False,
     as_json: AsJson = False,
@@ -196,11 +196,9 @@ def carbondis(
 
 @reproduce.command("infadapter")
 def infadapter(
-    out: Annotated[Path, typer.Option(help="Folder for summary.json, a CSV and PNG per figure, and kept runs.")] = Path(
-        "out/reproduce/infadapter"
-    ),
+    out: Out = Path("out/reproduce/infadapter"),
     seeds: Annotated[int, typer.Option(min=1, max=100, help="How many seeds of the arrivals.")] = 5,
-    jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")] = 0,
+    jobs: Jobs = 0,
     sweeps: Annotated[
         bool, typer.Option(help="Also the public code's constants, its arrivals, and forecasters.")
     ] = True,
@@ -222,11 +220,9 @@ def infadapter(
 
 @reproduce.command("muserve")
 def muserve(
-    out: Annotated[Path, typer.Option(help="Folder for summary.json, a CSV and PNG per figure, and kept runs.")] = Path(
-        "out/reproduce/muserve"
-    ),
+    out: Out = Path("out/reproduce/muserve"),
     seeds: Annotated[int, typer.Option(min=1, max=100, help="How many seeds of the arrivals.")] = 5,
-    jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")] = 0,
+    jobs: Jobs = 0,
     sweeps: Annotated[bool, typer.Option(help="Also other choices, and constants turned by 30 %.")] = True,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, five minutes a run, fewer points.")] = False,
     as_json: AsJson = False,
@@ -253,7 +249,8 @@ def _reproduce(
     as_json: bool,
     module: str = "",
 ) -> None:
-    """Play a study, keep its summary, print its tables. `module`: that plays it, where no policy has its name."""
+    """Play a study, keep its summary, print its tables. `module`: that plays it, where that is not reproduce.<name>
+    with a policy of that name."""
     from rich.markdown import Markdown
 
     from trefoil.cli.demo.results import git_commit, machine

@@ -113,6 +113,12 @@ def measured_scores(
     ]
 
 
+def s_of(scores: Sequence[OperatorScore]) -> float:
+    """The s of several operators one after the other: half their scores, by time."""
+    total_ms = sum(one.time_ms for one in scores)
+    return HALF * sum(one.time_ms * one.score for one in scores) / total_ms if total_ms else 0.0
+
+
 def summary(scores: Sequence[OperatorScore]) -> dict[str, Any]:
     """Of a whole graph: its time, its s, and how much of it is insensitive, by number and by time."""
     total_ms = sum(one.time_ms for one in scores)
@@ -120,7 +126,7 @@ def summary(scores: Sequence[OperatorScore]) -> dict[str, Any]:
     return {
         "operators": len(scores),
         "time_ms": total_ms,
-        "s": sum(one.time_ms * one.score for one in scores) * HALF / total_ms if total_ms else 0.0,
+        "s": s_of(scores),
         "insensitive_share": len(low) / len(scores) if scores else 0.0,
         "insensitive_time_share": sum(one.time_ms for one in low) / total_ms if total_ms else 0.0,
     }

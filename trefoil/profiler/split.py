@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from controller.planners.muserve.clusters import THRESHOLD, clusters, stage_ends
 from trefoil.core.errors import CatalogError, SettingError
-from trefoil.profiler.sensitivity import HALF, OperatorScore
+from trefoil.profiler.sensitivity import OperatorScore, s_of
 
 MEBIBYTE: Final = 2**20
 
@@ -86,11 +86,9 @@ def graph_stages(
     found = []
     for number, (begin, end) in enumerate(pairwise(cuts)):
         own = [by_name[node.name] for node in nodes[begin:end]]
-        time_ms = sum(one.time_ms for one in own)
-        s = HALF * sum(one.time_ms * one.score for one in own) / time_ms if time_ms else 0.0
-        memory = _memory_mib(nodes[begin:end], weights)
+        time_ms, memory = sum(one.time_ms for one in own), _memory_mib(nodes[begin:end], weights)
         ins, outs = tuple(crossed[number]), tuple(crossed[number + 1])
-        found.append(GraphStage(ins, outs, tuple(one.name for one in own), time_ms, s, memory))
+        found.append(GraphStage(ins, outs, tuple(one.name for one in own), time_ms, s_of(own), memory))
     return found
 
 

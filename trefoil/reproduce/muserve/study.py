@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from controller.planners.muserve.alpaserve import joined
 from trefoil.core import power
 from trefoil.core.fleet import DeviceState
 from trefoil.reproduce import plots
@@ -61,9 +62,10 @@ def study(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, 
     ]
     wanted += [replace(spec, policy=policy) for spec in cases.values() for policy in POLICIES] + shown
     runs = run_all(wanted, out / "runs", options.jobs, say)
+    models = _models()
     found: dict[str, Any] = {
-        "models": _models(),
-        "fig2": _fig2(),
+        "models": models,
+        "fig2": _fig2(models),
         "axes": {
             axis: {
                 f"{x:g}": {
@@ -133,7 +135,7 @@ def _models() -> dict[str, dict[str, float]]:
     found = {}
     for name, shape in MODELS.items():
         those = operators(name)
-        s = sum(one.unit.time_s * one.unit.s for one in those) / sum(one.unit.time_s for one in those)
+        s = joined([one.unit for one in those]).s
         share = sum(one.score < 1.0 for one in those) / len(those)
         found[name] = {
             "latency_ms": shape.latency_ms, "operators": len(those), "clusters": len(units(name, True)), "s": s,
@@ -142,7 +144,7 @@ def _models() -> dict[str, dict[str, float]]:
     return found
 
 
-def _fig2() -> list[dict[str, float | str]]:
+def _fig2(models: Mapping[str, Mapping[str, float]]) -> list[dict[str, float | str]]:
     """Latency and power of each model alone at each clock."""
     return [
         {
@@ -151,7 +153,7 @@ def _fig2() -> list[dict[str, float | str]]:
             "latency_ms": row["latency_ms"] * power.stretch(TOP_MHZ, mhz, row["s"]),
             "power_w": power.idle_w(GPU, DeviceState.AWAKE, mhz) + power.active_w(GPU, power.WHOLE, mhz),
         }
-        for name, row in _models().items()
+        for name, row in models.items()
         for mhz in FIG2_MHZ
     ]
 
