@@ -24,9 +24,8 @@ from typing import Any, Final
 
 import redis.asyncio as redis
 
-from benchmarks.cluster_engines import IMAGES, Engine, join_swarm, load_images, play_on_engines
-from benchmarks.hosts import Broken, Load, load_text, need, poll_until
-from benchmarks.hosts_machines import Machines
+from benchmarks.cluster_engines import IMAGES, Engine, Engines, join_swarm, play_on_engines
+from benchmarks.hosts import Broken, Load, load_text, need
 from trefoil.core.common import Lease
 from trefoil.core.errors import StateUnavailable, TrefoilError
 from trefoil.core.fleet import NodeStatus, SliceState
@@ -41,7 +40,6 @@ NODES: Final = ("node-a", "node-b", "node-c")  # the state is on the first
 CLIENTS: Final = ("node-c", "node-a", "node-b")  # whose HAProxy clients ask first, and next where it is lost
 FRONT: Final = 8001
 REDIS: Final = 6379
-PATIENCE_S: Final = 300.0  # of one event: two cores that others use, too
 POLL_S: Final = 0.1
 EPOCH_S: Final = 8.0
 PLAN_S: Final = 15.0
@@ -52,13 +50,12 @@ SETTLE_ANSWERS: Final = 500
 TOKEN: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 
 
-class Cluster:
+class Cluster(Engines):
     """The Swarm of one run, and an operator beside it."""
 
     def __init__(self, folder: Path, rate_per_s: float) -> None:
-        self.folder, self.rate_per_s = folder, rate_per_s
-        self.machines = Machines(folder, f"cluster-{os.getpid()}", CLOCK)
-        self.engines: dict[str, Engine] = {}
+        super().__init__(folder, "cluster", CLOCK)
+        self.rate_per_s = rate_per_s
         self.leaders: dict[str, set[str]] = defaultdict(set)  # epoch -> who wrote under it
         self.writes = 0
         self.broken: list[str] = []  # what did not hold, and was no reason to stop
@@ -66,11 +63,7 @@ class Cluster:
 
     async def start(self, archive: Path) -> None:
         """Start engines and Swarm, with the images."""
-        for name in NODES:
-            self.engines[name] = Engine(self.machines, await self.machines.add(name), CLOCK)
-        await asyncio.gather(*(engine.start() for engine in self.engines.values()))
-        engines = list(self.engines.values())
-        await asyncio.to_thread(load_images, engines, archive)
+        engines = await self.start_engines(NODES, archive)
         for engine in engines:
             for image in IMAGES:
                 engine.docker("tag", f"{image}:e2e", f"{image}:e2e-next")
@@ -161,14 +154,6 @@ class Cluster:
         (task,) = engine.tasks(service)
         return await asyncio.to_thread(engine.docker, "exec", task.id, "trefoil", *words)
 
-    async def until(self, what: str, check: Callable[[], Awaitable[Any]]) -> Any:
-        """Poll until the check gives something; returns that.
-
-        Raises:
-            Broken: not within the patience.
-        """
-        return await poll_until(what, check, PATIENCE_S, POLL_S)
-
     async def settled(self, *names: str) -> None:
         """Wait until the plan is on those nodes alone, every slice ready."""
 
@@ -225,12 +210,7 @@ class Cluster:
         """End everything."""
         if self._watching is not None:
             self._watching.cancel()
-        for engine in self.engines.values():
-            if engine.process is not None:
-                engine.kill()
-        await self.machines.close()
-        for engine in self.engines.values():
-            engine.remove_groups()
+        await super().close()
 
 
 class Clients(Load):

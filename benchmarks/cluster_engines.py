@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +22,8 @@ import docker
 import docker.errors
 
 from benchmarks.compose_engine import engine_of_this_machine
-from benchmarks.hosts import need
-from benchmarks.hosts_machines import Host, Machines, run, skip_reason
+from benchmarks.hosts import need, poll_until
+from benchmarks.hosts_machines import Host, Machines, run, run_in, skip_reason
 from trefoil.cli.run.processes import ChildProcess
 from trefoil.runtime.clock import Clock
 
@@ -112,6 +112,44 @@ class Engine:
                     Path(folder).rmdir()
 
 
+class Engines:
+    """Hosts of one run with an engine each; `start` first, `close` in a `finally`."""
+
+    patience_s = 300.0  # of one event: two cores that others use, too
+    poll_s = 0.1
+
+    def __init__(self, folder: Path, name: str, clock: Clock) -> None:
+        self.folder, self._clock = folder, clock
+        self.machines = Machines(folder, f"{name}-{os.getpid()}", clock)
+        self.engines: dict[str, Engine] = {}
+
+    async def start_engines(self, names: Sequence[str], archive: Path) -> list[Engine]:
+        """Start engines, with the images."""
+        for name in names:
+            self.engines[name] = Engine(self.machines, await self.machines.add(name), self._clock)
+        engines = list(self.engines.values())
+        await asyncio.gather(*(engine.start() for engine in engines))
+        await asyncio.to_thread(load_images, engines, archive)
+        return engines
+
+    async def until(self, what: str, check: Callable[[], Awaitable[Any]]) -> Any:
+        """Poll until the check gives something; returns that.
+
+        Raises:
+            Broken: not within the patience.
+        """
+        return await poll_until(what, check, self.patience_s, self.poll_s)
+
+    async def close(self) -> None:
+        """End everything."""
+        for engine in self.engines.values():
+            if engine.process is not None:
+                engine.kill()
+        await self.machines.close()
+        for engine in self.engines.values():
+            engine.remove_groups()
+
+
 def docker_command(url: str, *words: str, env: Mapping[str, str] | None = None) -> str:
     """Run `docker` against an engine; "" = the one of this machine."""
     environment = {**os.environ, **(env or {})} | ({"DOCKER_HOST": url} if url else {})
@@ -160,16 +198,7 @@ def play_on_engines(
     arguments = parser.parse_args()
     if not arguments.inside:
         return _go_inside(name, arguments.images)
-    try:
-        return 0 if asyncio.run(_until_sigterm(play(arguments.inside, arguments))) else 1
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("interrupted")
-        return 130
-    finally:
-        if arguments.keep:
-            print(f"kept: {arguments.inside}")
-        else:
-            shutil.rmtree(arguments.inside, ignore_errors=True)
+    return run_in(arguments.inside, _until_sigterm(play(arguments.inside, arguments)), keep=arguments.keep)
 
 
 async def _until_sigterm(playing: Coroutine[Any, Any, bool]) -> bool:

@@ -16,15 +16,13 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.cluster_engines import Engine, load_images, play_on_engines
+from benchmarks.cluster_engines import Engines, play_on_engines
 from benchmarks.compose_engine import Compose, Containers, find_compose
 from benchmarks.compose_engine import Engine as Answering
-from benchmarks.hosts import Broken, Load, load_text, need, poll_until
-from benchmarks.hosts_machines import Machines
+from benchmarks.hosts import Broken, Load, load_text, need
 from trefoil.runtime.clock import WallClock
 
 CLOCK: Final = WallClock()
@@ -33,8 +31,6 @@ TREFOIL: Final = Path(sys.executable).parent / "trefoil"
 FIRST, SECOND, NODE = "first", "second", "gpu8"
 FRONT: Final = 8001
 RATE_PER_S: Final = 20.0
-PATIENCE_S: Final = 300.0
-POLL_S: Final = 0.5
 SETTLE_ANSWERS: Final = 200
 STEPS: Final = ("objective", "plan", "report", "freeze", "pin", "rollback", "drain", "clocks", "carbon")
 OTHERS_COME_IN: Final = {
@@ -45,33 +41,22 @@ OTHERS_COME_IN: Final = {
 }
 
 
-class Deployments:
+class Deployments(Engines):
     """Both hosts, and clients beside them."""
 
+    poll_s = 0.5
+
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.machines = Machines(folder, f"join-{os.getpid()}", CLOCK)
-        self.engines: dict[str, Engine] = {}
+        super().__init__(folder, "join", CLOCK)
         self.compose: dict[str, Containers] = {}
 
     async def start(self, archive: Path, compose: Compose) -> None:
         """Start both engines, with the images."""
-        for name in (FIRST, SECOND):
-            self.engines[name] = Engine(self.machines, await self.machines.add(name), CLOCK)
-        await asyncio.gather(*(engine.start() for engine in self.engines.values()))
-        await asyncio.to_thread(load_images, list(self.engines.values()), archive)
+        await self.start_engines((FIRST, SECOND), archive)
         for name, engine in self.engines.items():
             answering = Answering(engine.url, engine.client, os.environ.get("PATH", os.defpath), "")
             self.compose[name] = Containers(answering, compose, "trefoil", engine.host.folder)
             self.compose[name].env["TREFOIL_TAG"] = "e2e"
-
-    async def until(self, what: str, check: Callable[[], Awaitable[Any]]) -> Any:
-        """Poll until the check gives something; returns that.
-
-        Raises:
-            Broken: not within the patience.
-        """
-        return await poll_until(what, check, PATIENCE_S, POLL_S)
 
     def address(self, name: str) -> str:
         """Address of a host."""
@@ -81,15 +66,6 @@ class Deployments:
         """Take a host's node out of service, or put it back."""
         command = ("exec", "-T", "agent", "trefoil", "node", "drain", "--target", "localhost:8103")
         await asyncio.to_thread(self.compose[name].compose, *command, *words)
-
-    async def close(self) -> None:
-        """End everything."""
-        for engine in self.engines.values():
-            if engine.process is not None:
-                engine.kill()
-        await self.machines.close()
-        for engine in self.engines.values():
-            engine.remove_groups()
 
 
 class Clients(Load):
@@ -125,17 +101,17 @@ async def first_up(site: Deployments) -> str:
     containers = site.compose[FIRST]
     containers.env |= {**OTHERS_COME_IN, "TREFOIL_ADVERTISE_HOST": site.address(FIRST)}
     await asyncio.to_thread(containers.compose, "up", "-d")
-    await healthy(containers)
+    await healthy(site, containers)
     return f"{len(containers.services())} services healthy"
 
 
-async def healthy(containers: Containers) -> None:
+async def healthy(site: Deployments, containers: Containers) -> None:
     """Wait until every service is healthy."""
 
     async def all_healthy() -> bool:
         return all(containers.health(service) == "healthy" for service in containers.services())
 
-    await poll_until("every service is healthy", all_healthy, PATIENCE_S, POLL_S)
+    await site.until("every service is healthy", all_healthy)
 
 
 async def second_joins(site: Deployments, load: Clients) -> str:
@@ -157,7 +133,7 @@ async def second_joins(site: Deployments, load: Clients) -> str:
     await asyncio.to_thread(second.compose, "run", "--rm", "-T", "secrets", "import", given=archive)
     await asyncio.to_thread(second.compose, "--profile", "node", "up", "-d")
     need(second.services() == ["agent", "node"], f"the second host runs {second.services()}")
-    await healthy(second)
+    await healthy(site, second)
 
     async def seen() -> bool:
         told = await asyncio.to_thread(first.compose, "exec", "-T", "controller", "trefoil", "status", "--json")

@@ -172,13 +172,18 @@ def play_in_a_namespace(name: str, description: str, play: Callable[[Path], Coro
         again = ["-m", f"benchmarks.{name}", *sys.argv[1:], "--inside"]
         os.execvp("unshare", ["unshare", "--net", sys.executable, *again])
     folder = Path(tempfile.mkdtemp(prefix=f"trefoil-{name}-"))
+    return run_in(folder, play(folder), keep=arguments.keep)
+
+
+def run_in(folder: Path, playing: Coroutine[Any, Any, bool], *, keep: bool) -> int:
+    """Play it; the exit code. Its folder is gone afterwards, unless it is to be kept."""
     try:
-        return 0 if asyncio.run(play(folder)) else 1
+        return 0 if asyncio.run(playing) else 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("interrupted")
         return 130
     finally:
-        if arguments.keep:
+        if keep:
             print(f"kept: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
