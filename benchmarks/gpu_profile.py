@@ -175,7 +175,8 @@ def measure(name: str, options: argparse.Namespace, meter: Meter) -> list[dict[s
     """All rows of one network. A batch that does not fit the memory ends it."""
     import torch
 
-    device, half = torch.device(options.device), options.device != "cpu"
+    device, half = torch.device(options.device), options.device != "cpu" and options.precision == "fp16"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.precision == "tf32"
     network, inputs = build(name)
     network = network.to(device)
     network = (network.half() if half else network).to(memory_format=torch.channels_last)
@@ -269,6 +270,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rates", default="0.25,0.5,0.75", help="shares of saturation, which is always there")
     parser.add_argument("--window", type=float, default=4.0, help="seconds of each measurement")
     parser.add_argument("--warm-up", type=int, default=10, help="batches that nobody counts")
+    parser.add_argument("--precision", choices=("fp16", "tf32", "fp32"), default="fp16")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1 or cpu")
     parser.add_argument("--gpu", type=int, default=0, help="index of the GPU in NVML")
     parser.add_argument("--dry-run", action="store_true", help="smallest network, two batches, short windows")
@@ -308,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         pynvml.nvmlInit()
         nvml, handle = pynvml, pynvml.nvmlDeviceGetHandleByIndex(options.gpu)
-    header = provenance(nvml, handle) | {"torch": torch.__version__}
+    header = provenance(nvml, handle) | {"torch": torch.__version__, "precision": options.precision}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     meter, rows = Meter(nvml, handle), []
     for name in options.models:
