@@ -11,8 +11,6 @@ in steps of some 100 ms; where there is no counter, power readings are integrate
 empty. On a MIG slice joules are those of its whole GPU: nothing else may run there. Idle power is taken before each
 network, with its context open. Every row says which clocks and throttle reasons its window saw. The header
 holds GPU, driver, power limit, MIG mode, versions, date and command.
-
-Not run on hardware yet: no GPU was at hand when it was written; docs/profiles.md says what was tested without.
 """
 
 # ruff: noqa: TID251 (it runs where the package is not installed: it reads the clock itself)
@@ -162,7 +160,7 @@ def serve(
             break
         if clock() < due_s:
             meter.sample()
-            nap(due_s - clock())
+            nap(max(0.0, due_s - clock()))  # reading the clocks takes time too
         once()
         latency.append((clock() - due_s) * 1e3)
         meter.sample()

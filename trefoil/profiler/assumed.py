@@ -119,7 +119,7 @@ def assumed_points(
 def _point(
     kind: DeviceType, shape: SliceType, variant: Variant, cost: GraphCost, law: cost_law.LatencyLaw, batch: int
 ) -> ProfilePoint:
-    mean_ms = SERVER_MS + cost_law.bare_ms(law, cost.features, _machine(kind, shape), batch)
+    mean_ms = SERVER_MS + cost_law.bare_ms(law, cost.features, machine_of(kind, shape), batch)
     point = cost_law.Point(mean_ms, CV, 0.0)
     p50, p95, p99 = (point.quantile_ms(name) for name in cost_law.NORMAL_QUANTILES)
     return ProfilePoint(
@@ -128,7 +128,7 @@ def _point(
     )  # fmt: skip
 
 
-def _machine(kind: DeviceType, shape: SliceType) -> cost_law.Machine:
+def machine_of(kind: DeviceType, shape: SliceType) -> cost_law.Machine:
     """The slice in units of the fit's board; where no data sheet is known, memory is as fast as the SMs are many."""
     share = shape.sm_count * max(kind.clocks_mhz, default=A100_MHZ) / (cost_law.FIT_SMS * A100_MHZ)
     whole = max(s.sm_count for s in kind.slice_types) * max(kind.clocks_mhz, default=A100_MHZ)
