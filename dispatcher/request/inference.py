@@ -192,7 +192,7 @@ class Inference:
         predicted_s = times.predicted_s(pick.slice, pick.variant, ticket.items, now_s)
         if left_s > predicted_s:
             return
-        times.record_drop(pick.slice, pick.variant, ticket.items)
+        times.record_drop(pick.slice, pick.variant, ticket.items, now_s)
         self.end(request, "DEADLINE_EXCEEDED", executed=False)
         request.pick = None
         raise StatusError(

@@ -178,9 +178,11 @@ class SliceEvidence:
     def on_deadline(self, slice_: SliceKey, variant: str, items: int, waited_s: float, now_s: float) -> str:
         """Count a deadline that passed while the slice had the request; returns why that makes it an outlier, "" = it
         does not."""
+        if now_s - self._lagged_at_s < LAGGED_S:
+            return ""
+        self.times.record_late(slice_, variant, items, waited_s, now_s)
         usual_s = self.times.usual_s(slice_, variant, items) or self.times.longest_s(slice_)
-        lagging = now_s - self._lagged_at_s < LAGGED_S
-        if lagging or not usual_s or waited_s < LATE_FACTOR * usual_s:
+        if not usual_s or waited_s < LATE_FACTOR * usual_s:
             return ""
         count = self._late.count_failure(slice_, slice_ in self.slow_start)
         took = f"the last after {waited_s * 1e3:.0f} ms, {usual_s * 1e3:.0f} ms are usual"
