@@ -135,8 +135,9 @@ reproduce-carbondis: setup  ## CARBONDIS: two sets of five jobs, five seeds, as 
 reproduce-infadapter: setup  ## InfAdapter: five networks on 20 cores, two loads, five seeds (20 minutes, kept run by run; ARGS=--quick: 2)
 	$(BIN)/trefoil reproduce infadapter $(ARGS)
 
-reproduce-muserve: setup  ## mu-Serve without its scheduler: 15 models in pipelines, five seeds (a quarter of an hour, kept run by run; ARGS=--quick: one minute)
+reproduce-muserve: setup  ## mu-Serve: 15 models in pipelines, without its scheduler and with it, five seeds (45 minutes, kept run by run; ARGS=--quick: two)
 	$(BIN)/trefoil reproduce muserve $(ARGS)
+	$(BIN)/trefoil reproduce muserve-scheduler $(ARGS)
 
 results: setup  ## the tables of benchmarks/RESULTS.md from what studies left (ARGS='--take clover': its newest summary)
 	$(BIN)/python -m benchmarks.results $(ARGS)
@@ -221,7 +222,7 @@ dashboards: setup  ## regenerate the committed Grafana dashboards from the metri
 
 lock: setup  ## re-resolve the hashed lock files
 	for name in bootstrap main dev triton train export docs notebooks; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
-	for name in triton-server perf-analyzer; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-deps --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
+	for name in triton-server perf-analyzer encoder; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-deps --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
 
 clean:  ## remove environments and outputs
 	rm -rf dist .venv .venv-triton .venv-export .venv-perf .venv-docs .venv-notebooks out site .trefoil

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from trefoil.reproduce.muserve.scheduler import scheduler_tables
 from trefoil.reproduce.muserve.study import muserve_tables
 from trefoil.reproduce.tables import carbondis_tables, clover_tables, infadapter_tables, provenance, wattwiser_tables
 
@@ -22,6 +23,7 @@ STUDIES: Final[Mapping[str, tuple[Path, Callable[[Mapping[str, Any]], dict[str, 
     "wattwiser": (Path("out/reproduce/wattwiser/summary.json"), wattwiser_tables),
     "carbondis": (Path("out/reproduce/carbondis/summary.json"), carbondis_tables),
     "muserve": (Path("out/reproduce/muserve/summary.json"), muserve_tables),
+    "muserve_scheduler": (Path("out/reproduce/muserve_scheduler/summary.json"), scheduler_tables),
     "infadapter": (Path("out/reproduce/infadapter/summary.json"), infadapter_tables),
 }
 MARK: Final = re.compile(r"<!-- (\w+)/([\w-]+) -->\n.*?<!-- / -->", re.DOTALL)

@@ -69,6 +69,7 @@ def build(argv: Sequence[str]) -> list[Part]:
         sync,
         fronts.peers,
         Prober(local, contracts),
+        local.lengths,
         CertificatesPart(ends, clock, metrics),
         ServerPart(
             lambda: rpc.make_server(settings, [admin], metrics=metrics, tokens=tokens, reuse_port=one_of_many, tls=tls)

@@ -71,6 +71,11 @@ class DispatcherSettings(ServiceSettings):
     """A router instead of the plan's, for every family: a name of the table, or module:Class; empty = the plan's."""
     queue: str = ""
     """A queue instead of the plan's, for every family: a name of the table, or module:Class; empty = the plan's."""
+    lengths_folder: Path = Path("model_repository/pydoc/lengths")
+    """What predicts the lengths of generated answers, for plans whose queue goes by them (`ssjf`): lengths.json,
+    predictor.onnx, tokenizer.json. Without them requests are served first come, first served."""
+    length_wait_s: float = Field(0.05, gt=0, le=10)
+    """How long such a request waits for its predicted length at most, before it is queued without one."""
     message_bytes_max: int = Field(64 * 2**20, ge=-1)
     """Largest request accepted, once decompressed; -1 = no limit, also of what a few compressed bytes can become."""
     held_bytes_max: int = Field(2**30, ge=1)

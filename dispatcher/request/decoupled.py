@@ -18,6 +18,7 @@ from dispatcher.request.core import kserve_wire
 from dispatcher.request.inference import Inference, status
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.slice_health.core.ejection import Failure, classify, is_overload
+from dispatcher.transport.core.grpc_framing import JOIN
 from dispatcher.transport.slices import Connection
 from trefoil.core.errors import Unavailable
 
@@ -32,10 +33,12 @@ class DecoupledRequest:
     ) -> None:
         self._connections = local.routing.connections
         self._evidence = local.health.evidence
+        self._lengths, self._reads_lengths = local.lengths, local.routing.reads_lengths
         self._inference = inference
         self._send = send
         self._grpc_error = grpc_error
         self._sent = 0
+        self._tokens = 0  # answers that hold anything
         self._over = False
         self._version = ""  # that answered last, as the slice has it
         self._error: StatusError | None = None  # an error among its answers
@@ -47,6 +50,8 @@ class DecoupledRequest:
             StatusError: it failed with a status, before or after the first answer.
             QueueFull, Unavailable, InvalidInput: it got no slice.
         """
+        if self._reads_lengths(request.ticket.family):
+            request.ticket = await self._lengths.scored(request.ticket, JOIN(request.payload))
         attempts = 1
         while True:
             pick = await self._inference.pick(request)
@@ -106,6 +111,7 @@ class DecoupledRequest:
             data = b"" if self._grpc_error else data
         elif inner.outputs or inner.model_version:
             self._version = inner.model_version
+            self._tokens += bool(inner.outputs)
             data += kserve_wire.stream_answer(self._suffix(request))
         else:  # empty: a model's own response tells its version
             data = data if wants_final else b""
@@ -129,6 +135,8 @@ class DecoupledRequest:
         if self._error is None:
             # How many answers there are is up to each request: it predicts nothing for the deadline of another one.
             self._inference.record_answer(request, self._version, usual=False)
+            if self._reads_lengths(request.ticket.family):
+                self._lengths.learn(request.ticket, JOIN(request.payload), self._tokens)
         else:
             self._inference.slice_failed(request, self._error)
             if not self._grpc_error:  # else it is still to be refused

@@ -17,6 +17,7 @@ from dispatcher.routing.async_queue import AsyncFamilyQueue
 from dispatcher.routing.core import routing_table as tables
 from dispatcher.routing.core.routing_table import Endpoint, RoutingTable
 from dispatcher.routing.core.sequences import Pin, Sequences
+from dispatcher.routing.queues import QUEUES
 from dispatcher.routing.routers import ROUTERS
 from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from dispatcher.settings import DispatcherSettings
@@ -191,6 +192,12 @@ class Routing:
         if (built.revision, built.routes, built.why) != (before.revision, before.routes, before.why):
             LOG.info("table", revision=str(built.revision), live=_live_count(built), why=built.summary)
             self.changed.set()
+
+    def reads_lengths(self, family: str = "") -> bool:
+        """Whether a family's queue goes by predicted lengths; "": any family's."""
+        routes = self.table.routes
+        asked = [routes[family]] if family in routes else [] if family else routes.values()
+        return any(find(Kind.QUEUE, route.queue, QUEUES).traits.lengths for route in asked)
 
     @property
     def each_queue(self) -> Iterable[AsyncFamilyQueue]:

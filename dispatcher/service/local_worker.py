@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from dispatcher.lengths.asking import Lengths
 from dispatcher.routing.routing_state import Routing
 from dispatcher.service.accounting import Accounting
 from dispatcher.settings import DispatcherSettings
@@ -10,6 +11,7 @@ from dispatcher.slice_health.core.outliers import SliceEvidence
 from dispatcher.slice_health.ejector import SliceHealth
 from dispatcher.transport.choice import Transport
 from dispatcher.workers.core.membership import WorkerId
+from trefoil.installation import resolve_path
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.security.tls import Tls
 
@@ -29,6 +31,8 @@ class LocalWorker:
         self.accounting = Accounting(
             dispatcher, settings.worker, clock.now_s(), settings.classes_max, settings.receipts_stale_s
         )
+        folder = resolve_path(settings.lengths_folder)
+        self.lengths = Lengths(folder, settings.length_wait_s, clock, self.routing.reads_lengths)
         self.peer_target = ""  # where other workers reach this one
         self.drained_why = ""  # by an operator
         self.active_rungs: Mapping[str, str] = {}  # what is away, and what serves instead

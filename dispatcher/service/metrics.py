@@ -37,6 +37,7 @@ class DispatcherMetrics:
         self._retries: Counter[tuple[str, str]] = Counter()
         self._kept: Counter[tuple[str, str]] = Counter()
         self._forwarded: Counter[str] = Counter()
+        self._lengths: Counter[str] = Counter()
 
     def set(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
@@ -101,6 +102,10 @@ class DispatcherMetrics:
             if more := count - self._retries[family, outcome]:
                 metrics.inc("trefoil_retries_total", more, family=family, outcome=outcome)
                 self._retries[family, outcome] = count
+        for outcome, count in local.lengths.total.items():
+            if more := count - self._lengths[outcome]:
+                metrics.inc("trefoil_length_predictions_total", more, outcome=outcome)
+                self._lengths[outcome] = count
         for (slice_, cause), count in local.health.kept_total.items():
             if more := count - self._kept[slice_.name, cause]:
                 metrics.inc("trefoil_outliers_kept_total", more, slice=slice_.name, cause=cause)

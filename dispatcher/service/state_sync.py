@@ -204,6 +204,7 @@ class StateSync:
                 stale_nodes=self._routing.stale_nodes(),
                 stale_receipts=self._accounting.receipts.stale_reasons,
                 transport_instead=local.transport.instead,
+                lengths_instead=local.lengths.trouble,
             )
         )
         for cause in set(local.active_rungs) - before:

@@ -99,6 +99,7 @@ class Ticket:
 
     `min_accuracy` is what its client asked for, 0.0 = nothing; `slo_ms` what it asked for, else the objective of its
     class, else its family's, 0.0 = none is known; `priority` is Triton's: 1 comes first, 0 is the default.
+    `length_score` is the predicted class of its answer's length, 0 the shortest, and None if nobody predicts it.
     """
 
     id: int

@@ -59,6 +59,8 @@ class Traits:
 
     order: str = ""
     """Queue: whose turn is next ("arrival": the longest waiting of a priority)."""
+    lengths: bool = False
+    """Queue: it reads the predicted length of a request's answer, which somebody has to predict."""
     work_conserving: bool = True
     """Router: no slice with a free credit stands idle while a request waits that may go there."""
     light: bool = False

@@ -4,7 +4,7 @@ A row of one's own is named as module:ROW: its columns may name parts of the tab
 Sources: base, co2opt, clover, blover, oracle: CLOVER. static_mix, exact, exact_miad: docs/policies.md.
 wattwiser, sharing_aware, packed_uniform, uniform: WattWiser; their planner asks to be run each second (`tick`).
 carbondis, dybatch, random, highperf, lowenergy: CARBONDIS; least_grams: docs/policies.md.
-alpaserve, alpaserve_scaling, muserve: mu-Serve, without its scheduler (A.3).
+alpaserve, alpaserve_sched, alpaserve_scaling, muserve: mu-Serve; *_no_sched: without its scheduler (A.3).
 infadapter, ms_plus, vpa_plus, fixed_size: InfAdapter; their planners ask to be run every 30 s (`tick`).
 """
 
@@ -74,8 +74,11 @@ POLICIES: Final[Mapping[str, Policy]] = {
         Policy("highperf", "highperf", router="fifo"),
         Policy("lowenergy", "lowenergy", router="fifo"),
         Policy("alpaserve", "alpaserve"),
-        Policy("alpaserve_scaling", "alpaserve", triggers=SCALED, governor="miad", settings=BY_P95),
-        Policy("muserve", "muserve", triggers=SCALED, governor="miad", settings=BY_P95),
+        Policy("alpaserve_sched", "alpaserve", queue="ssjf"),
+        Policy("alpaserve_scaling", "alpaserve", triggers=SCALED, queue="ssjf", governor="miad", settings=BY_P95),
+        Policy("alpaserve_scaling_no_sched", "alpaserve", triggers=SCALED, governor="miad", settings=BY_P95),
+        Policy("muserve", "muserve", triggers=SCALED, queue="ssjf", governor="miad", settings=BY_P95),
+        Policy("muserve_no_sched", "muserve", triggers=SCALED, governor="miad", settings=BY_P95),
         Policy("infadapter", "infadapter"),
         Policy("ms_plus", "ms_plus"),
         Policy("vpa_plus", "vpa_plus"),

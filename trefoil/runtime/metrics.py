@@ -210,8 +210,17 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "trefoil_dispatcher_rung",
         "gauge",
-        "1 while something is away and the dispatcher serves on a named rung (redis, disk, controller, agent, feed).",
+        "1 while something is away and the dispatcher serves on a named rung (redis, disk, controller, agent, feed, "
+        "transport, lengths).",
         ("cause",),
+        DISPATCHER,
+    ),
+    Metric(
+        "trefoil_length_predictions_total",
+        "counter",
+        "Requests of queues by length: predicted, told by the cache (cached), or first come, first served as the "
+        "predictor was late, absent or gave no number (invalid).",
+        ("outcome",),
         DISPATCHER,
     ),
     Metric(

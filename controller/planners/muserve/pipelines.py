@@ -2,17 +2,18 @@
 
 Source: AlpaServe (OSDI 23) section 4.2: a simulator of its controller, first come first served, no batches.
 Model: a request goes to the replica of its model whose first GPU has the least work ahead, and through its stages in
-    order; a GPU does one stage at a time, by arrival there; from GPU to GPU it takes `transfer_s`. A stage takes its
+    order; a GPU does one stage at a time, by arrival there, or whoever's turn is earliest where requests come with a
+    turn (mu-Serve's scheduler); from GPU to GPU it takes `transfer_s`. A stage takes its
     time at the highest clock, stretched by the law of trefoil/core/power.py with its s; one that runs while the clock
     changes goes on at the new one. A GPU draws `active_w(clock)` above idle while it computes.
 Deviations: generated tokens do not go round the pipeline one by one: a stage does all its part of a request at once.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
+from typing import NamedTuple
 
 from trefoil.core.power import stretch
 
@@ -27,6 +28,15 @@ class Stage:
 
 
 Replica = tuple[Stage, ...]
+
+
+class Arrival(NamedTuple):
+    """A request that comes: how many times its stages' time it takes, its turn (None: when it is at each GPU)."""
+
+    at_s: float
+    model: str
+    size: float = 1.0
+    turn_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +59,15 @@ class _Request:
     model: str
     arrived_s: float
     stages: Replica
+    size: float = 1.0
+    turn_s: float | None = None
     at: int = 0
 
 
 @dataclass(slots=True)
 class _Gpu:
     clock_mhz: int
-    waiting: deque[_Request] = field(default_factory=deque)
+    waiting: list[tuple[float, int, _Request]] = field(default_factory=list)  # a heap, by turn
     running: _Request | None = None
     left_s: float = 0.0  # of it, at the highest clock
     at_s: float = 0.0
@@ -84,16 +96,17 @@ class Pipelines:
         self._numbers = count()
         self._answers: list[Answer] = []
 
-    def serve(self, arrivals: Iterable[tuple[float, str]], until_s: float) -> list[Answer]:
+    def serve(self, arrivals: Iterable[Arrival | tuple[float, str]], until_s: float) -> list[Answer]:
         """Answers of a span, given its arrivals in order; requests of a model without a replica are `unserved`."""
-        for at_s, model in arrivals:
+        for each in arrivals:
+            at_s, model, size, turn_s = Arrival(*each)
             self._happen(at_s)
             places = self._replicas.get(model, ())
             if not places:
                 self.unserved[model] = self.unserved.get(model, 0) + 1
                 continue
             stages = min(places, key=lambda stages: self.gpus[stages[0].gpu].ahead_s)
-            self._enter(_Request(model, at_s, stages))
+            self._enter(_Request(model, at_s, stages, size, turn_s))
         self._happen(until_s)
         for gpu in self.gpus:
             self._advance(gpu)
@@ -125,17 +138,18 @@ class Pipelines:
     def _enter(self, request: _Request) -> None:
         stage = request.stages[request.at]
         gpu = self.gpus[stage.gpu]
-        gpu.waiting.append(request)
-        gpu.ahead_s += stage.time_s
+        turn_s = self.now_s if request.turn_s is None else request.turn_s
+        heappush(gpu.waiting, (turn_s, next(self._numbers), request))
+        gpu.ahead_s += stage.time_s * request.size
         if gpu.running is None:
             self._start(stage.gpu)
 
     def _start(self, gpu: int) -> None:
         one = self.gpus[gpu]
         self._advance(one)
-        one.running = one.waiting.popleft() if one.waiting else None
+        one.running = heappop(one.waiting)[2] if one.waiting else None
         if one.running is not None:
-            one.left_s = one.running.stages[one.running.at].time_s
+            one.left_s = one.running.stages[one.running.at].time_s * one.running.size
             self._pace(gpu)
 
     def _pace(self, gpu: int) -> None:
@@ -158,7 +172,7 @@ class Pipelines:
         one = self.gpus[gpu]
         request = one.running
         assert request is not None
-        one.ahead_s -= request.stages[request.at].time_s
+        one.ahead_s -= request.stages[request.at].time_s * request.size
         self._advance(one)
         one.running = None
         request.at += 1

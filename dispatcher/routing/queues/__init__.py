@@ -6,9 +6,11 @@
 from typing import Final
 
 from dispatcher.routing.queues.fifo import FifoQueue
+from dispatcher.routing.queues.ssjf import SsjfQueue
 from trefoil.core.brains import Queue
 from trefoil.core.parts import Kind, Part, Parts, Traits
 
 QUEUES: Final[Parts[Queue]] = {
     "fifo": Part(Kind.QUEUE, "fifo", FifoQueue, traits=Traits(light=True, order="arrival")),
+    "ssjf": Part(Kind.QUEUE, "ssjf", SsjfQueue, traits=Traits(order="length", lengths=True)),
 }

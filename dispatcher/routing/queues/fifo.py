@@ -45,10 +45,10 @@ def order_key(ticket: Ticket) -> tuple[float, int]:
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class Line:
     """Those of one lane and level. `newest_s`: when the last of them arrived, or one that stood behind it and left."""
 
-    level: int = LEVEL_DEFAULT
+    level: Hashable = LEVEL_DEFAULT
     tickets: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
     newest_s: float = float("-inf")
 
@@ -61,7 +61,7 @@ class FifoQueue(Generic[Lane]):
         self.bytes = 0
         self.waiting = 0
         self._limits = (requests_max, bytes_max)
-        self._lines: dict[Lane, list[_Line]] = {}  # of each lane, one for every level that was seen; mostly one
+        self._lines: dict[Lane, list[Line]] = {}  # of each lane, one for every level that was seen; mostly one
 
     def __len__(self) -> int:
         return self.waiting
@@ -88,11 +88,8 @@ class FifoQueue(Generic[Lane]):
         """Let a ticket wait in a lane, in the order of arrival. Ask `check` first where it is new."""
         lines = self._lines.get(lane)
         if lines is None:
-            lines = self._lines[lane] = [_Line()]
-        line = lines[0]
-        priority = ticket.priority
-        if priority or line.level != LEVEL_DEFAULT:
-            line = _of_level(lines, level(priority))
+            lines = self._lines[lane] = [Line()]
+        line = self._line(lines, ticket)
         tickets, id_, arrived_s = line.tickets, ticket.id, ticket.arrived_s
         assert id_ not in tickets, f"ticket {id_} waits already"
         tickets[id_] = ticket
@@ -108,7 +105,7 @@ class FifoQueue(Generic[Lane]):
         lines = self._lines.get(lane)
         if lines is None:
             return None
-        tickets = lines[0].tickets if len(lines) == 1 else _first(lines)
+        tickets = lines[0].tickets if len(lines) == 1 else self._first(lines)
         if not tickets:
             return None
         ticket = tickets.popitem(last=False)[1]
@@ -121,9 +118,9 @@ class FifoQueue(Generic[Lane]):
         best: Lane | None = None
         earliest: tuple[float, int] | None = None
         for lane in lanes:
-            tickets = _first(self._lines.get(lane, ()))
+            tickets = self._first(self._lines.get(lane, ()))
             if tickets:
-                due = order_key(next(iter(tickets.values())))
+                due = self.turn(next(iter(tickets.values())))
                 if earliest is None or due < earliest:
                     best, earliest = lane, due
         return self.pop(best) if earliest is not None else None  # type: ignore[arg-type]
@@ -133,7 +130,7 @@ class FifoQueue(Generic[Lane]):
         lines = self._lines.get(lane)
         if lines is None:
             return None
-        tickets = lines[0].tickets if len(lines) == 1 else _first(lines)
+        tickets = lines[0].tickets if len(lines) == 1 else self._first(lines)
         return next(iter(tickets.values())) if tickets else None
 
     def remove(self, ticket: Ticket) -> bool:
@@ -159,22 +156,30 @@ class FifoQueue(Generic[Lane]):
     def tickets(self) -> list[Ticket]:
         """All waiting tickets, by turn."""
         return sorted(
-            (t for lines in self._lines.values() for line in lines for t in line.tickets.values()), key=order_key
+            (t for lines in self._lines.values() for line in lines for t in line.tickets.values()), key=self.turn
         )
+
+    turn = staticmethod(order_key)
+    """Sort key of a ticket in its lane: of one level it is that of arrivals."""
+
+    def _line(self, lines: list[Line], ticket: Ticket) -> Line:
+        """Line of a ticket in its lane."""
+        line, priority = lines[0], ticket.priority
+        return line_of_level(lines, level(priority)) if priority or line.level != LEVEL_DEFAULT else line
+
+    def _first(self, lines: Sequence[Line]) -> OrderedDict[int, Ticket] | None:
+        """The tickets of the level whose turn is first."""
+        waiting = [line.tickets for line in lines if line.tickets]
+        return min(waiting, key=lambda tickets: self.turn(next(iter(tickets.values()))), default=None)
 
     def _full(self, what: str) -> QueueFull:
         return QueueFull(f"queue {self.name} is full: it {what}", remedy="send less, or raise the route's queue bounds")
 
 
-def _of_level(lines: list[_Line], wanted: int) -> _Line:
+def line_of_level(lines: list[Line], wanted: Hashable) -> Line:
+    """Line of a level in a lane, new where it has none."""
     for line in lines:
         if line.level == wanted:
             return line
-    lines.append(_Line(wanted))
+    lines.append(Line(wanted))
     return lines[-1]
-
-
-def _first(lines: Sequence[_Line]) -> OrderedDict[int, Ticket] | None:
-    """The tickets of the level whose turn is first."""
-    waiting = [line.tickets for line in lines if line.tickets]
-    return min(waiting, key=lambda tickets: order_key(next(iter(tickets.values()))), default=None)

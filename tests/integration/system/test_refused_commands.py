@@ -93,7 +93,7 @@ READING = {
     *("forecast train", "forecast backtest"),
     *("carbon backtest", "simulate", "compare"),
     *("reproduce clover", "reproduce wattwiser", "reproduce carbondis", "reproduce infadapter"),
-    *("reproduce muserve", "sensitivity"),
+    *("reproduce muserve", "reproduce muserve-scheduler", "sensitivity"),
     *("family list", "family check", "setup triton", "report", "deploy env"),
 }
 

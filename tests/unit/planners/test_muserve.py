@@ -81,10 +81,17 @@ def test_a_silent_node_stays_as_it_is_and_nothing_is_placed_there():
 
 
 def test_the_rows_differ_in_what_the_paper_says():
-    rows = {name: policy(name) for name in ("alpaserve", "alpaserve_scaling", "muserve")}
-    assert [(row.planner, row.governor, "scale" in row.triggers) for row in rows.values()] == [
-        ("alpaserve", "fixed", False), ("alpaserve", "miad", True), ("muserve", "miad", True),
-    ]  # fmt: skip
+    wanted = {
+        "alpaserve": ("alpaserve", "fifo", "fixed", False),
+        "alpaserve_sched": ("alpaserve", "ssjf", "fixed", False),
+        "alpaserve_scaling": ("alpaserve", "ssjf", "miad", True),
+        "alpaserve_scaling_no_sched": ("alpaserve", "fifo", "miad", True),
+        "muserve": ("muserve", "ssjf", "miad", True),
+        "muserve_no_sched": ("muserve", "fifo", "miad", True),
+    }
+    rows = {name: policy(name) for name in wanted}
+    found = {name: (row.planner, row.queue, row.governor, "scale" in row.triggers) for name, row in rows.items()}
+    assert found == wanted
 
 
 @pytest.mark.parametrize("name", ["alpaserve", "muserve"])

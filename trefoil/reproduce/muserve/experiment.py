@@ -1,4 +1,4 @@
-"""mu-Serve's experiment without its scheduler (A.3): 15 models on V100s, three policies at equal load, in pipelines.
+"""mu-Serve's experiment, with its scheduler or without (A.3): 15 models on V100s, policies at equal load, in pipelines.
 
 Source: mu-Serve sections 4.1, 4.2, A.3. SLO scales are multiples of a request's latency alone under AlpaServe's plan.
     Loads: gamma gaps, not sorted as the authors' public code does, a process for each model, all of one rate; or the
@@ -6,6 +6,9 @@ Source: mu-Serve sections 4.1, 4.2, A.3. SLO scales are multiples of a request's
     public in the form that was used.
 Policies: `alpaserve` at the highest clock; `alpaserve_scaling`: governor `miad` on each GPU of the same placement;
     `muserve`: clusters of operators as units, and stages placed by sensitivity over all GPUs, with `miad`.
+Scheduler (`queue`): "fifo", "ssjf" by predicted classes of length, "oracle" by true ones; lengths and the predictor's
+    errors are drawn (lengths.py). The earliest turn goes first on each GPU: arrival + AGING times the time that a
+    request is thought to take, of a model that generates by its class's mean length.
 Player: controller/planners/muserve/pipelines.py, as trefoil's simulator has no stages yet; the governor is the power
     agent's own, asked once a second with the latencies since its clock last changed.
 Deviations: GPUs of 16 GB less CONTEXT; Algorithm 2 runs over all GPUs, since AlpaServe's groups are often single GPUs,
@@ -33,7 +36,7 @@ from controller.planners.muserve.alpaserve import (
     by_sensitivity,
     place,
 )
-from controller.planners.muserve.pipelines import Answer, Pipelines
+from controller.planners.muserve.pipelines import Answer, Arrival, Pipelines
 from power_agent.governors import governor_of
 from trefoil.core import power
 from trefoil.core.brains import GovernedStage, Governor, GovernorView
@@ -41,6 +44,7 @@ from trefoil.core.device_types import V100_32GB
 from trefoil.core.fleet import DeviceState
 from trefoil.core.units import MS_PER_S
 from trefoil.reproduce.experiment import data_folder
+from trefoil.reproduce.muserve.lengths import Lengths
 from trefoil.reproduce.muserve.models import FOLLOWS, LOW_MHZ, MODELS, TOP_MHZ, units
 from trefoil.reproduce.runs import RunResult, key_of, source_hash
 
@@ -57,6 +61,7 @@ REMEMBERED_S: Final = 120.0
 HELD: Final = (("samples_min", 1), ("statistic", "p95"), ("slack", 0.5))
 """MIAD's settings that keep 99 % in time here; the paper's slack of 0.05 of the mean: PUBLISHED."""
 PUBLISHED: Final = (("samples_min", 1),)
+AGING: Final = 20.0  # who takes a second longer is overtaken by whoever comes within so many seconds
 AZURE: Final = "azure_functions_sample_1day_per_minute.csv"
 
 
@@ -83,11 +88,16 @@ class MuServeSpec:
     group_size: int = 0
     remembers_s: float = REMEMBERED_S
     governor: tuple[tuple[str, Any], ...] = HELD
+    queue: str = "fifo"
+    lengths: str = ""
+    """Whose answers' lengths are drawn; "": all alike."""
+    aging: float = AGING
 
     @property
     def name(self) -> str:
         """Name in messages."""
-        return f"{self.policy} scale {self.slo_scale:g} rate {self.rate_per_s:g} GPUs {self.gpus} seed {self.seed}"
+        at = f"scale {self.slo_scale:g} rate {self.rate_per_s:g} GPUs {self.gpus} seed {self.seed}"
+        return f"{self.policy} {self.queue} {at}"
 
     @property
     def work(self) -> float:
@@ -140,6 +150,21 @@ def _warp(trace: str, duration_s: float) -> tuple[Any, Any]:
     minutes = minutes[: math.ceil(duration_s / MINUTE_S)] + 1e-9
     at_s = np.linspace(0.0, duration_s, len(minutes) + 1)
     return at_s, np.concatenate(([0.0], np.cumsum(minutes) / minutes.sum() * duration_s))
+
+
+def requests(spec: MuServeSpec) -> list[Arrival]:
+    """Requests in order, each with how much longer than the mean its answer is and with its turn."""
+    found = arrivals(spec, spec.seed, spec.duration_s)
+    if not spec.lengths:
+        return [Arrival(*each) for each in found]
+    drawn = Lengths.of(spec.lengths).draw(len(found), spec.seed)
+    told, result = drawn.thought(spec.queue), list[Arrival]()
+    for (at_s, model), size, thought in zip(found, drawn.sizes, told, strict=True):
+        generates = MODELS[model].autoregressive
+        alone_s = MODELS[model].latency_ms / MS_PER_S * (thought if generates else 1.0)
+        turn_s = None if spec.queue == "fifo" else at_s + spec.aging * alone_s
+        result.append(Arrival(at_s, model, float(size) if generates else 1.0, turn_s))
+    return result
 
 
 def models_of(spec: MuServeSpec, slo_s: Mapping[str, float]) -> list[Model]:
@@ -245,7 +270,7 @@ def _play(spec: MuServeSpec) -> RunResult:
 
     played = Pipelines(placement.replicas, spec.gpus, TOP_MHZ, spec.cluster.transfer_s, active_w)
     clocks = _Clocks(spec, played, placement, slo_s)
-    left, answers, series = list(arrivals(spec, spec.seed, spec.duration_s)), list[Answer](), _Series()
+    left, answers, series = requests(spec), list[Answer](), _Series()
     asked, idle_j, at = len(left), 0.0, 0
     while (now_s := played.now_s) < spec.duration_s:
         until_s, begin = now_s + TICK_S, at
@@ -294,6 +319,7 @@ def _summary(
         "power_w_per_gpu": joules / spec.duration_s / spec.gpus,
         "attainment": 1.0 - late / max(1, len(answers)),
         "answered": len(answers),
+        "jct_s": float(np.mean([answer.latency_s for answer in answers])) if answers else math.nan,
         "p99_over_slo": float(np.quantile(ratios, 0.99)) if ratios else math.nan,
         "p99_over_slo_by_model": {name: float(np.quantile(each, 0.99)) for name, each in sorted(by_model.items())},
         "busy": busy,

@@ -1,0 +1,1 @@
+"""What decides about predicted lengths: values in, values out."""

@@ -1,0 +1,102 @@
+"""Queue `ssjf` on one server: nobody begins later than its bound, whatever arrives; classes before arrivals."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatcher.routing.queues.fifo import FifoQueue
+from dispatcher.routing.queues.ssjf import AGING_S, CLASSES, MIDDLE, SsjfQueue, length_class
+from tests.unit.dispatcher.worlds import ticket
+
+JOBS = st.lists(
+    st.tuples(
+        st.floats(0.0, 30.0, allow_nan=False),  # gap
+        st.floats(0.01, 40.0, allow_nan=False),  # service
+        st.one_of(st.none(), st.floats(-1.0, 5.0)),  # score
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def jobs_of(drawn):
+    """Tickets with their service times, in order of arrival."""
+    at_s, found = 0.0, []
+    for id_, (gap_s, service_s, score) in enumerate(drawn):
+        at_s += gap_s
+        found.append((replace(ticket(id_, at_s), length_score=score), service_s))
+    return found
+
+
+def begins(queue, jobs) -> dict[int, float]:
+    """When each begins on one server that is never idle while somebody waits."""
+    service_s, coming = {t.id: s for t, s in jobs}, [t for t, _ in jobs]
+    now_s, began = 0.0, {}
+    while coming or queue.waiting:
+        if not queue.waiting:
+            now_s = max(now_s, coming[0].arrived_s)
+        while coming and coming[0].arrived_s <= now_s:
+            queue.push(0, coming.pop(0))
+        served = queue.pop(0)
+        began[served.id] = now_s
+        now_s += service_s[served.id]
+    return began
+
+
+def left_s(jobs, at_s: float) -> float:
+    """Work left at a time of all that came until then: the same in every order."""
+    busy_until_s = 0.0
+    for each, service_s in jobs:
+        if each.arrived_s <= at_s:
+            busy_until_s = max(busy_until_s, each.arrived_s) + service_s
+    return max(0.0, busy_until_s - at_s)
+
+
+@pytest.mark.hypothesis
+@settings(max_examples=200, deadline=None)
+@given(drawn=JOBS)
+def test_nobody_begins_after_its_bound_whatever_arrives(drawn):
+    jobs = jobs_of(drawn)
+    began = begins(SsjfQueue("all"), jobs)
+    for each, _ in jobs:
+        class_ = length_class(each.length_score)
+        aged_s = each.arrived_s + AGING_S * (MIDDLE if class_ is None else class_)
+        bound_s = aged_s + left_s([job for job in jobs if job[0] is not each], aged_s)
+        assert began[each.id] <= bound_s + 1e-6
+
+
+@pytest.mark.hypothesis
+@settings(max_examples=100, deadline=None)
+@given(drawn=JOBS)
+def test_nobody_is_overtaken_by_who_arrives_after_the_aging_of_all_classes(drawn):
+    jobs = jobs_of(drawn)
+    began = begins(SsjfQueue("all"), jobs)
+    for one, _ in jobs:
+        for other, _ in jobs:
+            if other.arrived_s > one.arrived_s + AGING_S * (CLASSES - 1):
+                assert began[one.id] < began[other.id]
+
+
+@pytest.mark.hypothesis
+@settings(max_examples=60, deadline=None)
+@given(drawn=JOBS)
+def test_without_predictions_it_is_first_come_first_served(drawn):
+    jobs = jobs_of([(gap_s, service_s, None) for gap_s, service_s, _ in drawn])
+    assert begins(SsjfQueue("all"), jobs) == begins(FifoQueue("all"), jobs)
+
+
+def test_a_shorter_class_goes_first_and_of_one_class_who_came_first_and_the_unpredicted_in_the_middle():
+    queue = SsjfQueue("all")
+    for id_, score in enumerate((3.4, 0.2, None, 2.6, 9.0, -3.0)):
+        queue.push(0, replace(ticket(id_, float(id_)), length_score=score))
+    assert [queue.pop(0).id for _ in range(6)] == [1, 5, 2, 0, 3, 4]
+
+
+def test_who_has_waited_long_enough_goes_before_a_shorter_one():
+    queue = SsjfQueue("all")
+    queue.push(0, replace(ticket(0, 0.0), length_score=4.0))
+    queue.push(0, replace(ticket(1, 4 * AGING_S - 0.1), length_score=0.0))
+    queue.push(0, replace(ticket(2, 4 * AGING_S + 0.1), length_score=0.0))
+    assert [queue.pop(0).id for _ in range(3)] == [1, 0, 2]

@@ -1,0 +1,125 @@
+"""Lengths of generated answers, and what a predictor says of them: drawn, by its measured confusion matrix.
+
+Source: mu-Serve section 3.3 and Fig. 3. LMSYS-Chat-1M, whose lengths the paper has, is not public here: lengths are the
+    generated tokens of Azure's two LLM traces, or those of the family `pydoc` on prompts never trained on.
+Predictor: of a request of true class i it says j with the share of the confusion matrix that was measured on those
+    prompts (model_repository/pydoc/lengths/card.json); classes are cut at the same percentiles of whatever lengths.
+    With the semantic cache, as large a share as it had hits there is told the class of the most alike prompt instead.
+"""
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trefoil.core.errors import NotFound
+from trefoil.reproduce.experiment import data_folder
+from trefoil.reproduce.runs import REPOSITORY
+
+AZURE: Final = {"azure_conv": "azure_llm_2023_conv_requests.csv", "azure_code": "azure_llm_2023_code_requests.csv"}
+FAMILY: Final = "pydoc"
+PERCENTILES: Final = (25, 50, 75, 99)
+CARD: Final = REPOSITORY / FAMILY / "lengths" / "card.json"
+PREDICTORS: Final[Mapping[str, str]] = {
+    "ssjf": "ordinal_mse", "multi": "ordinal_mse", "ordinal L1": "ordinal_l1", "classes": "classes", "binary": "binary",
+    "regression": "regression_mse", "regression L1": "regression_l1",
+}  # fmt: skip
+"""Predictors by the method that goes by them; `ssjf` alone has the semantic cache."""
+
+
+@cache
+def card() -> Mapping[str, Any]:
+    """What the family's predictors measured.
+
+    Raises:
+        NotFound: they were not trained.
+    """
+    if not CARD.exists():
+        raise NotFound(
+            "the predictors' scores are not here", field="card", value=str(CARD), remedy="make pydoc-lengths"
+        )
+    found: Mapping[str, Any] = json.loads(CARD.read_text(encoding="utf-8"))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Requests: lengths over their mean, true classes, and a generator for what is thought of them."""
+
+    tokens: NDArray[np.float64]
+    sizes: NDArray[np.float64]
+    classes: NDArray[np.int64]
+    of_class: NDArray[np.float64]
+    seed: int
+
+    def predicted(self, method: str, encoder: str = "minilm", cached: bool = True) -> NDArray[np.int64]:
+        """Class that a method's predictor says of each."""
+        if method == "oracle":
+            return self.classes
+        rng = np.random.default_rng((self.seed, 7))
+        chances, hits = rng.random(len(self.classes)), rng.random(len(self.classes))
+        row = card()[encoder][PREDICTORS[method]]
+        said = _drawn(row["confusion"], self.classes, chances)
+        if method == "ssjf" and cached:
+            found = card()[encoder]["ordinal_mse"]["cache"]
+            by_cache = _drawn(found["confusion"], self.classes, chances)
+            said = np.where(hits < found["hit_rate"], by_cache, said)
+        return said
+
+    def thought(self, method: str) -> NDArray[np.float64]:
+        """Length over the mean that each is thought to have: of its class, or (oracle) its own."""
+        if method in ("fifo", "oracle"):
+            return self.sizes
+        return self.of_class[self.predicted(method)]
+
+
+def _drawn(confusion: Any, true: NDArray[np.int64], chances: NDArray[np.float64]) -> NDArray[np.int64]:
+    counts = np.asarray(confusion, float)
+    shares = (counts + 1e-12) / (counts + 1e-12).sum(1, keepdims=True)
+    edges = np.cumsum(shares, 1)[true]
+    said: NDArray[np.int64] = np.minimum((chances[:, None] > edges).sum(1), len(counts) - 1)
+    return said
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths that answers are drawn from, in tokens, ascending."""
+
+    name: str
+    tokens: NDArray[np.float64]
+
+    @staticmethod
+    @cache
+    def of(name: str) -> "Lengths":
+        """Lengths of a name: azure_conv, azure_code, pydoc.
+
+        Raises:
+            NotFound: they are not here.
+        """
+        if name == FAMILY:
+            return Lengths(name, np.sort(np.asarray(card()["data"]["lengths_held"], float)))
+        folder = data_folder()
+        path = folder / "requests" / AZURE[name] if folder is not None and name in AZURE else None
+        if path is None or not path.exists():
+            remedy = f"one of {', '.join((*AZURE, FAMILY))}; Azure's need TREFOIL_DATA"
+            raise NotFound("these lengths are not here", field="lengths", value=name, remedy=remedy)
+        with path.open(encoding="utf-8") as file:
+            return Lengths(name, np.sort(np.array([float(row["generated_tokens"]) for row in csv.DictReader(file)])))
+
+    @property
+    def borders(self) -> NDArray[np.float64]:
+        """Where classes begin, beyond the first."""
+        return np.percentile(self.tokens, PERCENTILES)
+
+    def draw(self, count: int, seed: int) -> Drawn:
+        """Draw lengths; the same for every method of a seed."""
+        tokens = np.random.default_rng((seed, 3)).choice(self.tokens, count)
+        every = np.searchsorted(self.borders, self.tokens, side="right")
+        mean = float(self.tokens.mean())
+        of_class = np.array([float(self.tokens[every == each].mean()) for each in range(len(PERCENTILES) + 1)]) / mean
+        return Drawn(tokens, tokens / mean, np.searchsorted(self.borders, tokens, side="right"), of_class, seed)

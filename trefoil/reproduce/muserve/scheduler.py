@@ -1,0 +1,313 @@
+"""mu-Serve's scheduler: completion times and throughput of one model instance, and what it is worth in power.
+
+Source: mu-Serve section 4.3, Figs. 3, 9, 10, 15, 16, Tables 2, 3; A.3, Figs. 17, 18. A job of N tokens takes CONST_S +
+    TOKEN_S * N, as in the authors' public simulator; a job that waited AGING_S longer goes before one a class shorter
+    (theirs goes by waiting time from 100 s on). Gamma gaps, not sorted; load is the rate over 1 / (mean time of a job).
+Order: the turn of the queue that serves live (dispatcher/routing/queues/ssjf.py); `oracle`: the shortest first.
+Throughput: what is answered while jobs arrive, over that time.
+Deviations: the paper names neither its rates nor its spreads; here LOADS and SPREADS. LMSYS is not public: lengths.py.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from dispatcher.routing.queues.ssjf import turn
+from trefoil.core.brains import Ticket
+from trefoil.reproduce import plots
+from trefoil.reproduce.muserve.experiment import POLICIES
+from trefoil.reproduce.muserve.lengths import FAMILY, Drawn, Lengths, card
+from trefoil.reproduce.muserve.study import ATTAINED, BASE, TURNED, Options
+from trefoil.reproduce.runs import RunResult, key_of, run_all, source_hash
+from trefoil.reproduce.scores import SeedStatistics, over_seeds
+from trefoil.reproduce.tables import markdown
+
+METHODS: Final = ("fifo", "oracle", "ssjf", "multi", "classes", "binary", "regression")
+LOADS: Final = (0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5)
+SPREADS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
+SPREAD_LOAD: Final = 0.9  # at which gaps are spread
+CONST_S, TOKEN_S = 0.1, 0.02
+AGING_S: Final = 100.0
+JOBS: Final = 2000
+SOURCES: Final = ("azure_conv", "azure_code", FAMILY)
+SCORES: Final = ("accuracy", "f1", "l1", "mse", "rank_correlation")
+PAPER: Final = {
+    "load": ["paper, rates", "", "-49.8 %, 3.6x", "-41.3 %, 2.5x"],
+    "CV of gaps": ["paper, spreads", "", "-43.8 %, 3.6x", "-38.6 %, 2.2x"],
+}
+PAPER_TABLES: Final[Mapping[str, Mapping[str, tuple[float, float]]]] = {  # accuracy and F1 of Tables 2 and 3
+    "minilm": {
+        "ordinal_mse": (0.4290, 0.3563), "ordinal_l1": (0.4272, 0.3332), "classes": (0.4599, 0.4021),
+        "regression_mse": (0.4014, 0.3318), "regression_l1": (0.4383, 0.3477),
+    },
+    "tiny": {
+        "ordinal_mse": (0.3947, 0.3121), "ordinal_l1": (0.4097, 0.3193), "classes": (0.4193, 0.3687),
+        "regression_mse": (0.2425, 0.0781), "regression_l1": (0.2425, 0.0781),
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSpec:
+    """Spec of one run of one model instance."""
+
+    method: str
+    seed: int
+    load: float = 0.9
+    cv: float = 1.0
+    lengths: str = "azure_conv"
+    encoder: str = "minilm"
+    jobs: int = JOBS
+    aging_s: float = AGING_S
+    const_s: float = CONST_S
+    token_s: float = TOKEN_S
+
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        return f"{self.method} load {self.load:g} CV {self.cv:g} seed {self.seed}"
+
+    @property
+    def work(self) -> float:
+        """About how many requests are played."""
+        return float(self.jobs)
+
+    @property
+    def key(self) -> str:
+        """Key of the run, whatever process computes it."""
+        return key_of(self, source_hash("", __name__) + (str(hash(str(card()))) if self.method != "fifo" else ""))
+
+    def play(self) -> RunResult:
+        """Simulate it."""
+        drawn = Lengths.of(self.lengths).draw(self.jobs, self.seed)
+        service_s = self.const_s + self.token_s * drawn.tokens
+        mean_s = self.const_s + self.token_s * float(Lengths.of(self.lengths).tokens.mean())
+        rng, shape = np.random.default_rng((self.seed, 1)), self.cv**-2
+        at_s = np.cumsum(rng.gamma(shape, mean_s / (shape * self.load), self.jobs))
+        ends_s = _served([float(s) for s in at_s], [float(s) for s in service_s], self._turns(drawn, at_s))
+        jct_s = np.array(ends_s) - at_s
+        done = int(np.sum(np.array(ends_s) <= at_s[-1]))
+        found = {
+            "jct_s": float(jct_s.mean()),
+            "jct_s_p99": float(np.quantile(jct_s, 0.99)),
+            "throughput_per_s": done / float(at_s[-1]),
+        }
+        return RunResult(self, found, {})
+
+    def _turns(self, drawn: Drawn, at_s: Any) -> list[float]:
+        if self.method == "fifo":
+            return [float(s) for s in at_s]
+        if self.method == "oracle":
+            return [float(tokens) for tokens in drawn.tokens]
+        said = drawn.predicted(self.method, self.encoder)
+        return [
+            turn(Ticket(n, "", "", "", 1, 0, float(s), None, 0.0, 0, "", False, False, float(class_)), self.aging_s)[0]
+            for n, (s, class_) in enumerate(zip(at_s, said, strict=True))
+        ]
+
+
+def _served(at_s: Sequence[float], service_s: Sequence[float], turns: Sequence[float]) -> list[float]:
+    """When each job ends on one server that serves the earliest turn next."""
+    ends_s, waiting = [0.0] * len(at_s), list[tuple[float, int]]()
+    now_s, coming = 0.0, 0
+    for _ in at_s:
+        if not waiting:
+            now_s = max(now_s, at_s[coming])
+        while coming < len(at_s) and at_s[coming] <= now_s:
+            heappush(waiting, (turns[coming], coming))
+            coming += 1
+        _, job = heappop(waiting)
+        now_s += service_s[job]
+        ends_s[job] = now_s
+    return ends_s
+
+
+def study(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Play everything; figures as CSV and PNG in `out`, kept runs below it."""
+    base = SchedulerSpec("fifo", 1)
+    axes = {
+        "load": {x: replace(base, load=x) for x in LOADS},
+        "CV of gaps": {x: replace(base, load=SPREAD_LOAD, cv=x) for x in SPREADS},
+    }
+    cases = {"as it is": base, **{f"lengths of {name}": replace(base, lengths=name) for name in SOURCES[1:]}}
+    for name in ("aging_s", "const_s", "token_s"):
+        for factor in (1 - TURNED, 1 + TURNED):
+            cases[f"{name} x {factor:g}"] = replace(base, **{name: getattr(base, name) * factor})
+    specs = [
+        replace(spec, method=method, seed=seed)
+        for spec in (*(spec for points in axes.values() for spec in points.values()), *cases.values())
+        for method in METHODS
+        for seed in options.seeds
+    ]
+    encoders = {
+        f"{encoder}, {method}": replace(base, method=method, encoder=encoder)
+        for encoder in ("minilm", "tiny")
+        for method in ("multi", "ordinal L1", "classes", "regression", "regression L1")
+    }
+    specs += [replace(spec, seed=seed) for spec in encoders.values() for seed in options.seeds]
+    runs = run_all(specs, out / "runs", 1, lambda _text: None)  # milliseconds each
+
+    def at(spec: SchedulerSpec, methods: Sequence[str] = METHODS) -> dict[str, Any]:
+        return {method: _point(runs, replace(spec, method=method), options.seeds) for method in methods}
+
+    found: dict[str, Any] = {
+        "axes": {axis: {f"{x:g}": at(spec) for x, spec in points.items()} for axis, points in axes.items()},
+        "cases": {label: at(spec) for label, spec in cases.items()},
+        "encoders": {label: _point(runs, spec, options.seeds) for label, spec in encoders.items()},
+        "lengths": {name: _quantiles(name) for name in SOURCES},
+        "predictors": {name: each for name, each in card().items() if name != "data"},
+        "power": _power(options, out, say),
+    }
+    _figures(found, out)
+    return found
+
+
+def _point(runs: Mapping[Any, RunResult], spec: SchedulerSpec, seeds: Sequence[int]) -> dict[str, Any]:
+    """Completion times and throughput over seeds; `jct_pct`, `throughput_times`: against first come, first served."""
+    own = [runs[replace(spec, seed=seed)] for seed in seeds]
+    first = [runs[replace(spec, method="fifo", encoder="minilm", seed=seed)] for seed in seeds]
+    pairs = list(zip(own, first, strict=True))
+    return {
+        "jct_s": asdict(over_seeds([run["jct_s"] for run in own])),
+        "jct_s_p99": asdict(over_seeds([run["jct_s_p99"] for run in own])),
+        "jct_pct": asdict(over_seeds([100 * (run["jct_s"] / base["jct_s"] - 1) for run, base in pairs])),
+        "throughput_times": asdict(over_seeds([a["throughput_per_s"] / b["throughput_per_s"] for a, b in pairs])),
+    }
+
+
+def _quantiles(name: str) -> dict[str, float]:
+    tokens = Lengths.of(name).tokens
+    found = {f"p{q}": float(np.percentile(tokens, q)) for q in (5, 25, 50, 75, 95, 99)}
+    return {"mean": float(tokens.mean()), **found, "p95_over_p50": found["p95"] / found["p50"]}
+
+
+def _power(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Power and time of all policies at lengths that vary, by queue; then with one constant turned, of one seed."""
+    base = replace(BASE, duration_s=options.duration_s, lengths="azure_conv")
+    points = {f"rate {x:g}": replace(base, rate_per_s=x) for x in options.rates}
+    points |= {f"scale {x:g}": replace(base, slo_scale=x) for x in options.slo_scales if x != base.slo_scale}
+    turned: dict[str, dict[str, Any]] = {}
+    for name in ("active", "idle", "aging") if options.sweeps else ():
+        for factor in (1 - TURNED, 1 + TURNED):
+            turned[f"{name} x {factor:g}"] = {name: getattr(base, name) * factor}
+    seeds = dict.fromkeys(points, options.seeds) | dict.fromkeys(turned, options.seeds[:1])
+    points |= {label: replace(base, **change) for label, change in turned.items()}
+    specs = {
+        (label, policy, queue, seed): replace(spec, policy=policy, queue=queue, seed=seed)
+        for label, spec in points.items()
+        for policy in POLICIES
+        for queue in ("fifo", "ssjf", *(("oracle",) if label == f"rate {base.rate_per_s:g}" else ()))
+        for seed in seeds[label]
+    }
+    runs = run_all(specs.values(), out / "runs", options.jobs, say)
+
+    def point(label: str, policy: str, queue: str) -> dict[str, Any]:
+        own = [runs[specs[label, policy, queue, seed]] for seed in seeds[label]]
+        first = [runs[specs[label, "alpaserve", "fifo", seed]] for seed in seeds[label]]
+        fcfs = [runs[specs[label, policy, "fifo", seed]] for seed in seeds[label]]
+        result: dict[str, SeedStatistics] = {
+            name: over_seeds([run[name] for run in own])
+            for name in ("power_w_per_gpu", "attainment", "p99_over_slo", "jct_s")
+        }
+        result["times"] = over_seeds([a["power_w"] / b["power_w"] for a, b in zip(first, own, strict=True)])
+        result["against_fcfs_pct"] = over_seeds(
+            [100 * (b["power_w"] / a["power_w"] - 1) for a, b in zip(fcfs, own, strict=True)]
+        )
+        return {name: asdict(each) for name, each in result.items()}
+
+    found: dict[str, Any] = {}
+    for label, policy, queue, _ in specs:
+        found.setdefault(label, {}).setdefault(policy, {}).setdefault(queue, point(label, policy, queue))
+    return found
+
+
+def _figures(found: Mapping[str, Any], out: Path) -> None:
+    plots.write_csv(out, "fig03", [{"lengths": name, **row} for name, row in found["lengths"].items()])
+    shares = np.linspace(0, 1, 101)
+    curves = {name: (list(np.quantile(Lengths.of(name).tokens, shares)), list(shares)) for name in SOURCES}
+    plots.lines({"share of answers": curves}, out, "fig03", "tokens", "")
+    for figure, axis in (("fig09", "load"), ("fig10", "CV of gaps")):
+        points = found["axes"][axis]
+        panels = {
+            label: {
+                method: ([float(x) for x in points], [by[method][name]["mean"] for by in points.values()])
+                for method in METHODS
+            }
+            for label, name in (("mean completion [s]", "jct_s"), ("throughput over FCFS", "throughput_times"))
+        }
+        plots.lines(panels, out, figure, axis, "", marked=True)
+        rows = [
+            {axis: x, "method": method, **{name: row[name]["mean"] for name in row}}
+            for x, by in points.items()
+            for method, row in by.items()
+        ]
+        plots.write_csv(out, figure, rows)
+    rows = [
+        {"encoder": size, "loss": loss, **{key: row[key] for key in SCORES}}
+        for size in ("minilm", "tiny")
+        for loss, row in found["predictors"].get(size, {}).items()
+    ]
+    plots.write_csv(out, "table2_3_fig15", rows)
+    rows = [
+        {"predictor": label, "jct_s": row["jct_s"]["mean"], "throughput_times": row["throughput_times"]["mean"]}
+        for label, row in found["encoders"].items()
+    ]
+    plots.write_csv(out, "fig16", rows)
+    rows = [
+        {"at": at, "policy": policy, "queue": queue, **{name: each["mean"] for name, each in row.items()}}
+        for at, by in found["power"].items()
+        for policy, queues in by.items()
+        for queue, row in queues.items()
+    ]
+    plots.write_csv(out, "fig07_08_17_18", rows)
+
+
+def scheduler_tables(found: Mapping[str, Any]) -> dict[str, str]:
+    """Tables of the scheduler by name."""
+
+    def cells(by: Mapping[str, Any]) -> list[str]:
+        return [f"{by['fifo']['jct_s']['mean']:.1f} s"] + [
+            f"{by[method]['jct_pct']['mean']:+.1f} %, {by[method]['throughput_times']['mean']:.2f}x"
+            for method in METHODS[1:]
+        ]
+
+    result = {}
+    for name, points in (*found["axes"].items(), ("case", found["cases"])):
+        rows = [[x, *cells(by)] for x, by in points.items()]
+        if name in PAPER:
+            rows.append([*PAPER[name], *[""] * (len(METHODS) - 3)])
+        result[{"load": "load", "CV of gaps": "spread", "case": "turned"}[name]] = markdown([name, *METHODS], rows)
+    rows = []
+    for size in ("minilm", "tiny"):
+        for loss, row in found["predictors"].get(size, {}).items():
+            paper = PAPER_TABLES[size].get(loss)
+            numbers = [f"{row[key]:.3f}" for key in SCORES]
+            rows.append([f"{size}, {loss}", *numbers, "" if paper is None else f"{paper[0]:.3f}, {paper[1]:.3f}"])
+    for name, row in found["predictors"]["controls"].items():
+        rows.append([name, *(f"{row[key]:.3f}" for key in SCORES), ""])
+    head = ["predictor", "accuracy", "F1", "L1", "MSE", "rank correlation", "paper: accuracy, F1"]
+    result["predictors"] = markdown(head, rows)
+    rows = [
+        [label, f"{row['jct_s']['mean']:.1f} s", f"{row['jct_pct']['mean']:+.1f} %"]
+        for label, row in found["encoders"].items()
+    ]
+    result["encoders"] = markdown(["encoder and loss, no cache", "mean completion", "against FCFS"], rows)
+    rows = []
+    for at, by in found["power"].items():
+        for policy, queues in by.items():
+            for queue, row in queues.items():
+                missed = "" if row["attainment"]["mean"] >= ATTAINED else " (missed)"
+                numbers = [f"{row['power_w_per_gpu']['mean']:.1f} W", f"{row['times']['mean']:.2f}x"]
+                numbers += [f"{row['attainment']['mean']:.1%}{missed}", f"{row['p99_over_slo']['mean']:.2f}"]
+                numbers += [f"{row['jct_s']['mean']:.2f} s", f"{row['against_fcfs_pct']['mean']:+.1f} %"]
+                rows.append([at, f"{policy}, {queue}", *numbers])
+    head = ["", "policy, queue", "power a GPU", "AlpaServe's over it", "in time", "p99 over SLO", "completion"]
+    head.append("power, against FCFS")
+    result["power"] = markdown(head, rows)
+    rows = [[name, *(f"{each:.4g}" for each in row.values())] for name, row in found["lengths"].items()]
+    result["lengths"] = markdown(["lengths", *next(iter(found["lengths"].values()))], rows)
+    return result
