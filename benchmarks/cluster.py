@@ -31,13 +31,14 @@ from trefoil.core.errors import StateUnavailable, TrefoilError
 from trefoil.core.fleet import NodeStatus, SliceState
 from trefoil.core.plan import Plan
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.redis_client import make_client
 from trefoil.runtime.state import State
 
 CLOCK: Final = WallClock()
 ROOT: Final = Path(__file__).resolve().parents[1]
 STACK: Final = ROOT / "deploy/swarm/trefoil.yml"
 NODES: Final = ("node-a", "node-b", "node-c")  # the state is on the first
-CLIENTS: Final = ("node-c", "node-a", "node-b")  # whose HAProxy clients ask first, and next where it is lost
+CLIENTS: Final = ("node-a", "node-c", "node-b")  # whose HAProxy clients ask first, and next where it is lost
 FRONT: Final = 8001
 REDIS: Final = 6379
 POLL_S: Final = 0.1
@@ -58,6 +59,7 @@ class Cluster(Engines):
         self.rate_per_s = rate_per_s
         self.leaders: dict[str, set[str]] = defaultdict(set)  # epoch -> who wrote under it
         self.writes = 0
+        self.unwatched: list[str] = []  # why nobody watched, each time
         self.broken: list[str] = []  # what did not hold, and was no reason to stop
         self._watching: asyncio.Task[None] | None = None
 
@@ -186,14 +188,28 @@ class Cluster(Engines):
     async def _watch(self) -> None:
         role = self.state.keys.writes("controller").encode()
         while True:
-            with contextlib.suppress(redis.RedisError, OSError):  # Redis is replaced: from its next start on
-                async with redis.from_url(self.redis_url) as client, client.monitor() as monitor:
-                    await monitor.connect()
-                    while True:
-                        # Nobody says so when the container of Redis has gone; somebody writes every second.
-                        line = await asyncio.wait_for(monitor.connection.read_response(), SILENT_S)
-                        self._note(line, role)
+            try:
+                await self._watch_once(role)
+            except (redis.RedisError, OSError) as error:  # Redis is replaced: from its next start on
+                self.unwatched.append(f"{type(error).__name__}: {error}")
             await CLOCK.sleep(POLL_S)
+
+    async def _watch_once(self, role: bytes) -> None:
+        """Watch one Redis. Nobody says so when its container has gone; somebody writes every second."""
+        async with make_client(self.redis_url, SILENT_S) as client:
+            monitor = client.monitor()
+            try:
+                await asyncio.wait_for(monitor.__aenter__(), SILENT_S)
+                while True:
+                    self._note(await asyncio.wait_for(monitor.connection.read_response(), SILENT_S), role)
+            finally:
+                if monitor.connection is not None:
+                    await monitor.connection.disconnect(nowait=True)
+
+    def check_watching(self) -> None:
+        """Raise what ended the watching, if anything did."""
+        if self._watching is not None and self._watching.done():
+            self._watching.result()
 
     def _note(self, line: bytes, role: bytes) -> None:
         if role not in line or b" lua]" in line:
@@ -317,8 +333,8 @@ async def lost(site: Cluster, load: Clients, name: str, lose: Callable[[Engine],
     later = load.failed() - failed - at_first
     text = f"{name} with {had} slices: {at_first} failed within {ERRORS_S:g} s, {later} later"
     text += f" ({dict(load.since(before, 'failed'))}); {'no ' if counted else ''}plan without it after {took_s:.1f} s: "
-    text += await site.layout()
-    if later or (had and took_s > PLAN_S):
+    text += f"{await site.layout()}; {(answered := load.sums()['answered'] - before['answered'])} answered meanwhile"
+    if later or not answered or (had and took_s > PLAN_S):
         site.broken.append(text)
     return text
 
@@ -398,10 +414,16 @@ async def update_ends(site: Cluster, service: str) -> None:
 async def one_leader(site: Cluster, _: Clients) -> str:
     """No two controllers have written under one epoch, the one that leads now included."""
 
-    async def leader_wrote() -> bool:
-        return str(await site.epoch()) in site.leaders
+    before = site.writes
 
-    await site.until("the controller that leads now writes", leader_wrote)
+    async def leader_wrote() -> bool:
+        site.check_watching()
+        return site.writes > before and str(await site.epoch()) in site.leaders
+
+    try:
+        await site.until("the controller that leads now writes", leader_wrote)
+    except Broken as error:
+        raise Broken(f"{error}; {site.writes} writes, epochs {list(site.leaders)}, {site.unwatched[-3:]}") from error
     both = {epoch: who for epoch, who in site.leaders.items() if len(who) > 1}
     need(bool(site.writes) and not both, f"of {site.writes} writes: {both}")
     return f"{site.writes} writes under {len(site.leaders)} epochs, each by one controller: {dict(site.leaders)}"

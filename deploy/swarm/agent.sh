@@ -4,6 +4,12 @@
 # service again, but for what an operator drained.
 set -eu
 umask 027
+# One at a time: after a node was cut off, the Swarm starts a new one before it ends the one that ran on.
+exec 9>/var/lib/trefoil/container.lock
+trap "exit 0" TERM
+flock 9 &
+wait $!
+trap - TERM
 node=$TREFOIL_POWER_AGENT_NODE drained=/var/lib/trefoil/drained-to-stop why="its container is replaced"
 tar -C /tmp -xf /run/secrets/nodes.tar "./$node.tar" ||
     { echo "error: node = '$node': no secrets of it. Remedy: deploy/swarm/secrets.sh with its name, and TREFOIL_SECRETS" >&2; exit 2; }

@@ -1,6 +1,7 @@
 """A Redis that dies, hangs, is emptied or refuses. What every store does: tests/contract/test_state_contract.py."""
 
 import asyncio
+import errno
 
 import pytest
 
@@ -14,6 +15,7 @@ pytestmark = pytest.mark.integration
 
 
 TIMEOUT_S = 30.0  # where no call is to be late
+HINTS = 2_000
 
 
 async def raw(state: State, *command: str) -> object:
@@ -39,6 +41,39 @@ async def test_emptied_redis_never_sends_epochs_back(shared_redis, redis_server:
     assert taken.epoch == 8, "agents' highest_epoch_seen or the own disk are the floor"
     await holder.close()
     await stranger.close()
+
+
+@pytest.mark.gate
+async def test_whoever_was_cut_off_hears_of_each_changed_key_once(redis_server: RedisServer):
+    state = State.connect(redis_server.url, "c", timeout_s=TIMEOUT_S)
+    changes, heard = state.changes(poll_s=TIMEOUT_S), []
+    assert await anext(changes) is None
+    for number in range(HINTS):  # a minute's hints, that arrive together
+        await raw(state, "PUBLISH", state.keys.changed(), f"key{number % 3}")
+    await raw(state, "PUBLISH", state.keys.changed(), "last")
+    while "last" not in heard:
+        heard.append(await anext(changes))
+    assert set(heard) == {"key0", "key1", "key2", "last"}
+    assert len(heard) <= HINTS / 50, "read again for every hint, they would be read for a minute"
+    await state.close()
+
+
+@pytest.mark.gate
+async def test_a_subscription_whose_connection_timed_out_is_made_anew(redis_server: RedisServer, monkeypatch):
+    state, made = State.connect(redis_server.url, "c", timeout_s=TIMEOUT_S), []
+    subscribe = state._client.pubsub
+    monkeypatch.setattr(state._client, "pubsub", lambda: made.append(subscribe()) or made[-1])
+    changes = state.changes(poll_s=0.5)
+    assert await anext(changes) is None
+    lost = TimeoutError(errno.ETIMEDOUT, "Connection timed out")  # a host that was cut off: what the event loop tells
+    made[0].connection._reader.set_exception(lost)
+    heard = [await anext(changes), await anext(changes)]
+    assert heard == [None, None], "it has subscribed again"
+    assert len(made) == 2
+    await raw(state, "PUBLISH", state.keys.changed(), "key")
+    while heard[-1] != "key":
+        heard.append(await anext(changes))
+    await state.close()
 
 
 async def test_changes_survive_the_death_of_redis(redis_server: RedisServer):

@@ -38,6 +38,14 @@ def test_only_what_nobody_else_uses_starts_beside_its_predecessor():
         assert service["deploy"]["update_config"]["order"] == ("stop-first" if alone else "start-first"), name
 
 
+def test_what_a_lost_node_has_not_acknowledged_is_given_up_by_every_server_line():
+    """HAProxy 2.6 takes tcp-ut from no default-server: requests hung for as long as the node was away."""
+    lines = [line.split() for line in (SWARM / "haproxy.cfg").read_text().splitlines()]
+    servers = [words for words in lines if words and words[0] in ("server", "server-template")]
+    assert len(servers) == 4
+    assert all("tcp-ut" in words for words in servers)
+
+
 def test_stopping_takes_less_than_the_swarm_waits():
     settings = tomllib.loads((ROOT / "deploy/compose/dispatcher.toml").read_text())
     drain_s = settings["drain_s"] + settings["stop_grace_s"]

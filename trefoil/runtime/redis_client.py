@@ -1,14 +1,18 @@
 """Redis' client: by a URL, never asking twice by itself, over TLS by certificates as they are."""
 
+import asyncio
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import redis.asyncio as redis
+from redis import exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from trefoil.core import errors
+
+HINTS_MAX: Final = 1_000  # that are read at once
 
 
 class _FreshTls(redis.SSLConnection):
@@ -49,3 +53,25 @@ def make_client(url: str, timeout_s: float) -> "redis.Redis":
     if issubclass(client.connection_pool.connection_class, redis.SSLConnection):
         client.connection_pool.connection_class = _FreshTls
     return client
+
+
+async def read_hints(pubsub: Any, wait_s: float) -> Iterable[bytes]:
+    """Read what was published by now, each message once, or the first within `wait_s`. Whoever was cut off gets all
+    hints of that time together, and would act on each.
+
+    Raises:
+        redis.ConnectionError: it gave up at once. To redis-py the time-out of the connection itself (ETIMEDOUT, of a
+            host that was cut off) is that of the question: it says that there is no message, for ever and in no time.
+    """
+    clock_s = asyncio.get_running_loop().time
+    found: dict[bytes, None] = {}
+    left, asked_s = HINTS_MAX, clock_s()
+    message = await pubsub.get_message(timeout=wait_s)
+    if message is None and clock_s() - asked_s < wait_s / 2:
+        raise exceptions.ConnectionError("the subscription has timed out")
+    while message is not None:
+        if message["type"] == "message":
+            found[message["data"]] = None
+        left -= 1
+        message = await pubsub.get_message(timeout=0) if left else None
+    return found

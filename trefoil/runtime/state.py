@@ -25,7 +25,7 @@ from trefoil.runtime import codec, fenced, state_errors
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.fenced import Append, Delete, Put, SetFields, Write
 from trefoil.runtime.keys import Keys, series_name
-from trefoil.runtime.redis_client import make_client
+from trefoil.runtime.redis_client import make_client, read_hints
 from trefoil.runtime.telemetry import Metrics
 
 __all__ = [
@@ -523,7 +523,7 @@ class State:
             await self._clock.sleep(poll_s)
 
     async def _subscribed(self, poll_s: float) -> AsyncIterator[str | None]:
-        pubsub = self._client.pubsub(ignore_subscribe_messages=True)
+        pubsub = self._client.pubsub()
         try:
             async with self._guard():
                 await pubsub.subscribe(self.keys.changed())
@@ -532,9 +532,9 @@ class State:
             while True:
                 wait_s = max(0.0, poll_at_s - self._clock.monotonic_s())
                 async with self._guard(extra_s=wait_s):
-                    message = await pubsub.get_message(timeout=wait_s)
-                if message is not None and _is_text(message["data"]):
-                    yield _text(message["data"])
+                    changed = await read_hints(pubsub, wait_s)
+                for key in filter(_is_text, changed):
+                    yield _text(key)
                 if self._clock.monotonic_s() >= poll_at_s:
                     yield None
                     poll_at_s = self._clock.monotonic_s() + poll_s
