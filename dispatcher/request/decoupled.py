@@ -65,14 +65,14 @@ class DecoupledRequest:
                         raise
                     return
                 refused = error if isinstance(error, StatusError) else status(error)
-                failure = self._inference.slice_failed(request, refused)
+                failure = self._inference.slice_failed(request, refused, usual=False)
                 may_retry = failure is Failure.UNREACHABLE and not self._sent
                 if not may_retry or not self._inference.begin_retry(request, attempts):
                     raise self._inference.client_status(request, refused, failure) from error
                 attempts += 1
                 continue
             except asyncio.CancelledError as error:
-                cut = None if self._over else self._inference.call_cancelled(request, connection)
+                cut = None if self._over else self._inference.call_cancelled(request, connection, usual=False)
                 if cut is None:
                     raise
                 may_retry = connection is not None and connection.gone and not self._sent
@@ -133,12 +133,12 @@ class DecoupledRequest:
             return
         self._over = True
         if self._error is None:
-            # How many answers there are is up to each request: it predicts nothing for the deadline of another one.
+            # How many answers there are is up to each request: none predicts anything for the deadline of another one.
             self._inference.record_answer(request, self._version, usual=False)
             if self._reads_lengths(request.ticket.family):
                 self._lengths.learn(request.ticket, JOIN(request.payload), self._tokens)
         else:
-            self._inference.slice_failed(request, self._error)
+            self._inference.slice_failed(request, self._error, usual=False)
             if not self._grpc_error:  # else it is still to be refused
                 self._inference.record_failure(request, self._error.code.name, self._error.details)
 

@@ -241,9 +241,9 @@ class Inference:
             data += self._accounting.receipts.suffix(pick.slice, ticket.family, variant, ticket.items)
         return data
 
-    def slice_failed(self, request: Request, refused: StatusError) -> Failure:
+    def slice_failed(self, request: Request, refused: StatusError, usual: bool = True) -> Failure:
         """Handle a status that a slice answered with: classify it, eject the slice if it proves it dead or an outlier,
-        and end the request there."""
+        and end the request there. `usual`: as of an answer."""
         pick = request.pick
         assert pick is not None
         code, details = refused.code.name, refused.details
@@ -252,7 +252,7 @@ class Inference:
         if failure is not Failure.OWN:
             self._health.eject(pick.slice, failure, f"{code} {details}")
         elif code == "DEADLINE_EXCEEDED":
-            self._record_late(request, pick)
+            self._record_late(request, pick, usual)
         elif why := self._evidence.on_status(pick.slice, code):
             self._health.eject(pick.slice, Failure.SICK, why)
         self.end(request, code, executed=failure is not Failure.UNREACHABLE)
@@ -268,7 +268,7 @@ class Inference:
             return refusal(missing_start(request.ticket, f"its slice is lost: {refused.details}"))
         return refused
 
-    def call_cancelled(self, request: Request, connection: Connection | None) -> StatusError | None:
+    def call_cancelled(self, request: Request, connection: Connection | None, usual: bool = True) -> StatusError | None:
         """The call of a picked request was cancelled: the credit comes back. The status to refuse with if it was not
         the client that left, but the connection that was cut."""
         pick, task = request.pick, asyncio.current_task()
@@ -277,14 +277,14 @@ class Inference:
             self.end(request, "UNAVAILABLE", executed=True)
             return StatusError(grpc.StatusCode.UNAVAILABLE, connection.cut_reason)
         if overdue(request.ticket.deadline_s, request.ticket.arrived_s, self._clock.monotonic_s()):
-            self._record_late(request, pick)
+            self._record_late(request, pick, usual)
         self.end(request, "CANCELLED", executed=True)
         return None
 
-    def _record_late(self, request: Request, pick: Pick) -> None:
+    def _record_late(self, request: Request, pick: Pick, usual: bool) -> None:
         now_s = self._clock.monotonic_s()
         items, waited_s = request.ticket.items, now_s - request.sent_s
-        if why := self._evidence.on_deadline(pick.slice, pick.variant, items, waited_s, now_s):
+        if why := self._evidence.on_deadline(pick.slice, pick.variant, items, waited_s, now_s, usual):
             self._health.eject(pick.slice, Failure.LATE, why)
 
     def record_failure(self, request: Request | None, code: str, details: str) -> None:

@@ -175,12 +175,15 @@ class SliceEvidence:
         count = self._faults.count_failure(slice_, slice_ in self.slow_start)
         return f"{count} requests in a row ended {code}" if count else ""
 
-    def on_deadline(self, slice_: SliceKey, variant: str, items: int, waited_s: float, now_s: float) -> str:
-        """Count a deadline that passed while the slice had the request; returns why that makes it an outlier, "" = it
-        does not."""
+    def on_deadline(
+        self, slice_: SliceKey, variant: str, items: int, waited_s: float, now_s: float, usual: bool = True
+    ) -> str:
+        """Count a deadline that passed while the slice had the request, which says how long others take if it is
+        `usual`; returns why that makes it an outlier, "" = it does not."""
         if now_s - self._lagged_at_s < LAGGED_S:
             return ""
-        self.times.record_late(slice_, variant, items, waited_s, now_s)
+        if usual:
+            self.times.record_late(slice_, variant, items, waited_s, now_s)
         usual_s = self.times.usual_s(slice_, variant, items) or self.times.longest_s(slice_)
         if not usual_s or waited_s < LATE_FACTOR * usual_s:
             return ""

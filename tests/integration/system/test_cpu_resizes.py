@@ -204,3 +204,29 @@ async def test_answers_are_shared_as_the_quotas_of_the_load_say():
     assert counts.total() == len(result.records)
     for variant, weight in weights.items():
         assert counts[variant] / counts.total() == pytest.approx(weight / sum(weights.values()), abs=0.02)
+
+
+@pytest.mark.timeout(300)
+async def test_an_overload_longer_than_the_deadline_is_answered_as_far_as_the_slice_can_and_ends_with_the_load():
+    low_per_s, high_per_s, over_s, deadline_s = 8.0, 30.0, 31.0, 5.0
+    points = (
+        (0.0, low_per_s),
+        (5.0, low_per_s),
+        (6.0, high_per_s),
+        (over_s, high_per_s),
+        (32.0, low_per_s),
+        (52.0, low_per_s),
+    )
+    system = system_of("fixed_size", **{"params.version": 4, "params.initial_cores": 0.6})
+    try:
+        system.up()
+        spec = LoadSpec(RateProfile(points), IMAGES, FAMILY, seed=3, deadline_s=deadline_s)
+        result = await run_load(spec, system.inference, clock=WallClock())
+    finally:
+        system.close()
+    print(Counter(record.code for record in result.records))
+    assert {record.code for record in result.records} == {OK, "DEADLINE_EXCEEDED"}, "more than the slice can serve"
+    within_s = over_s - 2 * deadline_s
+    within = [record.code for record in result.records if over_s - within_s <= record.intended_s < over_s]
+    assert within.count(OK) / within_s > low_per_s, "of about 13 a second"
+    assert {record.code for record in result.records if record.intended_s > over_s + 2 * deadline_s} == {OK}

@@ -202,6 +202,21 @@ def test_a_slice_that_was_slow_once_is_tried_again():
     assert times.predicted_s(A, "l", 1, 0.0) < 0.2
 
 
+def test_a_deadline_that_passed_says_that_it_takes_longer():
+    health = SliceEvidence(0.5, late_strikes=3, fault_strikes=2)
+    health.on_deadline(A, "l", 1, 0.3, 0.0, usual=False)
+    assert health.times.predicted_s(A, "l", 1, 0.0) == 0.0, "a stream is as long as its request wants it"
+    health.on_deadline(A, "l", 1, 0.3, 0.0)
+    assert health.times.predicted_s(A, "l", 1, 0.0) == 0.3
+    assert health.times.usual_s(A, "l", 1) == health.times.longest_s(A) == 0.0, "nothing was answered"
+    health.on_deadline(A, "l", 1, 0.1, 1.0)
+    assert health.times.predicted_s(A, "l", 1, 1.0) == 0.3, "that was known"
+    health.on_deadline(A, "l", 1, 0.4, 1.0)
+    assert health.times.predicted_s(A, "l", 1, 1.0) == pytest.approx(0.36)
+    health.on_answer(A, "l", 1, 0.36, 1.0)
+    assert health.times.usual_s(A, "l", 1) == pytest.approx(0.36)
+
+
 def answered_per_s(deadline_s: float, service_s: float, cv: float, credits: int) -> float:
     """Answers a second of a slice to 2.5 times what it serves, once the queue before it holds as much as its deadline;
     it serves one request after another, also those that nobody waits for any longer."""
