@@ -211,6 +211,32 @@ def test_two_families_meet_on_one_high_end_gpu_more_often_when_carbon_is_high(tm
         assert simulated == pytest.approx(live, abs=0.02), name
 
 
+@pytest.mark.timeout(1200)
+def test_a_spike_of_three_times_the_load_is_met_by_other_variants_on_cpus(tmp_path: Path) -> None:
+    offset, out = free_offset(), tmp_path / "out"
+    argv = [sys.executable, "-m", "trefoil.cli.main", "demo", "--policy", "infadapter", "--out", str(out)]
+    argv += ["--port-offset", str(offset)]
+    said = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1100, check=False)
+    assert said.returncode == 0, said.stdout
+    assert leftovers.all_of(tmp_path, offset) == leftovers.none()
+
+    report = read_report(out / "report.json")
+    print("\n".join(report_lines(report)))
+    assert list(report.runs) == ["vpa_plus", "ms_plus", "infadapter"]
+    assert len({run.families["resnets"].schedule_digest for run in report.runs.values()}) == 1, "the same arrivals"
+    for run in report.runs.values():
+        assert run.failed_by_code.keys() <= {"DEADLINE_EXCEEDED"}, "whoever fails has waited as long as clients wait"
+        assert run.accuracy > 0.95, "right values"
+        assert run.core_s
+    ours = report.runs["infadapter"]
+    assert ours.failed == 0, said.stdout
+    assert ours.slo_attainment > report.runs["vpa_plus"].slo_attainment
+    before, within, after = (ours.mixes[when].get("resnet26", 0.0) for when in ("before", "in", "after"))
+    assert before > 0.9
+    assert within < 0.7, "less accurate ones carry the spike"
+    assert after > within, "and the best one is back"
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", INTERRUPT_SEEDS)
 def test_interrupted_at_any_moment_nothing_is_left(tmp_path: Path, seed: int) -> None:

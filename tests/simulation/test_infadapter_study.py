@@ -84,5 +84,5 @@ def test_the_study_prints_what_was_played(tmp_path):
         assert rows["vpa_plus-152"]["loss_pct"]["mean"] == 0
     assert set(BASE) >= set(found["claims"]["twitter"]["infadapter, beta 0.05"]["fewer_violations_pct"])
     assert {path.stem for path in tmp_path.glob("fig*.png")} == {
-        "fig01", "fig02", "fig05", "fig06", "fig07", "fig08", "fig08_10",
+        "fig01", "fig02", "fig04", "fig05", "fig06", "fig07", "fig08", "fig08_10",
     }  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 
 from protos.power_agent.v1 import power_agent_pb2
 from trefoil.core.catalog import Variant
-from trefoil.core.device_types import device_type, slice_type
+from trefoil.core.device_types import device_type, slice_servers, slice_type
 from trefoil.core.errors import NotFound, SettingError, Unavailable
 from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, Hosted, NodeStatus, SliceKey
 from trefoil.core.plan import PlannedDevice, PlannedSlice
@@ -22,12 +22,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """Place to measure at: a device of the node, a slice of it, the clock to hold (0: as it is)."""
+    """Place to measure at: a device of the node, a slice of it, the clock to hold (0: as it is), the instances of a
+    model there (0: as many as plans host, one for each core of CPUs)."""
 
     device: str
     kind: DeviceType
     slice_type: str
     clock_mhz: int
+    instances: int = 0
 
     @property
     def key(self) -> SliceKey:
@@ -42,7 +44,8 @@ class NodePlace:
 
     def hosting(self, family: str, variant: Variant, max_batch: int) -> PlannedDevice:
         """The device as planned with this variant on this slice, and nothing else."""
-        hosted = Hosted(family, variant.name, variant.version, 0, 1, 1, max_batch)
+        instances = self.instances or slice_servers(self.slice_type)
+        hosted = Hosted(family, variant.name, variant.version, 0, 1, instances, max_batch)
         clock_mhz = self.clock_mhz if self.kind.clock_lockable else 0
         part = PlannedSlice(self.key, (hosted,), CREDITS)
         return PlannedDevice(self.device, DeviceState.AWAKE, (part,), clock_mhz, clock_mhz)

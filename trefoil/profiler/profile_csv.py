@@ -19,12 +19,13 @@ QUANTILES: Final = (0.5, 0.95, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
-    """Measurement of an operating point under one load: batches per second, latency [ms], power (None: no meter)."""
+    """Measurement of an operating point under one load: batches per second, latency [ms] (quantiles, then the mean),
+    power (None: no meter)."""
 
     offered_per_s: float
     answered_per_s: float
     failed: int
-    latency_ms: tuple[float, float, float] | None
+    latency_ms: tuple[float, float, float, float] | None
     power_w: float | None
 
 
@@ -44,6 +45,7 @@ class ProfilePoint:
     samples: int
     simulated: bool = False
     rates: tuple[LoadPoint, ...] = field(default=())
+    instances: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """A profiling session: every variant, slice, clock and batch that was asked for, one after the other, alone."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from trefoil.core.catalog import Family, Variant
+from trefoil.core.device_types import slice_servers
 from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.fleet import triton_name
 from trefoil.core.plan_check import CONTEXT_MIB
@@ -21,7 +22,7 @@ from trefoil.profiler.energy_meter import (
 from trefoil.profiler.exclusive_node import ExclusiveNode
 from trefoil.profiler.lent_device import LentDevice
 from trefoil.profiler.profile_csv import QUANTILES, LoadPoint, ProfilePoint
-from trefoil.profiler.triton_load import CLIENTS, TritonSlice, Window, closed_shape, refuse_batch
+from trefoil.profiler.triton_load import SPARE_CLIENTS, TritonSlice, Window, closed_shape, refuse_batch
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.model_files import CONFIG, read_contract
 from trefoil.runtime.security.tls import Tls
@@ -36,7 +37,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ProfileSpec:
-    """What a session measures, and for how long. `rates`: shares of saturation to offer as Poisson arrivals."""
+    """What a session measures, and for how long. `rates`: shares of saturation to offer as Poisson arrivals;
+    `instances`: of a variant on a node's slice, 0 for as many as plans host."""
 
     family: Family
     folder: Path
@@ -45,6 +47,7 @@ class ProfileSpec:
     rates: tuple[float, ...]
     window_s: float
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    instances: int = 0
 
     def __post_init__(self) -> None:
         for name, values, low, high in (("--batches", self.batches, 1, 4096), ("--rates", self.rates, 0.01, 1.5)):
@@ -130,7 +133,8 @@ class Session:
         """
         self.spec.check_contract()
         try:
-            for place in node.places(slices, clocks):
+            for found in node.places(slices, clocks):
+                place = replace(found, instances=self.spec.instances)
                 on = MeasuredSlice(place.device, place.kind.name, place.slice_type, place.clock_mhz)
                 await self._await_meter(on)
                 for name in self.spec.variants:
@@ -194,9 +198,10 @@ class Session:
         request: Any,
         idle: MeteredEnergy | None,
     ) -> ProfilePoint:
+        at_once = self.spec.instances or slice_servers(on.slice_type)
         unloaded = await triton.closed_loop(request, batch, self.spec.window_s)
         saturated, busy = await self.measure_with_energy(
-            on, lambda seconds: triton.closed_loop(request, batch, seconds, CLIENTS)
+            on, lambda seconds: triton.closed_loop(request, batch, seconds, at_once + SPARE_CLIENTS)
         )
         if not unloaded.latency_ms or not saturated.latency_ms:
             raise SettingError(
@@ -209,7 +214,7 @@ class Session:
         return ProfilePoint(
             on.device_type, on.slice_type, variant.name, batch, on.clock_mhz, (p50, p95, p99),
             batch * saturated.batches_per_s, joules, variant.memory_mib, len(unloaded.latency_ms),
-            simulated=busy is not None and busy.simulated, rates=tuple(rates),
+            simulated=busy is not None and busy.simulated, rates=tuple(rates), instances=at_once,
         )  # fmt: skip
 
     async def _measure_load(
@@ -221,7 +226,7 @@ class Session:
         latency = None
         if window.latency_ms:
             p50, p95, p99 = (window.quantile_ms(q) for q in QUANTILES)
-            latency = (p50, p95, p99)
+            latency = (p50, p95, p99, window.mean_ms)
         watts = None if power is None else power.watts
         return LoadPoint(per_s, window.batches_per_s, window.failed, latency, watts)
 

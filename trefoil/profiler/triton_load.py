@@ -26,7 +26,7 @@ DATATYPES: Final = {
     "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
 }  # fmt: skip
 IN_FLIGHT_MAX: Final = 256
-CLIENTS: Final = 3  # of the saturating loop: one batch runs, one waits, one is on its way
+SPARE_CLIENTS: Final = 2  # of the saturating loop, beside one for each batch that runs: one waits, one is on its way
 WARM_UP: Final = 3
 
 
@@ -44,6 +44,12 @@ class Window:
     def batches_per_s(self) -> float:
         """Batches that were answered per second."""
         return len(self.latency_ms) / max(1e-9, self.ends_at_s - self.starts_at_s)
+
+    @property
+    def mean_ms(self) -> float:
+        """Mean latency [ms]; asserts that there was an answer."""
+        assert self.latency_ms
+        return float(np.mean(self.latency_ms))
 
     def quantile_ms(self, q: float) -> float:
         """Quantile of latency [ms]; asserts that there was an answer."""

@@ -353,6 +353,10 @@ def infadapter_tables(found: Mapping[str, Any]) -> dict[str, str]:
         for cores, by in found["fig2"].items()
         for name, one in by.items()
     ]
+    fig4 = [
+        (name, f"{one['most_per_s']:.1f}", _each(one["answered_per_s"], 1), _each(one["mean_ms"], 0))
+        for name, one in found["fig4"].items()
+    ]
     fig6 = [
         (name, f"{one['slope']:.3f}", f"{one['intercept']:+.3f}", f"{one['r2']:.4f}", f"{one['error_max_per_s']:.1f}")
         for name, one in found["fig6"].items()
@@ -361,6 +365,10 @@ def infadapter_tables(found: Mapping[str, Any]) -> dict[str, str]:
         "claims": markdown(said, claims),
         "runs": markdown(head, rows),
         "fig2": markdown(("75 requests/s", "planner", "accuracy loss, points", "cores"), fig2),
+        "fig4": markdown(
+            ("images a request, instances x threads", "most images/s", "images/s at loads", "mean latency there, ms"),
+            fig4,
+        ),
         "fig6": markdown(("variant", "requests/s a core", "intercept", "R2", "largest error, requests/s"), fig6),
     }
 

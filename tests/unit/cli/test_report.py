@@ -17,7 +17,7 @@ TOP_LEVEL = {
 }  # fmt: skip
 PER_RUN = {
     "requests", "answered", "failed", "slo", "latency_ms_p50", "latency_ms_p95", "latency_ms_p99", "slo_attainment",
-    "accuracy", "accuracy_profile", "core_s", "mixes",
+    "accuracy", "accuracy_profile", "core_s", "mixes", "failed_by_code",
     "joules_per_request", "grams_per_request", "idle_share", "replans", "reconfigurations", "exploration", "families",
 }  # fmt: skip
 

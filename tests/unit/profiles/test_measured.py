@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from power_agent.triton.slice_launch import SliceSpec
 from protos.power_agent.v1 import power_agent_pb2
 from trefoil.core.common import Basis
+from trefoil.core.device_types import cpu_quota, cpu_range, device_type
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.errors import CatalogError, NotFound, SettingError
 from trefoil.profiler.energy_meter import EnergyLog, MeteredEnergy, active_j_per_batch, energy_between
+from trefoil.profiler.places import NodePlace
 from trefoil.profiler.profile_csv import (
     ProfilePoint,
     Provenance,
@@ -33,6 +36,21 @@ POINT = ProfilePoint("cpu:2", "cpu:1", "digits-xs", 1, 0, (1.0, 2.0, 3.0), 900.0
 
 def every_variant(*points: ProfilePoint) -> list[ProfilePoint]:
     return [replace(point, variant=variant.name) for variant in FAMILY.variants for point in points]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "asked", "hosted", "threads"),
+    [
+        ("cpu:16", "cpu:1", 0, 1, 1), ("cpu:16", "cpu:16", 0, 16, 1), ("cpu:16", "quota:1.5", 0, 2, 1),
+        ("cpu:16", "cpu:16", 1, 1, 16), ("cpu:16", "cpu:16", 4, 4, 4), ("A100-SXM4-40GB", "2g.10gb", 0, 1, 1),
+    ],
+)  # fmt: skip
+def test_what_is_measured_is_hosted_as_plans_host_it(kind, shape, asked, hosted, threads):
+    place = NodePlace("n/device", device_type(kind), shape, 0, asked)
+    (part,) = place.hosting("digits", FAMILY.variants[0], 8).slices
+    assert [one.instances for one in part.hosted] == [hosted]
+    of = SliceSpec("s", FOLDER, FOLDER, part.hosted, 1, 2, "", cpu_range(shape, 0), cpu_quota(shape))
+    assert of.threads == threads
 
 
 def sample(starts_at_s: float, joules: float, method: EnergyMethod = EnergyMethod.NVML_COUNTER) -> EnergySample:

@@ -50,7 +50,7 @@ ROWS: Final[tuple[tuple[str, Show, str], ...]] = (
     ("SLO attainment", lambda run: _percent_text(run.slo_attainment, 2), "higher"),
     ("latency p50 / p95 / p99", lambda run: _latencies_text(run), "lower"),
     ("requests", lambda run: f"{run.requests:,}", ""),
-    ("answered / failed", lambda run: f"{run.answered:,} / {run.failed:,}", ""),
+    ("answered / failed", lambda run: _answers_text(run), ""),
     ("replans", lambda run: _causes_text(run.replans), ""),
     ("reconfigurations", lambda run: _causes_text(run.reconfigurations), ""),
 )
@@ -190,6 +190,11 @@ def _family_latency_text(one: FamilySummary) -> str:
 
 def _shares_text(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{kind} {_percent_text(share)}" for kind, share in shares.items() if share) or "-"
+
+
+def _answers_text(run: Summary) -> str:
+    codes = ", ".join(f"{code} {count:,}" for code, count in run.failed_by_code.items())
+    return f"{run.answered:,} / {run.failed:,}{f' ({codes})' if codes else ''}"
 
 
 def _family_answers_text(one: FamilySummary) -> str:

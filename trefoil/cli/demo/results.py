@@ -94,6 +94,7 @@ class Summary:
     families: Mapping[str, FamilySummary] = field(default_factory=dict)
     core_s: float | None = None  # of all slices that stood, the old beside the new included; None: no CPUs were cut
     mixes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # shares of the answers by variant, by time
+    failed_by_code: Mapping[str, int] = field(default_factory=dict)  # DEADLINE_EXCEEDED: its client waited no longer
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,6 +288,7 @@ async def _run_result(
         reconfigurations=reconfigurations,
         exploration=_exploration_cost(explained),
         families=families,
+        failed_by_code=load.failed_by_code,
     )
     series = _series(scenario, policy, monitor, results, samples, readings)
     if any(series.cores):

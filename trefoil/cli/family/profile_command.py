@@ -45,6 +45,9 @@ def profile(
     variants: Annotated[str, typer.Option(help="Default: all.")] = "",
     batches: Annotated[str, typer.Option(help="Items per batch.")] = "1,2,4,8",
     rates: Annotated[str, typer.Option(help="Loads to offer, as shares of saturation; empty: none.")] = "0.3,0.6,0.9",
+    instances: Annotated[
+        int, typer.Option(min=0, help="Of a variant on a slice, sharing its cores; 0: one a core, as plans host it.")
+    ] = 0,
     window: Annotated[float, typer.Option(help="Seconds of each measurement; at least 3.5 where joules count.")] = 5.0,
     shape: Shapes = None,
     replace: Annotated[
@@ -68,7 +71,7 @@ def profile(
     known, _ = load_family(folder)
     sizes, clocks_mhz = _integers("--batches", batches), _integers("--clocks", clocks)
     chosen, shares = tuple(selected_variants(known, _names(variants))), _numbers("--rates", rates)
-    spec = ProfileSpec(known, folder, chosen, sizes, shares, window, parse_shapes(shape))
+    spec = ProfileSpec(known, folder, chosen, sizes, shares, window, parse_shapes(shape), instances)
     on = _named_slice(device, device_kind, _names(slices), clocks_mhz) if triton else None
     say: Callable[[str], None] = _discard if as_json else _print_line
     target = out or Path("out/profile") / f"{family}.csv"
