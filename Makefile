@@ -92,6 +92,9 @@ bench-carbon: setup  ## the carbon feed: 1,000 questions/s beside 200 watchers, 
 bench-overload: setup  ## ten times what the slices can answer, for a minute: refusals, goodput, queue, memory
 	$(BIN)/python -m benchmarks.overload $(ARGS)
 
+bench-all: setup  ## every policy that applies on a MIG fleet, a mixed fleet and CPU slices, five seeds (half an hour; ARGS='--seeds 1')
+	for name in mig mixed cpus; do $(BIN)/trefoil compare $$name --out out/bench-all/$$name $(ARGS) || exit 1; done
+
 bench-planner: setup  ## `exact` from 1 to 100,000 GPUs: time, proven gap, objective, memory, mapping (two minutes)
 	$(BIN)/python -m benchmarks.planner $(ARGS)
 

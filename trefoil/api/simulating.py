@@ -52,7 +52,7 @@ def compare(
 
     Args:
         scenario: a scenario, its file, or the name of one that ships.
-        policies: two or more; the others are compared with the first.
+        policies: two or more, or ("all",): those of the table that apply; the others are compared with the first.
         overrides: settings of every run, by dotted key.
         vary: several values of settings; each combination of them is a case.
         seeds: how many, from the scenario's own on.

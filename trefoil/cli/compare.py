@@ -14,13 +14,13 @@ from trefoil.runtime.config import parse_pairs
 def compare(
     scenario: Annotated[Path, typer.Argument(help="Scenario file, or the name of one that ships, e.g. digits.")],
     policies: Annotated[
-        str, typer.Option(help="Policies, by commas; the others are compared with the first.")
-    ] = "base,static_mix,exact",
+        str, typer.Option(help="Policies, by commas; the others are compared with the first. all: those that apply.")
+    ] = "all",
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=A,B", help="Values of a setting; each combination of them is a case."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many seeds, from the scenario's own on.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many seeds, from the scenario's own on.")] = 5,
     jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for comparison.json, .csv, .png and .html.")] = None,
     as_json: AsJson = False,

@@ -7,7 +7,7 @@ the seeds, has saved nothing, and there is no saving where accuracies differ and
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from trefoil.comparison.saving import Outcome, saving_pct, summary
@@ -18,6 +18,8 @@ PANELS: Final = (
     ("slo_attainment", 1.0, "in SLO"),
     ("accuracy", 1.0, "accuracy"),
 )
+FEW: Final = 6  # policies beside each other in a legend
+MARKERS: Final = "osD^vP"  # colours repeat after ten
 MISSED_COLOUR: Final = "#d64545"
 AVERAGED: Final = ("grams_per_request", "joules_per_request", "p95_ms", "slo_attainment", "accuracy")
 
@@ -97,11 +99,15 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One combination of values: the rows of all policies. `price_g`: grams per request and unit of accuracy."""
+    """One combination of values: the rows of all policies. `price_g`: grams per request and unit of accuracy.
+
+    `left_out`: policies of the table that do not apply, with why, where all of them were asked for.
+    """
 
     values: Mapping[str, str]
     rows: tuple[Row, ...]
     price_g: float | None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -164,6 +170,7 @@ class Comparison:
         return {
             "set": dict(case.values),
             "arrivals": {str(seed): digest for seed, digest in case.arrivals.items()},
+            "left_out": dict(case.left_out),
             "price_mg_per_accuracy": None if case.price_g is None else 1e3 * case.price_g,
             "rows": [
                 {
@@ -239,7 +246,8 @@ class Comparison:
         """
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(9.0, 6.4), layout="constrained")
+        many = len(self.policies) > FEW
+        figure = Figure(figsize=(9.0, 6.4 + 1.2 * many), layout="constrained")
         panels = figure.subplots(len(PANELS), 1, sharex=True)
         for axes, (name, scale, label) in zip(panels, PANELS, strict=True):
             for n, policy in enumerate(self.policies):
@@ -247,7 +255,16 @@ class Comparison:
                 at = [i + (n + 0.5) * 0.5 / len(self.policies) - 0.25 for i in range(len(rows))]
                 spreads = [row.spread(name) for row in rows]
                 means, errors = [scale * s["mean"] for s in spreads], [scale * s["deviation"] for s in spreads]
-                axes.errorbar(at, means, errors, fmt="o", color=f"C{n}", label=policy, capsize=3)
+                axes.errorbar(
+                    at,
+                    means,
+                    errors,
+                    ls="",
+                    color=f"C{n % 10}",
+                    marker=MARKERS[n // 10 % len(MARKERS)],
+                    label=policy,
+                    capsize=3,
+                )
                 late = [(x, y) for x, y, row in zip(at, means, rows, strict=True) if row.missed]
                 if late:
                     axes.scatter(*zip(*late, strict=True), marker="x", s=90, color=MISSED_COLOUR, zorder=3)
@@ -255,7 +272,7 @@ class Comparison:
             axes.grid(axis="y", alpha=0.3)
             axes.spines[["top", "right"]].set_visible(False)
         panels[0].set_ylim(0, 1.1 * panels[0].get_ylim()[1])
-        panels[0].legend(frameon=False, ncols=len(self.policies), loc="lower left", bbox_to_anchor=(0, 1.0))
+        panels[0].legend(frameon=False, ncols=min(FEW, len(self.policies)), loc="lower left", bbox_to_anchor=(0, 1.0))
         panels[-1].set_xticks(range(len(self.cases)), [case.label or self.scenario for case in self.cases])
         panels[-1].set_xlim(-0.5, len(self.cases) - 0.5)
         return figure

@@ -61,8 +61,9 @@ def case_caption(found: Comparison, case: Case) -> str:
         else f"mean and deviation of {len(found.seeds)} seeds"
     )
     families = case.rows[0].runs[0].summary["families"]
+    left_out = "".join(f"\n{policy} does not apply: {why}" for policy, why in case.left_out.items())
     profiles = "".join(f"\nprofile of {name}: {one['profile']}" for name, one in families.items())
-    return f"equal load: {arrived:,} arrivals each, digest {digests}\n{price}; {draws}{profiles}"
+    return f"equal load: {arrived:,} arrivals each, digest {digests}\n{price}; {draws}{profiles}{left_out}"
 
 
 def saving_title(found: Comparison) -> str:

@@ -12,7 +12,8 @@ import numpy as np
 
 from trefoil.comparison.comparison import Case, Comparison, Row, Run
 from trefoil.comparison.saving import MARGIN, OBLIVIOUS, PRICE_STEP, price_g
-from trefoil.core.errors import InvalidInput, SettingError
+from trefoil.core.errors import InvalidInput, SettingError, TrefoilError
+from trefoil.core.policies import POLICIES as TABLE
 from trefoil.core.units import HOUR_S
 from trefoil.reproduce.runs import RunResult, played, run_all
 from trefoil.runtime.config import changed
@@ -20,6 +21,8 @@ from trefoil.simulator.scenario.inputs import Provided, arrivals_of, prepare
 from trefoil.simulator.scenario.schema import Scenario
 
 POLICIES: Final = ("base", "static_mix", "exact")
+ALL: Final = "all"
+"""Every policy of the table that applies: those that cannot be started, or answer nobody, are left out, with why."""
 OWN: Final = {"policy": "--policies", "policy.name": "--policies", "seed": "--seeds"}
 """Settings that a comparison gives itself, by the option for them."""
 CLOSING: Final = {"[": "]", "{": "}"}
@@ -27,10 +30,11 @@ CLOSING: Final = {"[": "]", "{": "}"}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Job of one run. Equal scenarios are one job: it is played once."""
+    """Job of one run. Equal scenarios are one job: it is played once. `optional`: it may turn out not to apply."""
 
     policy: str
     scenario: str  # as JSON
+    optional: bool = False
 
     @property
     def key(self) -> str:
@@ -51,7 +55,12 @@ class Job:
     def play(self) -> RunResult:
         """Simulate it, and say which arrivals it met."""
         scenario = Scenario.model_validate_json(self.scenario)
-        found = played(self, scenario, Provided())
+        try:
+            found = played(self, scenario, Provided())
+        except TrefoilError as error:
+            if not self.optional:
+                raise
+            return RunResult(self, {"refused": str(error)}, {})
         return replace(found, summary={**found.summary, "arrivals": arrivals_digest(scenario)})
 
 
@@ -62,6 +71,7 @@ class _Planned:
     values: Mapping[str, str]
     jobs: Mapping[str, tuple[Job, ...]]
     priced: tuple[tuple[Job, Job], ...]
+    left_out: Mapping[str, str]
 
     def __iter__(self) -> Iterator[Job]:
         yield from (job for jobs in self.jobs.values() for job in jobs)
@@ -80,7 +90,7 @@ def compare(
 
     Args:
         scenario: a scenario, its file, or the name of one that ships.
-        policies: names of the table, or module:ROW; the others are compared with the first.
+        policies: names of the table, or module:ROW, or ("all",); the others are compared with the first that applies.
         values: values of settings by dotted key; each combination of them is a case.
         seeds: how many, from the scenario's own on.
         jobs: runs side by side; 0: one per core.
@@ -89,13 +99,19 @@ def compare(
     Raises:
         errors.TrefoilError: names field, value and remedy.
     """
+    every = tuple(policies) == (ALL,)
+    policies = tuple(TABLE) if every else tuple(policies)
     _check(policies, values or {}, seeds)
     varied = {key: tuple(given) for key, given in (values or {}).items()}
-    planned = [_plan(scenario, policies, chosen, varied, seeds) for chosen in _combinations(varied)]
+    planned = [_plan(scenario, policies, chosen, varied, seeds, every) for chosen in _combinations(varied)]
     found = run_all((job for case in planned for job in case), None, jobs, say)
-    first = Scenario.model_validate_json(planned[0].jobs[policies[0]][0].scenario)
     cases = tuple(_case(case, found) for case in planned)
-    return Comparison(first.name, first.span_s, tuple(policies), tuple(range(first.seed, first.seed + seeds)), cases)
+    played_ = tuple(row.policy for row in cases[0].rows)
+    if any(tuple(row.policy for row in case.rows) != played_ for case in cases):
+        remedy = "name those that apply to all of them"
+        raise SettingError("others apply to other values of --set", field="--policies", value=ALL, remedy=remedy)
+    first = Scenario.model_validate_json(planned[0].jobs[played_[0]][0].scenario)
+    return Comparison(first.name, first.span_s, played_, tuple(range(first.seed, first.seed + seeds)), cases)
 
 
 def split_values(text: str) -> tuple[str, ...]:
@@ -158,14 +174,23 @@ def _plan(
     chosen: Mapping[str, Any],
     varied: Mapping[str, tuple[Any, ...]],
     seeds: int,
+    every: bool,
 ) -> _Planned:
     """Jobs of one case, of which each policy's first scenario has been read and checked whole."""
     loaded = {policy: _scenario(scenario, {**chosen, "policy.name": policy}) for policy in policies}
-    for one in loaded.values():
-        prepare(one)
-    jobs = {policy: tuple(_job(policy, one, n) for n in range(seeds)) for policy, one in loaded.items()}
+    left_out = dict[str, str]()
+    for policy, one in tuple(loaded.items()):
+        try:
+            prepare(one)
+        except TrefoilError as error:
+            if not every or len(loaded) == 1:
+                raise  # it is the scenario that cannot be played
+            left_out[policy] = str(error)
+            del loaded[policy]
+    jobs = {policy: tuple(_job(policy, one, n, every) for n in range(seeds)) for policy, one in loaded.items()}
     shown = {key: str(value) for key, value in chosen.items() if len(varied[key]) > 1}
-    return _Planned(shown, jobs, _pricing(_scenario(scenario, {**chosen, "policy.name": OBLIVIOUS}), seeds))
+    priced = _pricing(_scenario(scenario, {**chosen, "policy.name": OBLIVIOUS}), seeds)
+    return _Planned(shown, jobs, priced, left_out)
 
 
 def _pricing(mix: Scenario, seeds: int) -> tuple[tuple[Job, Job], ...]:
@@ -185,14 +210,26 @@ def _scenario(given: Path | str | Scenario, overrides: Mapping[str, Any]) -> Sce
     return changed(given, overrides) if isinstance(given, Scenario) else Scenario.load(given, overrides)
 
 
-def _job(policy: str, scenario: Scenario, n: int) -> Job:
-    return Job(policy, scenario.model_copy(update={"seed": scenario.seed + n}).model_dump_json())
+def _job(policy: str, scenario: Scenario, n: int, optional: bool = False) -> Job:
+    return Job(policy, scenario.model_copy(update={"seed": scenario.seed + n}).model_dump_json(), optional)
 
 
 def _case(planned: _Planned, found: Mapping[Job, RunResult]) -> Case:
-    rows = tuple(Row(policy, tuple(_run(job, found[job]) for job in jobs)) for policy, jobs in planned.jobs.items())
+    left_out, rows_ = dict(planned.left_out), list[Row]()
+    for policy, jobs in planned.jobs.items():
+        runs = [found[job] for job in jobs]
+        refused = [run["refused"] for run in runs if "refused" in run.summary]
+        if refused or (jobs[0].optional and not all(run["answered"] for run in runs)):
+            why = next((str(one["why"]) for one in runs[0].decisions if one.get("why")), "")
+            left_out[policy] = refused[0] if refused else f"it answers nobody here{f' ({why})' if why else ''}"
+        else:
+            rows_.append(Row(policy, tuple(_run(job, found[job]) for job in jobs)))
+    if len(rows_) < 2:
+        why = "; ".join(f"{policy}: {reason}" for policy, reason in left_out.items())
+        raise SettingError(f"fewer than two policies apply ({why})", field="--policies", value=ALL)
+    rows = tuple(rows_)
     pairs = [(_run(cheap, found[cheap]).outcome, _run(dear, found[dear]).outcome) for cheap, dear in planned.priced]
-    return Case(planned.values, rows, price_g(pairs))
+    return Case(planned.values, rows, price_g(pairs), left_out)
 
 
 def _run(job: Job, found: RunResult) -> Run:

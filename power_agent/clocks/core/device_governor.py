@@ -61,7 +61,8 @@ class DeviceGovernor:
     ) -> None:
         name = self._override or planned.governor
         if self._governor is None or name != self._name:
-            self._governor, self._name = governor_of(name, self._settings), name
+            settings = self._settings if name else {}  # a device that is not planned has nobody's governor
+            self._governor, self._name = governor_of(name, settings), name
         view = GovernorView(
             now_s=now_s,
             device=planned.device,

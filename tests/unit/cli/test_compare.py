@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from trefoil.cli.main import app
 from trefoil.comparison import runs
+from trefoil.core.policies import POLICIES
 
 ROOT = Path(__file__).resolve().parents[3]
 TINY = ("digits", "--set", "duration_s=40", "--set", "warmup_s=5")
@@ -40,6 +41,19 @@ def test_every_policy_value_and_seed_meets_the_same_load(tmp_path):
     assert "none: floor missed" in page
     assert "<svg" in page
     assert (tmp_path / "comparison.png").stat().st_size > 1000
+
+
+def test_all_policies_that_apply_are_played_and_the_others_named_with_the_reason(monkeypatch):
+    kept = ("base", "static_mix", "carbondis", "infadapter", "muserve")
+    monkeypatch.setattr(runs, "TABLE", {name: POLICIES[name] for name in kept})
+    code, out, err = run(*TINY, "--seeds", "2", "--jobs", "1", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["policies"] == [row["policy"] for row in found["cases"][0]["rows"]]
+    assert found["policies"][:2] == ["base", "static_mix"]
+    assert set(found["policies"]) | set(found["cases"][0]["left_out"]) == set(kept)
+    assert "low-end" in found["cases"][0]["left_out"]["carbondis"]
+    assert len(found["seeds"]) == 2
 
 
 @pytest.mark.parametrize(

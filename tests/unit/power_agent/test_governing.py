@@ -50,6 +50,8 @@ def test_fixed_and_a_plan_that_names_none_hold_the_plans_range(low, high, locks)
         one = DeviceGovernor("", {})
         assert one.range(planned(low, high, name), ABILITY, 0, True, 0.0) == locks
         assert one.next_s == float("inf")
+    others = DeviceGovernor("", {"statistic": "p95"})  # of a policy whose plan leaves this device out
+    assert others.range(planned(low, high), ABILITY, 0, True, 0.0) == locks
 
 
 def test_a_governor_is_stepped_when_the_plan_changes_and_at_its_time_and_not_between():
