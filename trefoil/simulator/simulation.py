@@ -68,7 +68,7 @@ from trefoil.simulator.engines.request_engine import RequestEngine
 from trefoil.simulator.engines.shared_fluid import SharedFluidEngine
 from trefoil.simulator.scenario.arrivals import ArrivalSource
 from trefoil.simulator.scenario.carbon import ForecastFeed
-from trefoil.simulator.scenario.inputs import Inputs, settings_of
+from trefoil.simulator.scenario.inputs import Inputs, length_confusion, settings_of
 
 EPSILON_S: Final = 1e-9
 EXPLORING_TICK_S: Final = 5.0  # at most, while candidates are measured
@@ -458,7 +458,9 @@ def _flow(inputs: Inputs, family: str) -> Flow:
     largest = max((row.batch for row in inputs.truth.catalog.rows if row.family == family), default=1)
     delay_s = None if served.batch_delay_ms is None else served.batch_delay_ms / MS_PER_S
     slo_ms = inputs.objectives[family].slo_ms
-    return Flow(inputs.arrivals[family], slo_ms, served.items, served.items_sd, largest, delay_s)
+    generative = any(one.name == family and one.generative for one in inputs.truth.catalog.families)
+    confusion = length_confusion(served) if generative else None
+    return Flow(inputs.arrivals[family], slo_ms, served.items, served.items_sd, largest, delay_s, confusion)
 
 
 def _engine_rng(inputs: Inputs, place: int) -> np.random.Generator:

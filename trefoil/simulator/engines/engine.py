@@ -65,7 +65,8 @@ class Flow:
     """Load of a family as an engine knows it: when its requests come, and when they are late.
 
     Items of a request: normal, rounded, from 1 to `items_max`; without `items_sd` all alike. `batch_delay_s`: how long
-    a batch waits for more of them; None: every request is a batch.
+    a batch waits for more of them; None: every request is a batch. `confusion`, of a generative family: how often its
+    predictor says each class of length of each true one; empty: it has none. None: the family is not generative.
     """
 
     source: ArrivalSource
@@ -74,6 +75,7 @@ class Flow:
     items_sd: float = 0.0
     items_max: float = math.inf
     batch_delay_s: float | None = None
+    confusion: tuple[tuple[float, ...], ...] | None = None
 
 
 def dispatchable(route: Route, services: Services, router: str = "", queue: str = "") -> Route:

@@ -52,7 +52,10 @@ class RequestEngine:
             )
         else:
             slo_ms = {family: flow.slo_ms for family, flow in flows.items()}
-            self._level = RequestLevel(nowhere, self._services, rng, overhead_ms, start_s=now_s, slo_ms=slo_ms)
+            told = {family: flow.confusion for family, flow in flows.items() if flow.confusion is not None}
+            self._level = RequestLevel(
+                nowhere, self._services, rng, overhead_ms, start_s=now_s, slo_ms=slo_ms, confusions=told
+            )
 
     def set_routes(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
         """Set the tables by which requests are routed from now on."""

@@ -38,10 +38,12 @@ from trefoil.core.plan import Route
 from trefoil.core.queueing import draw_s
 from trefoil.core.units import MS_PER_S
 from trefoil.simulator.books.intervals import Counts
+from trefoil.simulator.engines.answer_lengths import AnswerLengths
 from trefoil.simulator.engines.engine import Services, SliceService
 
 NO_SLICE_WAIT_S: Final = 20.0  # as dispatcher.settings.no_slice_wait_s
 DRAWS: Final = 512  # service times drawn at once
+Confusion = tuple[tuple[float, ...], ...]
 OK: Final = Outcome("OK", 0.0, 0.0, 0, True)
 
 
@@ -153,6 +155,8 @@ class _Family:
 
     name: str
     slo_ms: float
+    lengths: AnswerLengths | None = None
+    reads_lengths: bool = False
     route: Route = Route()
     slices: dict[SliceKey, SliceServer] = field(default_factory=dict)
     slice_of: dict[int, SliceServer] = field(default_factory=dict)
@@ -161,6 +165,7 @@ class _Family:
     def install(self, route: Route, services: Services, root: int) -> None:
         """Set the route by which requests are served from now on."""
         self.route = route
+        self.reads_lengths = find(Kind.QUEUE, route.queue, QUEUES).traits.lengths
         for target in route.targets:
             key, service = target.slice, services[target.slice]
             one = self.slices.get(key)
@@ -175,7 +180,8 @@ class _Family:
 
     def ticket(self, id_: int, at: float) -> Ticket:
         """Ticket of one item that asks for nothing of its own; by position, which is faster than by name."""
-        return Ticket(id_, self.name, "", "", 1, 0, at, None, 0.0, 0, "", False, False, None, self.slo_ms)
+        score = self.lengths.come(id_) if self.lengths is not None and self.reads_lengths else None
+        return Ticket(id_, self.name, "", "", 1, 0, at, None, 0.0, 0, "", False, False, score, self.slo_ms)
 
 
 def check_services(routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
@@ -208,8 +214,10 @@ class RequestLevel:
         no_slice_wait_s: float = NO_SLICE_WAIT_S,
         slo_ms: Mapping[str, float] | None = None,
         bulk: bool = True,
+        confusions: Mapping[str, Confusion] | None = None,
     ) -> None:
         """Start idle at `start_s`. `slo_ms` is what tickets say; without `bulk` every router gets full ones.
+        `confusions`: of generative families.
 
         Raises:
             SettingError: router or queue is not known.
@@ -220,6 +228,9 @@ class RequestLevel:
         self._now_s = self._window_s = start_s
         self._queue = FamilyQueue(no_slice_wait_s)
         self._families = {family: _Family(family, (slo_ms or {}).get(family, 0.0)) for family in routes}
+        for family, confusion in (confusions or {}).items():
+            words = np.random.SeedSequence((self._root, crc32(family.encode())))
+            self._families[family].lengths = AnswerLengths(confusion, np.random.Generator(np.random.PCG64(words)))
         self._only = next(iter(self._families.values()))
         self._bulk, self._bulk_allowed = False, bulk and len(routes) == 1
         self._in_flight: list[_InFlight] = []
@@ -412,7 +423,8 @@ class RequestLevel:
     def _launch(self, family: _Family, ticket: Ticket, pick: Pick, now_s: float) -> None:
         one = family.slice_of.get(id(pick.slice)) or family.slices[pick.slice]
         start_s = now_s + one.way_s
-        service_s = one.times_s.pop() if one.times_s else one.draw_more()
+        own_s = family.lengths.service_s(ticket.id, one.service.service) if family.lengths is not None else None
+        service_s = own_s or (one.times_s.pop() if one.times_s else one.draw_more())
         start_s = max(start_s, one.free_s) if one.instances_s is None else one.begin(start_s, service_s)
         one.free_s = start_s + service_s
         one.busy_s += service_s

@@ -37,6 +37,7 @@ from trefoil.core.plan import Route
 from trefoil.core.queueing import ServiceTime, draw_s
 from trefoil.core.units import MS_PER_S
 from trefoil.simulator.books.intervals import Counts
+from trefoil.simulator.engines.answer_lengths import AnswerLengths
 from trefoil.simulator.engines.engine import Flow, OperatingPoint, Services, SliceService
 from trefoil.simulator.engines.request_level import NO_SLICE_WAIT_S, OK, Window, check_services, light_ticket
 
@@ -138,7 +139,9 @@ class _Family:
     queue: FamilyQueue
     rng: Generator
     route: Route = Route()
+    lengths: AnswerLengths | None = None
     is_light: bool = False
+    reads_lengths: bool = False
     router: Any = None  # called without the queue around it, while that is suspended
     line: Any = None
     ends: dict[int, Any] = field(default_factory=dict)  # who learns how a request ends that was sent before
@@ -158,7 +161,8 @@ class _Family:
         if self.is_light:
             return light_ticket((at, id_, 0, self.name))
         items = int(self.items()) if self.flow.items_sd else math.ceil(self.flow.items)
-        return Ticket(id_, self.name, "", "", items, 0, at, None, 0.0, 0, "", False, False, None, self.flow.slo_ms)
+        score = self.lengths.come(id_) if self.lengths is not None and self.reads_lengths else None
+        return Ticket(id_, self.name, "", "", items, 0, at, None, 0.0, 0, "", False, False, score, self.flow.slo_ms)
 
     def items(self) -> float:
         """Items of the next request, drawn."""
@@ -204,6 +208,7 @@ class SharedLevel:
                 flows[name],
                 shared if grouped else FamilyQueue(no_slice_wait_s),
                 self._stream(name, "items"),
+                lengths=None if (told := flows[name].confusion) is None else AnswerLengths(told, self._stream(name)),
             )
             for name in routes
         }
@@ -242,6 +247,7 @@ class SharedLevel:
             family.index_lines()
             parts = find(Kind.ROUTER, route.router, ROUTERS), find(Kind.QUEUE, route.queue, QUEUES)
             family.is_light = bool(route.targets) and all(part.traits.light for part in parts)
+            family.reads_lengths = parts[1].traits.lengths
             self._carry_out(family.queue.table(route, "", self._now_s))
         self._suspend()
 
@@ -415,6 +421,9 @@ class SharedLevel:
                     return
             requests = [waiting.popleft()[2] for _ in range(taken)]
             point, alone_s = line.draw(items)
+            if (lengths := line.family.lengths) is not None:
+                law = ServiceTime(point.mean_ms, point.cv)
+                alone_s = max((lengths.service_s(ticket.id, law) or alone_s for ticket, _ in requests), default=alone_s)
             line.place.advance(now_s)
             line.place.batches.append(_Batch(line, requests, point, alone_s, alone_s))
             line.running += 1

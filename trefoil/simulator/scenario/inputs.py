@@ -3,6 +3,7 @@
 Everything may also be given from Python, in memory: a catalogue, a truth, arrival times, intensities, a planner.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -306,6 +307,16 @@ class SimulatedSettings(ControllerSettings):
     def windows(self) -> WindowSettings:
         """Settings of the load windows."""
         return WindowSettings(self.bin_s, self.keep_s, self.measure_s, max(2.0, 4 * self.bin_s))
+
+
+def length_confusion(served: Served) -> tuple[tuple[float, ...], ...]:
+    """How often a generative family's predictor of lengths says each class of each true one; empty: it has none."""
+    path = family_folder(served.repository, served.name) / "lengths" / "card.json"
+    if not path.exists():
+        return ()
+    card = json.loads(path.read_text(encoding="utf-8"))
+    rows = card.get("minilm", card.get("tiny"))["ordinal_mse"]["confusion"]
+    return tuple(tuple(float(count) for count in row) for row in rows)
 
 
 def settings_of(inputs: Inputs) -> SimulatedSettings:

@@ -1,0 +1,60 @@
+"""Queue `ssjf` in simulations: lengths come with requests, predictions by a confusion matrix, both kernels alike."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.unit.dispatcher.worlds import key, route, target
+from trefoil.core.queueing import ServiceTime
+from trefoil.simulator.engines.answer_lengths import BORDERS, AnswerLengths
+from trefoil.simulator.engines.engine import Flow, OperatingPoint, SliceService
+from trefoil.simulator.engines.request_level import RequestLevel
+from trefoil.simulator.engines.shared_slices import SharedLevel
+
+PERFECT = tuple(tuple(float(i == j) for j in range(5)) for i in range(5))
+BLIND = ((1.0,) * 5,) * 5
+MEAN_MS, CV = 100.0, 1.0
+AT_S = np.cumsum(np.random.default_rng(4).exponential(MEAN_MS / 1e3 / 0.9, 6000))
+
+
+def window(kernel: str, queue: str, confusion=None):
+    served = replace(route([target(0, credits=1)], "fifo", 10**6), queue=queue)
+    point = OperatingPoint(1.0, MEAN_MS, CV, 100.0, 0.5)
+    one = {"digits": {key(0): SliceService(ServiceTime(MEAN_MS, CV), 0.9, 10.0, "v", "digits", 0.0, (point,))}}
+    rng, until_s = np.random.default_rng(3), float(AT_S[-1]) + 1e5
+    if kernel == "shared":
+        flows = {"digits": Flow(None, 50.0, confusion=confusion)}
+        level = SharedLevel({"digits": served}, one, rng, flows)
+    else:
+        told = {} if confusion is None else {"digits": confusion}
+        level = RequestLevel({"digits": served}, one, rng, confusions=told)
+    return level.serve({"digits": AT_S}, until_s)["digits"]
+
+
+@pytest.mark.parametrize("kernel", ["request", "shared"])
+def test_predicted_lengths_shorten_the_mean_and_a_blind_prediction_or_none_does_not(kernel):
+    found = {
+        name: window(kernel, queue, confusion)
+        for name, queue, confusion in (
+            ("fifo", "fifo", PERFECT), ("none", "ssjf", ()), ("blind", "ssjf", BLIND), ("perfect", "ssjf", PERFECT),
+        )
+    }  # fmt: skip
+    assert {one.answered for one in found.values()} == {6000}
+    mean = {name: float(one.latency_ms.mean()) for name, one in found.items()}
+    assert mean["perfect"] < 0.75 * mean["none"]
+    assert mean["blind"] == pytest.approx(mean["none"], rel=0.1)
+    busy = {name: one.busy_s[key(0)] for name, one in found.items()}
+    assert busy["none"] == pytest.approx(busy["perfect"], rel=1e-9), "the same requests take the same time"
+    assert busy["fifo"] == pytest.approx(6000 * MEAN_MS / 1e3, rel=0.06)
+
+
+def test_a_share_is_its_class_and_the_quantile_of_the_law():
+    lengths = AnswerLengths(PERFECT, np.random.default_rng(1))
+    scores = [lengths.come(n) for n in range(20_000)]
+    times = np.array([lengths.service_s(n, ServiceTime(MEAN_MS, CV)) for n in range(20_000)])
+    assert lengths.service_s(0, ServiceTime(MEAN_MS, CV)) is None
+    assert (times.mean(), times.std()) == (pytest.approx(0.1, rel=0.03), pytest.approx(0.1, rel=0.05))
+    borders = np.quantile(times, BORDERS)
+    assert np.mean(np.searchsorted(borders, times) == np.array(scores)) > 0.98
+    assert AnswerLengths((), np.random.default_rng(1)).come(0) is None

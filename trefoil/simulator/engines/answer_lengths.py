@@ -1,0 +1,51 @@
+"""Lengths of a generative family's answers, one by one, and what a predictor says of them before they begin.
+
+Model: the law of a service time is that of its answer's length (trefoil/core/queueing.py: gamma, with the profile's
+    CV). A request comes with its share of that law, 0 to 1, whichever slice answers it: the share is its class of
+    length, and its service time the quantile there. Its predicted class is drawn from the row of its class in the
+    confusion matrix that the family's predictor was measured with; without one nobody predicts.
+Used where the queue goes by lengths; everywhere else each slice draws from the same law.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.random import Generator
+
+from trefoil.core.queueing import ServiceTime, draw_s
+from trefoil.core.units import MS_PER_S
+
+BORDERS: Final = (0.25, 0.5, 0.75, 0.99)  # of the classes, in shares
+DRAWS: Final = 8192
+WAITING_MAX: Final = 65_536
+SEED: Final = 3
+
+
+class AnswerLengths:
+    """Shares of the requests of one family that have no slice yet."""
+
+    def __init__(self, confusion: Sequence[Sequence[float]], rng: Generator) -> None:
+        self._rng, self._shares = rng, dict[int, float]()
+        self._sums = [list(np.cumsum(row) / np.sum(row)) if np.sum(row) else [] for row in np.asarray(confusion, float)]
+        self._laws: dict[float, list[float]] = {}  # by CV, of mean 1, ascending
+
+    def come(self, id_: int) -> float | None:
+        """Draw a request; its score."""
+        if len(self._shares) >= WAITING_MAX:  # the oldest were refused
+            del self._shares[next(iter(self._shares))]
+        share, chance = self._rng.random(2).tolist()
+        self._shares[id_] = share
+        sums = self._sums[int(np.searchsorted(BORDERS, share, side="right"))] if self._sums else []
+        return float(np.searchsorted(sums, chance, side="right")) if sums else None
+
+    def service_s(self, id_: int, service: ServiceTime) -> float | None:
+        """Service time of a request that a slice begins; None: it came before lengths were drawn."""
+        share = self._shares.pop(id_, None)
+        if share is None:
+            return None
+        law = self._laws.get(service.cv)
+        if law is None:
+            unit = ServiceTime(MS_PER_S, service.cv)
+            law = self._laws[service.cv] = sorted(draw_s(unit, DRAWS, np.random.default_rng(SEED)).tolist())
+        return law[int(share * DRAWS)] * service.mean_ms / MS_PER_S
