@@ -15,12 +15,14 @@ import contextlib
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import redis.asyncio as redis
 
@@ -31,7 +33,6 @@ from trefoil.core.errors import StateUnavailable, TrefoilError
 from trefoil.core.fleet import NodeStatus, SliceState
 from trefoil.core.plan import Plan
 from trefoil.runtime.clock import WallClock
-from trefoil.runtime.redis_client import make_client
 from trefoil.runtime.state import State
 
 CLOCK: Final = WallClock()
@@ -48,6 +49,7 @@ ERRORS_S: Final = 2.0
 CUT_OFF_S: Final = 60.0
 SILENT_S: Final = 10.0
 SETTLE_ANSWERS: Final = 500
+LINE_BYTES_MAX: Final = 1 << 26
 TOKEN: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 
 
@@ -190,21 +192,26 @@ class Cluster(Engines):
         while True:
             try:
                 await self._watch_once(role)
-            except (redis.RedisError, OSError) as error:  # Redis is replaced: from its next start on
+            except OSError as error:  # Redis is replaced: from its next start on
                 self.unwatched.append(f"{type(error).__name__}: {error}")
             await CLOCK.sleep(POLL_S)
 
     async def _watch_once(self, role: bytes) -> None:
         """Watch one Redis. Nobody says so when its container has gone; somebody writes every second."""
-        async with make_client(self.redis_url, SILENT_S) as client:
-            monitor = client.monitor()
-            try:
-                await asyncio.wait_for(monitor.__aenter__(), SILENT_S)
-                while True:
-                    self._note(await asyncio.wait_for(monitor.connection.read_response(), SILENT_S), role)
-            finally:
-                if monitor.connection is not None:
-                    await monitor.connection.disconnect(nowait=True)
+        url = urlsplit(self.redis_url)
+        files = dict(parse_qsl(url.query))
+        tls = ssl.create_default_context(cafile=files["ssl_ca_certs"])
+        tls.load_cert_chain(files["ssl_certfile"], files["ssl_keyfile"])
+        # Not by redis-py: a command of more than 64 KiB (a plan, what a controller keeps) ends its connection.
+        opening = asyncio.open_connection(url.hostname, url.port, ssl=tls, limit=LINE_BYTES_MAX)
+        reader, writer = await asyncio.wait_for(opening, SILENT_S)
+        try:
+            writer.write(f"AUTH {unquote(url.password or '')}\r\nMONITOR\r\n".encode())
+            while line := await asyncio.wait_for(reader.readline(), SILENT_S):
+                self._note(line, role)
+            raise ConnectionError("closed by Redis")
+        finally:
+            writer.close()
 
     def check_watching(self) -> None:
         """Raise what ended the watching, if anything did."""
@@ -403,7 +410,9 @@ async def update_ends(site: Cluster, service: str) -> None:
     """
 
     async def complete() -> bool:
-        told = await asyncio.to_thread(site.manager.docker, "service", "inspect", f"trefoil_{service}")
+        told = "[{}]"
+        with contextlib.suppress(Broken):  # the Swarm elects a leader
+            told = await asyncio.to_thread(site.manager.docker, "service", "inspect", f"trefoil_{service}")
         status = json.loads(told)[0].get("UpdateStatus", {})
         need(not status.get("State", "").startswith(("rollback", "paused")), f"the update of {service}: {status}")
         return bool(status.get("State") == "completed")

@@ -53,6 +53,7 @@ def test_over_tls_the_authority_decides(server, capsys, tmp_path):
     [
         (["8101"], "HOST:PORT = '8101': no address. Remedy: write"),
         (["host:0"], "HOST:PORT = 'host:0'"),
+        (["host:1", "--service", "x" * 128], "--service = 'xxx"),
         (["host:1", "--ca", "/absent.pem"], "--ca = '/absent.pem': No such file or directory. Remedy: name a PEM file"),
         (
             ["host:1", "--ca", "tests/support/localhost.key"],
