@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup wheel notebooks docs export-efficientnet export-albert demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak e2e-adopt e2e-hosts e2e-compose e2e-join e2e-cluster e2e-security reproduce-clover reproduce-wattwiser reproduce-carbondis reproduce-infadapter reproduce-muserve results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
+.PHONY: help setup wheel notebooks docs export-efficientnet export-albert pydoc demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak e2e-adopt e2e-hosts e2e-compose e2e-join e2e-cluster e2e-security reproduce-clover reproduce-wattwiser reproduce-carbondis reproduce-infadapter reproduce-muserve results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -67,6 +67,10 @@ export-efficientnet: .venv-export/.ready  ## export EfficientNet B1, B3, B5, B7 
 
 export-albert: .venv-export/.ready  ## export ALBERT base, large, xlarge, xxlarge with random weights (four minutes, 3.7 GB of memory; ARGS= for the hub's)
 	$(call export,albert)
+
+pydoc: .venv-export/.ready  ## train the generative family `pydoc` on the standard library's docstrings (half an hour on two cores; ARGS=--measure: what is there)
+	.venv-export/bin/python model_repository/pydoc/train.py $(ARGS)
+	$(BIN)/python model_repository/pydoc/make_profile.py
 
 notebooks: setup .venv-notebooks/.ready  ## execute docs/notebooks afresh (two minutes); with outputs in out/notebooks
 	PYTHONPATH=$(CURDIR) nice -n 5 .venv-notebooks/bin/python -m tests.support.notebooks out/notebooks

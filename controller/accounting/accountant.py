@@ -103,6 +103,7 @@ class Accountant:
         self._told: dict[str, tuple[int, float]] = {}  # of each device the last one's seq and end, as its agent said
         self._last: dict[str, EnergySample] = {}  # the last one, in our time
         self._answered, self._answered_tenants, self._receipts_tenants = _Booked(), _Booked(), _Booked()
+        self._tokens = _Booked()
         self._base_of: tuple[object, ...] = ()
         self._types: dict[str, str] = {}  # of devices, also of those that are gone: their samples may come late
         self.base = ModelledBase()
@@ -217,6 +218,7 @@ class Accountant:
             windows = self._observation.windows
             self._answered.counts = dict(windows.answered)
             self._answered_tenants.counts = dict(windows.answered_tenants)
+            self._tokens.counts = dict(windows.tokens)
             self._receipts_tenants.counts = dict(windows.receipt_j_tenants)
 
     async def _stored_sums(self) -> dict[str, dict[str, dict[str, float]]]:
@@ -362,11 +364,14 @@ class Accountant:
                 self._metrics.set("trefoil_receipt_residual_ratio", residual, family=joined.family)
 
     def _book_answers(self) -> None:
-        """Requests answered since the last look, by variant and by tenant, and what their receipts say."""
+        """Requests answered and tokens since the last look, by variant and by tenant, and what their receipts say."""
         windows = self._observation.windows
         for (family, variant), new in self._answered.grown(windows.answered):
             self._add(family, "requests", new)
             self._add(family, f"requests:{variant}", new)
+        for (family, variant), new in self._tokens.grown(windows.tokens):
+            self._add(family, "tokens", new)
+            self._add(family, f"tokens:{variant}", new)
         for (family, tenant), new in self._answered_tenants.grown(windows.answered_tenants):
             self._add(family, f"tenant_requests:{tenant}", new)
         for (family, tenant), joules in self._receipts_tenants.grown(windows.receipt_j_tenants):

@@ -129,7 +129,10 @@ def _slice(
 
 
 def _credits(column: Column | None, task: Task, constants: Mapping[str, float]) -> int:
-    """Two hide the transport gap between requests; where service is long, one keeps the queue shared by the pool."""
+    """Two hide the transport gap between requests; where service is long, one keeps the queue shared by the pool. Of a
+    generative family as many as a slice decodes together."""
+    if task.streams:
+        return task.streams
     if constants.get("credits", 0.0) > 0:
         return int(constants["credits"])
     if column is None:

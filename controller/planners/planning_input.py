@@ -77,10 +77,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Task of a family: its objective with the demand that it has to meet, both with defaults filled in."""
+    """Task of a family: its objective with the demand that it has to meet, both with defaults filled in.
+
+    `streams`: how many a slice of a generative family decodes together, its profile's largest batch; 0 of any other.
+    """
 
     objective: Objective
     demand: Demand
+    streams: int = 0
 
     @property
     def family(self) -> str:
@@ -153,12 +157,21 @@ def read_view(
             placed = running, frozen, zone, locked.get(status.device, 0), lockable
             devices.append(Device(status.device, node.node, kind, awake, *placed))
     demand = {d.family: d for d in view.demand if not d.slo_class}
+    streams = {f.name: _streams(view.catalog, f.name) for f in view.catalog.families if f.generative}
     tasks = tuple(
-        Task(_filled(o, view), _floored(demand.get(o.family) or Demand(o.family, "", 0.0, 0.0), rate_floor_per_s))
+        Task(
+            _filled(o, view),
+            _floored(demand.get(o.family) or Demand(o.family, "", 0.0, 0.0), rate_floor_per_s),
+            streams.get(o.family, 0),
+        )
         for o in sorted(view.objectives, key=lambda o: o.family)
     )
     seen = replace(view, catalog=loadable_catalog(view.catalog, view.fleet))
     return PlanningInput(seen, view.catalog, tuple(devices), tuple(lost), tasks, tuple(left))
+
+
+def _streams(catalog: Catalog, family: str) -> int:
+    return max((row.batch for row in catalog.rows if row.family == family), default=1)
 
 
 def _running(status: DeviceStatus, planned: Mapping[SliceKey, object]) -> list[HostedSlice]:

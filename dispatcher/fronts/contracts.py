@@ -6,6 +6,7 @@ is not passed on: it names variants and paths, and changes when they swap.
 """
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from dispatcher.routing.core.sequences import IDLE_DEFAULT_S
 from dispatcher.service.local_worker import LocalWorker
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import SliceKey
-from trefoil.runtime.model_files import isolate_sequence
+from trefoil.runtime.model_files import ZERO_TEXT, isolate_sequence
 
 ASK_TIMEOUT_S: Final = 5.0
 
@@ -51,13 +52,15 @@ class Contract:
     def zeros(self, model: str) -> Any:
         """Build the smallest request that the family accepts: what a probe sends."""
         request = pb.ModelInferRequest(model_name=model, id="trefoil-probe")
+        optional = {each.name for each in self.config.config.input if each.optional}
         for each in self.metadata.inputs:
+            if each.name in optional:
+                continue
             shape = [max(1, size) for size in each.shape]
-            count = 1
-            for size in shape:
-                count *= size
+            count = math.prod(shape)
             request.inputs.add(name=each.name, datatype=each.datatype, shape=shape)
-            request.raw_input_contents.append(bytes(count * BYTES_PER_ELEMENT[each.datatype]))
+            zero = ZERO_TEXT if each.datatype == "BYTES" else bytes(BYTES_PER_ELEMENT[each.datatype])
+            request.raw_input_contents.append(zero * count)
         isolate_sequence(request, self.config.config)
         return request
 

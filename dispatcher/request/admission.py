@@ -86,6 +86,7 @@ class Request:
     trace: Trace = NO_TRACE
     pick: Pick | None = None
     sent_s: float = 0.0
+    tokens_out: int = 0  # answers of its stream so far
     forwarded: bool = False  # to another worker, which books its end
 
 

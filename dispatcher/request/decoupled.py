@@ -7,7 +7,7 @@ as long as nothing has been answered; a connection that dies later ends it with 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -22,6 +22,8 @@ from dispatcher.transport.core.grpc_framing import JOIN
 from dispatcher.transport.slices import Connection
 from trefoil.core.errors import Unavailable
 
+REFUSED: Final = "INVALID_ARGUMENT: "  # a model's word for what is the request's own fault (`_shared/decoder.py`)
+TEXT_BEFORE_MAX: Final = 300  # Triton may put the request's id before it
 _parse = pb.ModelStreamInferResponse.FromString
 
 
@@ -38,7 +40,6 @@ class DecoupledRequest:
         self._send = send
         self._grpc_error = grpc_error
         self._sent = 0
-        self._tokens = 0  # answers that hold anything
         self._over = False
         self._version = ""  # that answered last, as the slice has it
         self._error: StatusError | None = None  # an error among its answers
@@ -111,21 +112,24 @@ class DecoupledRequest:
             data = b"" if self._grpc_error else data
         elif inner.outputs or inner.model_version:
             self._version = inner.model_version
-            self._tokens += bool(inner.outputs)
-            data += kserve_wire.stream_answer(self._suffix(request))
-        else:  # empty: a model's own response tells its version
-            data = data if wants_final else b""
+            if inner.outputs:
+                self._inference.record_token(request, self._version)
+            data += kserve_wire.stream_answer(self._suffix(request, final))
+        elif wants_final:  # empty: a model's own response tells its version
+            data += kserve_wire.stream_answer(self._suffix(request, final)) if request.parameters.receipt else b""
+        else:
+            data = b""
         if final:
             self._end(request)
         if data:
             self._sent += 1
             await self._send(data)
 
-    def _suffix(self, request: Request) -> bytes:
-        """A receipt is for the whole request: it stands on the first answer."""
+    def _suffix(self, request: Request, final: bool) -> bytes:
+        """A receipt is for the whole request, all its tokens: it stands on the final response."""
         assert request.pick is not None
         variant = self._inference.variant(request.ticket.family, self._version, request.pick)
-        return kserve_wire.answer_suffix(variant) if self._sent else self._inference.answer_suffix(request, variant)
+        return self._inference.answer_suffix(request, variant) if final else kserve_wire.answer_suffix(variant)
 
     def _end(self, request: Request) -> None:
         """Book it, once."""
@@ -136,7 +140,7 @@ class DecoupledRequest:
             # How many answers there are is up to each request: none predicts anything for the deadline of another one.
             self._inference.record_answer(request, self._version, usual=False)
             if self._reads_lengths(request.ticket.family):
-                self._lengths.learn(request.ticket, JOIN(request.payload), self._tokens)
+                self._lengths.learn(request.ticket, JOIN(request.payload), request.tokens_out)
         else:
             self._inference.slice_failed(request, self._error, usual=False)
             if not self._grpc_error:  # else it is still to be refused
@@ -152,6 +156,8 @@ def error_of(answer: Any) -> StatusError | None:
 
 
 def _code_of(text: str, executed: bool) -> grpc.StatusCode:
+    if REFUSED in text[:TEXT_BEFORE_MAX]:
+        return grpc.StatusCode.INVALID_ARGUMENT
     for code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE):
         failure = classify(code.name, text)
         if failure in (Failure.DEAD_STUB, Failure.UNREACHABLE):

@@ -208,7 +208,7 @@ class Inference:
         now_s = self._clock.monotonic_s()
         latency_ms = (now_s - request.ticket.arrived_s) * 1e3
         service_ms = (now_s - request.sent_s) * 1e3 if request.sent_s else 0.0
-        outcome = Outcome(code, latency_ms, service_ms, 0, executed)
+        outcome = Outcome(code, latency_ms, service_ms, request.tokens_out, executed)
         request.queue.done(request.ticket, request.pick, outcome)
         return outcome
 
@@ -232,13 +232,22 @@ class Inference:
             self._log("request", request, "OK", outcome.latency_ms, variant)
         return variant
 
+    def record_token(self, request: Request, version: str) -> None:
+        """Book one answer of a stream when it comes: of a generative family a token."""
+        ticket, pick = request.ticket, request.pick
+        assert pick is not None
+        request.tokens_out += 1
+        variant = self.variant(ticket.family, version, pick)
+        self._load.token(ticket.family, variant, pick.slice, ticket.slo_class, ticket.tenant)
+
     def answer_suffix(self, request: Request, variant: str) -> bytes:
         """Bytes that turn a slice's answer into ours, with its receipt if that was asked for."""
         data = kserve_wire.answer_suffix(variant)
         if request.parameters.receipt:
             ticket, pick = request.ticket, request.pick
             assert pick is not None
-            data += self._accounting.receipts.suffix(pick.slice, ticket.family, variant, ticket.items)
+            receipts = self._accounting.receipts
+            data += receipts.suffix(pick.slice, ticket.family, variant, ticket.items, request.tokens_out)
         return data
 
     def slice_failed(self, request: Request, refused: StatusError, usual: bool = True) -> Failure:
@@ -416,7 +425,7 @@ class Inference:
             event, family=ticket.family, id=ticket.id, request_id=_parse_request(JOIN(request.payload)).id, code=code,
             latency_ms=round(latency_ms, 2), variant=variant,
             slice=pick.slice.name if pick is not None else "", why=pick.why if pick is not None else "",
-            bytes=ticket.bytes, slo_class=ticket.slo_class, details=details,
+            bytes=ticket.bytes, slo_class=ticket.slo_class, tokens_out=request.tokens_out, details=details,
         )  # fmt: skip
 
 

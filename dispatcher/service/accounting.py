@@ -60,8 +60,10 @@ class _Cell:
     items: int = 0
     within_slo: int = 0
     in_flight_max: int = 0
+    tokens: int = 0
     priced: int = 0  # of `answered`: the receipts are counted up to here
     priced_items: int = 0
+    priced_tokens: int = 0
     receipt_j: float = 0.0
     receipts: int = 0
     failed: Counter[str] = field(default_factory=Counter)
@@ -153,6 +155,10 @@ class LoadCounters:
         totals.last_at_s = now_s
         totals.by_variant[variant] += 1
 
+    def token(self, family: str, variant: str, slice_: SliceKey, slo_class: str, tenant: str = "") -> None:
+        """Count a token when it is answered, however its request ends."""
+        self._cell((family, variant, slice_, slo_class, tenant)).tokens += 1
+
     def failed(
         self, family: str, variant: str, slice_: SliceKey | None, slo_class: str, code: str, latency_ms: float,
         tenant: str = "",
@@ -172,12 +178,13 @@ class LoadCounters:
         for key, cell in self._cells.items():
             family, variant, slice_ = key[:3]
             answered, items = cell.answered - cell.priced, cell.items - cell.priced_items
-            if not answered or slice_ is None:
+            tokens = cell.tokens - cell.priced_tokens
+            if not (answered or tokens) or slice_ is None:
                 continue
-            cell.priced, cell.priced_items = cell.answered, cell.items
+            cell.priced, cell.priced_items, cell.priced_tokens = cell.answered, cell.items, cell.tokens
             known = rate(slice_, family, variant)
             if known is not None:
-                cell.receipt_j += known.request_j * answered + known.item_j * items
+                cell.receipt_j += known.request_j * answered + known.item_j * items + known.token_j * tokens
                 cell.receipts += answered
 
     def close_window(self, now_s: float, table: Revision) -> LoadWindow:
@@ -239,6 +246,7 @@ def _frozen(key: CellKey, cell: _Cell) -> LoadCell:
         failed_by_code=dict(cell.failed),
         items=cell.items,
         within_slo=cell.within_slo,
+        tokens_out=cell.tokens,
         latency=cell.latency.freeze(),
         queue=cell.queue.freeze(),
         service=cell.service.freeze(),

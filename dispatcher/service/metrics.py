@@ -53,6 +53,8 @@ class DispatcherMetrics:
                 self._metrics.inc("trefoil_requests_within_slo_total", cell.within_slo, family=family)
                 self._metrics.inc("trefoil_requests_served_total", cell.answered, family=family, variant=variant)
                 self._metrics.inc("trefoil_items_total", cell.items, family=family)
+            if cell.tokens_out:
+                self._metrics.inc("trefoil_tokens_total", cell.tokens_out, family=family, variant=variant)
             for code, count in cell.failed_by_code.items():
                 self._metrics.inc("trefoil_requests_total", count, family=family, code=code)
             self._observe("trefoil_request_duration_seconds", cell.latency, family=family)

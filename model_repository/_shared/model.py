@@ -132,8 +132,8 @@ class Pace:
             words = (seed, self._family, self._version, int(self._slot["instance"][0]))
             self._chance = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
 
-    def draw(self, items):
-        """A service time [ns] for a batch of that many items, and its activity."""
+    def row(self, items):
+        """Mean service time [ms], coefficient of variation and activity of a batch of that many items."""
         self._refresh()
         if len(self._table) == 0:
             raise PaceError(f"{self._path} has no service time for version {self._version}: no profile row for it")
@@ -142,9 +142,14 @@ class Pace:
         cv = float(np.interp(items, batches, self._table["cv"]))
         if items > largest:
             mean_ms *= items / largest
+        return mean_ms, cv, float(np.interp(items, batches, self._table["activity"]))
+
+    def draw(self, items):
+        """A service time [ns] for a batch of that many items, and its activity."""
+        mean_ms, cv, activity = self.row(items)
         if cv > 0:
             mean_ms = float(self._chance.gamma(1.0 / cv**2, mean_ms * cv**2))
-        return int(mean_ms * NS_PER_MS), float(np.interp(items, batches, self._table["activity"]))
+        return int(mean_ms * NS_PER_MS), activity
 
     def start(self, items):
         """Draw what a batch takes, and book that it runs from now on."""

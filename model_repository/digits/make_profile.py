@@ -111,11 +111,15 @@ def points(
 
 def header(equal_joules: bool) -> str:
     """Say what this file is, from what, when."""
-    git = subprocess.run(["git", "log", "-1", "--format=%h %cs"], cwd=HERE, capture_output=True, text=True, check=True)
-    commit, date = git.stdout.split()
     source = "make_profile.py" + (" --equal-joules (control: every variant costs what digits-l costs)" * equal_joules)
     names = ", ".join(device.name for device in (A100_40GB, *WHOLE_GPUS))
-    machine = f"none: assumed service times for simulated GPUs ({names})"
+    return origin(f"none: assumed service times for simulated GPUs ({names})", source)
+
+
+def origin(machine: str, source: str) -> str:
+    """Header lines of a synthetic profile."""
+    git = subprocess.run(["git", "log", "-1", "--format=%h %cs"], cwd=HERE, capture_output=True, text=True, check=True)
+    commit, date = git.stdout.split()
     lines = {"basis": "synthetic", "source": source, "machine": machine, "date": date, "commit": commit}
     return "".join(f"# {key}: {value}\n" for key, value in lines.items())
 

@@ -7,9 +7,10 @@ the argv/env that start it. Nothing here starts a process: a runtime does.
 import asyncio
 import contextlib
 import math
+import re
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,13 +22,16 @@ from power_agent.triton.slice_launch import backend_of_slice, config_json, slice
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.model_files import contract, isolate_sequence
+from trefoil.runtime.model_files import ZERO_TEXT, contract, generative, isolate_sequence
 from trefoil.runtime.security.tls import Tls
 
 POLL_S: Final = 0.05
 COUNTERS_POLL_S: Final = 0.1  # during a swap: bounds what is lost of the old version's counters
 STUB_DEAD_TEXT: Final = "Stub process"  # "Stub process 'digits_0_0' is not healthy."
 METRICS_BYTES_MAX: Final = 4 * 2**20
+STREAM: Final = "ModelStreamInfer"
+DECODE_TIME: Final = "trefoil_decode_seconds_total{"
+LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 PENDING_METRIC: Final = "nv_inference_pending_request_count{"
 ITEM_BYTES: Final = {
     "TYPE_BOOL": 1, "TYPE_UINT8": 1, "TYPE_INT8": 1, "TYPE_UINT16": 2, "TYPE_INT16": 2, "TYPE_FP16": 2, "TYPE_BF16": 2,
@@ -86,6 +90,7 @@ class TritonClient:
         self._calls: dict[grpc.aio.Channel, int] = {}  # under way, by connection
         self._connect()
         self._closed = asyncio.Event()
+        self._generative: dict[str, bool] = {}  # by family, for ever: a contract is fixed
 
     def _connect(self) -> None:
         # A pool of its own: a Triton that was started again on the same port gets a fresh connection at once.
@@ -115,7 +120,10 @@ class TritonClient:
             channel = self._channel
             self._calls[channel] += 1
             try:
-                return await getattr(self._stub, method)(request, timeout=timeout, metadata=metadata)
+                call = getattr(self._stub, method)
+                if method == STREAM:
+                    return await _first_answer(call(timeout=timeout), request)
+                return await call(request, timeout=timeout, metadata=metadata)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if not self._closed.is_set() or (task is not None and task.cancelling()):
@@ -161,7 +169,8 @@ class TritonClient:
     async def probe(self, family: str, version: int, timeout_s: float = 5.0) -> float:
         """Run one real inference on an all-zero input of the family's contract; return its latency in ms.
 
-        On a simulated slice it is paced like any other request, behind those that wait.
+        Of a family that answers by streams the first answer is enough; the rest is cancelled. On a simulated slice it
+        is paced like any other request, behind those that wait.
 
         Raises:
             StubDead: the python stub is gone.
@@ -170,12 +179,18 @@ class TritonClient:
         config = contract(self._repository, family)
         started_s = self._clock.monotonic_s()
         try:
-            reply = await self._call("ModelInfer", probe_request(config, version), timeout=timeout_s)
+            method = STREAM if config.model_transaction_policy.decoupled else "ModelInfer"
+            reply = await self._call(method, probe_request(config, version), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             why = (
                 f"{self._target} does not infer with {family} version {version}: {error.code().name} {error.details()}"
             )
             raise (StubDead if is_stub_dead(error.code(), error.details()) else TritonUnready)(why) from error
+        if method == STREAM:
+            if told := reply.error_message:
+                dead = STUB_DEAD_TEXT in told
+                raise (StubDead if dead else TritonUnready)(f"{self._target} does not infer with {family}: {told}")
+            reply = reply.infer_response
         if why := wrong_reply(config, version, reply):
             raise TritonUnready(f"{self._target} answers wrongly: {why}")
         return (self._clock.monotonic_s() - started_s) * 1e3
@@ -279,13 +294,28 @@ class TritonClient:
         )
 
     async def statistics(self) -> tuple[VersionCounters, ...]:
-        """Counters of every loaded version, in one cheap call.
+        """Counters of every loaded version, in one cheap call; in two where one makes tokens, whose time Triton does
+        not count (`_shared/decoder.py`).
 
         Raises:
             TritonUnready: Triton does not answer.
         """
         reply = await self._ask("ModelStatistics", service_pb2.ModelStatisticsRequest())
-        return tuple(counters(model) for model in reply.model_stats)
+        found = tuple(counters(model) for model in reply.model_stats)
+        if not any(self._generates(one.family) for one in found):
+            return found
+        busy_ns = decode_times(await self._metrics())
+        return tuple(
+            replace(one, compute_infer_ns=now, compute_batch_ns=now)
+            if (now := busy_ns.get((one.family, one.version))) is not None
+            else one
+            for one in found
+        )
+
+    def _generates(self, family: str) -> bool:
+        if family not in self._generative:
+            self._generative[family] = generative(contract(self._repository, family))
+        return self._generative[family]
 
     @contextlib.asynccontextmanager
     async def _watch_counters(
@@ -318,12 +348,18 @@ class TritonClient:
         Raises:
             TritonUnready: the metrics endpoint does not answer.
         """
+        body = await self._metrics()
+        try:
+            return pending_requests(body)
+        except ValueError as error:
+            raise TritonUnready(f"{self._metrics_url} does not answer: {error!r}") from error
+
+    async def _metrics(self) -> str:
         try:
             async with asyncio.timeout(self._timeout_s):
-                body = await metrics_page(self._metrics_url)
+                return await metrics_page(self._metrics_url)
         except (OSError, TimeoutError, ValueError) as error:
             raise TritonUnready(f"{self._metrics_url} does not answer: {error!r}") from error
-        return pending_requests(body)
 
     async def version(self) -> str:
         """Server version, e.g. 2.51.0.
@@ -352,15 +388,31 @@ def is_stub_dead(code: grpc.StatusCode, details: str | None) -> bool:
     return code is grpc.StatusCode.INTERNAL and STUB_DEAD_TEXT in (details or "")
 
 
+async def _first_answer(call: Any, request: Any) -> Any:
+    """The first of a stream's answers; raises AioRpcError."""
+    try:
+        await call.write(request)
+        reply = await call.read()
+        if reply is grpc.aio.EOF:
+            raise grpc.aio.AioRpcError(await call.code(), *(await call.initial_metadata(),) * 2, "no answer")
+        return reply
+    finally:
+        call.cancel()
+
+
 def probe_request(config: model_config_pb2.ModelConfig, version: int) -> Any:
-    """Probe request: one all-zero item for every input of the contract."""
+    """Probe request: one all-zero item for every input of the contract that is not optional; as a text "0"."""
     request = service_pb2.ModelInferRequest(model_name=config.name, model_version=str(version), id="trefoil-probe")
     for tensor in config.input:
+        if tensor.optional:
+            continue
         name = model_config_pb2.DataType.Name(tensor.data_type)
         shape = [1, *(max(1, d) for d in tensor.dims)]
-        request.inputs.add(name=tensor.name, datatype=name.removeprefix("TYPE_"), shape=shape)
-        # A string is four bytes of length and nothing after them.
-        request.raw_input_contents.append(bytes(math.prod(shape) * ITEM_BYTES.get(name, 4)))
+        datatype = name.removeprefix("TYPE_").replace("STRING", "BYTES")
+        request.inputs.add(name=tensor.name, datatype=datatype, shape=shape)
+        size = ITEM_BYTES.get(name)
+        one = bytes(size) if size else ZERO_TEXT
+        request.raw_input_contents.append(one * math.prod(shape))
     isolate_sequence(request, config)
     return request
 
@@ -402,6 +454,21 @@ def pending_requests(metrics: str) -> int:
     if not lines and "nv_inference_request_success{" in metrics:
         raise ValueError("a model is loaded, but nv_inference_pending_request_count is missing")
     return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines)
+
+
+def decode_times(metrics: str) -> dict[tuple[str, int], int]:
+    """Time in which tokens were made [ns] by a metrics page, by family and version: of each instance since it was
+    loaded last."""
+    newest: dict[tuple[str, int, str], tuple[int, float]] = {}
+    for line in metrics.splitlines():
+        if line.startswith(DECODE_TIME):
+            labels, value = dict(LABEL.findall(line)), float(line.rsplit(" ", 1)[1])
+            place = labels["model"], int(labels["version"]), labels["instance"]
+            newest[place] = max(newest.get(place, (0, 0.0)), (int(labels["loaded"]), value))
+    found: dict[tuple[str, int], int] = {}
+    for (family, version, _), (_, seconds) in newest.items():
+        found[family, version] = found.get((family, version), 0) + round(seconds * 1e9)
+    return found
 
 
 async def metrics_page(url: str) -> str:

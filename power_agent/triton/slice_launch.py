@@ -2,7 +2,8 @@
 
     <slice repository>/<family>/config.pbtxt           generated: one backend, one version, one instance group
                                <version>/model.onnx    link to the shared model_repository, as all files beside it
-                               <version>/model.py      link to model_repository/_shared/model.py
+                               <version>/model.py      link to model_repository/_shared/model.py; of a generative
+                                                       family (its contract names decoder.py) also to what decodes
 
 Every version of the family is linked, only one is loaded, so a swap needs no file but the new config.pbtxt.
 """
@@ -25,10 +26,13 @@ from trefoil.core.fleet import Hosted, SliceKey
 from trefoil.runtime.files import replace_file
 from trefoil.runtime.model_files import (
     CONFIG,
+    DECODER,
     ENGINES,
+    OURS,
     backend_of,
     contract,
     expected_files,
+    generative,
     how_to_make,
     version_files,
 )
@@ -38,7 +42,7 @@ WILDCARD: Final = "0.0.0.0"  # all addresses of this machine
 GPUS_MAX: Final = 16  # of one node
 PORTS_PER_GPU: Final = 16  # two for each of 8 memory slices
 TENTHS: Final = 10
-SHARED_MODEL: Final = Path("_shared") / "model.py"
+SHARED: Final = "_shared"
 THREADS: Final = "intra_op_thread_count"  # a parameter of the onnxruntime backend
 SHARED_MEMORY: Final = Path("/dev/shm")
 # Everything else stays out of Triton. By the launch id a launcher finds what outlives its parents.
@@ -243,7 +247,7 @@ def choose_backend(install: TritonInstall, spec: SliceSpec, family: model_config
             value=family.name,
             remedy="serve it on a real GPU by a Triton with the tensorrt backend, or import its ONNX files instead",
         )
-    if install.backend == "python":
+    if install.backend == "python" or generative(family):
         return BackendChoice()
     if on_gpu:
         return BackendChoice(install.backend, on_gpu=True)
@@ -270,7 +274,7 @@ def slice_config(
     config.CopyFrom(contract)
     config.backend, config.platform = serving.backend, ""
     if serving.backend != ENGINES:  # whose files have other names, also by compute capability (cc_model_filenames)
-        config.default_model_filename = ""
+        config.default_model_filename = DECODER if generative(contract) else ""
         config.cc_model_filenames.clear()
     groups = model_config_pb2.ModelInstanceGroup
     config.ClearField("instance_group")
@@ -296,13 +300,14 @@ def write_family(
     Raises:
         CatalogError: naming family, version and path when the source lacks something.
     """
-    shared = (source / SHARED_MODEL).resolve()
+    shared = [(source / SHARED / name).resolve() for name in (OURS if generative(family) else OURS[:1])]
     expected = expected_files(family)
     versions = version_files(source, hosted.family, expected)
-    if not shared.is_file() or hosted.version not in versions:
+    gone = next((path for path in shared if not path.is_file()), None)
+    if gone is not None or hosted.version not in versions:
         folder = source / hosted.family / str(hosted.version)
         lacks = next((folder / name for name in expected if not (folder / name).is_file()), folder)
-        missing = shared if hosted.version in versions else lacks
+        missing = gone if hosted.version in versions else lacks
         raise CatalogError(
             f"version {hosted.version} of family {hosted.family} cannot be served: "
             f"{'' if versions else 'no model files: '}{missing} is missing",
@@ -315,7 +320,8 @@ def write_family(
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
             _link(folder / file.name, file.resolve())
-        _link(folder / SHARED_MODEL.name, shared)
+        for path in shared:
+            _link(folder / path.name, path)
     write_config(repository, slice_config(family, hosted, serving))
 
 

@@ -149,9 +149,11 @@ class PaceFile:
         "activity",
     )
 
-    def __init__(self, path: Path, entries: list[tuple[int, int, float, float]], seed: int = 7) -> None:
-        """`entries`: (version, batch, mean ms, cv) of the family digits."""
-        self.path = path
+    def __init__(
+        self, path: Path, entries: list[tuple[int, int, float, float]], seed: int = 7, family: str = "digits"
+    ) -> None:
+        """`entries`: (version, batch, mean ms, cv) of the family."""
+        self.path, self.family = path, family
         path.write_bytes(bytes(4160 + 40 * 8))
         self.write(entries, seed)
 
@@ -159,7 +161,9 @@ class PaceFile:
         data = bytearray(self.path.read_bytes())
         struct.pack_into("<8sQIIIIQ", data, 0, b"TRFPACE2", sequence, 1410, 1, len(entries), 0, seed)
         for i, (version, batch, mean_ms, cv) in enumerate(entries):
-            self.ENTRY.pack_into(data, 4160 + 40 * i, zlib.crc32(b"digits"), version, batch, 0, mean_ms, cv, 1.0)
+            self.ENTRY.pack_into(
+                data, 4160 + 40 * i, zlib.crc32(self.family.encode()), version, batch, 0, mean_ms, cv, 1.0
+            )
         with self.path.open("r+b") as file:
             file.write(data[:64])
             file.seek(4160)

@@ -1,6 +1,8 @@
 """Client of a running system: one line from an address to an answer, with the variant that gave it and its receipt."""
 
-from collections.abc import Mapping
+import codecs
+import queue
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +24,11 @@ ERRORS: Final[Mapping[str, type[TrefoilError]]] = {
     "PERMISSION_DENIED": SettingError,
 }
 """Errors by status; every other one is `Unavailable`: nothing has been answered."""
+REFUSED: Final = "INVALID_ARGUMENT: "
+"""What the error of a stream begins with that is the request's own fault."""
+BYTES_HEAD: Final = 4
+"""Bytes of a string's length before it, one string a token."""
+TOKENS_MAX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,7 @@ class Answer:
         slice: where; "" without a receipt.
         joules: estimate of its active energy (docs/dispatcher.md, Receipts); None: not known, never 0.
         grams: the same in CO2.
+        tokens: of a generated text, as its receipt counts them.
         basis: of both: measured, modelled, synthetic, simulated, none; "" without a receipt.
         method: of both, in words.
     """
@@ -45,6 +53,15 @@ class Answer:
     grams: float | None = None
     basis: str = ""
     method: str = ""
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Piece of a generated text as it comes. The last one has no text, but the `answer` with what all of it cost."""
+
+    text: str
+    answer: Answer | None = None
 
 
 class Client:
@@ -118,18 +135,63 @@ class Client:
             )
         except InferenceServerException as error:
             raise self._explained(error, family) from error
-        response = result.get_response()
-        told = {name: getattr(v, v.WhichOneof("parameter_choice")) for name, v in response.parameters.items()}
-        carbon_mg = told.get("trefoil_carbon_mg_estimate")
-        return Answer(
-            outputs={output.name: result.as_numpy(output.name) for output in response.outputs},
-            variant=told.get("trefoil_variant", ""),
-            slice=told.get("trefoil_slice", ""),
-            joules=told.get("trefoil_energy_j_estimate"),
-            grams=None if carbon_mg is None else carbon_mg / 1e3,
-            basis=told.get("trefoil_receipt_basis", ""),
-            method=told.get("trefoil_receipt_method", ""),
-        )
+        return _answer(result)
+
+    def generate(
+        self,
+        family: str,
+        prompt: str,
+        *,
+        max_tokens: int | None = None,
+        min_accuracy: float = 0.0,
+        slo_class: str = "",
+        timeout_s: float = TIMEOUT_S,
+    ) -> Iterator[Piece]:
+        """Ask a generative family to go on from a text; its pieces come as they are made. Leaving the loop cancels it.
+
+        Args:
+            family: name of the family, as a Triton model.
+            prompt: what to go on from.
+            max_tokens: most tokens of the answer; None: as many as the family allows.
+            min_accuracy: floor of the variant that answers, 0..1; 0: the plan's own.
+            slo_class: class that it is counted in.
+            timeout_s: until the next piece is of no use [s].
+
+        Raises:
+            As `infer`, and InvalidInput: a prompt or `max_tokens` that the family does not take.
+        """
+        tensors = [_tensor("PROMPT", "BYTES", np.array([[prompt.encode()]], dtype=np.object_))]
+        if max_tokens is not None:
+            if not 1 <= max_tokens <= TOKENS_MAX:
+                raise InvalidInput("no number of tokens", field="max_tokens", value=max_tokens, remedy="1 or more")
+            tensors.append(_tensor("MAX_TOKENS", "INT32", np.array([[max_tokens]])))
+        asked = {"trefoil_min_accuracy": min_accuracy, "trefoil_class": slo_class, "trefoil_receipt": True}
+        come: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        text = codecs.getincrementaldecoder("utf-8")("replace")
+        try:
+            self._client.start_stream(lambda result, error: come.put((result, error)), headers=self._headers)
+            self._client.async_stream_infer(
+                family,
+                tensors,
+                enable_empty_final_response=True,
+                parameters={name: value for name, value in asked.items() if value},
+            )
+            while True:
+                result, error = come.get(timeout=timeout_s)
+                if error is not None:
+                    raise self._explained(error, family) from error
+                response = result.get_response()
+                for raw in response.raw_output_contents:
+                    yield Piece(text.decode(raw[BYTES_HEAD:]))
+                if response.parameters["triton_final_response"].bool_param:
+                    yield Piece(text.decode(b"", final=True), _answer(result))
+                    return
+        except queue.Empty:
+            raise Unavailable(f"{self.address} has sent nothing for {timeout_s:g} s") from None
+        except InferenceServerException as error:
+            raise self._explained(error, family) from error
+        finally:
+            self._client.stop_stream(cancel_requests=True)
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -157,9 +219,28 @@ class Client:
 
     def _explained(self, error: Any, family: str) -> TrefoilError:
         status, said = str(error.status()).rpartition(".")[2], str(error.message())
+        if REFUSED in said:  # an error of a stream has no status
+            status, said = REFUSED.removesuffix(": "), said.partition(REFUSED)[2]
         kind = ERRORS.get(status, Unavailable)
         remedy = "" if "Remedy: " in said else f"see that {self.address} serves {family}: trefoil status"
         return kind(f"{self.address} answers {status}: {said}", remedy=remedy)
+
+
+def _answer(result: Any) -> Answer:
+    """Outputs of a response, and what its parameters tell."""
+    response = result.get_response()
+    told = {name: getattr(v, v.WhichOneof("parameter_choice")) for name, v in response.parameters.items()}
+    carbon_mg = told.get("trefoil_carbon_mg_estimate")
+    return Answer(
+        outputs={output.name: result.as_numpy(output.name) for output in response.outputs},
+        variant=told.get("trefoil_variant", ""),
+        slice=told.get("trefoil_slice", ""),
+        joules=told.get("trefoil_energy_j_estimate"),
+        grams=None if carbon_mg is None else carbon_mg / 1e3,
+        basis=told.get("trefoil_receipt_basis", ""),
+        method=told.get("trefoil_receipt_method", ""),
+        tokens=told.get("trefoil_tokens_out", 0),
+    )
 
 
 def _tensor(name: str, datatype: str, values: npt.ArrayLike) -> Any:

@@ -21,6 +21,7 @@ from trefoil.cli.family.commands import app as family_app
 from trefoil.cli.family.profile_command import profile
 from trefoil.cli.family.sensitivity_command import sensitivity
 from trefoil.cli.load.command import load
+from trefoil.cli.load.generate import generate
 from trefoil.cli.operate import control, decisions, node, status
 from trefoil.cli.operate.report import report
 from trefoil.cli.operate.top import top
@@ -196,6 +197,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "replan": of_system(control.replan),
     "rollout": of_system(decisions.rollout),
     "load": load,
+    "generate": generate,
     "profile": profile,
     "sensitivity": sensitivity,
     "replay": of_system(decisions.replay),

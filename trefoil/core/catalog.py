@@ -23,7 +23,10 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Family: variants that agree on inputs and outputs. `classes` maps an slo_class to (slo_ms, slo_quantile)."""
+    """Family: variants that agree on inputs and outputs. `classes` maps an slo_class to (slo_ms, slo_quantile).
+
+    `tokens_mean`: of a generative family, tokens of the answer that its profile's rows are of; 0 of any other.
+    """
 
     name: str
     metric: str
@@ -31,6 +34,7 @@ class Family:
     classes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     generative: bool = False
     sequence: bool = False
+    tokens_mean: float = 0.0
 
     def variant(self, name: str) -> Variant:
         """Variant of a name.

@@ -89,7 +89,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptRate:
-    """Rate of an answer of a variant on a slice: request_j + item_j x items, active energy only.
+    """Rate of an answer of a variant on a slice: request_j + item_j x items + token_j x tokens, active energy only.
 
     `ratio` is measured over estimated energy and contained in both; `window_s` is what it was found over, 0 = the
     profile alone.
@@ -103,10 +103,11 @@ class ReceiptRate:
     ratio: float = 0.0
     basis: Basis = Basis.UNSPECIFIED
     window_s: float = 0.0
+    token_j: float = 0.0
 
-    def energy_j(self, items: int) -> float:
-        """Active energy of one answer with so many items [J]."""
-        return self.request_j + self.item_j * items
+    def energy_j(self, items: int, tokens: int = 0) -> float:
+        """Active energy of one answer with so many items, of so many tokens [J]."""
+        return self.request_j + self.item_j * items + self.token_j * tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ class ProfileSpec:
         if not path.is_file():
             return
         contract = read_contract(path)
+        if contract.model_transaction_policy.decoupled:
+            raise SettingError("answers by streams, which are not measured yet", field="family", value=self.family.name)
         for batch in self.batches:
             refuse_batch(self.family.name, batch, contract.max_batch_size)
         for tensor in contract.input:

@@ -158,6 +158,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     Metric("trefoil_items_total", "counter", "Items (rows of the batch dimension) answered.", ("family",), DISPATCHER),
     Metric(
+        "trefoil_tokens_total",
+        "counter",
+        "Tokens of generative families (answers of any stream), however their requests ended.",
+        ("family", "variant"),
+        DISPATCHER,
+    ),
+    Metric(
         "trefoil_request_duration_seconds",
         "histogram",
         "Arrival to answer.",

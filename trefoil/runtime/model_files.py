@@ -21,8 +21,10 @@ ENGINES: Final = "tensorrt"  # the backend whose models are built for one type o
 FILES: Final = {"onnxruntime": "model.onnx", ENGINES: "model.plan"}
 PLATFORMS: Final = {"onnxruntime_onnx": "onnxruntime", "tensorrt_plan": ENGINES}
 PROBE_SEQUENCE: Final = 0x7472_6566_6F69_6C  # "trefoil": no client's, or it would meet a probe
+ZERO_TEXT: Final = b"\x01\x00\x00\x000"  # the zero of strings in a probe: an empty one is refused by what generates
 MAKERS: Final = ("export.py", "train.py")
-OURS: Final = "model.py"  # linked into every version by the agent
+DECODER: Final = "decoder.py"  # what a generative family's contract names as its default_model_filename
+OURS: Final = ("model.py", DECODER, "decoding.py")  # linked into versions by the agent: the first into all
 
 
 def read_contract(path: Path) -> model_config_pb2.ModelConfig:
@@ -79,6 +81,11 @@ def backend_of(config: model_config_pb2.ModelConfig) -> str:
     return str(config.backend) or PLATFORMS.get(str(config.platform), str(config.platform))
 
 
+def generative(config: model_config_pb2.ModelConfig) -> bool:
+    """Whether `_shared/decoder.py` serves the family: a stream of tokens for each prompt."""
+    return backend_of(config) == "python" and str(config.default_model_filename) == DECODER
+
+
 def expected_files(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:
     """Names of the files that every version folder has to hold.
 
@@ -96,7 +103,9 @@ def version_files(source: Path, family: str, expected: tuple[str, ...]) -> dict[
     found: dict[int, tuple[Path, ...]] = {}
     for folder in (source / family).glob("[0-9]*"):
         if folder.name.isdigit() and all((folder / name).is_file() for name in expected):
-            beside = (path for path in folder.iterdir() if path.is_file() and path.name != OURS and path.name[0] != ".")
+            beside = (
+                path for path in folder.iterdir() if path.is_file() and path.name not in OURS and path.name[0] != "."
+            )
             found[int(folder.name)] = tuple(sorted(path.absolute() for path in beside))
     return found
 

@@ -51,6 +51,7 @@ class _Family(_Model):
     metric: Annotated[str, Field(min_length=1)]
     task: str = ""
     generative: bool = False
+    tokens_mean: Annotated[float, Field(ge=0)] = 0.0
     sequence_batching: bool = False
     classes: Annotated[dict[str, _Class], Field(min_length=1)]
     variants: Annotated[tuple[_Variant, ...], Field(min_length=1)]
@@ -192,7 +193,14 @@ def _read_family(path: Path) -> Family:
         _assert_unique(values, f"variants.{field}", str(path))
     variants = tuple(Variant(**variant.model_dump(exclude={"sha256"})) for variant in read.variants)
     classes = {name: (entry.slo_ms, entry.slo_quantile) for name, entry in read.classes.items()}
-    return Family(read.name, read.metric, variants, classes, read.generative, read.sequence_batching)
+    if read.generative != (read.tokens_mean > 0):
+        raise errors.CatalogError(
+            f"{path}: of a generative family, and only of one, the mean tokens of an answer are stated",
+            field="tokens_mean",
+            value=read.tokens_mean,
+            remedy="state them" if read.generative else "remove it",
+        )
+    return Family(read.name, read.metric, variants, classes, read.generative, read.sequence_batching, read.tokens_mean)
 
 
 def _read_profile(path: Path, family: Family) -> tuple[ProfileRow, ...]:

@@ -2,8 +2,9 @@
 
 Data: energy samples of all devices, load windows of all dispatcher workers, profile rows.
 Formulation: rate(k) = profile(k) x ratio(k), for k = (slice, family, variant). profile(k) = request_j + item_j x items,
-the line through the smallest and the largest profiled batch at the device's clock. ratio(k) = metered active joules
-over estimated ones, both forgotten exponentially (`memory_s`). Both streams are joined sample by sample: the windows of
+the line through the smallest and the largest profiled batch at the device's clock; of a generative family token_j x
+tokens, that of one answer over its mean tokens. ratio(k) = metered active joules over estimated ones, both forgotten
+exponentially (`memory_s`). Both streams are joined sample by sample: the windows of
 the answers are cut at the borders of the sample, so that neither is counted over another time than the other; what was
 answered in a window was drawn half a service time earlier, or a load that begins would look dearer than it is. A slice
 with fewer than `items_min` answers takes the ratio of its kind (device type, slice type, family, variant), else 1.
@@ -17,7 +18,7 @@ Deviations: CONTRACTS section 4 prices at dispatch; here the answer is priced, f
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from controller.explore.core.candidate_measurement import UNMEASURED
@@ -43,11 +44,16 @@ Kind = tuple[str, str, str, str]  # device type, slice type, family, variant
 
 @dataclass(frozen=True, slots=True)
 class EnergyLine:
-    """Profile estimate of one request [J]: request_j + item_j x items."""
+    """Profile estimate of one request [J]: request_j + item_j x items + token_j x tokens."""
 
     request_j: float = 0.0
     item_j: float = 1.0
     basis: Basis = Basis.NONE
+    token_j: float = 0.0
+
+    def by_token(self, tokens_mean: float) -> "EnergyLine":
+        """The same of a generative family, whose requests cost by their tokens, `tokens_mean` of them as profiled."""
+        return replace(self, request_j=0.0, item_j=0.0, token_j=(self.request_j + self.item_j) / tokens_mean)
 
 
 NO_PROFILE: Final = EnergyLine()  # its "joules" are items, its ratio joules per item
@@ -88,19 +94,20 @@ class _Piece:
     answered: float
     items: float
     receipt_j: float
+    tokens: float
 
     def cut(self, at_s: float) -> "_Piece":
         """Take off what lies before `at_s`, evenly spread over the window."""
         length_s = self.ends_at_s - self.starts_at_s
         share = 1.0 if at_s >= self.ends_at_s else max(0.0, (at_s - self.starts_at_s) / length_s)
         border_s = min(max(at_s, self.starts_at_s), self.ends_at_s)
-        taken = _Piece(
-            self.key, self.starts_at_s, border_s, self.answered * share, self.items * share, self.receipt_j * share
-        )
+        parts = (amount * share for amount in (self.answered, self.items, self.receipt_j, self.tokens))
+        taken = _Piece(self.key, self.starts_at_s, border_s, *parts)
         self.starts_at_s = border_s
         self.answered -= taken.answered
         self.items -= taken.items
         self.receipt_j -= taken.receipt_j
+        self.tokens -= taken.tokens
         return taken
 
 
@@ -136,6 +143,7 @@ class Receipts:
             if not row.stage and not row.cohosted:
                 kind = (row.device_type, row.slice_type, row.family, row.variant)
                 self._rows.setdefault(kind, []).append(row)
+        self._tokens_means = {family.name: family.tokens_mean for family in catalog.families}
         self._lines: dict[tuple[Kind, int], EnergyLine] = {}
         self._devices: dict[str, _Device] = {}
         self._types: dict[str, DeviceStatus] = {}
@@ -153,7 +161,7 @@ class Receipts:
         worker = (window.dispatcher, window.worker)
         self._reported[worker] = max(self._reported.get(worker, -math.inf), window.ends_at_s)
         for cell in window.cells:
-            if cell.key.slice is not None and (cell.answered or cell.receipt_j):
+            if cell.key.slice is not None and (cell.answered or cell.receipt_j or cell.tokens_out):
                 device, early_s = self._account(cell.key.slice.device), _early_s(cell)
                 device.early_s = max(early_s, EARLY_FADES * device.early_s)
                 device.pieces.append(_piece(cell, cell.key.slice, window, early_s))
@@ -218,11 +226,12 @@ class Receipts:
 
     def _learn(self, key: Key, metered_j: float, served: Iterable[_Piece], at_s: float) -> None:
         line = self._line(key)
-        answered = items = 0.0
+        answered = items = tokens = 0.0
         for piece in served:
             answered += piece.answered
             items += piece.items
-        estimated_j = line.request_j * answered + line.item_j * items
+            tokens += piece.tokens
+        estimated_j = line.request_j * answered + line.item_j * items + line.token_j * tokens
         if not metered_j and not estimated_j:
             return
         for ratio in (
@@ -246,6 +255,7 @@ class Receipts:
             variant=key[2],
             request_j=line.request_j * (ratio or 1.0),
             item_j=line.item_j * (ratio or 1.0),
+            token_j=line.token_j * (ratio or 1.0),
             ratio=round(ratio or 1.0, RATIO_DIGITS),
             basis=Basis.SIMULATED if device.simulated else basis,
             window_s=self._memory_s if ratio is not None else 0.0,
@@ -278,7 +288,10 @@ class Receipts:
         kind = self._kind(key)
         line = self._lines.get((kind, held))
         if line is None:
-            line = self._lines[kind, held] = energy_line(self._rows.get(kind, ()), held)
+            line = energy_line(self._rows.get(kind, ()), held)
+            if (tokens_mean := self._tokens_means.get(key[1], 0.0)) and line is not NO_PROFILE:
+                line = line.by_token(tokens_mean)
+            self._lines[kind, held] = line
         return line
 
     def _account(self, device: str) -> _Device:
@@ -329,12 +342,14 @@ def rates_changed(before: Mapping[Key, float], rates: Iterable[ReceiptRate], by:
 
 
 def _early_s(cell: LoadCell) -> float:
-    """Half of the mean service time of its answers."""
+    """Half of the mean service time of its answers; of tokens nothing, each is booked when it comes."""
+    if cell.tokens_out:
+        return 0.0
     return min(EARLY_S_MAX, cell.service.sum_ms / cell.service.total / 2e3) if cell.service.total else 0.0
 
 
 def _piece(cell: LoadCell, slice_: SliceKey, window: LoadWindow, early_s: float) -> _Piece:
     return _Piece(
         (slice_, cell.key.family, cell.key.variant), window.starts_at_s - early_s, window.ends_at_s - early_s,
-        cell.answered, cell.items, cell.receipt_j,
+        cell.answered, cell.items, cell.receipt_j, cell.tokens_out,
     )  # fmt: skip

@@ -80,8 +80,10 @@ class LoadWindows:
         self._first_hour: int | None = None
         self.answered: Counter[tuple[str, str]] = Counter()
         self.answered_tenants: Counter[tuple[str, str]] = Counter()
+        self.tokens: Counter[tuple[str, str]] = Counter()
         self.receipt_j_tenants: dict[tuple[str, str], float] = {}
-        """Answers by family and variant, by family and tenant, and joules by receipts [J]: they only grow."""
+        """Answers by family and variant, by family and tenant, tokens by family and variant, joules by receipts [J]:
+        they only grow."""
         self._on_window = on_window
         self.hold_from_s = math.inf  # windows that end after it are kept however old: they are being measured
 
@@ -111,6 +113,8 @@ class LoadWindows:
                 self.answered[cell.key.family, cell.key.variant] += cell.answered
                 self.answered_tenants[cell.key.family, cell.key.tenant] += cell.answered
                 self._charge_budget(cell.key.family, cell.key.variant, cell.answered, window.ends_at_s, catalog)
+            if cell.tokens_out:
+                self.tokens[cell.key.family, cell.key.variant] += cell.tokens_out
             if cell.receipt_j:
                 of = cell.key.family, cell.key.tenant
                 self.receipt_j_tenants[of] = self.receipt_j_tenants.get(of, 0.0) + cell.receipt_j

@@ -1,10 +1,10 @@
 """What an answer is estimated to have cost: rates that the controller publishes, joined with the carbon of now.
 
 Data: `ReceiptRates` (joules per request and item of every slice and variant) and the last `CarbonReading` of the series
-that the rates name. Formulation: energy_j = request_j + item_j x items, active energy only; carbon_mg = energy x
-intensity x PUE. Every answer is priced into the load windows; the receipt itself is written for whoever asks. What is
-not known is left out, never 0: no rate, no energy; no reading, no carbon. `trefoil_receipt_basis` and
-`trefoil_receipt_method` say what a number rests on. A pure brain: values in, bytes out.
+that the rates name. Formulation: energy_j = request_j + item_j x items + token_j x tokens, active energy only;
+carbon_mg = energy x intensity x PUE. Every answer is priced into the load windows; the receipt itself is written for
+whoever asks. What is not known is left out, never 0: no rate, no energy; no reading, no carbon.
+`trefoil_receipt_basis` and `trefoil_receipt_method` say what a number rests on. A pure brain: values in, bytes out.
 Deviations: none.
 """
 
@@ -20,6 +20,7 @@ from trefoil.core.units import MG_PER_G, grams
 ENERGY: Final = "trefoil_energy_j_estimate"
 CARBON: Final = "trefoil_carbon_mg_estimate"
 SLICE: Final = "trefoil_slice"
+TOKENS: Final = "trefoil_tokens_out"
 BASIS: Final = "trefoil_receipt_basis"
 METHOD: Final = "trefoil_receipt_method"
 WRITTEN_MAX: Final = 4096  # receipts whose bytes are remembered
@@ -38,7 +39,7 @@ class Receipts:
         self._rates: dict[Key, ReceiptRate] = {}
         self._reading: CarbonReading | None = None
         self._stale_reasons: tuple[str, ...] = ()
-        self._written: dict[tuple[SliceKey, str, str, int], bytes] = {}
+        self._written: dict[tuple[SliceKey, str, str, int, int], bytes] = {}
 
     def set_rates(self, rates: ReceiptRates | None, reading: CarbonReading | None) -> None:
         """Price by these from now on; None keeps what there was: an emptied Redis makes nothing unknown."""
@@ -74,12 +75,12 @@ class Receipts:
         """Energy rate of an answer on a slice; None: not known."""
         return self._rates.get((slice_, family, variant))
 
-    def price(self, slice_: SliceKey, family: str, variant: str, items: int) -> Receipt | None:
+    def price(self, slice_: SliceKey, family: str, variant: str, items: int, tokens: int = 0) -> Receipt | None:
         """The receipt of an answer; None: its energy is not known. `quality` UNSPECIFIED: its carbon is not."""
         rate, rates, reading = self.rate(slice_, family, variant), self._published, self._reading
         if rate is None or rates is None:
             return None
-        energy_j = rate.energy_j(items)
+        energy_j = rate.energy_j(items, tokens)
         if reading is None:
             return Receipt(family, variant, slice_, energy_j, basis=rate.basis, plan=rates.plan)
         intensity = reading.intensity_g_per_kwh
@@ -95,18 +96,20 @@ class Receipts:
             plan=rates.plan,
         )
 
-    def suffix(self, slice_: SliceKey, family: str, variant: str, items: int) -> bytes:
-        """The response parameters of a receipt, to be appended to an answer."""
-        key = (slice_, family, variant, items)
+    def suffix(self, slice_: SliceKey, family: str, variant: str, items: int, tokens: int = 0) -> bytes:
+        """The response parameters of a receipt, to be appended to an answer. `tokens` of a stream that has ended."""
+        key = (slice_, family, variant, items, tokens)
         written = self._written.get(key)
         if written is None:
             if len(self._written) >= WRITTEN_MAX:
                 self._written.clear()
-            written = self._written[key] = self._write(self.price(slice_, family, variant, items), key)
+            written = self._written[key] = self._write(self.price(*key), key)
         return written
 
-    def _write(self, receipt: Receipt | None, key: tuple[SliceKey, str, str, int]) -> bytes:
+    def _write(self, receipt: Receipt | None, key: tuple[SliceKey, str, str, int, int]) -> bytes:
         data = kserve_wire.string_parameter(SLICE, key[0].name)
+        if key[4]:
+            data += kserve_wire.int64_parameter(TOKENS, key[4])
         basis = receipt.basis if receipt is not None else Basis.NONE
         data += kserve_wire.string_parameter(BASIS, basis.name.lower())
         data += kserve_wire.string_parameter(METHOD, self._method(receipt, key))
@@ -116,7 +119,7 @@ class Receipts:
                 data += kserve_wire.double_parameter(CARBON, receipt.carbon_mg)
         return data
 
-    def _method(self, receipt: Receipt | None, key: tuple[SliceKey, str, str, int]) -> str:
+    def _method(self, receipt: Receipt | None, key: tuple[SliceKey, str, str, int, int]) -> str:
         if self._published is None:
             return "no rates have been published yet"
         rate = self._rates.get(key[:3])

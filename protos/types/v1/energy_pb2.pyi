@@ -126,7 +126,7 @@ class Receipt(_message.Message):
     def __init__(self, family: _Optional[str] = ..., variant: _Optional[str] = ..., slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., energy_j: _Optional[float] = ..., carbon_mg: _Optional[float] = ..., basis: _Optional[_Union[_common_pb2.Basis, str]] = ..., intensity_g_per_kwh: _Optional[float] = ..., quality: _Optional[_Union[_carbon_pb2.Quality, str]] = ..., plan: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ...) -> None: ...
 
 class ReceiptRate(_message.Message):
-    __slots__ = ("slice", "family", "variant", "request_j", "item_j", "ratio", "basis", "window_s")
+    __slots__ = ("slice", "family", "variant", "request_j", "item_j", "ratio", "basis", "window_s", "token_j")
     SLICE_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     VARIANT_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +135,7 @@ class ReceiptRate(_message.Message):
     RATIO_FIELD_NUMBER: _ClassVar[int]
     BASIS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_J_FIELD_NUMBER: _ClassVar[int]
     slice: _fleet_pb2.SliceKey
     family: str
     variant: str
@@ -143,7 +144,8 @@ class ReceiptRate(_message.Message):
     ratio: float
     basis: _common_pb2.Basis
     window_s: float
-    def __init__(self, slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., family: _Optional[str] = ..., variant: _Optional[str] = ..., request_j: _Optional[float] = ..., item_j: _Optional[float] = ..., ratio: _Optional[float] = ..., basis: _Optional[_Union[_common_pb2.Basis, str]] = ..., window_s: _Optional[float] = ...) -> None: ...
+    token_j: float
+    def __init__(self, slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., family: _Optional[str] = ..., variant: _Optional[str] = ..., request_j: _Optional[float] = ..., item_j: _Optional[float] = ..., ratio: _Optional[float] = ..., basis: _Optional[_Union[_common_pb2.Basis, str]] = ..., window_s: _Optional[float] = ..., token_j: _Optional[float] = ...) -> None: ...
 
 class ReceiptRates(_message.Message):
     __slots__ = ("rates", "observed_at", "series", "pue", "plan")

@@ -44,6 +44,7 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
     "rollback": ("",),  # there is no plan before the first
     "replan": ("--cause boredom",),
     "load": ("--family ghost", "--rate 1 --images {tmp}/nowhere.npz", "--batch many", "--trace {tmp}/nowhere.csv"),
+    "generate": ("hello --family ghost", "hello --max-tokens 0"),
     "profile": (
         "ghost --replace",
         "ghost --replace --agent {agent}",

@@ -47,7 +47,7 @@ COMMANDS = [
     ["node", "drain"], ["node", "doctor"],
     ["explain-request"], ["carbon", "backtest"], ["carbon", "now"], ["carbon", "watch"], ["carbon", "forecast"],
     ["carbon", "history"], ["carbon", "health"], ["carbon", "zones"], ["reproduce", "wattwiser"],
-    ["reproduce", "muserve"], ["reproduce", "muserve-scheduler"], ["sensitivity"],
+    ["reproduce", "muserve"], ["reproduce", "muserve-scheduler"], ["sensitivity"], ["generate"],
     ["reproduce", "carbondis"],
     ["family", "load"], ["family", "unload"], ["objective", "fleet"], ["setup", "triton"],
     ["forecast", "train"], ["forecast", "backtest"], ["deploy", "env"], ["reproduce", "infadapter"],

@@ -16,7 +16,7 @@ from controller.accounting.core.receipts import (
 from dispatcher.request.core.receipts import Receipts as Prices
 from dispatcher.service.accounting import LoadCounters
 from trefoil.core.carbon import CarbonReading, Quality, Series
-from trefoil.core.catalog import Catalog, ProfileRow
+from trefoil.core.catalog import Catalog, Family, ProfileRow
 from trefoil.core.common import Basis, Provenance, Revision
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.energy import EnergyMethod, EnergySample, HostedEnergy, ReceiptRates, SliceEnergy
@@ -228,6 +228,31 @@ def test_without_a_profile_the_metered_joules_per_item_are_the_rate():
     feed(receipts, KEYS[0], "s", 10, 10, 0.7, from_s=1)
     (rate,) = receipts.rates(None)
     assert (rate.request_j, rate.item_j) == (0.0, pytest.approx(0.7))
+
+
+def test_a_generative_family_costs_by_the_token_and_tokens_are_booked_when_they_come():
+    family = Family("digits", "m", (), {}, generative=True, tokens_mean=10.0)
+    receipts = Receipts(Catalog((family,), CATALOG.rows))
+    receipts.nodes([node({KEYS[0]: "s"})])
+    receipts.sample(sample(KEYS[0], "s", 0.0, 1.0))
+    (alone,) = receipts.rates(None)
+    assert (alone.request_j, alone.item_j, alone.token_j) == (0.0, 0.0, pytest.approx(0.05))  # 0.5 J an answer of ten
+    for at_s in range(2, 8):  # 40 tokens a second at 0.06 J, of requests that have not ended
+        cell = LoadCell(LoadKey("digits", "s", KEYS[0]), tokens_out=40, receipt_j=2.0)
+        receipts.window(LoadWindow("d", 0, at_s, at_s - 1.0, float(at_s), cells=(cell,)))
+        receipts.sample(sample(KEYS[0], "s", 2.4, float(at_s)))
+    joined = sum_by_family(receipts.join(8.0))[0]
+    (rate,) = receipts.rates(None)
+    assert joined.active_j == pytest.approx(6 * 2.4)
+    assert rate.token_j == pytest.approx(0.05), "nothing was answered yet: the profile alone"
+    for at_s in range(8, 12):
+        cell = LoadCell(LoadKey("digits", "s", KEYS[0]), answered=10, items=10, tokens_out=40)
+        receipts.window(LoadWindow("d", 0, at_s, at_s - 1.0, float(at_s), cells=(cell,)))
+        receipts.sample(sample(KEYS[0], "s", 2.4, float(at_s)))
+    receipts.join(12.0)
+    (rate,) = receipts.rates(None)
+    assert (rate.token_j, rate.ratio) == (pytest.approx(0.06), pytest.approx(1.2))
+    assert rate.energy_j(1, 200) == pytest.approx(12.0)
 
 
 def test_answers_while_nothing_was_metered_change_no_ratio():

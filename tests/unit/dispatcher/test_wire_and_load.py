@@ -12,8 +12,11 @@ from dispatcher.request.core import kserve_wire
 from dispatcher.service.accounting import CLASS_WINDOWS, OTHER, SECONDS_MAX, LoadCounters
 from tests.unit.dispatcher.worlds import key
 from trefoil.core.common import Revision
+from trefoil.core.demand import LoadCell
+from trefoil.core.energy import ReceiptRate
 from trefoil.core.errors import InvalidInput
 from trefoil.core.latency import merge, quantile_ms
+from trefoil.runtime import codec
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
 
@@ -147,6 +150,20 @@ def test_windows_add_up_to_the_totals(events):
     totals = book.totals.get("digits")
     assert (totals.answered if totals else 0) == counts["answered"]
     assert (totals.failed if totals else 0) == counts["failed"] + counts["refused"]
+
+
+def test_tokens_are_counted_when_they_come_and_priced_once_however_their_request_ends():
+    book, rate = LoadCounters("d", 0, 0.0, classes_max=4), ReceiptRate(key(0), "pydoc", "v", 0.0, 0.0, token_j=0.5)
+    for _ in range(3):
+        book.token("pydoc", "v", key(0), "", "somebody")
+    book.settle(lambda *_: rate)
+    book.token("pydoc", "v", key(0), "", "somebody")
+    book.failed("pydoc", "v", key(0), "", "CANCELLED", 5.0, "somebody")
+    book.settle(lambda *_: rate)
+    (cell,) = book.close_window(0.5, Revision()).cells
+    assert (cell.tokens_out, cell.receipt_j, cell.receipts, cell.answered) == (4, 2.0, 0, 0)
+    assert rate.energy_j(items=1, tokens=4) == 2.0
+    assert codec.decode(LoadCell, codec.encode(cell)).tokens_out == 4
 
 
 def test_latency_is_split_into_queue_and_service():

@@ -207,6 +207,50 @@ def test_the_repository_links_every_version_and_loads_one(install, tmp_path, sou
     assert {p: p.lstat().st_ino for p in family.rglob("model.*")} == inodes  # a running Triton sees no change
 
 
+GENERATIVE = """
+name: "toy"
+backend: "python"
+default_model_filename: "decoder.py"
+max_batch_size: 8
+model_transaction_policy { decoupled: true }
+input [
+  { name: "PROMPT" data_type: TYPE_STRING dims: [ 1 ] },
+  { name: "MAX_TOKENS" data_type: TYPE_INT32 dims: [ 1 ] optional: true }
+]
+output [ { name: "TOKEN" data_type: TYPE_STRING dims: [ 1 ] } ]
+"""
+
+
+def test_what_decodes_is_linked_into_a_generative_family_and_serves_it_whatever_the_backend(install, tmp_path, source):
+    (source / "toy" / "config.pbtxt").write_text(GENERATIVE)
+    with pytest.raises(CatalogError, match=r"_shared/decoder\.py is missing"):
+        prepare_slice(install, spec(tmp_path, source))
+    for name in ("decoder.py", "decoding.py"):
+        (source / "_shared" / name).write_text(name)
+    offering = replace(install, offers=("onnxruntime", "python"), backend="onnxruntime")
+    family = prepare_slice(offering, spec(tmp_path, source)).repository / "toy"
+    linked = {path.name: path.resolve() for path in (family / "2").iterdir() if path.name.endswith(".py")}
+    assert linked == {name: (source / "_shared" / name).resolve() for name in ("model.py", "decoder.py", "decoding.py")}
+    config = contract(family.parent, "toy")
+    assert (config.backend, config.default_model_filename) == ("python", "decoder.py")
+    swapped = slice_config(config, replace(TOY, version=1), backend_of_slice(config))
+    assert swapped.default_model_filename == "decoder.py"
+
+
+def test_a_probe_of_texts_sends_one_and_leaves_out_what_is_optional(source):
+    (source / "toy" / "config.pbtxt").write_text(GENERATIVE)
+    request = client.probe_request(contract(source, "toy"), 2)
+    assert [(i.name, i.datatype, list(i.shape)) for i in request.inputs] == [("PROMPT", "BYTES", [1, 1])]
+    assert list(request.raw_input_contents) == [b"\x01\x00\x00\x000"]
+
+
+def test_decode_times_are_of_the_newest_load_of_each_instance():
+    line = 'trefoil_decode_seconds_total{instance="a_0_%d",loaded="%d",model="a",version="2"} %g\n'
+    page = "# HELP x\n" + line % (0, 100, 7.5) + line % (0, 99, 50.0) + line % (1, 100, 2.0)
+    assert client.decode_times(page) == {("a", 2): 9_500_000_000}
+    assert client.decode_times("nothing\n") == {}
+
+
 def test_links_follow_a_repository_that_moved(install, tmp_path, source):
     prepare_slice(install, spec(tmp_path, source))
     moved = source.rename(tmp_path / "moved")

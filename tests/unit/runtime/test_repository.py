@@ -66,6 +66,17 @@ def test_loads(folder):
     assert provenance.as_of_s == 1795219200.0
 
 
+def test_a_generative_family_and_no_other_states_its_mean_tokens(folder):
+    path, head = folder / "family.toml", 'name = "toy"\n'
+    path.write_text(FAMILY.replace(head, head + "generative = true\ntokens_mean = 12.5\n"))
+    family, _ = load_family(folder)
+    assert (family.generative, family.tokens_mean) == (True, 12.5)
+    for given, remedy in (("generative = true\n", "state them"), ("tokens_mean = 12.5\n", "remove it")):
+        path.write_text(FAMILY.replace(head, head + given))
+        with pytest.raises(CatalogError, match=rf"tokens_mean.*Remedy: {remedy}"):
+            load_family(folder)
+
+
 def test_the_catalogue_of_this_repository_loads():
     catalog = load_catalog(ROOT / "model_repository")
     assert catalog.family("digits").best.accuracy > 0.97

@@ -12,7 +12,7 @@ from trefoil.profiler.assumed import GraphCost, assumed_points, graph_costs
 from trefoil.profiler.cost_law import read_model
 from trefoil.profiler.profile_csv import Provenance, profile_text, write_profile
 from trefoil.runtime.clock import WallClock
-from trefoil.runtime.model_files import ENGINES, backend_of, contract, expected_files, version_files
+from trefoil.runtime.model_files import ENGINES, backend_of, contract, expected_files, generative, version_files
 from trefoil.runtime.repository import PROFILE_FILE, load_family
 
 CONSTANTS = SHIPPED / MODELS / "_profiles" / "constants.json"
@@ -31,6 +31,11 @@ def write_assumed(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str
             remedy="remove it first, or measure: trefoil profile",
         )  # fmt: skip
     config = contract(folder.parent, folder.name)
+    if generative(config):
+        raise CatalogError(
+            "what decoding takes is not known from a graph", field="family", value=family.name,
+            remedy="write its profile as model_repository/pydoc/make_profile.py does",
+        )  # fmt: skip
     if backend_of(config) == ENGINES:
         raise CatalogError(
             "engines cannot be looked into", field="family", value=family.name, remedy="measure: trefoil profile"

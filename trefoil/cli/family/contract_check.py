@@ -11,7 +11,16 @@ from trefoil.cli.family.onnx_graph import TensorInfo, graph_tensors
 from trefoil.core.catalog import Family
 from trefoil.core.errors import CatalogError, NotFound, TrefoilError
 from trefoil.installation import repositories
-from trefoil.runtime.model_files import ENGINES, FILES, backend_of, contract, expected_files, how_to_make, version_files
+from trefoil.runtime.model_files import (
+    ENGINES,
+    FILES,
+    backend_of,
+    contract,
+    expected_files,
+    generative,
+    how_to_make,
+    version_files,
+)
 from trefoil.runtime.repository import family_folders, load_family
 
 
@@ -115,8 +124,9 @@ def _check_family(root: Path, name: str) -> dict[str, Any]:
 
 
 def _graph_differences(config: model_config_pb2.ModelConfig, version: int, files: Sequence[Path]) -> list[str]:
-    """Where a version's graph differs from the contract. Engines cannot be looked into."""
-    if backend_of(config) == ENGINES:
+    """Where a version's graph differs from the contract. Engines cannot be looked into, and what decodes is between a
+    generative family's contract and its graph."""
+    if backend_of(config) == ENGINES or generative(config):
         return []
     path = next(file for file in files if file.name == FILES["onnxruntime"])
     inputs, outputs = graph_tensors(path)

@@ -175,10 +175,10 @@ def _copy_files(source: Source, folder: Path, *, link: bool) -> int:
 
 def _copy_backend(into: Path) -> None:
     """A model repository of its own needs the model.py that a slice of the python backend runs."""
-    own = into / SHARED / OURS
+    own = into / SHARED / OURS[0]
     if not own.exists():
         own.parent.mkdir(exist_ok=True)
-        shutil.copyfile(SHIPPED / MODELS / SHARED / OURS, own)
+        shutil.copyfile(SHIPPED / MODELS / SHARED / OURS[0], own)
 
 
 def parse_numbers(given: Sequence[str] | None, flag: str) -> dict[str, float]:

@@ -61,7 +61,7 @@ def read_source(repository: Path, name: str) -> Source:
         raise variant_error(name, "backend", backend or str(config.platform), f"one of {', '.join(FILES)}", path)
     version = _served_version(name, folder, config)
     files = _files(name, folder / str(version), config, backend)
-    other_files = {p.name for p in (folder / str(version)).iterdir() if p.is_file()} - set(files.values()) - {OURS}
+    other_files = {p.name for p in (folder / str(version)).iterdir() if p.is_file()} - set(files.values()) - set(OURS)
     return Source(name, version, config, folder / str(version), files, tuple(sorted(other_files)))
 
 

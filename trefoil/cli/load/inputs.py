@@ -90,6 +90,11 @@ async def inputs_of_model(
                 f"{target} does not serve it ({error.details()})", field="--family", value=family,
                 remedy="see `trefoil status`",
             ) from error  # fmt: skip
+    if config.config.model_transaction_policy.decoupled:
+        remedy = "`trefoil generate` asks it once, `perf_analyzer --streaming --async` loads it"
+        raise InvalidInput(
+            "answers by streams, which this load has none of", field="--family", value=family, remedy=remedy
+        )
     batched = config.config.max_batch_size > 0
     if labelled is not None:
         tensors = (replace(labelled.tensors[0], name=told.inputs[0].name),)

@@ -66,13 +66,16 @@ def report_tables(found: Mapping[str, Any]) -> list[Table]:
     families = [(one["family"], one) for one in found["families"]]
     whole = families if len(families) == 1 else [("all", found["total"]), *families]
     variants = [(one["family"], one["variant"], *_costs(one)) for one in found["variants"]]
+    with_tokens = [one for one in (*found["families"], *found["variants"]) if "tokens" in one]
     tenants = [(one["family"], one["tenant"], *_costs(one)) for one in found["tenants"]]
+    tokens = [(one["family"], one.get("variant", ""), *_per_token(one)) for one in with_tokens]
     quality = [row for name, one in whole for row in _quality(name, one)]
     terms = [row for name, one in whole for row in _sci(name, one)]
     return [
         (title, ("family", *COST_COLUMNS), [(name, *_costs(one)) for name, one in whole]),
         ("By variant", ("family", "variant", *COST_COLUMNS), variants),
         ("By tenant, split by what receipts say", ("family", "tenant", *COST_COLUMNS), tenants),
+        *([("By token", ("family", "variant", "tokens", "J/token", "mg/token"), tokens)] if tokens else []),
         ("Data quality", ("family", "what", "how it is known"), quality),
         ("SCI = (E x I + M) / R", ("family", "term", "value", "unit", "source", "not known because"), terms),
     ]
@@ -87,6 +90,10 @@ def _costs(one: Mapping[str, Any]) -> tuple[str, ...]:
         _number(one.get("grams_per_request"), 1e3),
         one["unknown"] or "",
     )
+
+
+def _per_token(one: Mapping[str, Any]) -> tuple[str, ...]:
+    return f"{one['tokens']:,}", _number(one["joules_per_token"]), _number(one["grams_per_token"], 1e3)
 
 
 def _quality(family: str, one: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -35,7 +35,10 @@ def report_document(report: Any) -> dict[str, Any]:
         "simulated": report.simulated,
         "total": _costs(whole) | {"quality": _quality(whole), "sci": _sci(whole, *about)},
         "families": [
-            {"family": family} | _costs(sums) | {"quality": _quality(sums), "sci": _sci(sums, *about)}
+            {"family": family}
+            | _costs(sums)
+            | _per_token(sums)
+            | {"quality": _quality(sums), "sci": _sci(sums, *about)}
             for family, sums in families.items()
         ],
         "variants": [part for family, sums in families.items() for part in _variants(family, sums)],
@@ -46,7 +49,7 @@ def report_document(report: Any) -> dict[str, Any]:
 def records(document: Mapping[str, Any]) -> list[Part]:
     """Rows of a table: the total, each family, variant and tenant."""
     columns: Part = dict.fromkeys(
-        ("scope", "family", "variant", "tenant", "requests", "joules", "grams", "unknown"), ""
+        ("scope", "family", "variant", "tenant", "requests", "tokens", "joules", "grams", "unknown"), ""
     )
     rows = [{"scope": "total"} | document["total"]]
     for scope in ("families", "variants", "tenants"):
@@ -79,12 +82,27 @@ def _costs(sums: Sums) -> Part:
     }
 
 
+def _per_token(sums: Sums) -> Part:
+    """Tokens, where there are any, and joules and grams of each, where all of the time was metered."""
+    tokens, joules, co2 = sums.get("tokens", 0.0), sums.get("joules"), sums.get("grams")
+    if not tokens:
+        return {}
+    known = not sums.get("unmeasured_s", 0.0) + sums.get("gap_s", 0.0)
+    return {
+        "tokens": round(tokens),
+        "joules_per_token": joules / tokens if known and joules is not None else None,
+        "grams_per_token": co2 / tokens if known and co2 is not None else None,
+    }
+
+
 def _variants(family: str, sums: Sums) -> list[Part]:
     names = {name.partition(":")[2] for name in sums if name.startswith(("variant_joules:", "requests:"))}
     found = []
     for variant in sorted(names):
         joules, co2 = sums.get(f"variant_joules:{variant}"), sums.get(f"variant_grams:{variant}")
-        found.append(_part(family, variant or IDLE, sums.get(f"requests:{variant}", 0.0), joules, co2))
+        part = _part(family, variant or IDLE, sums.get(f"requests:{variant}", 0.0), joules, co2)
+        drawn = {} if joules is None or co2 is None else {"joules": joules, "grams": co2}
+        found.append(part | _per_token({"tokens": sums.get(f"tokens:{variant}", 0.0)} | drawn))
     return [{"family": family, "variant": one.pop("name")} | one for one in _with_rest(family, found, sums)]
 
 

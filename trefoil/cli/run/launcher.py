@@ -12,7 +12,7 @@ import asyncio
 import os
 import secrets
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -356,7 +356,7 @@ async def first_answer(launcher: Launcher, clock: Clock, deadline_s: float = FIR
 
 
 async def infer_zeros(address: str, family: str) -> dict[str, Any]:
-    """Infer once on an input of zeros, shaped as the family's own metadata says.
+    """Infer once on an input of zeros, shaped as the family's own metadata says; of a stream the first answer.
 
     Raises:
         Unavailable: no answer, with what was last_error instead.
@@ -366,13 +366,36 @@ async def infer_zeros(address: str, family: str) -> dict[str, Any]:
             if not await client.is_model_ready(family, client_timeout=INFER_TIMEOUT_S):
                 raise Unavailable(f"no slice serves {family} yet")
             metadata = await client.get_model_metadata(family, client_timeout=INFER_TIMEOUT_S)
-            inputs = []
+            config = (await client.get_model_config(family, client_timeout=INFER_TIMEOUT_S)).config
+            optional, inputs = {one.name for one in config.input if one.optional}, []
             for tensor in metadata.inputs:
+                if tensor.name in optional:
+                    continue
                 shape = [max(1, size) for size in tensor.shape]
                 zeros = triton.InferInput(tensor.name, shape, tensor.datatype)
                 zeros.set_data_from_numpy(np.zeros(shape, triton_to_np_dtype(tensor.datatype)))
                 inputs.append(zeros)
-            answer = await client.infer(family, inputs, client_timeout=INFER_TIMEOUT_S)
+            if config.model_transaction_policy.decoupled:
+                answer = await _first_of_stream(client, family, inputs)
+            else:
+                answer = await client.infer(family, inputs, client_timeout=INFER_TIMEOUT_S)
             return {output.name: answer.as_numpy(output.name) for output in metadata.outputs}
         except InferenceServerException as error:
             raise Unavailable(f"{error.status()}: {error.message()}") from error
+
+
+async def _first_of_stream(client: Any, family: str, inputs: list[Any]) -> Any:
+    """First answer of a family that answers by streams; the rest is cancelled."""
+
+    async def asked() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": family, "inputs": inputs, "enable_empty_final_response": True}
+
+    stream = client.stream_infer(asked(), stream_timeout=INFER_TIMEOUT_S)
+    try:
+        async for answer, error in stream:
+            if error is not None:
+                raise error
+            return answer
+    finally:
+        stream.cancel()
+    raise Unavailable(f"{family} has answered nothing")

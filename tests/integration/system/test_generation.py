@@ -1,0 +1,143 @@
+"""A generative family on a whole system: typed, streamed by unmodified clients, and accounted to the last joule."""
+
+import asyncio
+import json
+import queue
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from tests.support.generation import FAMILY, NAMES, alone, ask, prompts, request
+from tests.support.perf_analyzer import perf_analyzer
+from tests.support.system import RunningSystem, until
+from trefoil.cli.system_client import SystemClient
+from trefoil.core.energy import EnergySample
+from trefoil.runtime.state import entry_order
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+COUNTER_ERROR_MAX = 1e-3
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[RunningSystem]:
+    one = RunningSystem({"family.name": FAMILY, "slo.latency_ms": 3000.0, "demand_initial_per_s": 6.0})
+    try:
+        one.up()
+        one.ask("freeze")
+        one.wait_for_rollout()
+        yield one
+    finally:
+        one.close()
+
+
+def wanted(variant: str, prompt: str, most: int | None = None) -> list[bytes]:
+    return alone([(prompt, most)], NAMES.index(variant) + 1)[0]
+
+
+def test_a_text_is_typed_as_it_is_made_with_what_it_cost(system):
+    told = system.ask("generate", prompts()[0])
+    tokens = wanted(told["variant"], prompts()[0])
+    assert told["text"] == b"".join(tokens).decode(errors="replace")
+    assert told["tokens"] == len(tokens)
+    assert told["joules"] > 0
+    assert told["grams"] > 0
+    typed = system.run("generate", prompts()[0], "--max-tokens", "3").stdout
+    first = b"".join(tokens[:3]).decode(errors="replace")
+    assert typed.startswith(first + "\n3 tokens by pydoc-")
+    assert "(simulated, estimated)" in typed
+    assert "answers by streams" in system.refused("load", "--family", FAMILY)
+    assert "PROMPT is empty" in system.refused("generate", "")
+    assert "MAX_TOKENS is 9999" in system.refused("generate", "def a():", "--max-tokens", "9999")
+
+
+def test_unmodified_tritonclient_streams(system):
+    come: queue.Queue = queue.Queue()
+    client = triton.InferenceServerClient(system.inference)
+    client.start_stream(lambda result, error: come.put((result, error)))
+    tensor = triton.InferInput("PROMPT", [1, 1], "BYTES")
+    tokens, variant, ended = [], "", False
+    tensor.set_data_from_numpy(np.array([[prompts()[2].encode()]], dtype=np.object_))
+    client.async_stream_infer(FAMILY, [tensor], request_id="one", enable_empty_final_response=True)
+    while not ended:
+        result, error = come.get(timeout=60)
+        assert error is None
+        response = result.get_response()
+        assert response.id == "one"
+        if response.outputs:
+            tokens.append(result.as_numpy("TOKEN")[0, 0])
+            variant = response.parameters["trefoil_variant"].string_param
+        ended = response.parameters["triton_final_response"].bool_param
+    client.stop_stream()
+    client.close()
+    assert tokens == wanted(variant, prompts()[2])
+
+
+def test_unmodified_perf_analyzer_streams(system, tmp_path):
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps({"data": [{"PROMPT": [prompt], "MAX_TOKENS": [8]} for prompt in prompts()[:20]]}))
+    stream = ("--streaming", "--async", "--concurrency-range", "4", "--input-data", str(data))
+    report = perf_analyzer().run(system.inference, FAMILY, *stream, "--request-count", "40", timeout_s=180.0)
+    assert re.search(r"Response Throughput: [1-9]", report.output)
+    assert int(re.findall(r"Request count: (\d+)", report.output)[0]) >= 40
+
+
+async def test_joules_of_all_tokens_are_the_counters_share(system):
+    asked = [(prompt, None) for prompt in prompts()[:80]]
+    gate = asyncio.Semaphore(12)
+
+    async def one(prompt: str) -> int:
+        async with gate:
+            return len((await ask(system.inference, request(prompt))).tokens)
+
+    tokens = sum(await asyncio.gather(*(one(prompt) for prompt, _ in asked)))
+    assert tokens > 5 * len(asked)
+    async with system.client() as client:
+        booked, counter_j = await until(lambda: _booked(client, tokens), 120.0, "not all tokens are booked within")
+    (found,) = system.ask("report")["families"]
+    assert found["joules_per_token"] == pytest.approx(found["joules"] / found["tokens"])
+    variants = {name.removeprefix("tokens:"): count for name, count in booked.items() if name.startswith("tokens:")}
+    assert sum(variants.values()) == booked["tokens"]
+    whole_j = sum(count * (booked[f"variant_joules:{name}"] / count) for name, count in variants.items())
+    whole_j += booked.get("variant_joules:", 0.0)  # of the time in which nothing computed
+    print(
+        f"{booked['tokens']:.0f} tokens at {whole_j / booked['tokens']:.4f} J: {whole_j:.2f} J, meters {counter_j:.2f}"
+    )
+    assert whole_j == pytest.approx(counter_j, rel=COUNTER_ERROR_MAX)
+
+
+async def _booked(client: SystemClient, tokens: int) -> tuple[dict[str, float], float] | None:
+    """Sums of the family, and what counters say that its slices drew until the sample that was booked last."""
+    keys = client.state.keys
+    before = await client.state.fields(keys.accounted())
+    sums: Counter[str] = Counter()
+    for name in await client.state.names(keys.totals_prefix()):
+        sums.update(await client.state.totals(name))
+    counted = 0.0
+    for entry, sample in await client.state.stream(keys.energy(client.launch.node), EnergySample, count=100_000):
+        if entry_order(entry) <= entry_order(before[client.launch.node]):
+            counted += sample.counter_j - sample.unallocated_j
+    same = before == await client.state.fields(keys.accounted())
+    return (dict(sums), counted) if same and sums["tokens"] >= tokens else None
+
+
+async def test_receipts_of_tokens_follow_the_meters(system):
+    """After the loads of the tests before: receipts over metered active energy of the same seconds."""
+    started_s, done, gate = time.monotonic(), 0, asyncio.Semaphore(8)
+
+    async def one(prompt: str) -> None:
+        async with gate:
+            await ask(system.inference, request(prompt))
+
+    while time.monotonic() < started_s + 25:
+        await asyncio.gather(*(one(prompts()[(done + i) % 400]) for i in range(16)))
+        done += 16
+    (checked,) = [row for row in system.ask("status")["receipts"] if row["family"] == FAMILY]
+    print(
+        f"receipts {checked['receipt_j']:.0f} J, metered active {checked['active_j']:.0f} J, {checked['residual']:+.1%}"
+    )
+    assert abs(checked["residual"]) < 0.15

@@ -1,0 +1,290 @@
+"""A generative family behind the dispatcher: tokens booked, receipts, refusals, and what a fault leaves of a stream."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.support.dispatching import Plane, Running, dispatching, image, until
+from tests.support.fake_triton import FakeTriton
+from tests.support.generation import FAMILY, PLACES, Told, alone, answers, ask, hosted, prompts, request
+from tests.support.triton_process import ROOT, PaceFile, TritonProcess
+from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
+from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
+from trefoil.core.common import Basis, Revision
+from trefoil.core.energy import ReceiptRate, ReceiptRates
+from trefoil.core.fleet import SliceState, SliceStatus
+from trefoil.core.plan import Route, RouteTarget
+from trefoil.runtime.clock import WallClock
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+VERSION = 2
+STEP_MS = 30.0
+SERIES = Series("z", Method.AVERAGE, Factors.LIFECYCLE)
+OTHER = 9  # the slice of another family
+
+
+class World:
+    """Two slices of pydoc, one of the digits, behind one dispatcher."""
+
+    def __init__(self, running: Running, plane: Plane, slices: list[TritonProcess]) -> None:
+        self.running, self.plane, self.slices = running, plane, slices
+
+    @property
+    def address(self) -> str:
+        return self.running.address
+
+    @property
+    def load(self):
+        return self.running.local.accounting.load
+
+    @property
+    def idle(self) -> bool:
+        return not self.running.local.routing.in_flight()
+
+    def tokens(self) -> int:
+        """Booked in the window that is open and in those that were closed."""
+        window = self.running.local.accounting.close_window(WallClock().now_s(), Revision())
+        self.booked = getattr(self, "booked", 0) + sum(cell.tokens_out for cell in window.cells)
+        return self.booked
+
+    async def rate(self, rate: ReceiptRate) -> None:
+        now_s = WallClock().now_s()
+        told = ReceiptRates((rate,), now_s, SERIES, 1.2, Revision(1, 1))
+        await self.plane.put("controller", self.plane.state.keys.receipts(), told)
+        reading = CarbonReading(SERIES, now_s, now_s + 60.0, 360.0, Quality.MEASURED, observed_at_s=now_s)
+        await self.plane.put("feed:z", self.plane.state.keys.carbon_now(SERIES), reading)
+        receipts = self.running.local.accounting.receipts
+        await until(lambda: receipts.rate(rate.slice, FAMILY, rate.variant) == rate)
+        await until(lambda: receipts.price(rate.slice, FAMILY, rate.variant, 1, 1).carbon_mg > 0)
+
+
+def serving(number: int, process: TritonProcess) -> SliceStatus:
+    return SliceStatus(
+        key=key(number), generation=1, mig_uuid=f"MIG-{number}", state=SliceState.READY, hosted=(hosted(VERSION),),
+        grpc_target=process.launch.grpc_target, since_s=1.0, revision=Revision(1, 1, 0), credits=PLACES,
+    )  # fmt: skip
+
+
+@pytest.fixture
+async def world(state, tmp_path: Path) -> AsyncIterator[World]:
+    row_ms = STEP_MS * 20
+    slices = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        pace = PaceFile(folder / "pace", [(VERSION, 1, row_ms, 0.0), (VERSION, 8, row_ms, 0.0)], family=FAMILY)
+        slices.append(TritonProcess(folder, VERSION, serving=hosted(VERSION), pace=pace.path))
+    try:
+        for one in slices:
+            client = one.client()
+            await client.wait_ready([hosted(VERSION)], 60.0)
+            await client.close()
+        quiet = {"window_s": 3600.0, "deadline_s": 600.0}
+        async with FakeTriton(version=4) as digits, dispatching(state, tmp_path, **quiet) as running:
+            made = World(running, Plane(state), slices)
+            await made.plane.node(
+                node([*(serving(i, one) for i, one in enumerate(slices)), status(OTHER, digits.target)])
+            )
+            variant = hosted(VERSION).variant
+            targets = tuple(RouteTarget(key(i), variant, 0, 0.5, PLACES, False, "", 0.5, VERSION) for i in range(2))
+            routes = [Route(FAMILY, "weighted", "fifo", targets, 5000, 0, {}), route([target(OTHER)])]
+            await made.plane.plan(plan(routes, slo_ms=2000.0))
+            await until(lambda: running.local.routing.table.live(FAMILY) and running.contracts.known(FAMILY))
+            await until(lambda: running.local.routing.table.live("digits"))
+            yield made
+    finally:
+        for one in slices:
+            one.close()
+
+
+async def test_tokens_are_the_models_own_and_are_booked_and_priced(world):
+    await world.rate(ReceiptRate(key(0), FAMILY, "pydoc-s", 0.0, 0.0, 1.0, Basis.MEASURED, 60.0, 0.25))
+    asked = [(prompt, None) for prompt in prompts()[:24]]
+    found = await asyncio.gather(*(ask(world.address, request(p, trefoil_receipt=True)) for p, _ in asked))
+    wanted = alone(asked, VERSION)
+    assert [one.tokens for one in found] == wanted
+    assert world.tokens() == sum(map(len, wanted))
+    receipts = [(one.final, len(one.tokens)) for one in found if one.final["trefoil_slice"] == key(0).name]
+    assert 0 < len(receipts) < len(found), "both slices served"
+    for told, tokens in receipts:
+        assert told["trefoil_tokens_out"] == tokens
+        assert told["trefoil_energy_j_estimate"] == pytest.approx(0.25 * tokens)
+        assert told["trefoil_carbon_mg_estimate"] == pytest.approx(0.25 * tokens / 3.6e6 * 360 * 1.2 * 1e3)
+    assert world.idle
+
+
+async def test_tokens_of_whoever_leaves_are_booked_too(world):
+    began = answers(world.address, request(max(prompts()[:40], key=len)))
+    for _ in range(2):
+        await anext(began)
+    await began.aclose()
+    await until(lambda: world.idle)
+    assert world.tokens() >= 2
+    assert world.load.totals[FAMILY].by_code == {"CANCELLED": 1}
+
+
+async def test_refused_prompts_are_the_clients_fault_and_eject_nothing(world):
+    for _ in range(60):
+        told = await ask(world.address, request(""))
+        assert "INVALID_ARGUMENT: PROMPT is empty" in told.error
+    assert not world.running.local.health.ejections.outliers()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _status(world.address, request(b"\xff"))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "PROMPT is no UTF-8 text" in caught.value.details()
+    assert world.load.totals[FAMILY].by_code == {"INVALID_ARGUMENT": 61}
+    assert (await ask(world.address, request(prompts()[0]))).tokens
+
+
+async def _status(address: str, asked) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(
+            metadata=(("triton_grpc_error", "true"),), timeout=30
+        )
+        await call.write(asked.SerializeToString())
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+
+async def test_unary_requests_are_refused_in_tritons_words(world):
+    async with triton.InferenceServerClient(world.address) as client:
+        tensor = triton.InferInput("PROMPT", [1, 1], "BYTES")
+        tensor.set_data_from_numpy(np.array([[b"def a():"]], dtype=np.object_))
+        with pytest.raises(InferenceServerException, match="decoupled"):
+            await client.infer(FAMILY, [tensor])
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_triton_that_is_killed_ends_its_streams_with_a_status_and_no_token_comes_twice(world):
+    chosen = sorted(prompts()[:60], key=len)[-16:]
+    wanted = alone([(prompt, None) for prompt in chosen], VERSION)
+    under_way = [asyncio.create_task(_collect(world.address, prompt)) for prompt in chosen]
+    await until(lambda: len(world.running.local.routing.in_flight()) == 2)
+    await asyncio.sleep(6 * STEP_MS / 1e3)
+    os.killpg(world.slices[0].process.pid, signal.SIGKILL)
+    told = await asyncio.gather(*under_way)
+    for one, whole in zip(told, wanted, strict=True):
+        assert one.tokens == whole[: len(one.tokens)], "in order, none twice"
+        assert (one.tokens == whole and not one.error) or one.error, one
+    cut = [one for one in told if one.error]
+    assert cut
+    assert all("INVALID_ARGUMENT" not in one.error for one in cut)
+    assert sum(not one.error for one in told) >= 4, "those of the other slice go on"
+    await until(lambda: world.idle)
+    again = await asyncio.gather(*(ask(world.address, request(prompt)) for prompt in chosen))
+    assert [one.tokens for one in again] == wanted
+
+
+async def _collect(address: str, prompt: str) -> Told:
+    """As `ask`, with a status of the stream itself as the error."""
+    try:
+        return await ask(address, request(prompt))
+    except (grpc.aio.AioRpcError, AssertionError) as error:
+        return Told(error=str(error))
+
+
+@pytest.mark.long
+async def test_a_thousand_cancels_leave_nothing_behind(world):
+    before = _footprint()
+
+    async def leave(number: int) -> None:
+        began = answers(world.address, request(prompts()[number % 50]))
+        if number % 4:
+            await anext(began)
+        else:
+            first = asyncio.ensure_future(anext(began))
+            await asyncio.sleep(0.002 * (number % 7))
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+        await began.aclose()
+
+    for first in range(0, 1000, 50):
+        await asyncio.gather(*(leave(number) for number in range(first, first + 50)))
+    await until(lambda: world.idle)
+    asked = [(prompt, None) for prompt in prompts()[:16]]
+    found = await asyncio.gather(*(ask(world.address, request(prompt)) for prompt, _ in asked))
+    assert [one.tokens for one in found] == alone(asked, VERSION)
+    await until(lambda: world.running.local.accounting.open_streams == 0)
+    after = _footprint()
+    print(f"1,000 cancels: tasks {before[0]} -> {after[0]}, descriptors {before[1]} -> {after[1]}")
+    assert after[0] <= before[0] + 5
+    assert after[1] <= before[1] + 10
+
+
+STOPPING = """
+import asyncio, os, signal, sys
+import grpc
+sys.path.insert(0, sys.argv[1])
+from tests.support.generation import prompts, request
+from tritonclient.grpc import service_pb2_grpc
+
+async def main():
+    calls = []
+    for i in range(int(sys.argv[3])):
+        channel = grpc.aio.insecure_channel(sys.argv[2], options=[("grpc.use_local_subchannel_pool", 1)])
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
+        await call.write(request(prompts()[i % 100]))
+        calls.append((channel, call))
+    print("sent", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.long
+async def test_five_hundred_clients_that_stop_reading_hold_up_nobody(world):
+    others_before_ms = await _others(world, 8.0)
+    before = _footprint()
+    argv = [sys.executable, "-c", STOPPING, str(ROOT), world.address, "500"]
+    process = await asyncio.create_subprocess_exec(*argv, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert await asyncio.wait_for(process.stdout.readline(), 120) == b"sent\n"
+        assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+        others_ms = await _others(world, 8.0)
+        await until(lambda: world.idle, 300.0)
+        assert world.running.local.accounting.open_streams == 500, "they hold their streams, and nothing else"
+        assert (await ask(world.address, request(prompts()[0]))).tokens == alone([(prompts()[0], None)], VERSION)[0]
+    finally:
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+    await until(lambda: world.running.local.accounting.open_streams == 0)
+    after = _footprint()
+    p99, before_p99 = np.quantile(others_ms, 0.99), np.quantile(others_before_ms, 0.99)
+    print(f"others' p99 {before_p99:.1f} ms before, {p99:.1f} ms beside 500 who do not read")
+    print(f"tasks {before[0]} -> {after[0]}, descriptors {before[1]} -> {after[1]}")
+    assert p99 <= max(2 * before_p99, 20.0)
+    assert after[0] <= before[0] + 5
+    assert after[1] <= before[1] + 10
+
+
+async def _others(world: World, seconds: float) -> list[float]:
+    """Latencies [ms] of another family's requests, one after the other."""
+    found = []
+    async with triton.InferenceServerClient(world.address) as client:
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            began_s = time.monotonic()
+            await client.infer("digits", [image(3)])
+            found.append((time.monotonic() - began_s) * 1e3)
+            await asyncio.sleep(0.005)
+    return found
+
+
+def _footprint() -> tuple[int, int]:
+    """Tasks and descriptors of this process."""
+    return len(asyncio.all_tasks()), psutil.Process().num_fds()
