@@ -16,7 +16,15 @@ from typing import Final, NamedTuple
 from controller.planners.planning_input import Device, HostedSlice, Task, constant_for
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.cpus.rows import CpuRows
-from trefoil.core.device_types import CPUS, device_share, device_type, profile_type, slice_servers, slice_type
+from trefoil.core.device_types import (
+    COMPUTE_SLICES,
+    CPUS,
+    device_share,
+    device_type,
+    profile_type,
+    slice_servers,
+    slice_type,
+)
 from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.power import at_clock
@@ -216,7 +224,7 @@ def _points(
                 if row is None or not fits(shape, variant):
                     continue
                 row = _occupied(row, terms.gap_ms)
-                pool = count * max(1, 7 // max(1, shape.compute_slices))
+                pool, servers = count * _most_of(kind, shape), slice_servers(shape.name)
                 service = service_time(row)
                 if terms.items_sd:
                     ends = (max(1.0, terms.items - terms.items_sd), terms.items + terms.items_sd)
@@ -225,14 +233,19 @@ def _points(
                     assert many is not None
                     scatter_ms = (service_time(many).mean_ms - service_time(few).mean_ms) / 2
                     service = replace(service, cv=math.hypot(service.cv, scatter_ms / service.mean_ms))
-                tiers = tiers_of(service, terms.slo_ms, terms.quantile, terms.scv, pool)
+                tiers = tiers_of(service, terms.slo_ms, terms.quantile, terms.scv, pool, servers)
                 column = _column(kind, shape, variant, row, tiers, terms.start_s)
-                column = replace(column, key=column.key._replace(clock_mhz=clock), service=service)
+                column = replace(column, key=column.key._replace(clock_mhz=clock), service=service, servers=servers)
                 if terms.batches:
                     column = batching(catalog, kind, column, terms.slo_ms - terms.gap_ms, terms.items, pool)
                 if column.tiers:
                     found.append(column)
     return tuple(found)
+
+
+def _most_of(kind: DeviceType, shape: SliceType) -> int:
+    """How many slices of a type a device has at most."""
+    return max(1, kind.cores // shape.memory_slices if kind.cores else COMPUTE_SLICES // max(1, shape.compute_slices))
 
 
 def batching(catalog: Catalog, kind: DeviceType, column: Column, slo_ms: float, items: float, pool: int) -> Column:

@@ -13,7 +13,7 @@ from controller.observe.core.plannable import AWAKE_STATES, loadable_catalog, pr
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand
-from trefoil.core.device_types import CPUS, DEVICE_TYPES, device_type, profile_type
+from trefoil.core.device_types import CPUS, DEVICE_TYPES, cpu_quota, device_type, profile_type
 from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, SliceKey, SliceState, why_missing
 from trefoil.core.objective import Objective
@@ -119,6 +119,19 @@ class PlanningInput:
         """Task of a family that has an objective."""
         return next(t for t in self.tasks if t.family == family)
 
+    @property
+    def in_ranges(self) -> "PlanningInput":
+        """The same for planners that cut CPUs in ranges of cores: quotas there give way, but on a silent node, whose
+        CPUs are left out."""
+        quotas = {d.name for d in self.devices if any(cpu_quota(r.key.slice_type) for r in d.running)}
+        if not quotas:
+            return self
+        why = "it is cut by quotas, and its node is silent"
+        left = tuple((d.name, why) for d in self.devices if d.name in quotas and d.frozen)
+        gone = dict(left)
+        devices = (replace(d, running=()) if d.name in quotas else d for d in self.devices if d.name not in gone)
+        return replace(self, devices=tuple(devices), unplannable=(*self.unplannable, *left))
+
     def intensity(self, zone: str) -> float:
         """Carbon intensity of a zone [g/kWh]; an empty zone is that of the view's `carbon`."""
         found = next((z for z in self.view.zones if zone and z.series.zone == zone), self.view.carbon)
@@ -126,12 +139,13 @@ class PlanningInput:
 
 
 def read_view(
-    view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofiled: bool = False, cpus: bool = False
+    view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofiled: bool = False, cores_max: float = 0.0
 ) -> PlanningInput:
     """Read a view. Families without an objective are not planned; without demand, `rate_floor_per_s` is assumed.
 
     Without `clocks` every device is taken to run at its highest clock. `unprofiled`: devices of types without any
-    profile count too, for planners that measure. `cpus`: CPUs with a profile count, for planners that cut them.
+    profile count too, for planners that measure. CPUs with a profile count where they have no more
+    than `cores_max` cores, for planners that cut them.
     """
     before = [device for node in (view.current.nodes if view.current else ()) for device in node.devices]
     planned = {part.key: part for device in before for part in device.slices}
@@ -143,8 +157,9 @@ def read_view(
             if why := unplannable_reason(status, types):
                 left.append((status.device, why))
                 continue
-            if not cpus and profile_type(status.type) == CPUS:
-                left.append((status.device, "CPUs are not planned by this policy"))
+            if profile_type(status.type) == CPUS and device_type(status.type).cores > cores_max:
+                most = f"of more than {cores_max:g} cores " if cores_max else ""
+                left.append((status.device, f"CPUs {most}are not planned by this policy"))
                 continue
             if not status.usable:
                 lost.append((node.node, status.device))

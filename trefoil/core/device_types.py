@@ -238,6 +238,7 @@ QUOTA_PLACES: Final = 2
 """Places of quotas are names: as many times the cores as this, so that a quota's successor starts beside it. While a
 rollout lasts, and no longer, quotas may so add up to this many times the cores."""
 TENTHS: Final = 10  # a quota counts tenths of a core
+RANGED_CORES_MAX: Final = 12  # of a CPU of which all ways to cut it in ranges of cores are listed: 2,048
 
 UNKNOWN_IDLE_SHARE: Final = 0.15  # of the power limit, of a board that no table describes: assumptions, as its sleep
 UNKNOWN_SLEEP_SHARE: Final = 0.1
@@ -410,8 +411,11 @@ Placement = tuple[tuple[str, int, int], ...]  # ((slice_type, start, size), ...)
 
 @cache
 def placements(device: DeviceType) -> tuple[Placement, ...]:
-    """Placements: every maximal position-aware set of slices (19 on an A100: CLOVER Fig. 1); not for CPUs."""
-    assert device.kind != DeviceKind.CPU, device.name
+    """Placements: every maximal position-aware set of slices (19 on an A100: CLOVER Fig. 1).
+
+    Of CPUs: ranges of cores, with `RANGED_CORES_MAX` cores at most, because their number doubles with each core.
+    """
+    assert device.cores <= RANGED_CORES_MAX, device.name
     options = [(s.name, start, s.memory_slices, s.compute_slices) for s in device.slice_types for start in s.starts]
     found: list[Placement] = []
 

@@ -50,6 +50,7 @@ from controller.planners.planning_input import (
 )
 from controller.planners.shared_columns import shared_columns
 from trefoil.core.brains import Decision, PlanView
+from trefoil.core.device_types import RANGED_CORES_MAX
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Expected, Plan
 from trefoil.core.queueing import ServerClass, ServiceTime, arrivals_s, serve_weighted
@@ -110,7 +111,8 @@ class ExactPlanner:
         constants = {**CONSTANTS, **self.constants}
         constants = {"credits_per_batch": 2.0, **constants} if constants["batches"] else constants
         view = replace(view, objectives=tuple(self.recast(o) for o in view.objectives))
-        inputs = read_view(view, constants["rate_floor_per_s"], bool(constants["clocks"]))
+        clocks = bool(constants["clocks"])
+        inputs = read_view(view, constants["rate_floor_per_s"], clocks, cores_max=RANGED_CORES_MAX).in_ranges
         next_at_s = _next_tick_s(view, constants)
         if not inputs.tasks:
             return Decision(

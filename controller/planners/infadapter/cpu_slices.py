@@ -8,6 +8,7 @@ in pieces, all slices are laid anew. Places of quotas are names: they may reach 
 times as many, so that old and new stand beside each other until the new one serves.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
@@ -107,7 +108,7 @@ def still_coming(view: PlanView) -> str:
 
 def read_devices(view: PlanView, constants: Mapping[str, float]) -> PlanningInput:
     """Read a view whose CPUs are planned too."""
-    return read_view(view, constants["rate_floor_per_s"], cpus=True)
+    return read_view(view, constants["rate_floor_per_s"], cores_max=math.inf)
 
 
 def has_only_gpus(inputs: PlanningInput) -> bool:

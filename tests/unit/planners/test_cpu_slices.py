@@ -14,7 +14,7 @@ from tests.support.cpus import PUBLISHED, cpu_fleet, cpu_view
 from tests.support.planning import applied, fleet
 from tests.support.planning import view as gpu_view
 from trefoil.core.catalog import Catalog
-from trefoil.core.device_types import device_type
+from trefoil.core.device_types import RANGED_CORES_MAX, device_type
 from trefoil.core.errors import PlanError
 from trefoil.core.fleet import FleetState, SliceKey, SliceState
 from trefoil.core.plan_check import check
@@ -139,7 +139,7 @@ def test_rows_of_a_cpu_hold_for_any_number_of_its_cores_and_sizes_between_are_dr
     view = cpu_view()
     column = class_column(
         PUBLISHED,
-        read_view(view, 1.0, cpus=True).tasks[0],
+        read_view(view, 1.0, cores_max=48).tasks[0],
         CPU48,
         "cpu:8",
         "resnet50",
@@ -201,6 +201,35 @@ def test_a_planner_of_gpus_leaves_cpus_out_and_says_so():
     inputs = read_view(replace(cpu_view(), fleet=cpu_fleet(8)), 1.0)
     assert inputs.devices == ()
     assert inputs.unplannable == (("node0/cpu", "CPUs are not planned by this policy"),)
+
+
+@pytest.mark.parametrize("name", ["exact", "static_mix"])
+def test_exact_cuts_small_cpus_in_ranges_and_leaves_large_ones_out(name):
+    view = cpu_view(30.0, 8, 8, 16)
+    found = planned(view, name)
+    assert not found.degraded
+    check(found.plan, view.fleet, view.catalog)
+    (route,) = found.plan.routes
+    parts = {part.key: part for n in found.plan.nodes for d in n.devices for part in d.slices}
+    assert {target.slice for target in route.targets} == parts.keys()
+    assert {key.device for key in parts} <= {"node0/cpu", "node1/cpu"}
+    assert all(part.hosted[0].instances == key.size < part.credits for key, part in parts.items())
+    assert found.plan.expected["resnets"].capacity_per_s >= 30.0
+    inputs = read_view(view, 1.0, cores_max=RANGED_CORES_MAX)
+    assert inputs.unplannable == (("node2/cpu", "CPUs of more than 12 cores are not planned by this policy"),)
+
+
+def test_quotas_give_way_to_ranges_of_cores_but_not_on_a_silent_node():
+    view = cpu_view(20.0, 4, 4, catalog=rows(change=as_quotas))
+    before = planned(view, "infadapter", core_step=0.5).plan
+    fleet = applied(before, view.fleet)
+    seen = replace(view, current=before, fleet=replace(fleet, stale=frozenset({"node1"})))
+    cut = {d.name: bool(d.running) for d in read_view(seen, 1.0, cores_max=12).devices}
+    assert any(cut.values())
+    inputs = read_view(seen, 1.0, cores_max=12).in_ranges
+    assert all(not device.running for device in inputs.devices)
+    silent = [("node1/cpu", "it is cut by quotas, and its node is silent")] if cut["node1/cpu"] else []
+    assert list(inputs.unplannable) == silent
 
 
 def test_the_artifact_waits_before_it_scales_down_and_never_before_it_scales_up():
