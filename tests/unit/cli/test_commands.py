@@ -293,7 +293,7 @@ def test_no_command_is_missing_from_the_tests() -> None:
     ("arguments", "named", "remedy"),
     [
         (["profile", "nosuch"], "nosuch/family.toml", "name the right folder"),
-        (["simulate", "nosuch.toml"], "nosuch.toml", "or one that ships: clover_fleet, digits"),
+        (["simulate", "nosuch.toml"], "nosuch.toml", "or one that ships: clover_fleet, cpus, digits"),
         (["reproduce", "clover", "--family", "nosuch"], "--family = 'nosuch'", "efficientnet"),
         (["family", "list", "--repository", "nosuch"], "nosuch'", "name the right folder"),
         (["family", "check", "nosuch"], "no family nosuch", "digits"),
