@@ -1,11 +1,15 @@
 """docker-compose.yml: what docs/operations.md promises of users and secrets."""
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
-SERVICES = yaml.safe_load((Path(__file__).resolve().parents[2] / "docker-compose.yml").read_text())["services"]
+FILE = Path(__file__).resolve().parents[2] / "docker-compose.yml"
+SERVICES = yaml.safe_load(FILE.read_text())["services"]
 READERS = {
     "authority": set(),
     "secrets": {"carbon_feed", "controller", "dispatcher_1", "dispatcher_2"},
@@ -35,3 +39,15 @@ def test_only_the_agent_of_real_gpus_is_root(name):
     assert told["security_opt"] == ["no-new-privileges:true"]
     assert told["read_only"]
     assert "privileged" not in told
+
+
+@pytest.mark.skipif(not shutil.which("docker-compose"), reason="no docker-compose on PATH")
+@pytest.mark.parametrize("profiles", [(), ("gpu", "dashboards", "node")])
+def test_compose_takes_the_file_without_an_env_file(profiles, tmp_path):
+    asked = [word for name in profiles for word in ("--profile", name)]
+    argv = ["docker-compose", "--project-directory", str(tmp_path), "-f", str(FILE), *asked, "config", "--services"]
+    alone = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    done = subprocess.run(argv, cwd=tmp_path, env=alone, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    asked_for = {name for name, told in SERVICES.items() if not set(told.get("profiles", ())) - set(profiles)}
+    assert asked_for <= set(done.stdout.split()), "docker-compose 1.29 names those of all profiles"
