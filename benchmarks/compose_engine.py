@@ -153,7 +153,9 @@ class Containers:
         """Copy a folder out of a service's container."""
         data, _ = self._of(service).get_archive(path)
         with tarfile.open(fileobj=io.BytesIO(b"".join(data))) as archive:
-            archive.extractall(folder, filter="data")
+            if hasattr(tarfile, "data_filter"):  # Python 3.11.2, which Debian 12 has, has none
+                archive.extraction_filter = tarfile.data_filter
+            archive.extractall(folder)
         for file in (folder / Path(path).name).iterdir():
             file.chmod(0o600)
 
