@@ -24,7 +24,8 @@ SECOND = ("digits", 2)
 
 @pytest.fixture
 def models(tmp_path):
-    shutil.copytree(MODELS, tmp_path / "models", ignore=shutil.ignore_patterns("resnets"))  # one family with files
+    """One family with files."""
+    shutil.copytree(MODELS, tmp_path / "models", ignore=shutil.ignore_patterns("resnets", "pydoc"))
     return tmp_path / "models"
 
 
@@ -68,6 +69,15 @@ def test_what_is_not_what_it_was_is_refused_until_it_is_put_back(models, change,
     kept.rename(folder)
     assert digests.refusals() == {}
     digests.check(*SECOND)
+
+
+@pytest.mark.parametrize("change", [removed, cut, changed])
+def test_a_generative_familys_graph_of_another_hash_is_refused(tmp_path, change):
+    shutil.copytree(MODELS / "pydoc", tmp_path / "pydoc")
+    digests = ModelDigests(tmp_path, CATALOG, stated_digests(tmp_path))
+    assert not [version for version in digests.refusals() if version[0] == "pydoc"]
+    change(tmp_path / "pydoc" / "2")
+    assert list(digests.refusals()) == [("pydoc", 2)]
 
 
 @pytest.mark.parametrize("change", [removed, cut, changed])
