@@ -84,7 +84,7 @@ def test_a_scenario_that_ships_is_simulated_by_its_name(command: Command) -> Non
     assert json.loads(found.stdout)["summary"]["arrived"] > 0
     missing = command("simulate", "digit")
     assert missing.returncode == 2
-    assert "clover_fleet, digits" in missing.stderr
+    assert "clover_fleet, cpus, digits" in missing.stderr
 
 
 def test_families_that_ship_are_found(command: Command) -> None:
