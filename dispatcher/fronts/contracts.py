@@ -84,23 +84,27 @@ class Contracts:
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def known(self, family: str) -> Contract | None:
-        """Contract of a family if it was learned already."""
+        """Contract of a model, a family or a stage of one, if it was learned already."""
         return self._known.get(family)
 
     async def fetch(self, family: str) -> Contract:
-        """Contract of a family, asked of a live slice if it is not known yet.
+        """Contract of a family, asked of a live slice if it is not known yet; of one that is split, from the inputs of
+        its first stage to the outputs of its last.
 
         Raises:
             NotFound: the plan routes no such family.
             Unavailable: it is not known yet, and no live slice tells.
         """
-        if family not in self._routing.table.routes:
+        chain = self._routing.table.chains.get(family)
+        if chain is None:
             raise unknown_model(family)
-        if family not in self._known:
-            async with self._asking[family]:
-                if family not in self._known:
-                    await self._ask_any(family)
-        return self._known[family]
+        for model in chain:
+            if model not in self._known:
+                async with self._asking[model]:
+                    if model not in self._known:
+                        await self._ask_any(model)
+        told = [self._known[model] for model in chain]
+        return told[0] if len(told) == 1 else _whole(family, told)
 
     def to_ask(self, family: str) -> dict[str, SliceKey]:
         """Live slices to ask: one of each variant of which none has told that is still there."""
@@ -170,6 +174,20 @@ def _least(contract: Contract, others: Iterable[Contract]) -> Contract:
     config.CopyFrom(contract.config)
     least = config.config.max_batch_size = min(other.config.config.max_batch_size for other in others)
     return Contract(contract.metadata, config, least > 0)
+
+
+def _whole(family: str, stages: list[Contract]) -> Contract:
+    """Contract of a family by those of its stages."""
+    metadata, config = pb.ModelMetadataResponse(), pb.ModelConfigResponse()
+    metadata.CopyFrom(stages[0].metadata)
+    config.CopyFrom(stages[0].config)
+    metadata.name = config.config.name = family
+    last = stages[-1]
+    for whole, own in ((metadata.outputs, last.metadata.outputs), (config.config.output, last.config.config.output)):
+        del whole[:]
+        whole.extend(own)
+    least = config.config.max_batch_size = min(each.config.config.max_batch_size for each in stages)
+    return Contract(metadata, config, least > 0)
 
 
 def published(family: str, metadata: Any, config: Any) -> Contract:

@@ -79,7 +79,7 @@ class KserveService:
 
     async def ModelStatistics(self, request: Any, context: Any) -> Any:
         """Cumulative counters under the public version, whose counts are equal and grow with every answer."""
-        families = sorted(self._routing.table.routes)
+        families = sorted(self._routing.table.chains)
         if request.name:
             if request.name not in families:
                 raise unknown_model(request.name)
@@ -90,10 +90,10 @@ class KserveService:
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
         """Index of the families, each READY or with the reason why not."""
         answer = pb.RepositoryIndexResponse()
-        for family in sorted(self._routing.table.routes):
+        for family in sorted(self._routing.table.chains):
             live = self._routing.table.served(family)
             if live or not request.ready:
-                state, reason = ("READY", "") if live else ("UNAVAILABLE", self._routing.table.why[family])
+                state, reason = ("READY", "") if live else ("UNAVAILABLE", self._routing.table.why_not(family))
                 answer.models.add(name=family, version=PUBLIC_VERSION, state=state, reason=reason)
         return answer
 

@@ -76,8 +76,11 @@ class StatusError(Exception):
 class Request:
     """One request on its way. `sent_s` is when it last went to a slice, 0.0 = never. `timeout_binds`: its deadline is
     that of its own `timeout` parameter, which Triton answers in words of its own. `payload` is in parts. `trace` is
-    metadata for its slice."""
+    metadata for its slice. Of a family that is split, `chain` names the models of all its stages; ticket, queue,
+    payload and pick are those of the stage that it is at, `served_ms` is what the stages before took."""
 
+    family: str
+    chain: tuple[str, ...]
     queue: AsyncFamilyQueue | AsyncSequenceQueue
     ticket: Ticket
     payload: tuple[bytes | memoryview, ...]
@@ -88,6 +91,7 @@ class Request:
     sent_s: float = 0.0
     tokens_out: int = 0  # answers of its stream so far
     forwarded: bool = False  # to another worker, which books its end
+    served_ms: float = 0.0
 
 
 class Admission:
@@ -115,7 +119,7 @@ class Admission:
         """
         message, raw = parse_request(data, self._settings.head_bytes_max)
         family = message.model_name
-        queue = self._queue_of(family)
+        chain, queue = self._route_of(family)
         if message.model_version not in ("", kserve_wire.PUBLIC_VERSION):
             raise NotFound(
                 f"Request for unknown model: '{family}' version {message.model_version} is not found",
@@ -142,10 +146,10 @@ class Admission:
         deadline_s, timeout_binds = self._deadline(family, caller.deadline_s, timeout_s, arrived_s)
         ticket = Ticket(
             id=next(self._ids),
-            family=family,
+            family=chain[0],
             slo_class=self._load.class_name(asked.slo_class),
             tenant=caller.tenant,
-            items=min(first_size, ITEMS_MAX) if first_size > 1 and self._batches(family) else 1,
+            items=min(first_size, ITEMS_MAX) if first_size > 1 and self._batches(chain[0]) else 1,
             bytes=len(data),
             arrived_s=arrived_s,
             deadline_s=deadline_s,
@@ -159,7 +163,7 @@ class Admission:
         )
         if not caller.hops:  # else it was counted where the client came in
             self._load.arrived(family, ticket.slo_class, self._clock.now_s(), caller.tenant)
-        return Request(queue, ticket, payload, asked, timeout_binds, caller.trace)
+        return Request(family, chain, queue, ticket, payload, asked, timeout_binds, caller.trace)
 
     async def queue_in_sequence(self, request: Request) -> None:
         """Let a request of a sequence wait for its turn and go where its sequence lives. A family without sequences
@@ -168,7 +172,7 @@ class Admission:
         Raises:
             NotFound, Unavailable: no slice tells whether the family has sequences.
         """
-        family = request.ticket.family
+        family = request.family
         contract = self._contracts.known(family) or await self._contracts.fetch(family)
         if contract.sequence_idle_s is not None:
             request.queue = self._routing.sequence_queue(family, contract.sequence_idle_s)
@@ -189,11 +193,13 @@ class Admission:
             return (arrived_s + default_s, False) if default_s else (None, False)
         return deadline_s, False
 
-    def _queue_of(self, family: str) -> AsyncFamilyQueue:
-        queue = self._routing.queues.get(family)
-        if queue is None or family not in self._routing.table.routes:
-            raise unknown_model(family) if self._routing.table.routes else Unavailable(self._local.not_ready())
-        return queue
+    def _route_of(self, family: str) -> tuple[tuple[str, ...], AsyncFamilyQueue]:
+        """Models of a family's stages, most often itself alone, and the queue of the first."""
+        table = self._routing.table
+        chain = table.chains.get(family)
+        if chain is None:
+            raise unknown_model(family) if table.routes else Unavailable(self._local.not_ready())
+        return chain, self._routing.queues[chain[0]]
 
     def _batches(self, family: str) -> bool:
         """Whether the first dimension counts items; taken as true until the contract is known."""

@@ -3,6 +3,11 @@
 There is one retry loop, here: a request goes to another slice only if its slice certainly never took it (connection
 refused, exiting, model not loaded) or hangs on a host that is gone, within a budget and its deadline. Whatever was in
 flight on a slice that died fails with the status that came back.
+
+A family that is split has a Triton model for each stage: the request goes from one to the next through this worker,
+each with a queue, credits, retries and a slice of its own, stages on one slice too. Triton's ensembles would save those
+the way here and back, but have none of these for the stages inside; a family all of whose stages are on one slice is
+better served whole there, which is the same function.
 """
 
 import asyncio
@@ -18,6 +23,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.contracts import Contracts
+from dispatcher.request import stages
 from dispatcher.request.admission import Admission, Caller, Request, StatusError, overdue
 from dispatcher.request.core import kserve_wire
 from dispatcher.request.core.retry_budget import RetryBudget
@@ -165,7 +171,7 @@ class Inference:
             self._drop_if_late(request, pick, ticket.deadline_s - now_s, now_s)
         request.sent_s = now_s
         self._load.sent(
-            ticket.family, pick.variant, pick.slice, ticket.slo_class, queue.in_flight_on(pick.slice), ticket.tenant
+            request.family, pick.variant, pick.slice, ticket.slo_class, queue.in_flight_on(pick.slice), ticket.tenant
         )
         return pick
 
@@ -212,8 +218,8 @@ class Inference:
         request.queue.done(request.ticket, request.pick, outcome)
         return outcome
 
-    def record_answer(self, request: Request, version: str, usual: bool = True) -> str:
-        """Book an answer that a slice gave under a version; the variant that gave it. `usual`: others take as long."""
+    def _stage_done(self, request: Request, version: str, usual: bool = True) -> tuple[str, Outcome]:
+        """End a request at a slice that answered under a version: the variant that did, and what it took."""
         ticket, pick = request.ticket, request.pick
         assert pick is not None
         variant = self.variant(ticket.family, version, pick)
@@ -221,12 +227,19 @@ class Inference:
         service_s = outcome.service_ms / 1e3 if usual else None
         if self._evidence.on_answer(pick.slice, variant, ticket.items, service_s, self._clock.monotonic_s()):
             self._routing.rebuild()
-        objective = self._routing.table.objectives.get(ticket.family)
+        return variant, outcome
+
+    def record_answer(self, request: Request, version: str, usual: bool = True) -> str:
+        """Book an answer that a slice gave under a version; the variant that gave it. `usual`: others take as long."""
+        ticket, pick = request.ticket, request.pick
+        assert pick is not None
+        variant, outcome = self._stage_done(request, version, usual)
+        objective = self._routing.table.objectives.get(request.family)
         self._load.answered(
-            ticket.family, variant, pick.slice, ticket.slo_class, ticket.items, outcome.latency_ms,
-            outcome.latency_ms - outcome.service_ms,
+            request.family, variant, pick.slice, ticket.slo_class, ticket.items, outcome.latency_ms,
+            outcome.latency_ms - outcome.service_ms - request.served_ms,
             ticket.slo_ms or (objective.slo_ms if objective is not None else 0.0), self._clock.now_s(),
-            ticket.tenant,
+            ticket.tenant, request.served_ms,
         )  # fmt: skip
         if ticket.id % self._settings.log_every_requests == 0:
             self._log("request", request, "OK", outcome.latency_ms, variant)
@@ -247,7 +260,7 @@ class Inference:
             ticket, pick = request.ticket, request.pick
             assert pick is not None
             receipts = self._accounting.receipts
-            data += receipts.suffix(pick.slice, ticket.family, variant, ticket.items, request.tokens_out)
+            data += receipts.suffix(pick.slice, request.family, variant, ticket.items, request.tokens_out)
         return data
 
     def slice_failed(self, request: Request, refused: StatusError, usual: bool = True) -> Failure:
@@ -303,7 +316,7 @@ class Inference:
         ticket, pick = request.ticket, request.pick
         latency_ms = (self._clock.monotonic_s() - ticket.arrived_s) * 1e3
         variant, slice_ = (pick.variant, pick.slice) if pick is not None else ("", None)
-        self._load.failed(ticket.family, variant, slice_, ticket.slo_class, code, latency_ms, ticket.tenant)
+        self._load.failed(request.family, variant, slice_, ticket.slo_class, code, latency_ms, ticket.tenant)
         if self._may_log():
             self._log("request failed", request, code, latency_ms, variant, details)
 
@@ -330,7 +343,7 @@ class Inference:
                     return await serve(request)
                 request.forwarded = True  # from here on its end is booked there
                 result = await forward(worker)
-                self._accounting.forwarded_total[request.ticket.family] += 1
+                self._accounting.forwarded_total[request.family] += 1
                 return result
             except ServedElsewhere as moved:
                 if caller.hops:
@@ -343,7 +356,7 @@ class Inference:
                     raise
                 request.forwarded = False
                 if self._clock.monotonic_s() > give_up_s:
-                    raise Unavailable(f"no worker serves {request.ticket.family} now", remedy="try again") from error
+                    raise Unavailable(f"no worker serves {request.family} now", remedy="try again") from error
                 await self._clock.sleep(NEWS_S)
             except ConnectionLost:
                 request.forwarded = False
@@ -352,6 +365,63 @@ class Inference:
             request.ticket = replace(request.ticket, id=self.admission.next_id())
 
     async def _serve(self, request: Request) -> Answer:
+        if len(request.chain) > 1:
+            return await self._serve_stages(request)
+        data, trailers, version = await self._at_slice(request)
+        variant = self.record_answer(request, version)
+        assert request.pick is not None
+        return Answer((data, self.answer_suffix(request, variant)), trailers, variant, request.pick.slice)
+
+    async def _serve_stages(self, request: Request) -> Answer:
+        """One stage after the other. What was done before is lost where a later one fails; who tries again with another
+        worker begins at the first."""
+        whole, ticket, passed = request.payload, request.ticket, list[tuple[Pick, str, float]]()
+        data, kept = stages.first_request(JOIN(whole), request.chain[0])
+        request.served_ms = 0.0
+        try:
+            for model in request.chain:
+                if passed:
+                    data = stages.next_request(kept, data, model, last=model == request.chain[-1])
+                    request.queue = self._routing.queues[model]
+                    request.ticket = replace(ticket, id=self.admission.next_id(), family=model, bytes=len(data))
+                request.payload = (data,)
+                data, trailers, version = await self._at_slice(request)
+                if len(passed) + 1 < len(request.chain):
+                    passed.append(self._stage_passed(request, version))
+        except ServedElsewhere:
+            request.payload, request.queue, request.ticket = whole, self._routing.queues[ticket.family], ticket
+            raise
+        variant, pick = self.record_answer(request, version), request.pick
+        assert pick is not None
+        self._record_passed(request, passed)
+        places = [*((each.slice, used) for each, used, _ in passed), (pick.slice, variant)]
+        suffix = kserve_wire.answer_suffix(variant)
+        suffix += kserve_wire.stages_suffix(request.family, tuple(slice_.name for slice_, _ in places))
+        if request.parameters.receipt:
+            suffix += self._accounting.receipts.suffix_of_stages(places, request.family, request.ticket.items)
+        return Answer((data, suffix), trailers, variant, pick.slice)
+
+    def _stage_passed(self, request: Request, version: str) -> tuple[Pick, str, float]:
+        """End a request at a stage that is not its last: where and by which variant it was done, and in which time."""
+        pick = request.pick
+        assert pick is not None
+        variant, outcome = self._stage_done(request, version)
+        request.served_ms += outcome.service_ms
+        return pick, variant, outcome.service_ms
+
+    def _record_passed(self, request: Request, passed: list[tuple[Pick, str, float]]) -> None:
+        """Book what the stages before the last had of an answer: their time, and their part of its receipt."""
+        ticket = request.ticket
+        latency_ms = (self._clock.monotonic_s() - ticket.arrived_s) * 1e3
+        for pick, variant, service_ms in passed:
+            rate = self._accounting.receipts.rate(pick.slice, request.family, variant)
+            self._load.passed(
+                request.family, variant, pick.slice, ticket.slo_class, ticket.items, latency_ms, service_ms,
+                rate.energy_j(ticket.items) if rate is not None else 0.0, ticket.tenant,
+            )  # fmt: skip
+
+    async def _at_slice(self, request: Request) -> tuple[bytes, Any, str]:
+        """Answer of the slice that a request gets, its trailers and the version that gave it."""
         attempts = 1
         while True:
             pick = await self.pick(request)
@@ -378,8 +448,7 @@ class Inference:
             except BaseException:
                 self.end(request, "CANCELLED", executed=True)  # a bug: the credit must come back whatever happens
                 raise
-            variant = self.record_answer(request, version)
-            return Answer((data, self.answer_suffix(request, variant)), trailers, variant, pick.slice)
+            return data, trailers, version
 
     def upstream_request(self, request: Request) -> tuple[tuple[bytes | memoryview, ...], float | None, Trace]:
         """Parts, timeout and metadata of a request to its slice: what is left of the deadline, for gRPC and for

@@ -28,7 +28,7 @@ from dispatcher.transport.slices import SliceConnections
 from dispatcher.workers.core.membership import Membership, WorkerId
 from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.demand import SliceLoad, TableAck
-from trefoil.core.fleet import NodeStatus, SliceKey
+from trefoil.core.fleet import NodeStatus, SliceKey, family_of
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.runtime.clock import Clock
@@ -99,7 +99,7 @@ class Routing:
         """Names of versions that are planned: a slice that swaps answers with the new one before its agent says so."""
         for plan in plans:
             for hosted in (hosted for device in plan.devices for part in device.slices for hosted in part.hosted):
-                self.variants[hosted.family, hosted.version] = hosted.variant
+                self.variants[hosted.model, hosted.version] = hosted.variant
 
     def set_carbon_ratio(self, found: CarbonRatio | None, reading: CarbonReading | None) -> None:
         """Set the carbon ratio that routers are told, and the reading that it was made of; None = nobody knows."""
@@ -206,7 +206,8 @@ class Routing:
 
     def slo_ms(self, family: str, parameters: RequestParameters) -> float:
         """Latency objective of a request: its own, its class's or its family's; 0 = none is known."""
-        route, objective = self.table.routes.get(family), self.table.objectives.get(family)
+        models, objective = self.table.chains.get(family, ("",)), self.table.objectives.get(family)
+        route = self.table.routes.get(models[0])
         of_class = route.class_slo_ms.get(parameters.slo_class, 0.0) if route is not None else 0.0
         return parameters.slo_ms or of_class or (objective.slo_ms if objective is not None else 0.0)
 
@@ -237,9 +238,10 @@ class Routing:
         """Loads of every family on every slice that is planned, ejected or still busy: what an acknowledgement says."""
         in_flight, ejected = Counter[tuple[SliceKey, str]](), self._ejections.reasons()
         for queue in self.each_queue:
-            in_flight.update(queue.in_flight_by_family())
+            for (slice_, model), count in queue.in_flight_by_family().items():
+                in_flight[slice_, family_of(model)] += count
         sequences = {(slice_, f): n for f, queue in self.sequences.items() for slice_, n in queue.open_on.items()}
-        planned = {(target.slice, f) for f, route in self.table.planned.items() for target in route.targets}
+        planned = {(target.slice, family_of(f)) for f, route in self.table.planned.items() for target in route.targets}
         busy = {*planned, *in_flight, *sequences}
         alone = {(slice_, "") for slice_ in ejected.keys() - {slice_ for slice_, _ in busy}}
         return tuple(
@@ -248,7 +250,7 @@ class Routing:
         )
 
     def families_of(self, slice_: SliceKey) -> tuple[str, ...]:
-        """Families that the plan routes to a slice."""
+        """Models, of families or of their stages, that the plan routes to a slice."""
         planned = self.table.planned.items()
         return tuple(family for family, route in planned if any(t.slice == slice_ for t in route.targets))
 

@@ -66,11 +66,13 @@ class _Cell:
     priced_tokens: int = 0
     receipt_j: float = 0.0
     receipts: int = 0
+    passed_items: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     seconds: Counter[int] = field(default_factory=Counter)
     latency: Latencies = field(default_factory=Latencies)
     queue: Latencies = field(default_factory=Latencies)
     service: Latencies = field(default_factory=Latencies)
+    passed: Latencies = field(default_factory=Latencies)
 
 
 @dataclass(slots=True)
@@ -134,9 +136,10 @@ class LoadCounters:
 
     def answered(
         self, family: str, variant: str, slice_: SliceKey, slo_class: str, items: int,
-        latency_ms: float, queue_ms: float, slo_ms: float, now_s: float, tenant: str = "",
+        latency_ms: float, queue_ms: float, slo_ms: float, now_s: float, tenant: str = "", earlier_ms: float = 0.0,
     ) -> None:  # fmt: skip
-        """Count an answer. `slo_ms` 0 = the family has no objective: every answer is within it."""
+        """Count an answer. `slo_ms` 0 = the family has no objective: every answer is within it; `earlier_ms` is what
+        the stages before its last took."""
         service_ms = latency_ms - queue_ms
         cell = self._cell((family, variant, slice_, slo_class, tenant))
         cell.answered += 1
@@ -145,7 +148,7 @@ class LoadCounters:
             cell.within_slo += 1
         cell.latency.add(latency_ms)
         cell.queue.add(queue_ms)
-        cell.service.add(service_ms)
+        cell.service.add(service_ms - earlier_ms)
         totals = self._totals(family)
         totals.answered += 1
         totals.items += items
@@ -158,6 +161,17 @@ class LoadCounters:
     def token(self, family: str, variant: str, slice_: SliceKey, slo_class: str, tenant: str = "") -> None:
         """Count a token when it is answered, however its request ends."""
         self._cell((family, variant, slice_, slo_class, tenant)).tokens += 1
+
+    def passed(
+        self, family: str, variant: str, slice_: SliceKey, slo_class: str, items: int,
+        latency_ms: float, service_ms: float, receipt_j: float, tenant: str = "",
+    ) -> None:  # fmt: skip
+        """Count what an earlier stage of an answer took, and the latency of all; the answer counts at its last."""
+        cell = self._cell((family, variant, slice_, slo_class, tenant))
+        cell.passed.add(latency_ms)
+        cell.passed_items += items
+        cell.service.add(service_ms)
+        cell.receipt_j += receipt_j
 
     def failed(
         self, family: str, variant: str, slice_: SliceKey | None, slo_class: str, code: str, latency_ms: float,
@@ -254,5 +268,7 @@ def _frozen(key: CellKey, cell: _Cell) -> LoadCell:
         in_flight_max=cell.in_flight_max,
         receipt_j=cell.receipt_j,
         receipts=cell.receipts,
+        passed=cell.passed.freeze(),
+        passed_items=cell.passed_items,
         arrived_per_s=tuple(cell.seconds[second] for second in range(max(cell.seconds, default=-1) + 1)),
     )

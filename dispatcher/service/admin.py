@@ -58,7 +58,9 @@ class AllWorkers:
         Raises:
             TrefoilError: as `explain_request` does.
         """
-        for worker in self._local.routing.table.elsewhere.get(request.family, ()):
+        table = self._local.routing.table
+        first = table.chains.get(request.family, (request.family,))[0]
+        for worker in table.elsewhere.get(first, ()):
             if isinstance(told := await self._peers.ask_one(worker, "Explain", request.SerializeToString()), bytes):
                 answer = dispatcher_pb2.ExplainRequestResponse.FromString(told)
                 answer.why = f"forwarded to worker {membership.worker_name(worker)}: {answer.why}"
@@ -213,16 +215,17 @@ def explain_request(local: LocalWorker, request: Any) -> Any:
         InvalidInput: a parameter that a request could not have.
     """
     family, table = request.family, local.routing.table
-    if family not in table.routes:
+    if family not in table.chains:
         raise unknown_model(family)
+    model = table.chains[family][0]  # of a family that is split, its first stage
     asked, priority = _explained_parameters(request.params)
     ticket = Ticket(
-        id=0, family=family, slo_class=asked.slo_class, tenant="", items=1, bytes=0,
+        id=0, family=model, slo_class=asked.slo_class, tenant="", items=1, bytes=0,
         arrived_s=local.clock.monotonic_s(), deadline_s=None, min_accuracy=asked.min_accuracy, priority=priority,
         sequence_id="", sequence_start=False, sequence_end=False, length_score=None,
         slo_ms=local.routing.slo_ms(family, asked),
     )  # fmt: skip
-    standing = local.routing.queues[family].snapshot(ticket, table.planned[family], table.missing.get(family, {}))
+    standing = local.routing.queues[model].snapshot(ticket, table.planned[model], table.missing.get(model, {}))
     found = explain(standing, ticket)
     return dispatcher_pb2.ExplainRequestResponse(
         table=codec.to_proto(table.revision),

@@ -68,7 +68,7 @@ class LocalWorker:
             return f"the dispatcher is drained: {self.drained_why}"
         if not self.routing.table.routes:
             return "no plan has been read"
-        empty = [family for family in self.routing.table.routes if not self.routing.table.served(family)]
+        empty = [family for family in self.routing.table.chains if not self.routing.table.served(family)]
         return f"no live slice for {', '.join(sorted(empty))}" if empty else ""
 
     @property

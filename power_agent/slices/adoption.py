@@ -181,7 +181,7 @@ async def _verify_serving(node: Node, executor: StepExecutor, part: Slice) -> No
             part.hosted = await executor.read_hosted(part, node.variant_of)
             if part.state in SERVING:
                 for hosted in part.hosted:
-                    await part.triton.probe(hosted.family, hosted.version, PROBE_S)
+                    await part.triton.probe(hosted.model, hosted.version, PROBE_S)
                 part.overhead_requests += len(part.hosted)
     except (TrefoilError, TimeoutError) as error:
         if part.state in SERVING:

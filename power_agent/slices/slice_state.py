@@ -16,7 +16,7 @@ from power_agent.slices.core.reconcile import HAS_TRAFFIC, SeenSlice
 from power_agent.triton.client import TritonClient, VersionCounters
 from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core.common import Revision
-from trefoil.core.fleet import LEGAL_MOVES, Hosted, SliceKey, SliceState, SliceStatus
+from trefoil.core.fleet import LEGAL_MOVES, Hosted, SliceKey, SliceState, SliceStatus, family_of
 
 NANO: Final = 1e-9
 
@@ -149,10 +149,12 @@ class Slice:
 
     def take_reading(self, sm_share: float, variant_of: Callable[[str, int], str]) -> SliceReading:
         """Take a reading for the meter; hands over the overhead and forgets versions that were unloaded before."""
-        work = tuple(
-            Work(c.family, variant_of(c.family, c.version), c.compute_batch_ns * NANO, c.successes)
-            for c in self.counters.values()
-        )
+        done: dict[tuple[str, str], tuple[float, int]] = {}
+        for c in self.counters.values():  # stages of one family may be together here
+            of = family_of(c.family), variant_of(family_of(c.family), c.version)
+            busy_s, requests = done.get(of, (0.0, 0))
+            done[of] = busy_s + c.compute_batch_ns * NANO, requests + c.successes
+        work = tuple(Work(*of, *counted) for of, counted in done.items())
         reading = SliceReading(
             key=self.key,
             generation=self.generation,
@@ -163,7 +165,7 @@ class Slice:
             overhead_s=self.overhead_s,
             overhead_requests=self.overhead_requests,
         )
-        loaded = {(h.family, h.version) for h in self.hosted}
+        loaded = {(h.model, h.version) for h in self.hosted}
         if self.state != SliceState.SWAPPING:
             self.counters = {model: c for model, c in self.counters.items() if model in loaded}
         self.overhead_s, self.overhead_requests, self.counters_fresh = 0.0, 0, False

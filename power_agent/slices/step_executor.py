@@ -39,7 +39,7 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.common import Revision
 from trefoil.core.device_types import cpu_quota
 from trefoil.core.errors import CatalogError, StartError, StateUnavailable, TrefoilError
-from trefoil.core.fleet import Hosted, SliceState
+from trefoil.core.fleet import Hosted, SliceState, split_model
 from trefoil.core.plan import Plan
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.sightings import LiveAcks
@@ -176,7 +176,7 @@ class StepExecutor:
 
     def _check_files(self, hosted: Sequence[Hosted]) -> None:
         for one in hosted:
-            self._digests.check(one.family, one.version)
+            self._digests.check(one.model, one.version)
 
     def _spec(self, part: Slice, hosted: Sequence[Hosted]) -> SliceSpec:
         settings = self._settings
@@ -335,7 +335,7 @@ class StepExecutor:
     async def _warm_up(self, part: Slice, task: Task) -> None:
         triton = self._triton(part)
         for hosted in part.hosted:
-            await triton.probe(hosted.family, hosted.version, self._settings.probe_timeout_s)
+            await triton.probe(hosted.model, hosted.version, self._settings.probe_timeout_s)
         counters = await triton.statistics()
         if part.triton is not triton:
             raise TritonUnready(f"the Triton of {part.key.name} has ended")
@@ -403,15 +403,17 @@ class StepExecutor:
         counters = await part.triton.statistics()
         part.record_counters(counters, self._clock.now_s())
         versions: dict[str, list[int]] = {}
-        for model in counters:
-            versions.setdefault(model.family, []).append(model.version)
+        for counted in counters:
+            versions.setdefault(counted.family, []).append(counted.version)
         found = []
         for hosted in part.hosted:
-            loaded = versions.pop(hosted.family, [])
+            loaded = versions.pop(hosted.model, [])
             if hosted.version not in loaded and loaded:
                 version = max(loaded)
                 hosted = replace(hosted, version=version, variant=variant_of(hosted.family, version))
             if loaded or not counters:
                 found.append(hosted)
-        found += [Hosted(f, variant_of(f, max(loaded)), max(loaded), 0, 1) for f, loaded in sorted(versions.items())]
+        for model, loaded in sorted(versions.items()):
+            family, stage, stages = split_model(model)
+            found.append(Hosted(family, variant_of(family, max(loaded)), max(loaded), stage, stages))
         return tuple(found)

@@ -53,7 +53,8 @@ class LoadFailed(TritonUnready):
 
 @dataclass(frozen=True, slots=True)
 class VersionCounters:
-    """Counters, cumulative, of one loaded version. They restart at 0 whenever the version is loaded again."""
+    """Counters, cumulative, of one loaded version. They restart at 0 whenever the version is loaded again. `family` is
+    the model's name in Triton: that of a stage, if it is one."""
 
     family: str
     version: int
@@ -155,16 +156,16 @@ class TritonClient:
                 if left_s <= 0:
                     raise TritonUnready(f"{self._target} did not become ready within {timeout_s:g} s: {why}")
                 await self._clock.sleep(min(POLL_S, left_s))
-            await self.probe(one.family, one.version, max(left_s, POLL_S))
+            await self.probe(one.model, one.version, max(left_s, POLL_S))
 
     async def _not_loaded(self, hosted: Hosted) -> str:
         """Why this version is not loaded yet; "" when it is."""
-        request = service_pb2.ModelReadyRequest(name=hosted.family, version=str(hosted.version))
+        request = service_pb2.ModelReadyRequest(name=hosted.model, version=str(hosted.version))
         try:
             reply = await self._call("ModelReady", request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             return f"ModelReady: {error.code().name} {error.details()}"
-        return "" if reply.ready else f"version {hosted.version} of {hosted.family} is not loaded"
+        return "" if reply.ready else f"version {hosted.version} of {hosted.model} is not loaded"
 
     async def probe(self, family: str, version: int, timeout_s: float = 5.0) -> float:
         """Run one real inference on an all-zero input of the family's contract; return its latency in ms.
@@ -208,15 +209,15 @@ class TritonClient:
             LoadFailed: the new version does not load; the old one goes on serving.
             TritonUnready: it loaded but does not answer, or Triton is gone.
         """
-        assert old.family == new.family, "a swap changes the variant, not the family"
+        assert old.model == new.model, "a swap changes the variant, not the family or its stage"
         config = self._config_of(new)
         async with self._watch_counters(on_counters) as seen:
             await self._load(config, timeout_s)
             if old.version != new.version:
                 await self._wait_unloaded(old, timeout_s)
-        await self.probe(new.family, new.version, timeout_s)
+        await self.probe(new.model, new.version, timeout_s)
         write_config(self._repository, config)
-        return tuple(c for (f, v), c in seen.items() if (f, v) == (old.family, old.version) and v != new.version)
+        return tuple(c for (f, v), c in seen.items() if (f, v) == (old.model, old.version) and v != new.version)
 
     async def add(self, hosted: Hosted, timeout_s: float = 30.0) -> None:
         """Load a family whose folder is written, beside what serves. Idempotent.
@@ -226,7 +227,7 @@ class TritonClient:
             TritonUnready: it loaded but does not answer, or Triton is gone.
         """
         await self._load(self._config_of(hosted), timeout_s)
-        await self.probe(hosted.family, hosted.version, timeout_s)
+        await self.probe(hosted.model, hosted.version, timeout_s)
 
     async def remove(self, hosted: Hosted, timeout_s: float = 30.0) -> None:
         """Unload a family after its requests in flight. Idempotent.
@@ -234,7 +235,7 @@ class TritonClient:
         Raises:
             TritonUnready: it does not unload, or Triton is gone.
         """
-        await self._unload(hosted.family, timeout_s)
+        await self._unload(hosted.model, timeout_s)
         await self._wait_unloaded(hosted, timeout_s)
 
     async def heal(self, hosted: Hosted, timeout_s: float = 30.0) -> None:
@@ -244,15 +245,15 @@ class TritonClient:
             LoadFailed: the version does not load again.
             TritonUnready: it loaded but does not answer, or Triton is gone.
         """
-        await self._unload(hosted.family, timeout_s)
+        await self._unload(hosted.model, timeout_s)
         # Not waited for: Triton holds on to a dead stub for half a minute and loads a new one beside it meanwhile.
         config = self._config_of(hosted)
         await self._load(config, timeout_s)
-        await self.probe(hosted.family, hosted.version, timeout_s)
+        await self.probe(hosted.model, hosted.version, timeout_s)
         write_config(self._repository, config)
 
     def _config_of(self, hosted: Hosted) -> model_config_pb2.ModelConfig:
-        own = contract(self._repository, hosted.family)
+        own = contract(self._repository, hosted.model)
         return slice_config(own, hosted, backend_of_slice(own))
 
     async def _load(self, config: model_config_pb2.ModelConfig, timeout_s: float) -> None:
@@ -277,9 +278,9 @@ class TritonClient:
     async def _wait_unloaded(self, hosted: Hosted, timeout_s: float) -> None:
         """Triton unloads in the background, after the requests in flight on that version."""
         deadline_s = self._clock.monotonic_s() + timeout_s
-        while await self.loaded(hosted.family, hosted.version):
+        while await self.loaded(hosted.model, hosted.version):
             if self._clock.monotonic_s() > deadline_s:
-                raise TritonUnready(f"{self._target} still holds {hosted.family} version {hosted.version}")
+                raise TritonUnready(f"{self._target} still holds {hosted.model} version {hosted.version}")
             await self._clock.sleep(POLL_S)
 
     async def loaded(self, family: str, version: int) -> bool:

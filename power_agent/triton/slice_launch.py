@@ -135,7 +135,7 @@ def prepare_slice(install: TritonInstall, spec: SliceSpec) -> SliceLaunch:
         CatalogError: naming family, version and path when the source lacks something.
     """
     for hosted in spec.hosted:
-        family = contract(spec.source, hosted.family)
+        family = contract(spec.source, hosted.model)
         write_family(spec.repository, spec.source, hosted, family, choose_backend(install, spec, family))
     return launch_of(install, spec)
 
@@ -174,7 +174,7 @@ def _argv(install: TritonInstall, spec: SliceSpec, shm_prefix: str) -> tuple[str
         f"--cache-directory={install.caches.resolve()}",
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         "--model-control-mode=explicit",
-        *(f"--load-model={hosted.family}" for hosted in spec.hosted),
+        *(f"--load-model={hosted.model}" for hosted in spec.hosted),
         "--disable-auto-complete-config",  # the config is complete; auto-complete would start every stub twice
         "--allow-http=false",
         f"--http-address={LOOPBACK}",
@@ -302,21 +302,21 @@ def write_family(
     """
     shared = [(source / SHARED / name).resolve() for name in (OURS if generative(family) else OURS[:1])]
     expected = expected_files(family)
-    versions = version_files(source, hosted.family, expected)
+    versions = version_files(source, hosted.model, expected)
     gone = next((path for path in shared if not path.is_file()), None)
     if gone is not None or hosted.version not in versions:
-        folder = source / hosted.family / str(hosted.version)
+        folder = source / hosted.model / str(hosted.version)
         lacks = next((folder / name for name in expected if not (folder / name).is_file()), folder)
         missing = gone if hosted.version in versions else lacks
         raise CatalogError(
-            f"version {hosted.version} of family {hosted.family} cannot be served: "
+            f"version {hosted.version} of family {hosted.model} cannot be served: "
             f"{'' if versions else 'no model files: '}{missing} is missing",
             field="version",
             value=hosted.version,
-            remedy=f"one of {sorted(versions)}" if versions else how_to_make(source, hosted.family),
+            remedy=f"one of {sorted(versions)}" if versions else how_to_make(source, hosted.model),
         )
     for version, files in versions.items():
-        folder = repository / hosted.family / str(version)
+        folder = repository / hosted.model / str(version)
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
             _link(folder / file.name, file.resolve())

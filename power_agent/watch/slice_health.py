@@ -140,7 +140,7 @@ class SliceHealth:
         incarnation, settings = part.incarnation, self._node.settings
         try:
             for hosted in part.hosted:
-                await triton.probe(hosted.family, hosted.version, settings.probe_timeout_s)
+                await triton.probe(hosted.model, hosted.version, settings.probe_timeout_s)
         except TrefoilError as error:
             if part.incarnation != incarnation or part.state != SliceState.READY or self._reconciler.busy(part):
                 return  # somebody else has dealt with it meanwhile

@@ -21,7 +21,10 @@ class LoadKey:
 
 @dataclass(frozen=True, slots=True)
 class LoadCell:
-    """Counts and histograms of one key in one window. `receipt_j` covers `receipts` answers; the rest has none."""
+    """Counts and histograms of one key in one window. `receipt_j` covers `receipts` answers; the rest has none.
+
+    `passed`: whole latencies of answers whose earlier stage was done here; `service` then has what that stage took.
+    """
 
     key: LoadKey = LoadKey()
     arrived: int = 0
@@ -38,6 +41,8 @@ class LoadCell:
     arrived_per_s: tuple[int, ...] = ()
     receipt_j: float = 0.0
     receipts: int = 0
+    passed: Histogram = Histogram()
+    passed_items: int = 0
 
 
 @dataclass(frozen=True, slots=True)

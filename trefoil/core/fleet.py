@@ -137,6 +137,31 @@ class Hosted:
     instances: int = 0
     max_batch: int = 0
 
+    @property
+    def model(self) -> str:
+        """Name of its model in Triton."""
+        return stage_model(self.family, self.stage, self.stages)
+
+
+def stage_model(family: str, stage: int, stages: int) -> str:
+    """Name of the Triton model that does one stage of a family, counted from 0; the family's own if it is whole.
+
+    No family's name can have an @ (`trefoil/runtime/repository.py`).
+    """
+    return f"{family}@{stage + 1}of{stages}" if stages > 1 else family
+
+
+def split_model(model: str) -> tuple[str, int, int]:
+    """Family, stage and stages of a Triton model by its name; (model, 0, 1) for one that is whole."""
+    family, mark, place = model.partition("@")
+    stage, _, stages = place.partition("of")
+    return (family, int(stage) - 1, int(stages)) if mark else (family, 0, 1)
+
+
+def family_of(model: str) -> str:
+    """Family that a Triton model is, or is a stage of."""
+    return model.partition("@")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class ClockLease:

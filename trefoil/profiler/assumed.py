@@ -51,6 +51,8 @@ class OperatorCost(NamedTuple):
     operator: str
     flops: float
     bytes: float
+    shape: Sequence[int] = ()
+    """Of its first output."""
 
 
 @dataclass(frozen=True, slots=True)

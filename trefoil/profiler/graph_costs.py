@@ -5,8 +5,8 @@
 For each kernel of a pass of one item (of n by the entry `"": [n]`) ONNX Runtime says the shapes that went in and came
 out, so nothing is guessed: `macs` of convolutions, matrix products and recurrent layers, `written` elements of all
 outputs, `kernels` that are no mere change of shape, and the operators whose multiply-adds are not counted, with their
-number; and `operators`, each with its FLOPs (two a multiply-add, elsewhere one an element) and the bytes that it reads
-and writes.
+number; and `operators`, each with its FLOPs (two a multiply-add, elsewhere one an element), the bytes that it reads
+and writes, and the shape of its first output.
 """
 
 import json
@@ -52,13 +52,13 @@ def operator_of(event: dict[str, Any]) -> dict[str, Any]:
     """Name, kind, FLOPs and bytes of one kernel; a mere change of shape does nothing."""
     args = event["args"]
     name, operator = event["name"].removesuffix("_kernel_time"), args["op_name"]
-    if operator in FREE:
-        return {"name": name, "operator": operator, "flops": 0, "bytes": 0}
     ins, outs = shapes_of(args["input_type_shape"]), shapes_of(args["output_type_shape"])
+    if operator in FREE:
+        return {"name": name, "operator": operator, "flops": 0, "bytes": 0, "shape": outs[0]}
     elements = [sum(prod(shape) for shape in shapes) for shapes in (ins[:1], outs)]
     flops = 2 * macs_of(operator, ins, outs) or max(elements)
     moved = sum(int(args[size]) for size in ("activation_size", "parameter_size", "output_size"))
-    return {"name": name, "operator": operator, "flops": flops, "bytes": moved}
+    return {"name": name, "operator": operator, "flops": flops, "bytes": moved, "shape": outs[0]}
 
 
 def pass_of(path: str, given: dict[str, list[int]]) -> Any:

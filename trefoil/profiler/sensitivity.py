@@ -53,6 +53,8 @@ class OperatorScore:
     time_ms: float
     score: float
     source: str = MODELLED
+    shape: tuple[int, ...] = ()
+    """Of its first output, the items first."""
 
 
 def board_of(device: DeviceType) -> Board:
@@ -81,7 +83,7 @@ def modelled_scores(operators: Iterable[OperatorCost], board: Board) -> list[Ope
     found = []
     for cost in operators:
         time_ms, half_ms = board.time_ms(cost), board.time_ms(cost, HALF)
-        found.append(OperatorScore(*cost, time_ms, score(time_ms, half_ms)))
+        found.append(OperatorScore(*cost[:4], time_ms, score(time_ms, half_ms), shape=tuple(cost.shape)))
     return found
 
 
@@ -106,7 +108,7 @@ def measured_scores(
         unlock()
     full, half = times
     return [
-        OperatorScore(one.name, one.operator, one.flops, one.bytes, at, score(at, half[one.name]), source)
+        OperatorScore(one.name, one.operator, one.flops, one.bytes, at, score(at, half[one.name]), source, one.shape)
         if (at := full.get(one.name))
         else one
         for one in operators

@@ -31,6 +31,8 @@ class GraphStage:
     time_ms: float
     s: float
     memory_mib: float
+    shape: tuple[int, ...] = ()
+    """Of what goes out to the next stage, the items first; () of the last."""
 
 
 def named(path: Path, out: Path) -> Any:
@@ -56,9 +58,11 @@ def named(path: Path, out: Path) -> Any:
 
 
 def graph_stages(
-    model: Any, scores: Sequence[OperatorScore], stages: int, memory_mib_max: float = inf, threshold: float = THRESHOLD
-) -> list[GraphStage]:
-    """Stages of a graph whose slowest is as fast as can be.
+    model: Any, scores: Sequence[OperatorScore], stages: int, memory_mib_max: float = inf,
+    threshold: float | None = THRESHOLD,
+) -> list[GraphStage]:  # fmt: skip
+    """Stages of a graph whose slowest is as fast as can be. `threshold` None: every operator is a cluster of its own,
+    as AlpaServe cuts.
 
     Raises:
         CatalogError: too few borders are crossed by a single tensor.
@@ -66,7 +70,10 @@ def graph_stages(
     """
     graph, by_name = model.graph, {one.name: one for one in scores}
     nodes = _computing(graph)
-    groups = clusters([n.name for n in nodes], {name: one.score for name, one in by_name.items()}, threshold)
+    names = [node.name for node in nodes]
+    groups = [[name] for name in names]
+    if threshold is not None:
+        groups = clusters(names, {name: one.score for name, one in by_name.items()}, threshold)
     ends = [0]
     for group in groups:
         ends.append(ends[-1] + len(group))
@@ -75,7 +82,7 @@ def graph_stages(
     if len(borders) <= stages:
         raise CatalogError(
             f"has {len(borders) - 2} borders of clusters that a single tensor crosses, {stages} stages need "
-            f"{stages - 1}", field="--stages", value=stages, remedy="fewer stages, or a higher --threshold",
+            f"{stages - 1}", field="--stages", value=stages, remedy="fewer stages, or --operators",
         )  # fmt: skip
     weights = _weights_mib(graph)
     units = [nodes[a:b] for a, b in pairwise(borders)]
@@ -89,7 +96,9 @@ def graph_stages(
         own = [by_name[node.name] for node in nodes[begin:end]]
         time_ms, memory = sum(one.time_ms for one in own), _memory_mib(nodes[begin:end], weights)
         ins, outs = tuple(crossed[number]), tuple(crossed[number + 1])
-        found.append(GraphStage(ins, outs, tuple(one.name for one in own), time_ms, s_of(own), memory))
+        maker = next((node.name for node in nodes[:end] if outs[0] in node.output), "")
+        shape = by_name[maker].shape if end < len(nodes) and maker else ()
+        found.append(GraphStage(ins, outs, tuple(one.name for one in own), time_ms, s_of(own), memory, shape))
     return found
 
 

@@ -95,6 +95,8 @@ class _Piece:
     items: float
     receipt_j: float
     tokens: float
+    last_share: float = 1.0
+    """Of what was done for answers, what was their last stage: those count as answers."""
 
     def cut(self, at_s: float) -> "_Piece":
         """Take off what lies before `at_s`, evenly spread over the window."""
@@ -102,7 +104,7 @@ class _Piece:
         share = 1.0 if at_s >= self.ends_at_s else max(0.0, (at_s - self.starts_at_s) / length_s)
         border_s = min(max(at_s, self.starts_at_s), self.ends_at_s)
         parts = (amount * share for amount in (self.answered, self.items, self.receipt_j, self.tokens))
-        taken = _Piece(self.key, self.starts_at_s, border_s, *parts)
+        taken = _Piece(self.key, self.starts_at_s, border_s, *parts, self.last_share)
         self.starts_at_s = border_s
         self.answered -= taken.answered
         self.items -= taken.items
@@ -219,8 +221,8 @@ class Receipts:
             sums = families.setdefault(key[1], [0.0, 0.0, 0.0, 0.0])
             sums[0] += metered[key]
             sums[1] += sum(piece.receipt_j for piece in served)
-            sums[2] += sum(piece.answered for piece in served)
-            sums[3] += sum(piece.items for piece in served)
+            sums[2] += sum(piece.answered * piece.last_share for piece in served)
+            sums[3] += sum(piece.items * piece.last_share for piece in served)
         for family, sums in sorted(families.items()):
             yield JoinedSample(family, sample.ends_at_s, *sums)
 
@@ -349,7 +351,9 @@ def _early_s(cell: LoadCell) -> float:
 
 
 def _piece(cell: LoadCell, slice_: SliceKey, window: LoadWindow, early_s: float) -> _Piece:
+    done = cell.answered + cell.passed.total
     return _Piece(
         (slice_, cell.key.family, cell.key.variant), window.starts_at_s - early_s, window.ends_at_s - early_s,
-        cell.answered, cell.items, cell.receipt_j, cell.tokens_out,
+        done, cell.items + cell.passed_items, cell.receipt_j, cell.tokens_out,
+        cell.answered / done if done else 1.0,
     )  # fmt: skip

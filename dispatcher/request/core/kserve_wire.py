@@ -129,6 +129,15 @@ def stream_error(details: str, id_: str) -> bytes:
     return _string(b"\x0a", details) + stream_answer(_string(b"\x1a", id_))
 
 
+STAGES: Final = "trefoil_stage_slices"
+
+
+@functools.lru_cache(maxsize=1024)
+def stages_suffix(family: str, slices: tuple[str, ...]) -> bytes:
+    """Encode what turns the answer of a last stage into its family's: the name, and the slice of each stage."""
+    return _string(b"\x0a", family) + string_parameter(STAGES, ", ".join(slices))
+
+
 @functools.lru_cache(maxsize=1024)
 def answer_suffix(variant: str) -> bytes:
     """Encode what turns a slice's answer into ours: the public version, and the variant that gave it."""

@@ -8,6 +8,8 @@ whoever asks. What is not known is left out, never 0: no rate, no energy; no rea
 Deviations: none.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from dispatcher.request.core import kserve_wire
@@ -95,6 +97,17 @@ class Receipts:
             quality=reading.quality,
             plan=rates.plan,
         )
+
+    def suffix_of_stages(self, places: Sequence[tuple[SliceKey, str]], family: str, items: int) -> bytes:
+        """Parameters of a receipt for an answer of several stages, by the slice and variant of each: their sum. Where
+        the energy of one is not known, nothing is said of the whole."""
+        priced = [self.price(slice_, family, variant, items) for slice_, variant in places]
+        whole = priced[-1]
+        if whole is not None:
+            known = [one for one in priced if one is not None]
+            energy_j, carbon_mg = sum(one.energy_j for one in known), sum(one.carbon_mg for one in known)
+            whole = replace(whole, energy_j=energy_j, carbon_mg=carbon_mg) if len(known) == len(priced) else None
+        return self._write(whole, (*places[-1][:1], family, places[-1][1], items, 0))
 
     def suffix(self, slice_: SliceKey, family: str, variant: str, items: int, tokens: int = 0) -> bytes:
         """The response parameters of a receipt, to be appended to an answer. `tokens` of a stream that has ended."""

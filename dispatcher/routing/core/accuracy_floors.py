@@ -57,6 +57,6 @@ def with_guaranteed_accuracy(
     target: RouteTarget, family: str, status: SliceStatus, accuracies: Accuracies
 ) -> RouteTarget:
     """Lower a target's accuracy to what it keeps whichever of its hosted variants answers."""
-    hosted = [h.variant for h in status.hosted if h.family == family and h.variant != target.variant]
+    hosted = [h.variant for h in status.hosted if h.model == family and h.variant != target.variant]
     least = min((accuracies.get((family, variant), 0.0) for variant in hosted), default=target.accuracy)
     return replace(target, accuracy=least) if least < target.accuracy else target

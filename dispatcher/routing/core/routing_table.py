@@ -4,9 +4,12 @@ A pure function of the plan's routes, the nodes' statuses and the slices ejected
 has published it READY or SWAPPING with an address and the family on it, the plan does not drain it, and it is not
 ejected. Weights are made to sum to 1 over the live targets: what a dead slice was to serve is spread over the others by
 their weights, and `why` says so. A plan that cannot be routed is refused whole: the last good table stays.
+
+A family that is split has a route for each of its stages, named as the stage's Triton model is, with queue and credits
+of its own; one worker has all of its credits, so that no request changes workers between stages.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -23,7 +26,7 @@ from dispatcher.workers.core.credit_shares import Part
 from dispatcher.workers.core.membership import WorkerId, rank_workers
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, SettingError, StaleRevision
-from trefoil.core.fleet import NodeStatus, SliceKey, SliceState, SliceStatus
+from trefoil.core.fleet import NodeStatus, SliceKey, SliceState, SliceStatus, family_of, stage_model
 from trefoil.core.objective import Objective
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import Plan, Route, RouteTarget
@@ -46,7 +49,8 @@ class RoutingTable:
     """What to route by. `routes` hold live targets only, with this worker's credits; `planned` is what the plan asked
     for. `served_by` names the workers among which a family's credits are divided. `elsewhere` does so too, for families
     that are live and of which this worker has no credit: their requests are forwarded. `alive` names all live slices of
-    a family, whoever has their credits; `held` the credits of this worker, live or not."""
+    a family, whoever has their credits; `held` the credits of this worker, live or not. All of these are by model: a
+    family, or a stage of one; `chains` names the models of each family, in their order."""
 
     revision: Revision = Revision()
     routes: Mapping[str, Route] = field(default_factory=dict)
@@ -61,6 +65,7 @@ class RoutingTable:
     held: Mapping[str, Part] = field(default_factory=dict)
     reach: Mapping[str, AccuracyReach] = field(default_factory=dict)
     missing: Mapping[str, Mapping[SliceKey, str]] = field(default_factory=dict)
+    chains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def live(self, family: str) -> tuple[RouteTarget, ...]:
         """Targets that a family can be sent to now, from here."""
@@ -68,8 +73,13 @@ class RoutingTable:
         return route.targets if route is not None else ()
 
     def served(self, family: str) -> bool:
-        """Whether some slice is live for a family, through whichever worker."""
-        return bool(self.live(family)) or family in self.elsewhere
+        """Whether some slice is live for each stage of a family, through whichever worker."""
+        models = self.chains.get(family, ())
+        return bool(models) and all(self.live(model) or model in self.elsewhere for model in models)
+
+    def why_not(self, family: str) -> str:
+        """Why a family is not routed as planned, stage by stage; "" if it is."""
+        return "; ".join(self.why[model] for model in self.chains[family] if self.why[model])
 
     @property
     def summary(self) -> str:
@@ -98,11 +108,11 @@ def check_plan(plan: Plan, seen: Revision) -> None:
     if len(set(families)) < len(families):
         raise PlanError("a family has two routes", field="routes", value=families, remedy="one route a family")
     for route in plan.routes:
+        _check_stages(route)
+    for route in staged(plan.routes):
         here = f"routes[{route.family}]"
         _check_part_names(route, here)
         for target in route.targets:
-            if target.stage:
-                raise PlanError("stages are not routed yet", field=f"{here}.stage", value=target.stage)
             if not 0 <= target.weight < float("inf"):
                 raise PlanError("a weight is finite and >= 0", field=f"{here}.weight", value=target.weight)
             if target.credits < 1 and not target.draining:
@@ -112,6 +122,28 @@ def check_plan(plan: Plan, seen: Revision) -> None:
         slices = [target.slice for target in route.targets]
         if len(set(slices)) < len(slices):
             raise PlanError("a slice is targeted twice", field=f"{here}.targets", value=[key.name for key in slices])
+
+
+def staged(routes: Iterable[Route]) -> Iterator[Route]:
+    """Routes of a plan, one for each stage of a family that is split."""
+    for route in routes:
+        stages = max((target.stage for target in route.targets), default=0) + 1
+        for stage in range(stages):
+            targets = tuple(target for target in route.targets if target.stage == stage)
+            yield replace(route, family=stage_model(route.family, stage, stages), targets=targets)
+
+
+def _check_stages(route: Route) -> None:
+    """What one stage says only the next one of its own variant understands."""
+    here, there = f"routes[{route.family}]", {target.stage for target in route.targets}
+    if missing := set(range(max(there, default=0))) - there:
+        raise PlanError("a stage has no target", field=f"{here}.stage", value=sorted(missing), remedy="route them all")
+    variants = sorted({target.variant for target in route.targets})
+    if len(there) > 1 and len(variants) > 1:
+        remedy = "split one variant, and serve the others by plans of their own"
+        raise PlanError(
+            "stages of one family are of one variant", field=f"{here}.variant", value=variants, remedy=remedy
+        )
 
 
 def _check_part_names(route: Route, here: str) -> None:
@@ -148,8 +180,9 @@ def build_table(
     alive: dict[str, tuple[SliceKey, ...]] = {}
     held: dict[str, Part] = {}
     reach, absent = {}, {}
-    accuracies = {(route.family, t.variant): t.accuracy for route in plan.routes for t in route.targets}
-    for route in plan.routes:
+    planned = tuple(staged(plan.routes))
+    accuracies = {(route.family, t.variant): t.accuracy for route in planned for t in route.targets}
+    for route in planned:
         live, missing = _split(route, statuses, ejected or {}, accuracies)
         # By the plan, not by what is live: all workers read the same one, but each ejects for itself.
         dealt = credit_shares.credit_classes(route.targets)
@@ -168,14 +201,14 @@ def build_table(
     return RoutingTable(
         revision=plan.revision,
         routes=routes,
-        planned={route.family: route for route in plan.routes},
+        planned={route.family: route for route in planned},
         endpoints={
             s.key: Endpoint(s.grpc_target, s.generation)
             for s in statuses.values()
             if s.grpc_target and s.state in LISTENING
         },
         objectives={objective.family: objective for objective in plan.objectives},
-        variants={(h.family, h.version): h.variant for s in statuses.values() for h in s.hosted},
+        variants={(h.model, h.version): h.variant for s in statuses.values() for h in s.hosted},
         why=why,
         served_by=served_by,
         alive=alive,
@@ -183,16 +216,27 @@ def build_table(
         elsewhere=elsewhere,
         reach=reach,
         missing=absent,
+        chains=_chains(planned),
     )
+
+
+def _chains(planned: Iterable[Route]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for route in planned:
+        family = family_of(route.family)
+        found[family] = (*found.get(family, ()), route.family)
+    return found
 
 
 def _serving(
     route: Route, workers: tuple[WorkerId, ...], dealt: Sequence[Sequence[RouteTarget]]
 ) -> tuple[WorkerId, ...]:
     """Workers that serve a route. A group of families has one, the same for all of them: its router needs to see all
-    their requests."""
+    their requests. So have the stages of a family."""
     if find(Kind.ROUTER, route.router, ROUTERS).traits.group:
         return tuple(rank_workers(f"{route.router} {route.queue}", workers)[:1])
+    if (family := family_of(route.family)) != route.family:
+        return tuple(rank_workers(family, workers)[:1])
     return credit_shares.serving_workers(route.family, workers, dealt)
 
 
@@ -224,7 +268,7 @@ def _not_live(family: str, status: SliceStatus | None) -> str:
         return f"{status.state.name}{f' ({status.why})' if status.why else ''}"
     if not status.grpc_target:
         return "it has no address"
-    if not any(hosted.family == family for hosted in status.hosted):
+    if not any(hosted.model == family for hosted in status.hosted):
         return f"it does not host {family}"
     return ""
 

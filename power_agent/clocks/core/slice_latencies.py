@@ -42,9 +42,10 @@ class SliceLatencies:
         """Add a window that came now."""
         found: dict[tuple[SliceKey, str], list[Histogram]] = {}
         for cell in window.cells:
-            if cell.key.slice is not None and cell.latency.index:
-                found.setdefault((cell.key.slice, cell.key.family), []).append(cell.latency)
-        answers = {key: merge(parts) for key, parts in found.items()}
+            if cell.key.slice is not None:  # of an earlier stage: the latency of the whole
+                known = [each for each in (cell.latency, cell.passed) if each.index]
+                found.setdefault((cell.key.slice, cell.key.family), []).extend(known)
+        answers = {key: merge(parts) for key, parts in found.items() if parts}
         self.add(answers, now_s - (window.ends_at_s - window.starts_at_s), now_s)
 
     def add(self, answers: Answers, began_s: float, now_s: float) -> None:

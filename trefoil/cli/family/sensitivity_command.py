@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trefoil.cli.family.commands import Shapes, parse_shapes
+from trefoil.cli.family.stage_models import write_stage_models
 from trefoil.cli.output import AsJson, console, grid, print_json
 from trefoil.core.device_types import device_type
 from trefoil.core.errors import BinaryMissing, CatalogError
@@ -28,7 +29,11 @@ def sensitivity(
     batch: Annotated[int, typer.Option(min=1, help="Items in a pass; every input has them first.")] = 1,
     stages: Annotated[int, typer.Option(min=1, help="Also cut the graph into so many stages.")] = 1,
     threshold: Annotated[float, typer.Option(min=0, max=2, help="Of scores in a cluster, with --stages.")] = 0.5,
+    operators: Annotated[bool, typer.Option(help="With --stages, cut anywhere, not only between clusters.")] = False,
     memory_mib: Annotated[float, typer.Option(help="That a stage's weights may take, with --stages.")] = math.inf,
+    repository: Annotated[
+        Path | None, typer.Option(help="Also write the stages here as Triton models, <family>@<n>of<stages>.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for <model>.csv, .png and stages.")] = Path("out/sensitivity"),
     as_json: AsJson = False,
 ) -> None:
@@ -45,8 +50,10 @@ def sensitivity(
         out.mkdir(parents=True, exist_ok=True)
         graph = named(model, whole)
         scores = scores_of(whole, device, shapes)
-        cut = graph_stages(graph, scores, stages, memory_mib, threshold)
-        write_stages(whole, cut, out)
+        cut = graph_stages(graph, scores, stages, memory_mib, None if operators else threshold)
+        paths = write_stages(whole, cut, out)
+        if repository is not None:
+            write_stage_models(model, paths, [one.shape for one in cut], batch, repository)
     found = {"model": str(model), "device": device, "batch": batch, **summary(scores)}
     plots.write_csv(out, name, [asdict(one) for one in scores])
     ends = list(accumulate((one.time_ms for one in scores), initial=0.0))
