@@ -10,7 +10,7 @@ from trefoil.core.fleet import Hosted
 from trefoil.runtime.repository import link_shared
 
 FAMILY, VARIANT, VERSION, STAGES = "digits", "digits-l", 4, 2
-FEATURES = "features"
+FEATURES = "pooled"
 
 
 def split_repository(folder: Path) -> Path:
