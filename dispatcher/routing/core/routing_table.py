@@ -174,12 +174,11 @@ def build_table(
     this plan, `before` = the credits that this one held.
     """
     statuses = {s.key: s for node in nodes for device in node.devices for s in device.slices}
-    routes, why = {}, {}
+    routes, why, reach, absent = {}, {}, {}, {}
     served_by: dict[str, tuple[WorkerId, ...]] = {}
     elsewhere: dict[str, tuple[WorkerId, ...]] = {}
     alive: dict[str, tuple[SliceKey, ...]] = {}
     held: dict[str, Part] = {}
-    reach, absent = {}, {}
     planned = tuple(staged(plan.routes))
     accuracies = {(route.family, t.variant): t.accuracy for route in planned for t in route.targets}
     for route in planned:

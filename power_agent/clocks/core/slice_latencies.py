@@ -75,6 +75,8 @@ class SliceLatencies:
                     break
         found = merge(known)
         mean_ms = found.sum_ms / found.total if found.total else 0.0
-        weight = self._weights.get((device_type, key.slice_type, family, hosted.variant, hosted.stage), 1.0)
+        own = (device_type, key.slice_type, family, hosted.variant)
+        whole = self._weights.get((*own, 0), 1.0)
+        weight = self._weights.get((*own, hosted.stage + 1), whole) if hosted.stages > 1 else whole
         slo_ms, p95_ms = self.slo_ms.get(family, 0.0), quantile_ms(found, 0.95)
         return GovernedStage(family, hosted.stage, slo_ms, mean_ms, weight, self.heard_s, p95_ms, found.total)

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 from trefoil.cli.family import sensitivity_command
+from trefoil.cli.family.stage_models import write_stage_models
 from trefoil.cli.main import app
 from trefoil.core.device_types import V100_32GB
 from trefoil.core.errors import CatalogError, InvalidInput
@@ -19,6 +20,7 @@ from trefoil.profiler.assumed import OperatorCost
 from trefoil.profiler.graph_costs import costs
 from trefoil.profiler.sensitivity import OperatorScore, board_of, modelled_scores
 from trefoil.profiler.split import graph_stages, named, write_stages
+from trefoil.runtime.model_files import contract
 
 DIGITS = Path(__file__).parents[3] / "model_repository" / "digits"
 
@@ -117,3 +119,26 @@ def test_the_command_writes_the_stages(tmp_path, monkeypatch):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "p.csv", "p.onnx", "p.png", "p-stage0.onnx", "p-stage1.onnx",
     }  # fmt: skip
+
+
+def test_stages_become_triton_models_by_the_contract_of_their_family(tmp_path, monkeypatch):
+    monkeypatch.setattr(sensitivity_command, "triton_environment", lambda: Path(sys.prefix))
+    asked = ["sensitivity", str(DIGITS / "4" / "model.onnx"), "--stages", "2", "--operators", "--batch", "8"]
+    asked += ["--repository", str(tmp_path / "models"), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    first, last = (contract(tmp_path / "models", f"digits@{n}of2") for n in (1, 2))
+    assert [(one.name, list(one.dims)) for one in first.input] == [("IMAGE", [8, 8])]
+    assert [(one.name, list(one.dims)) for one in last.output] == [("PROBABILITIES", [10])]
+    assert first.output[0].name == last.input[0].name
+    assert first.output[0].dims == last.input[0].dims
+    assert (tmp_path / "models" / "digits@2of2" / "4" / "model.onnx").is_file()
+
+
+@pytest.mark.parametrize(
+    ("place", "shapes", "why"),
+    [("digits/4", [(72, 16), ()], "8 items are not first in what is cut"), ("loose", [(8, 16), ()], "is no version")],
+)
+def test_stages_that_triton_could_not_serve_are_refused(tmp_path, place, shapes, why):
+    with pytest.raises(CatalogError, match=why):
+        write_stage_models(DIGITS.parent / place / "model.onnx", [tmp_path, tmp_path], shapes, 8, tmp_path)
