@@ -104,7 +104,8 @@ class _Piece:
         share = 1.0 if at_s >= self.ends_at_s else max(0.0, (at_s - self.starts_at_s) / length_s)
         border_s = min(max(at_s, self.starts_at_s), self.ends_at_s)
         parts = (amount * share for amount in (self.answered, self.items, self.receipt_j, self.tokens))
-        taken = _Piece(self.key, self.starts_at_s, border_s, *parts, self.last_share)
+        taken = _Piece(self.key, self.starts_at_s, border_s, *parts)
+        taken.last_share = self.last_share
         self.starts_at_s = border_s
         self.answered -= taken.answered
         self.items -= taken.items
