@@ -14,7 +14,7 @@ from power_agent.simulated.pace_file import PaceEntry, family_crc32
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.device_types import NO_MIG
-from trefoil.core.fleet import DeviceType
+from trefoil.core.fleet import DeviceType, family_of, stage_model
 from trefoil.core.queueing import service_time
 
 
@@ -30,7 +30,7 @@ class OperatingPoint:
 
 @dataclass(frozen=True, slots=True)
 class LoadedVersion:
-    """A version as a slice of one type at one clock runs it."""
+    """A version as a slice of one type at one clock runs it; `family` is the name of its model, a stage's too."""
 
     family: str
     variant: str
@@ -58,12 +58,14 @@ class Workload:
         self._rows: dict[str, list[ProfileRow]] = defaultdict(list)
         self._versions = {(f.name, v.name): v.version for f in catalog.families for v in f.variants}
         self._cache: dict[tuple[str, int], dict[tuple[int, int], LoadedVersion]] = {}
+        self._stages: dict[tuple[str, str], int] = defaultdict(int)  # into which a variant is split
         for row in catalog.rows:
-            if row.device_type in (device.name, device.name + NO_MIG) and row.stage == 0 and not row.cohosted:
+            if row.device_type in (device.name, device.name + NO_MIG) and not row.cohosted:
                 self._rows[row.slice_type].append(row)
+                self._stages[row.family, row.variant] = max(self._stages[row.family, row.variant], row.stage)
 
     def versions(self, slice_type: str, clock_mhz: int) -> dict[tuple[int, int], LoadedVersion]:
-        """Versions of the catalogue on that slice at that clock, by (crc32 of the family, version)."""
+        """Versions of the catalogue on that slice at that clock, by (crc32 of the model, version)."""
         key = (slice_type, clock_mhz)
         if key not in self._cache:
             self._cache[key] = self._load(slice_type, clock_mhz)
@@ -86,17 +88,18 @@ class Workload:
     def _load(self, slice_type: str, clock_mhz: int) -> dict[tuple[int, int], LoadedVersion]:
         by_variant: dict[tuple[str, str], list[ProfileRow]] = defaultdict(list)
         for row in self._rows[slice_type]:
-            by_variant[row.family, row.variant].append(row)
+            stages = self._stages[row.family, row.variant] if row.stage else 1
+            by_variant[stage_model(row.family, row.stage - 1, stages), row.variant].append(row)
         found = {}
-        for (family, variant), rows in sorted(by_variant.items()):
-            version = self._versions[family, variant]
+        for (model, variant), rows in sorted(by_variant.items()):
+            version = self._versions[family_of(model), variant]
             nearest = min({row.clock_mhz for row in rows}, key=lambda listed: abs(listed - clock_mhz))
             points = tuple(
                 self._operating_point(row, clock_mhz)
                 for row in sorted(rows, key=lambda row: row.batch)
                 if row.clock_mhz == nearest
             )
-            found[family_crc32(family), version] = LoadedVersion(family, variant, version, points)
+            found[family_crc32(model), version] = LoadedVersion(model, variant, version, points)
         return found
 
     def _operating_point(self, row: ProfileRow, clock_mhz: int) -> OperatingPoint:

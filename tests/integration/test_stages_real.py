@@ -14,13 +14,26 @@ import pytest
 import tritonclient.grpc.aio as triton_client
 from tritonclient.utils import InferenceServerException
 
+from tests.support.agent_cluster import AgentCluster, node_plan
+from tests.support.agent_cluster import key as agent_key
 from tests.support.dispatching import Plane, Running, dispatching, until
-from tests.support.stages import FAMILY, FEATURES, STAGES, VARIANT, VERSION, split_repository, staged, triton, whole
+from tests.support.stages import (
+    FAMILY,
+    FEATURES,
+    STAGES,
+    VARIANT,
+    VERSION,
+    split_repository,
+    staged,
+    triton,
+    whole,
+    with_stage_rows,
+)
 from tests.support.triton_process import MODELS, TritonProcess
 from tests.unit.dispatcher.worlds import key, node, plan, status
 from trefoil.core.demand import LoadCell, LoadWindow
 from trefoil.core.fleet import Hosted
-from trefoil.core.plan import Route, RouteTarget
+from trefoil.core.plan import PlannedSlice, Route, RouteTarget
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 READY_S = 90.0
@@ -80,9 +93,9 @@ def tensor(images: np.ndarray):
     return made
 
 
-async def direct(one: TritonProcess, hosted: Hosted, name: str, given, wanted: str) -> np.ndarray:
+async def direct(address: str, hosted: Hosted, name: str, given, wanted: str) -> np.ndarray:
     """What a Triton itself answers."""
-    async with triton_client.InferenceServerClient(one.launch.grpc_target) as client:
+    async with triton_client.InferenceServerClient(address) as client:
         asked = triton_client.InferInput(name, list(given.shape), "UINT8" if given.dtype == np.uint8 else "FP32")
         asked.set_data_from_numpy(given)
         return (await client.infer(hosted.model, [asked])).as_numpy(wanted)
@@ -95,7 +108,7 @@ async def test_two_slices_answer_what_the_whole_answers(state, tmp_path, tritons
         serving(state, tmp_path, tritons, SPLIT) as running,
         triton_client.InferenceServerClient(running.address) as client,
     ):
-        expected = await direct(tritons[3], whole(), "IMAGE", images[:8], "PROBABILITIES")
+        expected = await direct(tritons[3].launch.grpc_target, whole(), "IMAGE", images[:8], "PROBABILITIES")
         result = await client.infer(
             FAMILY, [tensor(images[:8])], request_id="mine", parameters={"trefoil_receipt": True},
             outputs=[triton_client.InferRequestedOutput("PROBABILITIES")],
@@ -139,7 +152,10 @@ async def test_two_slices_answer_what_the_whole_answers(state, tmp_path, tritons
 async def test_a_stage_killed_under_load_fails_only_what_was_in_flight_on_it(state, tmp_path, tritons, images):
     async with serving(state, tmp_path, tritons, SPLIT) as running:
         expected = np.concatenate(
-            [await direct(tritons[3], whole(), "IMAGE", images[at : at + 1], "PROBABILITIES") for at in range(16)]
+            [
+                await direct(tritons[3].launch.grpc_target, whole(), "IMAGE", images[at : at + 1], "PROBABILITIES")
+                for at in range(16)
+            ]
         )
         answered, failed, wrong, stop = Counter[str](), list[str](), list[int](), asyncio.Event()
 
@@ -171,6 +187,23 @@ async def test_a_stage_killed_under_load_fails_only_what_was_in_flight_on_it(sta
 
 
 @pytest.mark.timeout(300)
+async def test_an_agent_hosts_the_stages_of_a_plan_on_two_gpus(tmp_path, images):
+    parts = [PlannedSlice(agent_key("7g.40gb", gpu=n), (staged(n),), 2) for n in range(STAGES)]
+    async with AgentCluster(model_repository=with_stage_rows(split_repository(tmp_path))) as cluster:
+        wanted = node_plan(1, *parts)
+        await cluster.apply(wanted)
+        await cluster.settled(wanted)
+        found = await cluster.slices()
+        assert [found[part.key].hosted for part in parts] == [part.hosted for part in parts]
+        given, tensors = images[:4], ("IMAGE", FEATURES, "PROBABILITIES")
+        for n, part in enumerate(parts):
+            given = await direct(found[part.key].grpc_target, staged(n), tensors[n], given, tensors[n + 1])
+        np.testing.assert_allclose(given.sum(axis=1), 1.0, atol=1e-5)
+        labels = np.load(MODELS / FAMILY / "heldout.npz")["labels"][:4]
+        assert list(given.argmax(axis=1)) == list(labels)
+
+
+@pytest.mark.timeout(300)
 async def test_a_hop_adds_two_milliseconds_at_most(state, tmp_path, tritons, images):
     async def p50_ms(slices: tuple[int, ...], folder: str) -> float:
         async with (
@@ -186,7 +219,7 @@ async def test_a_hop_adds_two_milliseconds_at_most(state, tmp_path, tritons, ima
 
     found = [(await p50_ms(SPLIT, f"split{at}"), await p50_ms(WHOLE, f"whole{at}")) for at in range(3)]
     added_ms = statistics.median(split - whole_ms for split, whole_ms in found) / (STAGES - 1)
-    features = await direct(tritons[0], staged(0), "IMAGE", images[:1], FEATURES)
+    features = await direct(tritons[0].launch.grpc_target, staged(0), "IMAGE", images[:1], FEATURES)
     print(f"{STAGES} stages, {features.nbytes} bytes between them")
     print(f"p50 split, whole: {found} ms; a hop adds {added_ms:.2f} ms")
     assert added_ms <= 2.0

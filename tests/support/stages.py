@@ -40,3 +40,23 @@ def triton(folder: Path, repository: Path, name: str, hosted: Hosted) -> TritonP
     """A Triton that serves it."""
     (folder / name).mkdir()
     return TritonProcess(folder / name, VERSION, source=repository, serving=hosted)
+
+
+def with_stage_rows(repository: Path) -> Path:
+    """The repository with a profile that knows the stages, each with half of the whole's time and joules."""
+    family = repository / FAMILY
+    family.unlink()
+    family.mkdir()
+    for file in (MODELS / FAMILY).iterdir():
+        if file.name != "profile.csv":
+            (family / file.name).symlink_to(file)
+    lines = (MODELS / FAMILY / "profile.csv").read_text().splitlines()
+    header = next(line for line in lines if line.startswith("device_type")).split(",")
+    for line in [line for line in lines if f",{VARIANT},0," in line]:
+        cells = dict(zip(header, line.split(","), strict=True))
+        for name in header:
+            if name.startswith(("latency", "energy")):
+                cells[name] = str(float(cells[name]) / STAGES)
+        lines += [",".join({**cells, "stage": str(n + 1)}.values()) for n in range(STAGES)]
+    (family / "profile.csv").write_text("\n".join(lines) + "\n")
+    return repository

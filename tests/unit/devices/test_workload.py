@@ -173,3 +173,15 @@ def test_the_model_on_a_simulated_slice_draws_by_the_law_of_core(tmp_path, model
     del slice_
     gc.collect()
     pace.close()
+
+
+def test_a_stage_has_the_times_of_its_own_rows_under_its_models_name():
+    rows = (
+        row("f-l", 1, 10.0, 2.5),
+        replace(row("f-l", 1, 4.0, 1.0), stage=1),
+        replace(row("f-l", 1, 6.0, 1.5), stage=2),
+    )
+    entries = Workload(A100_40GB, Catalog((Family("f", "m", VARIANTS),), rows)).entries("7g.40gb", 1410)
+    assert [(e.family, e.version, e.service_ms_mean) for e in entries] == [
+        ("f", 2, 10.0), ("f@1of2", 2, 4.0), ("f@2of2", 2, 6.0),
+    ]  # fmt: skip
