@@ -13,6 +13,7 @@ AWAY = {
     "controller": {"controller": ""},
     "agent": {"stale_nodes": {"node0": 7.0}},
     "transport": {"transport_instead": "libnghttp2 cannot be loaded: grpc.aio serves instead"},
+    "lengths": {"lengths_instead": "the predictor of lengths does not answer: first come, first served"},
     "feed": {"stale_receipts": ("the carbon reading is old and carried on",)},
 }
 
