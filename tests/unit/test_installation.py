@@ -87,7 +87,7 @@ def test_a_scenario_is_a_file_or_the_name_of_one_that_ships(work):
     assert find_scenario(Path("digits")) == ROOT / "benchmarks/scenarios/digits.toml"
     (work / "mine.toml").touch()
     assert find_scenario(Path("mine.toml")) == Path("mine.toml")
-    with pytest.raises(NotFound, match=r"SCENARIO = 'mine'.*clover_fleet, digits"):
+    with pytest.raises(NotFound, match=r"SCENARIO = 'mine'.*clover_fleet, cpus, digits"):
         find_scenario(Path("mine"))
 
 
