@@ -111,7 +111,7 @@ async def test_joules_of_all_tokens_are_the_counters_share(system):
 
 
 async def _booked(client: SystemClient, tokens: int) -> tuple[dict[str, float], float] | None:
-    """Sums of the family, and what counters say that its slices drew until the sample that was booked last."""
+    """Sums of the only family, to which all is booked, and what counters say until the sample that was booked last."""
     keys = client.state.keys
     before = await client.state.fields(keys.accounted())
     sums: Counter[str] = Counter()
@@ -120,7 +120,7 @@ async def _booked(client: SystemClient, tokens: int) -> tuple[dict[str, float], 
     counted = 0.0
     for entry, sample in await client.state.stream(keys.energy(client.launch.node), EnergySample, count=100_000):
         if entry_order(entry) <= entry_order(before[client.launch.node]):
-            counted += sample.counter_j - sample.unallocated_j
+            counted += sample.counter_j
     same = before == await client.state.fields(keys.accounted())
     return (dict(sums), counted) if same and sums["tokens"] >= tokens else None
 
