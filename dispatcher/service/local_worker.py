@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from dispatcher.lengths.asking import Lengths
+from dispatcher.lengths.process import FILES
 from dispatcher.routing.routing_state import Routing
 from dispatcher.service.accounting import Accounting
 from dispatcher.settings import DispatcherSettings
@@ -32,6 +33,8 @@ class LocalWorker:
             dispatcher, settings.worker, clock.now_s(), settings.classes_max, settings.receipts_stale_s
         )
         folder = resolve_path(settings.lengths_folder)
+        if not (folder / FILES[0]).exists() and (small := folder.with_name(f"{folder.name}-tiny")).is_dir():
+            folder = small  # it ships; the large one is built
         self.lengths = Lengths(folder, settings.length_wait_s, clock, self.routing.reads_lengths)
         self.peer_target = ""  # where other workers reach this one
         self.drained_why = ""  # by an operator

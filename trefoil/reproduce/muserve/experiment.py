@@ -44,7 +44,7 @@ from trefoil.core.device_types import V100_32GB
 from trefoil.core.fleet import DeviceState
 from trefoil.core.units import MS_PER_S
 from trefoil.reproduce.experiment import data_folder
-from trefoil.reproduce.muserve.lengths import Lengths
+from trefoil.reproduce.muserve.lengths import Lengths, card_digest
 from trefoil.reproduce.muserve.models import FOLLOWS, LOW_MHZ, MODELS, TOP_MHZ, units
 from trefoil.reproduce.runs import RunResult, key_of, source_hash
 
@@ -107,7 +107,7 @@ class MuServeSpec:
     @property
     def key(self) -> str:
         """Key of the run, whatever process computes it."""
-        return key_of(self, source_hash("", __name__))
+        return key_of(self, source_hash("", __name__) + card_digest())
 
     @property
     def rates(self) -> dict[str, float]:

@@ -20,13 +20,15 @@ from dispatcher.routing.queues.ssjf import turn
 from trefoil.core.brains import Ticket
 from trefoil.reproduce import plots
 from trefoil.reproduce.muserve.experiment import POLICIES
-from trefoil.reproduce.muserve.lengths import FAMILY, Drawn, Lengths, card
+from trefoil.reproduce.muserve.lengths import FAMILY, PREDICTORS, Drawn, Lengths, card, card_digest
 from trefoil.reproduce.muserve.study import ATTAINED, BASE, TURNED, Options
 from trefoil.reproduce.runs import RunResult, key_of, run_all, source_hash
 from trefoil.reproduce.scores import SeedStatistics, over_seeds
 from trefoil.reproduce.tables import markdown
 
-METHODS: Final = ("fifo", "oracle", "ssjf", "multi", "classes", "binary", "regression")
+METHODS: Final = (
+    "fifo", "oracle", "ssjf", "multi", "classes", "binary", "regression", "right classes", "paper's accuracy",
+)  # fmt: skip
 LOADS: Final = (0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5)
 SPREADS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 SPREAD_LOAD: Final = 0.9  # at which gaps are spread
@@ -79,7 +81,7 @@ class SchedulerSpec:
     @property
     def key(self) -> str:
         """Key of the run, whatever process computes it."""
-        return key_of(self, source_hash("", __name__) + (str(hash(str(card()))) if self.method != "fifo" else ""))
+        return key_of(self, source_hash("", __name__) + card_digest())
 
     def play(self) -> RunResult:
         """Simulate it."""
@@ -126,6 +128,12 @@ def _served(at_s: Sequence[float], service_s: Sequence[float], turns: Sequence[f
     return ends_s
 
 
+def methods() -> tuple[str, ...]:
+    """Methods whose predictors were trained on the larger encoder."""
+    trained = card()["minilm"]
+    return tuple(method for method in METHODS if method not in PREDICTORS or PREDICTORS[method] in trained)
+
+
 def study(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Play everything; figures as CSV and PNG in `out`, kept runs below it."""
     base = SchedulerSpec("fifo", 1)
@@ -140,19 +148,20 @@ def study(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, 
     specs = [
         replace(spec, method=method, seed=seed)
         for spec in (*(spec for points in axes.values() for spec in points.values()), *cases.values())
-        for method in METHODS
+        for method in methods()
         for seed in options.seeds
     ]
     encoders = {
         f"{encoder}, {method}": replace(base, method=method, encoder=encoder)
         for encoder in ("minilm", "tiny")
-        for method in ("multi", "ordinal L1", "classes", "regression", "regression L1")
+        for method in ("multi", "ordinal L1", "classes", "binary", "regression", "regression L1")
+        if PREDICTORS[method] in card().get(encoder, {})
     }
     specs += [replace(spec, seed=seed) for spec in encoders.values() for seed in options.seeds]
     runs = run_all(specs, out / "runs", 1, lambda _text: None)  # milliseconds each
 
-    def at(spec: SchedulerSpec, methods: Sequence[str] = METHODS) -> dict[str, Any]:
-        return {method: _point(runs, replace(spec, method=method), options.seeds) for method in methods}
+    def at(spec: SchedulerSpec) -> dict[str, Any]:
+        return {method: _point(runs, replace(spec, method=method), options.seeds) for method in methods()}
 
     found: dict[str, Any] = {
         "axes": {axis: {f"{x:g}": at(spec) for x, spec in points.items()} for axis, points in axes.items()},
@@ -235,7 +244,7 @@ def _figures(found: Mapping[str, Any], out: Path) -> None:
         panels = {
             label: {
                 method: ([float(x) for x in points], [by[method][name]["mean"] for by in points.values()])
-                for method in METHODS
+                for method in methods()
             }
             for label, name in (("mean completion [s]", "jct_s"), ("throughput over FCFS", "throughput_times"))
         }
@@ -272,15 +281,16 @@ def scheduler_tables(found: Mapping[str, Any]) -> dict[str, str]:
     def cells(by: Mapping[str, Any]) -> list[str]:
         return [f"{by['fifo']['jct_s']['mean']:.1f} s"] + [
             f"{by[method]['jct_pct']['mean']:+.1f} %, {by[method]['throughput_times']['mean']:.2f}x"
-            for method in METHODS[1:]
+            for method in list(by)[1:]
         ]
 
     result = {}
+    methods_ = list(next(iter(found["cases"].values())))
     for name, points in (*found["axes"].items(), ("case", found["cases"])):
         rows = [[x, *cells(by)] for x, by in points.items()]
         if name in PAPER:
-            rows.append([*PAPER[name], *[""] * (len(METHODS) - 3)])
-        result[{"load": "load", "CV of gaps": "spread", "case": "turned"}[name]] = markdown([name, *METHODS], rows)
+            rows.append([*PAPER[name], *[""] * (len(methods_) - 3)])
+        result[{"load": "load", "CV of gaps": "spread", "case": "turned"}[name]] = markdown([name, *methods_], rows)
     rows = []
     for size in ("minilm", "tiny"):
         for loss, row in found["predictors"].get(size, {}).items():
