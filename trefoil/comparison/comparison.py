@@ -18,8 +18,6 @@ PANELS: Final = (
     ("slo_attainment", 1.0, "in SLO"),
     ("accuracy", 1.0, "accuracy"),
 )
-FEW: Final = 6  # policies beside each other in a legend
-MARKERS: Final = "osD^vP"  # colours repeat after ten
 MISSED_COLOUR: Final = "#d64545"
 AVERAGED: Final = ("grams_per_request", "joules_per_request", "p95_ms", "slo_attainment", "accuracy")
 
@@ -240,39 +238,24 @@ class Comparison:
         return data_frame({name: [row[name] for row in rows] for name in rows[0]})
 
     def plot(self) -> Any:
-        """matplotlib Figure: mg per request, share in SLO and accuracy by case, with their deviation.
-
-        Each policy has its colour; what a red cross marks misses its SLO or floor.
+        """matplotlib Figure: mg per request, share in SLO and accuracy of each policy in each case, with their
+        deviation over the seeds. A red cross misses its SLO or floor.
         """
         from matplotlib.figure import Figure
 
-        many = len(self.policies) > FEW
-        figure = Figure(figsize=(9.0, 6.4 + 1.2 * many), layout="constrained")
-        panels = figure.subplots(len(PANELS), 1, sharex=True)
+        lines = [(case, row) for case in self.cases for row in case.rows]
+        figure = Figure(figsize=(10.0, 1.2 + 0.27 * len(lines)), layout="constrained")
+        panels = figure.subplots(1, len(PANELS), sharey=True)
         for axes, (name, scale, label) in zip(panels, PANELS, strict=True):
-            for n, policy in enumerate(self.policies):
-                rows = [case.rows[n] for case in self.cases]
-                at = [i + (n + 0.5) * 0.5 / len(self.policies) - 0.25 for i in range(len(rows))]
-                spreads = [row.spread(name) for row in rows]
-                means, errors = [scale * s["mean"] for s in spreads], [scale * s["deviation"] for s in spreads]
-                axes.errorbar(
-                    at,
-                    means,
-                    errors,
-                    ls="",
-                    color=f"C{n % 10}",
-                    marker=MARKERS[n // 10 % len(MARKERS)],
-                    label=policy,
-                    capsize=3,
-                )
-                late = [(x, y) for x, y, row in zip(at, means, rows, strict=True) if row.missed]
-                if late:
-                    axes.scatter(*zip(*late, strict=True), marker="x", s=90, color=MISSED_COLOUR, zorder=3)
-            axes.set_ylabel(label)
-            axes.grid(axis="y", alpha=0.3)
+            for at, (_, row) in enumerate(lines):
+                spread = row.spread(name)
+                marker, colour = ("x", MISSED_COLOUR) if row.missed else ("o", "C0")
+                mean, deviation = scale * spread["mean"], scale * spread["deviation"]
+                axes.errorbar(mean, at, xerr=deviation, ls="", marker=marker, color=colour, capsize=3)
+            axes.set_xlabel(label)
+            axes.grid(alpha=0.3)
             axes.spines[["top", "right"]].set_visible(False)
-        panels[0].set_ylim(0, 1.1 * panels[0].get_ylim()[1])
-        panels[0].legend(frameon=False, ncols=min(FEW, len(self.policies)), loc="lower left", bbox_to_anchor=(0, 1.0))
-        panels[-1].set_xticks(range(len(self.cases)), [case.label or self.scenario for case in self.cases])
-        panels[-1].set_xlim(-0.5, len(self.cases) - 0.5)
+        panels[0].set_xlim(left=0)
+        panels[0].set_yticks(range(len(lines)), [" ".join((row.policy, case.label)).strip() for case, row in lines])
+        panels[0].invert_yaxis()
         return figure
