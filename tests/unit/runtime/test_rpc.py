@@ -41,12 +41,13 @@ class Servicer(pb_grpc.CarbonFeedServicer):
         return pb.GetIntensityResponse()
 
     async def WatchIntensity(self, request, context):
-        yield pb.WatchIntensityResponse()
         if request.zone == "forever":
             try:
+                yield pb.WatchIntensityResponse()  # a client may leave before this goes on
                 await asyncio.Event().wait()
             finally:
                 self.cancelled.set()
+        yield pb.WatchIntensityResponse()
         if request.zone:
             raise getattr(errors, request.zone)("told to")
 
