@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from dispatcher.lengths.asking import Lengths
-from dispatcher.lengths.process import FILES
+from dispatcher.lengths.asking import Lengths, usable_folder
 from dispatcher.routing.routing_state import Routing
 from dispatcher.service.accounting import Accounting
 from dispatcher.settings import DispatcherSettings
@@ -12,7 +11,6 @@ from dispatcher.slice_health.core.outliers import SliceEvidence
 from dispatcher.slice_health.ejector import SliceHealth
 from dispatcher.transport.choice import Transport
 from dispatcher.workers.core.membership import WorkerId
-from trefoil.installation import resolve_path
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.security.tls import Tls
 
@@ -32,10 +30,9 @@ class LocalWorker:
         self.accounting = Accounting(
             dispatcher, settings.worker, clock.now_s(), settings.classes_max, settings.receipts_stale_s
         )
-        folder = resolve_path(settings.lengths_folder)
-        if not (folder / FILES[0]).exists() and (small := folder.with_name(f"{folder.name}-tiny")).is_dir():
-            folder = small  # it ships; the large one is built
-        self.lengths = Lengths(folder, settings.length_wait_s, clock, self.routing.reads_lengths)
+        self.lengths = Lengths(
+            usable_folder(settings.lengths_folder), settings.length_wait_s, clock, self.routing.reads_lengths
+        )
         self.peer_target = ""  # where other workers reach this one
         self.drained_why = ""  # by an operator
         self.active_rungs: Mapping[str, str] = {}  # what is away, and what serves instead

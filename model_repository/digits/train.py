@@ -19,7 +19,7 @@ Pooling, scaling and averaging are inside the graphs: every variant takes IMAGE 
 returns PROBABILITIES float32 [N,10].
 """
 
-import hashlib
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +37,10 @@ from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "_shared"))
+
+import family_file  # noqa: E402
+
 SEED = 20261121
 OPSET = 17
 IR_VERSION = 9
@@ -179,18 +183,7 @@ slo_ms = 75.0
 slo_quantile = 0.95
 """
 
-VARIANT = """
-[[variants]]
-name = "{name}"
-version = {version}
-accuracy = {accuracy:.6f}
-accuracy_source = "{source}"
-memory_mib = {memory_mib}
-load_s = {load_s}
-macs = {macs}
-licence = "trained here on UCI Optical Recognition of Handwritten Digits, CC BY 4.0"
-sha256 = "{sha256}"
-"""
+LICENCE = "trained here on UCI Optical Recognition of Handwritten Digits, CC BY 4.0"
 
 
 def write_family(variants: Sequence[Variant], measured: Sequence[float], images: int) -> None:
@@ -200,15 +193,16 @@ def write_family(variants: Sequence[Variant], measured: Sequence[float], images:
     )
     text = FAMILY
     for variant, value in zip(variants, measured, strict=True):
-        text += VARIANT.format(
-            name=variant.name,
-            version=variant.version,
+        text += family_file.variant_table(
+            HERE,
+            variant.name,
+            variant.version,
             accuracy=value,
             source=source,
             memory_mib=variant.memory_mib,
             load_s=LOAD_S,
             macs=variant.macs,
-            sha256=hashlib.sha256((HERE / str(variant.version) / "model.onnx").read_bytes()).hexdigest(),
+            licence=LICENCE,
         )
     (HERE / "family.toml").write_text(text)
     (HERE / "config.pbtxt").write_text(CONFIG)

@@ -42,6 +42,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "_shared"))
 
 import exporting  # noqa: E402
+import family_file  # noqa: E402
 from decoding import Decoder, Stream  # noqa: E402
 
 SEED = 20261126
@@ -408,18 +409,7 @@ slo_ms = 2000.0
 slo_quantile = 0.95
 """
 
-VARIANT = """
-[[variants]]
-name = "{name}"
-version = {version}
-accuracy = {accuracy:.6f}
-accuracy_source = "{source}"
-memory_mib = {memory_mib}
-load_s = {load_s}
-macs = {macs}
-licence = "trained here on docstrings of Python's standard library, PSF-2.0"
-sha256 = "{sha256}"
-"""
+LICENCE = "trained here on docstrings of Python's standard library, PSF-2.0"
 
 
 def write_family(cards: Mapping[str, Card], judged: int) -> None:
@@ -427,17 +417,18 @@ def write_family(cards: Mapping[str, Card], judged: int) -> None:
     tokens = float(np.mean([card["tokens_mean"] for card in cards.values()]))
     text = FAMILY.format(tokens_mean=tokens)
     for variant in VARIANTS:
-        card, path = cards[variant.name], HERE / str(variant.version) / "model.onnx"
-        text += VARIANT.format(
-            name=variant.name,
-            version=variant.version,
+        card = cards[variant.name]
+        text += family_file.variant_table(
+            HERE,
+            variant.name,
+            variant.version,
             accuracy=card["chrf2"],
             source=f"{judged} signatures of Python {sys.version.split()[0]} never trained on, "
             f"onnxruntime {onnxruntime.__version__}",
             memory_mib=MEMORY_MIB[variant.version],
             load_s=LOAD_S,
             macs=12 * variant.width**2 * variant.blocks + PIECES * variant.width,
-            sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+            licence=LICENCE,
         )
     (HERE / "family.toml").write_text(text)
     (HERE / "config.pbtxt").write_text(CONFIG % tokens)

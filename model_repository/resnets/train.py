@@ -15,7 +15,6 @@ keep these apart, and their mean is taken before the last layer. So training nee
 random, and a sixteenth of the work. Depths and widths: four of six that were tried, the more accurate the slower.
 """
 
-import hashlib
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -35,6 +34,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "_shared"))
 
 import exporting  # noqa: E402
+import family_file  # noqa: E402
 
 SEED = 20261125
 PIXEL_MAX = 16.0
@@ -184,18 +184,7 @@ slo_ms = 750.0
 slo_quantile = 0.99
 """
 
-VARIANT = """
-[[variants]]
-name = "{name}"
-version = {version}
-accuracy = {accuracy:.6f}
-accuracy_source = "{source}"
-memory_mib = {memory_mib}
-load_s = {load_s}
-macs = {macs}
-licence = "trained here on UCI Optical Recognition of Handwritten Digits, CC BY 4.0"
-sha256 = "{sha256}"
-"""
+LICENCE = "trained here on UCI Optical Recognition of Handwritten Digits, CC BY 4.0"
 
 
 @dataclass(frozen=True)
@@ -229,16 +218,17 @@ def make(variant: Variant, data: Data) -> str:
     measured, took_ms = accuracy(path, data.judged_images, data.judged_labels)
     size_mb = path.stat().st_size / 1e6
     print(f"{variant.name}: accuracy {measured:.4f}, {took_ms:.1f} ms of one core, {size_mb:.2f} MB", flush=True)
-    return VARIANT.format(
-        name=variant.name,
-        version=variant.version,
+    return family_file.variant_table(
+        HERE,
+        variant.name,
+        variant.version,
         accuracy=measured,
         source=f"{len(data.judged_labels)} validation images (half of a stratified half, seed {SEED}), "
         f"onnxruntime {onnxruntime.__version__}",
         memory_mib=MEMORY_MIB,
         load_s=LOAD_S,
         macs=macs(variant),
-        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        licence=LICENCE,
     )
 
 

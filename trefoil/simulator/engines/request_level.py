@@ -129,10 +129,14 @@ class SliceServer:
         self.way_s = service.gap_ms / 2 / MS_PER_S
 
 
+def stream_of(*words: int) -> Generator:
+    """Stream of random numbers of its own, by the seed of the run and the words that name it."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+
+
 def idle_server(key: SliceKey, service: SliceService, root: int) -> SliceServer:
     """Server of an idle slice; `root` is the seed of the whole run."""
-    words = (root, crc32(key.device.encode()), crc32(key.slice_type.encode()), key.start, key.size)
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+    rng = stream_of(root, crc32(key.device.encode()), crc32(key.slice_type.encode()), key.start, key.size)
     return SliceServer(key, rng, service, service.gap_ms / 2 / MS_PER_S)
 
 
@@ -229,8 +233,8 @@ class RequestLevel:
         self._queue = FamilyQueue(no_slice_wait_s)
         self._families = {family: _Family(family, (slo_ms or {}).get(family, 0.0)) for family in routes}
         for family, confusion in (confusions or {}).items():
-            words = np.random.SeedSequence((self._root, crc32(family.encode())))
-            self._families[family].lengths = AnswerLengths(confusion, np.random.Generator(np.random.PCG64(words)))
+            rng_of_lengths = stream_of(self._root, crc32(family.encode()))
+            self._families[family].lengths = AnswerLengths(confusion, rng_of_lengths)
         self._only = next(iter(self._families.values()))
         self._bulk, self._bulk_allowed = False, bulk and len(routes) == 1
         self._in_flight: list[_InFlight] = []

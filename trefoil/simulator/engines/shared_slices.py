@@ -39,7 +39,7 @@ from trefoil.core.units import MS_PER_S
 from trefoil.simulator.books.intervals import Counts
 from trefoil.simulator.engines.answer_lengths import AnswerLengths
 from trefoil.simulator.engines.engine import Flow, OperatingPoint, Services, SliceService
-from trefoil.simulator.engines.request_level import NO_SLICE_WAIT_S, OK, Window, check_services, light_ticket
+from trefoil.simulator.engines.request_level import NO_SLICE_WAIT_S, OK, Window, check_services, light_ticket, stream_of
 
 DRAWS: Final = 128  # service times of a batch size, and items, drawn at once
 DONE_S: Final = 1e-12  # what is left of a batch that has ended
@@ -219,8 +219,7 @@ class SharedLevel:
         self.set_routes(start_s, routes, services)
 
     def _stream(self, *names: str) -> Generator:
-        words = (self._root, *(crc32(name.encode()) for name in names))
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+        return stream_of(self._root, *(crc32(name.encode()) for name in names))
 
     def set_routes(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
         """Set routes and services. Batches under way end as they began; who waits is dealt again by the router's rule.
