@@ -124,7 +124,7 @@ e2e-compose: setup  ## docker-compose.yml while it serves: images, start, a carb
 e2e-join: setup  ## docker-compose.yml on a host, a second host's node joins it, is asked, drained and leaves (ten minutes; as root, with docker.io)
 	$(BIN)/python -m benchmarks.compose_join $(ARGS)
 
-e2e-cluster: setup  ## deploy/swarm on three engines: the leading controller and nodes killed, cut off, drained, every image replaced (half an hour; as root, with docker.io; ARGS='--rate 50 --requests 5000')
+e2e-cluster: setup  ## deploy/swarm on three engines: the leading controller and nodes killed, cut off, drained, every image replaced (half an hour; as root, with docker.io; ARGS='--upgrade-rate 100 --requests 5000')
 	$(BIN)/python -m benchmarks.cluster $(ARGS)
 
 e2e-security: setup  ## attacks on those hosts, from inside a slice, from the network and in Redis; then on images and containers of docker-compose.yml (fifteen minutes; as root; IMAGES_ARGS=--no-build)

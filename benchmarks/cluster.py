@@ -5,8 +5,9 @@ Three network namespaces are three hosts, each with a Docker engine of its own; 
 them as docs/operations.md says. An unmodified tritonclient asks from a fourth place, by the HAProxy of any node, while
 the active controller is killed, a node is drained, one is killed with all that runs there, one is cut off for a minute,
 and every image is replaced. Prints what was asked and what was seen of each event; exit code 1 where one does not hold.
---rate, --requests: how many a second, and at least how many while images are replaced; --images: a file of
-`docker save` instead of images built here; --events: only these. Nothing is left behind; --keep leaves the logs.
+--rate: requests a second; --upgrade-rate, --requests: how many a second while images are replaced, and at least how
+many then; --images: a file of `docker save` instead of images built here; --events: only these. Nothing is left behind;
+--keep leaves the logs.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import ssl
 import subprocess
 import sys
@@ -56,9 +58,9 @@ TOKEN: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 class Cluster(Engines):
     """The Swarm of one run, and an operator beside it."""
 
-    def __init__(self, folder: Path, rate_per_s: float) -> None:
+    def __init__(self, folder: Path, rate_per_s: float, upgrade_rate_per_s: float) -> None:
         super().__init__(folder, "cluster", CLOCK)
-        self.rate_per_s = rate_per_s
+        self.rate_per_s, self.upgrade_rate_per_s = rate_per_s, upgrade_rate_per_s
         self.leaders: dict[str, set[str]] = defaultdict(set)  # epoch -> who wrote under it
         self.writes = 0
         self.unwatched: list[str] = []  # why nobody watched, each time
@@ -242,7 +244,12 @@ class Clients(Load):
     def __init__(self, site: Cluster) -> None:
         targets = ",".join(f"{engine.host.address}:{FRONT}" for engine in (site.engines[name] for name in CLIENTS))
         argv = [sys.executable, "-m", "benchmarks.hosts_load", "--target", f"ipv4:{targets}", "--wait-for-ready"]
-        self._process = site.machines.start_outside("load", [*argv, "--rate", str(site.rate_per_s)])
+        argv += ["--rate", str(site.rate_per_s), "--rate-later", str(site.upgrade_rate_per_s)]
+        self._process = site.machines.start_outside("load", argv)
+
+    def at_upgrade_rate(self) -> None:
+        """Send at the rate of the upgrade from now on."""
+        os.kill(self._process.pid, signal.SIGUSR1)
 
     def failed(self) -> int:
         """How many failed until now."""
@@ -382,6 +389,7 @@ async def cut_off(site: Cluster, load: Clients) -> str:
 
 async def upgraded(site: Cluster, load: Clients, requests: int) -> str:
     """Every image is replaced while at least so many requests are answered."""
+    load.at_upgrade_rate()
     failed, answered, began_s = load.failed(), load.sums()["answered"], CLOCK.monotonic_s()
     before = {task.id for engine in site.engines.values() for task in engine.client.containers.list()}
     await asyncio.to_thread(site.deploy, "e2e-next")
@@ -452,12 +460,12 @@ async def play(folder: Path, arguments: argparse.Namespace) -> bool:
         "kill": (f"a node by SIGKILL; {gone}", killed),
         "cut": (f"a node without network for {CUT_OFF_S:g} s; {gone}", cut_off),
         "upgrade": (
-            f"every image replaced; 0 failed of >= {arguments.requests} at {arguments.rate:g}/s",
+            f"every image replaced; 0 failed of >= {arguments.requests} at {arguments.upgrade_rate:g}/s",
             lambda site, load: upgraded(site, load, arguments.requests),
         ),
         "write log": ("no two leaders under one epoch", one_leader),
     }
-    site = Cluster(folder, arguments.rate)
+    site = Cluster(folder, arguments.rate, arguments.upgrade_rate)
     try:
         load, seen = await start(site, arguments.images)
         say("start", "every node answers", seen)
@@ -484,7 +492,8 @@ async def play(folder: Path, arguments: argparse.Namespace) -> bool:
 def main() -> int:
     """Build the images, and play it in a network namespace of its own."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rate", type=float, default=200.0)
+    parser.add_argument("--rate", type=float, default=100.0)
+    parser.add_argument("--upgrade-rate", type=float, default=200.0)
     parser.add_argument("--requests", type=int, default=30_000)
     parser.add_argument("--events", nargs="*", help="only these: controller, drain, kill, cut, upgrade, 'write log'")
     return play_on_engines("cluster", parser, play)

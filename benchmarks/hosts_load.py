@@ -2,7 +2,8 @@
 With certificates it is mutual TLS, without any clear text.
 
 `python -m benchmarks.hosts_load --target HOST:PORT --rate 100 [--ca, --certificate, --key, --token-file]` sends until
-SIGTERM, never again what failed, and prints a JSON line of sums twice a second and one at its end.
+SIGTERM, never again what failed, and prints a JSON line of sums twice a second and one at its end. From SIGUSR1 on it
+sends at --rate-later.
 """
 
 import argparse
@@ -92,17 +93,18 @@ class Clients:
 
 async def send(arguments: argparse.Namespace) -> None:
     """Send at the rate until SIGTERM; a request leaves at its time whatever happened to those before it."""
-    stop = asyncio.Event()
+    stop, later = asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, later.set)
     clients = Clients(arguments)
     began_s, told = CLOCK.monotonic_s(), 0
     async with asyncio.TaskGroup() as requests:
-        index = 0
+        index, due_s = 0, began_s
         while not stop.is_set():
-            due_s = began_s + index / arguments.rate
             await CLOCK.sleep(max(0.0, due_s - CLOCK.monotonic_s()))
             requests.create_task(clients.ask(index, due_s))
             index += 1
+            due_s += 1.0 / (arguments.rate_later if later.is_set() else arguments.rate)
             if (half := int(2 * (CLOCK.monotonic_s() - began_s))) > told:
                 told = half
                 clients.tell()
@@ -115,6 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", required=True)
     parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--rate-later", type=float, default=0.0)
     for name in ("--ca", "--certificate", "--key", "--token-file"):
         parser.add_argument(name, default="")
     parser.add_argument("--wait-for-ready", action="store_true", help="what was not sent waits for a connection")

@@ -1,7 +1,8 @@
 #!/bin/bash
 # A simulated node in one container: GPUs that are none and the real Tritons on them, and their power agent. Told to stop,
-# it has its work moved to other nodes first, so that an update of the stack fails no request; at its next start it is in
-# service again, but for what an operator drained.
+# it has its work moved to other nodes first, so that an update of the stack fails no request; what no plan has moved until
+# TREFOIL_DRAIN_S drains where it is, for 30 s at most. At its next start it is in service again, but for what an operator
+# drained.
 set -eu
 umask 027
 # One at a time: after a node was cut off, the Swarm starts a new one before it ends the one that ran on.
@@ -26,7 +27,7 @@ stop() {
     trap "" TERM
     in_service >$drained || echo "warning: the agent does not answer, so nothing is drained" >&2
     while read -r device; do ask drain "$device" --why "$why" --patience "$TREFOIL_DRAIN_S" >/dev/null; done <$drained
-    while read -r device; do ask drain "$device" --why "$why" --patience "$TREFOIL_DRAIN_S" --wait "$TREFOIL_DRAIN_S" >/dev/null; done <$drained
+    while read -r device; do ask drain "$device" --why "$why" --patience "$TREFOIL_DRAIN_S" --wait $((TREFOIL_DRAIN_S + 30)) >/dev/null; done <$drained
     touch /tmp/stopping
     kill -TERM "$agent" "$simulated"
     wait

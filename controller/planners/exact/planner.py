@@ -242,20 +242,20 @@ def _posed_problem(inputs: PlanningInput, constants: Mapping[str, float]) -> Pos
     """The program of a view and its aim.
 
     The floor comes before the margin of the demand, as in overload: a family whose budget needs more accuracy than
-    there is at its high quantile, which every breach of the SLO raises, is planned at its mean.
+    there is at its high quantile, which every breach of the SLO raises, is planned at the rate that a plan must carry.
     """
     posed = _posed(inputs, constants)
     lacking = {family: aim.target for family, aim in posed[-1].items() if aim.lacks}
     if not lacking:
         return posed
-    lean = replace(inputs, tasks=tuple(_at_mean(t) if t.family in lacking else t for t in inputs.tasks))
+    lean = replace(inputs, tasks=tuple(_without_margin(t) if t.family in lacking else t for t in inputs.tasks))
     leaner = _posed(lean, constants)
     gains = any(leaner[-1][family].target > target + TARGET_STEP for family, target in lacking.items())
     return leaner if gains else posed
 
 
-def _at_mean(task: Task) -> Task:
-    return replace(task, demand=replace(task.demand, rate_p90_per_s=task.mean_per_s))
+def _without_margin(task: Task) -> Task:
+    return replace(task, demand=replace(task.demand, rate_p90_per_s=task.demand.rate_per_s))
 
 
 def _posed(inputs: PlanningInput, constants: Mapping[str, float]) -> Posed:

@@ -137,6 +137,15 @@ def test_the_floor_of_a_window_comes_before_the_margin_of_the_demand():
     assert owing.capacity_per_s >= 52.0 - 1e-6
 
 
+def test_without_its_margin_a_demand_is_the_rate_that_plans_are_checked_by():
+    """Where load has grown, a mean over minutes is less than that: such a plan would be refused, and nothing move."""
+    served = BudgetState("digits", 1200.0, 900.0, 40_000, 40_000 * 0.968)
+    grown = Demand("digits", "", 52.0, 83.0, forecast=LoadForecast("digits", mean_per_s=15.0))
+    found = decide(view(budgets=[served], wanted=[objective(slo_ms=75.0, window_s=1200.0)], demand=[grown]))
+    assert not found.degraded
+    assert expected(found.plan).capacity_per_s >= 52.0 - 1e-6
+
+
 def test_the_margin_plans_above_the_floor():
     plan = decide(view(wanted=[objective(mode=INSTANT, params={"accuracy_margin": 0.004})])).plan
     assert expected(plan).accuracy >= 0.977 - 1e-6
