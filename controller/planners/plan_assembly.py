@@ -44,14 +44,14 @@ def plan_of(
     degraded: str = "",
     pull: bool = False,
     clocks: Mapping[str, int] | None = None,
-    lowest_clocks: Mapping[str, int] | None = None,
+    clock_ranges: Mapping[str, tuple[int, int]] | None = None,
     weights: Weights | None = None,
 ) -> Plan:
     """Plan without what the policy's row says of it (`apply_policy_parts`); revision and decision id are the shell's.
 
     `pull` is CLOVER's: every slice weighs the same, whatever `traffic` says: pulling makes the mix.
-    `clocks` [MHz] by device; the others run at their highest, unlocked. `lowest_clocks`: where a governor's choice
-    begins; not named: at the planned clock. `weights` of single slices go before `traffic`; a slice without any is no
+    `clocks` [MHz] by device; the others run at their highest, unlocked. `clock_ranges`: what a governor may choose
+    from; not named: the planned clock. `weights` of single slices go before `traffic`; a slice without any is no
     target: a router may give one of weight 0 requests all the same.
     """
     by_key = {c.key: c for c in columns}
@@ -62,7 +62,7 @@ def plan_of(
         policy=planner,
         planner=planner,
         objectives=tuple(t.objective for t in inputs.tasks),
-        nodes=_nodes(inputs, hosted, by_key, constants, lowest_clocks or {}),
+        nodes=_nodes(inputs, hosted, by_key, constants, clock_ranges or {}),
         routes=tuple(
             _route(tiers, task, targets.get(task.family, []), traffic, by_key, constants, pull, weights)
             for task in inputs.tasks
@@ -92,7 +92,7 @@ def _nodes(
     hosted: Mapping[str, Sequence[HostedSlice]],
     columns: Mapping[ClassKey, Column],
     constants: Mapping[str, float],
-    lowest_clocks: Mapping[str, int],
+    clock_ranges: Mapping[str, tuple[int, int]],
 ) -> tuple[NodePlan, ...]:
     planned: dict[str, list[PlannedDevice]] = {n.node: [] for n in inputs.view.fleet.nodes}
     for device in inputs.devices:
@@ -102,8 +102,8 @@ def _nodes(
         parts = tuple(_slice(inputs, device, together, columns, constants) for together in by_slice.values())
         target = DeviceState.AWAKE if parts else DeviceState.ASLEEP
         clock = device.clock_mhz if parts else 0
-        low = lowest_clocks.get(device.name, clock) if parts else 0
-        planned[device.node].append(PlannedDevice(device.name, target, parts, low, clock))
+        low, high = clock_ranges.get(device.name, (clock, clock)) if parts else (0, 0)
+        planned[device.node].append(PlannedDevice(device.name, target, parts, low, high))
     for node, device_name in inputs.lost:
         planned[node].append(PlannedDevice(device_name, DeviceState.ASLEEP, ()))
     return tuple(NodePlan(node=n, devices=tuple(d)) for n, d in sorted(planned.items()))

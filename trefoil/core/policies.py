@@ -58,7 +58,7 @@ POLICIES: Final[Mapping[str, Policy]] = {
             "exact",
             triggers=CARBON,
             governor="miad",
-            constants={"clocks": 1.0},
+            constants={"clocks": 2.0},
             settings={Kind.GOVERNOR: {"statistic": "p95", "slack": 0.0}},  # the planner fills slices up to the SLO
         ),
         Policy("clover", "clover", triggers=MEASURED, router="fifo"),

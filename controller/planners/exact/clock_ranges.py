@@ -1,4 +1,4 @@
-"""Clock ranges of a plan, for governors: from the clock that carries the mean demand to the one that carries its peaks.
+"""Clock ranges of a plan, for governors: from the clock that carries the mean demand to the planned one or the top.
 
 Data: a solution, whose clock of each device carries the high quantile of the demand within the SLO.
 Decision: per device the lowest clock at which the same slices carry the mean of what the solution gives them.

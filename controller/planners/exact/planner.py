@@ -67,7 +67,7 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "families_per_slice": 1.0,  # 2: two families may share a slice, where the law of interference allows it; or more
     "items_sd": 0.0,  # of the items of a request: what it adds to the scatter of service times
     "batches": 0.0,  # 1: Triton joins what waits to batches (dynamic_batching in config.pbtxt), and plans count on it
-    "clocks": 0.0,  # 1: clocks are planned too, as ranges for governors; 0: the highest
+    "clocks": 0.0,  # 0: the highest; 1: clocks are planned too; 2: for a governor, which may go up to the highest
 }
 TOLERANCE: Final = 0.25  # of the allowed misses: what a sample of the kernel's size can say
 BACK_OFF: Final = 0.95
@@ -132,7 +132,7 @@ class ExactPlanner:
         draft, degraded = None, ""
         if constants["demand_step"] > 1:
             coarse = replace(inputs, tasks=rounded_demand(inputs.tasks, constants["demand_step"]))
-            coarse, problem, fine, family_aims = _posed_problem(coarse, constants)
+            coarse, problem, fine, family_aims = _posed_problem(coarse, constants, _at_mean)
             for up in (True, False):  # at the top of what can be reached there is no higher target
                 aim = on_grid(problem, fine, up)
                 draft = self._draft(coarse, problem, aim, constants)
@@ -140,8 +140,12 @@ class ExactPlanner:
                     inputs = coarse
                     break
         if draft is None:
-            inputs, problem, aim, family_aims = _posed_problem(inputs, constants)
-            draft = self._draft(inputs, problem, aim, constants)
+            for lean in (_at_mean, _without_margin):
+                posed, problem, aim, family_aims = _posed_problem(inputs, constants, lean)
+                draft = self._draft(posed, problem, aim, constants)
+                if draft is None or all(_capacity_per_s(draft, t.family) >= t.demand.rate_per_s for t in inputs.tasks):
+                    break
+            inputs = posed
         if draft is None and (eased := joint_targets(inputs, problem, aim, family_aims, constants)):
             aim, family_aims = eased
             draft = self._draft(inputs, problem, aim, constants)
@@ -231,27 +235,40 @@ class ExactPlanner:
             draft.solution.gap,
             degraded,
             clocks=draft.clocks,
-            lowest_clocks=lowest_clocks(draft.problem, draft.solution, draft.clocks) if constants["clocks"] else None,
+            clock_ranges=_clock_ranges(draft, constants["clocks"]),
         )
+
+
+def _clock_ranges(draft: Draft, clocks: float) -> dict[str, tuple[int, int]] | None:
+    """What governors may choose from: what is planned is enough for the demand, the highest for what nobody foresaw."""
+    if not clocks:
+        return None
+    lowest = lowest_clocks(draft.problem, draft.solution, draft.clocks)
+    return {name: (low, draft.clocks.get(name, 0) if clocks == 1 else 0) for name, low in lowest.items()}
 
 
 Posed = tuple[PlanningInput, Problem, Aim, dict[str, FamilyAim]]
 
 
-def _posed_problem(inputs: PlanningInput, constants: Mapping[str, float]) -> Posed:
+def _posed_problem(inputs: PlanningInput, constants: Mapping[str, float], lean: Callable[[Task], Task]) -> Posed:
     """The program of a view and its aim.
 
     The floor comes before the margin of the demand, as in overload: a family whose budget needs more accuracy than
-    there is at its high quantile, which every breach of the SLO raises, is planned at the rate that a plan must carry.
+    there is at its high quantile, which every breach of the SLO raises, is planned by `lean`: at its mean, or without the
+    margin where that would not carry what plans are checked by.
     """
     posed = _posed(inputs, constants)
     lacking = {family: aim.target for family, aim in posed[-1].items() if aim.lacks}
     if not lacking:
         return posed
-    lean = replace(inputs, tasks=tuple(_without_margin(t) if t.family in lacking else t for t in inputs.tasks))
-    leaner = _posed(lean, constants)
+    tasks = tuple(lean(t) if t.family in lacking else t for t in inputs.tasks)
+    leaner = _posed(replace(inputs, tasks=tasks), constants)
     gains = any(leaner[-1][family].target > target + TARGET_STEP for family, target in lacking.items())
     return leaner if gains else posed
+
+
+def _at_mean(task: Task) -> Task:
+    return replace(task, demand=replace(task.demand, rate_p90_per_s=task.mean_per_s))
 
 
 def _without_margin(task: Task) -> Task:
@@ -322,17 +339,22 @@ def _score(draft: Draft, aim: Aim) -> float:
 def _expected(inputs: PlanningInput, draft: Draft, task: Task, constants: Mapping[str, float]) -> Expected:
     solution, mine = draft.solution, [c for c in draft.problem.columns if c.family == task.family]
     rate = task.mean_per_s
-    scaled = tuple(_slowed(c, draft.problem.scale.get(c.key, 1.0)) for c in mine)
     watts, weighed = family_power_w(draft.problem, solution, task)
     return Expected(
         grams_per_request=grams(weighed / rate, weights_of(inputs)[1], pue_of(inputs.view, task)),
         joules_per_request=watts / rate,
         latency_ms_p95=latency_ms_p95(solution, mine, task, constants),
         accuracy=solution.accuracy[task.family],
-        capacity_per_s=capacity_per_s(solution.traffic, solution.slices, scaled, task.family),
+        capacity_per_s=_capacity_per_s(draft, task.family),
         move_j=draft.moves.energy_j,
         move_s=draft.moves.longest_s,
     )
+
+
+def _capacity_per_s(draft: Draft, family: str) -> float:
+    mine = (c for c in draft.problem.columns if c.family == family)
+    scaled = tuple(_slowed(c, draft.problem.scale.get(c.key, 1.0)) for c in mine)
+    return capacity_per_s(draft.solution.traffic, draft.solution.slices, scaled, family)
 
 
 def _slowed(column: Column, scale: float) -> Column:
