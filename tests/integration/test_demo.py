@@ -70,13 +70,13 @@ def test_the_demo_reports_what_it_promises_and_leaves_nothing(tmp_path: Path) ->
     assert leftovers.all_of(tmp_path, offset) == leftovers.none()
 
     report = read_report(out / "report.json")
-    assert job.returncode == report.missed_floor("exact"), said  # in ten seconds that is chance
+    assert job.returncode == report.missed_floor("exact_miad"), said  # in ten seconds that is chance
     assert [one.seed for one in report.spread.seeds] == [report.seed]
     assert report.simulated
     assert report.triton_version == "2.51.0"
     assert report.carbon_speedup == pytest.approx(4 * 3600 / 5)
     assert report.pad_overrun_ratio is not None
-    assert set(report.runs) == {"base", "static_mix", "exact"}
+    assert set(report.runs) == {"base", "static_mix", "exact", "exact_miad"}
     assert len({run.requests for run in report.runs.values()}) == 1, "the same arrivals"
     for name, run in report.runs.items():
         assert run.requests > 100
@@ -106,9 +106,9 @@ def test_the_demo_reports_what_it_promises_and_leaves_nothing(tmp_path: Path) ->
         "SIMULATED",
         "SLO: 2 x",
         "fixed for all runs",
-        "saving of exact against base",
+        "saving of exact_miad against exact",
         "simulated, 1 seed",
-        "[exact",
+        "[exact_miad",
     ):
         assert part in said, part
 

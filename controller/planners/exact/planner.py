@@ -254,8 +254,8 @@ def _posed_problem(inputs: PlanningInput, constants: Mapping[str, float], lean: 
     """The program of a view and its aim.
 
     The floor comes before the margin of the demand, as in overload: a family whose budget needs more accuracy than
-    there is at its high quantile, which every breach of the SLO raises, is planned by `lean`: at its mean, or without the
-    margin where that would not carry what plans are checked by.
+    there is at its high quantile, which every breach of the SLO raises, is planned by `lean`: at its mean, or, where
+    that would not carry what plans are checked by, without the margin.
     """
     posed = _posed(inputs, constants)
     lacking = {family: aim.target for family, aim in posed[-1].items() if aim.lacks}

@@ -28,7 +28,7 @@ def demo(tmp_path: Path, text: str = "", **overrides: object) -> Scenario:
 def test_the_shipped_files_load() -> None:
     assert load_system(SHIPPED / "up.toml", System).policy == "exact"
     shipped = load_system(SHIPPED / "demo.toml", Scenario)
-    assert shipped.policies == ("base", "static_mix", "exact")
+    assert shipped.policies == ("base", "static_mix", "exact", "exact_miad")
     assert shipped.duration_s == pytest.approx(108.0)
     assert shipped.carbon.speedup == pytest.approx(24 * 3600 / 108)
     assert (shipped.availability.replicas_min, shipped.availability.spread_min) == (1, 1)
@@ -38,7 +38,7 @@ def test_the_shipped_files_load() -> None:
 def test_every_shipped_demo_loads_and_is_about_the_policy_that_it_is_named_after(path: Path) -> None:
     shipped = load_system(path, Scenario)
     assert shipped.name == path.stem
-    assert subject(shipped.policies) == (path.stem.removeprefix("demo").strip("-") or "exact")
+    assert subject(shipped.policies) == (path.stem.removeprefix("demo").strip("-") or "exact_miad")
     assert all(load.items_max <= 8 for load in shipped.loads.values()), "max_batch_size of digits"
 
 

@@ -22,6 +22,7 @@ RUN_TITLES: Final = {
     "base": "largest variant, one 7g slice per GPU",
     "static_mix": "best carbon-oblivious mix at the same mean accuracy",
     "exact": "carbon-aware planner, budget mode",
+    "exact_miad": "the same, and the GPUs' clocks: a governor moves them by each slice's p95",
     "co2opt": "smallest variant, finest slices",
     "clover": "configuration graphs, annealed by measuring on this system",
     "blover": "random configurations, measured on this system",

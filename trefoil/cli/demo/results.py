@@ -188,9 +188,9 @@ def _outcome(run: Summary) -> Outcome | None:
 
 
 def subject(names: Iterable[str]) -> str:
-    """Name of the run that a report is about: `exact` where it plays, else the policy that was named last."""
+    """Name of the run that a report is about: `exact_miad`, else `exact`, where it plays, else the one named last."""
     found = list(names)
-    return "exact" if "exact" in found else found[-1]
+    return next((name for name in ("exact_miad", "exact") if name in found), found[-1])
 
 
 def write_json(path: Path, values: Any) -> None:
