@@ -121,13 +121,15 @@ def profile_text(points: Sequence[ProfilePoint], provenance: Provenance, *, esti
     return text.getvalue()
 
 
-def write_profile(path: Path, folder: Path, text: str) -> int:
-    """Write a profile.csv, read it back as the system will, and count its rows. A file that is refused is not kept."""
+def write_profile(path: Path, folder: Path, text: str, variants: Sequence[str] = ()) -> int:
+    """Write a profile.csv, of all variants or these, read it back as the system will, and count its rows. A file that
+    is refused is not kept.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".draft")
     draft.write_text(text)
     try:
-        _, rows = load_family(folder, draft)
+        _, rows = load_family(folder, draft, variants)
     except CatalogError:
         draft.unlink()
         raise

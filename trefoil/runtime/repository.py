@@ -3,7 +3,7 @@
 import csv
 import datetime
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -91,8 +91,10 @@ COLUMNS: Final = tuple(name for name in _Row.model_fields if name != SENSITIVITY
 KEY_COLUMNS: Final = ("device_type", "slice_type", "variant", "stage", "batch", "clock_mhz", "cohosted")
 
 
-def load_family(folder: Path, profile: Path | None = None) -> tuple[Family, tuple[ProfileRow, ...]]:
-    """Load one family; `profile` replaces the folder's own profile.csv.
+def load_family(
+    folder: Path, profile: Path | None = None, variants: Sequence[str] = ()
+) -> tuple[Family, tuple[ProfileRow, ...]]:
+    """Load one family; `profile` replaces the folder's own profile.csv, and may be of these variants alone.
 
     Without either it has no rows: planners that measure on the running system can serve it, those that predict cannot.
 
@@ -111,7 +113,7 @@ def load_family(folder: Path, profile: Path | None = None) -> tuple[Family, tupl
     own = folder / PROFILE_FILE
     if profile is None and not own.exists():
         return family, ()
-    return family, _read_profile(profile or own, family)
+    return family, _read_profile(profile or own, family, variants)
 
 
 def family_folders(repository: Path = MODELS) -> dict[str, Path]:
@@ -203,7 +205,7 @@ def _read_family(path: Path) -> Family:
     return Family(read.name, read.metric, variants, classes, read.generative, read.sequence_batching, read.tokens_mean)
 
 
-def _read_profile(path: Path, family: Family) -> tuple[ProfileRow, ...]:
+def _read_profile(path: Path, family: Family, variants: Sequence[str] = ()) -> tuple[ProfileRow, ...]:
     lines = _read(path).splitlines()
     comments = [line[1:] for line in lines if line.startswith("#")]
     provenance = _provenance(path, comments)
@@ -226,7 +228,7 @@ def _read_profile(path: Path, family: Family) -> tuple[ProfileRow, ...]:
         rows.append(_row(f"{path} line {number}", family.name, known, header, cells, provenance))
     _assert_unique([tuple(getattr(row, name) for name in KEY_COLUMNS) for row in rows], "operating point", str(path))
     _assert_batches_grow(rows, str(path))
-    for variant in known:
+    for variant in variants or known:
         if not any(row.variant == variant for row in rows):
             raise errors.CatalogError(f"{path}: no row", field="variant", value=variant, remedy="profile this variant")
     return tuple(rows)

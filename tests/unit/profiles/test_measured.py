@@ -129,6 +129,13 @@ def test_the_file_is_read_back_with_its_provenance(tmp_path: Path) -> None:
     assert provenance.basis == Basis.MEASURED
 
 
+def test_some_variants_may_be_profiled_alone_and_the_rest_is_missed_when_the_file_is_used(tmp_path: Path) -> None:
+    out, text = tmp_path / "profile.csv", profile_text([POINT], ORIGIN, estimate_energy=False)
+    assert write_profile(out, FOLDER, text, [POINT.variant]) == 1
+    with pytest.raises(CatalogError, match="no row"):
+        load_family(FOLDER, out)
+
+
 def test_without_a_meter_joules_are_refused_or_called_modelled() -> None:
     points = every_variant(replace(POINT, energy_active_j=None))
     with pytest.raises(SettingError, match="--estimate-energy"):

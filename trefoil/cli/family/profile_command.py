@@ -86,7 +86,7 @@ def profile(
         if points:
             report.write_text(json.dumps([point_json(point) for point in points], indent=1) + "\n")
     text = profile_text(points, _provenance(machine, simulated), estimate_energy=estimate_energy)
-    count = write_profile(target, folder, text)
+    count = write_profile(target, folder, text, chosen)
     if as_json:
         print_json({"profile": str(target), "rows": count, "points": [point_json(point) for point in points]})
     else:
