@@ -86,7 +86,7 @@ class Running:
 
     async def start(self) -> None:
         fronts = (self.fronts.access, self.part, self.rest)
-        for part in (self.peer_part, self.loop, self.fronts.peers, self.prober, *fronts):
+        for part in (self.peer_part, self.loop, self.fronts.peers, self.prober, self.local.lengths, *fronts):
             await part.init()
             self._started.append(part)
             self._tasks.append(asyncio.create_task(part.run()))
