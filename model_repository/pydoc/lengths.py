@@ -10,7 +10,8 @@ Source: mu-Serve sections 3.3 and 4.3, A.2: an encoder, a head of two layers, cl
     percentile of the trained lengths; losses: squared or absolute distance of classes (ordinal), cross entropy of five
     classes or of two, squared or absolute error of the length; first all weights are trained, then the head alone.
 Deviations: MiniLM of six layers (its mean of tokens, as it was trained) for BERT-base (its CLS), two layers of 128 with
-    the same vocabulary for BERT-tiny, which starts from MiniLM's token vectors cut to their 128 main directions.
+    the same vocabulary for BERT-tiny, which starts from MiniLM's token vectors cut to their 128 main directions; the
+    small one's cache takes nothing below 0.98 (its scores in the card are at 0.8).
 Writes: lengths/ predictor.onnx (not committed: 90 MB), tokenizer.json, lengths.json (what it predicts and for whom),
     lengths/card.json (all scores, the confusion matrix), lengths-tiny/ the same of the small one.
 Graph: IDS and MASK int64 [B,T] -> EMBEDDED float32 [B,E] of length one, SCORE float32 [B].
@@ -53,6 +54,7 @@ BATCH = 32
 HEAD_WIDTH, TINY_WIDTH, TINY_LAYERS = 128, 128, 2
 RATE, TINY_RATE, HEAD_RATE, HEAD_EPOCHS = 5e-5, 5e-4, 1e-3, 30
 THRESHOLD = 0.8  # mu-Serve section 3.5: of the semantic cache
+USED = {"minilm": THRESHOLD, "tiny": 0.98}  # by encoder; below it what was like a prompt says less than the predictor
 LOSSES = ("ordinal_mse", "ordinal_l1", "classes", "binary", "regression_mse", "regression_l1")
 SHUFFLED = "shuffled labels"  # of ordinal_mse: a control
 
@@ -326,7 +328,12 @@ def write(net: Predictor, folder: Path, data: Data, tokenizer: Path, about: dict
     hashes = {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("predictor.onnx", "tokenizer.json")
     }
-    told = {"family": "pydoc", "borders": data.borders.tolist(), "tokens_max": TOKENS_MAX, "threshold": THRESHOLD}
+    told = {
+        "family": "pydoc",
+        "borders": data.borders.tolist(),
+        "tokens_max": TOKENS_MAX,
+        "threshold": USED[about["encoder"]],
+    }
     (folder / "lengths.json").write_text(json.dumps({**told, "sha256": hashes, **about}, indent=1) + "\n")
     small = folder / "int8.onnx"
     quant_pre_process(str(graph), str(folder / "ready.onnx"), skip_symbolic_shape=True)
