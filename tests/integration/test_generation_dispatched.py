@@ -295,10 +295,8 @@ def _footprint() -> tuple[int, int]:
 # --- shortest job first -----------------------------------------------------------------------------------------------
 
 ARRIVALS, RATE_PER_S = 300, 3.4
-ONCE, ITERATION_MS = (
-    2,
-    40.0,
-)  # streams at once, of one slice: an answer has 14.5 iterations, so 3.45 are served a second
+ONCE = 2  # streams at once, of one slice
+ITERATION_MS = 40.0  # an answer has 14.5 iterations, so 3.45 are served a second
 ITERATIONS = 13.376  # that the profile's time of an answer stands for: tokens_mean of family.toml and one
 
 

@@ -314,10 +314,15 @@ def _check_route(route: Route, hosted: Mapping[tuple[SliceKey, str, str, int], H
         raise PlanError("no live target for a stage", field=f"{here}.stage", value=sorted(missing))
 
 
+def carries(capacity_per_s: float, demand: Demand) -> bool:
+    """Whether a capacity is enough for a demand's rate."""
+    return capacity_per_s >= demand.rate_per_s * (1 - CAPACITY_TOLERANCE)
+
+
 def _check_capacity(plan: Plan, demand: Sequence[Demand]) -> None:
     for wanted in demand:
         expected = plan.expected.get(wanted.family)
-        if expected is not None and expected.capacity_per_s < wanted.rate_per_s * (1 - CAPACITY_TOLERANCE):
+        if expected is not None and not carries(expected.capacity_per_s, wanted):
             raise PlanError(
                 f"capacity {expected.capacity_per_s:.1f}/s is below the demand {wanted.rate_per_s:.1f}/s",
                 field=f"expected[{wanted.family}].capacity_per_s",

@@ -53,6 +53,7 @@ from trefoil.core.brains import Decision, PlanView
 from trefoil.core.device_types import RANGED_CORES_MAX
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Expected, Plan
+from trefoil.core.plan_check import carries
 from trefoil.core.queueing import ServerClass, ServiceTime, arrivals_s, serve_weighted
 from trefoil.core.units import grams
 
@@ -143,7 +144,9 @@ class ExactPlanner:
             for lean in (_at_mean, _without_margin):
                 posed, problem, aim, family_aims = _posed_problem(inputs, constants, lean)
                 draft = self._draft(posed, problem, aim, constants)
-                if draft is None or all(_capacity_per_s(draft, t.family) >= t.demand.rate_per_s for t in inputs.tasks):
+                if draft is None or posed is inputs:  # nothing, or the whole demand: there is nothing leaner to mend
+                    break
+                if all(carries(_capacity_per_s(draft, t.family), t.demand) for t in inputs.tasks):
                     break
             inputs = posed
         if draft is None and (eased := joint_targets(inputs, problem, aim, family_aims, constants)):

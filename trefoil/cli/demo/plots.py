@@ -49,13 +49,17 @@ matplotlib.rcParams.update(
 
 def run_colour(name: str) -> str:
     """Colour of a run, the same in every plot: its planner's if it is named like it, else one by its name."""
-    own = find(Kind.PLANNER, name, PLANNERS).colour if policy(name).planner == name else ""
-    return own or OTHER_COLOURS[sum(map(ord, name)) % len(OTHER_COLOURS)]
+    return _own(name, "colour") or OTHER_COLOURS[sum(map(ord, name)) % len(OTHER_COLOURS)]
 
 
 def run_label(name: str) -> str:
     """Label of a run in plots: its planner's if it is named like it, else its policy's name."""
-    return (find(Kind.PLANNER, name, PLANNERS).label if policy(name).planner == name else "") or name
+    return _own(name, "label") or name
+
+
+def _own(name: str, what: str) -> str:
+    """What the planner that a policy is named like has of its own; "" for other policies."""
+    return getattr(find(Kind.PLANNER, name, PLANNERS), what) if policy(name).planner == name else ""
 
 
 def plot_carbon_and_load(runs: Mapping[str, Series], speedup: float | None, time: str = WALL_TIME) -> str:
