@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import math
 import secrets
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ class TritonAccess:
             SettingError: they are missing where the node has TLS, cannot be used, or name another node.
         """
         self._state_dir, self._secret = settings.state_dir.absolute(), b""
+        self._reading = threading.Lock()  # slices that start together ask from threads of their own
         self.name = triton_name(settings.node)
         self.own = tls if tls is not None and tls.mutual else None
         """What the agent shows to its Tritons; None: they speak clear text."""
@@ -74,13 +76,13 @@ class TritonAccess:
         Raises:
             DiskUnavailable: the secret that it is made of can be neither read nor written.
         """
-        if not self._secret:
-            try:
-                self._secret = _secret_of(self._state_dir / SECRET)
-            except OSError as error:
-                raise DiskUnavailable(
-                    f"the key of Tritons can be neither read nor written ({error})", field="state_dir", remedy=REMEDY
-                ) from error
+        with self._reading:
+            if not self._secret:
+                try:
+                    self._secret = _secret_of(self._state_dir / SECRET)
+                except OSError as error:
+                    text = f"the key of Tritons can be neither read nor written ({error})"
+                    raise DiskUnavailable(text, field="state_dir", remedy=REMEDY) from error
         return hmac.new(self._secret, tag.encode(), hashlib.sha256).hexdigest()[:32]
 
     def files(self, name: str) -> TritonFiles | None:

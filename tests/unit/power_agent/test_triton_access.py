@@ -1,16 +1,21 @@
 """What an agent has of its Tritons: keys that survive it, and a certificate that is none of its own."""
 
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from power_agent.addresses import check_addresses
 from power_agent.settings import PowerAgentSettings
+from power_agent.triton import access as access_module
 from power_agent.triton.access import TritonAccess
 from tests.support.certificates import Authority
 from trefoil.core.errors import SettingError
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.files import replace_file
 from trefoil.runtime.security.tls import Tls
 
 
@@ -25,6 +30,20 @@ def test_a_key_is_one_starts_own_and_survives_the_agent(tmp_path: Path) -> None:
     assert access_of(PowerAgentSettings(state_dir=tmp_path / "one")).key("node0-gpu0-7g.40gb-0.g1") == key
     assert (tmp_path / "one" / "triton.key").stat().st_mode & 0o777 == 0o600
     assert one.files("any") is None
+
+
+def test_slices_that_start_together_have_keys_of_one_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is prepared in a thread of its own; the successor of this agent knows what is in the file alone."""
+
+    def slowly(path: Path, content: bytes, **how: Any) -> None:
+        time.sleep(0.02)
+        replace_file(path, content, **how)
+
+    monkeypatch.setattr(access_module, "replace_file", slowly)
+    settings, tags = PowerAgentSettings(state_dir=tmp_path), [f"slice{i}.g1" for i in range(8)]
+    with ThreadPoolExecutor(len(tags)) as threads:
+        keys = list(threads.map(access_of(settings).key, tags))
+    assert keys == [access_of(settings).key(tag) for tag in tags]
 
 
 OPEN = {"triton_listen": "0.0.0.0", "advertise_host": "192.0.2.1"}
