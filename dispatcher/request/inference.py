@@ -234,12 +234,10 @@ class Inference:
         ticket, pick = request.ticket, request.pick
         assert pick is not None
         variant, outcome = self._stage_done(request, version, usual)
-        objective = self._routing.table.objectives.get(request.family)
         self._load.answered(
             request.family, variant, pick.slice, ticket.slo_class, ticket.items, outcome.latency_ms,
             outcome.latency_ms - outcome.service_ms - request.served_ms,
-            ticket.slo_ms or (objective.slo_ms if objective is not None else 0.0), self._clock.now_s(),
-            ticket.tenant, request.served_ms,
+            ticket.slo_ms, self._clock.now_s(), ticket.tenant, request.served_ms,
         )  # fmt: skip
         if ticket.id % self._settings.log_every_requests == 0:
             self._log("request", request, "OK", outcome.latency_ms, variant)

@@ -8,7 +8,7 @@ floor(starts_at) + i. The rates that price answers are kept beside.
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,55 +24,12 @@ OTHER: Final = "other"
 CLASS_WINDOWS: Final = 120
 """A class that no request of so many windows (a minute) had makes room for another one."""
 SECONDS_MAX: Final = 60
-SEEN_MAX: Final = 256
+UNCOUNTED_MAX: Final = 256
 NOTHING_SEEN: Final = build_histogram(())
 
 
-class Latencies:
-    """Latency histogram that is being filled. Many are put into their buckets at once: each alone would cost a request
-    more than its router does."""
-
-    __slots__ = ("_before", "_seen_ms")
-
-    def __init__(self) -> None:
-        self._before = NOTHING_SEEN
-        self._seen_ms: list[float] = []
-
-    def add(self, value_ms: float) -> None:
-        """Add one observation [ms]."""
-        seen_ms = self._seen_ms
-        seen_ms.append(value_ms)
-        if len(seen_ms) >= SEEN_MAX:
-            self.freeze()
-
-    def freeze(self) -> Histogram:
-        """Freeze what was seen so far into a `Histogram`."""
-        if self._seen_ms:
-            self._before = merge((self._before, build_histogram(self._seen_ms)))
-            self._seen_ms = []
-        return self._before
-
-
-@dataclass(slots=True)
-class _Cell:
-    arrived: int = 0
-    answered: int = 0
-    items: int = 0
-    within_slo: int = 0
-    in_flight_max: int = 0
-    tokens: int = 0
-    priced: int = 0  # of `answered`: the receipts are counted up to here
-    priced_items: int = 0
-    priced_tokens: int = 0
-    receipt_j: float = 0.0
-    receipts: int = 0
-    passed_items: int = 0
-    failed: Counter[str] = field(default_factory=Counter)
-    seconds: Counter[int] = field(default_factory=Counter)
-    latency: Latencies = field(default_factory=Latencies)
-    queue: Latencies = field(default_factory=Latencies)
-    service: Latencies = field(default_factory=Latencies)
-    passed: Latencies = field(default_factory=Latencies)
+_Answer = tuple[float, float, float, int, float]
+"""What it took in all, in the queue and on its last slice [ms]; its items; when it came [UTC s]."""
 
 
 @dataclass(slots=True)
@@ -91,6 +48,31 @@ class Totals:
     by_code: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass(slots=True)
+class _Cell:
+    arrived: int = 0
+    answered: int = 0
+    items: int = 0
+    within_slo: int = 0
+    in_flight_max: int = 0
+    tokens: int = 0
+    priced: int = 0  # of `answered`: the receipts are counted up to here
+    priced_items: int = 0
+    priced_tokens: int = 0
+    receipt_j: float = 0.0
+    receipts: int = 0
+    passed_items: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[int] = field(default_factory=Counter)
+    # Counted many at once (`_count`): one alone would cost a request more than its router does.
+    answers: list[_Answer] = field(default_factory=list)
+    stages: list[tuple[float, float]] = field(default_factory=list)  # [ms]: latency of the whole, time of the stage
+    latency: Histogram = NOTHING_SEEN
+    queue: Histogram = NOTHING_SEEN
+    service: Histogram = NOTHING_SEEN
+    passed: Histogram = NOTHING_SEEN
+
+
 CellKey = tuple[str, str, SliceKey | None, str, str]  # family, variant, slice, class, tenant
 
 
@@ -98,7 +80,7 @@ class LoadCounters:
     """Load of one worker: cells of the open window, and cumulative totals by family."""
 
     def __init__(self, dispatcher: str, worker: int, now_s: float, classes_max: int) -> None:
-        self.totals: dict[str, Totals] = {}
+        self._totals_by_family: dict[str, Totals] = {}
         self._dispatcher = dispatcher
         self._worker = worker
         self._classes_max = classes_max
@@ -106,6 +88,12 @@ class LoadCounters:
         self._starts_at_s = now_s
         self._seq = 0
         self._cells: dict[CellKey, _Cell] = {}
+
+    @property
+    def totals(self) -> Mapping[str, Totals]:
+        """Cumulative counters by family."""
+        self._count_all()
+        return self._totals_by_family
 
     def class_name(self, slo_class: str) -> str:
         """Name of a class as it is counted: at most classes_max of late are told apart, the rest is "other"."""
@@ -124,7 +112,8 @@ class LoadCounters:
         cell = self._cell((family, "", None, slo_class, tenant))
         cell.arrived += 1
         # Clamped: a wall clock that jumps in mid-window books to the first or last second rather than nowhere.
-        cell.seconds[min(max(int(now_s) - int(self._starts_at_s), 0), SECONDS_MAX - 1)] += 1
+        second = int(now_s) - int(self._starts_at_s)
+        cell.seconds[second if 0 <= second < SECONDS_MAX else SECONDS_MAX - 1 if second > 0 else 0] += 1
 
     def sent(
         self, family: str, variant: str, slice_: SliceKey, slo_class: str, in_flight: int, tenant: str = ""
@@ -140,23 +129,14 @@ class LoadCounters:
     ) -> None:  # fmt: skip
         """Count an answer. `slo_ms` 0 = the family has no objective: every answer is within it; `earlier_ms` is what
         the stages before its last took."""
-        service_ms = latency_ms - queue_ms
-        cell = self._cell((family, variant, slice_, slo_class, tenant))
-        cell.answered += 1
-        cell.items += items
+        key = (family, variant, slice_, slo_class, tenant)
+        cell = self._cell(key)
         if not slo_ms or latency_ms <= slo_ms:
             cell.within_slo += 1
-        cell.latency.add(latency_ms)
-        cell.queue.add(queue_ms)
-        cell.service.add(service_ms - earlier_ms)
-        totals = self._totals(family)
-        totals.answered += 1
-        totals.items += items
-        totals.answered_ns += int(latency_ms * 1e6)
-        totals.queue_ns += int(queue_ms * 1e6)
-        totals.service_ns += int(service_ms * 1e6)
-        totals.last_at_s = now_s
-        totals.by_variant[variant] += 1
+        answers = cell.answers
+        answers.append((latency_ms, queue_ms, latency_ms - queue_ms - earlier_ms, items, now_s))
+        if len(answers) >= UNCOUNTED_MAX:
+            self._count(key, cell)
 
     def token(self, family: str, variant: str, slice_: SliceKey, slo_class: str, tenant: str = "") -> None:
         """Count a token when it is answered, however its request ends."""
@@ -167,11 +147,13 @@ class LoadCounters:
         latency_ms: float, service_ms: float, receipt_j: float, tenant: str = "",
     ) -> None:  # fmt: skip
         """Count what an earlier stage of an answer took, and the latency of all; the answer counts at its last."""
-        cell = self._cell((family, variant, slice_, slo_class, tenant))
-        cell.passed.add(latency_ms)
+        key = (family, variant, slice_, slo_class, tenant)
+        cell = self._cell(key)
         cell.passed_items += items
-        cell.service.add(service_ms)
         cell.receipt_j += receipt_j
+        cell.stages.append((latency_ms, service_ms))
+        if len(cell.stages) >= UNCOUNTED_MAX:
+            self._count(key, cell)
 
     def failed(
         self, family: str, variant: str, slice_: SliceKey | None, slo_class: str, code: str, latency_ms: float,
@@ -189,6 +171,7 @@ class LoadCounters:
 
         The hot path prices nothing.
         """
+        self._count_all()
         for key, cell in self._cells.items():
             family, variant, slice_ = key[:3]
             answered, items = cell.answered - cell.priced, cell.items - cell.priced_items
@@ -203,6 +186,7 @@ class LoadCounters:
 
     def close_window(self, now_s: float, table: Revision) -> LoadWindow:
         """Close the window and begin the next one."""
+        self._count_all()
         cells, starts_at_s = self._cells, self._starts_at_s
         self._cells, self._starts_at_s = {}, now_s
         self._seq += 1
@@ -222,11 +206,36 @@ class LoadCounters:
             cell = self._cells[key] = _Cell()
         return cell
 
+    def _count_all(self) -> None:
+        for key, cell in self._cells.items():
+            self._count(key, cell)
+
+    def _count(self, key: CellKey, cell: _Cell) -> None:
+        """Put what ended since the last time into the cell's histograms and its family's totals."""
+        if cell.stages:
+            passed_ms, stage_ms = zip(*cell.stages, strict=True)
+            cell.stages.clear()
+            cell.passed, cell.service = _with(cell.passed, passed_ms), _with(cell.service, stage_ms)
+        if not cell.answers:
+            return
+        latency_ms, queue_ms, service_ms, items, at_s = zip(*cell.answers, strict=True)
+        cell.answers.clear()
+        cell.answered += len(items)
+        cell.items += sum(items)
+        cell.latency, cell.queue = _with(cell.latency, latency_ms), _with(cell.queue, queue_ms)
+        cell.service = _with(cell.service, service_ms)
+        totals = self._totals(key[0])
+        totals.answered += len(items)
+        totals.items += sum(items)
+        answered_ns, queue_ns = int(sum(latency_ms) * 1e6), int(sum(queue_ms) * 1e6)
+        totals.answered_ns += answered_ns
+        totals.queue_ns += queue_ns
+        totals.service_ns += answered_ns - queue_ns
+        totals.last_at_s = max(totals.last_at_s, at_s[-1])
+        totals.by_variant[key[1]] += len(items)
+
     def _totals(self, family: str) -> Totals:
-        totals = self.totals.get(family)
-        if totals is None:
-            totals = self.totals[family] = Totals()
-        return totals
+        return self._totals_by_family.setdefault(family, Totals())
 
 
 class Accounting:
@@ -251,6 +260,10 @@ class Accounting:
         return self.load.close_window(now_s, table)
 
 
+def _with(before: Histogram, more_ms: Sequence[float]) -> Histogram:
+    return merge((before, build_histogram(more_ms)))
+
+
 def _frozen(key: CellKey, cell: _Cell) -> LoadCell:
     family, variant, slice_, slo_class, tenant = key
     return LoadCell(
@@ -261,14 +274,14 @@ def _frozen(key: CellKey, cell: _Cell) -> LoadCell:
         items=cell.items,
         within_slo=cell.within_slo,
         tokens_out=cell.tokens,
-        latency=cell.latency.freeze(),
-        queue=cell.queue.freeze(),
-        service=cell.service.freeze(),
+        latency=cell.latency,
+        queue=cell.queue,
+        service=cell.service,
         sample_ratio=1.0,
         in_flight_max=cell.in_flight_max,
         receipt_j=cell.receipt_j,
         receipts=cell.receipts,
-        passed=cell.passed.freeze(),
+        passed=cell.passed,
         passed_items=cell.passed_items,
         arrived_per_s=tuple(cell.seconds[second] for second in range(max(cell.seconds, default=-1) + 1)),
     )
