@@ -21,6 +21,7 @@ from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core.trace_context import NO_TRACE, Trace
 from trefoil.core.brains import Pick, Ticket
+from trefoil.core.common import per_request
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable, brief
 
 _parse = pb.ModelInferRequest.FromString
@@ -43,7 +44,7 @@ ROUNDING_S: Final = 0.005
 ROUNDING_RATIO: Final = 0.01  # 1,491 ms are sent as 150 times 10 ms
 
 
-@dataclass(frozen=True, slots=True)
+@per_request(frozen=True, slots=True)
 class Caller:
     """Caller of a request. `deadline_s` is on the monotonic clock, None = it waits for ever. `hops`: how often other
     workers have passed the request on. `trace` is metadata for its slice."""
@@ -139,7 +140,7 @@ class Admission:
             asked = request_parameters.extract(parameters)
             if len(parameters) != count:
                 payload = (message.SerializeToString(), *raw)
-        first_size = _check_tensors(message)
+        first_size = _check_tensors(message, parameters)
         if message.model_version:
             payload = (*payload, kserve_wire.CLEAR_VERSION)
         sequence_id, sequence_start, sequence_end = sequence
@@ -235,26 +236,26 @@ def parse_request(data: bytes, head_bytes_max: int) -> tuple[Any, tuple[memoryvi
         raise InvalidInput(f"these {len(data)} bytes are not a ModelInferRequest") from error
 
 
-def _check_tensors(message: Any) -> int:
+def _check_tensors(message: Any, parameters: Any) -> int:
     """Check what slices must never see: what no server counts rightly, and what they cannot reach. Returns the first
     size of the first input, 0 = it has none.
 
     Raises:
         InvalidInput: naming the field.
     """
-    inputs, outputs = message.inputs, message.outputs
-    if len(inputs) + len(outputs) + len(message.parameters) > FIELDS_MAX:
+    inputs, outputs = message.inputs[:], message.outputs[:]  # lists: protobuf's own end in an IndexError with a text
+    if len(inputs) + len(outputs) + len(parameters) > FIELDS_MAX:
         raise InvalidInput(f"the request has more than {FIELDS_MAX} tensors and parameters", remedy="send fewer")
     if len(message.id) > TEXT_CHARS_MAX:
         raise _too_long("id", message.id)
-    for name in message.parameters:
+    for name in parameters:
         if len(name) > TEXT_CHARS_MAX:
             raise _too_long("parameters", name)
     first: list[int] | None = None
     for tensor in inputs:
         if len(tensor.datatype) > TEXT_CHARS_MAX:
             raise _too_long("inputs.datatype", tensor.datatype)
-        sizes = tensor.shape[: DIMENSIONS_MAX + 1]  # a list: protobuf's own is ten times slower to go through
+        sizes = tensor.shape[: DIMENSIONS_MAX + 1]
         first = sizes if first is None else first
         if len(sizes) <= FEW and (not sizes or (max(sizes) <= SMALL_SIZE and min(sizes) >= -SMALL_SIZE)):
             continue
@@ -266,7 +267,7 @@ def _check_tensors(message: Any) -> int:
                 "is larger than any tensor", field="inputs.shape", value=sizes,
                 remedy=f"at most {DIMENSIONS_MAX} sizes, whose product is at most {ELEMENTS_MAX}",
             )  # fmt: skip
-    for tensor in (*inputs, *outputs):
+    for tensor in inputs + outputs:
         if len(tensor.name) > TEXT_CHARS_MAX:
             raise _too_long("name", tensor.name)
         if "shared_memory_region" in tensor.parameters:

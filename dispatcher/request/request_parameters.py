@@ -8,9 +8,9 @@ An unknown key is refused: a misspelt floor must not pass for a kept one.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any, Final
 
+from trefoil.core.common import per_request
 from trefoil.core.errors import InvalidInput
 
 PREFIX: Final = "trefoil_"
@@ -21,7 +21,7 @@ CLASS_CHARACTERS_MAX: Final = 64
 SLO_MS_MIN: Final = math.ulp(0.0)
 
 
-@dataclass(frozen=True, slots=True)
+@per_request(frozen=True, slots=True)
 class RequestParameters:
     """Parameters `trefoil_*` of one request. 0.0 and "" = not asked."""
 

@@ -206,10 +206,16 @@ class Routing:
 
     def slo_ms(self, family: str, parameters: RequestParameters) -> float:
         """Latency objective of a request: its own, its class's or its family's; 0 = none is known."""
-        models, objective = self.table.chains.get(family, ("",)), self.table.objectives.get(family)
-        route = self.table.routes.get(models[0])
-        of_class = route.class_slo_ms.get(parameters.slo_class, 0.0) if route is not None else 0.0
-        return parameters.slo_ms or of_class or (objective.slo_ms if objective is not None else 0.0)
+        if parameters.slo_ms:
+            return parameters.slo_ms
+        table = self.table
+        if parameters.slo_class:
+            route = table.routes.get(table.chains.get(family, ("",))[0])
+            of_class = route.class_slo_ms.get(parameters.slo_class, 0.0) if route is not None else 0.0
+            if of_class:
+                return of_class
+        objective = table.objectives.get(family)
+        return objective.slo_ms if objective is not None else 0.0
 
     def _queue_of(self, route: Route) -> AsyncFamilyQueue:
         """The queue of a family, or of the group that its router takes; it brings along what it had in another one."""

@@ -12,6 +12,7 @@ from numpy.random import Generator
 
 from trefoil.core.carbon import CarbonForecast, CarbonReading
 from trefoil.core.catalog import Catalog
+from trefoil.core.common import per_request
 from trefoil.core.cpus.use import CpuHistory, CpuUse
 from trefoil.core.demand import Demand, LoadForecast, Measured
 from trefoil.core.fleet import FleetState, SliceKey
@@ -93,7 +94,7 @@ class Measurement:
     violations: int
 
 
-@dataclass(frozen=True, slots=True)
+@per_request(frozen=True, slots=True)
 class Ticket:
     """Ticket of one request, as a router sees it: never its payload.
 
@@ -129,7 +130,7 @@ class Pick:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@per_request(frozen=True, slots=True)
 class Outcome:
     """Outcome of a picked request. `executed` is False when the slice certainly never ran it."""
 
