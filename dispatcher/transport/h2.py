@@ -7,6 +7,7 @@ ngh2 is young (0.3): what is used of it is held by tests/contract/test_ngh2.py.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, cast
@@ -17,8 +18,8 @@ NO_ERROR: Final = 0
 CANCEL: Final = 8
 
 Headers = Sequence[tuple[bytes, bytes]]
-WRITE_BYTES: Final = 256 * 1024  # in one piece: a larger one would be copied once more
-ALL_WRITTEN_BYTES: Final = WRITE_BYTES - 32 * 1024  # a piece ends early where the next frame would not fit in
+WRITE_BYTES: Final = 36 * 1024  # in one piece, two frames: ngh2 lengthens it by a frame at a time, and copies it
+ALL_WRITTEN_BYTES: Final = 4096  # in the last piece: any other ends where a whole frame of 16 KiB does not fit in
 READ_BYTES: Final = 256 * 1024
 FRAME_BYTES: Final = 1 << 20  # that a peer may send in one frame
 _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE, _MAX_HEADER_LIST_SIZE = 3, 4, 5, 6
@@ -82,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
                 max_send_header_block_length=max(65_536, limits.header_bytes_max),
             ),
         )
-        self._takers = {event: getattr(self, name) for event, name in self.EVENTS.items()}
+        self._takers = defaultdict(lambda: _ignore, {event: getattr(self, name) for event, name in self.EVENTS.items()})
         self._scheduled = False
         self._paused = False
         self._ping_answered: Callable[[], None] | None = None
@@ -117,9 +118,7 @@ class Connection(asyncio.BufferedProtocol):
             self._h2.receive_data(_read_buffer[:nbytes])
             takers = self._takers
             for event in self._h2.events():
-                taker = takers.get(type(event))
-                if taker is not None:
-                    taker(event)
+                takers[type(event)](event)
         except ngh2.NGH2Error as error:
             self.lost(f"its peer does not speak HTTP/2 as it should: {error}")
             return
@@ -202,13 +201,17 @@ class Connection(asyncio.BufferedProtocol):
                 self._h2.send_data(stream_id, part)
         self._h2.send_data(stream_id, parts[-1], end_stream=end_stream)
 
+    def acknowledge(self, stream_id: int, count: int) -> None:
+        """So many bytes of a stream have been taken where its event was: its peer may send as many more."""
+        try:
+            self._h2.acknowledge_received_data(count, stream_id)
+        except ngh2.ConnectionStateError:
+            return  # it is ending: no more is sent
+
     def taken(self, stream_id: int, count: int) -> None:
-        """So many bytes of a stream have been taken: its peer may send as many more."""
+        """The same, later."""
         if count and not self.closed:
-            try:
-                self._h2.acknowledge_received_data(count, stream_id)
-            except ngh2.ConnectionStateError:
-                return  # it is ending: no more is sent
+            self.acknowledge(stream_id, count)
             if self._h2.want_write:  # else the window is still wide
                 self.schedule()
 
@@ -280,6 +283,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_unsent(self) -> None:
         """Something waits for the peer to read, or did."""
+
+
+def _ignore(event: Any) -> None:
+    """What nobody asks about."""
 
 
 CLIENT: Final = ngh2.Role.CLIENT

@@ -31,8 +31,12 @@ class Client(Protocol):
     peer: str
     closed: bool
 
+    def acknowledge(self, stream_id: int, count: int) -> None:
+        """So many bytes of a stream have been taken where they came."""
+        ...
+
     def taken(self, stream_id: int, count: int) -> None:
-        """So many bytes of a stream have been taken."""
+        """The same, later."""
         ...
 
     def unsent_of(self, stream_id: int) -> int:
@@ -92,6 +96,8 @@ class ServerCall:
     left = False  # its client has gone
     trace: Trace = NO_TRACE
     expired = False
+    body: MessageReader | None = None  # of a unary call whose message did not come in one piece
+    held_bytes = 0
     _reader: MessageReader | None = None
     _waiter: asyncio.Future[None] | None = None
     _room: asyncio.Future[None] | None = None
@@ -101,7 +107,6 @@ class ServerCall:
     _trailers: Any = ()
     _silent = True  # no data has come
     _started = False  # whether response headers have gone
-    _held_bytes = 0
     _unread_bytes = 0
 
     def __init__(self, connection: Client, stream_id: int, headers: h2.Headers, handler: Any) -> None:
@@ -207,22 +212,22 @@ class ServerCall:
             FramingError: it is not what gRPC says.
         """
         connection, count, reader = self._connection, len(data), self._reader
-        self._held_bytes += count
+        self.held_bytes += count
         connection.held.bytes += count
-        self._silent = False
-        if reader is not None and not last and not self._handler.request_streaming and reader.more(data):
-            connection.taken(self.stream_id, count)
-            return
         if reader is None:
+            self._silent = False
             bytes_max = connection.bounds.message_bytes_max
-            if last and not self._handler.request_streaming:
+            streaming = self._handler.request_streaming
+            if last and not streaming:
                 sole = framing.sole_message(data, bytes_max)
                 if sole is not None:
                     self.ended = True
-                    connection.taken(self.stream_id, count)
+                    connection.acknowledge(self.stream_id, count)
                     self._start(sole)
                     return
             reader = self._reader = MessageReader(bytes_max)
+            if not streaming:
+                self.body = reader
         self._unread_bytes += count
         began = not reader.unfinished
         found = reader.feed(data)
@@ -283,8 +288,8 @@ class ServerCall:
 
     def forget(self) -> None:
         """Let go of what is held, and of what nobody will read: else its connection's window stays that much closed."""
-        self._connection.held.bytes -= self._held_bytes
-        self._held_bytes = 0
+        self._connection.held.bytes -= self.held_bytes
+        self.held_bytes = 0
         if self._unread_bytes:
             self._connection.taken(self.stream_id, self._unread_bytes)
             self._unread_bytes = 0
@@ -295,7 +300,8 @@ class ServerCall:
     # Its own way
 
     def _start(self, message: Message | None) -> None:
-        self.task = self._connection.loop.create_task(self._run(message))
+        # Not by the loop: it would number it, in a text, for nobody.
+        self.task = asyncio.Task(self._run(message), loop=self._connection.loop, name="call")
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -311,7 +317,7 @@ class ServerCall:
             self._hold(-count)
 
     def _hold(self, count: int) -> None:
-        self._held_bytes += count
+        self.held_bytes += count
         self._connection.held.bytes += count
 
     async def _inflated(self, message: framing.Compressed) -> bytes:

@@ -37,7 +37,7 @@ class _Call:
     stream_id = 0
     reader: MessageReader | None = None
     encoding = ""
-    told: h2.Headers = ()
+    trailers: Trailers = ()
     end: BaseException | None = None
     ended = False
     waiter: asyncio.Future[None] | None = None
@@ -92,6 +92,8 @@ class _ClientConnection(h2.Connection):
     def __init__(self) -> None:
         super().__init__(LIMITS, h2.Held())
         self.calls: dict[int, _Call] = {}
+        self._usual_head: Any = None  # headers and trailers that an answer had and that are looked at no more
+        self._usual_end: Any = None
         self.ready: asyncio.Future[None] = self.loop.create_future()
         self.gone: asyncio.Future[None] = self.loop.create_future()
         self.idle: asyncio.Future[None] = self.loop.create_future()  # gone, and nothing is under way
@@ -127,12 +129,12 @@ class _ClientConnection(h2.Connection):
 
     def on_response(self, event: Any) -> None:
         """Headers of an answer, or, where nothing follows, its end."""
-        call = self.calls.get(event.stream_id)
-        if call is None:
+        call, headers = self.calls.get(event.stream_id), event.headers
+        if call is None or (headers == self._usual_head and not event.end_stream):
             return
-        told = dict(event.headers)
+        told = dict(headers)
         if event.end_stream:
-            self._finish(call, event.headers)
+            self._finish(call, headers)
         elif told.get(b":status") != b"200":
             self._fail(call, *framing.status_of_http(told.get(b":status", b"")))
         elif not told.get(b"content-type", b"").startswith(b"application/grpc"):
@@ -141,6 +143,8 @@ class _ClientConnection(h2.Connection):
             encoding = told.get(b"grpc-encoding")
             if encoding:
                 call.encoding = encoding.decode("latin-1")
+            else:
+                self._usual_head = headers
 
     def on_data(self, event: Any) -> None:
         """A part of an answer."""
@@ -149,16 +153,16 @@ class _ClientConnection(h2.Connection):
         if call is None:
             self.taken(stream_id, len(data))
             return
-        call.unread_bytes += len(data)
         reader = call.reader
         if reader is None:
             if not call.streaming and (sole := framing.sole_message(data, -1)) is not None and not call.messages:
                 call.messages.append(sole)
-                self.take(call, call.unread_bytes)
+                self.acknowledge(stream_id, len(data))
                 if event.end_stream:
                     self._finish(call, ())
                 return
             reader = call.reader = MessageReader(-1)
+        call.unread_bytes += len(data)
         try:
             found = reader.feed(data)
         except FramingError as error:
@@ -226,15 +230,18 @@ class _ClientConnection(h2.Connection):
     def _finish(self, call: _Call, headers: h2.Headers) -> None:
         if not self.calls.pop(call.stream_id, None):
             return
-        code, details = framing.status_of_trailers(dict(headers))
+        code, details = ("OK", "") if headers == self._usual_end else framing.status_of_trailers(dict(headers))
         if code == "OK" and call.reader is not None and call.reader.unfinished:
             code, details = "INTERNAL", "the answer ended within a message"
         elif code == "OK" and not call.streaming and len(call.messages) != 1:
             code, details = "INTERNAL", f"{len(call.messages)} messages answer a unary call"
         if not self.closed and self._h2.queued_body_size(call.stream_id):
             self.reset(call.stream_id)  # answered before it was heard
-        call.told = tuple(headers)
-        call.finish(None if code == "OK" else _error(code, details, framing.decode_metadata(headers)))
+        if headers != self._usual_end:
+            call.trailers = framing.decode_metadata(headers)
+            if code == "OK" and not call.trailers:
+                self._usual_end = headers
+        call.finish(None if code == "OK" else _error(code, details, call.trailers))
         self.end_if_idle()
 
     def _fail(self, call: _Call, code: str, details: str) -> None:
@@ -312,7 +319,7 @@ class H2Channel:
             raise
         if call.end is not None:
             raise call.end
-        return call.decoded(call.messages[0]), framing.decode_metadata(call.told)
+        return call.decoded(call.messages[0]), call.trailers
 
     async def stream(
         self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = ()

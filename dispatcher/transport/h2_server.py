@@ -92,8 +92,19 @@ class ServerConnection(h2.Connection):
 
     def on_data(self, event: Any) -> None:
         """A part of a call has come."""
-        stream_id, data = event.stream_id, event.data
+        stream_id, data, held = event.stream_id, event.data, self.held
         call = self.calls.get(stream_id)
+        if (
+            call is not None
+            and call.body is not None
+            and held.bytes <= held.bytes_max
+            and not event.end_stream
+            and call.body.more(data)
+        ):
+            call.held_bytes += len(data)
+            held.bytes += len(data)
+            self.acknowledge(stream_id, len(data))
+            return
         if call is None:  # it was refused, and its client goes on
             self.taken(stream_id, len(data))
             if not event.end_stream:
@@ -106,7 +117,6 @@ class ServerConnection(h2.Connection):
                 if event.end_stream:
                     call.half_close()
                 return
-            held = self.held
             if held.bytes > held.bytes_max:
                 self.taken(stream_id, len(data))
                 raise FramingError("RESOURCE_EXHAUSTED", self.server.full())

@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote_to_bytes
 JOIN: Final = b"".join
 """Serializer of a message in parts; HTTP/2 sends them one after the other instead."""
 PREFIX: Final = struct.Struct(">BI")
+PREFIX_BYTES: Final = PREFIX.size
 ENCODINGS: Final = ("identity", "deflate", "gzip")
 ACCEPTED: Final = b"identity, deflate, gzip"
 TIMEOUT_DIGITS: Final = 8
@@ -79,11 +80,12 @@ def framed(parts: Sequence[bytes | memoryview]) -> tuple[bytes | memoryview, ...
 
 def sole_message(data: bytes, bytes_max: int) -> bytes | None:
     """The message that this is, if it is one, whole, uncompressed and within the bound; else None."""
-    if len(data) < PREFIX.size:
+    if len(data) < PREFIX_BYTES:
         return None
     flag, size = PREFIX.unpack_from(data)
-    whole = flag == 0 and size == len(data) - PREFIX.size and (size <= bytes_max or bytes_max < 0)
-    return data[PREFIX.size :] if whole else None
+    if flag or size != len(data) - PREFIX_BYTES or size > bytes_max >= 0:
+        return None
+    return data[PREFIX_BYTES:]
 
 
 class MessageReader:
