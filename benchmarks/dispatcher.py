@@ -161,8 +161,9 @@ async def cpu_round(bench: Bench, shape: Shape, body: Path, found: Mapping[str, 
         for peer in bench.peers:
             if peer.missing or (shape.knobs and not peer.name.startswith(OURS)):
                 continue  # Triton and plain proxies know no knobs
-            await h2load(peer.target, body, 50 if shape.name != "huge" else 8)
-            before = await executed(client, shape.model)
+            before, warm = await executed(client, shape.model), 50 if shape.name != "huge" else 8
+            await h2load(peer.target, body, warm)
+            before = await counted(client, shape.model, before + warm)
             count = requests * (PLAIN_TIMES if peer.name in ("nginx", "haproxy") else 1)
             cpu_s = peer.cpu_s()
             per_s = await h2load(peer.target, body, count)
