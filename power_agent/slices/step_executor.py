@@ -306,9 +306,9 @@ class StepExecutor:
         def on_counters(counters: tuple[VersionCounters, ...]) -> None:
             part.record_counters(counters, self._clock.now_s())
 
-        serving = {(hosted.family, hosted.stage): hosted for hosted in part.hosted}
+        serving = {hosted.model: hosted for hosted in part.hosted}
         for new in task.hosted:
-            old = serving.pop((new.family, new.stage), None)
+            old = serving.pop(new.model, None)
             if new == old:
                 continue
             try:

@@ -201,6 +201,14 @@ async def test_an_agent_hosts_the_stages_of_a_plan_on_two_gpus(tmp_path, images)
         np.testing.assert_allclose(given.sum(axis=1), 1.0, atol=1e-5)
         labels = np.load(MODELS / FAMILY / "heldout.npz")["labels"][:4]
         assert list(given.argmax(axis=1)) == list(labels)
+        # A stage and the whole of a family are two models: one comes, the other goes.
+        again = node_plan(2, PlannedSlice(parts[0].key, (whole(),), 2), parts[1])
+        await cluster.apply(again)
+        await cluster.settled(again)
+        target = (await cluster.slices())[parts[0].key].grpc_target
+        assert (await direct(target, whole(), "IMAGE", images[:4], "PROBABILITIES")).argmax(axis=1).tolist() == [
+            *labels
+        ]
 
 
 @pytest.mark.timeout(300)

@@ -53,6 +53,10 @@ class OperatorCost(NamedTuple):
     bytes: float
     shape: Sequence[int] = ()
     """Of its first output."""
+    type: str = ""
+    """Of its first output, as ONNX Runtime names types: float, int64."""
+    inputs: Sequence[tuple[str, Sequence[int]]] = ()
+    """Types and shapes of the inputs that are there, weights among them."""
 
 
 @dataclass(frozen=True, slots=True)

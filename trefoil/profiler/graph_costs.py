@@ -6,7 +6,7 @@ For each kernel of a pass of one item (of n by the entry `"": [n]`) ONNX Runtime
 out, so nothing is guessed: `macs` of convolutions, matrix products and recurrent layers, `written` elements of all
 outputs, `kernels` that are no mere change of shape, and the operators whose multiply-adds are not counted, with their
 number; and `operators`, each with its FLOPs (two a multiply-add, elsewhere one an element), the bytes that it reads
-and writes, and the shape of its first output.
+and writes, shape and type of its first output, and types and shapes of its inputs that are there.
 """
 
 import json
@@ -53,12 +53,15 @@ def operator_of(event: dict[str, Any]) -> dict[str, Any]:
     args = event["args"]
     name, operator = event["name"].removesuffix("_kernel_time"), args["op_name"]
     ins, outs = shapes_of(args["input_type_shape"]), shapes_of(args["output_type_shape"])
+    types = [next(iter(entry)) for entry in args["input_type_shape"]]
+    found = {"name": name, "operator": operator, "flops": 0, "bytes": 0, "shape": outs[0]}
+    found |= {"inputs": list(zip(types, ins, strict=True)), "type": next(iter(args["output_type_shape"][0]))}
     if operator in FREE:
-        return {"name": name, "operator": operator, "flops": 0, "bytes": 0, "shape": outs[0]}
+        return found
     elements = [sum(prod(shape) for shape in shapes) for shapes in (ins[:1], outs)]
     flops = 2 * macs_of(operator, ins, outs) or max(elements)
     moved = sum(int(args[size]) for size in ("activation_size", "parameter_size", "output_size"))
-    return {"name": name, "operator": operator, "flops": flops, "bytes": moved, "shape": outs[0]}
+    return found | {"flops": flops, "bytes": moved}
 
 
 def pass_of(path: str, given: dict[str, list[int]]) -> Any:

@@ -23,13 +23,15 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class NodePlace:
     """Place to measure at: a device of the node, a slice of it, the clock to hold (0: as it is), the instances of a
-    model there (0: as many as plans host, one for each core of CPUs)."""
+    model there (0: as many as plans host, one for each core of CPUs), and which of how many stages of it."""
 
     device: str
     kind: DeviceType
     slice_type: str
     clock_mhz: int
     instances: int = 0
+    stage: int = 0
+    stages: int = 1
 
     @property
     def key(self) -> SliceKey:
@@ -45,7 +47,7 @@ class NodePlace:
     def hosting(self, family: str, variant: Variant, max_batch: int) -> PlannedDevice:
         """The device as planned with this variant on this slice, and nothing else."""
         instances = self.instances or slice_servers(self.slice_type)
-        hosted = Hosted(family, variant.name, variant.version, 0, 1, instances, max_batch)
+        hosted = Hosted(family, variant.name, variant.version, self.stage, self.stages, instances, max_batch)
         clock_mhz = self.clock_mhz if self.kind.clock_lockable else 0
         part = PlannedSlice(self.key, (hosted,), CREDITS)
         return PlannedDevice(self.device, DeviceState.AWAKE, (part,), clock_mhz, clock_mhz)

@@ -1,4 +1,4 @@
-"""How much longer operators take at half the clock: mu-Serve's sensitivity scores, modelled by a roofline.
+"""How much longer operators take at half the clock: mu-Serve's sensitivity scores, measured or modelled by a roofline.
 
 Source: mu-Serve section 3.1: the increase of an operator's time, normalised, from the default to half the default
     clock, over the decrease of the clock, normalised too. So 0 is an operator that no clock touches and 2 one that
@@ -7,11 +7,13 @@ Data: FLOPs and bytes of each operator in a pass (graph_costs.py); of the board 
     cores an SM and memory bandwidth (assumed.py).
 Formulation: T(r) = max(LAUNCH_MS, flops / (2 cores f r), bytes / bandwidth) at the share r of the highest clock f.
     For the law T(f) = T0 (1 - s + s f0/f) an operator's s is half its score, and a model's is its operators', by time.
-Assumed: operators reach both ceilings, in FP32; none runs beside another; memory has a clock of its own, which stays.
+Measured: the times of operator_times.py, where a GPU's clock may be set.
+Assumed of what is modelled: operators reach both ceilings, in FP32; none runs beside another; memory has a clock of its
+    own, which stays.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from trefoil.core.device_types import NO_MIG
@@ -23,7 +25,7 @@ from trefoil.profiler.assumed import FP32_PER_SM, GB_PER_S, OperatorCost
 LAUNCH_MS: Final = 0.005  # of a kernel, from the CPU: an assumption, of the size that CUDA's launches are known for
 HALF: Final = 0.5
 INSENSITIVE: Final = 1.0  # scores below: mu-Serve section 4.4
-MODELLED: Final = "modelled: a roofline, nothing was measured"
+MODELLED: Final = "modelled by a roofline, not measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class Board:
 
 @dataclass(frozen=True, slots=True)
 class OperatorScore:
-    """Score of an operator, and the time that it takes at the highest clock; `source` says where both come from."""
+    """Score of an operator, and the time that it takes at the highest clock; `source` says where both come from, and
+    `samples` how many requests were answered for them."""
 
     name: str
     operator: str
@@ -55,6 +58,16 @@ class OperatorScore:
     source: str = MODELLED
     shape: tuple[int, ...] = ()
     """Of its first output, the items first."""
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTimes:
+    """Time of an operator at the higher and at the lower clock [ms], and how many requests were answered in all."""
+
+    full_ms: float
+    half_ms: float
+    samples: int
 
 
 def board_of(device: DeviceType) -> Board:
@@ -73,9 +86,9 @@ def board_of(device: DeviceType) -> Board:
     return Board(2.0 * FP32_PER_SM[name] * sms * 1e6 * max(device.clocks_mhz), GB_PER_S[name] * 1e9)
 
 
-def score(time_ms: float, half_ms: float) -> float:
-    """Normalised dLatency/dFrequency from the default to half the default clock."""
-    return (half_ms - time_ms) / time_ms / HALF if time_ms else 0.0
+def score(time_ms: float, half_ms: float, clock: float = HALF) -> float:
+    """Normalised dLatency/dFrequency from the default to a lower clock, a share of it: half."""
+    return (half_ms - time_ms) / time_ms / (1 - clock) if time_ms else 0.0
 
 
 def modelled_scores(operators: Iterable[OperatorCost], board: Board) -> list[OperatorScore]:
@@ -88,31 +101,23 @@ def modelled_scores(operators: Iterable[OperatorCost], board: Board) -> list[Ope
 
 
 def measured_scores(
-    operators: Sequence[OperatorScore],
-    time_ms: Callable[[str], float],
-    lock_mhz: Callable[[int], None],
-    unlock: Callable[[], None],
-    clock_mhz: int,
+    modelled: Iterable[OperatorScore],
+    times: Mapping[str, OperatorTimes],
+    whys: Mapping[str, str],
+    clock: float,
     source: str,
 ) -> list[OperatorScore]:
-    """Scores of operators timed one by one at a clock and at half of it; the clock is let go of whatever happens.
-
-    `time_ms` runs the operator of a name on the GPU until its time is known.
-    """
-    times: list[dict[str, float]] = []
-    try:
-        for mhz in (clock_mhz, clock_mhz // 2):
-            lock_mhz(mhz)
-            times.append({one.name: time_ms(one.name) for one in operators if one.time_ms})
-    finally:
-        unlock()
-    full, half = times
-    return [
-        OperatorScore(one.name, one.operator, one.flops, one.bytes, at, score(at, half[one.name]), source, one.shape)
-        if (at := full.get(one.name))
-        else one
-        for one in operators
-    ]
+    """Scores by times that were measured, of operators by name; others stay modelled and say why. `clock`: the lower
+    clock as a share of the higher one."""
+    found = []
+    for one in modelled:
+        if (took := times.get(one.name)) is not None:
+            scored = score(took.full_ms, took.half_ms, clock)
+            one = replace(one, time_ms=took.full_ms, score=scored, source=source, samples=took.samples)
+        elif one.name in whys:
+            one = replace(one, source=f"{MODELLED}: {whys[one.name]}")
+        found.append(one)
+    return found
 
 
 def s_of(scores: Sequence[OperatorScore]) -> float:

@@ -35,15 +35,15 @@ class GraphStage:
     """Of what goes out to the next stage, the items first; () of the last."""
 
 
-def named(path: Path, out: Path) -> Any:
+def named(path: Path, out: Path, field: str = "--stages") -> Any:
     """Read a graph, give a name to operators without one, and write it so, for scores to be known by.
 
     Raises:
-        SettingError: onnx is not installed.
+        SettingError: onnx is not installed, which `field` needs.
     """
     if importlib.util.find_spec("onnx") is None:
         raise SettingError(
-            "onnx is not installed", field="--stages", remedy="pip install 'trefoil[stages]', or leave out --stages"
+            "onnx is not installed", field=field, remedy=f"pip install 'trefoil[stages]', or leave out {field}"
         )
     import onnx
 
@@ -69,7 +69,7 @@ def graph_stages(
         InvalidInput: an operator has no score, or no cut fits the memory.
     """
     graph, by_name = model.graph, {one.name: one for one in scores}
-    nodes = _computing(graph)
+    nodes = computing(graph)
     names = [node.name for node in nodes]
     groups = [[name] for name in names]
     if threshold is not None:
@@ -110,7 +110,7 @@ def block_stages(model: Any, stages: int) -> list[GraphStage]:
     Raises:
         CatalogError: it has fewer blocks than stages, or no single tensor between two of them.
     """
-    graph, nodes = model.graph, _computing(model.graph)
+    graph, nodes = model.graph, computing(model.graph)
     firsts = _block_reads(nodes)
     if len(firsts) < stages:
         raise CatalogError(
@@ -162,7 +162,7 @@ def write_stages(model: Path, stages: Sequence[GraphStage], out: Path) -> list[P
     return paths
 
 
-def _computing(graph: Any) -> list[Any]:
+def computing(graph: Any) -> list[Any]:
     """Nodes that compute on what comes in; what weights alone say, each stage has for itself."""
     moving, found = {value.name for value in graph.input} - {one.name for one in graph.initializer}, []
     for node in graph.node:
@@ -202,9 +202,9 @@ def _weights_mib(graph: Any) -> dict[str, dict[str, float]]:
         return size
 
     found = {one.name: {one.name: mib(one)} for one in graph.initializer}
-    computing = {node.name for node in _computing(graph)}
+    moving = {node.name for node in computing(graph)}
     for node in graph.node:
-        if node.name not in computing:
+        if node.name not in moving:
             own = {node.name: sum(mib(attribute.t) for attribute in node.attribute if attribute.HasField("t"))}
             behind = {name: size for read in _reads(node) for name, size in found.get(read, {}).items()}
             found |= dict.fromkeys(node.output, own | behind)

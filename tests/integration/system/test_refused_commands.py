@@ -82,6 +82,14 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
     "node unlock": ("node0/gpu9",),
     "family load": ("digits node0/gpu0", "ghost node0/gpu0", "digits node0/gpu9"),
     "family unload": ("digits node0/gpu0", "ghost node0/gpu0", "digits node0/gpu9"),
+    "sensitivity": (
+        "{digits} --agent {agent}",  # it serves
+        "{digits} --agent {agent} --replace --device node0/gpu9",
+        "{digits} --agent {agent} --replace --slice 9g.99gb",
+        "{digits} --agent {agent} --replace --clock 7",
+        "{digits} --agent {agent} --replace --clock 210",  # no clock is half of it
+        "{ghost} --agent {agent} --replace --repository {tmp}",  # in no catalogue of those that run
+    ),
     "family assume": ("digits --repository {tmp}/models", "ghost --repository {tmp}/models"),
     "family import": ("{tmp}/nowhere --as own=a,b --slo-ms 50 --repository {tmp}/models",),
 }
@@ -94,7 +102,7 @@ READING = {
     *("forecast train", "forecast backtest"),
     *("carbon backtest", "simulate", "compare"),
     *("reproduce clover", "reproduce wattwiser", "reproduce carbondis", "reproduce infadapter"),
-    *("reproduce muserve", "reproduce muserve-scheduler", "sensitivity"),
+    *("reproduce muserve", "reproduce muserve-scheduler"),
     *("family list", "family check", "setup triton", "report", "deploy env"),
 }
 
@@ -162,6 +170,8 @@ def ways(system: RunningSystem, folder: Path) -> dict[str, str]:
         (ghost / file).write_text((ghost / file).read_text().replace('"digits"', '"ghost"'))
     return {
         "tmp": str(folder),
+        "digits": str(MODELS / "digits" / "1" / "model.onnx"),
+        "ghost": str(ghost / "1" / "model.onnx"),
         "offset": str(system.port_offset),
         "elsewhere": str(system.port_offset + 100),
         "agent": system.launch.addresses["power_agent"],

@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,15 @@ from trefoil.cli.main import app
 from trefoil.core.device_types import V100_32GB
 from trefoil.profiler.assumed import OperatorCost
 from trefoil.profiler.graph_costs import costs
-from trefoil.profiler.sensitivity import Board, board_of, measured_scores, modelled_scores, summary
+from trefoil.profiler.sensitivity import (
+    MODELLED,
+    Board,
+    OperatorTimes,
+    board_of,
+    measured_scores,
+    modelled_scores,
+    summary,
+)
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted([*ROOT.glob("model_repository/digits/*/model.onnx"), *ROOT.glob("controller/forecasters/*.onnx")])
@@ -62,24 +71,17 @@ def test_ceilings_are_those_of_the_board():
     assert board.bytes_per_s == pytest.approx(900e9)
 
 
-def test_measured_scores_lock_both_clocks_and_let_go_of_them_though_an_operator_fails():
-    modelled = modelled_scores([OperatorCost("a", "Gemm", 1e9, 1e6), OperatorCost("r", "Reshape", 0, 0)], BOARD)
-    locked: list[int] = []
-
-    def time_ms(name: str) -> float:
-        assert name == "a"
-        return 2.0 if locked[-1] == 1380 else 3.0
-
-    scores = measured_scores(modelled, time_ms, locked.append, lambda: locked.append(0), 1380, "measured here")
-    assert locked == [1380, 690, 0]
-    assert [(one.time_ms, one.score, one.source[:8]) for one in scores] == [(2.0, 1.0, "measured"), (0, 0, "modelled")]
-
-    def fails(_name: str) -> float:
-        raise RuntimeError("no kernel")
-
-    with pytest.raises(RuntimeError, match="no kernel"):
-        measured_scores(modelled, fails, locked.append, lambda: locked.append(0), 1380, "measured here")
-    assert locked[-2:] == [1380, 0]
+def test_measured_operators_have_their_own_times_and_others_say_why_they_are_modelled():
+    found = [OperatorCost("a", "Gemm", 1e9, 1e6), OperatorCost("b", "If", 1e6, 1e8), OperatorCost("r", "Reshape", 0, 0)]
+    modelled = modelled_scores(found, BOARD)
+    times, whys = {"a": OperatorTimes(2.0, 3.0, 60)}, {"b": "it has graphs of its own"}
+    scores = measured_scores(modelled, times, whys, 0.5, "measured here")
+    assert scores[0] == replace(modelled[0], time_ms=2.0, score=1.0, source="measured here", samples=60)
+    assert scores[1] == replace(modelled[1], source=f"{MODELLED}: it has graphs of its own")
+    assert scores[2] == modelled[2]
+    (third,) = measured_scores(modelled[:1], {"a": OperatorTimes(2.0, 5.0, 9)}, {}, 0.4, "")  # 2.5 times at 0.4
+    assert third.score == pytest.approx(2.5)
+    assert summary(scores)["s"] == pytest.approx(0.5 * (2.0 * 1.0 + 1.0 * 0.0) / 3.0)
 
 
 @pytest.mark.parametrize("model", SHIPPED, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -114,3 +116,17 @@ def test_what_cannot_be_scored_is_refused_in_a_line(runtime, tmp_path):
         assert words in result.output
         assert "Remedy: " in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_measured_is_refused_in_a_line(runtime, tmp_path):
+    """Whoever asks for measurements gets none that are not."""
+    digits, forecaster = (next(path for path in SHIPPED if name in path.parts) for name in ("digits", "forecasters"))
+    for arguments, words in (
+        ((digits,), "no power agent answers"),
+        ((forecaster,), "family.toml"),
+    ):
+        result = run(*arguments, "--agent", "127.0.0.1:1", "--out", tmp_path / "out")
+        assert result.exit_code == 2
+        assert words in result.output
+        assert "Remedy: " in result.output
+    assert not list((tmp_path / "out").glob("*.csv"))
