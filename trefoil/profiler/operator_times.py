@@ -157,13 +157,21 @@ class OperatorBench:
                     said = str(error)
                     whys |= dict.fromkeys(one.names, said)
                 say(f"{number + 1}/{len(operators)} {len(one.names)} x {one.cost.operator} {[*one.cost.shape]}: {said}")
-        finally:
-            async with AsyncExitStack() as undone:  # each of them, whatever the others meet
-                for folder in self._written:
-                    undone.callback(shutil.rmtree, folder)
-                undone.push_async_callback(self.node.empty)
-                undone.push_async_callback(self.held.release)
+        except BaseException:
+            try:
+                await self._undo()
+            except TrefoilError as error:  # of what is raised it is a consequence
+                say(f"something is left behind: {error}")
+            raise
+        await self._undo()
         return times, whys
+
+    async def _undo(self) -> None:
+        async with AsyncExitStack() as undone:  # each of them, whatever the others meet
+            for folder in self._written:
+                undone.callback(shutil.rmtree, folder)
+            undone.push_async_callback(self.node.empty)
+            undone.push_async_callback(self.held.release)
 
     async def _time(self, stage: int, one: RepeatedOperator, python: Path, *, first: bool) -> OperatorTimes:
         graph = self._write(stage, one)

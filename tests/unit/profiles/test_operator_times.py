@@ -109,6 +109,8 @@ class Bench:
 
     async def empty(self) -> None:
         self.emptied += 1
+        if self.agent.gone:
+            raise Unavailable("nobody empties it")
 
     def triton(self, _target: str, model: str, *_: Any) -> Any:
         return Triton(self, self.shares[int(model.partition("@")[2].partition("of")[0]) - 1])
@@ -280,15 +282,17 @@ def goes(agent: Agent) -> None:
         (is_taken, "its clock lease was lost while it was measured: an operator holds it now", 0),
         (is_stuck, "runs at 1200 MHz, not at 1410: software_power_cap", 1),
         (drifts, "is not honoured: hardware_thermal", 1),
-        (goes, "UNAVAILABLE: connection refused", 0),
+        (goes, "UNAVAILABLE: connection refused", 0),  # what is left is said beside it
     ],
 )
 async def test_a_clock_that_is_not_held_ends_it_in_one_line_and_nothing_stays(bench, relus, happens, words, released):
     bench.shares = [1.0] * 3
     bench.meanwhile = lambda: happens(bench.agent)
+    said: list[str] = []
     with pytest.raises(Unavailable, match=words):
-        await bench.bench().run(relus, Path(sys.executable), print)
+        await bench.bench().run(relus, Path(sys.executable), said.append)
     assert (bench.agent.released, bench.emptied) == (released, 1)
+    assert said == ["something is left behind: nobody empties it"] * (happens is goes)
     assert bench.agent.lease is None or happens in (is_taken, goes), "what is another's is left to it"
     assert not [path for path in bench.repository.iterdir() if "@" in path.name]
 
