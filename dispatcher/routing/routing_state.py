@@ -28,7 +28,7 @@ from dispatcher.transport.slices import SliceConnections
 from dispatcher.workers.core.membership import Membership, WorkerId
 from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.demand import SliceLoad, TableAck
-from trefoil.core.fleet import NodeStatus, SliceKey, family_of
+from trefoil.core.fleet import NodeStatus, SliceKey
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.runtime.clock import Clock
@@ -241,13 +241,14 @@ class Routing:
         return total
 
     def loads(self) -> tuple[SliceLoad, ...]:
-        """Loads of every family on every slice that is planned, ejected or still busy: what an acknowledgement says."""
+        """Loads of every family, or stage of one, on every slice that is planned, ejected or still busy: what an
+        acknowledgement says."""
         in_flight, ejected = Counter[tuple[SliceKey, str]](), self._ejections.reasons()
         for queue in self.each_queue:
             for (slice_, model), count in queue.in_flight_by_family().items():
-                in_flight[slice_, family_of(model)] += count
+                in_flight[slice_, model] += count
         sequences = {(slice_, f): n for f, queue in self.sequences.items() for slice_, n in queue.open_on.items()}
-        planned = {(target.slice, family_of(f)) for f, route in self.table.planned.items() for target in route.targets}
+        planned = {(target.slice, model) for model, route in self.table.planned.items() for target in route.targets}
         busy = {*planned, *in_flight, *sequences}
         alone = {(slice_, "") for slice_ in ejected.keys() - {slice_ for slice_, _ in busy}}
         return tuple(

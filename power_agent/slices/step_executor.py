@@ -327,7 +327,7 @@ class StepExecutor:
             part.record_counters(before, self._clock.now_s())
             part.hosted = tuple(new if hosted == old else hosted for hosted in part.hosted)
         for gone in serving.values():  # its neighbours serve on
-            await self._until_drained(part, gone.family)
+            await self._until_drained(part, gone.model)
             await triton.remove(gone, self._settings.swap_timeout_s)
         part.hosted = task.hosted
         self._journal.remember_slice(part.record())
@@ -356,14 +356,14 @@ class StepExecutor:
         await self._until_drained(part)
         part.drained = True
 
-    async def _until_drained(self, part: Slice, family: str = "") -> None:
-        """Wait until no request of a family, or of any, is on the slice or can still come; not for ever."""
+    async def _until_drained(self, part: Slice, model: str = "") -> None:
+        """Wait until no request of a model, or of any, is on the slice or can still come; not for ever."""
         deadline_s = self._clock.monotonic_s() + self._settings.drain_timeout_s
         revision = self._journal.state.plan.revision if self._journal.state.plan else Revision()
-        while waiting := await self._drain_blocker(part, revision, family):
+        while waiting := await self._drain_blocker(part, revision, model):
             if self._clock.monotonic_s() >= deadline_s:
-                self._log.warning("drain gave up", slice=part.key.name, family=family, waiting_for=waiting)
-                did = f"{family} unloaded" if family else "stopped"
+                self._log.warning("drain gave up", slice=part.key.name, model=model, waiting_for=waiting)
+                did = f"{model} unloaded" if model else "stopped"
                 part.why = f"{did} after {self._settings.drain_timeout_s:g} s although {waiting}"
                 break
             if part.why != waiting:
@@ -371,17 +371,17 @@ class StepExecutor:
                 part.on_move(part, part.state)
             await self._clock.sleep(self._settings.drain_poll_s)
 
-    async def _drain_blocker(self, part: Slice, revision: Revision, family: str) -> str:
+    async def _drain_blocker(self, part: Slice, revision: Revision, model: str) -> str:
         keys = self._state.keys
         try:
             live = await self.acks.read()
             published = await self._state.get(keys.plan(), Plan)
         except StateUnavailable as error:
             return f"no acknowledgement can be read: {error}"
-        required = required_table(part.key, revision, published, family)
-        routed = still_routed(part.key, published, family)
-        if family:  # its slice serves on: only routes can tell dispatchers to leave
-            waiting = f"{family} is routed here" if routed else drain_blocker(part.key, required, live, family=family)
+        required = required_table(part.key, revision, published, model)
+        routed = still_routed(part.key, published, model)
+        if model:  # its slice serves on: only routes can tell dispatchers to leave
+            waiting = f"{model} is routed here" if routed else drain_blocker(part.key, required, live, model=model)
             return waiting or self.acks.blind
         waiting = drain_blocker(part.key, required, live, part.published_s + NOTICE_S if routed else -math.inf)
         waiting = waiting or self.acks.blind

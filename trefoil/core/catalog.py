@@ -1,10 +1,13 @@
 """Catalogue of what can be served: families, their variants, and what each operating point costs."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
-from trefoil.core.common import Provenance
+from trefoil.core.common import IdentityKey, Provenance
 from trefoil.core.errors import NotFound, ProfileMissing
+from trefoil.core.fleet import Hosted, family_of, stage_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,54 @@ class Catalog:
             f"clock_mhz={clock_mhz} cohosted={cohosted} batch={batch} stage={stage}",
             remedy=f"profile this operating point and add it to model_repository/{family}/profile.csv",
         )
+
+
+def stages_of(catalog: Catalog, family: str, variant: str) -> int:
+    """Number of stages that a variant is profiled in, each a model of its own; 1: it is whole only."""
+    return _stages(IdentityKey(catalog.rows)).get((family, variant), 1)
+
+
+def by_model(catalog: Catalog) -> Catalog:
+    """The same catalogue with a family more for each stage of those that are split, called as its model in Triton is:
+    its variants need the memory, and have the rows, of that stage."""
+    return _by_model(IdentityKey(catalog.families), IdentityKey(catalog.rows))
+
+
+def memory_mib(catalog: Catalog, hosted: Hosted) -> int:
+    """Memory that what is hosted takes: of a stage that is profiled its own, else the variant's.
+
+    Raises:
+        NotFound: no such family or variant.
+    """
+    whole = catalog.family(hosted.family).variant(hosted.variant).memory_mib
+    if hosted.stages <= 1 or stages_of(catalog, hosted.family, hosted.variant) != hosted.stages:
+        return whole
+    return by_model(catalog).family(hosted.model).variant(hosted.variant).memory_mib
+
+
+@lru_cache(maxsize=16)
+def _stages(rows: IdentityKey[tuple[ProfileRow, ...]]) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for row in rows.value:
+        if row.stage:
+            found[row.family, row.variant] = max(row.stage, found.get((row.family, row.variant), 1))
+    return found
+
+
+@lru_cache(maxsize=16)
+def _by_model(families: IdentityKey[tuple[Family, ...]], rows: IdentityKey[tuple[ProfileRow, ...]]) -> Catalog:
+    stages, known = _stages(rows), {family.name: family for family in families.value}
+    own, more = defaultdict[str, dict[str, Variant]](dict), list[ProfileRow]()
+    for row in rows.value:
+        if row.stage and row.family in known:
+            model, variant = stage_model(row.family, row.stage - 1, stages[row.family, row.variant]), row.variant
+            before = own[model].get(variant) or replace(known[row.family].variant(variant), memory_mib=0)
+            own[model][variant] = replace(before, memory_mib=max(before.memory_mib, row.memory_mib))
+            more.append(replace(row, family=model, stage=0))
+    if not more:
+        return Catalog(families.value, rows.value)
+    split = (replace(known[family_of(m)], name=m, variants=tuple(each.values())) for m, each in own.items())
+    return Catalog((*families.value, *split), (*rows.value, *more))
 
 
 def profile_basis(rows: Iterable[ProfileRow], family: str) -> str:

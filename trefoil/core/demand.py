@@ -60,7 +60,7 @@ class LoadWindow:
 
 @dataclass(frozen=True, slots=True)
 class SliceLoad:
-    """Load of a worker in flight on a slice, of one of the families that it serves; "": nobody's."""
+    """Load of a worker in flight on a slice, of one of the families that it serves, or of a stage; "": nobody's."""
 
     slice: SliceKey = SliceKey()
     in_flight: int = 0

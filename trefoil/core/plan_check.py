@@ -18,7 +18,7 @@ from functools import cache, lru_cache
 from itertools import combinations, groupby
 from typing import Any, Final
 
-from trefoil.core.catalog import Catalog
+from trefoil.core.catalog import Catalog, memory_mib
 from trefoil.core.common import IdentityKey, Revision
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import cpu_quota, device_type, slice_type
@@ -281,7 +281,7 @@ def _check_slice(part: PlannedSlice, type_name: str, catalog: Catalog) -> None:
             raise PlanError(
                 f"{variant.name} is version {variant.version}", field="hosted.version", value=hosted.version
             )
-        need_mib += variant.memory_mib
+        need_mib += memory_mib(catalog, hosted)
     if need_mib > shape.memory_mib:
         raise PlanError(
             f"needs {need_mib} MiB, a {shape.name} has {shape.memory_mib}",

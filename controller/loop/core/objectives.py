@@ -109,7 +109,7 @@ def _reachable(objective: Objective, family: Family, catalog: Catalog) -> None:
             value=floor,
             remedy=f"at most {family.best.accuracy:g} ({family.best.name})",
         )
-    rows = [r for r in catalog.rows if r.family == family.name and r.batch == 1]
+    rows = [r for r in catalog.rows if r.family == family.name and r.batch == 1 and not r.stage]
     fastest = min(rows, key=lambda r: r.latency_ms_p50, default=None)
     if fastest is not None and fastest.latency_ms_p50 > objective.slo_ms:
         raise InvalidInput(

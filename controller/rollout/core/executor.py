@@ -335,5 +335,5 @@ def _same(before: NodePlan, devices: tuple[PlannedDevice, ...]) -> bool:
 
 
 def _serves(status: SliceStatus, part: PlannedSlice) -> bool:
-    now = sorted((h.family, h.variant, h.stage) for h in status.hosted)
-    return status.state == SliceState.READY and now == sorted((h.family, h.variant, h.stage) for h in part.hosted)
+    now = sorted((h.model, h.variant) for h in status.hosted)
+    return status.state == SliceState.READY and now == sorted((h.model, h.variant) for h in part.hosted)

@@ -2,15 +2,17 @@
 
 Data: the slices that serve, the target's shares, a capacity function. Decision: routes whose weights sum to 1.
 Formulation: the target's shares over the slices that serve already, if they overload no pool; else shares in proportion
-to capacity: a plan's accuracy may be missed for the seconds of a rollout, its SLO should not be.
+to capacity: a plan's accuracy may be missed for the seconds of a rollout, its SLO should not be. Of a family that is
+split shares are those of a stage; it is routed where all of its stages serve, else not at all.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from trefoil.core.catalog import Catalog
-from trefoil.core.fleet import SliceKey
+from trefoil.core.fleet import SliceKey, split_model, stage_model
 from trefoil.core.plan import Plan, PlannedSlice, Route, RouteTarget
 
 NEED_TOLERANCE: Final = 1e-9
@@ -20,7 +22,7 @@ NEED_TOLERANCE: Final = 1e-9
 class RolloutInputs:
     """Inputs of a rollout: what it has to respect, as functions so that it knows no profile.
 
-    `capacity(family, device, slice_type, variant, count)` is the rate of a pool of equal slices [1/s] within the SLO,
+    `capacity(model, device, slice_type, variant, count)` is the rate of a pool of equal slices [1/s] within the SLO,
     `sustained` the rate at which requests do not pile up;
     `swappable(old, new)` whether both fit the slice's memory at once; `faster(part, steps)` the same slice with faster
     variants that may serve for a moment, so many steps of accuracy below its own at most; `same_type(a, b)` whether two
@@ -47,40 +49,59 @@ def routed_capacity(
 
 
 def capacity_of(family: str, live: Iterable[PlannedSlice], inputs: RolloutInputs) -> float:
-    """Capacity of slices for a family, summed over pools of equal slices [1/s]."""
-    pools: dict[tuple[str, str], int] = {}
-    example: dict[tuple[str, str], str] = {}
+    """Capacity of slices for a family, summed over pools of equal slices [1/s]; split, that of its slowest stage."""
+    pools: dict[tuple[str, str, str], int] = {}
+    example: dict[tuple[str, str, str], str] = {}
+    models: dict[str, float] = {}
     for part in live:
         key = part.key
         for hosted in part.hosted:
             if hosted.family == family:
-                pool = key.slice_type, hosted.variant
+                pool = hosted.model, key.slice_type, hosted.variant
                 pools[pool] = pools.get(pool, 0) + 1
                 example[pool] = key.device
-    return sum([inputs.capacity(family, example[pool], pool[0], pool[1], n) for pool, n in sorted(pools.items())])
+    for (model, kind, variant), n in sorted(pools.items()):
+        models[model] = models.get(model, 0.0) + inputs.capacity(model, example[model, kind, variant], kind, variant, n)
+    ways = (_chain(family, stages) for stages in {split_model(model)[2] for model in models})
+    return max((min([models.get(model, 0.0) for model in way]) for way in ways), default=0.0)
+
+
+def _chain(family: str, stages: int) -> list[str]:
+    """Models of a family in so many stages."""
+    return [stage_model(family, stage, stages) for stage in range(stages)]
+
+
+def _split(route: Route, models: Collection[str]) -> int:
+    """Into how many stages a family is to be routed now: as its route wants it where all of them serve, else as they
+    do; 0: none of its ways is whole."""
+    wanted = 1 + max((t.stage for t in route.targets), default=0)
+    whole = {n for _, _, n in map(split_model, models) if set(_chain(route.family, n)) <= set(models)}
+    return wanted if wanted in whole else max(whole, default=0)
 
 
 def serving_routes(routes: tuple[Route, ...], ready: Mapping[SliceKey, PlannedSlice]) -> tuple[Route, ...]:
     """Routes without slices that do not serve, shares made whole again."""
     found = []
     for route in routes:
-        targets = tuple(t for t in route.targets if t.slice in ready and not t.draining)
-        total = sum(t.weight for t in targets)
-        if total > 0:
-            targets = tuple(replace(t, weight=t.weight / total) for t in targets)
-        else:
-            targets = tuple(replace(t, weight=1 / len(targets)) for t in targets)
+        live = tuple(t for t in route.targets if t.slice in ready and not t.draining)
+        stages = {t.stage for t in route.targets if not t.draining}
+        targets: tuple[RouteTarget, ...] = ()
+        for stage in sorted(stages) if stages == {t.stage for t in live} else ():
+            mine = tuple(t for t in live if t.stage == stage)
+            total = sum(t.weight for t in mine)
+            targets += tuple(replace(t, weight=t.weight / total if total > 0 else 1 / len(mine)) for t in mine)
         found.append(replace(route, targets=targets))
     return tuple(found)
 
 
 def with_draining_targets(route: Route, leaving: Mapping[SliceKey, PlannedSlice]) -> Route:
-    """Route with the slices that leave as draining targets of weight 0."""
+    """Route with the slices that leave as draining targets of weight 0; none that served it split in another way."""
+    stages = 1 + max((t.stage for t in route.targets), default=0)
     extra = tuple(
         RouteTarget(slice=key, variant=h.variant, stage=h.stage, weight=0.0, credits=part.credits, draining=True)
         for key, part in sorted(leaving.items())
         for h in part.hosted
-        if h.family == route.family
+        if h.family == route.family and ((h.stages or 1) == stages or not route.targets)
     )
     return replace(route, targets=route.targets + extra)
 
@@ -100,7 +121,9 @@ def interim_routes(
     routes, slow = [], slow or {}
     families = {route.family for route in target.routes}
     for route in (*target.routes, *(r for r in current_routes if r.family not in families)):
-        now = {k: p for k, p in ready.items() if _variant(p, route.family) and _variant(slow.get(k, p), route.family)}
+        stay = {k: _models(p, route.family) & _models(slow.get(k, p), route.family) for k, p in ready.items()}
+        stages = _split(route, set().union(*stay.values()))
+        now = {k: p for k, p in ready.items() if any(split_model(model)[2] == stages for model in stay[k])}
         later = {**now, **{k: p for k, p in slow.items() if k in now}}
         planned = {(t.slice, t.stage): t for t in route.targets}
         limits = _limits(route.family, later, inputs)
@@ -110,15 +133,16 @@ def interim_routes(
         weights = {k: largest.get(k, 0.0) for k in now}
         if not _carries(route.family, weights, limits, later, inputs):
             weights = dict(limits) if any(limits.values()) else dict.fromkeys(now, 1.0)
-        parts = [(key, h, p) for key, p in sorted(now.items()) for h in p.hosted if h.family == route.family]
-        total = {h.stage: 0.0 for _, h, _ in parts}
+        parts = [(key, h, p) for key, p in sorted(now.items()) for h in p.hosted if h.model in stay[key]]
+        parts = [part for part in parts if (part[1].stages or 1) == stages]
+        total, number = {h.stage: 0.0 for _, h, _ in parts}, Counter(h.stage for _, h, _ in parts)
         for key, h, _ in parts:
             total[h.stage] += weights[key]
         targets = tuple(
             _target(
                 planned.get((key, h.stage)) or RouteTarget(slice=key, stage=h.stage, credits=max(1, p.credits)),
                 h.variant,
-                weights[key] / total[h.stage] if total[h.stage] else 1 / len(parts),
+                weights[key] / total[h.stage] if total[h.stage] else 1 / number[h.stage],
             )
             for key, h, p in parts
         )
@@ -126,12 +150,14 @@ def interim_routes(
     return tuple(routes)
 
 
-def _variant(part: PlannedSlice, family: str) -> str | None:
-    """What a slice serves of a family; None: nothing."""
-    for hosted in part.hosted:
-        if hosted.family == family:
-            return hosted.variant
-    return None
+def _models(part: PlannedSlice, family: str) -> set[str]:
+    """What a slice serves of a family: itself, or stages of it."""
+    return {hosted.model for hosted in part.hosted if hosted.family == family}
+
+
+def _first(part: PlannedSlice, family: str) -> tuple[str, str]:
+    """Model and variant of what a slice serves of a family; of several stages the first."""
+    return next((hosted.model, hosted.variant) for hosted in part.hosted if hosted.family == family)
 
 
 def with_catalog_facts(routes: tuple[Route, ...], catalog: Catalog) -> tuple[Route, ...]:
@@ -159,12 +185,12 @@ def _target(planned: RouteTarget, variant: str, weight: float) -> RouteTarget:
 
 def _limits(family: str, parts: Mapping[SliceKey, PlannedSlice], inputs: RolloutInputs) -> dict[SliceKey, float]:
     """Each slice's part of its pool's capacity [1/s]."""
-    pools: dict[tuple[str, str], list[SliceKey]] = {}
+    pools: dict[tuple[str, str, str], list[SliceKey]] = {}
     for key, part in parts.items():
-        pools.setdefault((key.slice_type, _variant(part, family) or ""), []).append(key)
+        pools.setdefault((key.slice_type, *_first(part, family)), []).append(key)
     return {
-        key: inputs.capacity(family, keys[0].device, slice_type, variant, len(keys)) / len(keys)
-        for (slice_type, variant), keys in pools.items()
+        key: inputs.capacity(model, keys[0].device, slice_type, variant, len(keys)) / len(keys)
+        for (slice_type, model, variant), keys in pools.items()
         for key in keys
     }
 
@@ -177,14 +203,16 @@ def _carries(
     inputs: RolloutInputs,
 ) -> bool:
     """Whether these shares of the need overload no class."""
-    total = sum(weights.values())
-    if total <= 0:
-        return not weights
-    need = inputs.needs.get(family, 0.0)
-    load: dict[tuple[str, str], float] = {}
-    limit: dict[tuple[str, str], float] = {}
+    need, total = inputs.needs.get(family, 0.0), dict[str, float]()
+    load: dict[tuple[str, str, str], float] = {}
+    limit: dict[tuple[str, str, str], float] = {}
     for key, weight in weights.items():
-        pool = key.slice_type, _variant(parts[key], family) or ""
-        load[pool] = load.get(pool, 0.0) + need * weight / total
+        model = _first(parts[key], family)[0]
+        total[model] = total.get(model, 0.0) + weight
+    if any(whole <= 0 for whole in total.values()):
+        return False
+    for key, weight in weights.items():
+        pool = (key.slice_type, *_first(parts[key], family))
+        load[pool] = load.get(pool, 0.0) + need * weight / total[pool[1]]
         limit[pool] = limit.get(pool, 0.0) + limits[key]
     return all(load[pool] <= limit[pool] + NEED_TOLERANCE for pool in load)

@@ -12,8 +12,9 @@ Formulation: a hop leads to a waypoint in at most three steps:
 A hop is legal when every step of it routes at least min(need, capacity at first, capacity at last) of each family. If
 that is less than the need, because one of both cannot carry it within the SLO, the same holds of sustained rates. All
 units hop together if that is legal, else as many at a time as is legal (a unit: slices that go, with those that need
-their place); else a sleeping device carries the target of a device while that one is rebuilt (surge); else what runs
-first swaps to faster variants, the most accurate that make room; else HALTED.
+their place); else what comes on a slice is loaded beside what goes, as a family that is split serves whole or in stages
+and never in both; else a sleeping device carries the target of a device while that one is rebuilt (surge); else what
+runs first swaps to faster variants, the most accurate that make room; else HALTED.
 Deviations: none. Stateless: after a crash or a newer plan the steps are computed again from what stands then.
 """
 
@@ -151,14 +152,20 @@ def _same(a: PlannedSlice | None, b: PlannedSlice | None) -> bool:
     return a is b or (a is not None and b is not None and a.hosted == b.hosted) or _variants(a) == _variants(b)
 
 
-def _variants(part: PlannedSlice | None) -> tuple[tuple[str, str, int], ...]:
-    return tuple(sorted((h.family, h.variant, h.stage) for h in part.hosted)) if part else ()
+def _variants(part: PlannedSlice | None) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((h.model, h.variant) for h in part.hosted)) if part else ()
 
 
 def _gone(old: PlannedSlice, new: PlannedSlice) -> PlannedSlice:
-    """What a slice serves of families that it is to serve no longer."""
-    kept = {(h.family, h.stage) for h in new.hosted}
-    return replace(old, hosted=tuple(h for h in old.hosted if (h.family, h.stage) not in kept))
+    """What a slice serves of families, or stages of them, that it is to serve no longer."""
+    kept = {h.model for h in new.hosted}
+    return replace(old, hosted=tuple(h for h in old.hosted if h.model not in kept))
+
+
+def _staying(old: PlannedSlice, new: PlannedSlice) -> PlannedSlice:
+    """What a slice serves all the while that it is changed."""
+    before = {h.model for h in old.hosted}
+    return replace(new, hosted=tuple(h for h in new.hosted if h.model in before))
 
 
 def _waypoint_choices(
@@ -166,6 +173,8 @@ def _waypoint_choices(
 ) -> Iterator[tuple[str, list[Devices]]]:
     """Waypoints that end in the goal, cheapest first."""
     yield "in the fewest steps that keep the capacity", [goal]
+    if both := _beside(snapshot.devices, goal, inputs):
+        yield "what comes is loaded beside what goes", [both, goal]
     surges = list(_surges(snapshot, goal, moved, inputs))
     for helped, spare in surges:
         surged = {**snapshot.devices, spare.device: spare}
@@ -186,6 +195,24 @@ def _waypoint_choices(
                 f"faster variants, and a sleeping device carries {helped} while it is rebuilt",
                 [{**light_now, **helper}, {**light_goal, **helper}, goal],
             )
+
+
+def _beside(now: Devices, goal: Devices, inputs: RolloutInputs) -> Devices:
+    """What runs, and with it on its slices, where that fits, and on free places what comes; nothing if that is nothing
+    that another way has not."""
+    found, helps = dict[str, PlannedDevice](), False
+    for name, device in now.items():
+        before, parts = {part.key: part for part in device.slices}, list[PlannedSlice]()
+        for new in goal[name].slices:
+            old = before.get(new.key)
+            if old is None and not any(new.key.overlaps(key) for key in before):
+                parts.append(new)
+            elif old is not None and inputs.swappable(old, new):
+                stays = _gone(old, new).hosted
+                parts.append(replace(new, hosted=(*stays, *new.hosted)))
+                helps |= bool(stays and _gone(new, old).hosted)
+        found[name] = _merged(device, goal[name], frozenset(part.key for part in parts), parts)
+    return found if helps else {}
 
 
 def _surges(
@@ -392,7 +419,7 @@ class _PathBuilder:
         kept = {k: p for k, p in self._ready.items() if k in wanted and k not in rebuilt}
         shifted = {**kept, **started}
         goes = frozenset(k for k in (leaving | rebuilt) if k in self._ready)
-        slowed = {k: wanted[k] if k in slower else p for k, p in shifted.items()} if slower else shifted
+        slowed = {k: _staying(p, wanted[k]) if k in slower else p for k, p in shifted.items()} if slower else shifted
         if not self._enough(shifted, slowed, wanted):
             return None
         return _Change(wanted, started, shifted, leaving, goes, late, slower)

@@ -23,12 +23,12 @@ from controller.rollout.core.interim_routes import (
 )
 from controller.rollout.core.path import FleetSnapshot, RolloutPath, plan_path
 from trefoil.core.brains import PlanView
-from trefoil.core.catalog import Catalog, ProfileRow
+from trefoil.core.catalog import Catalog, ProfileRow, by_model, memory_mib
 from trefoil.core.common import IdentityKey
 from trefoil.core.cpus.rows import CpuRows
 from trefoil.core.device_types import CPUS, device_type, profile_type, slice_type
 from trefoil.core.errors import NotFound
-from trefoil.core.fleet import SERVING, DeviceState, DeviceStatus, FleetState, Hosted, SliceKey, SliceState
+from trefoil.core.fleet import SERVING, DeviceState, DeviceStatus, FleetState, Hosted, SliceKey, SliceState, family_of
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.queueing import rate_max
@@ -56,19 +56,20 @@ def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
     types = {d.device: d.type for node in view.fleet.nodes for d in node.devices}
     objectives = {o.family: o for o in view.objectives}
     demand = {d.family: d for d in view.demand}
-    rows, profiled = Rows(view.catalog.rows), _profiled(IdentityKey(view.catalog.rows))
+    rows, profiled = Rows(by_model(view.catalog).rows), _profiled(IdentityKey(view.catalog.rows))
 
-    def sustained(family: str, device: str, kind: str, variant: str, count: int) -> float:
+    def sustained(model: str, device: str, kind: str, variant: str, count: int) -> float:
+        family = family_of(model)
         if family not in profiled:
             return count * _compute_slices(types.get(device, ""), kind)
-        row = rows.get(types.get(device, ""), kind, family, variant)
+        row = rows.get(types.get(device, ""), kind, model, variant)
         return 0.0 if row is None or family not in objectives else SATURATION * row.throughput_per_s * count
 
     @lru_cache(maxsize=4096)
-    def capacity(family: str, device: str, kind: str, variant: str, count: int) -> float:
-        row = rows.get(types.get(device, ""), kind, family, variant)
+    def capacity(model: str, device: str, kind: str, variant: str, count: int) -> float:
+        family, row = family_of(model), rows.get(types.get(device, ""), kind, model, variant)
         if relaxed or row is None or family not in objectives:
-            return sustained(family, device, kind, variant, count)
+            return sustained(model, device, kind, variant, count)
         gap_scv = demand[family].gap_scv if family in demand else 1.0
         objective = objectives[family]
         return rate_max(row, objective.slo_ms, objective.slo_quantile, gap_scv, count)
@@ -120,6 +121,8 @@ def _rows(rows: IdentityKey[tuple[ProfileRow, ...]]) -> dict[tuple[str, str, str
 def _faster(view: PlanView, rows: Rows, kind: str, part: PlannedSlice, hosted: Hosted, steps: int) -> Hosted:
     """So many steps towards the fastest variant that fits and is not below the hard floor, each to a faster one."""
     objective = next((o for o in view.objectives if o.family == hosted.family), None)
+    if hosted.stages > 1:  # stages are of one variant
+        return hosted
     best, best_row = hosted, rows.get(kind, part.key.slice_type, hosted.family, hosted.variant)
     for variant in reversed(loadable_catalog(view.catalog, view.fleet).family(hosted.family).by_accuracy()):
         row = rows.get(kind, part.key.slice_type, hosted.family, variant.name)
@@ -137,11 +140,11 @@ def _fits(catalog: Catalog, types: dict[str, str], old: PlannedSlice, new: Plann
     if any(catalog.family(h.family).sequence for h in old.hosted if (h.family, h.variant) not in kept):
         return False
     try:
-        memory_mib = slice_type(device_type(types.get(old.key.device, "")), old.key.slice_type).memory_mib
+        shape = slice_type(device_type(types.get(old.key.device, "")), old.key.slice_type)
     except NotFound:
         return False
-    names = {(h.family, h.variant) for part in (old, new) for h in part.hosted}
-    return CONTEXT_MIB + sum(catalog.family(f).variant(v).memory_mib for f, v in names) <= memory_mib
+    both = {(h.model, h.variant): memory_mib(catalog, h) for part in (old, new) for h in part.hosted}
+    return CONTEXT_MIB + sum(both.values()) <= shape.memory_mib
 
 
 def fleet_snapshot(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple[Route, ...]) -> FleetSnapshot:

@@ -15,29 +15,34 @@ from typing import Final
 
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck
-from trefoil.core.fleet import SliceKey
+from trefoil.core.fleet import SliceKey, stage_model
 from trefoil.core.plan import Plan
 
 NOTICE_S: Final = 0.5  # a worker has read a published status by then; also covers clocks of hosts that differ a little
 
 
-def still_routed(key: SliceKey, published: Plan | None, family: str = "") -> bool:
-    """Whether the published routes send to the slice, of a family or of any."""
-    routes = [r for r in published.routes if family in ("", r.family)] if published else ()
-    return any(target.slice == key and not target.draining for route in routes for target in route.targets)
+def still_routed(key: SliceKey, published: Plan | None, model: str = "") -> bool:
+    """Whether the published routes send to the slice, of a model (a family, or a stage of one) or of any."""
+    for route in published.routes if published else ():
+        stages = 1 + max((target.stage for target in route.targets), default=0)
+        for target in route.targets:
+            named = model in ("", stage_model(route.family, target.stage, stages))
+            if named and target.slice == key and not target.draining:
+                return True
+    return False
 
 
-def required_table(key: SliceKey, node_revision: Revision, published: Plan | None, family: str = "") -> Revision:
-    """Oldest routing table by which nobody routes to the slice any more, of a family or of any."""
-    if published is None or published.revision >= node_revision or still_routed(key, published, family):
+def required_table(key: SliceKey, node_revision: Revision, published: Plan | None, model: str = "") -> Revision:
+    """Oldest routing table by which nobody routes to the slice any more, of a model or of any."""
+    if published is None or published.revision >= node_revision or still_routed(key, published, model):
         return node_revision
     return published.revision
 
 
 def drain_blocker(
-    key: SliceKey, required: Revision, acks: Sequence[TableAck], made_after_s: float = -math.inf, family: str = ""
+    key: SliceKey, required: Revision, acks: Sequence[TableAck], made_after_s: float = -math.inf, model: str = ""
 ) -> str:
-    """Reason why a slice is not drained yet, of a family or of any, by the acks of live workers; empty when it is.
+    """Reason why a slice is not drained yet, of a model or of any, by the acks of live workers; empty when it is.
 
     Acks made before `made_after_s` (UTC) do not show yet what matters; infinite: it has not been published at all.
     """
@@ -50,7 +55,7 @@ def drain_blocker(
         if ack.observed_at_s < made_after_s:
             return f"{worker} has not said since that it knows of the draining"
         for load in ack.slices:
-            if load.slice != key or (family and load.family not in ("", family)):
+            if load.slice != key or (model and load.family not in ("", model)):
                 continue
             if load.in_flight:
                 return f"{worker} has {load.in_flight} requests in flight"

@@ -10,7 +10,7 @@ from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck
 from trefoil.core.plan import Plan, Route, RouteTarget
 
-KEY = key("3g.20gb", 4)
+KEY, OTHER = key("3g.20gb", 4), key("3g.20gb", 0)
 NODE, OLDER, NEWER = Revision(1, 5), Revision(1, 4), Revision(1, 6)
 
 
@@ -59,12 +59,12 @@ def test_a_family_leaves_a_shared_slice_whatever_its_neighbours_have_there():
     plan = Plan(OLDER, routes=(Route("other", targets=(RouteTarget(KEY, "other-l", 0, 1.0, 2),)), Route("toy")))
     assert (still_routed(KEY, plan), still_routed(KEY, plan, "toy")) == (True, False)
     assert (required_table(KEY, NODE, plan), required_table(KEY, NODE, plan, "toy")) == (NODE, OLDER)
-    assert drain_blocker(KEY, NODE, (TableAck("d", 0, NODE, (theirs, mine)),), family="toy").endswith(
+    assert drain_blocker(KEY, NODE, (TableAck("d", 0, NODE, (theirs, mine)),), model="toy").endswith(
         "2 requests in flight"
     )
-    assert drain_blocker(KEY, NODE, (TableAck("d", 0, NODE, (theirs,)),), family="toy") == ""
+    assert drain_blocker(KEY, NODE, (TableAck("d", 0, NODE, (theirs,)),), model="toy") == ""
     assert drain_blocker(KEY, NODE, (TableAck("d", 0, NODE, (theirs,)),)).endswith("9 requests in flight")
-    assert "routes by table" in drain_blocker(KEY, NODE, (TableAck("d", 0, OLDER),), family="toy")
+    assert "routes by table" in drain_blocker(KEY, NODE, (TableAck("d", 0, OLDER),), model="toy")
 
 
 def test_while_it_is_routed_only_what_was_said_after_its_draining_counts():
@@ -74,3 +74,12 @@ def test_while_it_is_routed_only_what_was_said_after_its_draining_counts():
     assert drain_blocker(KEY, NODE, (late,), 101.0) == ""
     assert "in flight" in drain_blocker(KEY, NODE, (ack(in_flight=1, at_s=102.0),), 101.0)
     assert drain_blocker(KEY, NODE, (), 101.0) == "", "nobody lives who could send"
+
+
+def test_a_whole_model_leaves_a_slice_on_which_a_stage_of_it_is_served_from_now_on():
+    targets = (RouteTarget(KEY, "toy-l", 0, 1.0, 2), RouteTarget(OTHER, "toy-l", 1, 1.0, 2))
+    plan = Plan(OLDER, routes=(Route("toy", targets=targets),))
+    assert [still_routed(KEY, plan, model) for model in ("toy", "toy@1of2", "toy@2of2")] == [False, True, False]
+    acks = (TableAck("d", 0, NODE, (SliceLoad(KEY, 2, family="toy@1of2"),)),)
+    assert drain_blocker(KEY, NODE, acks, model="toy") == ""
+    assert drain_blocker(KEY, NODE, acks, model="toy@1of2").endswith("2 requests in flight")
