@@ -39,7 +39,7 @@ GAP_SCV_STEP: Final = 0.25  # a measured SCV is noisy: rounded, so that the plan
 
 class ClassKey(NamedTuple):
     """Key of slices that are alike. `clock_mhz` 0: the highest, not locked. `zone` empty: where the view's `carbon`
-    holds. `beside`: (family, variant) of the others on each of these slices.
+    holds. `beside`: (family, variant) of the others on each of these slices. `family`: of a stage its model's name.
     """
 
     family: str
@@ -73,7 +73,7 @@ class ClassKey(NamedTuple):
 def class_of(device: Device, running: HostedSlice) -> ClassKey:
     """Class of a slice that stands or is planned on a device."""
     shape, clock_mhz = running.key.slice_type, device.clock_mhz
-    return ClassKey(running.family, device.type.name, shape, running.variant, clock_mhz, device.zone, running.beside)
+    return ClassKey(running.model, device.type.name, shape, running.variant, clock_mhz, device.zone, running.beside)
 
 
 class Piece(NamedTuple):

@@ -52,7 +52,7 @@ def plan_of(
     `pull` is CLOVER's: every slice weighs the same, whatever `traffic` says: pulling makes the mix.
     `clocks` [MHz] by device; the others run at their highest, unlocked. `clock_ranges`: what a governor may choose
     from; not named: the planned clock. `weights` of single slices go before `traffic`; a slice without any is no
-    target: a router may give one of weight 0 requests all the same.
+    target: a router may give one of weight 0 requests all the same. Stages of a family count each by itself.
     """
     by_key = {c.key: c for c in columns}
     view, clocks = inputs.view, clocks or {}
@@ -123,7 +123,7 @@ def _slice(
         version = inputs.known.family(one.family).variant(one.variant).version
         batch = column.max_batch if column else max(1, math.ceil(task.demand.items_mean))
         servers = slice_servers(one.key.slice_type)  # a thread each
-        served.append(Hosted(one.family, one.variant, version, stage=0, stages=1, instances=servers, max_batch=batch))
+        served.append(Hosted(one.family, one.variant, version, one.stage, one.stages, servers, batch))
         credits += _credits(column, task, constants)
     return PlannedSlice(together[0].key, tuple(served), credits)
 
@@ -173,7 +173,9 @@ def _route(
     else:
         shares = {key: weight for key, weight in weights.get(task.family, {}).items() if weight > 0}
         targets = [(r, key) for r, key in targets if r.key in shares]
-    total = sum(shares[r.key] for r, _ in targets)
+    total = dict.fromkeys((r.stage for r, _ in targets), 0.0)
+    for r, _ in targets:
+        total[r.stage] += shares[r.key]
     digits = max(9, 7 + len(str(len(targets))))  # what rounding loses must not add up
     return Route(
         family=task.family,
@@ -181,12 +183,13 @@ def _route(
             RouteTarget(
                 slice=r.key,
                 variant=r.variant,
-                weight=round(shares[r.key] / total, digits),
+                stage=r.stage,
+                weight=round(shares[r.key] / total[r.stage], digits),
                 credits=_credits(columns.get(key), task, constants),
                 tier=tiers[r.key.device],
             )
-            for r, key in sorted(targets, key=lambda t: t[0].key)
-            if total > 0
+            for r, key in sorted(targets, key=lambda t: (t[0].key, t[0].stage))
+            if total[r.stage] > 0
         ),
         queue_requests_max=int(constant_for(task.objective, constants, "queue_requests_max")),
         queue_bytes_max=int(constant_for(task.objective, constants, "queue_bytes_max")),

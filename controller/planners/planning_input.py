@@ -15,7 +15,7 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import CPUS, DEVICE_TYPES, cpu_quota, device_type, profile_type
 from trefoil.core.errors import InvalidInput
-from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, SliceKey, SliceState, why_missing
+from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, SliceKey, SliceState, stage_model, why_missing
 from trefoil.core.objective import Objective
 
 STANDING = frozenset({SliceState.PENDING, SliceState.STARTING, SliceState.READY, SliceState.SWAPPING})
@@ -23,30 +23,38 @@ STANDING = frozenset({SliceState.PENDING, SliceState.STARTING, SliceState.READY,
 
 @dataclass(frozen=True, slots=True)
 class HostedSlice:
-    """Slice that stands and a family that it serves, or is about to. `beside`: (family, variant) of others on it."""
+    """Slice that stands and a family that it serves, or is about to. `beside`: (model, variant) of others on it.
+    `stage` of `stages`, from 0, of a family that is split."""
 
     key: SliceKey
     family: str
     variant: str
     beside: tuple[tuple[str, str], ...] = ()
+    stage: int = 0
+    stages: int = 1
+
+    @property
+    def model(self) -> str:
+        """Name of its model in Triton: the family's, or that of a stage."""
+        return stage_model(self.family, self.stage, self.stages)
 
     @property
     def leads(self) -> bool:
         """Whether it is the first in order of those that share the slice: the one by which slices are counted."""
-        return not self.beside or self.family < self.beside[0][0]
+        return not self.beside or self.model < self.beside[0][0]
 
 
 @lru_cache(maxsize=4096)  # of the same few devices, at every decision
 def sharing(parts: tuple[HostedSlice, ...]) -> tuple[HostedSlice, ...]:
     """The same with what stands beside each on its slice."""
-    on: dict[SliceKey, list[tuple[str, str]]] = {}
+    on: dict[SliceKey, list[HostedSlice]] = {}
     for part in parts:
-        on.setdefault(part.key, []).append((part.family, part.variant))
+        on.setdefault(part.key, []).append(part)
     if len(on) == len(parts):
         return parts
     return tuple(
-        HostedSlice(key, *one, tuple(sorted(other for other in together if other != one)))
-        for key, together in on.items()
+        replace(one, beside=tuple(sorted((other.model, other.variant) for other in together if other is not one)))
+        for together in on.values()
         for one in together
     )
 
@@ -195,7 +203,7 @@ def _running(status: DeviceStatus, planned: Mapping[SliceKey, object]) -> list[H
         if part.state not in STANDING:
             continue
         hosted = getattr(planned.get(part.key), "hosted", ()) or part.hosted
-        found += [HostedSlice(part.key, h.family, h.variant) for h in hosted]
+        found += [HostedSlice(part.key, h.family, h.variant, (), h.stage, h.stages or 1) for h in hosted]
     return list(sharing(tuple(found)))
 
 

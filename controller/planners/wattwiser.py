@@ -45,7 +45,7 @@ from controller.planners.planning_input import (
     read_view,
 )
 from trefoil.core.brains import Decision, PlanView
-from trefoil.core.catalog import ProfileRow
+from trefoil.core.catalog import ProfileRow, by_model
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import device_type
 from trefoil.core.errors import CatalogError, InvalidInput
@@ -109,34 +109,37 @@ class WattWiserPlanner:
             }
             split = ", ".join(f"{key.device} {share:.0%}" for key, share in weights[task.family].items())
             words.append(f"{task.family} {rate:.1f}/s on {split}" + (f" ({done})" if done else ""))
-        return self._decision(inputs, served, weights, constants, f"{self.name}: {'; '.join(words)}", next_s)
+        return decision_of(inputs, self.name, served, weights, constants, "; ".join(words), next_s)
 
     def _rule(self, constants: Mapping[str, float]) -> WeightRule:
         literal = constants.get("literal", 0.0) > 0 and self.rule is sharing_load_weights
         return literal_weights if literal else self.rule
 
-    def _decision(
-        self,
-        inputs: PlanningInput,
-        served: Mapping[str, Sequence[Gpu]],
-        weights: Mapping[str, Mapping[SliceKey, float]],
-        constants: Mapping[str, float],
-        why: str,
-        next_s: float,
-    ) -> Decision:
-        hosted = {device.name: list(device.running) if device.frozen else [] for device in inputs.devices}
-        columns: dict[ClassKey, Column] = {}
-        for each in served.values():
-            for gpu in each:
-                columns[gpu.column.key] = gpu.column
-                if not gpu.fixed:
-                    hosted[gpu.slice.key.device].append(gpu.slice)
-        expected, short = expectations(inputs, served, weights, hosted, constants)
-        plan = plan_of(
-            inputs, self.name, hosted, {}, tuple(columns.values()), constants, expected, why,
-            degraded="; ".join(short), weights=weights,
-        )  # fmt: skip
-        return Decision(plan, why, next_s, plan.degraded)
+
+def decision_of(
+    inputs: PlanningInput,
+    planner: str,
+    served: Mapping[str, Sequence[Gpu]],
+    weights: Mapping[str, Mapping[SliceKey, float]],
+    constants: Mapping[str, float],
+    said: str,
+    next_s: float,
+) -> Decision:
+    """Decision of what serves each family, and the weight of each slice."""
+    hosted = {device.name: list(device.running) if device.frozen else [] for device in inputs.devices}
+    columns: dict[ClassKey, Column] = {}
+    for each in served.values():
+        for gpu in each:
+            columns[gpu.column.key] = gpu.column
+            if not gpu.fixed:
+                hosted[gpu.slice.key.device].append(gpu.slice)
+    expected, short = expectations(inputs, served, weights, hosted, constants)
+    why = f"{planner}: {said}"
+    plan = plan_of(
+        inputs, planner, hosted, {}, tuple(columns.values()), constants, expected, why,
+        degraded="; ".join(short), weights=weights,
+    )  # fmt: skip
+    return Decision(plan, why, next_s, plan.degraded)
 
 
 def sharing_aware(constants: Mapping[str, float]) -> WattWiserPlanner:
@@ -178,7 +181,7 @@ def available(
             if standing is None:
                 continue
             one = standing
-        found.append(_gpu(inputs, task, device, one, allocation.sharing_factor[name], constants))
+        found.append(serving_gpu(inputs, task, device, one, allocation.sharing_factor[name], constants))
     if not found:
         raise InvalidInput(
             "none of its devices can be used now",
@@ -189,9 +192,14 @@ def available(
     return tuple(found)
 
 
-def _gpu(
+def serving_gpu(
     inputs: PlanningInput, task: Task, device: Device, one: HostedSlice, sharing: int, constants: Mapping[str, float]
 ) -> Gpu:
+    """GPU that serves a family, or a stage of it, with its operating point.
+
+    Raises:
+        InvalidInput: constants that no operating point has. CatalogError: it is not profiled there, or does not fit.
+    """
     ratio, given = (constant_for(task.objective, constants, name) for name in ("slo_over_p95", "model_max_rps"))
     if ratio <= 0 or given < 0:
         remedy = "a ratio above 0, and requests/s or 0: by the profile"
@@ -200,11 +208,11 @@ def _gpu(
         )
     limit_ms = task.objective.slo_ms / ratio
     kind, shape, items = device.type.name, one.key.slice_type, task.demand.items_mean
-    known = _operating_point(CatalogKey(inputs.known), kind, shape, one.family, one.variant, items, limit_ms)
+    known = _operating_point(CatalogKey(by_model(inputs.known)), kind, shape, one.model, one.variant, items, limit_ms)
     if known is None:
         raise CatalogError(
             f"no profile of {one.variant} on {shape} of {kind}, or it does not fit its memory",
-            field=f"family {one.family}",
+            field=f"family {one.model}",
             remedy="profile this class, or use another policy",
         )
     column, row = known
@@ -248,21 +256,23 @@ def expectations(
 ) -> tuple[dict[str, Expected], list[str]]:
     """Expectations from profiles, and what is not met. Requests share baseline power; the p95 is of a batch alone.
 
-    Capacity is what Algorithm .1 counts on, whatever the weights make of it.
+    Capacity is what Algorithm .1 counts on, whatever the weights make of it. Of a family that is split each stage has
+    its time and joules, and the slowest one the capacity.
     """
     awake_w = sum(d.type.idle_w for d in inputs.devices if hosted[d.name])
     baseline_j = awake_w / sum(task.demand.rate_per_s for task in inputs.tasks)
     expected, short = {}, []
     for task in inputs.tasks:
         parts = [(weights[task.family][gpu.slice.key], gpu) for gpu in served[task.family]]
-        items, capacity = task.demand.items_mean, sum(gpu.cap_rps for _, gpu in parts)
+        items, stages = task.demand.items_mean, sorted({gpu.slice.stage for _, gpu in parts})
+        capacity = min(sum(gpu.cap_rps for _, gpu in parts if gpu.slice.stage == n) for n in stages)
         joules = baseline_j + sum(w * items * g.row.energy_active_j_per_batch / g.row.batch for w, g in parts)
-        latency_ms = max(gpu.row.latency_ms_p95 for _, gpu in parts)
+        latency_ms = sum(max(g.row.latency_ms_p95 for _, g in parts if g.slice.stage == n) for n in stages)
         expected[task.family] = Expected(
             grams_per_request=grams(joules, inputs.view.carbon.intensity_g_per_kwh, pue_of(inputs.view, task)),
             joules_per_request=joules,
             latency_ms_p95=latency_ms + constant_for(task.objective, constants, "overhead_ms"),
-            accuracy=sum(weight * gpu.column.accuracy for weight, gpu in parts),
+            accuracy=sum(weight * gpu.column.accuracy for weight, gpu in parts) / len(stages),
             capacity_per_s=capacity,
         )
         if latency_ms * constant_for(task.objective, constants, "slo_over_p95") > task.objective.slo_ms:

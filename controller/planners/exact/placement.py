@@ -25,7 +25,7 @@ from controller.planners.exact.model import Group, Problem, Solution, wake_j
 from controller.planners.planning_input import Device, HostedSlice, sharing
 from trefoil.core.common import IdentityKey
 from trefoil.core.device_types import Placement, placements, slice_type
-from trefoil.core.fleet import Configuration, DeviceType, SliceKey
+from trefoil.core.fleet import Configuration, DeviceType, SliceKey, split_model
 
 MILLI = 1000  # joules become integers: min-cost flow is exact on integers only
 SLEEP = Configuration("", ())
@@ -86,7 +86,8 @@ def place_clocked(problem: Problem, solution: Solution) -> tuple[dict[str, tuple
 def _everyone(leading: Sequence[HostedSlice]) -> Iterator[HostedSlice]:
     """Every family of slices of which one is named."""
     for one in leading:
-        yield from sharing(tuple(HostedSlice(one.key, *each) for each in ((one.family, one.variant), *one.beside)))
+        models = ((split_model(model), variant) for model, variant in ((one.model, one.variant), *one.beside))
+        yield from sharing(tuple(HostedSlice(one.key, f, variant, (), *stage) for (f, *stage), variant in models))
 
 
 class Layout(NamedTuple):
@@ -196,7 +197,7 @@ def _host(slots: Sequence[_Slot], left: dict[ClassKey, int], hosted: dict[str, l
         mine = runs.get(slot.key)
         if mine is not None:
             kind, zone, clock, shape = slot.kind
-            wanted = ClassKey(mine.family, kind, shape, mine.variant, clock, zone, mine.beside)
+            wanted = ClassKey(mine.model, kind, shape, mine.variant, clock, zone, mine.beside)
             if left.get(wanted, 0) > 0:
                 left[wanted] -= 1
                 hosted[slot.device.name].append(mine)
@@ -272,10 +273,10 @@ def moves(problem: Problem, hosted: Mapping[str, tuple[HostedSlice, ...]]) -> Mo
     energy, weighed, longest = 0.0, 0.0, 0.0
     for device in problem.devices:
         target = hosted.get(device.name, ())
-        before, slices = {(r.key, r.family): r.variant for r in device.running}, {r.key for r in device.running}
+        before, slices = {(r.key, r.model): r.variant for r in device.running}, {r.key for r in device.running}
         changed, already = 0.0, energy
         for part in target:
-            if before.get((part.key, part.family)) == part.variant:
+            if before.get((part.key, part.model)) == part.variant:
                 continue
             column = columns[class_of(device, part).model]
             loads += 1

@@ -39,26 +39,44 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Model as a row of units, and its SLO."""
+    """Model as a row of units, and its SLO. `cut`: the units are stages that were made already, so that it runs in all
+    of them or, where `whole` is known, in one piece.
+    """
 
     name: str
     units: tuple[Unit, ...]
     slo_s: float
+    cut: bool = False
+    whole: Unit | None = None
 
     @property
     def time_s(self) -> float:
         """Time of a request alone at the highest clock."""
-        return sum(unit.time_s for unit in self.units)
+        return self.whole.time_s if self.whole else sum(unit.time_s for unit in self.units)
 
     def stages(self, count: int, memory_mib_max: float) -> tuple[Unit, ...]:
         """Its units as so many stages, or one each where it has fewer.
 
         Raises:
-            InvalidInput: a stage fits no GPU.
+            InvalidInput: a stage fits no GPU, or it was not cut so.
         """
+        if self.cut:
+            return self._as_cut(count, memory_mib_max)
         times, sizes = [unit.time_s for unit in self.units], [unit.memory_mib for unit in self.units]
         ends = stage_ends(times, sizes, min(count, len(self.units)), memory_mib_max)
         return tuple(joined(self.units[a:b]) for a, b in pairwise((0, *ends)))
+
+    def _as_cut(self, count: int, memory_mib_max: float) -> tuple[Unit, ...]:
+        found = self.units if count >= len(self.units) else (self.whole,) if self.whole and count == 1 else ()
+        if not found:
+            remedy = f"{len(self.units)} of them" + (", or 1" if self.whole else "")
+            raise InvalidInput(f"{self.name} is not cut so", field="stages", value=count, remedy=remedy)
+        if (most := max(unit.memory_mib for unit in found)) > memory_mib_max:
+            raise InvalidInput(
+                f"a stage of {self.name} needs {most:.0f} MiB", field="memory_mib", value=memory_mib_max,
+                remedy="more stages, or a GPU with more memory",
+            )  # fmt: skip
+        return found
 
 
 @dataclass(frozen=True, slots=True)

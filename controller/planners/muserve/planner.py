@@ -1,41 +1,75 @@
-"""ALPASERVE, MUSERVE: which whole GPU serves which families, by AlpaServe's selection; mu-Serve sorts by sensitivity.
+"""ALPASERVE, MUSERVE: which whole GPU serves which families, or which of their stages; mu-Serve sorts by sensitivity.
 
 Source: AlpaServe (OSDI 23) section 4.2, mu-Serve sections 3.1, 3.2 (alpaserve.py, bins.py). Clocks are the governor's.
-Data: of each family its best variant's profile on a whole GPU (time, `clock_sensitivity`, memory), SLO and demand.
-Decision: the GPUs of each family; its requests are spread over them alike. As in the papers it is made offline: at the
-    start, when an objective or a device comes or goes, or when a governor asks for capacity; ticks keep it.
-Deviations: a family is one stage, so groups are single GPUs; mu-Serve's clusters then are whole models, and Algorithm 2
-    runs over all GPUs. One type of GPU.
+Data: of each family its best variant's profile on a whole GPU (time, `clock_sensitivity`, memory), SLO and demand; of
+    one that is split the same of each stage (the profile's column `stage`).
+Decision: the GPUs of each family, or of each of its stages; its requests are spread over them alike. As in the papers
+    it is made offline: at the start, when an objective or a device comes or goes, or when a governor asks for capacity;
+    ticks keep it. Whether a family is split is AlpaServe's selection: where pipelines attain more, the model fits no
+    single GPU, or `group_size` says so. Which GPU gets which stage is mu-Serve's Algorithm 2, over all GPUs.
+Deviations: stages are those that the repository has, all of them or none; all replicas of a family are split alike, as
+    the first one is, and are whole where all stages of each end up on one GPU. A hop takes `transport_gap_ms`. One type
+    of GPU.
 """
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from numpy.random import Generator
 
 from controller.planners.columns import effective_row
 from controller.planners.gpu_allocation import whole
-from controller.planners.gpu_sharing import uniform_weights
-from controller.planners.muserve.alpaserve import GPUS_MAX, Arrivals, Cluster, Model, Unit, by_sensitivity, place
-from controller.planners.planning_input import PlanningInput, Task, constant_for, read_view
+from controller.planners.gpu_sharing import Gpu
+from controller.planners.muserve.alpaserve import (
+    GPUS_MAX,
+    GROUP_SIZES,
+    Arrivals,
+    Cluster,
+    Model,
+    Placement,
+    Unit,
+    by_sensitivity,
+    place,
+)
+from controller.planners.planning_input import HostedSlice, PlanningInput, Task, constant_for, read_view
 from controller.planners.wattwiser import CONSTANTS as WATTWISER
-from controller.planners.wattwiser import WattWiserPlanner
+from controller.planners.wattwiser import decision_of, serving_gpu
 from trefoil.core.brains import Decision, PlanView
+from trefoil.core.catalog import Variant, by_model, stages_of
 from trefoil.core.device_types import slice_type
 from trefoil.core.errors import Infeasible, InvalidInput
-from trefoil.core.fleet import DeviceType, SliceType
+from trefoil.core.fleet import DeviceType, SliceKey, SliceType, stage_model
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.queueing import service_time
 from trefoil.core.units import MS_PER_S
 
 SAMPLE_REQUESTS: Final = 500
+FLEET: Final[Mapping[str, float]] = {
+    "replicas_max": 0.0,  # of a family; 0: one on each GPU
+    "group_size": 0.0,  # GPUs that AlpaServe's groups have, where a family is split; 0: it chooses
+    "gpus_per_model_max": 0.0,  # mu-Serve's CT: on how many GPUs a replica's stages may lie; 0: on any number
+}
+"""Of all families together: whatever objective names one names it for all."""
 CONSTANTS: Final[Mapping[str, float]] = {
     **{name: value for name, value in WATTWISER.items() if not name.startswith(("gpus_", "hysteresis", "wake_"))},
     "tick_s": 60.0,
-    "replicas_max": 0.0,  # of a family; 0: one on each GPU
+    **FLEET,
 }
+
+
+class Home(NamedTuple):
+    """Where a family, or a stage of it, is hosted."""
+
+    device: str
+    stage: int = 0
+    stages: int = 1
+
+
+Homes = Mapping[str, Sequence[Home]]
+"""By family."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +82,29 @@ class AlpaServePlanner:
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan the placement, or keep it at a tick."""
-        constants = {**CONSTANTS, **self.constants}
-        inputs = read_view(view, constants["rate_floor_per_s"])
+        told = {name: value for one in view.objectives for name, value in one.params.items() if name in FLEET}
+        constants = {**WATTWISER, **CONSTANTS, **self.constants, **told}
+        inputs, next_s = read_view(view, constants["rate_floor_per_s"]), view.now_s + constants["tick_s"]
+        if not inputs.tasks:
+            return Decision(None, f"{self.name}: no family has an objective", next_s, "no_plan: no objective")
         try:
-            homes = _homes(view) if view.trigger == "tick" else {}
+            homes = _kept(view) if view.trigger == "tick" else {}
             if any(task.family not in homes for task in inputs.tasks):
                 homes = self._placed(inputs, constants, rng)
+            served = {task.family: _serving(inputs, task, homes, constants) for task in inputs.tasks}
         except (InvalidInput, Infeasible) as error:
             return Decision(None, f"{self.name}: {error}", math.inf, f"no_plan: {error}")
-        asked = tuple(replace(one, devices=homes.get(one.family, one.devices)) for one in view.objectives)
-        shared = {**WATTWISER, **constants, "gpus_shared": 0.0}
-        planner = WattWiserPlanner(shared, self.name, uniform_weights, dynamic=False)
-        return planner.plan(replace(view, objectives=asked), rng)
+        weights, words = {}, []
+        for task in inputs.tasks:
+            mine = served[task.family]
+            alike = Counter(gpu.slice.stage for gpu in mine)
+            weights[task.family] = {gpu.slice.key: 1 / alike[gpu.slice.stage] for gpu in mine}
+            split = ", ".join(_words(gpu.slice, 1 / alike[gpu.slice.stage]) for gpu in mine)
+            words.append(f"{task.family} {task.demand.rate_per_s:.1f}/s on {split}")
+        return decision_of(inputs, self.name, served, weights, constants, "; ".join(words), next_s)
 
-    def _placed(
-        self, inputs: PlanningInput, constants: Mapping[str, float], rng: Generator
-    ) -> dict[str, tuple[str, ...]]:
-        """Devices of each family.
+    def _placed(self, inputs: PlanningInput, constants: Mapping[str, float], rng: Generator) -> Homes:
+        """Homes of each family.
 
         Raises:
             InvalidInput, Infeasible: naming what cannot be placed, and the remedy.
@@ -78,17 +118,15 @@ class AlpaServePlanner:
         shape = slice_type(kind, whole(kind.name)[0])
         models = [_model(inputs, task, kind, shape, constants) for task in inputs.tasks]
         rates = {task.family: task.demand.rate_per_s for task in inputs.tasks}
-        cluster = Cluster(min(len(devices), GPUS_MAX), shape.memory_mib - CONTEXT_MIB, max(kind.clocks_mhz, default=1))
+        memory_mib, transfer_s = shape.memory_mib - CONTEXT_MIB, constants["transport_gap_ms"] / MS_PER_S
+        cluster = Cluster(min(len(devices), GPUS_MAX), memory_mib, max(kind.clocks_mhz, default=1), transfer_s)
         replicas_max = int(constants["replicas_max"]) or cluster.gpus
-        found = place(models, cluster, _sample(rates, rng), replicas_max, group_sizes=(1,))
+        found = place(models, cluster, _sample(rates, rng), replicas_max, _group_sizes(models, constants, cluster.gpus))
         if self.sorts:
             whole_fleet = replace(found, groups=(tuple(range(cluster.gpus)),))
-            found = by_sensitivity(whole_fleet, models, cluster, rates, cluster.gpus)
-        names = [device.name for device in devices]
-        return {
-            family: tuple(dict.fromkeys(names[stage.gpu] for stages in each for stage in stages))
-            for family, each in found.replicas.items()
-        }
+            limit = int(constants["gpus_per_model_max"]) or cluster.gpus
+            found = by_sensitivity(whole_fleet, models, cluster, rates, limit)
+        return _homes(found, models, [device.name for device in devices])
 
 
 def muserve(constants: Mapping[str, float]) -> AlpaServePlanner:
@@ -96,30 +134,117 @@ def muserve(constants: Mapping[str, float]) -> AlpaServePlanner:
     return AlpaServePlanner(constants, "muserve", sorts=True)
 
 
-def _homes(view: PlanView) -> dict[str, tuple[str, ...]]:
-    """Devices of each family by the plan in force."""
-    homes: dict[str, tuple[str, ...]] = {}
+def _kept(view: PlanView) -> Homes:
+    """Homes of each family by the plan in force."""
+    homes: dict[str, list[Home]] = {}
     for node in view.current.nodes if view.current else ():
         for device in node.devices:
-            for family in {hosted.family for part in device.slices for hosted in part.hosted}:
-                homes[family] = (*homes.get(family, ()), device.device)
+            for hosted in (hosted for part in device.slices for hosted in part.hosted):
+                homes.setdefault(hosted.family, []).append(Home(device.device, hosted.stage, hosted.stages or 1))
     return homes
+
+
+def _homes(found: Placement, models: Sequence[Model], devices: Sequence[str]) -> Homes:
+    """Homes of each family by a placement: all replicas split alike, whole where the stages of each are together."""
+    homes = {}
+    for model in models:
+        stages = len(found.replicas[model.name][0])
+        replicas = [replica for replica in found.replicas[model.name] if len(replica) == stages]
+        if model.whole is not None and all(len({stage.gpu for stage in replica}) == 1 for replica in replicas):
+            replicas, stages = [replica[:1] for replica in replicas], 1
+        own = [Home(devices[stage.gpu], n, stages) for replica in replicas for n, stage in enumerate(replica)]
+        homes[model.name] = list(dict.fromkeys(own))
+    return homes
+
+
+def _serving(inputs: PlanningInput, task: Task, homes: Homes, constants: Mapping[str, float]) -> list[Gpu]:
+    """GPUs that serve a family now: its homes but for those that are lost, and what runs on silent nodes.
+
+    Raises:
+        InvalidInput: of a stage none is left, or it has no profile there.
+    """
+    devices, variant = {device.name: device for device in inputs.devices}, inputs.view.catalog.family(task.family).best
+    sharing = Counter(home.device for each in homes.values() for home in each)
+    mine, found = homes[task.family], list[Gpu]()
+    ways = {home.stages for home in mine}
+    for home in mine:
+        device = devices.get(home.device)
+        if device is None or device.frozen:
+            continue
+        key = SliceKey(device.name, *whole(device.type.name))
+        one = HostedSlice(key, task.family, variant.name, (), home.stage, home.stages)
+        found.append(serving_gpu(inputs, task, device, one, sharing[device.name], constants))
+    for device in (device for device in inputs.devices if device.frozen):
+        standing = [one for one in device.running if one.family == task.family and one.stages in ways]
+        found += [serving_gpu(inputs, task, device, one, len(device.running), constants) for one in standing]
+    if {gpu.slice.stage for gpu in found} != set(range(max(ways))):
+        raise InvalidInput(
+            "none of its devices can be used now" if max(ways) == 1 else "a stage of it has no device now",
+            field=f"homes of {task.family}", value=[home.device for home in mine], remedy="bring one back",
+        )  # fmt: skip
+    return found
+
+
+def _words(one: HostedSlice, share: float) -> str:
+    return f"{one.key.device} {share:.0%}" + (f" of stage {one.stage + 1}" if one.stages > 1 else "")
 
 
 def _model(
     inputs: PlanningInput, task: Task, kind: DeviceType, shape: SliceType, constants: Mapping[str, float]
 ) -> Model:
-    family = inputs.view.catalog.family(task.family)
-    variant = family.best
-    row = effective_row(inputs.known, kind, shape, family, variant, task.demand.items_mean)
-    if row is None:
+    """A family as AlpaServe has it: one unit, or the stages that it is profiled in, and the whole where that is.
+
+    Raises:
+        InvalidInput: it is profiled on that type neither whole nor in all of its stages.
+    """
+    catalog = by_model(inputs.known)
+    variant = inputs.view.catalog.family(task.family).best
+    stages = stages_of(catalog, task.family, variant.name)
+    names = [stage_model(task.family, stage, stages) for stage in range(stages)] if stages > 1 else []
+
+    def unit(model: str) -> Unit | None:
+        known = next((f.variant(variant.name) for f in catalog.families if f.name == model), None)
+        return None if known is None else _unit(inputs, task, kind, shape, model, known)
+
+    one, parts = unit(task.family), [unit(name) for name in names]
+    slo_s = (task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms")) / MS_PER_S
+    own = tuple(part for part in parts if part is not None)
+    if own and len(own) == len(parts):
+        return Model(task.family, own, slo_s, cut=True, whole=one)
+    if one is None:
         raise InvalidInput(
             f"no profile of {variant.name} on {shape.name} of {kind.name}, or it does not fit its memory",
             field="family", value=task.family, remedy="profile this class, or use another policy",
         )  # fmt: skip
-    unit = Unit(service_time(row).mean_ms / MS_PER_S, row.clock_sensitivity, float(variant.memory_mib))
-    slo_ms = task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms")
-    return Model(task.family, (unit,), slo_ms / MS_PER_S)
+    return Model(task.family, (one,), slo_s)
+
+
+def _unit(
+    inputs: PlanningInput, task: Task, kind: DeviceType, shape: SliceType, model: str, variant: Variant
+) -> Unit | None:
+    catalog = by_model(inputs.known)
+    row = effective_row(catalog, kind, shape, catalog.family(model), variant, task.demand.items_mean)
+    if row is None:
+        return None
+    return Unit(service_time(row).mean_ms / MS_PER_S, row.clock_sensitivity, float(variant.memory_mib))
+
+
+def _group_sizes(models: Sequence[Model], constants: Mapping[str, float], gpus: int) -> tuple[int, ...]:
+    """Sizes of groups to try: single GPUs where no family is split, else up to the first that has room for all stages,
+    or what is asked for, as far as there are GPUs.
+
+    Raises:
+        InvalidInput: the size that is asked for is none.
+    """
+    stages, wanted = max(len(model.units) for model in models), int(constants["group_size"])
+    if stages == 1:
+        return (1,)
+    if wanted and wanted not in GROUP_SIZES:
+        remedy = f"one of {', '.join(map(str, GROUP_SIZES))}, or 0: as AlpaServe chooses"
+        raise InvalidInput("is no size of a group", field="group_size", value=wanted, remedy=remedy)
+    most = next((size for size in GROUP_SIZES if size >= stages), max(GROUP_SIZES))
+    sizes = tuple(size for size in GROUP_SIZES if size <= min(wanted or most, gpus))
+    return sizes[-1:] if wanted else sizes
 
 
 def _sample(rates: Mapping[str, float], rng: Generator) -> Arrivals:

@@ -9,8 +9,8 @@ Policies: `alpaserve` at the highest clock; `alpaserve_scaling`: governor `miad`
 Scheduler (`queue`): "fifo", "ssjf" by predicted classes of length, "oracle" by true ones; lengths and the predictor's
     errors are drawn (lengths.py). The earliest turn goes first on each GPU: arrival + AGING times the time that a
     request is thought to take, of a model that generates by its class's mean length.
-Player: controller/planners/muserve/pipelines.py, as trefoil's simulator has no stages yet; the governor is the power
-    agent's own, asked once a second with the latencies since its clock last changed.
+Player: controller/planners/muserve/pipelines.py, without batches and rollouts, as AlpaServe's; the governor is the
+    power agent's own, asked once a second with the latencies since its clock last changed.
 Deviations: GPUs of 16 GB less CONTEXT; Algorithm 2 runs over all GPUs, since AlpaServe's groups are often single GPUs,
     in which there is nothing to place (`grouped`: inside them). A model has few answers, so MIAD goes by one and all,
     and remembers those of REMEMBERED_S, as long as they would have taken at the clock of now (`remembers_s` 0: it
