@@ -118,10 +118,10 @@ def test_rollout_takes_time_and_capacity():
     shell = Simulation(prepare(scenario(warmup_s=0.0)))
     shell.run(1.0)
     assert shell.rolling
-    assert not shell.hardware.services("digits")  # a Triton starts, a model loads
+    assert not shell.hardware.services("digits")["digits"]  # a Triton starts, a model loads
     shell.run(10.0)
     assert not shell.rolling
-    assert shell.hardware.services("digits")
+    assert shell.hardware.services("digits")["digits"]
 
 
 def test_fluid_agrees_with_request_by_request():

@@ -49,10 +49,12 @@ from controller.planners.policy_parts import forecaster_of, shares_slices
 from controller.planners.table import PLANNERS
 from controller.rollout.core.executor import RolloutExecutor, find_path
 from controller.rollout.core.path import RolloutPath
+from dispatcher.routing.core.routing_table import staged
 from dispatcher.routing.routers import ROUTERS
 from power_agent.governors import reads_latency
 from trefoil.core.brains import Planner, PlanView
 from trefoil.core.demand import LoadCell, SliceLoad, TableAck
+from trefoil.core.errors import SettingError
 from trefoil.core.objective import ActMode, ObjectiveMode
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import DecisionRecord, Plan, RolloutState, Route
@@ -415,12 +417,24 @@ class Simulation:
         return path
 
     def _set_routes(self) -> None:
-        """Give every engine its routes and what serves."""
+        """Give every engine its routes and what serves.
+
+        Raises:
+            SettingError: a family is split, and its engine plays families whole.
+        """
         routes = {route.family: route for route in self._published}
         for engine in self.engines:
-            wanted = {family: routes.get(family, self.routes[family]) for family in engine.families}
+            wanted = [routes.get(family, self.routes[family]) for family in engine.families]
+            by_model = {route.family: route for route in staged(wanted)}
+            if len(by_model) > len(wanted) and not engine.plays_stages:
+                remedy = "play it request by request, under a policy whose planner shares slices, e.g. muserve"
+                raise SettingError(
+                    "plays families whole here, and a plan splits one", field="fidelity", value=self.scenario.fidelity,
+                    remedy=remedy,
+                )  # fmt: skip
+            services = [self.hardware.services(family) for family in engine.families]
             engine.set_routes(
-                self.now_s, wanted, {family: self.hardware.services(family) for family in engine.families}
+                self.now_s, by_model, {model: known for each in services for model, known in each.items()}
             )
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller.planners.muserve.pipelines import Pipelines, Stage
 from dispatcher.routing.routers.fifo import Fifo
 from tests.unit.dispatcher.worlds import key, route, target
 from trefoil.core.interference import INTERFERENCE, stretch
@@ -161,3 +162,66 @@ def test_between_profiled_batches_it_is_interpolated_and_beyond_them_in_proporti
     assert operating_point(points, 3.0).mean_ms == pytest.approx(12.0)
     assert operating_point(points, 0.5) == points[0]
     assert operating_point(points, 16.0).mean_ms == pytest.approx(34.0)
+
+
+STAGES = ("a@1of2", "a@2of2")
+
+
+def chained(first_ms=10.0, second_ms=6.0, credits=64, gap_ms=0.0, same=False, **flow):
+    """A family in two stages on slices of their own, or on one and the same, and a neighbour on the second's."""
+    routes, found = {}, {}
+    places = {STAGES[0]: (0, first_ms), STAGES[1]: (0 if same else 1, second_ms), "b": (1, 6.0)}
+    for model, (slice_, mean_ms) in places.items():
+        one = target(slice_, f"{model[0]}-l", 1.0, credits)
+        routes[model] = replace(route([one], "fifo", 10**6), family=model)
+        found[model] = {key(slice_): service(model, mean_ms, gap_ms=gap_ms)}
+    flows = dict.fromkeys("ab", Flow(None, 50.0, **{"items_max": 8.0, **flow}))
+    return SharedLevel(routes, found, np.random.default_rng(3), flows)
+
+
+def test_what_a_stage_answers_the_next_is_asked_and_it_is_one_answer():
+    level = chained(gap_ms=2.0)
+    first, second, b = (level.serve({"a": seconds(0, 1), "b": seconds()}, 1.0)[m] for m in (*STAGES, "b"))
+    # 1 there, 10 computed, 1 back; as much again with 6. The second request waits for the first stage, not the second.
+    assert second.latency_ms == pytest.approx([20.0, 29.0])
+    assert (first.arrived, first.answered, second.arrived, second.answered, b.answered) == (2, 0, 0, 2, 0)
+    assert first.joules[key(0)] == pytest.approx(WATTS * 0.020)
+    assert second.joules[key(1)] == pytest.approx(WATTS * 0.012)
+    assert [s * 1e3 for s in first.passed_s_by[key(0)]] == pytest.approx([20.0, 29.0])  # the latency of the whole
+    assert first.latency_s_by == {key(0): []}
+    assert not second.passed_s_by
+
+
+def test_a_pipeline_is_that_by_which_the_planner_places():
+    """The same requests as in the simulator that guides AlpaServe's selection."""
+    at = np.cumsum(np.random.default_rng(5).exponential(0.012, 400))
+    guided = Pipelines({"a": ((Stage(0, 0.010), Stage(1, 0.006)),)}, 2, 1410)
+    expected = sorted(answer.latency_s for answer in guided.serve([(s, "a") for s in at], np.inf))
+    found = chained().serve({"a": at, "b": seconds()}, 60.0)[STAGES[1]]
+    assert sorted(found.latency_ms / 1e3) == pytest.approx(expected)
+
+
+def test_stages_on_one_slice_slow_each_other_and_routes_may_change_between_them():
+    level = chained(same=True)
+    alone = level.serve({"a": seconds(0), "b": seconds()}, 0.5)[STAGES[1]]
+    assert alone.latency_ms == pytest.approx([16.0])
+    both = level.serve({"a": 0.5 + seconds(0, 9), "b": seconds()}, 1.0)[STAGES[1]]
+    assert both.latency_ms[0] == pytest.approx(10 + stretch(0.6, 0.6) * 6)  # the second one's first stage is beside
+    # A plan that serves it whole: who is between two stages has no stage to go to, and is refused once none comes back.
+    level.serve({"a": 1.0 + seconds(0), "b": seconds()}, 1.005)
+    whole = replace(route([target(1, "a-l", 1.0, 64)], "fifo", 10**6), family="a")
+    level.set_routes(1.005, {"a": whole}, {"a": {key(1): service("a", 5.0)}})
+    later = level.serve({"a": seconds(1100), "b": seconds()}, 40.0)
+    assert later["a"].latency_ms == pytest.approx([5.0])
+    assert later[STAGES[1]].rejected == 1
+    assert not level._under_way
+
+
+def test_a_request_has_as_many_items_in_each_stage_and_survives_being_saved():
+    level = chained(items=2.0, items_sd=1.0, batch_delay_s=None)
+    level.serve({"a": seconds(*range(0, 400, 40)), "b": seconds()}, 0.205)
+    found = pickle.loads(pickle.dumps(level)).serve({"a": seconds(), "b": seconds()}, 2.0)[STAGES[1]]
+    rest = level.serve({"a": seconds(), "b": seconds()}, 2.0)[STAGES[1]]
+    assert list(found.latency_ms) == list(rest.latency_ms)
+    more_ms = (rest.latency_ms - 16.0) / 2
+    assert more_ms == pytest.approx(np.rint(more_ms))  # a millisecond for each item more, twice

@@ -43,9 +43,12 @@ Services = Mapping[SliceKey, SliceService]
 
 
 class Engine(Protocol):
-    """Engine of one family in simulated time, or of several behind one router. Routes and services are by family."""
+    """Engine of one family in simulated time, or of several behind one router. Routes and services are by family, or by
+    stage of a family that is split, where it `plays_stages`.
+    """
 
     families: tuple[str, ...]
+    plays_stages: bool
 
     def set_routes(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
         """Set each family's route and what its slices do from now on."""

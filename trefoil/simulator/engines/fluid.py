@@ -85,6 +85,7 @@ class FluidEngine:
         router: str = "",
     ) -> None:
         self.families: tuple[str, ...] = (family,)
+        self.plays_stages = False
         self._family, self._router = family, router
         self._source, self._slo_ms, self._overhead_ms, self._now_s = flow.source, flow.slo_ms, overhead_ms, now_s
         self._gap_scv = max(1.0, gap_scv)

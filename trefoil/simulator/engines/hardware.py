@@ -18,7 +18,7 @@ from power_agent.clocks.core.clock_control import Ability, planned_range
 from power_agent.clocks.core.device_governor import DeviceGovernor
 from power_agent.clocks.core.slice_latencies import SliceLatencies
 from trefoil.core import power
-from trefoil.core.catalog import Catalog, ProfileRow
+from trefoil.core.catalog import Catalog, ProfileRow, by_model
 from trefoil.core.demand import ScaleSignal
 from trefoil.core.device_types import CPUS, device_type, profile_type, slice_cores, slice_type
 from trefoil.core.errors import ProfileMissing
@@ -149,9 +149,9 @@ class Hardware:
             }
         return self._nodes
 
-    def services(self, family: str) -> dict[SliceKey, SliceService]:
-        """Services of a family now, by what really is on each slice."""
-        found = {}
+    def services(self, family: str) -> dict[str, dict[SliceKey, SliceService]]:
+        """Services of a family now, by model (itself, or stages of it), by what really is on each slice."""
+        found: dict[str, dict[SliceKey, SliceService]] = {family: {}}
         for device in self.devices.values():
             for key, one in device.slices.items():
                 if one.state in SERVES:
@@ -159,7 +159,8 @@ class Hardware:
                         if hosted.family == family:
                             service = self.service(device, key, hosted)
                             more = hosted.instances > 1
-                            found[key] = replace(service, instances=hosted.instances) if more else service
+                            known = replace(service, instances=hosted.instances) if more else service
+                            found.setdefault(hosted.model, {})[key] = known
         return found
 
     def service(self, device: SimulatedDevice, key: SliceKey, hosted: Hosted) -> SliceService:
@@ -168,7 +169,7 @@ class Hardware:
         Raises:
             ProfileMissing: nobody knows.
         """
-        index = (device.type.name, key.slice_type, hosted.family, hosted.variant, device.clock_mhz)
+        index = (device.type.name, key.slice_type, hosted.model, hosted.variant, device.clock_mhz)
         if index not in self._services:
             items, gap_ms = self._items[hosted.family], self._costs.gap_ms
             catalog = self._truth.catalog
@@ -373,7 +374,8 @@ def true_service(
     Raises:
         ProfileMissing: no row.
     """
-    family = catalog.family(hosted.family)
+    catalog = by_model(catalog)
+    family = catalog.family(hosted.model)
     variant = family.variant(hosted.variant)
     row = effective_row(catalog, kind, slice_type(kind, shape), family, variant, items, clock_mhz)
     if row is None:
@@ -420,5 +422,5 @@ def _clock_mhz(device: SimulatedDevice, now_s: float) -> int:
     return found.max_mhz
 
 
-def _variants(hosted: tuple[Hosted, ...]) -> tuple[tuple[str, str, int], ...]:
-    return tuple(sorted((h.family, h.variant, h.stage) for h in hosted))
+def _variants(hosted: tuple[Hosted, ...]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((h.model, h.variant) for h in hosted))

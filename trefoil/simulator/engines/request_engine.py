@@ -1,12 +1,12 @@
 """Engine of requests one by one: what stands between the kernels and the simulation."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.random import Generator
 
 from trefoil.core.device_types import slice_cores
-from trefoil.core.fleet import SliceKey
+from trefoil.core.fleet import SliceKey, family_of
 from trefoil.core.plan import Route
 from trefoil.simulator.books.intervals import Interval, histogram_of
 from trefoil.simulator.engines.engine import Flow, Services, SliceService, dispatchable
@@ -35,6 +35,7 @@ class RequestEngine:
         interference: float | None = None,
     ) -> None:
         self.families, self._keeps_latencies = tuple(flows), keeps_latencies
+        self.plays_stages = shares and not grouped
         self._flows, self._router, self._queue = flows, router, queue
         self._services: dict[str, dict[SliceKey, SliceService]] = {family: {} for family in flows}
         nowhere = {family: Route(family, router or "fifo", queue or "fifo") for family in flows}
@@ -59,10 +60,11 @@ class RequestEngine:
 
     def set_routes(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
         """Set the tables by which requests are routed from now on."""
-        for family, given in services.items():
-            self._services[family] |= given
+        for model, given in services.items():
+            self._services.setdefault(model, {}).update(given)
         serving = {
-            family: dispatchable(route, services[family], self._router, self._queue) for family, route in routes.items()
+            model: dispatchable(route, services.get(model, {}), self._router, self._queue)
+            for model, route in routes.items()
         }
         self._level.set_routes(now_s, serving, services)
 
@@ -74,28 +76,39 @@ class RequestEngine:
         """Intervals of everything up to a time."""
         arrivals_s = {family: flow.source.until(until_s) for family, flow in self._flows.items()}
         windows = self._level.serve(arrivals_s, until_s)
-        return {family: self._interval(family, window) for family, window in windows.items()}
+        by_family: dict[str, dict[str, Window]] = {}
+        for model, window in windows.items():
+            by_family.setdefault(family_of(model), {})[model] = window
+        return {family: self._interval(family, each) for family, each in by_family.items()}
 
-    def _interval(self, family: str, window: Window) -> Interval:
+    def _interval(self, family: str, windows: Mapping[str, Window]) -> Interval:
+        """Interval of a family by its window or, where it is split, those of its stages: the last one's are answers."""
+        every = tuple(windows.values())
+        latency_ms = every[0].latency_ms if len(every) == 1 else np.concatenate([one.latency_ms for one in every])
         interval = Interval(
-            window.starts_s,
-            window.ends_s,
-            window.arrived,
-            window.answered,
-            window.rejected,
-            float(np.count_nonzero(window.latency_ms <= self._flows[family].slo_ms)),
-            latency=histogram_of(window.latency_ms),
-            sum_ms=float(window.latency_ms.sum()),
-            max_ms=float(window.latency_ms.max(initial=0.0)),
-            queued=window.queued,
-            latencies_ms=[window.latency_ms] if self._keeps_latencies else [],
-            latency_s_by=window.latency_s_by,
+            every[0].starts_s,
+            every[0].ends_s,
+            sum(one.arrived for one in every),
+            sum(one.answered for one in every),
+            sum(one.rejected for one in every),
+            float(np.count_nonzero(latency_ms <= self._flows[family].slo_ms)),
+            latency=histogram_of(latency_ms),
+            sum_ms=float(latency_ms.sum()),
+            max_ms=float(latency_ms.max(initial=0.0)),
+            queued=sum(one.queued for one in every),
+            latencies_ms=[latency_ms] if self._keeps_latencies else [],
+            latency_s_by=every[0].latency_s_by if len(every) == 1 else _latencies_by(every),
         )
+        for model, window in windows.items():
+            self._add_work(interval, model, window)
+        return interval
+
+    def _add_work(self, interval: Interval, model: str, window: Window) -> None:
         answered_by = window.answered_by
         for key, joules in window.joules.items():
-            service = self._services[family][key]
+            service = self._services[model][key]
             if joules > 0:
-                interval.joules[key] = joules
+                interval.joules[key] = interval.joules.get(key, 0.0) + joules
             if slice_cores(key.slice_type):
                 interval.computed_s[key, service.variant] = window.busy_s[key]
             count = answered_by.get(key, 0)
@@ -103,4 +116,12 @@ class RequestEngine:
                 interval.by_variant[service.variant] = interval.by_variant.get(service.variant, 0.0) + count
                 interval.by_device[key.device] = interval.by_device.get(key.device, 0.0) + count
                 interval.accuracy_sum += count * service.accuracy
-        return interval
+
+
+def _latencies_by(windows: Iterable[Window]) -> dict[SliceKey, list[float]]:
+    """Latencies by slice, of the whole also where an earlier stage was done."""
+    found: dict[SliceKey, list[float]] = {}
+    for one in windows:
+        for key, seen in (*one.latency_s_by.items(), *one.passed_s_by.items()):
+            found[key] = found.get(key, []) + seen
+    return found

@@ -71,7 +71,8 @@ class Window:
 
     `latency_ms` holds those answered in it, in order of their answers, client overhead included. `busy_s` is the time
     that a slice computed inside the window, also for requests that are answered after it, `joules` what that cost.
-    `queued` waits at its end. `latency_s_by` has the latencies by slice, without the overhead.
+    `queued` waits at its end. `latency_s_by` has the latencies by slice, without the overhead; `passed_s_by` those of
+    what was answered after an earlier stage was done there.
     """
 
     starts_s: float
@@ -84,6 +85,7 @@ class Window:
     joules: Mapping[SliceKey, float]
     latency_s_by: Mapping[SliceKey, list[float]]
     queued: int
+    passed_s_by: Mapping[SliceKey, list[float]] = field(default_factory=dict)
 
     @property
     def answered_by(self) -> dict[SliceKey, int]:

@@ -90,6 +90,7 @@ class SharedFluidEngine:
         interference: float | None = None,
     ) -> None:
         self.families: tuple[str, ...] = tuple(flows)
+        self.plays_stages = False
         self._flows, self._overhead_ms, self._now_s = flows, overhead_ms, now_s
         self._router, self._interference = router, interference
         self._lanes: dict[str, list[Lane]] = {family: [] for family in flows}

@@ -9,6 +9,7 @@ Model: a request that is sent to a slice is there after gap/2 and waits in its f
     alone is drawn at its items, between profiled batches as trefoil/core/queueing.py and the model on a simulated slice
     do it. Whatever computes on a slice at once is slowed by trefoil/core/interference.py; what is left of each batch is
     reckoned anew when one begins or ends there. Its joules are those of the time alone. All of it is back after gap/2.
+    A family that is split has a line for each stage, called as its model: what one answers the next one is asked.
 Draws: a stream for every family on every slice, and one for the items of every family.
 """
 
@@ -16,7 +17,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final
@@ -30,7 +31,7 @@ from dispatcher.routing.queues import QUEUES
 from dispatcher.routing.queues.fifo import QueueFull
 from dispatcher.routing.routers import ROUTERS
 from trefoil.core.brains import Outcome, Pick, Ticket
-from trefoil.core.fleet import SliceKey
+from trefoil.core.fleet import SliceKey, family_of, split_model, stage_model
 from trefoil.core.interference import INTERFERENCE, stretch
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import Route
@@ -106,6 +107,7 @@ class _Line:
     busy_s: float = 0.0
     joules: float = 0.0
     latency_s: list[float] = field(default_factory=list)
+    passed_s: list[float] = field(default_factory=list)  # latencies of what was answered after this stage
     drawn: dict[float, tuple[OperatingPoint, list[float]]] = field(default_factory=dict)
 
     def set_service(self, service: SliceService) -> None:
@@ -132,7 +134,9 @@ class _Line:
 
 @dataclass(slots=True, eq=False)
 class _Family:
-    """State of one family. `line_of`: by the identity of a target's key, hashing it takes longer."""
+    """State of one family, or of a stage of one, which passes on to `following` what is no answer yet. `line_of`: by
+    the identity of a target's key, hashing it takes longer.
+    """
 
     name: str
     flow: Flow
@@ -140,6 +144,8 @@ class _Family:
     rng: Generator
     route: Route = Route()
     lengths: AnswerLengths | None = None
+    following: "_Family | None" = None
+    is_stage: bool = False
     is_light: bool = False
     reads_lengths: bool = False
     router: Any = None  # called without the queue around it, while that is suspended
@@ -201,28 +207,41 @@ class SharedLevel:
         self._overhead_ms, self._interference, self._grouped = overhead_ms, interference, grouped
         self._root = int(rng.integers(2**63))
         self._now_s = self._window_s = start_s
-        shared = FamilyQueue(no_slice_wait_s)
-        self._families = {
-            name: _Family(
-                name,
-                flows[name],
-                shared if grouped else FamilyQueue(no_slice_wait_s),
-                self._stream(name, "items"),
-                lengths=None if (told := flows[name].confusion) is None else AnswerLengths(told, self._stream(name)),
-            )
-            for name in routes
-        }
-        self._queues = list({id(one.queue): one.queue for one in self._families.values()}.values())
+        self._flows, self._no_slice_wait_s = flows, no_slice_wait_s
+        self._families: dict[str, _Family] = {}
+        self._queues: list[FamilyQueue] = []
+        self._entries: dict[str, _Family] = {}  # by family: itself, or its first stage
+        self._under_way: dict[int, tuple[float, list[_Line]]] = {}  # of what is split: its items, and where it was
         self._places: dict[SliceKey, _Place] = {}
         self._events: list[tuple[float, int, int, Any, int]] = []
         self._numbers = count(1)
         self.set_routes(start_s, routes, services)
 
+    def _install(self, names: Iterable[str]) -> None:
+        """Make what is not there yet of these families and stages, and let each stage know the one after it."""
+        shared = next((one.queue for one in self._families.values()), None) if self._grouped else None
+        for name in names:
+            family, stage, stages = split_model(name)
+            if name not in self._families:
+                flow, queue = self._flows[family], shared or FamilyQueue(self._no_slice_wait_s)
+                told = flow.confusion
+                lengths = None if told is None else AnswerLengths(told, self._stream(name))
+                made = _Family(name, flow, queue, self._stream(name, "items"), lengths=lengths, is_stage=stages > 1)
+                self._families[name] = made
+                shared = queue if self._grouped else None
+            if stage == 0:
+                self._entries[family] = self._families[name]
+        for name, one in self._families.items():
+            family, stage, stages = split_model(name)
+            one.following = self._families.get(stage_model(family, stage + 1, stages)) if stage + 1 < stages else None
+        self._queues = list({id(one.queue): one.queue for one in self._families.values()}.values())
+
     def _stream(self, *names: str) -> Generator:
         return stream_of(self._root, *(crc32(name.encode()) for name in names))
 
     def set_routes(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
-        """Set routes and services. Batches under way end as they began; who waits is dealt again by the router's rule.
+        """Set routes and services, by family or, where it is split, by stage. Batches under way end as they began; who
+        waits is dealt again by the router's rule.
 
         Raises:
             SettingError: router or queue is not known.
@@ -232,11 +251,15 @@ class SharedLevel:
         check_services(routes, services)
         self._run((), now_s)
         self._resume()
-        for name, route in routes.items():
+        self._install(routes)
+        families = {family_of(name) for name in routes}
+        gone = [name for name in self._families if family_of(name) in families and name not in routes]
+        left = {name: replace(self._families[name].route, targets=()) for name in gone}
+        for name, route in {**left, **routes}.items():
             family = self._families[name]
             family.route = route
             for key in dict.fromkeys([*family.lines, *(target.slice for target in route.targets)]):
-                service = services[name].get(key)
+                service = services.get(name, {}).get(key)
                 if service is None:
                     continue  # it serves no more; what is in flight there ends as it began
                 if key not in family.lines:
@@ -245,7 +268,7 @@ class SharedLevel:
                 family.lines[key].set_service(service)
             family.index_lines()
             parts = find(Kind.ROUTER, route.router, ROUTERS), find(Kind.QUEUE, route.queue, QUEUES)
-            family.is_light = bool(route.targets) and all(part.traits.light for part in parts)
+            family.is_light = bool(route.targets) and not family.is_stage and all(part.traits.light for part in parts)
             family.reads_lengths = parts[1].traits.lengths
             self._carry_out(family.queue.table(route, "", self._now_s))
         self._suspend()
@@ -284,7 +307,7 @@ class SharedLevel:
     def serve(self, arrivals_s: Mapping[str, Counts], until_s: float) -> dict[str, Window]:
         """Windows of all that happens before `until_s`, given arrivals by family (ascending) since the last call."""
         assert until_s >= self._now_s, "time does not go back"
-        names = [self._families[name] for name, at in arrivals_s.items() for _ in range(at.size)]
+        names = [self._entries[name] for name, at in arrivals_s.items() for _ in range(at.size)]
         whole = np.concatenate([*arrivals_s.values(), np.empty(0)])
         order = np.argsort(whole, kind="stable")
         self._run(zip(whole[order].tolist(), [names[at] for at in order.tolist()], strict=True), float(until_s))
@@ -366,23 +389,41 @@ class SharedLevel:
 
     def _arrive(self, family: _Family, at: float) -> None:
         family.arrived += 1
-        queue = family.queue
-        if not family.line_of and queue.unavailable(family.name, at):
+        if not family.line_of and family.queue.unavailable(family.name, at):
             family.rejected += 1
             return
-        ticket = family.ticket(next(self._numbers), at)
+        self._submit(family, family.ticket(next(self._numbers), at))
+
+    def _submit(self, family: _Family, ticket: Any) -> None:
         try:
-            pick = queue.submit(ticket, at)
+            pick = family.queue.submit(ticket, self._now_s)
         except QueueFull:
-            family.rejected += 1
+            self._refuse(family, ticket)
             return
         if pick is not None:
             self._send(family, ticket, pick)
 
+    def _refuse(self, family: _Family, ticket: Any) -> None:
+        family.rejected += 1
+        self._under_way.pop(ticket.id, None)
+
+    def _pass_on(self, line: _Line, family: _Family, ticket: Any) -> None:
+        """What a stage answered is asked of the next one."""
+        self._under_way[ticket.id][1].append(line)
+        if not family.line_of and family.queue.unavailable(family.name, self._now_s):
+            self._refuse(family, ticket)
+            return
+        self._submit(family, replace(ticket, family=family.name))  # it came when it came to the first
+
+    def _answered(self, ticket: Any, latency_s: float) -> None:
+        """The last stage is done: each earlier one learns of the latency of the whole."""
+        for line in self._under_way.pop(ticket.id, (0.0, ()))[1]:
+            line.passed_s.append(latency_s)
+
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Refusal):
-                self._families[effect.ticket.family].rejected += 1
+                self._refuse(self._families[effect.ticket.family], effect.ticket)
             elif not isinstance(effect, Idle):
                 self._send(self._families[effect[0].family], *effect)
 
@@ -392,6 +433,8 @@ class SharedLevel:
         items = family.flow.items
         if family.flow.items_sd:  # a whole ticket was told them when it came
             items = float(ticket.items) if isinstance(ticket, Ticket) else family.items()
+        if family.is_stage:
+            items, _ = self._under_way.setdefault(ticket.id, (items, []))
         line.waiting.append((there_s, items, (ticket, pick)))
         if line.running < line.service.instances:
             if line.way_s:
@@ -468,18 +511,24 @@ class SharedLevel:
         """All answers of a batch are back: each credit goes to whoever waits."""
         line, now_s = batch.line, self._now_s
         family = line.family
-        line.latency_s += [now_s - ticket.arrived_s for ticket, _ in batch.requests]
+        if family.following is None:
+            line.latency_s += [now_s - ticket.arrived_s for ticket, _ in batch.requests]
         if family.router is not None:
             self._answer_directly(family, batch.requests)
             return
         service_ms = batch.alone_s * MS_PER_S
         for ticket, pick in batch.requests:
             latency_s = now_s - ticket.arrived_s
-            family.latency_s.append(latency_s)
+            if family.following is None:
+                family.latency_s.append(latency_s)
+            if family.is_stage and family.following is None:
+                self._answered(ticket, latency_s)
             outcome = Outcome("OK", latency_s * MS_PER_S, service_ms, 0, True)
             effects = family.queue.done(ticket, pick, outcome, now_s)
             if effects:
                 self._carry_out(effects)
+            if family.following is not None:
+                self._pass_on(line, family.following, ticket)
 
     def _answer_directly(self, family: _Family, requests: list[_Request]) -> None:
         router, line, ends, now_s = family.router, family.line, family.ends, self._now_s
@@ -506,11 +555,12 @@ class SharedLevel:
             joules={key: one.joules for key, one in family.lines.items()},
             latency_s_by={key: one.latency_s for key, one in family.lines.items()},
             queued=queued,
+            passed_s_by={key: one.passed_s for key, one in family.lines.items() if one.passed_s},
         )
         in_route = {target.slice for target in family.route.targets}
         on_their_way = {id(one.line) for _, _, what, one, _ in self._events if what == IS_BACK}
         for key, one in tuple(family.lines.items()):
-            one.busy_s, one.joules, one.latency_s = 0.0, 0.0, []
+            one.busy_s, one.joules, one.latency_s, one.passed_s = 0.0, 0.0, [], []
             if key not in in_route and not one.waiting and not one.running and id(one) not in on_their_way:
                 del family.lines[key]
         family.arrived, family.rejected, family.latency_s = 0, 0, []
