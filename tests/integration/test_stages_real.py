@@ -23,11 +23,11 @@ from tests.support.stages import (
     STAGES,
     VARIANT,
     VERSION,
+    planned_repository,
     split_repository,
     staged,
     triton,
     whole,
-    with_stage_rows,
 )
 from tests.support.triton_process import MODELS, TritonProcess
 from tests.unit.dispatcher.worlds import key, node, plan, status
@@ -189,7 +189,7 @@ async def test_a_stage_killed_under_load_fails_only_what_was_in_flight_on_it(sta
 @pytest.mark.timeout(300)
 async def test_an_agent_hosts_the_stages_of_a_plan_on_two_gpus(tmp_path, images):
     parts = [PlannedSlice(agent_key("7g.40gb", gpu=n), (staged(n),), 2) for n in range(STAGES)]
-    async with AgentCluster(model_repository=with_stage_rows(split_repository(tmp_path))) as cluster:
+    async with AgentCluster(model_repository=planned_repository(tmp_path)) as cluster:
         wanted = node_plan(1, *parts)
         await cluster.apply(wanted)
         await cluster.settled(wanted)

@@ -5,12 +5,15 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from tests.support.triton_process import MODELS, TritonProcess
+from trefoil.cli.demo.own_repository import copy_family
+from trefoil.cli.family.split_family import split_family
 from trefoil.cli.main import app
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.repository import link_shared
 
 FAMILY, VARIANT, VERSION, STAGES = "digits", "digits-l", 4, 2
 FEATURES = "pooled"
+DEVICE, ITEMS = "A100-SXM4-40GB", 4096  # of fewer items no operator feels the clock
 
 
 def split_repository(folder: Path) -> Path:
@@ -42,21 +45,11 @@ def triton(folder: Path, repository: Path, name: str, hosted: Hosted) -> TritonP
     return TritonProcess(folder / name, VERSION, source=repository, serving=hosted)
 
 
-def with_stage_rows(repository: Path) -> Path:
-    """The repository with a profile that knows the stages, each with half of the whole's time and joules."""
-    family = repository / FAMILY
-    family.unlink()
-    family.mkdir()
-    for file in (MODELS / FAMILY).iterdir():
-        if file.name != "profile.csv":
-            (family / file.name).symlink_to(file)
-    lines = (MODELS / FAMILY / "profile.csv").read_text().splitlines()
-    header = next(line for line in lines if line.startswith("device_type")).split(",")
-    for line in [line for line in lines if f",{VARIANT},0," in line]:
-        cells = dict(zip(header, line.split(","), strict=True))
-        for name in header:
-            if name.startswith(("latency", "energy")):
-                cells[name] = str(float(cells[name]) / STAGES)
-        lines += [",".join({**cells, "stage": str(n + 1)}.values()) for n in range(STAGES)]
-    (family / "profile.csv").write_text("\n".join(lines) + "\n")
+def planned_repository(folder: Path) -> Path:
+    """A repository whose family is split beside the whole, with profile rows of its stages, as a demo makes it."""
+    repository = folder / "models"
+    repository.mkdir()
+    link_shared(MODELS, repository)
+    copy_family(MODELS / FAMILY, repository / FAMILY, batching=False)
+    split_family(repository / FAMILY, STAGES, DEVICE, ITEMS)
     return repository

@@ -9,7 +9,13 @@ from trefoil.cli.demo.own_repository import with_own_repository
 from trefoil.cli.load.arrivals import schedule
 from trefoil.cli.load.process import LoadPlan
 from trefoil.cli.run.scenario import Scenario, Slo, load_system
+from trefoil.core import power
+from trefoil.core.errors import SettingError
+from trefoil.runtime.repository import load_family
+from trefoil.simulator.report.result import result
 from trefoil.simulator.scenario.demo import arrivals_s, demo_scenario, simulate_demo
+from trefoil.simulator.scenario.inputs import prepare
+from trefoil.simulator.simulation import Simulation
 
 DEMO = Path("deploy/config/demo.toml")
 SLO = Slo(percentile=95.0, latency_ms=75.0)
@@ -55,6 +61,63 @@ def test_a_group_of_families_is_simulated_by_the_router_that_its_policy_names(tm
     assert highperf.p95_ms < carbondis.p95_ms < lowenergy.p95_ms
     assert highperf.grams > carbondis.grams > lowenergy.grams
     assert carbondis.slo_attainment > 0.97 > lowenergy.slo_attainment
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory) -> Scenario:
+    """The demo of a family in two stages, over its own repository."""
+    path = DEMO.with_name("demo-muserve-stages.toml")
+    settings = load_system(path, Scenario)
+    return with_own_repository(settings, tmp_path_factory.mktemp("staged") / "models")
+
+
+def test_a_family_in_stages_is_simulated_and_each_gpu_has_the_clock_that_its_stage_lets_it(staged):
+    runs = {}
+    for policy in ("alpaserve", "muserve"):
+        simulation = Simulation(prepare(*demo_scenario(staged, policy, Slo(percentile=95.0, latency_ms=150.0))))
+        clocks = []
+        for at_s in range(30, 91):
+            simulation.run(float(at_s))
+            clocks.append([device.clock_mhz for device in simulation.hardware.devices.values()])
+        runs[policy] = result(simulation).summary, np.mean(clocks, axis=0)
+        hosted = [part.hosted for node in simulation.core.current.nodes for d in node.devices for part in d.slices]
+        assert [[hosted.model for hosted in each] for each in hosted] == [["digits@1of2"], ["digits@2of2"]]
+    (fast, top), (slow, fallen) = runs.values()
+    assert (fast.arrived, fast.rejected, slow.rejected) == (slow.arrived, 0, 0)
+    assert slow.answered == pytest.approx(slow.arrived, abs=5)
+    assert [slow.accuracy, fast.accuracy] == pytest.approx([0.993311, 0.993311])
+    assert slow.slo_attainment > 0.99
+    assert list(top) == [0, 0]  # the highest, not locked
+    assert fallen[0] < 0.5 * fallen[1] < 0.5 * 1410
+    assert slow.joules_per_request < 0.95 * fast.joules_per_request
+
+
+def test_stages_have_their_part_of_the_whole_in_the_profile(staged):
+    _, rows = load_family(staged.family.repository / "digits")
+    whole, *stages = (
+        next(r for r in rows if (r.variant, r.slice_type, r.batch, r.stage) == ("digits-l", "7g.40gb", 4, stage))
+        for stage in range(3)
+    )
+    for name in ("latency_ms_p50", "latency_ms_p99", "energy_active_j_per_batch"):
+        assert sum(getattr(one, name) for one in stages) == pytest.approx(getattr(whole, name), rel=1e-4)
+    assert [one.clock_sensitivity for one in stages] == [0.0, pytest.approx(0.396, abs=0.01)]
+    longer = [power.stretch(1410, 600, one.clock_sensitivity) * one.latency_ms_p50 for one in (whole, *stages)]
+    assert sum(longer[1:]) == pytest.approx(longer[0], rel=1e-3)  # the law of the whole is that of its stages
+    assert {r.clock_sensitivity for r in rows if r.variant == "digits-s"} == {1.0}
+
+
+def test_a_flow_has_no_stages_and_says_so(staged):
+    scenario, given = demo_scenario(staged, "muserve", SLO)
+    simulation = Simulation(prepare(scenario.model_copy(update={"fidelity": "fluid"}), given))
+    with pytest.raises(SettingError, match="fidelity = 'fluid': plays families whole here, and a plan splits one"):
+        simulation.run(simulation.end_s)
+
+
+def test_a_family_that_is_not_served_is_not_cut():
+    with pytest.raises(SettingError, match=r"stages .*name families that are served, each with 2 or more"):
+        demo(stages={"yolo": 2})
+    with pytest.raises(SettingError, match="each with 2 or more"):
+        demo(stages={"digits": 1})
 
 
 def test_with_the_demand_fixed_only_carbon_decides():

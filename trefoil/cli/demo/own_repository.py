@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from trefoil.cli.family.split_family import split_family
 from trefoil.cli.run.scenario import Scenario
 from trefoil.runtime.repository import family_folder, link_shared
 
@@ -15,7 +16,8 @@ def with_own_repository(scenario: Scenario, folder: Path) -> Scenario:
     """The scenario over a repository written to `folder`; as it is where its families are served as they stand."""
     copied = {scenario.family.name: scenario.family.name}
     copied |= {each.name: each.copy_of or each.name for each in scenario.more_families}
-    if not scenario.dynamic_batching and all(name == original for name, original in copied.items()):
+    same = all(name == original for name, original in copied.items())
+    if same and not scenario.dynamic_batching and not scenario.stages:
         return scenario
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -23,6 +25,8 @@ def with_own_repository(scenario: Scenario, folder: Path) -> Scenario:
     link_shared(repository, folder)
     for name, original in copied.items():
         copy_family(family_folder(repository, original), folder / name, batching=scenario.dynamic_batching)
+    for name, stages in scenario.stages.items():
+        split_family(folder / name, stages, scenario.fleet.devices[0], scenario.stages_items)
     family = scenario.family.model_copy(update={"repository": folder.resolve()})
     return scenario.model_copy(update={"family": family})
 

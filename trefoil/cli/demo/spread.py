@@ -3,18 +3,20 @@
 One live run is one draw. Each seed here gives other arrivals; the first one is the seed of the live run, its simulated
 twin. Two runs seldom end at the same mean accuracy, and accuracy costs grams, so that savings are compared at the
 accuracy of the run they are of: the other run's grams are corrected by `price_g` per unit of accuracy, which is what
-`static_mix` pays for PRICE_STEP more of it, in the mean of all seeds; of several families it has no price. Accuracy is
-here that of the variants that answered, by family.toml: the mean that was planned for, without the luck of which image
-met which variant.
+`static_mix` pays for PRICE_STEP more of it, in the mean of all seeds; of several families, or with parameters that it
+has not, there is no price. Accuracy is here that of the variants that answered, by family.toml: the mean that was
+planned for, without the luck of which image met which variant.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from controller.planners.policy_parts import constants_of
 from trefoil.cli.run.scenario import Scenario, Slo
 from trefoil.comparison.saving import MARGIN, OBLIVIOUS, PRICE_STEP, Outcome, price_g, saving_pct, summary
 from trefoil.core.objective import floor_missed
+from trefoil.core.policies import policy
 from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
 
 
@@ -73,7 +75,9 @@ def simulate_spread(
     scenario: Scenario, slo: Slo, names: Iterable[str], wanted: Callable[[], bool] = lambda: True
 ) -> Spread | None:
     """Simulate the policies under `simulated_seeds` seeds; None once nobody wants it any more."""
+    own = constants_of("", policy(OBLIVIOUS)) or {}
     priced = not (scenario.more_families or scenario.fleet.real)  # static_mix plans no CPUs
+    priced &= scenario.params.keys() <= own.keys()
     seeds, pairs, asked = [], [], dict.fromkeys((*names, OBLIVIOUS) if priced else names)
     for seed in range(scenario.seed, scenario.seed + scenario.simulated_seeds):
         drawn = scenario.model_copy(update={"seed": seed})

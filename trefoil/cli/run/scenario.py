@@ -325,6 +325,8 @@ class Scenario(System):
     policies: tuple[str, ...] = ("base", "static_mix", "exact")  # policies that are played, one after the other
     more_families: tuple[FamilyOffered, ...] = ()
     dynamic_batching: bool = False  # Triton makes a batch of the requests that wait
+    stages: dict[str, int] = Field(default_factory=dict)  # that best variants of families are cut into, by family
+    stages_items: int = Field(default=1, ge=1)  # in the pass by whose roofline they are cut and feel the clock
     warmup_s: float = Field(default=6.0, ge=0)  # of load at the base rate before each run; sent, answered, not counted
     simulated_seeds: int = Field(default=8, ge=1)  # that say how far one live run is to be believed, its own first
     load: Load = Load()
@@ -372,6 +374,8 @@ class Scenario(System):
             raise ValueError("policies must name one and one to compare it with, e.g. ['base', 'exact']")
         if len(set(self.policies)) != len(self.policies):
             raise ValueError(f"policies {self.policies} names one twice")
+        if wrong := [f"{name} = {n}" for name, n in self.stages.items() if name not in self.loads or n < 2]:
+            raise ValueError(f"stages {wrong}: name families that are served, each with 2 or more")
         return self
 
     def shortened(self, steps: int) -> "Scenario":
