@@ -54,10 +54,10 @@ from dispatcher.routing.routers import ROUTERS
 from power_agent.governors import reads_latency
 from trefoil.core.brains import Planner, PlanView
 from trefoil.core.demand import LoadCell, SliceLoad, TableAck
-from trefoil.core.errors import SettingError
+from trefoil.core.errors import SettingError, TrefoilError
 from trefoil.core.objective import ActMode, ObjectiveMode
 from trefoil.core.parts import Kind, find
-from trefoil.core.plan import DecisionRecord, Plan, RolloutState, Route
+from trefoil.core.plan import DecisionRecord, NodePlan, Plan, RolloutState, Route
 from trefoil.core.units import MS_PER_S
 from trefoil.runtime.keys import Keys
 from trefoil.simulator.books.intervals import LoadReports
@@ -70,7 +70,7 @@ from trefoil.simulator.engines.request_engine import RequestEngine
 from trefoil.simulator.engines.shared_fluid import SharedFluidEngine
 from trefoil.simulator.scenario.arrivals import ArrivalSource
 from trefoil.simulator.scenario.carbon import ForecastFeed
-from trefoil.simulator.scenario.inputs import Inputs, length_confusion, settings_of
+from trefoil.simulator.scenario.inputs import Inputs, SimulatedSettings, length_confusion, settings_of
 
 EPSILON_S: Final = 1e-9
 EXPLORING_TICK_S: Final = 5.0  # at most, while candidates are measured
@@ -80,9 +80,10 @@ EPOCH: Final = 1
 class Simulation:
     """Simulation of one scenario: all of its state."""
 
-    def __init__(self, inputs: Inputs, keep_records: bool = False) -> None:
+    def __init__(self, inputs: Inputs, keep_records: bool = False, settings: SimulatedSettings | None = None) -> None:
+        """`settings`: of the controller, instead of those that the scenario asks for."""
         scenario = inputs.scenario
-        self.inputs, self.scenario, self.settings = inputs, scenario, settings_of(inputs)
+        self.inputs, self.scenario, self.settings = inputs, scenario, settings or settings_of(inputs)
         self.now_s = -scenario.warmup_s
         self.at = CoreTime(self.now_s, self.now_s)
         placed = inputs.devices, inputs.truth, inputs.items, scenario.costs
@@ -90,21 +91,8 @@ class Simulation:
         self._reads_latency = reads_latency(scenario.policy.governor or inputs.policy.governor)
         self.ledger = Ledger(inputs, self.now_s)
         self.meter = SimulatedMeter(self.ledger, self.hardware, self.settings.measure_s)
-        truth = partial(_mean_per_s, inputs.arrivals)
-        predictor = forecaster_of(self.settings, inputs.policy, open_network=open_network, truth=truth)
-        self.observation = Observation(self.settings, Keys("simulated"), inputs.estimate.catalog, predictor, self.now_s)
-        self.observation.inputs.carbon_history = type(self.observation.inputs.carbon_history)(
-            maxlen=scenario.control.history_max
-        )
-        self.rollouts = RolloutExecutor(self.settings.rollout, self.observation, self.meter, self.at)
-        triggers = scenario.policy.triggers
-        row = inputs.policy if triggers is None else replace(inputs.policy, triggers=triggers)
-        live, traits = as_live_planner(inputs.planner), find(Kind.PLANNER, row.planner, PLANNERS).traits
-        cap = self.settings.max_watts
-        kept = SavedState(dict(inputs.objectives), [], ControlState(ActMode.ACT), ExplorationTotals(), max_watts=cap)
-        self.core = ControlCore(
-            self.settings, row, traits.tick_grace_s, live, self.observation, self.meter, self.rollouts, self.at, kept
-        )
+        acts, cap = ControlState(ActMode.ACT), self.settings.max_watts
+        self._start_cores(SavedState(dict(inputs.objectives), [], acts, ExplorationTotals(), max_watts=cap))
         self.routes = {f: Route(f, "fifo", "fifo") for f in inputs.objectives}
         self.engines: tuple[Engine, ...] = engines_for(inputs, self.now_s)
         self.records: list[DecisionRecord] = []
@@ -112,6 +100,7 @@ class Simulation:
         self._published: tuple[Route, ...] = ()
         self._rolling: Steps[None] | None = None
         self._rolling_due_s = math.inf
+        self._moved = False  # whether the rollout has changed what serves since it last waited
         self._drained_s = -math.inf
         self._woken = False
         self._tick_at_s = self.now_s
@@ -119,7 +108,7 @@ class Simulation:
         self.load_reports = LoadReports({f: [] for f in inputs.objectives})
         self._seq = 0
         self._viewed: PlanView | None = None
-        stateless = scenario.fidelity == "fluid" and live is None
+        stateless = scenario.fidelity == "fluid" and self.core.explorer.live is None
         stateless = stateless and all(o.mode != ObjectiveMode.BUDGET for o in inputs.objectives.values())
         self.decision_cache = DecisionCache(self.settings.seed) if stateless else None
         self._relative_view: PlanView | None = None
@@ -130,6 +119,23 @@ class Simulation:
         self._read_carbon()
         self._set_routes()
         self._run_steps(self.core.enter_epoch(EPOCH))
+
+    def _start_cores(self, kept: SavedState, standing: tuple[Plan | None, Mapping[str, NodePlan]] = (None, {})) -> None:
+        """A controller begins: by what is kept, and by what the one before it has published and commanded."""
+        inputs, scenario, settings = self.inputs, self.scenario, self.settings
+        truth = partial(_mean_per_s, inputs.arrivals)
+        predictor = forecaster_of(settings, inputs.policy, open_network=open_network, truth=truth)
+        self.observation = Observation(settings, Keys("simulated"), inputs.estimate.catalog, predictor, self.now_s)
+        self.observation.inputs.carbon_history = type(self.observation.inputs.carbon_history)(
+            maxlen=scenario.control.history_max
+        )
+        self.rollouts = RolloutExecutor(settings.rollout, self.observation, self.meter, self.at, *standing)
+        triggers = scenario.policy.triggers
+        row = inputs.policy if triggers is None else replace(inputs.policy, triggers=triggers)
+        live, traits = as_live_planner(inputs.planner), find(Kind.PLANNER, row.planner, PLANNERS).traits
+        self.core = ControlCore(
+            settings, row, traits.tick_grace_s, live, self.observation, self.meter, self.rollouts, self.at, kept
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the planner, which is made anew: what it remembers goes along."""
@@ -286,10 +292,15 @@ class Simulation:
 
     def _run_steps(self, steps: Steps[None]) -> None:
         self._woken = False
-        answer = None
+        answer, error = None, None
         try:
             while True:
-                answer = self._carry_out(steps.send(answer))
+                effect = steps.send(answer) if error is None else steps.throw(error)
+                answer, error = None, None
+                try:
+                    answer = self._carry_out(effect)
+                except TrefoilError as raised:
+                    error = raised
         except StopIteration:
             self._relative_view = self._cached = None
 
@@ -356,38 +367,47 @@ class Simulation:
 
     def _continue_rollout(self) -> None:
         """Take every step of the rollout that can be taken now."""
-        answer: Any = None
-        steps, moved = self._rolling, False
-        now_s = self.now_s + EPSILON_S  # what begins now and takes a time is over at the event of that time
+        answer, error = None, None
+        steps, self._moved = self._rolling, False
         if steps is None:
             return
         self._rolling_due_s = math.inf
         try:
             while True:
-                effect = steps.send(answer)
-                answer = None
-                match effect:
-                    case RefreshStatuses():
-                        self._observe()
-                    case Wait(until_s):
-                        drained_s = self._drained_s if self.now_s < self._drained_s - EPSILON_S else math.inf
-                        self._rolling_due_s = min(until_s, drained_s)
-                        break
-                    case Publish():
-                        moved = True
-                        self._publish(effect, now_s)
-                    case CommandNode(_, node):
-                        moved = answer = True
-                        self.hardware.command({device.device: device for device in node.devices}, now_s)
-                    case QueryAgents():
-                        self._observe()
-                    case FindPath():
-                        answer = self._find_path(effect)
+                effect = steps.send(answer) if error is None else steps.throw(error)
+                if isinstance(effect, Wait):
+                    self._rolling_due_s = self._looks_again_s(effect)
+                    break
+                answer, error = None, None
+                try:
+                    answer = self._carry_out_rollout(effect, self.now_s + EPSILON_S)
+                except TrefoilError as raised:
+                    error = raised
         except StopIteration:
             self._rolling = None
             self.ledger.halted += self.rollouts.rollout.state == RolloutState.HALTED
-        if moved:
+        if self._moved:
             self._set_routes()
+
+    def _looks_again_s(self, wait: Wait) -> float:
+        """When a rollout looks again at what it waits for; sooner, if something becomes ready."""
+        return min(wait.until_s, self._drained_s if self.now_s < self._drained_s - EPSILON_S else math.inf)
+
+    def _carry_out_rollout(self, effect: Any, now_s: float) -> Any:
+        """Carry out an effect of a rollout; what begins at `now_s` and takes its time is over at the event of then."""
+        match effect:
+            case RefreshStatuses() | QueryAgents():
+                self._observe()
+            case Publish():
+                self._moved = True
+                self._publish(effect, now_s)
+            case CommandNode(_, node):
+                self._moved = True
+                self.hardware.command({device.device: device for device in node.devices}, now_s)
+                return True
+            case FindPath():
+                return self._find_path(effect)
+        return None
 
     def _observe(self) -> None:
         """Nodes as they are; one dispatcher, which has each table at once, and drains as long as the hardware says."""

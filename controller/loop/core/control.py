@@ -145,7 +145,7 @@ class ControlCore:
         self.not_before_s = -math.inf
         self._pending_trigger: Trigger | None = None
         self._epoch = 0
-        self._entered = False
+        self._entered = self._rolls_again = False
         self._started_at_s = time.now_s
 
     @property
@@ -169,8 +169,12 @@ class ControlCore:
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def enter_epoch(self, epoch: int) -> Steps[None]:
-        """Enter a new epoch: rewrite what readers need, and roll the plan in force out again."""
+        """Enter a new epoch: rewrite what readers need, and roll the plan in force out again, once its nodes are seen.
+
+        To be run before each step: what could not be done yet is done then.
+        """
         if epoch == self._epoch and self._entered:
+            yield from self._roll_again()
             return
         self._epoch, self._entered = epoch, False
         self.decision_number = yield OpenRecords(epoch)
@@ -185,9 +189,15 @@ class ControlCore:
             self.plans[-1] = again
             yield Republish(again.revision)
         self._entered = True  # not before: what could not be written is written at the next tick
+        self._rolls_again = True
+        yield from self._roll_again()
+
+    def _roll_again(self) -> Steps[None]:
+        if not self._rolls_again or self.observation.awaits_nodes(self.current, self.time.now_s):
+            return
+        self._rolls_again = False
         if self.current is not None and self.control.mode == ActMode.ACT:
-            again = replace(again, revision=replace(again.revision, number=again.revision.number + 1))
-            yield from self._roll(again, "epoch")
+            yield from self._roll(self._renumbered(self.current), "epoch")
 
     def step(self) -> Steps[None]:
         """Step of control under the epoch entered: triggers, decision, exploration, retries."""
@@ -245,6 +255,8 @@ class ControlCore:
         if self.control.mode == ActMode.OBSERVE or not self.objectives or self.time.monotonic_s < self.not_before_s:
             return False
         if not any(n.node not in view.fleet.stale and n.devices for n in view.fleet.nodes):
+            return False
+        if self.observation.awaits_nodes(self.current, view.now_s):
             return False
         waited_s = view.now_s - self._started_at_s
         return self.observation.inputs.carbon is not None or waited_s >= self.settings.carbon.wait_s
@@ -469,7 +481,7 @@ class ControlCore:
         return [*saved, plan][-self.settings.plans_kept :]
 
     def _roll(self, plan: Plan, why: str) -> Steps[None]:
-        self.plans[-1] = plan
+        self.plans[-1], self._rolls_again = plan, False
         yield StartRollout(plan, why)
 
     def _renumbered(self, plan: Plan) -> Plan:

@@ -112,7 +112,8 @@ class Observation:
         self._stated = dict(stated)  # a simulation keeps its state by pickling it
         self.differing: Mapping[str, tuple[str, ...]] = {}
         """Variants of which a node has other files than those that are planned with, by node."""
-        self._oldest_s = math.inf
+        self._oldest_s = self._asked_nodes_s = math.inf
+        self._nodes_seen = False
         self._unreached: frozenset[str] = frozenset()
         self._refused = frozenset(settings.carbon.rungs_refused)
         self._clipped: tuple[CarbonForecast, float, float, CarbonForecast] | None = None
@@ -149,6 +150,18 @@ class Observation:
                 )
             )
         return self._comparable  # of the same statuses, the object of which others know already what they ask
+
+    def awaits_nodes(self, plan: Plan | None, now_s: float) -> bool:
+        """Whether nodes of a plan have not been seen since this was first asked, and may be any moment.
+
+        Redis may have been emptied: what is found out from the little that is known would be about what does not run.
+        """
+        if not self._nodes_seen:
+            self._asked_nodes_s = min(self._asked_nodes_s, now_s)
+            seen = {node.node for node in self.fleet(now_s).nodes}
+            whole = plan is None or seen.issuperset(node.node for node in plan.nodes)
+            self._nodes_seen = whole or now_s - self._asked_nodes_s >= self._settings.node_stale_s
+        return not self._nodes_seen
 
     def carbon(self, now_s: float) -> CarbonReading:
         """Carbon reading in force: the last one, carried when it is old, static when there never was one."""

@@ -38,10 +38,14 @@ class Drawn:
     """Made without arguments, as a planner of one's own is."""
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
-        """The first of some drawn plans that carries the load, else the largest, which says so."""
+        """Takes a while: much can happen meanwhile."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        loop.spend(SOLVES_S)  # much can happen meanwhile
+        loop.spend(SOLVES_S)
+        return self.decide(view, rng)
+
+    def decide(self, view: PlanView, rng: Generator) -> Decision:
+        """The first of some drawn plans that carries the load, else the largest, which says so."""
         need = next((d.rate_p90_per_s for d in view.demand if d.family == FAMILY), 0.0)
         best: tuple[float, Plan] | None = None
         for _ in range(DRAWS):

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -21,6 +22,7 @@ import controller.__main__ as main
 from controller.settings import ControllerSettings
 from dispatcher.service.local_worker import LocalWorker
 from tests.support.planning import digits
+from tests.support.unswept import unswept
 from tests.support.virtual.dispatch import MemoryTable, Request, Worker
 from tests.support.virtual.doubles import Files, MemoryDisk, NodeAgents, Silent
 from tests.support.virtual.loop import PROCESS, Process, VirtualClock, VirtualLoop, virtual_loop
@@ -44,6 +46,7 @@ FAULTS_S = (6.0, 20.0)  # between these, faults strike
 QUIET_S = 20.0  # after the last one, in which everything has to be well again
 CATALOG = digits()
 PLACES = ("controller", "dispatcher0", "dispatcher1", "node0", "node1", "feed", "redis")  # each with a wall clock
+NO_SWEEPS = SimpleNamespace(collect=lambda: None, freeze=lambda: None, unfreeze=lambda: None)  # it is not their process
 DRAINS_S = 3.0  # drain_timeout_s and ack_timeout_s of the controllers here
 SETTINGS: Mapping[str, Any] = {
     "policy": "exact",
@@ -312,6 +315,7 @@ def installed(system: System, *, real_bytes: bool = False) -> Iterator[None]:
         "controller.loop.decision_records.version": lambda _: "virtual",
         "controller.loop.leadership.socket.gethostname": lambda: getattr(PROCESS.get(), "name", "here"),
         "dispatcher.service.state_sync.TableFile": lambda _: MemoryTable(system.opening),
+        "trefoil.runtime.service.gc": NO_SWEEPS,
         "trefoil.runtime.state.make_client": lambda *_: system.server.client(PROCESS.get()),
     }
     if not real_bytes:
@@ -346,7 +350,7 @@ class Tokens:
 
 def history(seed: int, faults: Callable[[System], None], *, real_bytes: bool = False) -> tuple[list[str], System]:
     """Play one history; what was broken, and the system as it ended."""
-    with virtual_loop() as loop:
+    with unswept(), virtual_loop() as loop:
         system = System(loop, seed)
         with installed(system, real_bytes=real_bytes):
             return system.play(faults), system

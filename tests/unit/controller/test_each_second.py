@@ -53,6 +53,7 @@ class Driven:
             windows=None,
             inputs=SimpleNamespace(carbon=True, scale_signals=()),
             allowed_triggers=lambda triggers, _now_s: triggers,
+            awaits_nodes=lambda _plan, _now_s: False,
             input_stamps=lambda _now_s: (),
             view=lambda _o, current, _m, _g, now_s: views.view(now_s, current=current),
         )

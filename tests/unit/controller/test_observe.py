@@ -27,10 +27,11 @@ from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, Measured, SliceLo
 from trefoil.core.errors import SettingError
 from trefoil.core.fleet import DeviceState, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import Objective, ObjectiveMode
-from trefoil.core.plan import DecisionRecord, Plan
+from trefoil.core.plan import DecisionRecord, NodePlan, Plan
 from trefoil.core.plan_check import plan_digest
 from trefoil.runtime import codec
 from trefoil.runtime.clock import Clock, ManualClock, SteadyClock
+from trefoil.runtime.keys import Keys
 
 OBJECTIVE = Objective("digits", ObjectiveMode.BUDGET, 75.0, 0.95, 0.95, number=1)
 NOW_S = 1_795_000_000.0
@@ -272,3 +273,24 @@ def test_a_plan_counts_on_a_silent_node_while_it_is_reached_and_then_without_it(
     world.seen.inputs.acks = (ack(0, silent.devices[0].slices[0].key),)
     assert silent.devices[0].device in before
     assert routed() == {up.devices[0].device}
+
+
+def test_nodes_of_a_plan_are_awaited_as_long_as_a_status_may_be_old():
+    plan = replace(PLAN, nodes=(NodePlan(node="node0"), NodePlan(node="node1")))
+    limit_s = ControllerSettings().node_stale_s
+
+    def asked(nodes: int) -> Observation:
+        one = Observation(ControllerSettings(), Keys("default"), digits(), LastMax(), NOW_S)
+        one.inputs.nodes = {n.node: replace(n, observed_at_s=NOW_S) for n in fleet(2, nodes=2).nodes[:nodes]}
+        return one
+
+    assert not asked(2).awaits_nodes(plan, NOW_S)
+    assert not asked(0).awaits_nodes(None, NOW_S)
+    some = asked(1)
+    assert some.awaits_nodes(plan, NOW_S)
+    assert some.awaits_nodes(plan, NOW_S + limit_s - 0.1)
+    assert not some.awaits_nodes(plan, NOW_S + limit_s)
+    came = asked(1)
+    assert came.awaits_nodes(plan, NOW_S)
+    came.inputs.nodes |= asked(2).inputs.nodes
+    assert not came.awaits_nodes(plan, NOW_S + 1.0)

@@ -1,0 +1,1 @@
+"""The cores of a controller on the simulated shell, struck by drawn faults: a history in some tens of milliseconds."""
