@@ -56,6 +56,7 @@ from trefoil.core.objective import Objective
 from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.runtime.sightings import LiveAcks
 from trefoil.runtime.state import ACK_TTL_S, LEASE_TTL_S
+from trefoil.simulator.engines.hardware import SERVES
 from trefoil.simulator.simulation import EPSILON_S, Simulation
 
 LEADS_S: Final = 0.5  # between two looks at the lease
@@ -107,6 +108,7 @@ class CoreSystem(Simulation):
         self.slow_until_s, self.fails_until_s = -math.inf, -math.inf
         self._step: Steps[None] | None = None
         self._served_s = 0.0
+        self._served_by: Any = None
         self.promises = Promises(self)
         inputs, settings = prepared()
         super().__init__(drawn_inputs(inputs, seed), settings=settings)
@@ -162,8 +164,12 @@ class CoreSystem(Simulation):
             super()._serve_until(now_s)
 
     def _set_routes(self) -> None:
-        self.serve()
-        super()._set_routes()
+        """Where routes or what serves have changed."""
+        serves = self._published, [self.hardware.services(family) for family in self.routes]
+        if serves != self._served_by:
+            self._served_by = serves
+            self.serve()
+            super()._set_routes()
 
     # --- what the controller reads ------------------------------------------------------------------------------------
 
@@ -215,10 +221,11 @@ class CoreSystem(Simulation):
             self.redis.ack = None
 
     def _loads(self) -> tuple[SliceLoad, ...]:
-        routed = {t.slice for route in self._published for t in route.targets}
-        leaving = {t.slice for route in self._published for t in route.targets if t.draining}
-        gone = leaving | {key for d in self.hardware.devices.values() for key in d.slices if key not in routed}
-        return tuple(SliceLoad(key, in_flight=count) for key in sorted(gone) if (count := self.in_flight_on(key)))
+        """What is in flight on slices that serve and get no new requests."""
+        live = {t.slice for route in self._published for t in route.targets if not t.draining}
+        devices = self.hardware.devices.values()
+        left = [key for d in devices for key, one in d.slices.items() if key not in live and one.state in SERVES]
+        return tuple(SliceLoad(key, in_flight=count) for key in sorted(left) if (count := self.in_flight_on(key)))
 
     def in_flight_on(self, key: SliceKey) -> int:
         """Requests that a slice has now, in truth."""
