@@ -4,7 +4,7 @@ Protocol: a JSON object a line. Says first {"family": ...}, or {"refused": why} 
     by {"id", "score", "cached"}, the score real-valued, 0 = the shortest class; {"prompt", "tokens"} is a true length,
     and is not answered. Ends with its standard input.
 Files of FOLDER, written by model_repository/pydoc/lengths.py: lengths.json (family, borders of classes, hashes),
-    predictor.onnx (IDS, MASK -> EMBEDDED, SCORE), tokenizer.json.
+    predictor.onnx (IDS -> EMBEDDED, SCORE), tokenizer.json.
 """
 
 import hashlib
@@ -44,6 +44,8 @@ class Predictor:
         self._session = onnxruntime.InferenceSession(
             str(folder / FILES[0]), options, providers=["CPUExecutionProvider"]
         )
+        if (taken := [one.name for one in self._session.get_inputs()]) != ["IDS"]:
+            raise Refused(f"{FILES[0]} takes {', '.join(taken)}, not IDS alone. Remedy: make pydoc-lengths")
         self._tokenizer = Tokenizer.from_file(str(folder / FILES[1]))
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(int(told["tokens_max"]))
@@ -68,7 +70,7 @@ class Predictor:
 
     def _run(self, prompt: str) -> tuple[NDArray[np.float32], float]:
         ids = np.array([self._tokenizer.encode(prompt).ids], np.int64)
-        embedded, score = self._session.run(["EMBEDDED", "SCORE"], {"IDS": ids, "MASK": np.ones_like(ids)})
+        embedded, score = self._session.run(["EMBEDDED", "SCORE"], {"IDS": ids})
         return embedded[0], float(score[0])
 
     def score(self, prompt: str) -> tuple[float, bool]:

@@ -123,19 +123,20 @@ async def test_one_that_answers_nan_is_not_gone_by(tmp_path):
         assert lengths.total == {"invalid": 1}
 
 
-@pytest.mark.parametrize("what", ["another hash", "no files", "no JSON"])
+@pytest.mark.parametrize("what", ["another hash", "no files", "no JSON", "another graph"])
 async def test_files_that_cannot_be_used_are_said(tmp_path, what):
     folder = tmp_path / "lengths"
     if what != "no files":
-        write_predictor(folder, "pydoc")
+        write_predictor(folder, "pydoc", ids="NUMBERS" if what == "another graph" else "IDS")
         (folder / "predictor.onnx").open("ab").write(b"x") if what == "another hash" else None
         (folder / "lengths.json").write_text("{") if what == "no JSON" else None
     async with asked(folder, ready=False) as lengths:
         await until(lambda: "does not start" in lengths.trouble)
-        wanted = {"another hash": "predictor.onnx has SHA-256", "no files": "No such file", "no JSON": "Expecting"}[
-            what
-        ]
-        assert wanted in lengths.trouble
+        wanted = {
+            "another hash": "predictor.onnx has SHA-256", "no files": "No such file", "no JSON": "Expecting",
+            "another graph": "predictor.onnx takes NUMBERS, not IDS alone",
+        }  # fmt: skip
+        assert wanted[what] in lengths.trouble
         assert "make pydoc-lengths" in lengths.trouble
         assert await score(lengths, "def") is None
 

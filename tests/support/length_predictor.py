@@ -17,22 +17,21 @@ WORDS = ("[UNK]", "def", "class", "parse", "text", "long", "short", "one", "two"
 BORDERS = (5.0, 10.0, 20.0, 50.0)
 
 
-def write_predictor(folder: Path, family: str, per_word: float = 1.0) -> Path:
-    """Write it; `per_word` may be NaN."""
+def write_predictor(folder: Path, family: str, per_word: float = 1.0, ids: str = "IDS") -> Path:
+    """Write it; `per_word` may be NaN. `ids`: name of the graph's input."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     table = np.eye(len(WORDS), dtype=np.float32)
     nodes = [
-        helper.make_node("Gather", ["table", "IDS"], ["rows"]),
+        helper.make_node("Gather", ["table", ids], ["rows"]),
         helper.make_node("ReduceSum", ["rows", "one"], ["sum"], keepdims=0),
         helper.make_node("LpNormalization", ["sum"], ["EMBEDDED"], axis=1, p=2),
-        helper.make_node("Cast", ["MASK"], ["mask"], to=TensorProto.FLOAT),
-        helper.make_node("ReduceSum", ["mask", "one"], ["words"], keepdims=0),
+        helper.make_node("ReduceSum", ["sum", "one"], ["words"], keepdims=0),
         helper.make_node("Mul", ["words", "per_word"], ["SCORE"]),
     ]
-    given = [helper.make_tensor_value_info(name, TensorProto.INT64, ["B", "T"]) for name in ("IDS", "MASK")]
+    given = [helper.make_tensor_value_info(ids, TensorProto.INT64, ["B", "T"])]
     made = [
         helper.make_tensor_value_info("EMBEDDED", TensorProto.FLOAT, ["B", len(WORDS)]),
         helper.make_tensor_value_info("SCORE", TensorProto.FLOAT, ["B"]),
