@@ -53,7 +53,7 @@ class ClassKey(NamedTuple):
     @property
     def model(self) -> "ClassKey":
         """Key of what has to be loaded: a change of the clock or of a neighbour is no reload."""
-        return self._replace(clock_mhz=0, beside=())
+        return self._replace(clock_mhz=0, beside=()) if self.clock_mhz or self.beside else self
 
     @property
     def leads(self) -> bool:

@@ -20,7 +20,7 @@ from trefoil.core.objective import Objective
 from trefoil.core.plan import Plan, Route
 
 
-@dataclass(frozen=True, slots=True)
+@per_request(frozen=True, slots=True)
 class BudgetState:
     """Accuracy budget: what a family's window has served so far. `accuracy_sum` adds each answer's variant accuracy.
 
@@ -35,7 +35,7 @@ class BudgetState:
     day: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@per_request(frozen=True, slots=True)
 class PlanView:
     """View of a planner: all that it may know. `carbon_history`, oldest first, is the distribution of intensity.
 

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 else:
 
     def per_request(*, frozen: bool, slots: bool):
-        """`dataclass(frozen=True, slots=True)` for what each request makes anew: mypy keeps its fields from being set,
-        and nobody at run time, which would take four times as long."""
+        """`dataclass(frozen=True, slots=True)` for what each request, or step of a simulated year, makes anew: mypy
+        keeps its fields from being set, and nobody at run time, which would take four times as long."""
         return dataclass(slots=slots, unsafe_hash=frozen)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class IdentityKey(Generic[T]):
     """Memo key by the identity of a value, which is never changed and too long to compare.
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from numpy.random import Generator
 
 from trefoil.core.catalog import ProfileRow
+from trefoil.core.common import per_request
 from trefoil.core.device_types import slice_servers
 from trefoil.core.units import MS_PER_S
 
@@ -43,7 +44,7 @@ _LOG_TAILS: Final = -np.linspace(0.0, 12.0, 97)  # conditional tail probabilitie
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 
 
-@dataclass(frozen=True, slots=True)
+@per_request(frozen=True, slots=True)
 class ServiceTime:
     """Service time of one executed batch, gamma-distributed."""
 

@@ -15,17 +15,18 @@ Deviations: none.
 
 import math
 from collections.abc import Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Quality, Rung, Series
+from trefoil.core.common import per_request
 
 RUNGS: Final = tuple(rung.name.lower() for rung in Rung)
 REFUSABLE: Final = RUNGS[1:]
 EARLY_S: Final = 5.0  # by how much the clocks of two machines may differ
 
 
-@dataclass(frozen=True, slots=True)
+@per_request(frozen=True, slots=True)
 class PlannableReading:
     """Reading to plan by. `rung`: the name of the refused rung in force, "" = none is; `why` in words."""
 

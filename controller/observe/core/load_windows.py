@@ -11,7 +11,7 @@ Deviations: none.
 """
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -74,9 +74,9 @@ class LoadWindows:
         self._windows: deque[LoadWindow] = deque()
         self._newest: dict[tuple[str, int], LoadWindow] = {}
         self._budgets: dict[str, _Budget] = {}
-        self._arrivals: dict[str, Counter[int]] = {}
+        self._arrivals: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self._first_bin: int | None = None
-        self._hours: dict[str, Counter[int]] = {}  # arrivals of the last day, by hour
+        self._hours: defaultdict[str, Counter[int]] = defaultdict(Counter)  # arrivals of the last day, by hour
         self._first_hour: int | None = None
         self.answered: Counter[tuple[str, str]] = Counter()
         self.answered_tenants: Counter[tuple[str, str]] = Counter()
@@ -244,9 +244,9 @@ class LoadWindows:
         asks for more.
         """
         span_s = self._settings.measure_s
-        recent = [w for w in self._windows if w.ends_at_s > now_s - span_s]
-        found = self.measured_in(recent, family, span_s, catalog, grams_per_request)
+        recent = (w for w in self._windows if w.ends_at_s > now_s - span_s)
         cells = [c for w in recent for c in w.cells if c.key.family == family]
+        found = measured_cells(cells, family, span_s, catalog, grams_per_request)
         if found is None or not any(c.key.slo_class for c in cells):
             return found
         own = measured_cells([c for c in cells if not c.key.slo_class], family, span_s, catalog)
@@ -299,8 +299,8 @@ class LoadWindows:
         this = int(now_s // HOUR_S)
         if self._first_hour is None or self._first_hour >= this - DAY_HOURS:  # the first hour is seen in part
             return ()
-        counts = self._hours.get(family, Counter())
-        latest = {hour % DAY_HOURS: float(counts[hour]) for hour in range(this - DAY_HOURS, this)}
+        counts = self._hours[family]
+        latest = {hour % DAY_HOURS: float(counts.get(hour, 0)) for hour in range(this - DAY_HOURS, this)}
         return tuple(latest[at] for at in range(DAY_HOURS))
 
     def dump_budgets(self) -> dict[str, object]:
@@ -331,13 +331,13 @@ class LoadWindows:
 
     def _count_arrivals(self, family: str, arrived: int, window: LoadWindow) -> None:
         hour = int((window.starts_at_s + window.ends_at_s) / 2 // HOUR_S)
-        hours = self._hours.setdefault(family, Counter())
+        hours = self._hours[family]
         if hour not in hours:
             for old in [one for one in hours if one < hour - DAY_HOURS]:
                 del hours[old]
         hours[hour] += arrived
         width = self._settings.bin_s
-        counts = self._arrivals.setdefault(family, Counter())
+        counts = self._arrivals[family]
         length_s = window.ends_at_s - window.starts_at_s
         if length_s <= 0:
             counts[int(window.ends_at_s // width)] += arrived

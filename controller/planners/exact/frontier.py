@@ -131,11 +131,12 @@ def price(
     """Buy accuracy where it is cheapest until the window's mean is `required`. Intervals: (weight, intensity)."""
     total = sum(w for w, _ in intervals)
     mean = hull[0].accuracy
+    cleanest = sorted([(ci, w / total) for w, ci in intervals])  # then the steps are nearly in order
     steps = sorted(
         [
-            (ci * slope, low, high, ci, w / total)
+            (ci * slope, low, high, ci, weight)
             for low, high, slope in [(a.accuracy, b.accuracy, max(0.0, _slope(a, b))) for a, b in pairwise(hull)]
-            for w, ci in intervals
+            for ci, weight in cleanest
         ]
     )
     target, cost, at = hull[0].accuracy, 0.0, 0
@@ -152,9 +153,7 @@ def price(
         gain = sum([w * (b - a) for _, a, b, _, w in tied])
         part = min(1.0, (required - mean) / gain)
         mean += part * gain
-        here = [(a, b) for _, a, b, ci, _ in tied if ci == intensity]
-        for a, b in sorted(set(here)):
-            target = max(target, a + part * (b - a))
+        target = max([target, *(a + part * (b - a) for _, a, b, ci, _ in tied if ci == intensity)])
     why = "" if mean >= required - 1e-6 else f"; {required:.4f} is out of reach, {mean:.4f} is the most"
     return Price(cost / rate_per_s / 3.6e6, target, required, why)
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from controller.planners.columns import ClassKey, Column, class_of
 from controller.planners.planning_input import Device, PlanningInput, Task
+from trefoil.core.common import per_request
 from trefoil.core.device_types import configurations
 from trefoil.core.fleet import Configuration, DeviceState, DeviceType
 from trefoil.core.power import idle_w
@@ -122,7 +123,7 @@ class Aim:
     moves: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@per_request(frozen=True, slots=True)
 class Solution:
     """Counts and traffic. `traffic` is at the demand's high quantile; power and accuracy are at its mean rate.
 

@@ -42,6 +42,8 @@ class Pool:
     services: list[SliceService] = field(default_factory=list)
     credits: list[int] = field(default_factory=list)
     queued: float = 0.0
+    occupied: list[ServiceTime] = field(init=False)
+    """For which a request takes each slice: with one credit, also while it is on its way."""
     limits: Counts = field(init=False)
     capacity: float = field(init=False)
     servers: int = field(init=False)
@@ -50,8 +52,9 @@ class Pool:
     """Slices of one service and credit: the first of them, and all."""
 
     def __post_init__(self) -> None:
-        each = [1e3 * one.instances / self.occupied(i).mean_ms for i, one in enumerate(self.services)]
-        self.limits = np.array(each)
+        self.occupied = [_occupied(one, n) for one, n in zip(self.services, self.credits, strict=True)]
+        each = zip(self.services, self.occupied, strict=True)
+        self.limits = np.array([1e3 * one.instances / taken.mean_ms for one, taken in each])
         self.capacity = float(self.limits.sum())
         self.servers = sum(one.instances for one in self.services)
         self.equal = bool(self.keys) and float(np.ptp(self.limits)) < 1e-9 * self.capacity
@@ -60,16 +63,15 @@ class Pool:
             found.setdefault((one, self.credits[i]), []).append(i)
         self.equal_slices = [(indices[0], indices) for indices in found.values()]
 
-    def occupied(self, index: int) -> ServiceTime:
-        """Service time for which a request takes a slice: with one credit, also while it is on its way."""
-        one = self.services[index]
-        gap_ms = one.gap_ms if self.credits[index] <= one.instances else 0.0
-        mean_ms = one.service.mean_ms + gap_ms
-        return ServiceTime(mean_ms, one.service.cv * one.service.mean_ms / mean_ms)
-
     def hidden_ms(self, index: int) -> float:
         """Time of the way there and back that does not take the slice [ms]."""
         return self.services[index].gap_ms if self.credits[index] > self.services[index].instances else 0.0
+
+
+def _occupied(one: SliceService, credits: int) -> ServiceTime:
+    gap_ms = one.gap_ms if credits <= one.instances else 0.0
+    mean_ms = one.service.mean_ms + gap_ms
+    return ServiceTime(mean_ms, one.service.cv * one.service.mean_ms / mean_ms)
 
 
 class FluidEngine:
@@ -134,25 +136,23 @@ class FluidEngine:
         return {self._family: self._step(until_s)}
 
     def _step(self, until_s: float) -> Interval:
-        dt_s = until_s - self._now_s
-        found = Interval(self._now_s, until_s)
+        starts_s, dt_s = self._now_s, until_s - self._now_s
         if dt_s <= 0:
-            return found
-        rate = round(self._source.mean_per_s(self._now_s, until_s), 9)  # equal flows shall be equal
-        found.arrived = rate * dt_s
+            return Interval(starts_s, until_s)
+        self._now_s = until_s
+        rate = round(self._source.mean_per_s(starts_s, until_s), 9)  # equal flows shall be equal
+        steady = bool(self._pools) and not any(p.queued for p in self._pools)
+        known = self._steady_intervals.get((rate, dt_s)) if steady else None
+        if known is not None:
+            return known.at(starts_s, until_s)
+        found = Interval(starts_s, until_s, arrived=rate * dt_s)
         if not self._pools:
             self._hold_unserved(found, dt_s)
-        known = self._steady_intervals.get((rate, dt_s)) if not any(p.queued for p in self._pools) else None
-        if known is not None:
-            self._now_s = until_s
-            return known.at(found.starts_s, until_s)
-        steady = bool(self._pools) and not any(p.queued for p in self._pools)
         for pool in self._pools:
             self._serve_pool(pool, rate * pool.share, dt_s, found)
         found.queued = sum(p.queued for p in self._pools) + self._waiting
         if steady and found.queued == 0:
             self._steady_intervals[rate, dt_s] = found
-        self._now_s = until_s
         return found
 
     def _hold_unserved(self, found: Interval, dt_s: float) -> None:
@@ -180,7 +180,7 @@ class FluidEngine:
         overloaded = left > 1e-6 * max(1.0, work)
         late = 1.0 if overloaded else min(1.0, queued / answered)  # share of the answers that had to queue up
         utilisation = _rounded_utilisation(min(answered / dt_s / capacity, UTILISATIONS[-1]))
-        mean = ServiceTime(1e3 * pool.servers / capacity, pool.occupied(0).cv)
+        mean = ServiceTime(1e3 * pool.servers / capacity, pool.occupied[0].cv)
         counts = [flow * dt_s for flow in flows]
         for key, count, service in zip(pool.keys, counts, pool.services, strict=True):
             found.joules[key] = found.joules.get(key, 0.0) + count * service.energy_j
@@ -188,7 +188,7 @@ class FluidEngine:
             if slice_cores(key.slice_type):
                 found.computed_s[key, service.variant] = count * service.service.mean_ms / 1e3
         for i, indices in pool.equal_slices:
-            service, occupied, keys = pool.services[i], pool.occupied(i), [pool.keys[index] for index in indices]
+            service, occupied, keys = pool.services[i], pool.occupied[i], [pool.keys[index] for index in indices]
             count = sum([counts[index] for index in indices])
             found.by_variant[service.variant] = found.by_variant.get(service.variant, 0.0) + count
             found.accuracy_sum += count * service.accuracy

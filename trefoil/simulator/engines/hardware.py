@@ -70,6 +70,7 @@ class SimulatedDevice:
     clock_mhz: int = 0
     slices: dict[SliceKey, Slice] = field(default_factory=dict)
     status: DeviceStatus | None = None  # as it was reported last; None: it has changed since
+    rates: tuple[float, float, bool] | None = None  # as `_rates_of` has them; None: it has changed since
     counter_j: float = 0.0
     active_j: float = 0.0
     idle_j: float = 0.0
@@ -134,7 +135,7 @@ class Hardware:
 
     def _invalidate(self, device: SimulatedDevice) -> None:
         """Forget what was made of its state before."""
-        device.status = self._nodes = self._powers = self._next_s = None
+        device.status = device.rates = self._nodes = self._powers = self._next_s = None
 
     def nodes(self) -> dict[str, NodeStatus]:
         """Status of every node; made anew only when something has changed."""
@@ -306,7 +307,7 @@ class Hardware:
         `computed`: active joules of each family on each slice, by the profile's linear law.
         """
         if self._powers is None:  # what a device draws whatever it computes changes when its state does
-            self._powers = {name: self._power_of(device) for name, device in self.devices.items()}
+            self._powers = {name: self._rates_of(device) for name, device in self.devices.items()}
         spent = self._booked
         if spent is None or spent.computed is not computed or spent.rates is not self._powers or spent.dt_s != dt_s:
             spent = self._booked = self._energy_of(dt_s, computed, self._powers)
@@ -317,10 +318,12 @@ class Hardware:
             device.counter_j += drawn.counter_j
         return spent.drawn
 
-    def _power_of(self, device: SimulatedDevice) -> tuple[float, float, bool]:
+    def _rates_of(self, device: SimulatedDevice) -> tuple[float, float, bool]:
         """What a device draws before it computes [W], what starting slices draw [W], and whether anything serves."""
-        idle_w = power.idle_w(device.type, device.state, device.clock_mhz)
-        return idle_w, self._starting_w(device), device.serves
+        if device.rates is None:
+            idle_w = power.idle_w(device.type, device.state, device.clock_mhz)
+            device.rates = idle_w, self._starting_w(device), device.serves
+        return device.rates
 
     def _energy_of(
         self,
