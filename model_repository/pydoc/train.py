@@ -1,11 +1,13 @@
-"""Train the three variants of the family `pydoc`, export them to ONNX, measure them on signatures they never saw.
+"""Train the four variants of the family `pydoc`, export them to ONNX, measure them on signatures they never saw.
 
 Run: `make pydoc`, or this script in the environment of `make .venv-export/.ready`. Under half an hour on two cores.
 Data: signatures and docstrings of the standard library of the Python that runs this, read by `ast` (PSF licence). A
 prompt is the line `def name(arguments):` or `class Name(Bases):`, its answer the first sentence of its docstring.
 Split: by the SHA-256 of the prompt a tenth is kept from training (validation.json, which sets the accuracies that plans
-go by) and another tenth (heldout.json, what loads send); no prompt stands in two parts.
-Writes: both, 1/ to 3/ model.onnx, config.pbtxt (the contract), family.toml (measured accuracies), card.json (losses,
+go by) and another tenth (heldout.json, what loads send); no prompt stands in two parts. The pairs are few for the
+largest variant: its first epochs are also on the other sentences of the docstrings that are trained on, each an answer
+to nothing.
+Writes: both, 1/ to 4/ model.onnx, config.pbtxt (the contract), family.toml (measured accuracies), card.json (losses,
 entropy of lengths).
 
 Source: Radford et al. 2019 (GPT-2): pre-norm blocks, learned positions, GELU, tied embeddings. Tokens are 256 bytes, an
@@ -24,7 +26,7 @@ import math
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -52,50 +54,77 @@ END, BORDER, PIECES = 256, 257, 1024  # the first two after the bytes; pieces in
 CONTEXT, PROMPT_MAX = 192, 96  # tokens; the rest of the context is for the answer
 HEAD = 32
 BATCH = 32
-MEMORY_MIB = {1: 48, 2: 48, 3: 64}  # assumption: weights in single precision, eight caches, the runtime's own
+MEMORY_MIB = {1: 48, 2: 48, 3: 64, 4: 80}  # assumption: weights in single precision, eight caches, the runtime's own
 LOAD_S = 2.5  # assumption for a slice: starting a Triton or a swap takes 1.4-2.5 s on two cores
 
 LOSS_ROWS = 200  # of each part that losses are measured on
 
 Pair = tuple[str, str]
-Rows = Mapping[int, list[list[int]]]  # token sequences by part
+Rows = Mapping[int, list[list[int]]]  # token sequences by part; 3: further sentences
 Card = dict[str, float]
 
 
 @dataclass(frozen=True)
+class Cycle:
+    """One rise and fall of the learning rate."""
+
+    epochs: int
+    rate_max: float
+    drop: float = 0.1
+    wide_epochs: int = 0  # the first so many of them are also on further sentences
+
+
+@dataclass(frozen=True)
 class Variant:
-    """Shape of one variant, and how long it is trained."""
+    """Shape of one variant, and how it is trained."""
 
     name: str
     version: int
     width: int
     blocks: int
-    epochs: int
-    rate_max: float
+    cycles: tuple[Cycle, ...]
 
 
 VARIANTS = (
-    Variant("pydoc-xs", 1, 32, 2, 30, 4e-3),
-    Variant("pydoc-s", 2, 64, 3, 30, 4e-3),
-    Variant("pydoc-m", 3, 128, 4, 20, 3e-3),
+    Variant("pydoc-xs", 1, 32, 2, (Cycle(30, 4e-3),)),
+    Variant("pydoc-s", 2, 64, 3, (Cycle(30, 4e-3),)),
+    Variant("pydoc-m", 3, 128, 4, (Cycle(20, 3e-3),)),
+    Variant("pydoc-l", 4, 192, 5, (Cycle(14, 2e-3, 0.2, 6), Cycle(6, 1.5e-3))),
 )
 
 
-def pairs() -> list[Pair]:
-    """Every signature of the standard library with the first sentence of its docstring; of equal ones the first."""
+def documented() -> Iterator[Pair]:
+    """Every signature of the standard library with its docstring, in order of the files."""
     root = Path(sysconfig.get_path("stdlib"))
-    found: dict[str, str] = {}
     for path in sorted(root.rglob("*.py")):
         if SKIPPED & set(path.relative_to(root).parts):
             continue
         for node in ast.walk(ast.parse(path.read_bytes())):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                continue
-            text = ast.get_docstring(node)
-            prompt, answer = signature(node), first_sentence(text or "")
-            if answer and len(prompt) <= PROMPT_CHARS_MAX and len(answer) <= ANSWER_CHARS_MAX:
-                found.setdefault(prompt, answer)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield signature(node), ast.get_docstring(node) or ""
+
+
+def pairs() -> list[Pair]:
+    """Every signature with the first sentence of its docstring; of equal ones the first."""
+    found: dict[str, str] = {}
+    for prompt, text in documented():
+        answer = first_sentence(text)
+        if answer and len(prompt) <= PROMPT_CHARS_MAX and len(answer) <= ANSWER_CHARS_MAX:
+            found.setdefault(prompt, answer)
     return list(found.items())
+
+
+def further(found: Sequence[Pair]) -> list[str]:
+    """The other sentences of the docstrings that are trained on, once each, without what is an answer of `found`."""
+    answers, sentences = {answer for _, answer in found}, dict[str, None]()
+    for _, text in (each for each in documented() if part_of(each[0]) > 1):
+        for paragraph in text.split("\n\n"):
+            rest = " ".join(paragraph.split())
+            while sentence := first_sentence(rest):
+                rest = rest[len(sentence) :].strip()
+                if len(sentence) <= ANSWER_CHARS_MAX and sentence not in answers:
+                    sentences[sentence] = None
+    return list(sentences)
 
 
 def signature(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
@@ -165,7 +194,7 @@ class Block(nn.Module):
         self.joint = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.drop = nn.Dropout(0.1)
+        self.drop = nn.Dropout()
 
     def forward(
         self, x: torch.Tensor, mask: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -191,7 +220,7 @@ class GPT(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(PIECES, variant.width)
         self.positions = nn.Embedding(CONTEXT, variant.width)
-        self.drop = nn.Dropout(0.1)
+        self.drop = nn.Dropout()
         self.blocks = nn.ModuleList(Block(variant.width) for _ in range(variant.blocks))
         self.norm = nn.LayerNorm(variant.width)
         for each in self.parameters():
@@ -237,26 +266,43 @@ def loss_in(net: GPT, rows: Sequence[Sequence[int]]) -> torch.Tensor:
     return functional.cross_entropy((net.norm(x) @ net.tokens.weight.T).flatten(0, 1), wanted.flatten())
 
 
-def train(variant: Variant, rows: Sequence[Sequence[int]]) -> GPT:
-    """Fit a variant: AdamW under one cycle of the rate, sequences of like length together."""
+def train(variant: Variant, rows: Sequence[Sequence[int]], wide: Sequence[Sequence[int]]) -> GPT:
+    """Fit a variant, cycle by cycle; `wide` are the further sentences."""
     torch.manual_seed(SEED)
-    chance = np.random.default_rng(SEED)
     net = GPT(variant).train()
+    for i, cycle in enumerate(variant.cycles):
+        if i:
+            torch.manual_seed(SEED + i)
+        data = [[*rows, *wide] if epoch < cycle.wide_epochs else rows for epoch in range(cycle.epochs)]
+        for epoch, loss in enumerate(run_cycle(net, cycle, data, np.random.default_rng(SEED + i))):
+            print(f"{variant.name}: cycle {i + 1}, epoch {epoch + 1} of {cycle.epochs}, loss {loss:.3f}", flush=True)
+        for each in net.parameters():
+            each.data = each.data.half().float()  # as the file has them
+    return net.eval()
+
+
+def run_cycle(
+    net: GPT, cycle: Cycle, data: Sequence[Sequence[Sequence[int]]], chance: np.random.Generator
+) -> Iterator[float]:
+    """AdamW under one cycle of the rate, sequences of like length together. Yields the mean loss of each epoch."""
+    for each in net.modules():
+        if isinstance(each, nn.Dropout):
+            each.p = cycle.drop
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.1)
-    steps = math.ceil(len(rows) / BATCH)
-    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, variant.rate_max, total_steps=variant.epochs * steps)
-    for _ in range(variant.epochs):
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]) + 4.0 * chance.random())
-        for first in chance.permutation(np.arange(0, len(rows), BATCH)):
-            loss = loss_in(net, [rows[i] for i in order[first : first + BATCH]])
+    steps = sum(math.ceil(len(part) / BATCH) for part in data)
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, cycle.rate_max, total_steps=steps)
+    for part in data:
+        order = sorted(range(len(part)), key=lambda i: len(part[i]) + 4.0 * chance.random())
+        losses = []
+        for first in chance.permutation(np.arange(0, len(part), BATCH)):
+            loss = loss_in(net, [part[i] for i in order[first : first + BATCH]])
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
-            cycle.step()
-    for each in net.parameters():
-        each.data = each.data.half().float()  # as the file has them
-    return net.eval()
+            rate.step()
+            losses.append(loss.item())
+        yield float(np.mean(losses))
 
 
 def export(variant: Variant, net: GPT, pieces: Sequence[bytes]) -> None:
@@ -374,7 +420,7 @@ def make(variant: Variant, rows: Rows, judged: Sequence[Pair], pieces: Sequence[
     """Train and export one variant, if it is to be, and measure it."""
     torch.set_num_threads(1)  # one process a variant
     if trains:
-        export(variant, train(variant, rows[2]), pieces)
+        export(variant, train(variant, rows[2], rows[3]), pieces)
     card = measure(variant, rows, judged)
     print(variant.name, json.dumps(card), flush=True)
     return card
@@ -445,7 +491,8 @@ def main() -> None:
     parts[2] = [p for p in found if part_of(p[0]) > 1]
     pieces = learn_pieces([text for pair in parts[2] for text in pair])
     cut = Decoder.cutter(pieces)
-    rows = {i: [[*cut(p.encode()), BORDER, *cut(a.encode()), END] for p, a in part] for i, part in parts.items()}
+    texts = parts | {3: [("", sentence) for sentence in further(found)]}
+    rows = {i: [[*cut(p.encode()), BORDER, *cut(a.encode()), END] for p, a in part] for i, part in texts.items()}
     rows = {
         i: [row for row in part if row.index(BORDER) <= PROMPT_MAX and len(row) <= CONTEXT] for i, part in rows.items()
     }

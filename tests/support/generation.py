@@ -16,7 +16,7 @@ from tests.support.triton_process import ENVIRONMENT, MODELS
 from trefoil.core.fleet import Hosted
 
 FAMILY = "pydoc"
-NAMES = ("pydoc-xs", "pydoc-s", "pydoc-m")
+NAMES = ("pydoc-xs", "pydoc-s", "pydoc-m", "pydoc-l")
 PLACES = 8  # streams that a slice decodes together
 ALONE = """
 import json, sys

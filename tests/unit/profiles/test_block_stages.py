@@ -12,7 +12,7 @@ from trefoil.core.errors import CatalogError
 from trefoil.profiler.split import block_stages, named, write_stages
 
 MODELS = Path(__file__).parents[3] / "model_repository"
-BLOCKS = {1: 2, 2: 3, 3: 4}
+BLOCKS = {1: 2, 2: 3, 3: 4, 4: 5}
 
 
 class Chain:
@@ -39,7 +39,7 @@ def decoder_class(monkeypatch):
     sys.modules.pop("decoding", None)
 
 
-@pytest.mark.parametrize(("version", "stages"), [(1, 2), (2, 2), (3, 3), (3, 4)])
+@pytest.mark.parametrize(("version", "stages"), [(1, 2), (2, 2), (3, 3), (3, 4), (4, 2), (4, 5)])
 def test_whole_blocks_with_their_caches_make_the_same_tokens(version, stages, tmp_path, decoder_class):
     path = MODELS / "pydoc" / str(version) / "model.onnx"
     cut = block_stages(named(path, tmp_path / "whole.onnx"), stages)
