@@ -12,7 +12,7 @@ from functools import lru_cache
 from controller.observe.core.plannable import AWAKE_STATES, loadable_catalog, profiled_types, unplannable_reason
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog
-from trefoil.core.common import per_request
+from trefoil.core.common import frozen_by_types
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import CPUS, DEVICE_TYPES, cpu_quota, device_type, profile_type
 from trefoil.core.errors import InvalidInput
@@ -22,7 +22,7 @@ from trefoil.core.objective import Objective
 STANDING = frozenset({SliceState.PENDING, SliceState.STARTING, SliceState.READY, SliceState.SWAPPING})
 
 
-@per_request(frozen=True, slots=True)
+@frozen_by_types(frozen=True, slots=True)
 class HostedSlice:
     """Slice that stands and a family that it serves, or is about to. `beside`: (model, variant) of others on it.
     `stage` of `stages`, from 0, of a family that is split."""
@@ -60,7 +60,7 @@ def sharing(parts: tuple[HostedSlice, ...]) -> tuple[HostedSlice, ...]:
     )
 
 
-@per_request(frozen=True, slots=True)
+@frozen_by_types(frozen=True, slots=True)
 class Device:
     """Device that may be planned. `frozen`: its node is silent, so nothing may move there.
 

@@ -40,7 +40,7 @@ from dispatcher.workers.core import membership
 from dispatcher.workers.core.membership import WorkerId
 from dispatcher.workers.peer_links import ConnectionLost, NoCredits, NotDelivered, Peers
 from trefoil.core.brains import Outcome, Pick
-from trefoil.core.common import per_request
+from trefoil.core.common import frozen_by_types
 from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.rpc import status_of
@@ -56,7 +56,7 @@ _parse_answer = pb.ModelInferResponse.FromString
 _parse_request = pb.ModelInferRequest.FromString
 
 
-@per_request(frozen=True, slots=True)
+@frozen_by_types(frozen=True, slots=True)
 class Answer:
     """`parts`, one after the other, are a ModelInferResponse under the public version with our parameters, `trailers`
     what the slice sent."""

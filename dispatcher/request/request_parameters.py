@@ -10,7 +10,7 @@ An unknown key is refused: a misspelt floor must not pass for a kept one.
 import math
 from typing import Any, Final
 
-from trefoil.core.common import per_request
+from trefoil.core.common import frozen_by_types
 from trefoil.core.errors import InvalidInput
 
 PREFIX: Final = "trefoil_"
@@ -21,7 +21,7 @@ CLASS_CHARACTERS_MAX: Final = 64
 SLO_MS_MIN: Final = math.ulp(0.0)
 
 
-@per_request(frozen=True, slots=True)
+@frozen_by_types(frozen=True, slots=True)
 class RequestParameters:
     """Parameters `trefoil_*` of one request. 0.0 and "" = not asked."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trefoil.core.common import Revision, per_request
+from trefoil.core.common import Revision, frozen_by_types
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import Histogram
 
@@ -19,7 +19,7 @@ class LoadKey:
     slo_class: str = ""
 
 
-@per_request(frozen=True, slots=True)
+@frozen_by_types(frozen=True, slots=True)
 class LoadCell:
     """Counts and histograms of one key in one window. `receipt_j` covers `receipts` answers; the rest has none.
 
@@ -45,7 +45,7 @@ class LoadCell:
     passed_items: int = 0
 
 
-@per_request(frozen=True, slots=True)
+@frozen_by_types(frozen=True, slots=True)
 class LoadWindow:
     """Load that one dispatcher worker saw in one interval."""
 
@@ -84,7 +84,7 @@ class TableAck:
     counts: tuple[str, ...] = ()
 
 
-@per_request(frozen=True, slots=True)
+@frozen_by_types(frozen=True, slots=True)
 class LoadForecast:
     """Forecast of demand over a horizon."""
 
@@ -109,7 +109,7 @@ class ScaleSignal:
     since_s: float = 0.0
 
 
-@per_request(frozen=True, slots=True)
+@frozen_by_types(frozen=True, slots=True)
 class Demand:
     """Demand of a family. `gap_scv`: squared coefficient of variation of inter-arrival times (Poisson: 1)."""
 
@@ -129,7 +129,7 @@ class Demand:
         return min(self.forecast.mean_per_s, self.rate_per_s)
 
 
-@per_request(frozen=True, slots=True)
+@frozen_by_types(frozen=True, slots=True)
 class Measured:
     """Service of a family measured over the last `window_s`. Accuracy is that of the variants that answered.
 

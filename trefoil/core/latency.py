@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import repeat
 from typing import Final
 
-from trefoil.core.common import per_request
+from trefoil.core.common import frozen_by_types
 
 SCHEME: Final = 1
 BUCKETS: Final = 512
@@ -20,7 +20,7 @@ PER_OCTAVE: Final = 16
 _ENDS_MS: Final = tuple(FLOOR_MS * 2 ** (i / PER_OCTAVE) for i in range(1, BUCKETS))
 
 
-@per_request(frozen=True, slots=True)
+@frozen_by_types(frozen=True, slots=True)
 class Histogram:
     """Histogram of latencies, sparse and mergeable; `index` ascends and pairs with `count`."""
 

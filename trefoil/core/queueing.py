@@ -25,7 +25,7 @@ import numpy.typing as npt
 from numpy.random import Generator
 
 from trefoil.core.catalog import ProfileRow
-from trefoil.core.common import per_request
+from trefoil.core.common import frozen_by_types
 from trefoil.core.device_types import slice_servers
 from trefoil.core.units import MS_PER_S
 
@@ -44,7 +44,7 @@ _LOG_TAILS: Final = -np.linspace(0.0, 12.0, 97)  # conditional tail probabilitie
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 
 
-@per_request(frozen=True, slots=True)
+@frozen_by_types(frozen=True, slots=True)
 class ServiceTime:
     """Service time of one executed batch, gamma-distributed."""
 

@@ -19,14 +19,14 @@ from dataclasses import replace
 from typing import Final
 
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Quality, Rung, Series
-from trefoil.core.common import per_request
+from trefoil.core.common import frozen_by_types
 
 RUNGS: Final = tuple(rung.name.lower() for rung in Rung)
 REFUSABLE: Final = RUNGS[1:]
 EARLY_S: Final = 5.0  # by how much the clocks of two machines may differ
 
 
-@per_request(frozen=True, slots=True)
+@frozen_by_types(frozen=True, slots=True)
 class PlannableReading:
     """Reading to plan by. `rung`: the name of the refused rung in force, "" = none is; `why` in words."""
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from controller.planners.columns import ClassKey, Column, class_of
 from controller.planners.planning_input import Device, PlanningInput, Task
-from trefoil.core.common import per_request
+from trefoil.core.common import frozen_by_types
 from trefoil.core.device_types import configurations
 from trefoil.core.fleet import Configuration, DeviceState, DeviceType
 from trefoil.core.power import idle_w
@@ -123,7 +123,7 @@ class Aim:
     moves: bool = True
 
 
-@per_request(frozen=True, slots=True)
+@frozen_by_types(frozen=True, slots=True)
 class Solution:
     """Counts and traffic. `traffic` is at the demand's high quantile; power and accuracy are at its mean rate.
 
