@@ -33,22 +33,6 @@ _Answer = tuple[float, float, float, int, float]
 
 
 @dataclass(slots=True)
-class Totals:
-    """Cumulative counters of one family since the process started. Times in ns, as Triton's statistics have them."""
-
-    answered: int = 0
-    failed: int = 0
-    items: int = 0
-    answered_ns: int = 0
-    failed_ns: int = 0
-    queue_ns: int = 0
-    service_ns: int = 0
-    last_at_s: float = 0.0
-    by_variant: Counter[str] = field(default_factory=Counter)
-    by_code: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass(slots=True)
 class _Cell:
     arrived: int = 0
     answered: int = 0
@@ -71,6 +55,22 @@ class _Cell:
     queue: Histogram = NOTHING_SEEN
     service: Histogram = NOTHING_SEEN
     passed: Histogram = NOTHING_SEEN
+
+
+@dataclass(slots=True)
+class Totals:
+    """Cumulative counters of one family since the process started. Times in ns, as Triton's statistics have them."""
+
+    answered: int = 0
+    failed: int = 0
+    items: int = 0
+    answered_ns: int = 0
+    failed_ns: int = 0
+    queue_ns: int = 0
+    service_ns: int = 0
+    last_at_s: float = 0.0
+    by_variant: Counter[str] = field(default_factory=Counter)
+    by_code: Counter[str] = field(default_factory=Counter)
 
 
 CellKey = tuple[str, str, SliceKey | None, str, str]  # family, variant, slice, class, tenant
@@ -112,8 +112,7 @@ class LoadCounters:
         cell = self._cell((family, "", None, slo_class, tenant))
         cell.arrived += 1
         # Clamped: a wall clock that jumps in mid-window books to the first or last second rather than nowhere.
-        second = int(now_s) - int(self._starts_at_s)
-        cell.seconds[second if 0 <= second < SECONDS_MAX else SECONDS_MAX - 1 if second > 0 else 0] += 1
+        cell.seconds[min(max(int(now_s) - int(self._starts_at_s), 0), SECONDS_MAX - 1)] += 1
 
     def sent(
         self, family: str, variant: str, slice_: SliceKey, slo_class: str, in_flight: int, tenant: str = ""
