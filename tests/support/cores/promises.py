@@ -1,6 +1,7 @@
 """What the cores promise whatever happens around them, checked at every write, every stop of a slice and at the end."""
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from controller.loop.core.control import URGENT
@@ -8,7 +9,7 @@ from controller.loop.core.effects import RecordDecision
 from controller.loop.core.triggers import OPERATOR
 from tests.support.cores.inputs import DRAINS_S
 from tests.support.virtual.planner import FAMILY, throughput_per_s
-from tests.support.virtual.promises import CARBON_RATIO, FOUND_MAX, STUCK_S, TOLERANCE, UNDER_WAY
+from tests.support.virtual.promises import PlanPromises
 from trefoil.core.common import Revision
 from trefoil.core.fleet import SliceKey, SliceState
 from trefoil.core.plan import Plan, Rollout, RolloutState
@@ -24,49 +25,41 @@ AFRESH: Final = ("start", OPERATOR, *URGENT)
 """Of what is planned afresh; while candidates are measured, what is urgent or asked for takes the place of a start."""
 
 
-class Promises:
-    """Collects what was broken, with the time of it."""
+class Promises(PlanPromises):
+    """Those of the cores, of joules and of the requests that the simulator counts too."""
 
     def __init__(self, system: "CoreSystem") -> None:
+        super().__init__(system.note)
         self._system = system
-        self.found: list[str] = []
-        self.excused_until_s = 0.0
-        """A fault took slices away: until the controller has seen it, less may be routed to than it believes."""
-        self.plan: Plan | None = None
-        self.rollout: Rollout | None = None
-        self.released_s: float | None = None
-        """When an operator let the controller go on by itself."""
         self._epoch = 1
-        self._seen: dict[str, Revision] = {}
         self._decided: dict[str, RecordDecision] = {}
         self._last: RecordDecision | None = None
-        self._started_s = 0.0
-        self._judged: set[str] = set()
-        self._routed_before = self._first_per_s = 0.0
-        self._left_s: dict[SliceKey, float] = {}
         self._looked_s = 0.0
         self._marked: tuple[float, float] = (0.0, 0.0)
+
+    def _now_s(self) -> float:
+        return self._system.now_s
+
+    def _played_s(self) -> float:
+        return self._system.at.now_s
+
+    def _slices(self) -> set[SliceKey]:
+        return {key for device in self._system.hardware.devices.values() for key in device.slices}
+
+    def _speed(self, key: SliceKey) -> float:
+        one = self._system.hardware.devices[key.device].slices.get(key)
+        if one is None or one.state not in (SliceState.READY, SliceState.SWAPPING):
+            return 0.0
+        return throughput_per_s(key.slice_type, one.part.hosted[0].variant)
+
+    def _demands_of(self, decision: str) -> Mapping[str, float] | None:
+        made = self._decided.get(decision)
+        return {demand.family: demand.rate_per_s for demand in made.view.demand} if made is not None else None
 
     @property
     def state(self) -> RolloutState:
         """Where the rollout stands."""
         return self.rollout.state if self.rollout is not None else RolloutState.UNSPECIFIED
-
-    def broken(self, text: str) -> None:
-        """A promise was broken."""
-        if len(self.found) < FOUND_MAX:
-            self.found.append(f"{self._system.at.now_s:.3f} s: {text}")
-        self._system.note(f"BROKEN {text}")
-
-    def excuse(self, seconds: float = 6.0) -> None:
-        """Slices are lost by a fault."""
-        self.excused_until_s = max(self.excused_until_s, self._system.now_s + seconds)
-
-    def _grows(self, who: str, revision: Revision) -> None:
-        before = self._seen.get(who, Revision())
-        if revision < before:
-            self.broken(f"{who} went back from {before} to {revision}")
-        self._seen[who] = max(before, revision)
 
     # --- what is written ----------------------------------------------------------------------------------------------
 
@@ -87,69 +80,23 @@ class Promises:
     def published(self, plan: Plan, epoch: int) -> None:
         """Routes stand in Redis."""
         self._system.note(f"routes {plan.revision}")
-        self._grows("the published plan", plan.revision)
         if plan.revision.epoch > epoch:
             self.broken(f"plan {plan.revision} was written under epoch {epoch}")
-        if self.plan is not None and self.plan.revision.number != plan.revision.number:
-            self._routed_before = self._routed(self.plan)
-        self.plan = plan
-        now_s = self._system.now_s
-        live = {t.slice for route in plan.routes for t in route.targets if not t.draining}
-        for key in {key for d in self._system.hardware.devices.values() for key in d.slices} - live:
-            self._left_s.setdefault(key, now_s)
-        self._left_s = {key: since_s for key, since_s in self._left_s.items() if key not in live}
-        if plan.decision_id and plan.decision_id not in self._judged:
-            self._judged.add(plan.decision_id)
-            self._judge(plan)
-
-    def _judge(self, plan: Plan) -> None:
-        made = self._decided.get(plan.decision_id)
-        if made is None:
-            self.broken(f"plan {plan.revision} is in force, and its decision {plan.decision_id} stands nowhere")
-            return
-        for demand in made.view.demand:
-            expected = plan.expected.get(demand.family)
-            carries = expected.capacity_per_s if expected is not None else 0.0
-            if carries < demand.rate_per_s * (1 - TOLERANCE) and not plan.degraded:
-                self.broken(f"plan {plan.revision} carries {carries:.1f}/s of {demand.rate_per_s:.1f}/s, unsaid")
+        self._take_plan(plan)
 
     def rolls(self, rollout: Rollout) -> None:
         """Where the rollout stands, stands in Redis."""
-        plan, now_s = self.plan, self._system.now_s
-        if self.rollout is None or self.rollout.target.number != rollout.target.number:
-            self._first_per_s = self._routed_before
         if self.rollout is None or self.rollout.state != rollout.state:
             self._system.note(f"rollout {rollout.target} {rollout.state.name} {rollout.why}")
-        self.rollout = rollout
-        floor = min(rollout.capacity_floor_per_s.get(FAMILY, 0.0), self._first_per_s)
-        fresh = plan is not None and rollout.target == plan.revision and rollout.state in UNDER_WAY
-        if plan is None or not fresh or plan.degraded or now_s < self.excused_until_s:
-            return
-        routed = self._routed(plan)
-        if routed < floor * (1 - 1e-3):
-            self.broken(f"step {plan.revision} routes to {routed:.1f}/s, below the rollout's floor of {floor:.1f}/s")
-
-    def _routed(self, plan: Plan) -> float:
-        """What the slices that get requests can do, at most."""
-        targets = [t for route in plan.routes for t in route.targets]
-        return sum(self._speed(target.slice) for target in targets if not target.draining)
-
-    def _speed(self, key: SliceKey) -> float:
-        """What a slice can do now, at most."""
-        one = self._system.hardware.devices[key.device].slices.get(key)
-        if one is None or one.state not in (SliceState.READY, SliceState.SWAPPING):
-            return 0.0
-        return throughput_per_s(key.slice_type, one.part.hosted[0].variant)
+        self._take_rollout(rollout)
 
     # --- slices -------------------------------------------------------------------------------------------------------
 
     def stopped(self, key: SliceKey, revision: Revision) -> None:
         """An agent was told to take a slice away, and does."""
-        system, plan = self._system, self.plan
+        system = self._system
         self._grows(f"slices of {key.device}", revision)
-        routed = {t.slice for route in (plan.routes if plan else ()) for t in route.targets if not t.draining}
-        if key in routed:
-            self.broken(f"{key.name} is stopped by {revision} and routed to by {plan.revision if plan else None}")
+        self._judge_stopped(key, revision)
         adopted = {t.slice for route in system.adopted for t in route.targets if not t.draining}
         count, waited_s = system.in_flight_on(key), system.now_s - self._left_s.get(key, system.now_s)
         serves = system.hardware.devices[key.device].slices[key].state in SERVES
@@ -203,14 +150,8 @@ class Promises:
             )
         self._judge_energy()
         planned_by = self._last.view.carbon.intensity_g_per_kwh if self._last is not None else math.inf
-        if abs(system.intensity / planned_by - 1) > CARBON_RATIO + 0.01:
-            self.broken(f"carbon is {system.intensity:.0f} g/kWh, and no decision was recorded since {planned_by:.0f}")
-        if self.released_s is not None and self._started_s < self.released_s:
-            self.broken("the operator released the controller, and no decision was recorded since")
-        last = system.rollouts.rollout
-        stuck = system.now_s - last.since_s > STUCK_S and last.state in UNDER_WAY
-        if last.state == RolloutState.HALTED or stuck:
-            self.broken(f"the last rollout stands at {last.state.name}: {last.why}")
+        self._judge_decisions(system.intensity, planned_by)
+        self._judge_last(system.rollouts.rollout, system.now_s)
         if not system.epoch or system.core.current is None or system.core.current.revision.epoch != system.epoch:
             self.broken(f"nobody leads, or not by a plan of epoch {system.epoch}")
 

@@ -1,6 +1,7 @@
 """What a system promises whatever happens to it, checked at every write, at every stop of a slice and all along."""
 
 import json
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tests.support.virtual.planner import FAMILY, throughput_per_s
@@ -24,47 +25,154 @@ FINE = ("OK", "client left")
 UNDER_WAY = (RolloutState.APPLYING, RolloutState.WAITING_READY, RolloutState.WAITING_ACK, RolloutState.WAITING_DRAIN)
 
 
-class Promises:
-    """Collects what was broken, with the time of it."""
+class PlanPromises:
+    """What is promised of plans, rollouts and decisions in any history. Whoever plays one tells the time, what slices
+    there are and can do, and what decisions went by. Collects what was broken, with the time of it."""
 
-    def __init__(self, system: "System") -> None:
-        self._system = system
+    def __init__(self, note: Callable[[str], None]) -> None:
         self.found: list[str] = []
         self.excused_until_s = 0.0
         """A fault took slices away: until the controller has seen it, less may be routed to than it believes."""
-        self._writers: dict[int, Process] = {}
-        self._granted = 0
-        self._plan: Plan | None = None
         self.rollout: Rollout | None = None
-        self._routed_before = 0.0
-        self._first_per_s = 0.0
-        self._seen: dict[str, Revision] = {}
-        self._left_s: dict[SliceKey, float] = {}
-        self._looked_s = system.loop.time()
-        self.frozen = False
         self.released_s: float | None = None
         """When an operator let the controller go on by itself."""
-        self._decided: dict[str, str] = {}
-        self._last = "{}"
-        self._started_s = 0.0
+        self._note = note
+        self._plan: Plan | None = None
+        self._routed_before = self._first_per_s = 0.0
+        self._seen: dict[str, Revision] = {}
+        self._left_s: dict[SliceKey, float] = {}
         self._judged: set[str] = set()
-        self._last_put: dict[str, bytes] = {}
+        self._started_s = 0.0
+
+    def _now_s(self) -> float:
+        raise NotImplementedError
+
+    def _played_s(self) -> float:
+        """Time since the history began."""
+        raise NotImplementedError
+
+    def _slices(self) -> set[SliceKey]:
+        raise NotImplementedError
+
+    def _speed(self, key: SliceKey) -> float:
+        """What a slice can do now, at most."""
+        raise NotImplementedError
+
+    def _demands_of(self, decision: str) -> Mapping[str, float] | None:
+        """Demand of each family that a decision went by; None: it stands nowhere."""
+        raise NotImplementedError
 
     def broken(self, text: str) -> None:
         """A promise was broken."""
         if len(self.found) < FOUND_MAX:
-            self.found.append(f"{self._system.loop.time() - 1000.0:.3f} s: {text}")
-        self._system.note(f"BROKEN {text}")
+            self.found.append(f"{self._played_s():.3f} s: {text}")
+        self._note(f"BROKEN {text}")
 
     def excuse(self, seconds: float = 6.0) -> None:
         """Slices are lost by a fault."""
-        self.excused_until_s = max(self.excused_until_s, self._system.loop.time() + seconds)
+        self.excused_until_s = max(self.excused_until_s, self._now_s() + seconds)
 
     def _grows(self, who: str, revision: Revision) -> None:
         before = self._seen.get(who, Revision())
         if revision < before:
             self.broken(f"{who} went back from {before} to {revision}")
         self._seen[who] = max(before, revision)
+
+    def _take_plan(self, plan: Plan) -> None:
+        self._grows("the published plan", plan.revision)
+        if self._plan is not None and self._plan.revision.number != plan.revision.number:
+            self._routed_before = self._routed(self._plan)
+        self._plan = plan
+        now_s = self._now_s()
+        live = {t.slice for route in plan.routes for t in route.targets if not t.draining}
+        for key in self._slices() - live:
+            self._left_s.setdefault(key, now_s)
+        self._left_s = {key: since_s for key, since_s in self._left_s.items() if key not in live}
+        if plan.decision_id and plan.decision_id not in self._judged:
+            self._judged.add(plan.decision_id)
+            self._judge(plan)
+
+    def _judge(self, plan: Plan) -> None:
+        demands = self._demands_of(plan.decision_id)
+        if demands is None:
+            self.broken(f"plan {plan.revision} is in force, and its decision {plan.decision_id} stands nowhere")
+            return
+        for family, rate_per_s in demands.items():
+            expected = plan.expected.get(family)
+            carries = expected.capacity_per_s if expected is not None else 0.0
+            if carries < rate_per_s * (1 - TOLERANCE) and not plan.degraded:
+                self.broken(f"plan {plan.revision} carries {carries:.1f}/s of {rate_per_s:.1f}/s, unsaid")
+
+    def _take_rollout(self, rollout: Rollout) -> None:
+        plan, now_s = self._plan, self._now_s()
+        if self.rollout is None or self.rollout.target.number != rollout.target.number:
+            self._first_per_s = self._routed_before
+        self.rollout = rollout
+        floor = min(rollout.capacity_floor_per_s.get(FAMILY, 0.0), self._first_per_s)
+        fresh = plan is not None and rollout.target == plan.revision and rollout.state in UNDER_WAY
+        if plan is None or not fresh or plan.degraded or now_s < self.excused_until_s:
+            return
+        routed = self._routed(plan)
+        if routed < floor * (1 - 1e-3):
+            self.broken(f"step {plan.revision} routes to {routed:.1f}/s, below the rollout's floor of {floor:.1f}/s")
+
+    def _routed(self, plan: Plan) -> float:
+        """What the slices that get requests can do, at most."""
+        targets = [t for route in plan.routes if route.family == FAMILY for t in route.targets]
+        return sum(self._speed(target.slice) for target in targets if not target.draining)
+
+    def _judge_stopped(self, key: SliceKey, revision: Revision) -> None:
+        """Nothing that is routed to is stopped."""
+        plan = self._plan
+        routed = {t.slice for route in (plan.routes if plan else ()) for t in route.targets if not t.draining}
+        if key in routed:
+            self.broken(f"{key.name} is stopped by {revision} and routed to by {plan.revision if plan else None}")
+
+    def _judge_decisions(self, intensity: float, planned_by: float) -> None:
+        """What carbon and operators asked for was decided."""
+        if abs(intensity / planned_by - 1) > CARBON_RATIO + 0.01:
+            self.broken(f"carbon is {intensity:.0f} g/kWh, and no decision was recorded since {planned_by:.0f}")
+        if self.released_s is not None and self._started_s < self.released_s:
+            self.broken("the operator released the controller, and no decision was recorded since")
+
+    def _judge_last(self, last: Rollout, now_s: float) -> None:
+        """The last rollout has ended, and well."""
+        if last.state == RolloutState.HALTED or (now_s - last.since_s > STUCK_S and last.state in UNDER_WAY):
+            self.broken(f"the last rollout stands at {last.state.name}: {last.why}")
+
+
+class Promises(PlanPromises):
+    """Those of whole systems, of bytes in Redis and of requests too."""
+
+    def __init__(self, system: "System") -> None:
+        super().__init__(system.note)
+        self._system = system
+        self._writers: dict[int, Process] = {}
+        self._granted = 0
+        self._looked_s = system.loop.time()
+        self.frozen = False
+        self._decided: dict[str, str] = {}
+        self._last = "{}"
+        self._last_put: dict[str, bytes] = {}
+
+    def _now_s(self) -> float:
+        return float(self._system.loop.time())
+
+    def _played_s(self) -> float:
+        return self._now_s() - 1000.0
+
+    def _slices(self) -> set[SliceKey]:
+        return {key for node in self._system.nodes.values() for key in node.slices}
+
+    def _speed(self, key: SliceKey) -> float:
+        status = self._system.nodes[key.device.split("/")[0]].slices.get(key)
+        if status is None or status.state not in (SliceState.READY, SliceState.SWAPPING):
+            return 0.0
+        return throughput_per_s(key.slice_type, status.hosted[0].variant)
+
+    def _demands_of(self, decision: str) -> Mapping[str, float] | None:
+        view = self._decided.get(decision)
+        return {d["family"]: d["rate_per_s"] for d in json.loads(view)["demand"]} if view is not None else None
 
     # --- Redis --------------------------------------------------------------------------------------------------------
 
@@ -99,66 +207,14 @@ class Promises:
             if record.trigger == "start":
                 self._started_s = self._system.loop.time()
 
-    def _take_plan(self, plan: Plan) -> None:
-        self._grows("the published plan", plan.revision)
-        if self._plan is not None and self._plan.revision.number != plan.revision.number:
-            self._routed_before = self._routed(self._plan)
-        self._plan = plan
-        now_s = self._system.loop.time()
-        live = {t.slice for route in plan.routes for t in route.targets if not t.draining}
-        for key in {key for node in self._system.nodes.values() for key in node.slices} - live:
-            self._left_s.setdefault(key, now_s)
-        self._left_s = {key: since_s for key, since_s in self._left_s.items() if key not in live}
-        if plan.decision_id and plan.decision_id not in self._judged:
-            self._judged.add(plan.decision_id)
-            self._judge(plan)
-
-    def _judge(self, plan: Plan) -> None:
-        view = self._decided.get(plan.decision_id)
-        if view is None:
-            self.broken(f"plan {plan.revision} is in force, and its decision {plan.decision_id} stands nowhere")
-            return
-        for demand in json.loads(view)["demand"]:
-            expected = plan.expected.get(demand["family"])
-            carries = expected.capacity_per_s if expected is not None else 0.0
-            if carries < demand["rate_per_s"] * (1 - TOLERANCE) and not plan.degraded:
-                self.broken(f"plan {plan.revision} carries {carries:.1f}/s of {demand['rate_per_s']:.1f}/s, unsaid")
-
-    def _take_rollout(self, rollout: Rollout) -> None:
-        plan, now_s = self._plan, self._system.loop.time()
-        if self.rollout is None or self.rollout.target.number != rollout.target.number:
-            self._first_per_s = self._routed_before
-        self.rollout = rollout
-        floor = min(rollout.capacity_floor_per_s.get(FAMILY, 0.0), self._first_per_s)
-        fresh = plan is not None and rollout.target == plan.revision and rollout.state in UNDER_WAY
-        if plan is None or not fresh or plan.degraded or now_s < self.excused_until_s:
-            return
-        routed = self._routed(plan)
-        if routed < floor * (1 - 1e-3):
-            self.broken(f"step {plan.revision} routes to {routed:.1f}/s, below the rollout's floor of {floor:.1f}/s")
-
-    def _routed(self, plan: Plan) -> float:
-        """What the slices that get requests can do, at most."""
-        targets = [t for route in plan.routes if route.family == FAMILY for t in route.targets]
-        return sum(self._speed(target.slice) for target in targets if not target.draining)
-
-    def _speed(self, key: SliceKey) -> float:
-        """What a slice can do now, at most."""
-        status = self._system.nodes[key.device.split("/")[0]].slices.get(key)
-        if status is None or status.state not in (SliceState.READY, SliceState.SWAPPING):
-            return 0.0
-        return throughput_per_s(key.slice_type, status.hosted[0].variant)
-
     # --- slices and requests ------------------------------------------------------------------------------------------
 
     def stopped(self, key: SliceKey, revision: Revision) -> None:
         """An agent was told to take a slice away, and does."""
         from tests.support.virtual.system import DRAINS_S
 
-        plan, now_s = self._plan, self._system.loop.time()
-        routed = {t.slice for route in (plan.routes if plan else ()) for t in route.targets if not t.draining}
-        if key in routed:
-            self.broken(f"{key.name} is stopped by {revision} and routed to by {plan.revision if plan else None}")
+        now_s = self._system.loop.time()
+        self._judge_stopped(key, revision)
         in_flight_on = {
             worker.name: sum(pump.in_flight_on(key) for pump in worker.local.routing.each_queue)
             for worker in self._system.workers
@@ -204,11 +260,7 @@ class Promises:
                 self.broken(f"request {request.id} ended as {' and '.join(request.ends)}")
             if not request.ends and waits > 15.0:
                 self.broken(f"request {request.id} was lost: no end after {waits:.1f} s")
-        planned_by = json.loads(self._last)["carbon"]["intensity_g_per_kwh"]
-        if abs(system.intensity / planned_by - 1) > CARBON_RATIO + 0.01:
-            self.broken(f"carbon is {system.intensity:.0f} g/kWh, and no decision was recorded since {planned_by:.0f}")
-        if self.released_s is not None and self._started_s < self.released_s:
-            self.broken("the operator released the controller, and no decision was recorded since")
+        self._judge_decisions(system.intensity, json.loads(self._last)["carbon"]["intensity_g_per_kwh"])
         late = [
             r for r in system.requests if system.loop.time() - r.arrived_s < 8.0 and r.ends and r.ends[0] not in FINE
         ]
@@ -216,9 +268,7 @@ class Promises:
             self.broken(f"{len(late)} of the last requests ended as {sorted({r.ends[0] for r in late})}")
         asked = system.controller.service.GetRollout(None, None)  # Redis may have missed the end of it
         last: Rollout = codec.from_proto(system.loop.run_until_complete(asked).rollout)
-        stuck = system.controller.clock.now_s() - last.since_s > STUCK_S and last.state in UNDER_WAY
-        if last.state == RolloutState.HALTED or stuck:
-            self.broken(f"the last rollout stands at {last.state.name}: {last.why}")
+        self._judge_last(last, system.controller.clock.now_s())
         self._judge_keys()
 
     def _judge_keys(self) -> None:
