@@ -1,12 +1,12 @@
 """What surrounds the cores, at the level of their effects: Redis with values, an agent's obedience, a drawn planner."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from numpy.random import Generator
 
-from controller.loop.core.effects import CoreTime
+from controller.loop.core.effects import CoreTime, Steps
 from power_agent.slices.core.epochs import refuse_made_up_epoch
 from tests.support.virtual.planner import Drawn
 from trefoil.core import errors
@@ -158,6 +158,25 @@ class Exploring(Planning):
     def recall(self, memory: Mapping[str, Any]) -> None:
         """The same."""
         self.told = int(memory.get("told", 0))
+
+
+def told(steps: Steps[None], done: Callable[[bool], None]) -> Steps[None]:
+    """Steps of an operator, who is told whether they were taken."""
+    try:
+        yield from steps
+    except errors.TrefoilError:
+        done(False)
+        raise
+    done(True)
+
+
+def driven(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise AssertionError("it waits for something")
 
 
 def in_flight_on(engines: Iterable[Any], key: SliceKey) -> int:

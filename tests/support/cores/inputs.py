@@ -37,6 +37,7 @@ def prepared() -> tuple[Inputs, SimulatedSettings]:
     )
     scenario = Scenario(
         duration_s=END_S,
+        series_s=END_S,
         warmup_s=0.0,
         nodes=tuple(Node(name=f"node{i}", devices=(kind, kind)) for i in range(2)),
         families=(served,),

@@ -10,11 +10,12 @@ Bytes, asyncio, gRPC and clocks are not here; they are in `tests/support/virtual
 import functools
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from heapq import heappop, heappush
-from typing import Any, Final, TypeVar
+from operator import is_
+from typing import Any, Final
 
 import numpy as np
 
@@ -40,7 +41,7 @@ from controller.loop.core.effects import (
     WriteObjectives,
 )
 from controller.rollout.core.executor import find_path
-from tests.support.cores.around import Agent, Clock, Redis, in_flight_on
+from tests.support.cores.around import Agent, Clock, Redis, driven, in_flight_on, told
 from tests.support.cores.inputs import END_S, drawn_inputs, prepared
 from tests.support.cores.promises import LOOKS_S, Promises
 from tests.support.unswept import unswept
@@ -65,7 +66,6 @@ MINE: Final = (
     "core", "rollouts", "observation", "live_acks", "disk", "epoch", "renewed_s", "off", "pending_windows",
     "_rolling", "_rolling_due_s", "_step", "_viewed",
 )  # fmt: skip
-T = TypeVar("T")
 
 
 class CoreSystem(Simulation):
@@ -81,8 +81,7 @@ class CoreSystem(Simulation):
         self.agents = {f"node{i}": Agent(f"node{i}") for i in range(2)}
         self.cordons: dict[str, str] = {}
         self.obeyed: dict[str, NodePlan] = {}
-        self.numbered: set[str] = set()
-        """Decisions that are kept on the disk, by id."""
+        self.numbered: set[str] = set()  # decisions that are kept on the disk, by id
         self.acks_from_s = 0.0
         """When the dispatcher acknowledges again after its acknowledgement was lost."""
         self.acked_s = 0.0
@@ -94,10 +93,8 @@ class CoreSystem(Simulation):
         self.disk = MemoryDisk(self.files, 50)
         self.disk.save("epoch", {"epoch": 1})
         self.epoch, self.renewed_s = 1, 0.0
-        self.off = False
-        """Whether the controller is dead or stands still."""
-        self.life = 0
-        """Controllers that have ended here."""
+        self.off = False  # whether the controller is dead or stands still
+        self.life = 0  # controllers that have ended here
         self.lagging_since_s: float | None = None
         self.went_on_s, self.silent_s = -math.inf, 0.0
         self.table = Revision()
@@ -109,6 +106,8 @@ class CoreSystem(Simulation):
         self._step: Steps[None] | None = None
         self._served_s = 0.0
         self._served_by: Any = None
+        self._left_since: tuple[object, object] = None, None
+        self._left: list[SliceKey] = []
         self.promises = Promises(self)
         inputs, settings = prepared()
         super().__init__(drawn_inputs(inputs, seed), settings=settings)
@@ -201,31 +200,35 @@ class CoreSystem(Simulation):
         now_s = self.now_s
         for name, status in self.hardware.nodes().items():
             agent, before = self.agents[name], self.redis.statuses.get(name)
-            devices = (
-                tuple(replace(d, cordon=self.cordons.get(d.device, "")) for d in status.devices)
-                if self.cordons
-                else status.devices
-            )
+            devices = status.devices
+            if self.cordons:
+                devices = tuple(replace(d, cordon=self.cordons.get(d.device, "")) for d in devices)
             same = before is not None and (before.devices, before.applied) == (devices, agent.applied)
             if agent.answers and now_s >= agent.said_s and not (same and now_s < agent.said_s + 1.0):
                 agent.said_s = now_s
-                said = replace(status, devices=devices, applied=agent.applied, observed_at_s=now_s)
-                self.redis.statuses[name] = replace(said, highest_epoch_seen=agent.highest_epoch)
+                self.redis.statuses[name] = replace(
+                    status,
+                    devices=devices,
+                    applied=agent.applied,
+                    observed_at_s=now_s,
+                    highest_epoch_seen=agent.highest_epoch,
+                )
         ack = self.redis.ack
         if self.lagging_since_s is None and now_s >= self.acks_from_s:
-            self.redis.ack, self.acked_s = (
-                TableAck("simulated", 0, self.table, self._loads(), observed_at_s=now_s),
-                now_s,
-            )
+            self.redis.ack = TableAck("simulated", 0, self.table, self._loads(), observed_at_s=now_s)
+            self.acked_s = now_s
         elif ack is not None and now_s - ack.observed_at_s > ACK_TTL_S:
             self.redis.ack = None
 
     def _loads(self) -> tuple[SliceLoad, ...]:
         """What is in flight on slices that serve and get no new requests."""
-        live = {t.slice for route in self._published for t in route.targets if not t.draining}
-        devices = self.hardware.devices.values()
-        left = [key for d in devices for key, one in d.slices.items() if key not in live and one.state in SERVES]
-        return tuple(SliceLoad(key, in_flight=count) for key in sorted(left) if (count := self.in_flight_on(key)))
+        since = self._published, self.hardware.nodes()  # other objects when something has changed
+        if not all(map(is_, since, self._left_since)):
+            live = {t.slice for route in self._published for t in route.targets if not t.draining}
+            devices = self.hardware.devices.values()
+            left = [key for d in devices for key, one in d.slices.items() if key not in live and one.state in SERVES]
+            self._left_since, self._left = since, sorted(left)
+        return tuple([SliceLoad(key, in_flight=count) for key in self._left if (count := self.in_flight_on(key))])
 
     def in_flight_on(self, key: SliceKey) -> int:
         """Requests that a slice has now, in truth."""
@@ -238,9 +241,8 @@ class CoreSystem(Simulation):
         window = self.load_reports.window(self.inputs.items, self._seq, self.now_s)
         self.pending_windows.append(window)
         self.meter.note(self.now_s)
-        self._tick_at_s = (
-            math.floor(self.now_s / self.settings.tick_s + 1e-6) * self.settings.tick_s + self.settings.tick_s
-        )
+        tick_s = self.settings.tick_s
+        self._tick_at_s = math.floor(self.now_s / tick_s + 1e-6) * tick_s + tick_s
         self._control()
 
     def _control(self) -> None:
@@ -333,9 +335,8 @@ class CoreSystem(Simulation):
             case Save() | SaveLater() | RequireRoom():
                 self._keep(effect)
             case OpenRecords(epoch):
-                return max(
-                    (int(name.split(".")[1]) for name in self.numbered if name.startswith(f"{epoch}.")), default=0
-                )
+                mine = [int(name.split(".")[1]) for name in self.numbered if name.startswith(f"{epoch}.")]
+                return max(mine, default=0)
             case RecordDecision():
                 self.disk.check()
                 self.numbered.add(effect.id)
@@ -576,7 +577,7 @@ class CoreSystem(Simulation):
         elif self._step is not None:
             self.after(0.3, self.ask, steps, done)
         else:
-            self._run_steps(_told(steps(), done))
+            self._run_steps(told(steps(), done))
 
     # --- a history ----------------------------------------------------------------------------------------------------
 
@@ -588,24 +589,6 @@ class CoreSystem(Simulation):
         self.serve()
         self.promises.at_the_end()
         return self.promises.found
-
-
-def _told(steps: Steps[None], done: Callable[[bool], None]) -> Steps[None]:
-    try:
-        yield from steps
-    except errors.TrefoilError:
-        done(False)
-        raise
-    done(True)
-
-
-def driven(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    raise AssertionError("it waits for something")
 
 
 def history(seed: int, faults: Callable[[CoreSystem], None]) -> tuple[list[str], CoreSystem]:
