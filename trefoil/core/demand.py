@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from trefoil.core.common import Revision, frozen_by_types
 from trefoil.core.fleet import SliceKey
-from trefoil.core.latency import Histogram
+from trefoil.core.latency import EMPTY, Histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,15 @@ class LoadCell:
     items: int = 0
     within_slo: int = 0
     tokens_out: int = 0
-    latency: Histogram = Histogram()
-    queue: Histogram = Histogram()
-    service: Histogram = Histogram()
+    latency: Histogram = EMPTY
+    queue: Histogram = EMPTY
+    service: Histogram = EMPTY
     sample_ratio: float = 0.0
     in_flight_max: int = 0
     arrived_per_s: tuple[int, ...] = ()
     receipt_j: float = 0.0
     receipts: int = 0
-    passed: Histogram = Histogram()
+    passed: Histogram = EMPTY
     passed_items: int = 0
 
 

@@ -7,7 +7,7 @@ A quantile is the geometric middle of its bucket: the error is at most 2^(1/32) 
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import repeat
 from typing import Final
 
@@ -56,10 +56,10 @@ def build_histogram(values_ms: Iterable[float]) -> Histogram:
     return from_counts(counts, sum(seen_ms, 0.0), max(seen_ms, default=0.0))
 
 
-def from_counts(counts: Counter[int], sum_ms: float, max_ms: float) -> Histogram:
+def from_counts(counts: Mapping[int, int], sum_ms: float, max_ms: float) -> Histogram:
     """Histogram of a running count per bucket."""
-    ordered = sorted((i, n) for i, n in counts.items() if n)
-    return Histogram(SCHEME, tuple(i for i, _ in ordered), tuple(n for _, n in ordered), sum_ms, max_ms)
+    ordered = sorted([(i, n) for i, n in counts.items() if n])
+    return Histogram(SCHEME, tuple([i for i, _ in ordered]), tuple([n for _, n in ordered]), sum_ms, max_ms)
 
 
 def merge(histograms: Iterable[Histogram]) -> Histogram:
@@ -68,16 +68,16 @@ def merge(histograms: Iterable[Histogram]) -> Histogram:
     Raises:
         ValueError: one of them has another scheme; only empty ones may have none.
     """
-    given = [h for h in histograms if h != EMPTY]
+    given = [h for h in histograms if h is not EMPTY and h != EMPTY]
     if len(given) == 1 and given[0].scheme == SCHEME and 0 not in given[0].count:
         return given[0]
-    counts: Counter[int] = Counter()
+    counts: dict[int, int] = {}
     total, largest = 0.0, 0.0
     for histogram in given:
         if histogram.scheme != SCHEME and (histogram.scheme or histogram.index):
             raise ValueError(f"histogram scheme {histogram.scheme} cannot be merged with scheme {SCHEME}")
         for i, n in zip(histogram.index, histogram.count, strict=True):
-            counts[i] += n
+            counts[i] = counts.get(i, 0) + n
         total += histogram.sum_ms
         largest = max(largest, histogram.max_ms)
     return from_counts(counts, total, largest)

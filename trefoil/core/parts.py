@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from types import MemberDescriptorType, ModuleType
 from typing import Any, Final, Generic, TypeVar
 
@@ -107,7 +108,7 @@ class Part(Generic[Brain]):
         Raises:
             SettingError: the constructor wants something else.
         """
-        signature = inspect.signature(self.make)
+        signature = _signature(self.make)
         named = {name: value for name, value in given.items() if name in signature.parameters}
         try:
             signature.bind(**named)
@@ -142,6 +143,11 @@ class Part(Generic[Brain]):
 
 
 Parts = Mapping[str, Part[Brain]]
+
+
+@lru_cache(maxsize=128)  # each device, of each run, makes a governor
+def _signature(make: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(make)
 
 
 def find(kind: Kind, name: str, table: Parts[Brain]) -> Part[Brain]:

@@ -197,11 +197,10 @@ class LoadWindows:
         """Squared coefficient of variation of the gaps between arrivals; 1.0 where Poisson cannot be refused."""
         if len(self._windows) < DISPERSION_MIN:
             return 1.0
-        counts: dict[tuple[str, int], list[tuple[int, float]]] = {}
+        counts: defaultdict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
         for window in self._windows:
-            arrived = sum(c.arrived for c in window.cells if c.key.family == family)
-            entry = (arrived, window.ends_at_s - window.starts_at_s)
-            counts.setdefault((window.dispatcher, window.worker), []).append(entry)
+            arrived = sum([c.arrived for c in window.cells if c.key.family == family])
+            counts[window.dispatcher, window.worker].append((arrived, window.ends_at_s - window.starts_at_s))
         total = sum(n for entries in counts.values() for n, _ in entries) or 1
         found = []
         for entries in counts.values():
@@ -220,8 +219,8 @@ class LoadWindows:
     def items_mean(self, family: str) -> float:
         """Rows per request; 1.0 while nothing was answered."""
         cells = [c for w in self._windows for c in w.cells if c.key.family == family]
-        answered = sum(c.answered for c in cells)
-        return sum(c.items for c in cells) / answered if answered else 1.0
+        answered = sum([c.answered for c in cells])
+        return sum([c.items for c in cells]) / answered if answered else 1.0
 
     def answered_since(self, family: str, since_s: float) -> int:
         """Requests answered in windows that ended after a time."""
@@ -300,8 +299,9 @@ class LoadWindows:
         if self._first_hour is None or self._first_hour >= this - DAY_HOURS:  # the first hour is seen in part
             return ()
         counts = self._hours[family]
-        latest = {hour % DAY_HOURS: float(counts.get(hour, 0)) for hour in range(this - DAY_HOURS, this)}
-        return tuple(latest[at] for at in range(DAY_HOURS))
+        latest = [float(counts.get(hour, 0)) for hour in range(this - DAY_HOURS, this)]
+        midnight = -this % DAY_HOURS
+        return (*latest[midnight:], *latest[:midnight])
 
     def dump_budgets(self) -> dict[str, object]:
         """Dump all budgets as JSON, so that a restart does not forget what was served."""
@@ -358,7 +358,7 @@ class LoadWindows:
             budget.requests.append(0.0)
             budget.accuracy_sums.append(0.0)
         budget.requests[-1] += answered
-        budget.accuracy_sums[-1] += answered * _accuracy(catalog, family, variant)
+        budget.accuracy_sums[-1] += answered * _accuracies(IdentityKey(catalog), family).get(variant, 0.0)
 
 
 def measured_cells(
@@ -370,20 +370,21 @@ def measured_cells(
     joules_per_request: float | None = None,
 ) -> Measured | None:
     """Measurement of a family by these cells of its, which cover `span_s`; None when nothing arrived."""
-    arrived = sum(c.arrived for c in cells)
-    answered = sum(c.answered for c in cells)
+    arrived = sum([c.arrived for c in cells])
+    answered = sum([c.answered for c in cells])
     if not arrived and not answered:
         return None
     latency: Histogram = merge(c.latency for c in cells)
-    accuracy = sum(c.answered * _accuracy(catalog, family, c.key.variant) for c in cells if c.answered)
+    known = _accuracies(IdentityKey(catalog), family)
+    accuracy = sum([c.answered * known.get(c.key.variant, 0.0) for c in cells if c.answered])
     # What arrived in the window may be answered after it: count against whichever is larger.
-    failed = sum(sum(c.failed_by_code.values()) for c in cells)
+    failed = sum([sum(c.failed_by_code.values()) for c in cells if c.failed_by_code])
     ended = answered + failed
     return Measured(
         family=family,
         latency_ms_p95=_quantile_ms(IdentityKey(latency), 0.95),
         latency_ms_p99=_quantile_ms(IdentityKey(latency), 0.99),
-        slo_attainment=min(1.0, sum(c.within_slo for c in cells) / max(1, ended)),
+        slo_attainment=min(1.0, sum([c.within_slo for c in cells]) / max(1, ended)),
         accuracy=accuracy / answered if answered else 0.0,
         grams_per_request=grams_per_request,
         rate_per_s=arrived / span_s,
@@ -398,12 +399,10 @@ def _quantile_ms(latency: IdentityKey[Histogram], q: float) -> float:
     return quantile_ms(latency.value, q)
 
 
-def _accuracy(catalog: Catalog, family: str, variant: str) -> float:
-    """The accuracy of a variant; a family or variant that the catalogue lost counts as 0."""
-    for known in catalog.families:
-        if known.name == family:
-            return next((v.accuracy for v in known.variants if v.name == variant), 0.0)
-    return 0.0
+@lru_cache(maxsize=64)
+def _accuracies(catalog: IdentityKey[Catalog], family: str) -> Mapping[str, float]:
+    """Accuracies of a family's variants; one that the catalogue lost counts as 0."""
+    return {v.name: v.accuracy for known in catalog.value.families if known.name == family for v in known.variants}
 
 
 def _begun(entries: list[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -180,7 +180,8 @@ class Observation:
 
     def allowed_triggers(self, triggers: Sequence[str], now_s: float) -> Sequence[str]:
         """Triggers that may fire now: a reading on a refused rung starts nothing."""
-        return [name for name in triggers if name != "carbon"] if self.plannable_carbon(now_s).rung else triggers
+        refused = self._refused and self.plannable_carbon(now_s).rung
+        return [name for name in triggers if name != "carbon"] if refused else triggers
 
     def note_carbon(self) -> None:
         """Remember the last reading on an allowed rung; after a restart the newest one of the history is it."""
@@ -256,9 +257,7 @@ class Observation:
 
     def _lead_s(self, family: str, now_s: float) -> float:
         """How long capacity takes to come: wake a device, start a Triton, load the slowest variant."""
-        wake_s = _wake_s(IdentityKey(self.fleet(now_s)), IdentityKey(self.catalog))
-        load_s = max((v.load_s for v in self.catalog.family(family).variants), default=0.0)
-        return wake_s + load_s + self._settings.start_s
+        return _lead_s(IdentityKey(self.fleet(now_s)), IdentityKey(self.catalog), family) + self._settings.start_s
 
     def measured(
         self, families: Sequence[str], grams_per_request: Mapping[str, float | None], now_s: float
@@ -322,11 +321,12 @@ class Observation:
 
 
 @lru_cache(maxsize=64)
-def _wake_s(fleet: IdentityKey[FleetState], catalog: IdentityKey[Catalog]) -> float:
-    """How long the slowest device that can be planned takes to wake up."""
+def _lead_s(fleet: IdentityKey[FleetState], catalog: IdentityKey[Catalog], family: str) -> float:
+    """How long the slowest device that can be planned takes to wake up, and the slowest variant to load."""
     types = profiled_types(catalog.value)
     usable = {d.type for n in fleet.value.nodes for d in n.devices if not unplannable_reason(d, types)}
-    return max((device_type(kind).wake_s for kind in usable), default=0.0)
+    wake_s = max((device_type(kind).wake_s for kind in usable), default=0.0)
+    return wake_s + max((v.load_s for v in catalog.value.family(family).variants), default=0.0)
 
 
 def _hosted(fleet: FleetState, current: Plan | None) -> frozenset[str]:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
+
 from controller.observe.core.carbon_inputs import forecast_refusal
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem
@@ -131,29 +133,27 @@ def price(
     """Buy accuracy where it is cheapest until the window's mean is `required`. Intervals: (weight, intensity)."""
     total = sum(w for w, _ in intervals)
     mean = hull[0].accuracy
-    cleanest = sorted([(ci, w / total) for w, ci in intervals])  # then the steps are nearly in order
-    steps = sorted(
-        [
-            (ci * slope, low, high, ci, weight)
-            for low, high, slope in [(a.accuracy, b.accuracy, max(0.0, _slope(a, b))) for a, b in pairwise(hull)]
-            for ci, weight in cleanest
-        ]
-    )
+    cleanest, rises = sorted([(ci, w / total) for w, ci in intervals]), list(pairwise(hull))
+    each = np.outer([max(0.0, _slope(a, b)) for a, b in rises], [ci for ci, _ in cleanest]).ravel()
+    cheapest = np.argsort(each, kind="stable")  # steps, each of one rise in one interval; few of them are bought
+    costs, steps = each[cheapest].tolist(), cheapest.tolist()
     target, cost, at = hull[0].accuracy, 0.0, 0
     while at < len(steps) and mean < required - 1e-9:
-        cost, low, high, ci, weight = steps[at]
+        cost, (rise, interval) = costs[at], divmod(steps[at], len(cleanest))
+        (low, high), (ci, weight) = rises[rise], cleanest[interval]
         end, limit = at + 1, cost * (1 + 1e-9) + 1e-12
-        if ci != intensity and (end == len(steps) or steps[end][0] > limit):  # one step, and not of now: most of them
-            gain, at = weight * (high - low), end
+        if ci != intensity and (end == len(steps) or costs[end] > limit):  # one step, and not of now: most of them
+            gain, at = weight * (high.accuracy - low.accuracy), end
             mean += min(1.0, (required - mean) / gain) * gain
             continue
-        while end < len(steps) and steps[end][0] <= limit:
+        while end < len(steps) and costs[end] <= limit:
             end += 1
-        tied, at = steps[at:end], end
-        gain = sum([w * (b - a) for _, a, b, _, w in tied])
+        tied, at = [(*rises[i // len(cleanest)], *cleanest[i % len(cleanest)]) for i in steps[at:end]], end
+        gain = sum([w * (b.accuracy - a.accuracy) for a, b, _, w in tied])
         part = min(1.0, (required - mean) / gain)
         mean += part * gain
-        target = max([target, *(a + part * (b - a) for _, a, b, ci, _ in tied if ci == intensity)])
+        here = [a.accuracy + part * (b.accuracy - a.accuracy) for a, b, ci, _ in tied if ci == intensity]
+        target = max([target, *here])
     why = "" if mean >= required - 1e-6 else f"; {required:.4f} is out of reach, {mean:.4f} is the most"
     return Price(cost / rate_per_s / 3.6e6, target, required, why)
 
@@ -161,7 +161,11 @@ def price(
 def load_ratio(day: Sequence[float], begins_s: float, ends_s: float) -> float:
     """Requests of an interval over those of as long a time of a mean day; 1 where no `day` (by the hour) is known."""
     total = sum(day)
-    if total <= 0 or ends_s <= begins_s:
+    return 1.0 if total <= 0 else _ratio(day, total, begins_s, ends_s)
+
+
+def _ratio(day: Sequence[float], total: float, begins_s: float, ends_s: float) -> float:
+    if ends_s <= begins_s:
         return 1.0
     found, at_s = 0.0, begins_s
     while at_s < ends_s - 1e-6:
@@ -208,10 +212,12 @@ def _past(view: PlanView, day: Sequence[float]) -> tuple[list[tuple[float, float
         seen[reading.starts_at_s] = (max(0.0, reading.ends_at_s - reading.starts_at_s), reading.intensity_g_per_kwh)
     usual = [w for w, _ in seen.values() if w > 0]
     default = sum(usual) / len(usual) if usual else 1.0
+    load = sum(day)
     past = [
-        ((w or default) * load_ratio(day, at_s, at_s + (w or default)), max(0.0, ci)) for at_s, (w, ci) in seen.items()
+        (w * _ratio(day, load, at_s, at_s + w) if load > 0 else w, max(0.0, ci))
+        for at_s, w, ci in [(at_s, w or default, ci) for at_s, (w, ci) in seen.items()]
     ]
-    total = sum(w for w, _ in past)
+    total = sum([w for w, _ in past])
     return [(w / total, ci) for w, ci in past], len(past)
 
 

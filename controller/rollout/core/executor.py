@@ -246,13 +246,14 @@ class RolloutExecutor:
 
     def _not_ready(self, wanted: Mapping[SliceKey, PlannedSlice]) -> str:
         fleet = self._observation.fleet(self._time.now_s)
-        found = {s.key: s for n in fleet.nodes for d in n.devices for s in d.slices}
-        for key, part in sorted(wanted.items()):
-            status = found.get(key)
-            if status is None or not _serves(status, part):
-                state = "absent" if status is None else status.state.name
-                return f"slice {key.name} is {state}{f' ({status.why})' if status and status.why else ''}"
-        return ""
+        found = {s.key: s for n in fleet.nodes for d in n.devices for s in d.slices if s.key in wanted}
+        late = [key for key, part in wanted.items() if key not in found or not _serves(found[key], part)]
+        if not late:
+            return ""
+        first = min(late)
+        status = found.get(first)
+        state = "absent" if status is None else status.state.name
+        return f"slice {first.name} is {state}{f' ({status.why})' if status and status.why else ''}"
 
     # --- waiting and writing ------------------------------------------------------------------------------------------
 
@@ -335,5 +336,8 @@ def _same(before: NodePlan, devices: tuple[PlannedDevice, ...]) -> bool:
 
 
 def _serves(status: SliceStatus, part: PlannedSlice) -> bool:
-    now = sorted((h.model, h.variant) for h in status.hosted)
-    return status.state == SliceState.READY and now == sorted((h.model, h.variant) for h in part.hosted)
+    if status.state != SliceState.READY:
+        return False
+    if status.hosted == part.hosted:
+        return True
+    return sorted((h.model, h.variant) for h in status.hosted) == sorted((h.model, h.variant) for h in part.hosted)

@@ -12,7 +12,7 @@ Deviations: none.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from controller.observe.core.plannable import AWAKE_STATES, loadable_catalog, wrong_mig_mode
 from controller.rollout.core.interim_routes import (
@@ -53,6 +53,12 @@ class Rows:
 
 def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
     """Inputs of a rollout decided on this view."""
+    return _rollout_inputs(IdentityKey(view), relaxed)
+
+
+@lru_cache(maxsize=8)  # of the view that a rollout began with: asked for again at each look
+def _rollout_inputs(seen: IdentityKey[PlanView], relaxed: bool) -> RolloutInputs:
+    view = seen.value
     types = {d.device: d.type for node in view.fleet.nodes for d in node.devices}
     objectives = {o.family: o for o in view.objectives}
     demand = {d.family: d for d in view.demand}
@@ -159,11 +165,10 @@ def fleet_snapshot(fleet: FleetState, commanded: Mapping[str, NodePlan], routes:
     wanted = {d.device: d for plan in commanded.values() for d in plan.devices}
     for node in fleet.nodes:
         for status in node.devices:
-            base = wanted.get(status.device, PlannedDevice(device=status.device))
-            awake = status.state in AWAKE_STATES
-            now = DeviceState.AWAKE if awake else DeviceState.ASLEEP
-            devices[status.device] = _without_slices(IdentityKey(base), now)
-            if not status.usable or wrong_mig_mode(status):
+            base = wanted.get(status.device) or PlannedDevice(device=status.device)
+            seen = _device_seen(IdentityKey(status), IdentityKey(base))
+            devices[status.device] = seen.told
+            if seen.closed:
                 closed.add(status.device)
             if status.state == DeviceState.LOST:
                 fixed.add(status.device)
@@ -172,26 +177,33 @@ def fleet_snapshot(fleet: FleetState, commanded: Mapping[str, NodePlan], routes:
                 fixed.add(status.device)
                 devices[status.device] = base
             if status.slices and status.state != DeviceState.LOST:
-                _slices(status, base, ready, present)
+                ready.update(seen.serving)
+                present.update(seen.standing)
     return FleetSnapshot(devices, ready, frozenset(present), routes, frozenset(fixed), frozenset(closed))
 
 
-@lru_cache(maxsize=1024)
-def _without_slices(device: IdentityKey[PlannedDevice], target: DeviceState) -> PlannedDevice:
-    """A device as it was told to be, without slices: asked for again at every step of a rollout."""
-    return replace(device.value, target=target, slices=())
+class _DeviceSeen(NamedTuple):
+    """A device as it was told to be, without slices, and its slices that serve and that stand."""
+
+    told: PlannedDevice
+    closed: bool
+    serving: Mapping[SliceKey, PlannedSlice]
+    standing: tuple[SliceKey, ...]
 
 
-def _slices(
-    status: DeviceStatus, base: PlannedDevice, ready: dict[SliceKey, PlannedSlice], present: set[SliceKey]
-) -> None:
-    credits = {part.key: part.credits for part in base.slices}
-    for part in status.slices:
-        if part.state in (SliceState.GONE, SliceState.UNSPECIFIED):
-            continue
-        present.add(part.key)
-        if part.state in SERVING and part.hosted:
-            ready[part.key] = PlannedSlice(part.key, part.hosted, part.credits or credits.get(part.key, 1))
+@lru_cache(maxsize=1024)  # asked for again at every step of a rollout
+def _device_seen(status: IdentityKey[DeviceStatus], base: IdentityKey[PlannedDevice]) -> _DeviceSeen:
+    now, told = status.value, base.value
+    awake = now.state in AWAKE_STATES
+    credits = {part.key: part.credits for part in told.slices}
+    standing = [p for p in now.slices if p.state not in (SliceState.GONE, SliceState.UNSPECIFIED)]
+    serving = {
+        p.key: PlannedSlice(p.key, p.hosted, p.credits or credits.get(p.key, 1))
+        for p in standing
+        if p.state in SERVING and p.hosted
+    }
+    bare = replace(told, target=DeviceState.AWAKE if awake else DeviceState.ASLEEP, slices=())
+    return _DeviceSeen(bare, not now.usable or bool(wrong_mig_mode(now)), serving, tuple(p.key for p in standing))
 
 
 def rollout_refusal(view: PlanView, plan: Plan) -> str:

@@ -128,6 +128,9 @@ def staged(routes: Iterable[Route]) -> Iterator[Route]:
     """Routes of a plan, one for each stage of a family that is split."""
     for route in routes:
         stages = max((target.stage for target in route.targets), default=0) + 1
+        if stages == 1:
+            yield route
+            continue
         for stage in range(stages):
             targets = tuple(target for target in route.targets if target.stage == stage)
             yield replace(route, family=stage_model(route.family, stage, stages), targets=targets)

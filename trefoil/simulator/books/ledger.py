@@ -7,7 +7,7 @@ did, to all alike (core/accounting.by_family).
 
 import math
 from bisect import bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,7 +55,7 @@ class _IntervalCost:
     intensity: Mapping[str, float]
     by_family: dict[str, Cost]
     total: Cost = field(default_factory=Cost)
-    by_zone: dict[str, Cost] = field(default_factory=dict)
+    by_zone: defaultdict[str, Cost] = field(default_factory=lambda: defaultdict(Cost))
     active_j: float = 0.0
 
 
@@ -129,7 +129,7 @@ class Ledger:
             whole = sum(shares.values())
             for family, share in shares.items():
                 cost.by_family[family].add(joules * share / whole, co2 * share / whole)
-            cost.by_zone.setdefault(one.zone, Cost()).add(joules, co2)
+            cost.by_zone[one.zone].add(joules, co2)
             cost.active_j += one.active_j
         self._add_hosts(dt_s, cost)
         return cost
@@ -146,7 +146,7 @@ class Ledger:
             cost.total.add(joules, co2)
             for one in cost.by_family.values():
                 one.add(joules / len(cost.by_family), co2 / len(cost.by_family))
-            cost.by_zone.setdefault(zone, Cost()).add(joules, co2)
+            cost.by_zone[zone].add(joules, co2)
 
     def marks(self) -> dict[str, tuple[float, float]]:
         """Joules and grams of each family since the very beginning."""

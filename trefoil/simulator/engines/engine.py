@@ -83,5 +83,7 @@ class Flow:
 
 def dispatchable(route: Route, services: Services, router: str = "", queue: str = "") -> Route:
     """Route of a dispatcher: targets that serve and do not drain; `router` and `queue` instead of the route's."""
-    targets = tuple(t for t in route.targets if not t.draining and t.slice in services)
+    targets = tuple([t for t in route.targets if not t.draining and t.slice in services])
+    if len(targets) == len(route.targets) and router in ("", route.router) and queue in ("", route.queue):
+        return route
     return replace(route, targets=targets, router=router or route.router, queue=queue or route.queue)

@@ -42,26 +42,25 @@ class Pool:
     services: list[SliceService] = field(default_factory=list)
     credits: list[int] = field(default_factory=list)
     queued: float = 0.0
-    occupied: list[ServiceTime] = field(init=False)
-    """For which a request takes each slice: with one credit, also while it is on its way."""
     limits: Counts = field(init=False)
     capacity: float = field(init=False)
     servers: int = field(init=False)
     equal: bool = field(init=False)
-    equal_slices: list[tuple[int, list[int]]] = field(init=False)
-    """Slices of one service and credit: the first of them, and all."""
+    equal_slices: list[tuple[int, ServiceTime, list[int]]] = field(init=False)
+    """Slices of one service and credit: the first of them, for how long a request takes each, and all."""
 
     def __post_init__(self) -> None:
-        self.occupied = [_occupied(one, n) for one, n in zip(self.services, self.credits, strict=True)]
-        each = zip(self.services, self.occupied, strict=True)
-        self.limits = np.array([1e3 * one.instances / taken.mean_ms for one, taken in each])
+        found: dict[tuple[SliceService, int], list[int]] = {}
+        for i, kind in enumerate(zip(self.services, self.credits, strict=True)):
+            found.setdefault(kind, []).append(i)
+        self.equal_slices, self.limits = [], np.empty(len(self.keys))
+        for (one, credits), indices in found.items():
+            occupied = _occupied(one, credits)
+            self.equal_slices.append((indices[0], occupied, indices))
+            self.limits[indices] = 1e3 * one.instances / occupied.mean_ms
         self.capacity = float(self.limits.sum())
         self.servers = sum(one.instances for one in self.services)
         self.equal = bool(self.keys) and float(np.ptp(self.limits)) < 1e-9 * self.capacity
-        found: dict[tuple[SliceService, int], list[int]] = {}
-        for i, one in enumerate(self.services):
-            found.setdefault((one, self.credits[i]), []).append(i)
-        self.equal_slices = [(indices[0], indices) for indices in found.values()]
 
     def hidden_ms(self, index: int) -> float:
         """Time of the way there and back that does not take the slice [ms]."""
@@ -69,6 +68,7 @@ class Pool:
 
 
 def _occupied(one: SliceService, credits: int) -> ServiceTime:
+    """Time for which a request takes a slice: with one credit, also while it is on its way."""
     gap_ms = one.gap_ms if credits <= one.instances else 0.0
     mean_ms = one.service.mean_ms + gap_ms
     return ServiceTime(mean_ms, one.service.cv * one.service.mean_ms / mean_ms)
@@ -180,15 +180,15 @@ class FluidEngine:
         overloaded = left > 1e-6 * max(1.0, work)
         late = 1.0 if overloaded else min(1.0, queued / answered)  # share of the answers that had to queue up
         utilisation = _rounded_utilisation(min(answered / dt_s / capacity, UTILISATIONS[-1]))
-        mean = ServiceTime(1e3 * pool.servers / capacity, pool.occupied[0].cv)
+        mean = ServiceTime(1e3 * pool.servers / capacity, pool.equal_slices[0][1].cv)
         counts = [flow * dt_s for flow in flows]
         for key, count, service in zip(pool.keys, counts, pool.services, strict=True):
             found.joules[key] = found.joules.get(key, 0.0) + count * service.energy_j
             found.by_device[key.device] = found.by_device.get(key.device, 0.0) + count
             if slice_cores(key.slice_type):
                 found.computed_s[key, service.variant] = count * service.service.mean_ms / 1e3
-        for i, indices in pool.equal_slices:
-            service, occupied, keys = pool.services[i], pool.occupied[i], [pool.keys[index] for index in indices]
+        for i, occupied, indices in pool.equal_slices:
+            service, keys = pool.services[i], [pool.keys[index] for index in indices]
             count = sum([counts[index] for index in indices])
             found.by_variant[service.variant] = found.by_variant.get(service.variant, 0.0) + count
             found.accuracy_sum += count * service.accuracy

@@ -64,17 +64,22 @@ class SimulatedDevice:
     type: DeviceType
     factor: float
     governed: DeviceGovernor
+    ability: Ability = field(init=False)
     wanted: PlannedDevice = field(default_factory=PlannedDevice)
     state: DeviceState = DeviceState.ASLEEP
     awake_s: float = -math.inf
     clock_mhz: int = 0
     slices: dict[SliceKey, Slice] = field(default_factory=dict)
     status: DeviceStatus | None = None  # as it was reported last; None: it has changed since
-    rates: tuple[float, float, bool] | None = None  # as `_rates_of` has them; None: it has changed since
+    served: dict[tuple[str, str], dict[SliceKey, SliceService]] | None = None  # as `_served` has it; None: the same
+    rates: tuple[float, float, bool] | None = None  # as `_rates_of` has them; None: the same
     counter_j: float = 0.0
     active_j: float = 0.0
     idle_j: float = 0.0
     unallocated_j: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.ability = Ability(self.place.name, self.type.name, tuple(sorted(self.type.clocks_mhz)))
 
     @property
     def serves(self) -> bool:
@@ -135,7 +140,7 @@ class Hardware:
 
     def _invalidate(self, device: SimulatedDevice) -> None:
         """Forget what was made of its state before."""
-        device.status = device.rates = self._nodes = self._powers = self._next_s = None
+        device.status = device.served = device.rates = self._nodes = self._powers = self._next_s = None
 
     def nodes(self) -> dict[str, NodeStatus]:
         """Status of every node; made anew only when something has changed."""
@@ -154,15 +159,21 @@ class Hardware:
         """Services of a family now, by model (itself, or stages of it), by what really is on each slice."""
         found: dict[str, dict[SliceKey, SliceService]] = {family: {}}
         for device in self.devices.values():
-            for key, one in device.slices.items():
-                if one.state in SERVES:
-                    for hosted in one.part.hosted:
-                        if hosted.family == family:
-                            service = self.service(device, key, hosted)
-                            more = hosted.instances > 1
-                            known = replace(service, instances=hosted.instances) if more else service
-                            found.setdefault(hosted.model, {})[key] = known
+            for (of, model), known in self._served(device).items():
+                if of == family:
+                    found.setdefault(model, {}).update(known)
         return found
+
+    def _served(self, device: SimulatedDevice) -> dict[tuple[str, str], dict[SliceKey, SliceService]]:
+        """Services on a device by family and model."""
+        if device.served is None:
+            device.served = {}
+            for key, one in device.slices.items():
+                for hosted in one.part.hosted if one.state in SERVES else ():
+                    service = self.service(device, key, hosted)
+                    known = replace(service, instances=hosted.instances) if hosted.instances > 1 else service
+                    device.served.setdefault((hosted.family, hosted.model), {})[key] = known
+        return device.served
 
     def service(self, device: SimulatedDevice, key: SliceKey, hosted: Hosted) -> SliceService:
         """True service of a variant on a slice.
@@ -250,7 +261,7 @@ class Hardware:
             if one is None:
                 ready_s = begin_s + (self._costs.mig_s if mig else 0.0) + self._costs.start_s + load_s
                 device.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
-            elif _variants(one.next_hosted or one.part.hosted) == _variants(part.hosted):
+            elif _same_variants(one.next_hosted or one.part.hosted, part.hosted):
                 if one.state == SliceState.DRAINING:
                     one.state, one.since_s = SliceState.READY, now_s
                 if one.part.credits != part.credits:
@@ -417,13 +428,12 @@ def _status(device: SimulatedDevice) -> DeviceStatus:
 
 def _clock_mhz(device: SimulatedDevice, now_s: float) -> int:
     """What the device runs at under load: the plan's clock, where its governor does not want a lower one."""
-    wanted, kind = device.wanted, device.type
-    ability = Ability(device.place.name, kind.name, tuple(sorted(kind.clocks_mhz)))
+    wanted, ability = device.wanted, device.ability
     found = device.governed.range(wanted, ability, device.clock_mhz, True, now_s)
     if found is None or found == planned_range(wanted, ability.supported_mhz):
         return wanted.clock_max_mhz
     return found.max_mhz
 
 
-def _variants(hosted: tuple[Hosted, ...]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((h.model, h.variant) for h in hosted))
+def _same_variants(these: tuple[Hosted, ...], those: tuple[Hosted, ...]) -> bool:
+    return these == those or sorted((h.model, h.variant) for h in these) == sorted((h.model, h.variant) for h in those)

@@ -88,14 +88,14 @@ class RequestEngine:
         interval = Interval(
             every[0].starts_s,
             every[0].ends_s,
-            sum(one.arrived for one in every),
-            sum(one.answered for one in every),
-            sum(one.rejected for one in every),
+            sum([one.arrived for one in every]),
+            sum([one.answered for one in every]),
+            sum([one.rejected for one in every]),
             float(np.count_nonzero(latency_ms <= self._flows[family].slo_ms)),
             latency=histogram_of(latency_ms),
             sum_ms=float(latency_ms.sum()),
             max_ms=float(latency_ms.max(initial=0.0)),
-            queued=sum(one.queued for one in every),
+            queued=sum([one.queued for one in every]),
             latencies_ms=[latency_ms] if self._keeps_latencies else [],
             latency_s_by=every[0].latency_s_by if len(every) == 1 else _latencies_by(every),
         )

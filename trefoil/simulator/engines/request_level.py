@@ -465,11 +465,10 @@ class RequestLevel:
         for _, _, one, _, _, _, start_s, service_s, _ in sorted(mine, key=lambda each: each[:2]):
             late_s = min(service_s, max(0.0, start_s + service_s - until_s))
             beyond[one.key] = beyond.get(one.key, 0.0) + late_s
-        in_route = {target.slice for target in family.route.targets}
         counts = family.counts
         waiting = self._queue.waiting.values()
         busy_s = {key: max(0.0, one.busy_s - beyond.get(key, 0.0)) for key, one in family.slices.items()}
-        services = {key: one.service for key, one in family.slices.items()}
+        served = [(key, one.service) for key, one in family.slices.items()]
         window = Window(
             starts_s=self._window_s,
             ends_s=until_s,
@@ -478,14 +477,14 @@ class RequestLevel:
             rejected=counts.rejected,
             latency_ms=np.array(counts.latency_s) * MS_PER_S + self._overhead_ms,
             busy_s=busy_s,
-            joules={k: s * MS_PER_S / services[k].service.mean_ms * services[k].energy_j for k, s in busy_s.items()},
+            joules={key: busy_s[key] * MS_PER_S / one.service.mean_ms * one.energy_j for key, one in served},
             latency_s_by={key: one.latency_s for key, one in family.slices.items()},
             queued=self._queued_in_bulk() if self._bulk else sum(ticket.family == family.name for ticket in waiting),
         )
-        busy_later = {one[2].key for one in mine}
+        kept = {target.slice for target in family.route.targets}.union([one[2].key for one in mine])
         for key, one in tuple(family.slices.items()):
             one.busy_s, one.latency_s = beyond.get(key, 0.0), []
-            if key not in in_route and key not in busy_later:
+            if key not in kept:
                 del family.slices[key]
         family.counts = _WindowCounts()
         return window
