@@ -140,7 +140,7 @@ class Hosted:
     @property
     def model(self) -> str:
         """Name of its model in Triton."""
-        return stage_model(self.family, self.stage, self.stages)
+        return self.family if self.stages <= 1 else stage_model(self.family, self.stage, self.stages)
 
 
 def stage_model(family: str, stage: int, stages: int) -> str:

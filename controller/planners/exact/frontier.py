@@ -134,26 +134,24 @@ def price(
     total = sum(w for w, _ in intervals)
     mean = hull[0].accuracy
     cleanest, rises = sorted([(ci, w / total) for w, ci in intervals]), list(pairwise(hull))
-    each = np.outer([max(0.0, _slope(a, b)) for a, b in rises], [ci for ci, _ in cleanest]).ravel()
-    cheapest = np.argsort(each, kind="stable")  # steps, each of one rise in one interval; few of them are bought
-    costs, steps = each[cheapest].tolist(), cheapest.tolist()
+    # Steps, each of one rise in one interval, the cheapest first; few of them are bought.
+    clean, gains = [ci for ci, _ in cleanest], [b.accuracy - a.accuracy for a, b in rises]
+    each = np.outer([max(0.0, _slope(a, b)) for a, b in rises], clean).ravel()
+    cheapest = np.argsort(each, kind="stable")
+    costs, gained = each[cheapest].tolist(), np.outer(gains, [w for _, w in cleanest]).ravel()[cheapest].tolist()
+    present = np.flatnonzero(np.tile(np.equal(clean, intensity), len(rises))[cheapest]).tolist()[::-1]
     target, cost, at = hull[0].accuracy, 0.0, 0
-    while at < len(steps) and mean < required - 1e-9:
-        cost, (rise, interval) = costs[at], divmod(steps[at], len(cleanest))
-        (low, high), (ci, weight) = rises[rise], cleanest[interval]
-        end, limit = at + 1, cost * (1 + 1e-9) + 1e-12
-        if ci != intensity and (end == len(steps) or costs[end] > limit):  # one step, and not of now: most of them
-            gain, at = weight * (high.accuracy - low.accuracy), end
-            mean += min(1.0, (required - mean) / gain) * gain
-            continue
-        while end < len(steps) and costs[end] <= limit:
-            end += 1
-        tied, at = [(*rises[i // len(cleanest)], *cleanest[i % len(cleanest)]) for i in steps[at:end]], end
-        gain = sum([w * (b.accuracy - a.accuracy) for a, b, _, w in tied])
+    while at < len(costs) and mean < required - 1e-9:
+        cost, begin, at = costs[at], at, at + 1
+        limit = cost * (1 + 1e-9) + 1e-12
+        while at < len(costs) and costs[at] <= limit:
+            at += 1
+        gain = sum(gained[begin:at])
         part = min(1.0, (required - mean) / gain)
         mean += part * gain
-        here = [a.accuracy + part * (b.accuracy - a.accuracy) for a, b, ci, _ in tied if ci == intensity]
-        target = max([target, *here])
+        while present and present[-1] < at:
+            low, high = rises[cheapest[present.pop()] // len(cleanest)]
+            target = max(target, low.accuracy + part * (high.accuracy - low.accuracy))
     why = "" if mean >= required - 1e-6 else f"; {required:.4f} is out of reach, {mean:.4f} is the most"
     return Price(cost / rate_per_s / 3.6e6, target, required, why)
 
@@ -212,11 +210,17 @@ def _past(view: PlanView, day: Sequence[float]) -> tuple[list[tuple[float, float
         seen[reading.starts_at_s] = (max(0.0, reading.ends_at_s - reading.starts_at_s), reading.intensity_g_per_kwh)
     usual = [w for w, _ in seen.values() if w > 0]
     default = sum(usual) / len(usual) if usual else 1.0
-    load = sum(day)
-    past = [
-        (w * _ratio(day, load, at_s, at_s + w) if load > 0 else w, max(0.0, ci))
-        for at_s, w, ci in [(at_s, w or default, ci) for at_s, (w, ci) in seen.items()]
-    ]
+    load, day_s = sum(day), HOUR_S * len(day)
+    ratios: dict[tuple[float, float], float] = {}  # the same hours of one day and the next have the same
+    past = []
+    for at_s, (w, ci) in seen.items():
+        w = w or default
+        if load > 0:
+            hours = at_s % day_s, w
+            if hours not in ratios:
+                ratios[hours] = _ratio(day, load, at_s, at_s + w)
+            w *= ratios[hours]
+        past.append((w, max(0.0, ci)))
     total = sum([w for w, _ in past])
     return [(w / total, ci) for w, ci in past], len(past)
 
