@@ -77,6 +77,7 @@ class LoadWindows:
         self._arrivals: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self._first_bin: int | None = None
         self._hours: defaultdict[str, Counter[int]] = defaultdict(Counter)  # arrivals of the last day, by hour
+        self._days: dict[str, tuple[int, tuple[float, ...]]] = {}  # what `_day` found, and the hour it was in
         self._first_hour: int | None = None
         self.answered: Counter[tuple[str, str]] = Counter()
         self.answered_tenants: Counter[tuple[str, str]] = Counter()
@@ -298,10 +299,13 @@ class LoadWindows:
         this = int(now_s // HOUR_S)
         if self._first_hour is None or self._first_hour >= this - DAY_HOURS:  # the first hour is seen in part
             return ()
-        counts = self._hours[family]
-        latest = [float(counts.get(hour, 0)) for hour in range(this - DAY_HOURS, this)]
-        midnight = -this % DAY_HOURS
-        return (*latest[midnight:], *latest[:midnight])
+        hour, day = self._days.get(family, (-1, ()))
+        if hour != this:
+            counts, midnight = self._hours[family], -this % DAY_HOURS
+            latest = [float(counts.get(hour, 0)) for hour in range(this - DAY_HOURS, this)]
+            day = (*latest[midnight:], *latest[:midnight])
+            self._days[family] = this, day
+        return day
 
     def dump_budgets(self) -> dict[str, object]:
         """Dump all budgets as JSON, so that a restart does not forget what was served."""
@@ -327,6 +331,7 @@ class LoadWindows:
             hours, first = entry.get("hours", []), entry.get("first_hour")
             assert isinstance(hours, list)
             self._hours[family] = Counter({int(hour): n for hour, n in hours})
+            self._days.pop(family, None)
             self._first_hour = first if isinstance(first, int) else self._first_hour
 
     def _count_arrivals(self, family: str, arrived: int, window: LoadWindow) -> None:
@@ -336,6 +341,8 @@ class LoadWindows:
             for old in [one for one in hours if one < hour - DAY_HOURS]:
                 del hours[old]
         hours[hour] += arrived
+        if family in self._days and hour < self._days[family][0]:  # of an hour that was taken for whole
+            del self._days[family]
         width = self._settings.bin_s
         counts = self._arrivals[family]
         length_s = window.ends_at_s - window.starts_at_s

@@ -146,8 +146,8 @@ def price(
         limit = cost * (1 + 1e-9) + 1e-12
         while at < len(costs) and costs[at] <= limit:
             at += 1
-        gain = sum(gained[begin:at])
-        part = min(1.0, (required - mean) / gain)
+        gain = gained[begin] if at == begin + 1 else sum(gained[begin:at])
+        part = 1.0 if gain <= required - mean else (required - mean) / gain
         mean += part * gain
         while present and present[-1] < at:
             low, high = rises[cheapest[present.pop()] // len(cleanest)]

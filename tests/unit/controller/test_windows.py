@@ -105,6 +105,8 @@ def test_the_hours_of_the_day_are_known_after_a_whole_day_and_outlive_a_restart_
     assert day[5] == 2 * 6
     assert day[23] == 2 * 24
     assert found.budgets(now_s + 120.0)[0].day[5] == 2 * 2 * 6
+    found.add(window(60, 30 * 3600.0 - 10.0, 30 * 3600.0, 7, large=7), CATALOG)
+    assert found.budgets(now_s + 120.0)[0].day[5] == 2 * 2 * 6 + 7, "a window that came late"
     again = LoadWindows(WindowSettings())
     again.load_budgets(json.loads(json.dumps(found.dump_budgets())), now_s)
     again.restart_budget("toy")
