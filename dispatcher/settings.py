@@ -71,10 +71,10 @@ class DispatcherSettings(ServiceSettings):
     """A router instead of the plan's, for every family: a name of the table, or module:Class; empty = the plan's."""
     queue: str = ""
     """A queue instead of the plan's, for every family: a name of the table, or module:Class; empty = the plan's."""
-    lengths_folder: Path = Path("model_repository/pydoc/lengths")
+    lengths_folder: Path = Path("model_repository/pydoc/lengths-tiny")
     """What predicts the lengths of generated answers, for plans whose queue goes by them (`ssjf`): lengths.json,
-    predictor.onnx, tokenizer.json. Where they are not built (`make pydoc-lengths`), those of the small one that ships
-    beside it, -tiny; without any requests are served first come, first served."""
+    predictor.onnx, tokenizer.json. The default ships, and takes a millisecond; `make pydoc-lengths` builds the larger
+    one in `lengths`, which takes 25. Without any requests are served first come, first served."""
     length_wait_s: float = Field(0.05, gt=0, le=10)
     """How long such a request waits for its predicted length at most, before it is queued without one."""
     message_bytes_max: int = Field(64 * 2**20, ge=-1)

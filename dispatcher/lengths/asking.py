@@ -21,9 +21,7 @@ import structlog
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.lengths.process import FILES
 from trefoil.core.brains import Ticket
-from trefoil.installation import resolve_path
 from trefoil.runtime.clock import Clock
 
 LOG = structlog.get_logger()
@@ -196,13 +194,6 @@ class Lengths:
             code = await process.wait()
         if not self._why:
             self._why = f"the predictor has ended with {code}"
-
-
-def usable_folder(asked: Path) -> Path:
-    """Folder of predictors to use: the one asked for, or the small one that ships beside it where that is not built."""
-    folder = resolve_path(asked)
-    small = folder.with_name(f"{folder.name}-tiny")
-    return small if not (folder / FILES[0]).exists() and small.is_dir() else folder
 
 
 def is_number(score: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from dispatcher.lengths.asking import Lengths, usable_folder
+from dispatcher.lengths.asking import Lengths
 from dispatcher.routing.routing_state import Routing
 from dispatcher.service.accounting import Accounting
 from dispatcher.settings import DispatcherSettings
@@ -11,6 +11,7 @@ from dispatcher.slice_health.core.outliers import SliceEvidence
 from dispatcher.slice_health.ejector import SliceHealth
 from dispatcher.transport.choice import Transport
 from dispatcher.workers.core.membership import WorkerId
+from trefoil.installation import resolve_path
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.security.tls import Tls
 
@@ -31,7 +32,7 @@ class LocalWorker:
             dispatcher, settings.worker, clock.now_s(), settings.classes_max, settings.receipts_stale_s
         )
         self.lengths = Lengths(
-            usable_folder(settings.lengths_folder), settings.length_wait_s, clock, self.routing.reads_lengths
+            resolve_path(settings.lengths_folder), settings.length_wait_s, clock, self.routing.reads_lengths
         )
         self.peer_target = ""  # where other workers reach this one
         self.drained_why = ""  # by an operator
