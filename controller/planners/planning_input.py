@@ -37,7 +37,7 @@ class HostedSlice:
     @property
     def model(self) -> str:
         """Name of its model in Triton: the family's, or that of a stage."""
-        return self.family if self.stages <= 1 else stage_model(self.family, self.stage, self.stages)
+        return stage_model(self.family, self.stage, self.stages)
 
     @property
     def leads(self) -> bool:

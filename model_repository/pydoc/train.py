@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -93,15 +94,18 @@ VARIANTS = (
 )
 
 
-def documented() -> Iterator[Pair]:
-    """Every signature of the standard library with its docstring, in order of the files."""
+@cache
+def documented() -> list[Pair]:
+    """Every signature of the standard library with its docstring, in order of the files; read once."""
+    found = list[Pair]()
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         if SKIPPED & set(path.relative_to(root).parts):
             continue
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                yield signature(node), ast.get_docstring(node) or ""
+                found.append((signature(node), ast.get_docstring(node) or ""))
+    return found
 
 
 def pairs() -> list[Pair]:

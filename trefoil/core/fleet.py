@@ -140,7 +140,12 @@ class Hosted:
     @property
     def model(self) -> str:
         """Name of its model in Triton."""
-        return self.family if self.stages <= 1 else stage_model(self.family, self.stage, self.stages)
+        return stage_model(self.family, self.stage, self.stages)
+
+
+def same_variants(these: tuple[Hosted, ...], those: tuple[Hosted, ...]) -> bool:
+    """Whether two slices serve the same variants of the same models, in whichever order."""
+    return these == those or sorted((h.model, h.variant) for h in these) == sorted((h.model, h.variant) for h in those)
 
 
 def stage_model(family: str, stage: int, stages: int) -> str:

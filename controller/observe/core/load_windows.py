@@ -299,8 +299,8 @@ class LoadWindows:
         this = int(now_s // HOUR_S)
         if self._first_hour is None or self._first_hour >= this - DAY_HOURS:  # the first hour is seen in part
             return ()
-        hour, day = self._days.get(family, (-1, ()))
-        if hour != this:
+        known, day = self._days.get(family, (-1, ()))
+        if known != this:
             counts, midnight = self._hours[family], -this % DAY_HOURS
             latest = [float(counts.get(hour, 0)) for hour in range(this - DAY_HOURS, this)]
             day = (*latest[midnight:], *latest[:midnight])

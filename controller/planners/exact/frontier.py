@@ -146,7 +146,7 @@ def price(
         limit = cost * (1 + 1e-9) + 1e-12
         while at < len(costs) and costs[at] <= limit:
             at += 1
-        gain = gained[begin] if at == begin + 1 else sum(gained[begin:at])
+        gain = sum(gained[begin:at])
         part = 1.0 if gain <= required - mean else (required - mean) / gain
         mean += part * gain
         while present and present[-1] < at:
@@ -159,11 +159,7 @@ def price(
 def load_ratio(day: Sequence[float], begins_s: float, ends_s: float) -> float:
     """Requests of an interval over those of as long a time of a mean day; 1 where no `day` (by the hour) is known."""
     total = sum(day)
-    return 1.0 if total <= 0 else _ratio(day, total, begins_s, ends_s)
-
-
-def _ratio(day: Sequence[float], total: float, begins_s: float, ends_s: float) -> float:
-    if ends_s <= begins_s:
+    if total <= 0 or ends_s <= begins_s:
         return 1.0
     found, at_s = 0.0, begins_s
     while at_s < ends_s - 1e-6:
@@ -210,17 +206,15 @@ def _past(view: PlanView, day: Sequence[float]) -> tuple[list[tuple[float, float
         seen[reading.starts_at_s] = (max(0.0, reading.ends_at_s - reading.starts_at_s), reading.intensity_g_per_kwh)
     usual = [w for w, _ in seen.values() if w > 0]
     default = sum(usual) / len(usual) if usual else 1.0
-    load, day_s = sum(day), HOUR_S * len(day)
+    day_s = HOUR_S * max(1, len(day))
     ratios: dict[tuple[float, float], float] = {}  # the same hours of one day and the next have the same
     past = []
     for at_s, (w, ci) in seen.items():
         w = w or default
-        if load > 0:
-            hours = at_s % day_s, w
-            if hours not in ratios:
-                ratios[hours] = _ratio(day, load, at_s, at_s + w)
-            w *= ratios[hours]
-        past.append((w, max(0.0, ci)))
+        hours = at_s % day_s, w
+        if hours not in ratios:
+            ratios[hours] = load_ratio(day, at_s, at_s + w)
+        past.append((w * ratios[hours], max(0.0, ci)))
     total = sum([w for w, _ in past])
     return [(w / total, ci) for w, ci in past], len(past)
 

@@ -33,7 +33,7 @@ from controller.settings import RolloutSettings
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
-from trefoil.core.fleet import SliceKey, SliceState, SliceStatus
+from trefoil.core.fleet import SliceKey, SliceState, SliceStatus, same_variants
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Rollout, RolloutState, Route
 from trefoil.core.plan_check import node_digest, sealed
 
@@ -336,8 +336,4 @@ def _same(before: NodePlan, devices: tuple[PlannedDevice, ...]) -> bool:
 
 
 def _serves(status: SliceStatus, part: PlannedSlice) -> bool:
-    if status.state != SliceState.READY:
-        return False
-    if status.hosted == part.hosted:
-        return True
-    return sorted((h.model, h.variant) for h in status.hosted) == sorted((h.model, h.variant) for h in part.hosted)
+    return status.state == SliceState.READY and same_variants(status.hosted, part.hosted)

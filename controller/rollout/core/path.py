@@ -33,7 +33,7 @@ from controller.rollout.core.interim_routes import (
     serving_routes,
     with_draining_targets,
 )
-from trefoil.core.fleet import DeviceState, SliceKey
+from trefoil.core.fleet import DeviceState, SliceKey, same_variants
 from trefoil.core.plan import Plan, PlannedDevice, PlannedSlice, Route
 
 Devices = Mapping[str, PlannedDevice]
@@ -149,11 +149,7 @@ def _differ_in_slices_only(a: PlannedDevice, b: PlannedDevice) -> bool:
 
 def _same(a: PlannedSlice | None, b: PlannedSlice | None) -> bool:
     """Whether two slices serve the same variants."""
-    return a is b or (a is not None and b is not None and a.hosted == b.hosted) or _variants(a) == _variants(b)
-
-
-def _variants(part: PlannedSlice | None) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((h.model, h.variant) for h in part.hosted)) if part else ()
+    return same_variants(a.hosted if a else (), b.hosted if b else ())
 
 
 def _gone(old: PlannedSlice, new: PlannedSlice) -> PlannedSlice:

@@ -16,7 +16,7 @@ from trefoil.core.brains import GovernedStage
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import LoadWindow
 from trefoil.core.fleet import Hosted, SliceKey
-from trefoil.core.latency import EMPTY, Histogram, merge, quantile_ms
+from trefoil.core.latency import Histogram, merge, quantile_ms
 from trefoil.core.plan import PlannedDevice
 
 SPAN_S: Final = 10.0
@@ -73,7 +73,7 @@ class SliceLatencies:
                 samples += one.total
                 if samples >= ENOUGH:
                     break
-        found = merge(known) if known else EMPTY
+        found = merge(known)
         mean_ms = found.sum_ms / found.total if found.total else 0.0
         own = (device_type, key.slice_type, family, hosted.variant)
         whole = self._weights.get((*own, 0), 1.0)

@@ -32,6 +32,7 @@ from trefoil.core.fleet import (
     SliceKey,
     SliceState,
     SliceStatus,
+    same_variants,
 )
 from trefoil.core.plan import PlannedDevice, PlannedSlice
 from trefoil.core.queueing import service_time
@@ -261,7 +262,7 @@ class Hardware:
             if one is None:
                 ready_s = begin_s + (self._costs.mig_s if mig else 0.0) + self._costs.start_s + load_s
                 device.slices[key] = Slice(part, SliceState.STARTING, now_s, ready_s)
-            elif _same_variants(one.next_hosted or one.part.hosted, part.hosted):
+            elif same_variants(one.next_hosted or one.part.hosted, part.hosted):
                 if one.state == SliceState.DRAINING:
                     one.state, one.since_s = SliceState.READY, now_s
                 if one.part.credits != part.credits:
@@ -433,7 +434,3 @@ def _clock_mhz(device: SimulatedDevice, now_s: float) -> int:
     if found is None or found == planned_range(wanted, ability.supported_mhz):
         return wanted.clock_max_mhz
     return found.max_mhz
-
-
-def _same_variants(these: tuple[Hosted, ...], those: tuple[Hosted, ...]) -> bool:
-    return these == those or sorted((h.model, h.variant) for h in these) == sorted((h.model, h.variant) for h in those)
