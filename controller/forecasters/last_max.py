@@ -95,6 +95,7 @@ class LastMax:
         return slope if slope > self.slope_sigmas * error else 0.0
 
 
+@lru_cache(maxsize=4096)  # counts of a few seconds repeat each other
 def poisson_quantile(mean: float, z: float = Z_90) -> float:
     """The smallest n with P(N <= n) >= 90 % for Poisson N; by the normal law, continuity-corrected, for large means."""
     if mean <= 0:

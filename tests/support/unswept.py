@@ -5,21 +5,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 
-A_SWEEP = 10  # histories
+A_SWEEP = 50  # histories
 _played = count()
 
 
 @contextmanager
 def unswept() -> Iterator[None]:
     """Play one history. What the ones before have left is collected now and then."""
-    played = next(_played)
+    played, was = next(_played), gc.isenabled()
+    gc.disable()
     if played == 0:
         gc.collect()
-        gc.freeze()  # modules and caches stay: they need no look
+        gc.freeze()  # modules stay: they need no look
     elif played % A_SWEEP == 0:
         gc.collect()
-    was = gc.isenabled()
-    gc.disable()
     try:
         yield
     finally:

@@ -8,7 +8,7 @@ from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import EMPTY, Histogram
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_by_types(frozen=True, slots=True)
 class LoadKey:
     """Key of what a cell counts. An unset slice: never dispatched."""
 
@@ -69,7 +69,7 @@ class SliceLoad:
     family: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_by_types(frozen=True, slots=True)
 class TableAck:
     """Acknowledgement of a worker's table, with what it has in flight and who shares credits as it counts them."""
 

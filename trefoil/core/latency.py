@@ -68,7 +68,7 @@ def merge(histograms: Iterable[Histogram]) -> Histogram:
     Raises:
         ValueError: one of them has another scheme; only empty ones may have none.
     """
-    given = [h for h in histograms if h is not EMPTY and h != EMPTY]
+    given = [h for h in histograms if h.scheme or h.index]
     if len(given) == 1 and given[0].scheme == SCHEME and 0 not in given[0].count:
         return given[0]
     counts: dict[int, int] = {}

@@ -138,7 +138,7 @@ class RolloutState(IntEnum):
     SUPERSEDED = 8
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_by_types(frozen=True, slots=True)
 class Rollout:
     """Rollout: the way from what runs to a target plan."""
 

@@ -125,8 +125,9 @@ class LiveAcks:
             self.sight_s += min(GLANCE_S, now_s - self._read_at_s)
         self._read_at_s = now_s
         there = {(ack.dispatcher, ack.worker): ack for ack in found}
-        for worker, seen in self._seen.items():  # what cannot be read is somebody's all the same
-            if self._state.keys.ack(*worker) in self._state.unreadable:
+        unreadable = self._state.unreadable
+        for worker, seen in self._seen.items() if unreadable else ():  # what cannot be read is somebody's all the same
+            if self._state.keys.ack(*worker) in unreadable:
                 there.setdefault(worker, seen.ack)
                 self._seen[worker] = replace(seen, at_s=self.sight_s)
         for worker, ack in there.items():

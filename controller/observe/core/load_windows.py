@@ -149,7 +149,7 @@ class LoadWindows:
         end = self._end_bin(now_s)
         first = max(self._first_bin, end - int(self._settings.keep_s / self._settings.bin_s))
         counts = self._arrivals.get(family, Counter())
-        return tuple(float(counts[i]) for i in range(first, end))
+        return tuple([float(counts.get(i, 0)) for i in range(first, end)])
 
     def _end_bin(self, now_s: float) -> int:
         """The bin after the newest one that every live worker has reported."""
@@ -219,9 +219,13 @@ class LoadWindows:
 
     def items_mean(self, family: str) -> float:
         """Rows per request; 1.0 while nothing was answered."""
-        cells = [c for w in self._windows for c in w.cells if c.key.family == family]
-        answered = sum([c.answered for c in cells])
-        return sum([c.items for c in cells]) / answered if answered else 1.0
+        answered = items = 0
+        for window in self._windows:
+            for cell in window.cells:
+                if cell.key.family == family:
+                    answered += cell.answered
+                    items += cell.items
+        return items / answered if answered else 1.0
 
     def answered_since(self, family: str, since_s: float) -> int:
         """Requests answered in windows that ended after a time."""
@@ -244,8 +248,8 @@ class LoadWindows:
         asks for more.
         """
         span_s = self._settings.measure_s
-        recent = (w for w in self._windows if w.ends_at_s > now_s - span_s)
-        cells = [c for w in recent for c in w.cells if c.key.family == family]
+        from_s = now_s - span_s
+        cells = [c for w in self._windows if w.ends_at_s > from_s for c in w.cells if c.key.family == family]
         found = measured_cells(cells, family, span_s, catalog, grams_per_request)
         if found is None or not any(c.key.slo_class for c in cells):
             return found

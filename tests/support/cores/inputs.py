@@ -3,7 +3,7 @@
 import functools
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from controller.settings import RolloutSettings, TriggerSettings
 from tests.support.cores.around import Exploring, Planning
 from tests.support.planning import digits
 from tests.support.virtual.planner import FAMILY
+from trefoil.simulator.engines.engine import SliceService
 from trefoil.simulator.scenario.arrivals import RecordedArrivals
 from trefoil.simulator.scenario.carbon import intensity_of
 from trefoil.simulator.scenario.inputs import Inputs, Provided, SimulatedSettings, prepare, settings_of
@@ -66,6 +67,12 @@ def prepared() -> tuple[Inputs, SimulatedSettings]:
         }
     )
     return inputs, settings
+
+
+@functools.cache
+def true_services() -> dict[Any, SliceService]:
+    """What the hardware of any history has found out of the truth, which is the same in all of them."""
+    return {}
 
 
 def drawn_inputs(common: Inputs, seed: int) -> Inputs:

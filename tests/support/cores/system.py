@@ -42,7 +42,7 @@ from controller.loop.core.effects import (
 )
 from controller.rollout.core.executor import find_path
 from tests.support.cores.around import Agent, Clock, Redis, driven, in_flight_on, told
-from tests.support.cores.inputs import END_S, drawn_inputs, prepared
+from tests.support.cores.inputs import END_S, drawn_inputs, prepared, true_services
 from tests.support.cores.promises import LOOKS_S, Promises
 from tests.support.unswept import unswept
 from tests.support.virtual.doubles import Files, MemoryDisk
@@ -52,7 +52,7 @@ from trefoil.core.brains import Decision, PlanView
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadWindow, SliceLoad, TableAck
-from trefoil.core.fleet import DeviceState, SliceKey
+from trefoil.core.fleet import DeviceState, NodeStatus, SliceKey
 from trefoil.core.objective import Objective
 from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.runtime.sightings import LiveAcks
@@ -111,6 +111,7 @@ class CoreSystem(Simulation):
         self.promises = Promises(self)
         inputs, settings = prepared()
         super().__init__(drawn_inputs(inputs, seed), settings=settings)
+        self.hardware._services = true_services()
         self.live_acks = LiveAcks(self.redis, Clock(self.at))  # type: ignore[arg-type]
         self.every(LEADS_S, self._lead)
         self.every(LOOKS_S, self.promises.look)
@@ -164,7 +165,7 @@ class CoreSystem(Simulation):
 
     def _set_routes(self) -> None:
         """Where routes or what serves have changed."""
-        serves = self._published, [self.hardware.services(family) for family in self.routes]
+        serves = self._published, [self.hardware._served(device) for device in self.hardware.devices.values()]
         if serves != self._served_by:
             self._served_by = serves
             self.serve()
@@ -200,19 +201,18 @@ class CoreSystem(Simulation):
         now_s = self.now_s
         for name, status in self.hardware.nodes().items():
             agent, before = self.agents[name], self.redis.statuses.get(name)
+            if not agent.answers or now_s < agent.said_s:
+                continue
             devices = status.devices
             if self.cordons:
                 devices = tuple(replace(d, cordon=self.cordons.get(d.device, "")) for d in devices)
             same = before is not None and (before.devices, before.applied) == (devices, agent.applied)
-            if agent.answers and now_s >= agent.said_s and not (same and now_s < agent.said_s + 1.0):
+            if not same or now_s >= agent.said_s + 1.0:
                 agent.said_s = now_s
-                self.redis.statuses[name] = replace(
-                    status,
-                    devices=devices,
-                    applied=agent.applied,
-                    observed_at_s=now_s,
+                self.redis.statuses[name] = NodeStatus(
+                    name, status.zone, devices=devices, applied=agent.applied, simulated=True, observed_at_s=now_s,
                     highest_epoch_seen=agent.highest_epoch,
-                )
+                )  # fmt: skip
         ack = self.redis.ack
         if self.lagging_since_s is None and now_s >= self.acks_from_s:
             self.redis.ack = TableAck("simulated", 0, self.table, self._loads(), observed_at_s=now_s)

@@ -1,6 +1,7 @@
 """A planner that draws a legal plan for the load: other partitions and variants each time, and never too little."""
 
 import asyncio
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,6 +33,12 @@ SOLVES_S = 0.3
 def throughput_per_s(kind: str, variant: str) -> float:
     """Of one slice, as its profile says."""
     return 1000.0 / SERVICE_MS[variant][SHAPES.index(kind)]
+
+
+@functools.cache  # some hundreds: what is the same object is compared and looked up without a look into it
+def _part(device: str, kind: str, start: int, version: int) -> PlannedSlice:
+    key = SliceKey(device, kind, start, slice_type(A100_40GB, kind).memory_slices)
+    return PlannedSlice(key, (Hosted(FAMILY, VARIANTS[version - 1], version, 0, 1, 1, 1),), 2)
 
 
 class Drawn:
@@ -78,20 +85,17 @@ class Drawn:
         return self._routed(tuple(nodes), parts) if parts else None
 
     def _parts(self, device: str, rng: Generator) -> tuple[PlannedSlice, ...]:
-        found = []
-        for kind, start in LAYOUTS[int(rng.integers(len(LAYOUTS)))]:
-            version = int(rng.integers(len(VARIANTS))) + 1
-            key = SliceKey(device, kind, start, slice_type(A100_40GB, kind).memory_slices)
-            found.append(PlannedSlice(key, (Hosted(FAMILY, VARIANTS[version - 1], version, 0, 1, 1, 1),), 2))
-        return tuple(found)
+        layout = LAYOUTS[int(rng.integers(len(LAYOUTS)))]
+        return tuple([_part(device, *place, int(rng.integers(len(VARIANTS))) + 1) for place in layout])
 
     def _routed(self, nodes: tuple[NodePlan, ...], parts: Sequence[PlannedSlice]) -> Plan:
         speeds = [throughput_per_s(part.key.slice_type, part.hosted[0].variant) for part in parts]
+        whole = sum(speeds)
         targets = tuple(
-            RouteTarget(part.key, part.hosted[0].variant, 0, speed / sum(speeds), 2)
+            RouteTarget(part.key, part.hosted[0].variant, 0, speed / whole, 2)
             for part, speed in zip(parts, speeds, strict=True)
         )
         accuracy = sum(ACCURACY[t.variant] * t.weight for t in targets)
-        expected = Expected(1e-4, 3.0, 50.0, accuracy, RESERVE * sum(speeds))
+        expected = Expected(1e-4, 3.0, 50.0, accuracy, RESERVE * whole)
         route = Route(FAMILY, "weighted", "fifo", targets=targets, queue_requests_max=200)
         return Plan(planner="drawn", nodes=nodes, routes=(route,), expected={FAMILY: expected}, why="drawn")

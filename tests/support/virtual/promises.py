@@ -73,10 +73,11 @@ class PlanPromises:
         self.excused_until_s = max(self.excused_until_s, self._now_s() + seconds)
 
     def _grows(self, who: str, revision: Revision) -> None:
-        before = self._seen.get(who, Revision())
-        if revision < before:
+        before = self._seen.get(who)
+        if before is not None and revision < before:
             self.broken(f"{who} went back from {before} to {revision}")
-        self._seen[who] = max(before, revision)
+        elif revision is not before:
+            self._seen[who] = revision
 
     def _take_plan(self, plan: Plan) -> None:
         self._grows("the published plan", plan.revision)

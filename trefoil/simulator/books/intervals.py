@@ -114,7 +114,7 @@ class Interval:
     def histogram(self) -> Histogram:
         """Latency histogram in whole counts, as core/latency has it."""
         whole = np.rint(self.latency).astype(np.int64)
-        index = np.flatnonzero(whole)
+        (index,) = whole.nonzero()
         return Histogram(1, tuple(index.tolist()), tuple(whole[index].tolist()), self.sum_ms, self.max_ms)
 
 

@@ -467,9 +467,18 @@ class RequestLevel:
             beyond[one.key] = beyond.get(one.key, 0.0) + late_s
         counts = family.counts
         waiting = self._queue.waiting.values()
-        busy_s = {key: max(0.0, one.busy_s - beyond.get(key, 0.0)) for key, one in family.slices.items()}
-        served = [(key, one.service) for key, one in family.slices.items()]
-        window = Window(
+        busy_s, joules, latency_s_by = dict[SliceKey, float](), dict[SliceKey, float](), dict[SliceKey, list[float]]()
+        kept = {target.slice for target in family.route.targets}.union([one[2].key for one in mine])
+        for key, one in tuple(family.slices.items()):
+            late_s = beyond.get(key, 0.0)
+            busy_s[key] = max(0.0, one.busy_s - late_s)
+            joules[key] = busy_s[key] * MS_PER_S / one.service.service.mean_ms * one.service.energy_j
+            latency_s_by[key] = one.latency_s
+            one.busy_s, one.latency_s = late_s, []
+            if key not in kept:
+                del family.slices[key]
+        family.counts = _WindowCounts()
+        return Window(
             starts_s=self._window_s,
             ends_s=until_s,
             arrived=counts.arrived,
@@ -477,17 +486,10 @@ class RequestLevel:
             rejected=counts.rejected,
             latency_ms=np.array(counts.latency_s) * MS_PER_S + self._overhead_ms,
             busy_s=busy_s,
-            joules={key: busy_s[key] * MS_PER_S / one.service.mean_ms * one.energy_j for key, one in served},
-            latency_s_by={key: one.latency_s for key, one in family.slices.items()},
+            joules=joules,
+            latency_s_by=latency_s_by,
             queued=self._queued_in_bulk() if self._bulk else sum(ticket.family == family.name for ticket in waiting),
         )
-        kept = {target.slice for target in family.route.targets}.union([one[2].key for one in mine])
-        for key, one in tuple(family.slices.items()):
-            one.busy_s, one.latency_s = beyond.get(key, 0.0), []
-            if key not in kept:
-                del family.slices[key]
-        family.counts = _WindowCounts()
-        return window
 
     def _queued_in_bulk(self) -> int:
         return self._queue.line.waiting if self._queue.line is not None else 0

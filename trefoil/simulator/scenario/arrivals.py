@@ -228,7 +228,7 @@ class RecordedArrivals:
 
     def until(self, until_s: float) -> Floats:
         """Take all arrivals in [last until, until_s), ascending [s]."""
-        end = int(np.searchsorted(self.times_s, until_s))
+        end = int(self.times_s.searchsorted(until_s))
         found = self.times_s[self._taken : end]
         self._taken = max(end, self._taken)
         return found
