@@ -27,8 +27,8 @@ from controller.loop.core.effects import (
     WakeLoop,
 )
 from controller.observe.core.observation import Observation
-from controller.rollout.core.path import Devices, FleetSnapshot, RolloutPath, Step
-from controller.rollout.core.rollout_inputs import best_path, early_routes, fleet_snapshot
+from controller.rollout.core.path import Devices, RolloutPath, Step
+from controller.rollout.core.rollout_inputs import best_path, early_routes, fleet_snapshot, serving_slices
 from controller.settings import RolloutSettings
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
@@ -136,7 +136,8 @@ class RolloutExecutor:
         self.rollout = Rollout(target.revision, RolloutState.APPLYING, since_s=self._time.now_s)
         try:
             yield from self._renew_statuses()
-            path: RolloutPath = yield FindPath(view, self._snapshot(), target)
+            snapshot = fleet_snapshot(self._observation.fleet(self._time.now_s), self.commanded, self._routed)
+            path: RolloutPath = yield FindPath(view, snapshot, target)
             self.rollout = replace(
                 self.rollout,
                 steps=len(path.steps),
@@ -177,13 +178,14 @@ class RolloutExecutor:
 
     def _admit_early(self, target: Plan, view: PlanView) -> Steps[None]:
         """Let slices that are READY help, when the load needs them."""
-        routes = early_routes(view, self._snapshot(), target)
+        serving = serving_slices(self._observation.fleet(self._time.now_s), self.commanded)
+        routes = early_routes(view, serving, self._routed, target)
         if routes is not None:
             yield from self._publish(target, routes, RolloutState.WAITING_READY, "early")
 
-    def _snapshot(self) -> FleetSnapshot:
-        routes = self.published.routes if self.published is not None else ()
-        return fleet_snapshot(self._observation.fleet(self._time.now_s), self.commanded, routes)
+    @property
+    def _routed(self) -> tuple[Route, ...]:
+        return self.published.routes if self.published is not None else ()
 
     def _publish(
         self,

@@ -12,7 +12,7 @@ Deviations: none.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 from controller.observe.core.plannable import AWAKE_STATES, loadable_catalog, wrong_mig_mode
 from controller.rollout.core.interim_routes import (
@@ -28,7 +28,7 @@ from trefoil.core.common import IdentityKey
 from trefoil.core.cpus.rows import CpuRows
 from trefoil.core.device_types import CPUS, device_type, profile_type, slice_type
 from trefoil.core.errors import NotFound
-from trefoil.core.fleet import SERVING, DeviceState, DeviceStatus, FleetState, Hosted, SliceKey, SliceState, family_of
+from trefoil.core.fleet import SERVING, DeviceState, FleetState, Hosted, SliceKey, SliceState, family_of
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.queueing import rate_max
@@ -158,7 +158,6 @@ def fleet_snapshot(fleet: FleetState, commanded: Mapping[str, NodePlan], routes:
     limits).
     """
     devices: dict[str, PlannedDevice] = {}
-    ready: dict[SliceKey, PlannedSlice] = {}
     present: set[SliceKey] = set()
     fixed: set[str] = set()
     closed: set[str] = set()
@@ -166,44 +165,34 @@ def fleet_snapshot(fleet: FleetState, commanded: Mapping[str, NodePlan], routes:
     for node in fleet.nodes:
         for status in node.devices:
             base = wanted.get(status.device) or PlannedDevice(device=status.device)
-            seen = _device_seen(IdentityKey(status), IdentityKey(base))
-            devices[status.device] = seen.told
-            if seen.closed:
+            if not status.usable or wrong_mig_mode(status):
                 closed.add(status.device)
             if status.state == DeviceState.LOST:
                 fixed.add(status.device)
                 devices[status.device] = replace(base, target=DeviceState.ASLEEP, slices=())
-            elif node.node in fleet.stale:
+                continue
+            if node.node in fleet.stale:
                 fixed.add(status.device)
                 devices[status.device] = base
-            if status.slices and status.state != DeviceState.LOST:
-                ready.update(seen.serving)
-                present.update(seen.standing)
+            else:
+                target = DeviceState.AWAKE if status.state in AWAKE_STATES else DeviceState.ASLEEP
+                devices[status.device] = replace(base, target=target, slices=())
+            present.update([p.key for p in status.slices if p.state not in (SliceState.GONE, SliceState.UNSPECIFIED)])
+    ready = serving_slices(fleet, commanded)
     return FleetSnapshot(devices, ready, frozenset(present), routes, frozenset(fixed), frozenset(closed))
 
 
-class _DeviceSeen(NamedTuple):
-    """A device as it was told to be, without slices, and its slices that serve and that stand."""
-
-    told: PlannedDevice
-    closed: bool
-    serving: Mapping[SliceKey, PlannedSlice]
-    standing: tuple[SliceKey, ...]
-
-
-@lru_cache(maxsize=1024)  # asked for again at every step of a rollout
-def _device_seen(status: IdentityKey[DeviceStatus], base: IdentityKey[PlannedDevice]) -> _DeviceSeen:
-    now, told = status.value, base.value
-    awake = now.state in AWAKE_STATES
-    credits = {part.key: part.credits for part in told.slices}
-    standing = [p for p in now.slices if p.state not in (SliceState.GONE, SliceState.UNSPECIFIED)]
-    serving = {
+def serving_slices(fleet: FleetState, commanded: Mapping[str, NodePlan]) -> dict[SliceKey, PlannedSlice]:
+    """Slices that serve, by what the agents report; credits that they do not report are those of `commanded`."""
+    credits = {part.key: part.credits for plan in commanded.values() for d in plan.devices for part in d.slices}
+    return {
         p.key: PlannedSlice(p.key, p.hosted, p.credits or credits.get(p.key, 1))
-        for p in standing
+        for node in fleet.nodes
+        for device in node.devices
+        if device.state != DeviceState.LOST
+        for p in device.slices
         if p.state in SERVING and p.hosted
     }
-    bare = replace(told, target=DeviceState.AWAKE if awake else DeviceState.ASLEEP, slices=())
-    return _DeviceSeen(bare, not now.usable or bool(wrong_mig_mode(now)), serving, tuple(p.key for p in standing))
 
 
 def rollout_refusal(view: PlanView, plan: Plan) -> str:
@@ -215,20 +204,22 @@ def rollout_refusal(view: PlanView, plan: Plan) -> str:
     return found.why if found.halted else ""
 
 
-def early_routes(view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> tuple[Route, ...] | None:
+def early_routes(
+    view: PlanView, serving: Mapping[SliceKey, PlannedSlice], routed: tuple[Route, ...], plan: Plan
+) -> tuple[Route, ...] | None:
     """Routes that take in what is READY already, when what is routed now does not carry the load; else None."""
     inputs = rollout_inputs(view)
-    now = routed_capacity(snapshot.routes, snapshot.ready, inputs)
+    now = routed_capacity(routed, serving, inputs)
     short = [family for family, need in inputs.needs.items() if now.get(family, 0.0) < need]
     if not short:
         return None
-    leaving = {t.slice for route in snapshot.routes for t in route.targets if t.draining}
-    ready = {key: part for key, part in snapshot.ready.items() if key not in leaving}
-    routes = interim_routes(plan, ready, inputs, snapshot.routes)
+    leaving = {t.slice for route in routed for t in route.targets if t.draining}
+    ready = {key: part for key, part in serving.items() if key not in leaving}
+    routes = interim_routes(plan, ready, inputs, routed)
     more = routed_capacity(routes, ready, inputs)
     if not any(more.get(family, 0.0) > now.get(family, 0.0) for family in short):
         return None
-    gone = {key: part for key, part in snapshot.ready.items() if key in leaving}
+    gone = {key: part for key, part in serving.items() if key in leaving}
     return tuple(with_draining_targets(route, gone) for route in routes)
 
 

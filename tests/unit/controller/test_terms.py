@@ -127,12 +127,12 @@ def test_slices_that_are_ready_help_early_only_when_the_load_needs_them(rate, he
     wanted = plan(*LARGE, *second, *third)
     looked = seen(fleet(*LARGE, *second, starting=third), rate, plan(*LARGE))
     stands = fleet_snapshot(looked.fleet, {}, plan(*LARGE).routes)
-    routes = early_routes(looked, stands, wanted)
+    routes = early_routes(looked, stands.ready, stands.routes, wanted)
     assert (routes is not None) == helped
     if routes is not None:
         assert {t.slice for t in routes[0].targets} == {LARGE[0].key, second[0].key}
         assert sum(t.weight for t in routes[0].targets) == pytest.approx(1)
-        assert early_routes(looked, replace(stands, routes=routes), wanted) is None
+        assert early_routes(looked, stands.ready, routes, wanted) is None
 
 
 def test_when_the_slo_cannot_be_kept_on_the_way_the_way_says_so():
