@@ -40,6 +40,7 @@ from controller.planners.exact.model import (
 from controller.planners.exact.program import TIE_J
 from controller.planners.exact.search import solve
 from controller.planners.planning_input import Task
+from trefoil.core.common import IdentityKey
 from trefoil.core.demand import Demand
 from trefoil.core.objective import Objective, ObjectiveMode
 
@@ -279,6 +280,12 @@ def _rounded_demand(demand: Demand, step: float) -> Demand:
 
 def current_solution(problem: Problem) -> Solution | None:
     """Solution of what stands; None when it does not meet replicas and spread, or has no operating point."""
+    return _current_solution(IdentityKey(problem))
+
+
+@lru_cache(maxsize=8)  # what stands is an answer to try, and then what a plan with moves is weighed against
+def _current_solution(asked: IdentityKey[Problem]) -> Solution | None:
+    problem = asked.value
     columns = {c.key for c in problem.columns}
     slices = Counter(class_of(d, r) for d in problem.devices for r in d.running)
     layouts = [(i, option, n) for i, g in enumerate(problem.groups) for option, n in layouts_of(g)]
@@ -295,6 +302,12 @@ def current_solution(problem: Problem) -> Solution | None:
 def refit(problem: Problem, aim: Aim, counts: Solution) -> Solution | None:
     """Solution with the same slices and the best traffic for an aim; None when they cannot meet it, or when that
     traffic takes more than the fleet's cap (another split might not: the program says)."""
+    return _refit(IdentityKey(problem), IdentityKey(aim), IdentityKey(counts))
+
+
+@lru_cache(maxsize=8)  # as above
+def _refit(asked: IdentityKey[Problem], wanted: IdentityKey[Aim], given: IdentityKey[Solution]) -> Solution | None:
+    problem, aim, counts = asked.value, wanted.value, given.value
     columns = {c.key: c for c in problem.columns}
     traffic: dict[ClassKey, float] = {}
     objective = fixed_w(problem, aim, counts)
