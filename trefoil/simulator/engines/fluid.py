@@ -53,14 +53,15 @@ class Pool:
         found: dict[tuple[SliceService, int], list[int]] = {}
         for i, kind in enumerate(zip(self.services, self.credits, strict=True)):
             found.setdefault(kind, []).append(i)
-        self.equal_slices, self.limits = [], np.empty(len(self.keys))
+        self.equal_slices, limits = [], dict[int, float]()
         for (one, credits), indices in found.items():
             occupied = _occupied(one, credits)
             self.equal_slices.append((indices[0], occupied, indices))
-            self.limits[indices] = 1e3 * one.instances / occupied.mean_ms
+            limits |= dict.fromkeys(indices, 1e3 * one.instances / occupied.mean_ms)
+        self.limits = np.array([limits[i] for i in range(len(self.keys))])
         self.capacity = float(self.limits.sum())
-        self.servers = sum(one.instances for one in self.services)
-        self.equal = bool(self.keys) and float(np.ptp(self.limits)) < 1e-9 * self.capacity
+        self.servers = sum([one.instances for one in self.services])
+        self.equal = bool(limits) and max(limits.values()) - min(limits.values()) < 1e-9 * self.capacity
 
     def hidden_ms(self, index: int) -> float:
         """Time of the way there and back that does not take the slice [ms]."""
