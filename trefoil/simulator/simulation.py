@@ -100,7 +100,7 @@ class Simulation:
         self._published: tuple[Route, ...] = ()
         self._rolling: Steps[None] | None = None
         self._rolling_due_s = math.inf
-        self._moved = False  # whether the rollout has changed what serves since it last waited
+        self._moved = False  # whether the rollout has changed what serves and no engine has been told yet
         self._drained_s = -math.inf
         self._woken = False
         self._tick_at_s = self.now_s
@@ -399,7 +399,6 @@ class Simulation:
             case RefreshStatuses() | QueryAgents():
                 self._observe()
             case Publish():
-                self._moved = True
                 self._publish(effect, now_s)
             case CommandNode(_, node):
                 self._moved = True
@@ -420,7 +419,7 @@ class Simulation:
         plan = wanted.plan
         if plan is None:
             return
-        self._published = plan.routes
+        self._published, self._moved = plan.routes, True
         self.hardware.undrain({t.slice for r in plan.routes for t in r.targets if not t.draining}, now_s)
         self._set_routes()
         if wanted.drained:
@@ -456,6 +455,7 @@ class Simulation:
             engine.set_routes(
                 self.now_s, by_model, {model: known for each in services for model, known in each.items()}
             )
+        self._moved = False
 
 
 def _mean_per_s(arrivals: Mapping[str, ArrivalSource], family: str, from_s: float, until_s: float) -> float:
