@@ -40,8 +40,7 @@ Kind = tuple[str, str]  # (variant, slice type)
 Key = tuple[str, str, int]  # the same, and which of the classes that differ by the weight of a slice
 NOWHERE: Final[Key] = ("", "", 0)  # the lane of those who arrived while no slice was live
 SAME: Final = 1e-3  # relative: slices of one class, whose weights were rounded
-AHEAD: Final = 64  # turns that are dealt before lags are booked: a few tens of microseconds
-FIRST: Final = 16  # of them that are dealt at first: tables that change often do not come to the others
+AHEAD: Final = 64  # turns that are dealt at once: a few tens of microseconds
 DEBT: Final = 16.0  # requests that a class may be ahead or behind; only floors bring any class beyond one
 
 
@@ -134,8 +133,7 @@ class Weighted:
     def scores(self, ticket: Ticket) -> dict[SliceKey, tuple[float, str]]:
         """Score of each live slice that may have this ticket, in requests until the turn of its class comes."""
         found: dict[SliceKey, tuple[float, str]] = {}
-        if self._due() is not None:
-            self._deal(AHEAD)
+        self._due()
         for each in self._classes.values():
             if each.accuracy < ticket.min_accuracy:
                 continue
@@ -160,17 +158,11 @@ class Weighted:
         if self._next_turn >= len(self._schedule):
             if not self._classes:
                 return None
-            if len(self._schedule) >= AHEAD:
-                self._settle()
-            self._deal(AHEAD if self._schedule else FIRST)
-        return self._schedule[self._next_turn]
-
-    def _deal(self, count: int) -> None:
-        """Deal so many turns from where lags were booked last; fewer, dealt before, are the first of them."""
-        if len(self._schedule) < count:
+            self._settle()
             classes = list(self._classes.values())
-            order = schedule_turns([each.share for each in classes], [each.lag for each in classes], count)
+            order = schedule_turns([each.share for each in classes], [each.lag for each in classes], AHEAD)
             self._schedule = [classes[k] for k in order]
+        return self._schedule[self._next_turn]
 
     def _due_above(self, floor: float) -> _Class | None:
         """The class of at least this accuracy whose turn is next; its turn is brought forward to now."""
@@ -179,7 +171,6 @@ class Weighted:
         due = self._due()
         if due is None or due.accuracy >= floor:
             return due
-        self._deal(AHEAD)
         for at in range(self._next_turn, len(self._schedule)):
             if self._schedule[at].accuracy >= floor:
                 self._schedule.insert(self._next_turn, self._schedule.pop(at))
