@@ -136,8 +136,7 @@ class Credits:
         self._last = account = pick.account
         assert account.in_flight > 0, f"more requests over than sent on {account.slice}"
         account.in_flight -= 1
-        self._changes += 1
-        account.changed_at = self._changes
+        self._changes = account.changed_at = self._changes + 1
         if account.in_flight < account.limit:
             if account.pool is not None:
                 account.pool.offer(account)

@@ -339,15 +339,18 @@ class RequestLevel:
         on_credit, current_on_done, next_s = router.on_credit, router.on_done, router.next_s
         pop, push, answered = heappop, heappush, counts.latency_s.append
 
-        def launch(ticket: Any, pick: Pick, now_s: float) -> None:
+        def launch(ticket: Any, id_: int, arrived_s: float, pick: Pick, now_s: float) -> None:
             one = slice_of[id(pick.slice)]
             start_s = now_s + one.way_s
             service_s = one.times_s.pop() if one.times_s else one.draw_more()
-            start_s = max(start_s, one.free_s) if one.instances_s is None else one.begin(start_s, service_s)
+            if one.instances_s is not None:
+                start_s = one.begin(start_s, service_s)
+            elif one.free_s > start_s:
+                start_s = one.free_s
             one.free_s = free_s = start_s + service_s
             one.busy_s += service_s
-            back_s, arrived_s = free_s + one.way_s, ticket.arrived_s
-            push(in_flight, (back_s, ticket.id, one, arrived_s, ticket, pick, start_s, service_s, current_on_done))
+            back_s = free_s + one.way_s
+            push(in_flight, (back_s, id_, one, arrived_s, ticket, pick, start_s, service_s, current_on_done))
 
         arrived, held_s, names = len(arrivals_s), None, repeat(self._only.name)
         last = LightTicket(math.nextafter(until_s, -math.inf), -1, 0)  # not an arrival: ends what is back before it
@@ -363,7 +366,8 @@ class RequestLevel:
                     pulled = on_credit(pick.slice, back_s)
                     if pulled is None:
                         break
-                    launch(*pulled, back_s)
+                    waited, given = pulled
+                    launch(waited, waited.id, waited.arrived_s, given, back_s)
                 else:
                     continue
                 if next_s() is not None:
@@ -378,7 +382,7 @@ class RequestLevel:
                     counts.rejected += 1
                     continue
                 if seat is not None:
-                    launch(ticket, seat, at)
+                    launch(ticket, ticket[1], at, seat, at)
                 elif next_s() is not None:
                     held_s, arrived = at, ticket.id - self._arrived
                     break
