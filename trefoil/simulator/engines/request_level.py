@@ -30,7 +30,7 @@ from dispatcher.routing.core.family_queue import Effect, FamilyQueue, Idle, Refu
 from dispatcher.routing.queues import QUEUES
 from dispatcher.routing.queues.fifo import QueueFull
 from dispatcher.routing.routers import ROUTERS
-from trefoil.core.brains import Outcome, Pick, Ticket
+from trefoil.core.brains import Outcome, Pick, Router, Ticket
 from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import SliceKey
 from trefoil.core.parts import Kind, find
@@ -333,25 +333,12 @@ class RequestLevel:
     def _run_bulk(self, arrivals_s: Sequence[float], until_s: float) -> int:
         """As ticket by ticket, call for call, until a router asks for a time of its own. How many have arrived."""
         router, line, counts = self._queue.router, self._queue.line, self._only.counts
-        in_flight, slice_of = self._in_flight, self._only.slice_of
+        in_flight = self._in_flight
         assert router is not None and line is not None  # noqa: PT018 (both are made with the first table)
         on_arrival: Callable[[Any, float], Pick | None] = router.on_arrival
-        on_credit, current_on_done, next_s = router.on_credit, router.on_done, router.next_s
-        pop, push, answered = heappop, heappush, counts.latency_s.append
-
-        def launch(ticket: Any, id_: int, arrived_s: float, pick: Pick, now_s: float) -> None:
-            one = slice_of[id(pick.slice)]
-            start_s = now_s + one.way_s
-            service_s = one.times_s.pop() if one.times_s else one.draw_more()
-            if one.instances_s is not None:
-                start_s = one.begin(start_s, service_s)
-            elif one.free_s > start_s:
-                start_s = one.free_s
-            one.free_s = free_s = start_s + service_s
-            one.busy_s += service_s
-            back_s = free_s + one.way_s
-            push(in_flight, (back_s, id_, one, arrived_s, ticket, pick, start_s, service_s, current_on_done))
-
+        on_credit, next_s = router.on_credit, router.next_s
+        pop, answered = heappop, counts.latency_s.append
+        launch = self._bulk_launch(router)
         arrived, held_s, names = len(arrivals_s), None, repeat(self._only.name)
         last = LightTicket(math.nextafter(until_s, -math.inf), -1, 0)  # not an arrival: ends what is back before it
         for ticket in chain(map(light_ticket, zip(arrivals_s, count(self._arrived + 1), repeat(0), names)), (last,)):
@@ -394,6 +381,25 @@ class RequestLevel:
             self._now_s = held_s
             self._leave_bulk()
         return arrived
+
+    def _bulk_launch(self, router: Router) -> Callable[[Any, int, float, Pick, float], None]:
+        """What gives a ticket to a slice in bulk."""
+        in_flight, slice_of, push, current_on_done = self._in_flight, self._only.slice_of, heappush, router.on_done
+
+        def launch(ticket: Any, id_: int, arrived_s: float, pick: Pick, now_s: float) -> None:
+            one = slice_of[id(pick.slice)]
+            start_s = now_s + one.way_s
+            service_s = one.times_s.pop() if one.times_s else one.draw_more()
+            if one.instances_s is not None:
+                start_s = one.begin(start_s, service_s)
+            elif one.free_s > start_s:
+                start_s = one.free_s
+            one.free_s = free_s = start_s + service_s
+            one.busy_s += service_s
+            back_s = free_s + one.way_s
+            push(in_flight, (back_s, id_, one, arrived_s, ticket, pick, start_s, service_s, current_on_done))
+
+        return launch
 
     # --- ticket by ticket -------------------------------------------------------------------------------------------
 
