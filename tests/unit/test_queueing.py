@@ -2,6 +2,9 @@
 
 import dataclasses
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -127,6 +130,27 @@ def test_larger_pools_looser_limits_and_calmer_arrivals_never_hurt(cv, slack, qu
     assert utilisation_max(service, slack * 1.3, quantile, gap_scv, servers) >= rho - 0.005
     assert utilisation_max(service, slack, quantile, gap_scv * 1.5, servers) <= rho + 0.005
     assert utilisation_max(service, slack, quantile - 0.05, gap_scv, servers) >= rho - 0.005
+
+
+LARGE_POOLS = """
+import time, numpy as np
+from trefoil.core.queueing import ServiceTime, within_all
+began_s = time.process_time() - time.thread_time()
+laws = [within_all(ServiceTime(20.0, 0.1), np.linspace(20, 60, 9), 0.9, 1.0, servers) for servers in (60, 100, 200)]
+print(np.concatenate(laws).tobytes().hex(), time.process_time() - time.thread_time() - began_s)
+"""
+
+
+def test_a_large_pool_costs_one_thread_and_is_the_same_to_the_last_bit_however_many_cores_a_machine_has():
+    def played(cores):
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": str(cores)}
+        done = subprocess.run([sys.executable, "-c", LARGE_POOLS], env=environment, capture_output=True, check=True)
+        law, others_s = done.stdout.decode().split()
+        return law, float(others_s)
+
+    (alone, _), (many, others_s) = played(1), played(8)
+    assert many == alone
+    assert others_s < 1e-3
 
 
 def test_nothing_can_be_served_faster_than_its_service_time():

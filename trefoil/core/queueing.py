@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from numpy.random import Generator
+from threadpoolctl import ThreadpoolController
 
 from trefoil.core.catalog import ProfileRow
 from trefoil.core.common import frozen_by_types
@@ -42,6 +43,7 @@ PER_UNIT: Final = 24  # points of a waiting-time table per service time
 TABLE_UNITS: Final = 3  # beyond it the exact exponential decay of M/D/c goes on
 _LOG_TAILS: Final = -np.linspace(0.0, 12.0, 97)  # conditional tail probabilities at which two laws are interpolated
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
+_BLAS: Final = ThreadpoolController()
 
 
 @frozen_by_types(frozen=True, slots=True)
@@ -266,7 +268,8 @@ def _in_system(offered: float, servers: int, decay: float) -> Floats:
     system[-1, size] = decay / (decay - 1)
     right = np.zeros(size + 1)
     right[-1] = 1.0
-    probabilities = np.linalg.solve(system, right)
+    with _BLAS.limit(limits=1, user_api="blas"):  # each more would spin for 0.1 s, and the sums round otherwise
+        probabilities = np.linalg.solve(system, right)
     more = max(0, servers * (TABLE_UNITS + 1) - size)
     return np.concatenate((probabilities, probabilities[-1] * decay ** -np.arange(1.0, more + 1)))
 
