@@ -7,3 +7,5 @@ import os
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # What gRPC's core prints besides of a refused connection is in the error's one line.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# Numpy's BLAS starts a thread for each core, which spins for 0.1 s; the services that we start inherit one too.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
