@@ -1,9 +1,6 @@
 """Every command: a helpful --help, JSON with --json, and one line with exit code 2 when it cannot."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -676,11 +673,3 @@ def test_objective_set_takes_constants_of_the_policy_and_takes_them_back(tmp_pat
     wrong = run(tmp_path, "objective", "set", "--param", "accuracy_margin=much")
     assert wrong.exit_code == 2
     assert "accuracy_margin" in wrong.output
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
-def test_a_command_starts_no_thread_for_each_core() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
-    count = "import os, trefoil.cli.main; print(len(os.listdir('/proc/self/task')))"
-    done = subprocess.run([sys.executable, "-c", count], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "1\n"

@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -138,3 +139,11 @@ def test_the_last_error_is_no_line_of_progress(tmp_path: Path, words: tuple[str,
 
 def test_a_log_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
     assert "cannot be read" in processes.last_log_lines(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
+def test_a_command_starts_no_thread_for_each_core() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    count = "import os, trefoil.cli.main; print(len(os.listdir('/proc/self/task')))"
+    done = subprocess.run([sys.executable, "-c", count], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
