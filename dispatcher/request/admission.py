@@ -118,7 +118,7 @@ class Admission:
             InvalidInput, NotFound, Unavailable: it cannot be served as it is. It does not count as arrived: demand is
                 what could be answered.
         """
-        message, raw = parse_request(data, self._settings.head_bytes_max)
+        message, head, raw = parse_request(data, self._settings.head_bytes_max)
         family = message.model_name
         chain, queue = self._route_of(family)
         if message.model_version not in ("", kserve_wire.PUBLIC_VERSION):
@@ -140,7 +140,7 @@ class Admission:
             asked = request_parameters.extract(parameters)
             if len(parameters) != count:
                 payload = (message.SerializeToString(), *raw)
-        first_size = _check_tensors(message, parameters)
+        first_size = _check_tensors(message, parameters, head)
         if message.model_version:
             payload = (*payload, kserve_wire.CLEAR_VERSION)
         sequence_id, sequence_start, sequence_end = sequence
@@ -211,9 +211,10 @@ class Admission:
 _NO_SEQUENCE = ("", False, False)
 
 
-def parse_request(data: bytes, head_bytes_max: int) -> tuple[Any, tuple[memoryview, ...]]:
-    """Parse the bytes of a ModelInferRequest. Raw contents cost what they are; everything else may cost many times its
-    bytes once parsed, and has a limit. Of a large one raw contents are left out, and come beside the message.
+def parse_request(data: bytes, head_bytes_max: int) -> tuple[Any, bytes, tuple[memoryview, ...]]:
+    """Parse the bytes of a ModelInferRequest: the message, the bytes that it was made of, and raw contents beside it.
+    Raw contents cost what they are; everything else may cost many times its bytes once parsed, and has a limit. Those
+    of a large request are left out of the message.
 
     Raises:
         InvalidInput: they are none, or more than it may hold.
@@ -230,31 +231,24 @@ def parse_request(data: bytes, head_bytes_max: int) -> tuple[Any, tuple[memoryvi
         parts = tuple(memoryview(data)[begin:end] for begin, end in raw)
     else:
         raw, parts = [], ()
+    head = kserve_wire.without(data, raw) if raw else data
     try:
-        return _parse(kserve_wire.without(data, raw) if raw else data), parts
+        return _parse(head), head, parts
     except DecodeError as error:
         raise InvalidInput(f"these {len(data)} bytes are not a ModelInferRequest") from error
 
 
-def _check_tensors(message: Any, parameters: Any) -> int:
-    """Check what slices must never see: what no server counts rightly, and what they cannot reach. Returns the first
-    size of the first input, 0 = it has none.
+def _check_tensors(message: Any, parameters: Any, head: bytes) -> int:
+    """Check what slices must never see: what no server counts rightly, and what they cannot reach. `head` are the bytes
+    that were parsed. Returns the first size of the first input, 0 = it has none.
 
     Raises:
         InvalidInput: naming the field.
     """
-    inputs, outputs = message.inputs[:], message.outputs[:]  # lists: protobuf's own end in an IndexError with a text
-    if len(inputs) + len(outputs) + len(parameters) > FIELDS_MAX:
-        raise InvalidInput(f"the request has more than {FIELDS_MAX} tensors and parameters", remedy="send fewer")
-    if len(message.id) > TEXT_CHARS_MAX:
-        raise _too_long("id", message.id)
-    for name in parameters:
-        if len(name) > TEXT_CHARS_MAX:
-            raise _too_long("parameters", name)
+    if len(head) > TEXT_CHARS_MAX:  # else no text of it is too long, and it has no more fields than may be
+        _check_texts(message, parameters)
     first: list[int] | None = None
-    for tensor in inputs:
-        if len(tensor.datatype) > TEXT_CHARS_MAX:
-            raise _too_long("inputs.datatype", tensor.datatype)
+    for tensor in message.inputs[:]:  # a list: protobuf's own end in an IndexError with a text
         sizes = tensor.shape[: DIMENSIONS_MAX + 1]
         first = sizes if first is None else first
         if len(sizes) <= FEW and (not sizes or (max(sizes) <= SMALL_SIZE and min(sizes) >= -SMALL_SIZE)):
@@ -267,19 +261,28 @@ def _check_tensors(message: Any, parameters: Any) -> int:
                 "is larger than any tensor", field="inputs.shape", value=sizes,
                 remedy=f"at most {DIMENSIONS_MAX} sizes, whose product is at most {ELEMENTS_MAX}",
             )  # fmt: skip
-    for tensor in inputs + outputs:
-        if len(tensor.name) > TEXT_CHARS_MAX:
-            raise _too_long("name", tensor.name)
-        if "shared_memory_region" in tensor.parameters:
-            raise InvalidInput(
-                f"tensor '{tensor.name}' is in shared memory, which slices cannot reach",
-                remedy="send it in the request",
-            )
+    if b"shared_memory_region" in head:
+        for tensor in (*message.inputs, *message.outputs):
+            if "shared_memory_region" in tensor.parameters:
+                raise InvalidInput(
+                    f"tensor '{tensor.name}' is in shared memory, which slices cannot reach",
+                    remedy="send it in the request",
+                )
     return first[0] if first else 0
 
 
-def _too_long(field: str, value: str) -> InvalidInput:
-    return InvalidInput(f"is longer than {TEXT_CHARS_MAX} characters", field=field, value=value, remedy="shorten it")
+def _check_texts(message: Any, parameters: Any) -> None:
+    tensors = [*message.inputs, *message.outputs]
+    if len(tensors) + len(parameters) > FIELDS_MAX:
+        raise InvalidInput(f"the request has more than {FIELDS_MAX} tensors and parameters", remedy="send fewer")
+    texts = [("id", message.id), *(("parameters", name) for name in parameters)]
+    texts += [("inputs.datatype", tensor.datatype) for tensor in message.inputs]
+    texts += [("name", tensor.name) for tensor in tensors]
+    for field, value in texts:
+        if len(value) > TEXT_CHARS_MAX:
+            raise InvalidInput(
+                f"is longer than {TEXT_CHARS_MAX} characters", field=field, value=value, remedy="shorten it"
+            )
 
 
 def _priority(parameters: Any) -> int:

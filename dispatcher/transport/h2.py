@@ -7,7 +7,6 @@ ngh2 is young (0.3): what is used of it is held by tests/contract/test_ngh2.py.
 """
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, cast
@@ -83,7 +82,7 @@ class Connection(asyncio.BufferedProtocol):
                 max_send_header_block_length=max(65_536, limits.header_bytes_max),
             ),
         )
-        self._takers = defaultdict(lambda: _ignore, {event: getattr(self, name) for event, name in self.EVENTS.items()})
+        self._takers = {event: getattr(self, name) for event, name in self.EVENTS.items()}
         self._scheduled = False
         self._paused = False
         self._ping_answered: Callable[[], None] | None = None
@@ -118,7 +117,9 @@ class Connection(asyncio.BufferedProtocol):
             self._h2.receive_data(_read_buffer[:nbytes])
             takers = self._takers
             for event in self._h2.events():
-                takers[type(event)](event)
+                take = takers.get(type(event))
+                if take is not None:
+                    take(event)
         except ngh2.NGH2Error as error:
             self.lost(f"its peer does not speak HTTP/2 as it should: {error}")
             return
@@ -283,10 +284,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_unsent(self) -> None:
         """Something waits for the peer to read, or did."""
-
-
-def _ignore(event: Any) -> None:
-    """What nobody asks about."""
 
 
 CLIENT: Final = ngh2.Role.CLIENT

@@ -230,14 +230,15 @@ class _ClientConnection(h2.Connection):
     def _finish(self, call: _Call, headers: h2.Headers) -> None:
         if not self.calls.pop(call.stream_id, None):
             return
-        code, details = ("OK", "") if headers == self._usual_end else framing.status_of_trailers(dict(headers))
+        usual = headers == self._usual_end
+        code, details = ("OK", "") if usual else framing.status_of_trailers(dict(headers))
         if code == "OK" and call.reader is not None and call.reader.unfinished:
             code, details = "INTERNAL", "the answer ended within a message"
         elif code == "OK" and not call.streaming and len(call.messages) != 1:
             code, details = "INTERNAL", f"{len(call.messages)} messages answer a unary call"
         if not self.closed and self._h2.queued_body_size(call.stream_id):
             self.reset(call.stream_id)  # answered before it was heard
-        if headers != self._usual_end:
+        if not usual:
             call.trailers = framing.decode_metadata(headers)
             if code == "OK" and not call.trailers:
                 self._usual_end = headers

@@ -150,7 +150,7 @@ class _Stream:
 
     async def _message(self, data: bytes) -> _Message:
         try:
-            parsed, _ = parse_request(data, self._streams.local.settings.head_bytes_max)
+            parsed, *_ = parse_request(data, self._streams.local.settings.head_bytes_max)
         except InvalidInput:
             parsed = pb.ModelInferRequest()  # admission refuses it
         parameters = parsed.parameters

@@ -80,10 +80,8 @@ def framed(parts: Sequence[bytes | memoryview]) -> tuple[bytes | memoryview, ...
 
 def sole_message(data: bytes, bytes_max: int) -> bytes | None:
     """The message that this is, if it is one, whole, uncompressed and within the bound; else None."""
-    if len(data) < PREFIX_BYTES:
-        return None
-    flag, size = PREFIX.unpack_from(data)
-    if flag or size != len(data) - PREFIX_BYTES or size > bytes_max >= 0:
+    size = len(data) - PREFIX_BYTES
+    if size < 0 or int.from_bytes(data[:PREFIX_BYTES]) != size or size > bytes_max >= 0:  # its flag is its first byte
         return None
     return data[PREFIX_BYTES:]
 
