@@ -248,7 +248,8 @@ def _check_tensors(message: Any, parameters: Any, head: bytes) -> int:
     if len(head) > TEXT_CHARS_MAX:  # else no text of it is too long, and it has no more fields than may be
         _check_texts(message, parameters)
     first: list[int] | None = None
-    for tensor in message.inputs[:]:  # a list: protobuf's own end in an IndexError with a text
+    inputs = message.inputs[:]  # a list: protobuf's own end in an IndexError with a text
+    for tensor in inputs:
         sizes = tensor.shape[: DIMENSIONS_MAX + 1]
         first = sizes if first is None else first
         if len(sizes) <= FEW and (not sizes or (max(sizes) <= SMALL_SIZE and min(sizes) >= -SMALL_SIZE)):
@@ -262,7 +263,7 @@ def _check_tensors(message: Any, parameters: Any, head: bytes) -> int:
                 remedy=f"at most {DIMENSIONS_MAX} sizes, whose product is at most {ELEMENTS_MAX}",
             )  # fmt: skip
     if b"shared_memory_region" in head:
-        for tensor in (*message.inputs, *message.outputs):
+        for tensor in inputs + message.outputs[:]:
             if "shared_memory_region" in tensor.parameters:
                 raise InvalidInput(
                     f"tensor '{tensor.name}' is in shared memory, which slices cannot reach",
@@ -272,11 +273,13 @@ def _check_tensors(message: Any, parameters: Any, head: bytes) -> int:
 
 
 def _check_texts(message: Any, parameters: Any) -> None:
-    tensors = [*message.inputs, *message.outputs]
+    """Check how many fields a request has, and how long its texts are; raises like `_check_tensors`."""
+    inputs = message.inputs[:]
+    tensors = inputs + message.outputs[:]
     if len(tensors) + len(parameters) > FIELDS_MAX:
         raise InvalidInput(f"the request has more than {FIELDS_MAX} tensors and parameters", remedy="send fewer")
     texts = [("id", message.id), *(("parameters", name) for name in parameters)]
-    texts += [("inputs.datatype", tensor.datatype) for tensor in message.inputs]
+    texts += [("inputs.datatype", tensor.datatype) for tensor in inputs]
     texts += [("name", tensor.name) for tensor in tensors]
     for field, value in texts:
         if len(value) > TEXT_CHARS_MAX:

@@ -111,10 +111,8 @@ class LoadCounters:
         """Count a request that came in. `now_s` is UTC."""
         cell = self._cell((family, "", None, slo_class, tenant))
         cell.arrived += 1
-        second = int(now_s) - int(self._starts_at_s)
-        if not 0 <= second < SECONDS_MAX:  # a wall clock that jumps books to the first or last second, not nowhere
-            second = min(max(second, 0), SECONDS_MAX - 1)
-        cell.seconds[second] += 1
+        # Clamped: a wall clock that jumps in mid-window books to the first or last second rather than nowhere.
+        cell.seconds[min(max(int(now_s) - int(self._starts_at_s), 0), SECONDS_MAX - 1)] += 1
 
     def sent(
         self, family: str, variant: str, slice_: SliceKey, slo_class: str, in_flight: int, tenant: str = ""

@@ -17,7 +17,7 @@ from protos.types.v1 import carbon_pb2, common_pb2, energy_pb2, fleet_pb2, load_
 from trefoil.core import carbon, errors, plan
 from trefoil.core.common import Provenance, Revision
 from trefoil.core.demand import LoadKey
-from trefoil.core.fleet import DeviceState, SliceKey
+from trefoil.core.fleet import DeviceState, SliceKey, SliceStatus
 from trefoil.runtime import codec
 
 FILES = (common_pb2, carbon_pb2, fleet_pb2, plan_pb2, energy_pb2, load_pb2)
@@ -110,6 +110,14 @@ def test_every_enum_has_the_same_members():
 @settings(max_examples=20, deadline=None)
 def test_equal_objects_have_equal_bytes(obj):
     assert codec.encode(obj) == codec.encode(codec.decode(plan.Plan, codec.encode(obj)))
+
+
+def test_equal_keys_of_slices_are_one_object_whoever_wrote_them():
+    key = SliceKey("n/gpu0", "1g.5gb", 2, 1)
+    status = codec.decode(SliceStatus, codec.encode(SliceStatus(key=key)))
+    assert status.key == key
+    assert status.key is codec.decode(SliceKey, codec.encode(key))
+    assert status.key is not codec.decode(SliceKey, codec.encode(dataclasses.replace(key, start=3)))
 
 
 def test_times_keep_microseconds_and_unset_stays_unset():

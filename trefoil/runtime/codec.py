@@ -72,6 +72,8 @@ MESSAGES: Final[Mapping[type, type[Message]]] = {
     demand.LoadForecast: load_pb2.LoadForecast,
     demand.ScaleSignal: load_pb2.ScaleSignal,
 }
+_slice_key: Final = functools.lru_cache(maxsize=4096)(fleet.SliceKey)
+"""Equal keys are one object, whoever wrote them: a table finds what is the same without comparing it."""
 CLASSES: Final[Mapping[str, type]] = {pb.DESCRIPTOR.full_name: cls for cls, pb in MESSAGES.items()}
 
 TIMESTAMP: Final = Timestamp.DESCRIPTOR.full_name
@@ -79,9 +81,6 @@ MICROS_PER_S: Final = 1_000_000
 NUMBERS: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 
 T = TypeVar("T")
-_slice_key = functools.lru_cache(maxsize=4096)(fleet.SliceKey)
-"""One object for equal keys, whoever wrote them: a table finds what is the same without comparing it."""
-
 Field = Any  # google.protobuf has two FieldDescriptors, of which the type stubs know one
 
 
