@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup wheel notebooks docs export-efficientnet export-albert pydoc demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos soak e2e-adopt e2e-hosts e2e-compose e2e-join e2e-cluster e2e-security reproduce-clover reproduce-wattwiser reproduce-carbondis reproduce-infadapter reproduce-muserve results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
+.PHONY: help setup wheel notebooks docs export-efficientnet export-albert pydoc demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-hosts e2e-compose e2e-join e2e-cluster e2e-security reproduce-clover reproduce-wattwiser reproduce-carbondis reproduce-infadapter reproduce-muserve results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -108,6 +108,9 @@ bench-planner: setup  ## `exact` from 1 to 100,000 GPUs: time, proven gap, objec
 
 chaos: setup  ## 200,000 requests while everything around them is killed, stopped and rebuilt (ten minutes; ARGS='--requests 6000'; ARGS=--redis or --rows: tables of troubles, twenty minutes)
 	$(BIN)/python -m benchmarks.chaos $(ARGS)
+
+redteam: setup  ## what a client, a model, a stray value or a lost file can do to serving: a table, exit 1 where something breaks (ARGS='--part files')
+	$(BIN)/python -m benchmarks.redteam $(ARGS)
 
 soak: setup  ## half an hour at 70 % load: the dispatcher's memory and descriptors (ARGS='--minutes 5')
 	$(BIN)/python -m benchmarks.soak $(ARGS)
