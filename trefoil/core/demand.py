@@ -71,7 +71,10 @@ class SliceLoad:
 
 @frozen_by_types(frozen=True, slots=True)
 class TableAck:
-    """Acknowledgement of a worker's table, with what it has in flight and who shares credits as it counts them."""
+    """Acknowledgement of a worker's table, with what it has in flight and who shares credits as it counts them.
+
+    `refused`: why the worker refuses the plan in Redis, whose revision is `refused_plan`; "": it refuses none.
+    """
 
     dispatcher: str = ""
     worker: int = 0
@@ -82,6 +85,8 @@ class TableAck:
     peer_target: str = ""
     leaving: bool = False
     counts: tuple[str, ...] = ()
+    refused: str = ""
+    refused_plan: Revision = Revision()
 
 
 @frozen_by_types(frozen=True, slots=True)

@@ -106,7 +106,10 @@ class InputStamp:
 
 @frozen_by_types(frozen=True, slots=True)
 class Plan:
-    """Plan: a complete desired state of the fleet and its routes, with the reason."""
+    """Plan: a complete desired state of the fleet and its routes, with the reason.
+
+    `signature`: of a plan in Redis, where controller and dispatchers have a key.
+    """
 
     revision: Revision = Revision()
     policy: str = ""
@@ -122,6 +125,7 @@ class Plan:
     exploration: bool = False
     degraded: str = ""
     decision_id: str = ""
+    signature: str = ""
 
 
 class RolloutState(IntEnum):

@@ -103,7 +103,7 @@ class SliceLoad(_message.Message):
     def __init__(self, slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., in_flight: _Optional[int] = ..., open_sequences: _Optional[int] = ..., ejected: _Optional[bool] = ..., family: _Optional[str] = ...) -> None: ...
 
 class TableAck(_message.Message):
-    __slots__ = ("dispatcher", "worker", "table", "slices", "observed_at", "lane_fallback", "peer_target", "leaving", "counts")
+    __slots__ = ("dispatcher", "worker", "table", "slices", "observed_at", "lane_fallback", "peer_target", "leaving", "counts", "refused", "refused_plan")
     DISPATCHER_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,8 @@ class TableAck(_message.Message):
     PEER_TARGET_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_PLAN_FIELD_NUMBER: _ClassVar[int]
     dispatcher: str
     worker: int
     table: _common_pb2.Revision
@@ -122,7 +124,9 @@ class TableAck(_message.Message):
     peer_target: str
     leaving: bool
     counts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, dispatcher: _Optional[str] = ..., worker: _Optional[int] = ..., table: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[SliceLoad, _Mapping]]] = ..., observed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lane_fallback: _Optional[str] = ..., peer_target: _Optional[str] = ..., leaving: _Optional[bool] = ..., counts: _Optional[_Iterable[str]] = ...) -> None: ...
+    refused: str
+    refused_plan: _common_pb2.Revision
+    def __init__(self, dispatcher: _Optional[str] = ..., worker: _Optional[int] = ..., table: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[SliceLoad, _Mapping]]] = ..., observed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lane_fallback: _Optional[str] = ..., peer_target: _Optional[str] = ..., leaving: _Optional[bool] = ..., counts: _Optional[_Iterable[str]] = ..., refused: _Optional[str] = ..., refused_plan: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ...) -> None: ...
 
 class LoadForecast(_message.Message):
     __slots__ = ("family", "model", "issued_at", "horizon_s", "mean_per_s", "p90_per_s", "max_per_s", "fallback_reason")

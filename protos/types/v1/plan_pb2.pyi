@@ -225,7 +225,7 @@ class InputStamp(_message.Message):
     def __init__(self, key: _Optional[str] = ..., observed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rung: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("revision", "policy", "planner", "objectives", "nodes", "routes", "why", "expected", "optimality_gap", "inputs", "created_at", "exploration", "degraded", "decision_id")
+    __slots__ = ("revision", "policy", "planner", "objectives", "nodes", "routes", "why", "expected", "optimality_gap", "inputs", "created_at", "exploration", "degraded", "decision_id", "signature")
     class ExpectedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +247,7 @@ class Plan(_message.Message):
     EXPLORATION_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     revision: _common_pb2.Revision
     policy: str
     planner: str
@@ -261,7 +262,8 @@ class Plan(_message.Message):
     exploration: bool
     degraded: str
     decision_id: str
-    def __init__(self, revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., policy: _Optional[str] = ..., planner: _Optional[str] = ..., objectives: _Optional[_Iterable[_Union[Objective, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodePlan, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., why: _Optional[str] = ..., expected: _Optional[_Mapping[str, Expected]] = ..., optimality_gap: _Optional[float] = ..., inputs: _Optional[_Iterable[_Union[InputStamp, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., exploration: _Optional[bool] = ..., degraded: _Optional[str] = ..., decision_id: _Optional[str] = ...) -> None: ...
+    signature: str
+    def __init__(self, revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., policy: _Optional[str] = ..., planner: _Optional[str] = ..., objectives: _Optional[_Iterable[_Union[Objective, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodePlan, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., why: _Optional[str] = ..., expected: _Optional[_Mapping[str, Expected]] = ..., optimality_gap: _Optional[float] = ..., inputs: _Optional[_Iterable[_Union[InputStamp, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., exploration: _Optional[bool] = ..., degraded: _Optional[str] = ..., decision_id: _Optional[str] = ..., signature: _Optional[str] = ...) -> None: ...
 
 class Rollout(_message.Message):
     __slots__ = ("target", "state", "step", "steps", "moving", "capacity_floor_per_s", "why", "since", "spent_j")
