@@ -51,6 +51,7 @@ STOPPED: Final = (
 )  # fmt: skip
 QUEUE_REQUESTS: Final = 12_000.0  # two minutes of them: this machine may stand still, none is refused
 SLO_MS: Final = 400.0
+IN_FLIGHT_MAX: Final = 64  # of all slices of the node together
 
 
 class Deployment:
@@ -258,6 +259,32 @@ async def node_replaced(site: Deployment, load: Clients) -> str:
     return f"serves again after {CLOCK.monotonic_s() - began_s:.0f} s; {seen}"
 
 
+async def node_lost(site: Deployment, *, upgraded: bool) -> str:
+    """The node's container is killed, as when its memory is used up, or replaced as documented: the agent is
+    not touched, and only requests fail that were in flight on the Tritons that died with it."""
+    load, agent = Clients(site), site.containers.id("agent")
+    await load.none_failed(site)
+    before, began_s = site.tritons(), CLOCK.monotonic_s()
+    if upgraded:
+        await asyncio.to_thread(site.compose, "up", "-d", "--no-deps", "--force-recreate", "node")
+    else:
+        os.kill(site.containers.pid("node"), signal.SIGKILL)
+
+    async def back() -> bool:
+        return len(site.tritons()) >= len(before)
+
+    await site.healthy("node", "agent")
+    await site.until("as many Tritons run as before", back)
+    healed_s = CLOCK.monotonic_s() - began_s
+    need(site.containers.id("agent") == agent, "the agent's container was replaced")
+    answered = load.sums()["answered"]
+    await load.until(site, answered + SETTLE_ANSWERS)  # type: ignore[arg-type]
+    sums = await load.stop()
+    failed = sum(sums["failed"].values())
+    need(failed <= IN_FLIGHT_MAX, f"{failed} of {sums['sent']} failed: {sums['failed']}")
+    return f"{len(before)} Tritons again after {healed_s:.0f} s; {failed} of {sums['sent']} failed"
+
+
 async def redis_lost(site: Deployment, load: Clients, *, emptied: bool) -> str:
     """Redis is killed; or stopped, its volume emptied, and started."""
     epochs, plan = await site.epochs(), revision((await site.plan()).plan)
@@ -353,6 +380,10 @@ async def play(folder: Path, containers: Containers, arguments: argparse.Namespa
         sums = await load.stop()
         say("all that time", f">= {least} answered at {RATE_PER_S:g}/s, 0 failed", load_text(sums))
         need(sums["answered"] >= least and not sums["failed"], f"failed: {sums['failed']}")
+        load = None
+        for event, upgraded in (("node killed", False), ("node upgraded", True)):
+            if event in (arguments.events or event):
+                say(event, "the agent stays; only what was in flight fails", await node_lost(site, upgraded=upgraded))
         if "SIGSTOP" in (arguments.events or "SIGSTOP"):
             seen = [await stopped(site, service) for service in STOPPED]
             say("SIGSTOP", f"unhealthy within {UNHEALTHY_S:g} s", ", ".join(seen))

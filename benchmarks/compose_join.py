@@ -132,7 +132,7 @@ async def second_joins(site: Deployments, load: Clients) -> str:
     second.env_file = env_file
     await asyncio.to_thread(second.compose, "run", "--rm", "-T", "secrets", "import", given=archive)
     await asyncio.to_thread(second.compose, "--profile", "node", "up", "-d")
-    need(second.services() == ["agent", "node"], f"the second host runs {second.services()}")
+    need(second.services() == ["agent", "node", "node_network"], f"the second host runs {second.services()}")
     await healthy(site, second)
 
     async def seen() -> bool:

@@ -87,6 +87,7 @@ ALLOWED: Final[Mapping[str, set[str]]] = {  # what docker-compose.yml gives to w
     "all of them, or a root to write to": set(),
     "the engine's socket": {"engine_proxy"},
 }
+NETWORKS: Final = {"agent": "node_network", "node": "node_network"}  # services that share another one's network
 ARCHIVES_MAX: Final = 5  # a file that grows meanwhile spoils an archive
 
 
@@ -120,7 +121,7 @@ class Besieged(compose.Deployment):
 
     def listeners(self) -> dict[str, tuple[str, int]]:
         """All that ask for a certificate, by address."""
-        address = {one: self.containers.address("node" if one == "agent" else one) for one in (*ADMIN, "redis", "node")}
+        address = {one: self.containers.address(NETWORKS.get(one, one)) for one in (*ADMIN, "redis", "node")}
         found = {name: (address[name], port) for name, (port, _) in ADMIN.items()}
         found |= {f"peers of {name}": (address[name], PEERS) for name in DISPATCHERS}
         found |= {"redis": (address["redis"], REDIS)}

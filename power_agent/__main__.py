@@ -54,7 +54,7 @@ from trefoil.runtime.repository import load_catalog, stated_digests
 from trefoil.runtime.security.audit import AuditLog
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.security.tls import Tls
-from trefoil.runtime.service import CertificatesPart, MetricsPart, Part, ServerPart, StatePart, main
+from trefoil.runtime.service import CertificatesPart, MetricsPart, NetworkPart, Part, ServerPart, StatePart, main
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics, setup_logging
 
@@ -104,8 +104,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     meters = DeviceMeters(inventory, clock, metered=settings.meter == "nvml", rapl=rapl, cpu=cpu, sensors=sensors)
     metering = Metering(node, meters, energy_log, publisher.publish, feed.notify, used_cpu_s=_cpu_counter(runtime))
     health = SliceHealth(node, reconciler, executor)
-    quarantine = Quarantine(inventory)
-    watch = DriverWatch(node, reconciler, executor, calls, inventory, quarantine)
+    watch = DriverWatch(node, reconciler, executor, calls, inventory, quarantine := Quarantine(inventory))
     xids = XidWatch(node, inventory, quarantine, watch.fence, watch.poll_soon)
     capabilities = CapabilityWatch(node, inventory, calls, _rights(client), runtime, dcgm)
     parts = (node, inventory, calls, mig, executor, reconciler, clocks)
@@ -116,9 +115,10 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     audit = AuditLog(settings.state_dir, clock, metrics)
     server = ServerPart(lambda: rpc.make_server(settings, [entry], metrics=metrics, audit=audit, tls=tls))
     metrics.pass_on(TritonMetrics(node))
+    page = MetricsPart(metrics, settings.metrics_address)
     certificates = _certificates(tls, access, node, metrics)
     connections = StatePart(state, clock, metrics, partial(node.set_missing, "clock"))
-    return [connections, MetricsPart(metrics, settings.metrics_address), agent, certificates, server]
+    return [connections, page, NetworkPart(clock), agent, certificates, server]
 
 
 def _certificates(tls: Tls | None, access: TritonAccess, node: Node, metrics: Metrics) -> CertificatesPart:

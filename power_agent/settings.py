@@ -98,8 +98,9 @@ class PowerAgentSettings(ServiceSettings):
     triton_user: Literal["auto", "own", "same"] = "auto"
     """As whom Tritons run that are processes: own: a user for each slice, which needs root; same: the agent's own user,
     so that models can do what the agent can, and is not isolated; auto: own where that can be had."""
-    triton_uid_base: int = Field(default=2_000_000_000, ge=1, le=2_147_400_000)
-    """User and group of a slice's Triton is this and the slice's gRPC port: 65,536 that nobody else may have."""
+    triton_uid_base: int = Field(default=2_000_000_000, ge=1, le=2_146_000_000)
+    """User and group of a slice's Triton: this plus the slice's gRPC port. Where another process has that user, the
+    same plus 65,536, up to 15 times. No person or service may have one of these users."""
     cgroup_parent: Path | None = None
     """Folder of cgroup v2 for the groups of CPU slices; None: below the agent's own. See docs/operations.md."""
     triton_backend: Literal["auto", "python", "onnxruntime"] = "auto"

@@ -1,15 +1,18 @@
 """Confinement of Tritons that run as processes: a user of its own for each, that sees what its Triton needs.
 
-A Triton runs models that somebody wrote. Where the agent is root, the Triton of a slice runs as user and group
-`triton_uid_base` + its gRPC port, which nobody else has: it cannot signal, trace or read the agent, other services or
-the Triton of another slice. /tmp, /dev/shm and the agent's state directory are empty for it but for what it needs, and
-so is every folder that others may not enter (/root, say), so that an installation below one serves all the same.
+Models are foreign code. Where the agent is root, the Triton of a slice runs as a user and group that no other process
+has: `triton_uid_base` + its gRPC port, or the same in one of the UID_RANGES - 1 ranges above, where another Trefoil of
+this machine has it. So it cannot signal, trace or read the agent, other services or the Triton of another slice.
+/tmp, /dev/shm and the agent's state directory are empty for it but for what it needs, and so is every folder that
+others may not enter (/root, say), so that an installation below one serves all the same.
 Linux: mount_namespaces(7), credentials(7), capabilities(7); what is done of it stands in launcher.py.
 """
 
+import contextlib
+import fcntl
 import os
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +27,9 @@ from trefoil.runtime import proc
 
 OWN: Final = tuple(launcher.PUBLIC)  # folders of which each Triton has its own
 HOME: Final = "/tmp"
+UID_RANGE: Final = 65_536  # users of one range: one for each port
+UID_RANGES: Final = 16
+USERS_LOCK: Final = Path("/run/trefoil-users.lock")
 ENTER: Final = 0o001  # what others may do with a folder that they may pass through
 NOT_ISOLATED: Final = "not isolated, models run as the agent's own user: {why}. Remedy: {remedy}"
 
@@ -56,24 +62,44 @@ class Confinement:
     state_dir: Path | None = None  # of the agent, hidden from them
     missing: str = ""  # why they are not isolated, and what isolates them; empty: they are
 
-    def uid_of(self, launch: SliceLaunch) -> int:
-        """User and group of a Triton; 0: the agent's own."""
-        return self.uid_base and self.uid_base + int(launch.grpc_target.rpartition(":")[2])
-
-    def of(self, launch: SliceLaunch) -> Confined:
-        """Confine one Triton; makes its slice's repository readable for it.
+    @contextlib.contextmanager
+    def choosing(self) -> Iterator[None]:
+        """Hold the machine's lock on users, from the choice of one until a process has it.
 
         Raises:
-            StartError: somebody else runs as that user.
+            StartError: the lock cannot be had.
         """
-        if not (uid := self.uid_of(launch)):
+        if not self.uid_base:
+            yield
+            return
+        try:
+            lock = os.open(USERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            remedy = f"let the agent write in {USERS_LOCK.parent}, or set triton_user = same"
+            raise StartError(f"no lock on the users of Tritons: {error}", remedy=remedy) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def of(self, launch: SliceLaunch) -> Confined:
+        """Confine one Triton; makes its slice's repository readable for it. Call it holding `choosing`.
+
+        Raises:
+            StartError: other processes run as each user that it could have.
+        """
+        if not self.uid_base:
             return Confined()
-        if others := proc.of_user(uid):
+        first = self.uid_base + int(launch.grpc_target.rpartition(":")[2])
+        taken = proc.users()
+        uid = next((uid for uid in range(first, first + UID_RANGE * UID_RANGES, UID_RANGE) if uid not in taken), 0)
+        if not uid:
             raise StartError(
-                f"process {others[0].pid} runs as user {uid}, which is to be that of {launch.grpc_target} alone",
+                f"process {taken[first].pid} runs as user {first}, others as the same in {UID_RANGES - 1} ranges above",
                 field="triton_uid_base",
                 value=self.uid_base,
-                remedy="give this agent another range of 65,536 users",
+                remedy=f"give this agent another range of {UID_RANGE:,} users",
             )
         make_readable(launch.repository)
         hidden = (*OWN, *([str(self.state_dir.resolve())] if self.state_dir else ()))

@@ -141,9 +141,15 @@ class ProcessRuntime:
     # --- the protocol -------------------------------------------------------------------------------------------------
 
     def start(
-        self, tag: str, launch: SliceLaunch, log_path: Path, confinement: Confinement | None = None
+        self,
+        tag: str,
+        launch: SliceLaunch,
+        log_path: Path,
+        confinement: Confinement | None = None,
+        writes: Sequence[Path] = (),
     ) -> RunningTriton:
         """See Runtime. Another command under a live tag is refused: it may be serving. `confinement`: if not the usual.
+        `writes`: files that its user gets.
 
         Raises:
             StartError: the program or its control group cannot be had, or the tag runs something else.
@@ -155,19 +161,23 @@ class ProcessRuntime:
                 if (old.argv, old.runs_on) != (tuple(launch.argv), runs_on):
                     raise StartError("alive with another command", field="tag", value=tag, remedy="stop it first")
                 return old.running()
-            confined = (confinement or self._confinement).of(launch)
-            named = (str(log_path), launch.shm_prefix, confined.uid)
-            record = Record(tag, uuid.uuid4().hex, self._boot_id, tuple(launch.argv), runs_on, *named)
-            clean_shared_memory(launch.shm_prefix)
-            self._save(record)
-            try:
-                return self._launch(record, launch, log_path, confined).running()
-            except (OSError, StartError) as error:
-                self._forget(tag)
-                if isinstance(error, StartError):
-                    raise
-                message = f"{tag}: cannot start {launch.argv[0]}: {error}"
-                raise StartError(message, remedy="check the program and the folder of its log") from error
+            confinement = confinement or self._confinement
+            with confinement.choosing():
+                confined = confinement.of(launch)
+                for path in writes if confined.uid else ():
+                    os.chown(path, confined.uid, confined.uid)
+                named = (str(log_path), launch.shm_prefix, confined.uid)
+                record = Record(tag, uuid.uuid4().hex, self._boot_id, tuple(launch.argv), runs_on, *named)
+                clean_shared_memory(launch.shm_prefix)
+                self._save(record)
+                try:
+                    return self._launch(record, launch, log_path, confined).running()
+                except (OSError, StartError) as error:
+                    self._forget(tag)
+                    if isinstance(error, StartError):
+                        raise
+                    message = f"{tag}: cannot start {launch.argv[0]}: {error}"
+                    raise StartError(message, remedy="check the program and the folder of its log") from error
 
     def list(self) -> Sequence[RunningTriton]:
         """See Runtime. What a dead leader left behind is ended on the way."""

@@ -4,7 +4,6 @@ Once per tick each process's pace file tells how long each version computed; tha
 and energy is booked where it truly went. NVML sees the counter and the last tick's power; the split is for tests.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -95,11 +94,9 @@ class SimulatedNode:
         started: RunningTriton | None = None
         try:
             pace.write_table(clock_mhz, workload.entries(account.slice_type, clock_mhz))
-            if uid := confinement.uid_of(launch):
-                os.chown(pace.path, uid, uid)
             env = {**launch.env, "TREFOIL_PACE_FILE": str(pace.path)}
             paced = replace(launch, env=env, files=(*launch.files, pace.path))
-            started = self.runtime.start(tag, paced, log_path, confinement)
+            started = self.runtime.start(tag, paced, log_path, confinement, writes=(pace.path,))
         finally:
             if started is None or started.incarnation in self._slice_processes:  # it runs already
                 pace.close()

@@ -45,6 +45,7 @@ from trefoil.core.device_types import device_type
 from trefoil.runtime import config
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.files import replace_file
+from trefoil.runtime.service import NetworkPart
 
 log = structlog.get_logger()
 
@@ -109,19 +110,23 @@ class NodeServer:
         self._settings.socket.chmod(0o600)
         log.info("simulated node is up", **config.masked(self._settings), driver_load_id=self.driver_load_id)
         ticking = asyncio.create_task(self._tick_until_stopped())
+        reaching = asyncio.create_task(NetworkPart(self._clock).run())
         try:
             stopping = asyncio.create_task(self._stop.wait())
-            await asyncio.wait((ticking, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((ticking, reaching, stopping), return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
             if ticking.done():
                 ticking.result()  # a bug in the driver ends the node loudly
             server.close()
             await self._end_processes()
+            if reaching.done():
+                reaching.result()  # raises: its Tritons cannot be reached any more
         finally:
             ticking.cancel()
+            reaching.cancel()
             for handler in self._handlers:
                 handler.cancel()
-            await asyncio.gather(ticking, *self._handlers, return_exceptions=True)
+            await asyncio.gather(ticking, reaching, *self._handlers, return_exceptions=True)
             self._settings.socket.unlink(missing_ok=True)
             log.info("simulated node is down")
 

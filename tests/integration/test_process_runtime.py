@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from power_agent.devices.gpus import boot_id
 from power_agent.runtimes import launcher
 from power_agent.runtimes.cgroup import Cgroups, find_cgroups
-from power_agent.runtimes.confinement import find_confinement
+from power_agent.runtimes.confinement import UID_RANGE, find_confinement
 from power_agent.runtimes.process import ProcessRuntime
 from tests.support.runtime_contract import Kit, end_all, listens, only, until
 from trefoil.core.errors import StartError
@@ -253,17 +254,40 @@ def test_a_file_that_its_user_may_not_read_is_named_with_the_command_that_opens_
 
 
 @needs_root
-def test_a_user_whom_somebody_else_has_is_not_taken(confined_kit):
+def test_a_user_that_another_process_has_is_not_taken(confined_kit, monkeypatch):
     kit, launch = confined_kit, confined_kit.launch()
     uid = UID_BASE + next(iter(launch.ports))
     other = subprocess.Popen(["sleep", "60"], user=uid)
     try:
-        with pytest.raises(StartError, match=rf"triton_uid_base = {UID_BASE}: process {other.pid} runs as user {uid}"):
-            kit.again().start("a.g1", launch, kit.log)
+        runtime = kit.again()
+        started = runtime.start("a.g1", launch, kit.log)
+        assert proc.users()[uid].pid == other.pid, "the first user stays the other process's"
+        assert proc.of_user(uid + UID_RANGE)[0].pid == int(started.id), "its Triton: one range above"
+        runtime.stop("a.g1", 5)
         assert other.poll() is None
+        monkeypatch.setattr("power_agent.runtimes.confinement.UID_RANGES", 1)
+        with pytest.raises(StartError, match=rf"triton_uid_base = {UID_BASE}: process {other.pid} runs as user {uid}"):
+            runtime.start("a.g2", launch, kit.log)
     finally:
         other.kill()
         other.wait()
+
+
+@needs_root
+def test_two_agents_that_start_at_once_never_share_a_user(confined_kit, cgroups, tmp_path):
+    """Two Trefoils of one machine, say in two network namespaces: the same ports, so the same first choice."""
+    launch = replace(confined_kit.launch(), argv=(sys.executable, "-c", "import time; time.sleep(60)"))
+    confinement = find_confinement("own", UID_BASE, tmp_path)
+    runtimes = [
+        ProcessRuntime(tmp_path / name, cgroups, WallClock(), boot_id(), confinement) for name in ("runtime", "other")
+    ]
+    try:
+        with ThreadPoolExecutor() as pool:
+            started = list(pool.map(lambda runtime: runtime.start("a.g1", launch, confined_kit.log), runtimes))
+        users = {identity.pid: uid for uid, identity in proc.users().items()}
+        assert len({users[int(one.id)] for one in started}) == 2
+    finally:
+        end_all(runtimes[1])
 
 
 def test_a_log_is_bounded_while_it_is_written(kit, monkeypatch):

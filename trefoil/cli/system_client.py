@@ -269,9 +269,12 @@ async def connect_system(state_dir: Path) -> AsyncIterator[SystemClient]:
     Raises:
         NotFound: none runs there.
     """
-    client = SystemClient(StatePaths(state_dir.resolve()).running())
+    paths, began_s = StatePaths(state_dir.resolve()), WallClock().now_s()
+    client = SystemClient(paths.running())
     try:
         yield client
+    except Unavailable as error:
+        raise paths.with_first_errors(error, began_s) from error
     finally:
         await client.close()
 
@@ -400,12 +403,17 @@ async def open_service(service: str, target: str, ca: Path | None, state_dir: st
         SettingError: not host:port, or as `make_channel`.
         NotFound: no target was given and nothing runs there.
     """
-    if not target:
-        target = StatePaths(Path(state_dir).resolve()).running().addresses[service]
+    paths, began_s = StatePaths(Path(state_dir).resolve()), WallClock().now_s()
+    if local := not target:
+        target = paths.running().addresses[service]
     elif not target.startswith("unix:"):
         rpc.split_address(target)
     channel = make_channel(target, ca, token_at(target, Path(state_dir)))
     try:
         yield target, channel
+    except Unavailable as error:
+        if not local:
+            raise
+        raise paths.with_first_errors(error, began_s) from error
     finally:
         await channel.close()

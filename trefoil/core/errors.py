@@ -24,7 +24,7 @@ TrefoilError                  one clear line: field, value, remedy
     +-- BinaryMissing
 """
 
-from typing import Final
+from typing import Final, Self
 
 VALUE_CHARS_MAX: Final = 200
 """Characters of a value that an error shows: whoever sent megabytes does not get them back."""
@@ -65,6 +65,10 @@ class TrefoilError(Exception):
             else message
         )
         super().__init__(f"{head}. Remedy: {remedy}" if remedy else head)
+
+    def with_cause(self, cause: str) -> Self:
+        """This error with its cause, as another part reported it, added to the message."""
+        return type(self)(f"{self.message}; {cause}", field=self.field, value=self.value, remedy=self.remedy)
 
 
 class InvalidInput(TrefoilError):

@@ -129,6 +129,11 @@ def of_user(uid: int) -> tuple[Identity, ...]:
     return tuple(stat.identity for stat in living() if uid and _real_uid(stat.pid) == uid)
 
 
+def users() -> dict[int, Identity]:
+    """Real users of all processes of this host, each with one process that it runs."""
+    return {_real_uid(stat.pid): stat.identity for stat in living()}
+
+
 def _real_uid(pid: int) -> int:
     """Its real user; -1 where it is gone. (The owner of /proc/<pid> is root's where it may not be traced.)"""
     try:

@@ -12,6 +12,7 @@ import faulthandler
 import gc
 import math
 import signal
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -31,6 +32,9 @@ OFFSET: Final = "trefoil_clock_offset_seconds"
 OFFSET_POLL_S: Final = 10.0
 OFFSET_WARN_S: Final = 0.5
 OFFSET_ERROR_S: Final = 2.0
+NETWORK_POLL_S: Final = 0.5
+NETWORK_GONE_S: Final = 2.0
+LOOPBACK_INTERFACE: Final = "lo"
 EXPIRY: Final = "trefoil_tls_expiry_timestamp_seconds"
 EXPIRY_POLL_S: Final = 30.0
 EXPIRY_WARN_S: Final = 14 * 86_400.0
@@ -260,6 +264,44 @@ class CertificatesPart:
             log.warning("certificates end soon", why=why) if soon else log.info("certificates have been renewed")
             if self._report is not None:
                 self._report(why)
+
+    async def shutdown(self) -> None:
+        return
+
+
+class NetworkPart:
+    """Part that ends a process whose network was taken away, so that it is started again in the new one.
+
+    A container that shares the network of another one stays, when that one is restarted, in a network namespace with
+    nothing but loopback: no client reaches it, and its own health check does. Where there never was another interface,
+    and for interruptions shorter than NETWORK_GONE_S, nothing happens.
+    """
+
+    def __init__(self, clock: Clock, interfaces: Callable[[], Sequence[tuple[int, str]]] = socket.if_nameindex) -> None:
+        self._clock, self._interfaces = clock, interfaces
+
+    async def init(self) -> None:
+        return
+
+    async def run(self) -> None:
+        """Raises:
+        StartError: every interface but loopback is gone.
+        """
+        reached_s = math.inf  # when it was last seen; until then nothing can be gone
+        while True:
+            now_s = self._clock.monotonic_s()
+            if self._reached():
+                reached_s = now_s
+            elif now_s - reached_s >= NETWORK_GONE_S:
+                raise errors.StartError(
+                    f"for {NETWORK_GONE_S:g} s this process has had no network but loopback",
+                    field="network",
+                    remedy="none where it is started again by itself (restart: unless-stopped); else start it again",
+                )
+            await self._clock.sleep(NETWORK_POLL_S)
+
+    def _reached(self) -> bool:
+        return any(name != LOOPBACK_INTERFACE for _, name in self._interfaces())
 
     async def shutdown(self) -> None:
         return

@@ -1,6 +1,7 @@
 """The launcher: refuses before it starts anything, shows why a service died, revives, and leaves nothing behind."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trefoil.cli.run import processes, services
-from trefoil.cli.run.launcher import Launcher, clean_up, remove_runtime_files, restart_pause_s
+from trefoil.cli.run.launcher import Launcher, clean_up, first_answer, remove_runtime_files, restart_pause_s
 from trefoil.cli.run.scenario import ServedFamily, System
 from trefoil.cli.run.services import Service
 from trefoil.cli.run.state_directory import AlreadyRunning, StateLock, StatePaths, to_toml
@@ -95,6 +97,19 @@ async def test_a_service_that_dies_at_its_start_shows_its_last_words(tmp_path: P
             pass
     assert "controller" in str(died.value)
     await assert_nothing_left(tmp_path, one)
+
+
+async def test_a_time_out_carries_what_services_logged_first(tmp_path: Path, table: dict[str, Service]) -> None:
+    async with launcher(tmp_path) as one:
+        with one.paths.log("controller").open("a") as log:
+            at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+            log.write("Traceback (most recent call last):\n")
+            for level, event, why in (("info", "step", "x"), ("warning", "step", "full"), ("warning", "on", "y")):
+                log.write(json.dumps({"event": event, "level": level, "timestamp": at, "why": why}) + "\n")
+        with pytest.raises(StartError, match=r"no answer within 0 s; .*controller logged: step: full\. Remedy: read"):
+            await first_answer(one, CLOCK, deadline_s=0.0)
+        since_s = CLOCK.now_s() + 3600.0
+        assert str(one.paths.with_first_errors(StartError("late"), since_s)) == "late", "not what was logged before"
 
 
 async def test_a_refusal_of_settings_is_one_line(tmp_path: Path, table: dict[str, Service]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from trefoil.core import errors
 from trefoil.runtime import service
-from trefoil.runtime.clock import WallClock
+from trefoil.runtime.clock import ManualClock, WallClock
 
 DEADLINE_S = 60.0  # what waits for it has failed, however busy this machine is
 
@@ -170,3 +170,29 @@ def test_main_maps_errors_to_exit_codes(capsys):
     assert service.main(lambda _: [Recorder("a", [], finite=True)], []) == 0
     with pytest.raises(ZeroDivisionError):
         service.main(lambda _: [Recorder("a", [], fail_run=ZeroDivisionError())], [])
+
+
+async def test_a_process_whose_network_was_taken_away_ends():
+    """As the agent of a container whose network was another one's, which has been restarted."""
+    names = {"lo", "eth0"}
+    clock = ManualClock()
+    part = service.NetworkPart(clock, lambda: list(enumerate(names)))
+    running = asyncio.create_task(part.run())
+    await clock.advance(60.0)
+    names.discard("eth0")
+    await clock.advance(1.5)
+    names.add("eth0")
+    await clock.advance(60.0)
+    assert not running.done(), "an interruption that passes ends nothing"
+    names.discard("eth0")
+    await clock.advance(3.0)
+    with pytest.raises(errors.StartError, match=r"network: for 2 s this process has had no network but loopback\. "):
+        await running
+
+
+async def test_where_there_is_only_loopback_no_network_is_missed():
+    clock = ManualClock()
+    running = asyncio.create_task(service.NetworkPart(clock, lambda: [(1, "lo")]).run())
+    await clock.advance(60.0)
+    assert not running.done()
+    running.cancel()

@@ -220,9 +220,10 @@ async def _wait_settled(context: DemoContext, launcher: Launcher, what: str) -> 
         give_up_s = context.clock.monotonic_s() + SETTLE_DEADLINE_S
         while (await client.plan()).rollout.state != RolloutState.DONE:
             if context.clock.monotonic_s() > give_up_s:
-                raise StartError(
+                unfinished = StartError(
                     "the first plan was not rolled out", field="controller", remedy=f"read {launch.state_dir}/logs"
                 )
+                raise launcher.paths.with_first_errors(unfinished, launch.started_at_s)
             await context.clock.sleep(POLL_S)
     finally:
         await client.close()

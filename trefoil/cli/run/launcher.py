@@ -330,7 +330,8 @@ async def first_answer(launcher: Launcher, clock: Clock, deadline_s: float = FIR
     """Wait until every family answers; returns the seconds since the launch began.
 
     Raises:
-        StartError: a service failed, or nothing answered in time; says what the dispatcher last_error last.
+        StartError: a service failed, or nothing answered in time; says what the dispatcher answered last, and what
+            services logged first.
     """
     launch = launcher.launch
     assert launch is not None, "the launcher has started"
@@ -347,19 +348,20 @@ async def first_answer(launcher: Launcher, clock: Clock, deadline_s: float = FIR
             await clock.sleep(POLL_S)
         else:
             return clock.now_s() - launch.started_at_s
-    raise StartError(
-        f"no answer within {deadline_s:.0f} s; the dispatcher last_error: {last_error}",
+    silence = StartError(
+        f"no answer within {deadline_s:.0f} s; the dispatcher answers: {last_error}",
         field="inference",
         value=launch.addresses["inference"],
         remedy=f"read the logs in {launch.state_dir}/logs",
     )
+    raise launcher.paths.with_first_errors(silence, launch.started_at_s)
 
 
 async def infer_zeros(address: str, family: str) -> dict[str, Any]:
     """Infer once on an input of zeros, shaped as the family's own metadata says; of a stream the first answer.
 
     Raises:
-        Unavailable: no answer, with what was last_error instead.
+        Unavailable: no answer, with what came instead.
     """
     async with triton.InferenceServerClient(address) as client:
         try:

@@ -6,6 +6,7 @@ group by group; the kernel stops it when the launcher dies (parent-death signal)
 """
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -132,6 +134,22 @@ def last_log_lines(path: Path, count: int = LAST_LINES, from_byte: int = 0) -> s
     except OSError as error:  # of a failing disk: no reason to stop looking after the process
         lines = [f"(its log cannot be read: {error})"]
     return "\n".join(lines[-count:]) if lines else "(it logged nothing)"
+
+
+def first_log_errors(path: Path, since_s: float) -> list[str]:
+    """First warning and first error with a reason that a service has logged since a time [UTC s], in the last
+    LAST_BYTES of its log; empty: none, or the log cannot be read."""
+    found: dict[str, str] = {}
+    for line in last_log_lines(path, LAST_BYTES).splitlines():
+        try:
+            entry = json.loads(line)
+            level, at_s = entry["level"], datetime.fromisoformat(entry["timestamp"]).timestamp()
+            why = entry.get("error") or entry.get("why")
+        except (ValueError, KeyError, TypeError, AttributeError):  # a traceback, a line cut short, another program's
+            continue
+        if why and level in ("warning", "error", "critical") and at_s >= since_s:
+            found.setdefault(level, f"{entry.get('event', level)}: {why}"[:LINE_CHARACTERS])
+    return list(dict.fromkeys(found.values()))
 
 
 def descendants(launch_id: str) -> list[proc.Identity]:

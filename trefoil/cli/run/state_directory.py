@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trefoil.cli.run.processes import ChildProcess
-from trefoil.core.errors import NotFound, SettingError, StartError
+from trefoil.cli.run.processes import ChildProcess, first_log_errors
+from trefoil.core.errors import NotFound, SettingError, StartError, TrefoilError
 from trefoil.runtime.files import replace_file
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.socket_paths import socket_folder
@@ -94,6 +94,12 @@ class StatePaths:
         for log in (self.state_dir / "logs").glob("*.log"):
             if log.name != "supervisor.log":  # its own: open since before the launch
                 log.replace(log.with_suffix(".log.1"))
+
+    def with_first_errors(self, error: TrefoilError, since_s: float) -> TrefoilError:
+        """The time-out of a command, with what each service first complained of since a time [UTC s]."""
+        logs = [log for log in sorted((self.state_dir / "logs").glob("*.log")) if log.name != "supervisor.log"]
+        found = [f"{log.stem} logged: {line}" for log in logs for line in first_log_errors(log, since_s)]
+        return error.with_cause("; ".join(found)) if found else error
 
     def settings(self, service: str) -> Path:
         """Settings file of a service."""
