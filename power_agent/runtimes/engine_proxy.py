@@ -133,6 +133,8 @@ class EngineProxy:
         body, more = b"", True
         while more and len(body) <= BODY_BYTES_MAX:
             message = await receive()
+            if message["type"] == "http.disconnect":
+                return  # it left before its body was whole
             body, more = body + message.get("body", b""), message.get("more_body", False)
         path = scope["raw_path"].decode().partition("?")[0]
         query = scope["query_string"].decode()
@@ -199,7 +201,8 @@ def main() -> None:
         transport=httpx.AsyncHTTPTransport(uds=given.engine), base_url="http://engine", timeout=None
     )
     proxy = EngineProxy(Rules(given.cluster, given.node, given.folder), engine)
-    uvicorn.run(proxy, uds=given.socket, log_level="warning", lifespan="off", access_log=False)
+    # h11 reads on after an upgrade offer that is not taken; uvicorn's other parser takes the body for the next request.
+    uvicorn.run(proxy, uds=given.socket, log_level="warning", lifespan="off", access_log=False, http="h11", ws="none")
 
 
 if __name__ == "__main__":

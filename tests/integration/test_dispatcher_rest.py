@@ -13,8 +13,8 @@ import tritonclient.http as triton
 from tritonclient.http import aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from dispatcher.fronts.rest import server as rest_server
-from dispatcher.fronts.rest.server import HEAD_BYTES_MAX
+from dispatcher.fronts.rest import http1
+from dispatcher.fronts.rest.http1 import HEAD_BYTES_MAX
 from tests.support.dispatching import Plane, Running, dispatching, until
 from tests.support.fake_triton import QUEUE_FULL, FakeTriton
 from tests.unit.dispatcher.worlds import node, plan, route, status, target
@@ -314,13 +314,54 @@ async def test_an_endless_head_is_cut_off_and_large_bodies_on_one_connection_are
 
 
 async def test_a_head_that_never_ends_is_cut_off_in_time(world, monkeypatch):
-    monkeypatch.setattr(rest_server, "HEAD_S", 1.0)  # longer than a machine stands still between accepting and reading
+    monkeypatch.setattr(http1, "HEAD_S", 1.0)  # longer than a machine stands still between accepting and reading
     for sent in (b"", b"GET /v2 HTTP/1.1\r\n", b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\nGET /"):
         reader, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
         writer.write(sent)
         answer = await asyncio.wait_for(reader.read(), 60)
         assert answer.startswith(b"HTTP/1.1 200") == (b"live" in sent)
         writer.close()
+
+
+async def converse(world, *pieces: bytes) -> list[int]:
+    """Statuses of all answers to what is sent on one connection, until the dispatcher closes it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
+    for piece in pieces:
+        writer.write(piece)
+    answered = await asyncio.wait_for(reader.read(), 60)
+    writer.close()
+    return [int(part[:3]) for part in answered.split(b"HTTP/1.1 ")[1:] if part[:3].isdigit()]
+
+
+def request(body: bytes, *headers: str, path: str = INFER) -> bytes:
+    return (
+        "\r\n".join([f"POST {path} HTTP/1.1", "Host: x", *headers, f"Content-Length: {len(body)}", "", ""]).encode()
+        + body
+    )
+
+
+H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQBAAAAAAIAAAAA")
+
+
+async def test_an_upgrade_offer_is_ignored_and_what_stands_in_its_body_is_no_request(world):
+    assert await converse(world, request(BODY, *H2C) * 2, request(BODY, "Connection: close")) == [200] * 3
+    assert len(world.slice.requests) == 3
+    assert await converse(world, request(request(BODY), *H2C), request(BODY, "Connection: close")) == [400, 200]
+    assert len(world.slice.requests) == 4
+
+
+async def test_a_client_that_is_refused_before_its_body_is_not_read_on(world):
+    """It may send its body or, as it was not asked for it, its next request."""
+    hidden, expect = request(BODY), "Expect: 100-continue"
+    assert await converse(world, request(hidden, expect, path="/v2/nothing").removesuffix(hidden), hidden) == [404]
+    assert not world.slice.requests
+    assert await converse(world, request(BODY, expect), request(BODY, "Connection: close")) == [100, 200, 200]
+
+
+async def test_lines_of_one_header_are_one_list(world):
+    length = "Inference-Header-Content-Length"
+    assert await converse(world, request(BODY, f"{length}: 0", f"{length}: {len(BODY)}", "Connection: close")) == [400]
+    assert await converse(world, request(BODY, "Accept: a", "Accept: b", "Connection: close")) == [200]
 
 
 async def test_stopping_lets_what_is_under_way_finish_and_closes_idle_connections(world):

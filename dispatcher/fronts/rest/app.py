@@ -6,7 +6,7 @@ Health stays open without a token, for load balancers. Everything else asks acce
 import asyncio
 import math
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -107,9 +107,16 @@ class RestApp:
         """One ASGI scope."""
         if scope["type"] != "http":
             return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = _combined(scope["headers"])
+        unread = headers.get("expect", "").lower() == "100-continue"
+
+        async def read() -> MutableMapping[str, Any]:
+            nonlocal unread
+            unread = False
+            return await receive()
+
         try:
-            reply = await self._reply(HttpRequest(scope["method"], scope["path"], headers, receive))
+            reply = await self._reply(HttpRequest(scope["method"], scope["path"], headers, read))
         except HttpError as wrong:
             reply = wrong.reply
         except ClientDisconnected:
@@ -120,9 +127,10 @@ class RestApp:
             reply = _refusal(StatusError(status_of(error), str(error)))
         content = ((b"content-type", reply.content_type),) if reply.body else ()
         length = (b"content-length", str(len(reply.body)).encode())
-        await send(
-            {"type": "http.response.start", "status": reply.status, "headers": [*content, length, *reply.headers]}
-        )
+        # A client that was not asked for its body may send it or the next request: only the connection's end is clear.
+        close = ((b"connection", b"close"),) if unread else ()
+        more = [*content, length, *reply.headers, *close]
+        await send({"type": "http.response.start", "status": reply.status, "headers": more})
         await send({"type": "http.response.body", "body": reply.body})
 
     async def _reply(self, ask: HttpRequest) -> HttpReply:
@@ -275,6 +283,15 @@ class RestApp:
 
 class ClientDisconnected(Exception):
     """Client that hung up before its answer."""
+
+
+def _combined(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers by name; lines of one name are one list (RFC 9110 5.3), so that none of them hides another."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        key, text = name.decode("latin-1"), value.decode("latin-1")
+        found[key] = f"{found[key]}, {text}" if key in found else text
+    return found
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -1,17 +1,14 @@
-"""The REST port: uvicorn in the process's own event loop, without its signal handlers, and bounded where it has no
-bound of its own: bytes and time until a request's body begins.
-"""
+"""The REST port: uvicorn in the process's own event loop, without its signal handlers."""
 
 import asyncio
 import math
 import socket
-from typing import Any, Final
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dispatcher.fronts.grpc.server import Fronts
 from dispatcher.fronts.rest.app import RestApp
+from dispatcher.fronts.rest.http1 import Http1Connection
 from dispatcher.service.graceful_shutdown import GracefulShutdown
 from dispatcher.transport.accepting import BACKLOG, accept, listen
 from trefoil.runtime import rpc
@@ -75,8 +72,8 @@ class RestPart:
         assert self._socket is not None
         loop = asyncio.get_running_loop()
 
-        def protocol() -> BoundedProtocol:
-            return BoundedProtocol(server.config, server.server_state, server.lifespan.state)
+        def protocol() -> Http1Connection:
+            return Http1Connection(server.config, server.server_state, server.lifespan.state)
 
         async def begin(accepted: socket.socket) -> None:
             tls = self._tls.server_context() if self._tls is not None else None
@@ -89,7 +86,7 @@ class RestPart:
         """Ports of the clients whose whole request is there and not yet answered."""
         assert self._server is not None
         connections = self._server.server_state.connections
-        answering = (each for each in connections if isinstance(each, BoundedProtocol) and each.answering)
+        answering = (each for each in connections if isinstance(each, Http1Connection) and each.answering)
         return {each.client[1] for each in answering if each.client is not None}
 
     async def shutdown(self) -> None:
@@ -114,73 +111,9 @@ class RestPart:
 
     def _config(self) -> uvicorn.Config:
         config = uvicorn.Config(
-            self._app, log_config=None, access_log=False, lifespan="off", http=BoundedProtocol, ws="none",
+            self._app, log_config=None, access_log=False, lifespan="off", http=Http1Connection, ws="none",
             interface="asgi3", proxy_headers=False, server_header=False, backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
         )  # fmt: skip
         config.load()
         return config
-
-
-HEAD_BYTES_MAX: Final = 64 * 1024
-HEAD_S: Final = 30.0
-"""From a connection, or a request's first byte, to the end of its headers."""
-
-
-class BoundedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 connection with bounded headers: who sends no whole head, or an endless one, is cut off."""
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._head_bytes = 0
-        self._steps = 0
-        self._in_body = False
-        self._head_timer: asyncio.TimerHandle | None = None
-
-    @property
-    def answering(self) -> bool:
-        """Whether a whole request has come and its answer has not gone yet."""
-        cycle = self.cycle
-        return cycle is not None and not cycle.more_body and not cycle.response_complete
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._await_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._got_head()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        steps = self._steps
-        super().data_received(data)
-        if self._in_body or self._steps != steps:
-            self._head_bytes = 0
-            return
-        self._head_bytes += len(data)
-        if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
-            self.send_400_response(f"the headers have more than {HEAD_BYTES_MAX} bytes")
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._await_head()
-
-    def on_headers_complete(self) -> None:
-        self._got_head()
-        self._steps += 1
-        self._in_body = True
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._steps += 1
-        self._in_body = False
-        super().on_message_complete()
-
-    def _await_head(self) -> None:
-        self._got_head()
-        self._head_timer = self.loop.call_later(HEAD_S, self.transport.close)
-
-    def _got_head(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None

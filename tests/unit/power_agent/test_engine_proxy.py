@@ -6,8 +6,11 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
+from power_agent.runtimes import engine_proxy
 from power_agent.runtimes.engine_proxy import EngineProxy, Rules
+from tests.support.http_streams import HONOURED_OFFERS, INNER, front_reads
 
 OWN = {"trefoil.cluster": "site1", "trefoil.node": "gpu7", "trefoil.tag": "gpu7-0.g1"}
 OTHERS = {"trefoil.cluster": "site1", "trefoil.node": "gpu8"}
@@ -135,4 +138,42 @@ async def test_a_container_that_reaches_more_is_refused(models: Path, changes: d
     answer, engine = await ask(models, "POST", "/v1.41/containers/create", container(models, **changes))
     assert answer.status_code == 403
     assert why in answer.json()["message"]
+    assert not engine.asked
+
+
+@pytest.mark.parametrize("offer", HONOURED_OFFERS)
+async def test_what_stands_in_the_body_of_an_upgrade_offer_is_no_request(
+    offer: tuple[bytes, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: dict[str, Any] = {}
+    monkeypatch.setattr(engine_proxy.uvicorn, "run", lambda _, **given: started.update(given))
+    argv = ["engine_proxy", "--socket", str(tmp_path / "s"), "--node", "gpu7", "--folder", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", argv)
+    engine_proxy.main()
+    config = uvicorn.Config(engine_proxy.EngineProxy, **started)
+    config.load()
+    lines = [b"POST /v1.41/containers/own/start HTTP/1.1", b"Host: x", *offer, b"Content-Length: %d" % len(INNER), b""]
+    reading = await front_reads([b"\r\n".join([*lines, INNER + INNER])], config.http_protocol_class)
+    assert [body for _, _, body in reading.requests] == [INNER, b"{}"]
+
+
+async def test_a_request_whose_body_breaks_off_is_not_passed_on(models: Path) -> None:
+    engine = Engine()
+    events = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "raw_path": b"/v1.41/containers/own/start",
+        "query_string": b"",
+        "headers": [],
+    }
+
+    async def receive() -> Any:
+        return next(events)
+
+    async def send(_: Any) -> None:
+        raise AssertionError("it has left")
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(engine), base_url="http://engine") as real:
+        await EngineProxy(Rules("site1", "gpu7", [models]), real)(scope, receive, send)
     assert not engine.asked
