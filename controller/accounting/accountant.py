@@ -103,7 +103,7 @@ class Accountant:
         self._told: dict[str, tuple[int, float]] = {}  # of each device the last one's seq and end, as its agent said
         self._last: dict[str, EnergySample] = {}  # the last one, in our time
         self._answered, self._answered_tenants, self._receipts_tenants = _Booked(), _Booked(), _Booked()
-        self._tokens = _Booked()
+        self._tokens, self._unanswered, self._unanswered_j = _Booked(), _Booked(), _Booked()
         self._base_of: tuple[object, ...] = ()
         self._types: dict[str, str] = {}  # of devices, also of those that are gone: their samples may come late
         self.base = ModelledBase()
@@ -220,6 +220,8 @@ class Accountant:
             self._answered_tenants.counts = dict(windows.answered_tenants)
             self._tokens.counts = dict(windows.tokens)
             self._receipts_tenants.counts = dict(windows.receipt_j_tenants)
+            self._unanswered.counts = dict(windows.unanswered_tenants)
+            self._unanswered_j.counts = dict(windows.unanswered_j_tenants)
 
     async def _stored_sums(self) -> dict[str, dict[str, dict[str, float]]]:
         prefix = self._state.keys.totals_prefix()
@@ -364,7 +366,8 @@ class Accountant:
                 self._metrics.set("trefoil_receipt_residual_ratio", residual, family=joined.family)
 
     def _book_answers(self) -> None:
-        """Requests answered and tokens since the last look, by variant and by tenant, and what their receipts say."""
+        """Requests answered and tokens since the last look, by variant and by tenant, and what their receipts say; and
+        what was executed without an answer."""
         windows = self._observation.windows
         for (family, variant), new in self._answered.grown(windows.answered):
             self._add(family, "requests", new)
@@ -376,6 +379,13 @@ class Accountant:
             self._add(family, f"tenant_requests:{tenant}", new)
         for (family, tenant), joules in self._receipts_tenants.grown(windows.receipt_j_tenants):
             self._add(family, f"tenant_receipt_joules:{tenant}", joules)
+        for (family, tenant), new in self._unanswered.grown(windows.unanswered_tenants):
+            self._add(family, "unanswered", new)
+            self._add(family, f"tenant_unanswered:{tenant}", new)
+        for (family, tenant), joules in self._unanswered_j.grown(windows.unanswered_j_tenants):
+            self._add(family, "unanswered_joules", joules)
+            self._add(family, f"tenant_unanswered_joules:{tenant}", joules)
+            self._metrics.inc("trefoil_unanswered_joules_total", joules, family=family)
 
     def _fold(self, node: str, sample: EnergySample) -> None:
         """Collect a device's samples of one minute and put the whole in line for energy:minutes."""

@@ -2,7 +2,8 @@
 
 A request counts as arrived once, when it arrives, in the cell of its family and class without slice: so demand is right
 also while a queue grows. Its end counts in the cell of the slice and variant that had it, or, if it never had one, in
-the cell without slice. Sums over all cells are therefore exact. `arrived_per_s[i]` belongs to the UTC second
+the cell without slice. Sums over all cells are therefore exact. What a slice executed of a request that was not
+answered counts there, too, for the tenant that asked. `arrived_per_s[i]` belongs to the UTC second
 floor(starts_at) + i. The rates that price answers are kept beside.
 """
 
@@ -46,6 +47,10 @@ class _Cell:
     receipt_j: float = 0.0
     receipts: int = 0
     passed_items: int = 0
+    unanswered: int = 0
+    unanswered_done: tuple[float, float, float] = (0.0, 0.0, 0.0)  # requests, items and tokens
+    unanswered_priced: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of those the receipts are counted
+    unanswered_j: float = 0.0
     failed: Counter[str] = field(default_factory=Counter)
     seconds: Counter[int] = field(default_factory=Counter)
     # Counted many at once (`_count`): one alone would cost a request more than its router does.
@@ -165,8 +170,19 @@ class LoadCounters:
         totals.failed_ns += int(latency_ms * 1e6)
         totals.by_code[code] += 1
 
+    def unanswered(
+        self, family: str, variant: str, slice_: SliceKey, slo_class: str, done: tuple[float, float, float],
+        tenant: str = "",
+    ) -> None:  # fmt: skip
+        """Count a request that its slice executed and that has no answer: `done` of it in whole requests, items and
+        tokens."""
+        cell = self._cell((family, variant, slice_, slo_class, tenant))
+        cell.unanswered += 1
+        before = cell.unanswered_done
+        cell.unanswered_done = before[0] + done[0], before[1] + done[1], before[2] + done[2]
+
     def settle(self, rate: Callable[[SliceKey, str, str], ReceiptRate | None]) -> None:
-        """Price what was answered since the last time, before other rates come into force.
+        """Price what was answered or executed since the last time, before other rates come into force.
 
         The hot path prices nothing.
         """
@@ -175,13 +191,18 @@ class LoadCounters:
             family, variant, slice_ = key[:3]
             answered, items = cell.answered - cell.priced, cell.items - cell.priced_items
             tokens = cell.tokens - cell.priced_tokens
-            if not (answered or tokens) or slice_ is None:
+            unpriced = [now - then for now, then in zip(cell.unanswered_done, cell.unanswered_priced, strict=True)]
+            if not (answered or tokens or any(unpriced)) or slice_ is None:
                 continue
+            cell.unanswered_priced = cell.unanswered_done
             cell.priced, cell.priced_items, cell.priced_tokens = cell.answered, cell.items, cell.tokens
             known = rate(slice_, family, variant)
             if known is not None:
                 cell.receipt_j += known.request_j * answered + known.item_j * items + known.token_j * tokens
                 cell.receipts += answered
+                cell.unanswered_j += (
+                    known.request_j * unpriced[0] + known.item_j * unpriced[1] + known.token_j * unpriced[2]
+                )
 
     def close_window(self, now_s: float, table: Revision) -> LoadWindow:
         """Close the window and begin the next one."""
@@ -282,5 +303,10 @@ def _frozen(key: CellKey, cell: _Cell) -> LoadCell:
         receipts=cell.receipts,
         passed=cell.passed,
         passed_items=cell.passed_items,
+        unanswered=cell.unanswered,
+        unanswered_work=cell.unanswered_done[0],
+        unanswered_items=cell.unanswered_done[1],
+        unanswered_tokens=cell.unanswered_done[2],
+        unanswered_j=cell.unanswered_j,
         arrived_per_s=tuple(cell.seconds[second] for second in range(max(cell.seconds, default=-1) + 1)),
     )

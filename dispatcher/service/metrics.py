@@ -55,6 +55,8 @@ class DispatcherMetrics:
                 self._metrics.inc("trefoil_items_total", cell.items, family=family)
             if cell.tokens_out:
                 self._metrics.inc("trefoil_tokens_total", cell.tokens_out, family=family, variant=variant)
+            if cell.unanswered:
+                self._metrics.inc("trefoil_requests_unanswered_total", cell.unanswered, family=family, variant=variant)
             for code, count in cell.failed_by_code.items():
                 self._metrics.inc("trefoil_requests_total", count, family=family, code=code)
             self._observe("trefoil_request_duration_seconds", cell.latency, family=family)

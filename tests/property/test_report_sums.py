@@ -43,7 +43,9 @@ READINGS = st.builds(
     lambda g, quality, rung, at_s: CarbonReading(SERIES, at_s, at_s + 300, g, quality, observed_at_s=at_s, rung=rung),
     st.floats(0, 900), st.sampled_from(list(Quality)[1:]), st.sampled_from(Rung), st.integers(0, 7000),
 )  # fmt: skip
-TENANTS = st.dictionaries(st.sampled_from(("", "a", "b", "c:d")), st.tuples(st.integers(0, 50), JOULES), max_size=4)
+TENANTS = st.dictionaries(
+    st.sampled_from(("", "a", "b", "c:d")), st.tuples(st.integers(0, 50), JOULES, st.integers(0, 9), JOULES), max_size=4
+)
 
 
 def report_of(booked: dict[tuple[str, int], dict[str, float]]) -> pb.GetReportResponse:
@@ -67,19 +69,28 @@ def test_parts_sum_to_the_whole_and_the_whole_to_the_counters(drawn, asked, embo
         for family, name, amount in embodied_bookings(sample, FAMILIES, embodied_g, 4.0, True):
             booked[family, hour][name] += amount
     for of, tenants in asked.items():
-        for tenant, (requests, joules) in tenants.items():
+        for tenant, (requests, joules, unanswered, lost_j) in tenants.items():
             booked[of][f"tenant_requests:{tenant}"] += requests
             booked[of][f"tenant_receipt_joules:{tenant}"] += joules
             booked[of]["requests"] += requests
+            booked[of][f"tenant_unanswered:{tenant}"] += unanswered
+            booked[of][f"tenant_unanswered_joules:{tenant}"] += lost_j if unanswered else 0.0
+            booked[of]["unanswered"] += unanswered
+            booked[of]["unanswered_joules"] += lost_j if unanswered else 0.0
             booked[of]["requests:s"] += requests
     found = report_document(report_of(booked))
     counted_j = sum(sample.counter_j for sample, _ in drawn)
     counted_g = sum(grams(sample.counter_j, reading.intensity_g_per_kwh, PUE) for sample, reading in drawn)
-    answered = sum(requests for tenants in asked.values() for requests, _ in tenants.values())
+    answered = sum(requests for tenants in asked.values() for requests, *_ in tenants.values())
+    unanswered = sum(each for tenants in asked.values() for _, _, each, _ in tenants.values())
     for scope in ("families", "variants", "tenants"):
         assert sum(one["joules"] or 0.0 for one in found[scope]) == pytest.approx(counted_j, rel=1e-6, abs=1e-6)
         assert sum(one["grams"] or 0.0 for one in found[scope]) == pytest.approx(counted_g, rel=1e-6, abs=1e-6)
         assert sum(one["requests"] for one in found[scope]) == answered
+    for scope in ("families", "tenants"):
+        assert sum(one.get("unanswered", 0) for one in found[scope]) == unanswered
+        for one in found[scope]:
+            assert (one.get("unanswered_joules") or 0.0) <= (one["joules"] or 0.0) * (1 + 1e-9) + 1e-9
     total = found["total"]
     assert (total["joules"] is None) == (not drawn)
     if counted_j > 1e-3:

@@ -24,6 +24,8 @@ class LoadCell:
     """Counts and histograms of one key in one window. `receipt_j` covers `receipts` answers; the rest has none.
 
     `passed`: whole latencies of answers whose earlier stage was done here; `service` then has what that stage took.
+    `unanswered`: requests that were executed without an answer to their client; of those `unanswered_work` in whole
+    requests, `unanswered_items` and `unanswered_tokens` were done, which `unanswered_j` prices.
     """
 
     key: LoadKey = LoadKey()
@@ -43,6 +45,11 @@ class LoadCell:
     receipts: int = 0
     passed: Histogram = EMPTY
     passed_items: int = 0
+    unanswered: int = 0
+    unanswered_work: float = 0.0
+    unanswered_items: float = 0.0
+    unanswered_tokens: float = 0.0
+    unanswered_j: float = 0.0
 
 
 @frozen_by_types(frozen=True, slots=True)

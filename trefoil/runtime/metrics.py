@@ -158,6 +158,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     Metric("trefoil_items_total", "counter", "Items (rows of the batch dimension) answered.", ("family",), DISPATCHER),
     Metric(
+        "trefoil_requests_unanswered_total",
+        "counter",
+        "Requests that a slice executed without an answer: client gone, deadline passed, or failed there.",
+        ("family", "variant"),
+        DISPATCHER,
+    ),
+    Metric(
         "trefoil_tokens_total",
         "counter",
         "Tokens of generative families (answers of any stream), however their requests ended.",
@@ -311,6 +318,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         CONTROLLER,
     ),
     Metric("trefoil_receipt_joules_total", "counter", "What the receipts of that time say.", ("family",), CONTROLLER),
+    Metric(
+        "trefoil_unanswered_joules_total",
+        "counter",
+        "What the receipts say of requests that were executed without an answer, in the sum of all receipts too.",
+        ("family",),
+        CONTROLLER,
+    ),
     Metric(
         "trefoil_receipt_residual_ratio",
         "gauge",

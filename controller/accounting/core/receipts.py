@@ -10,8 +10,8 @@ answered in a window was drawn half a service time earlier, or a load that begin
 with fewer than `items_min` answers takes the ratio of its kind (device type, slice type, family, variant), else 1.
 Where no profile is known the metered joules per item are the rate.
 A device that nothing meters has no rates: its energy is unknown, not 0.
-residual = receipts / metered active energy - 1, over the same samples: not 0 while ratios lag. Energy that no answer
-stands for (failed after execution) raises the ratio of its slice, or is missed where nothing is answered.
+What was executed without an answer (its client had left, it failed) counts as answers do, in estimates and receipts.
+residual = receipts / metered active energy - 1, over the same samples: not 0 while ratios lag.
 Deviations: CONTRACTS section 4 prices at dispatch; here the answer is priced, for only then the variant is certain.
 """
 
@@ -164,8 +164,11 @@ class Receipts:
         worker = (window.dispatcher, window.worker)
         self._reported[worker] = max(self._reported.get(worker, -math.inf), window.ends_at_s)
         for cell in window.cells:
-            if cell.key.slice is not None and (cell.answered or cell.receipt_j or cell.tokens_out):
-                device, early_s = self._account(cell.key.slice.device), _early_s(cell)
+            if cell.key.slice is not None and (
+                cell.answered or cell.receipt_j or cell.tokens_out or cell.unanswered_work
+            ):
+                device = self._account(cell.key.slice.device)
+                early_s = _early_s(cell, device.early_s)
                 device.early_s = max(early_s, EARLY_FADES * device.early_s)
                 device.pieces.append(_piece(cell, cell.key.slice, window, early_s))
                 del device.pieces[:-PIECES_MAX]
@@ -344,17 +347,21 @@ def rates_changed(before: Mapping[Key, float], rates: Iterable[ReceiptRate], by:
     return now.keys() != before.keys() or any(abs(now[key] - old) > by * old for key, old in before.items())
 
 
-def _early_s(cell: LoadCell) -> float:
-    """Half of the mean service time of its answers; of tokens nothing, each is booked when it comes."""
+def _early_s(cell: LoadCell, of_device_s: float) -> float:
+    """Half of the mean service time of its answers, where it has none as of its device; of tokens nothing, each is
+    booked when it comes."""
     if cell.tokens_out:
         return 0.0
-    return min(EARLY_S_MAX, cell.service.sum_ms / cell.service.total / 2e3) if cell.service.total else 0.0
+    if not cell.service.total:
+        return of_device_s if cell.unanswered_work else 0.0
+    return min(EARLY_S_MAX, cell.service.sum_ms / cell.service.total / 2e3)
 
 
 def _piece(cell: LoadCell, slice_: SliceKey, window: LoadWindow, early_s: float) -> _Piece:
-    done = cell.answered + cell.passed.total
+    done = cell.answered + cell.passed.total + cell.unanswered_work
     return _Piece(
         (slice_, cell.key.family, cell.key.variant), window.starts_at_s - early_s, window.ends_at_s - early_s,
-        done, cell.items + cell.passed_items, cell.receipt_j, cell.tokens_out,
+        done, cell.items + cell.passed_items + cell.unanswered_items, cell.receipt_j + cell.unanswered_j,
+        cell.tokens_out + cell.unanswered_tokens,
         cell.answered / done if done else 1.0,
     )  # fmt: skip

@@ -83,8 +83,10 @@ class LoadWindows:
         self.answered_tenants: Counter[tuple[str, str]] = Counter()
         self.tokens: Counter[tuple[str, str]] = Counter()
         self.receipt_j_tenants: dict[tuple[str, str], float] = {}
-        """Answers by family and variant, by family and tenant, tokens by family and variant, joules by receipts [J]:
-        they only grow."""
+        self.unanswered_tenants: Counter[tuple[str, str]] = Counter()
+        self.unanswered_j_tenants: dict[tuple[str, str], float] = {}
+        """Answers by family and variant, by family and tenant, tokens by family and variant, joules by receipts [J];
+        requests that were executed without an answer, and their joules [J]: they only grow."""
         self._on_window = on_window
         self.hold_from_s = math.inf  # windows that end after it are kept however old: they are being measured
 
@@ -119,6 +121,10 @@ class LoadWindows:
             if cell.receipt_j:
                 of = cell.key.family, cell.key.tenant
                 self.receipt_j_tenants[of] = self.receipt_j_tenants.get(of, 0.0) + cell.receipt_j
+            if cell.unanswered:
+                of = cell.key.family, cell.key.tenant
+                self.unanswered_tenants[of] += cell.unanswered
+                self.unanswered_j_tenants[of] = self.unanswered_j_tenants.get(of, 0.0) + cell.unanswered_j
         if self._first_hour is None:
             self._first_hour = int(window.starts_at_s // HOUR_S)
         first = int(window.starts_at_s // self._settings.bin_s)

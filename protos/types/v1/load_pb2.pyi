@@ -26,7 +26,7 @@ class LoadKey(_message.Message):
     def __init__(self, family: _Optional[str] = ..., variant: _Optional[str] = ..., slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., tenant: _Optional[str] = ..., slo_class: _Optional[str] = ...) -> None: ...
 
 class LoadCell(_message.Message):
-    __slots__ = ("key", "arrived", "answered", "failed_by_code", "items", "within_slo", "tokens_out", "latency", "queue", "service", "sample_ratio", "in_flight_max", "arrived_per_s", "receipt_j", "receipts", "passed", "passed_items")
+    __slots__ = ("key", "arrived", "answered", "failed_by_code", "items", "within_slo", "tokens_out", "latency", "queue", "service", "sample_ratio", "in_flight_max", "arrived_per_s", "receipt_j", "receipts", "passed", "passed_items", "unanswered", "unanswered_work", "unanswered_items", "unanswered_tokens", "unanswered_j")
     class FailedByCodeEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,11 @@ class LoadCell(_message.Message):
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     PASSED_FIELD_NUMBER: _ClassVar[int]
     PASSED_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_WORK_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_J_FIELD_NUMBER: _ClassVar[int]
     key: LoadKey
     arrived: int
     answered: int
@@ -68,7 +73,12 @@ class LoadCell(_message.Message):
     receipts: int
     passed: _common_pb2.Histogram
     passed_items: int
-    def __init__(self, key: _Optional[_Union[LoadKey, _Mapping]] = ..., arrived: _Optional[int] = ..., answered: _Optional[int] = ..., failed_by_code: _Optional[_Mapping[str, int]] = ..., items: _Optional[int] = ..., within_slo: _Optional[int] = ..., tokens_out: _Optional[int] = ..., latency: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., queue: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., service: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., sample_ratio: _Optional[float] = ..., in_flight_max: _Optional[int] = ..., arrived_per_s: _Optional[_Iterable[int]] = ..., receipt_j: _Optional[float] = ..., receipts: _Optional[int] = ..., passed: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., passed_items: _Optional[int] = ...) -> None: ...
+    unanswered: int
+    unanswered_work: float
+    unanswered_items: float
+    unanswered_tokens: float
+    unanswered_j: float
+    def __init__(self, key: _Optional[_Union[LoadKey, _Mapping]] = ..., arrived: _Optional[int] = ..., answered: _Optional[int] = ..., failed_by_code: _Optional[_Mapping[str, int]] = ..., items: _Optional[int] = ..., within_slo: _Optional[int] = ..., tokens_out: _Optional[int] = ..., latency: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., queue: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., service: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., sample_ratio: _Optional[float] = ..., in_flight_max: _Optional[int] = ..., arrived_per_s: _Optional[_Iterable[int]] = ..., receipt_j: _Optional[float] = ..., receipts: _Optional[int] = ..., passed: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., passed_items: _Optional[int] = ..., unanswered: _Optional[int] = ..., unanswered_work: _Optional[float] = ..., unanswered_items: _Optional[float] = ..., unanswered_tokens: _Optional[float] = ..., unanswered_j: _Optional[float] = ...) -> None: ...
 
 class LoadWindow(_message.Message):
     __slots__ = ("dispatcher", "worker", "seq", "starts_at", "ends_at", "table", "cells")

@@ -339,3 +339,55 @@ def test_carbon_joins_only_its_own_series():
     receipt = prices.price(KEYS[0], "digits", "s", 1)
     assert receipt is not None
     assert receipt.carbon_mg == pytest.approx(0.5 / 3.6e6 * 360.0 * 1.2 * 1e3)
+
+
+def test_a_storm_of_cancels_is_its_tenants_and_changes_nobody_elses_receipts():
+    """One tenant leaves 90 of 100 requests before their answers, which are executed: each pays what it drew, during the
+    storm and after it."""
+    receipts, prices, book = Receipts(CATALOG), Prices(60.0), LoadCounters("d", 0, 0.0, 16)
+    key, true_j = KEYS[0], 7.0
+    receipts.nodes([node({key: "s"})])
+    paid: dict[tuple[str, str], list[float]] = {}
+    rates = []
+    for second in range(1, 181):
+        storm = 60 < second <= 120
+        asked = {"calm": 10, "storm": 100 if storm else 10}
+        for tenant, count in asked.items():
+            for n in range(count):
+                if tenant == "storm" and storm and n % 10:
+                    book.unanswered("digits", "s", key, "", (1.0, 1.0, 0.0), tenant)
+                else:
+                    book.answered("digits", "s", key, "", 1, 20.0, 1.0, 75.0, second, tenant)
+        book.settle(prices.rate)
+        closed = book.close_window(float(second), Revision())
+        phase = "before" if second <= 60 else "storm" if storm else "after"
+        for cell in closed.cells:
+            sums = paid.setdefault((phase, cell.key.tenant), [0.0, 0.0])
+            sums[0] += cell.receipt_j + cell.unanswered_j
+            sums[1] += true_j * (cell.answered + cell.unanswered)
+        receipts.window(closed)
+        receipts.sample(sample(key, "s", true_j * sum(asked.values()), float(second)))
+        receipts.join(float(second) + 5)
+        prices.set_rates(ReceiptRates(receipts.rates(None), float(second), Series("z"), 1.2, Revision(1, 1)), None)
+        rates.append(receipts.rates(None)[0].ratio)
+    for phase in ("storm", "after"):
+        for tenant in ("calm", "storm"):
+            receipt_j, drawn_j = paid[phase, tenant]
+            assert receipt_j == pytest.approx(drawn_j, rel=0.01), (phase, tenant)
+    assert max(rates[60:]) / min(rates[60:]) == pytest.approx(1.0, abs=0.01)
+
+
+def test_work_without_an_answer_is_in_the_estimate_but_is_no_answer():
+    receipts = Receipts(CATALOG)
+    receipts.nodes([node({KEYS[0]: "s"})])
+    key = LoadKey("digits", "s", KEYS[0])
+    cell = LoadCell(
+        key, answered=30, items=30, receipt_j=30.0, unanswered=30, unanswered_work=15.0, unanswered_items=15.0,
+        unanswered_j=15.0,
+    )  # fmt: skip
+    receipts.window(LoadWindow("d", 0, 1, 0.0, 1.0, cells=(cell,)))
+    receipts.sample(sample(KEYS[0], "s", 45.0, 1.0))
+    [joined] = receipts.join(10.0)
+    assert (joined.receipt_j, joined.answered) == (pytest.approx(45.0), pytest.approx(30.0))
+    request_j, item_j = PROFILE_J["s"]
+    assert receipts.rates(None)[0].ratio == pytest.approx(1.0 / (request_j + item_j), rel=1e-3)

@@ -20,6 +20,8 @@ from trefoil.runtime.clock import WallClock
 TEMPLATES: Final = Path(__file__).parent / "templates"
 UNKNOWN: Final = "-"
 COST_COLUMNS: Final = ("requests", "kJ", "g", "J/request", "mg/request", "not known because")
+UNANSWERED_COLUMNS: Final = ("unanswered", "kJ of these")
+"""Requests that were executed without an answer, and their part of the joules."""
 
 Table = tuple[str, Sequence[str], list[tuple[str, ...]]]
 """Title, columns, rows."""
@@ -67,18 +69,26 @@ def report_tables(found: Mapping[str, Any]) -> list[Table]:
     whole = families if len(families) == 1 else [("all", found["total"]), *families]
     variants = [(one["family"], one["variant"], *_costs(one)) for one in found["variants"]]
     with_tokens = [one for one in (*found["families"], *found["variants"]) if "tokens" in one]
-    tenants = [(one["family"], one["tenant"], *_costs(one)) for one in found["tenants"]]
+    tenants = [(one["family"], one["tenant"], *_unanswered(one), *_costs(one)) for one in found["tenants"]]
     tokens = [(one["family"], one.get("variant", ""), *_per_token(one)) for one in with_tokens]
     quality = [row for name, one in whole for row in _quality(name, one)]
     terms = [row for name, one in whole for row in _sci(name, one)]
     return [
-        (title, ("family", *COST_COLUMNS), [(name, *_costs(one)) for name, one in whole]),
+        (
+            title,
+            ("family", *UNANSWERED_COLUMNS, *COST_COLUMNS),
+            [(name, *_unanswered(one), *_costs(one)) for name, one in whole],
+        ),
         ("By variant", ("family", "variant", *COST_COLUMNS), variants),
-        ("By tenant, split by what receipts say", ("family", "tenant", *COST_COLUMNS), tenants),
+        ("By tenant, split by what receipts say", ("family", "tenant", *UNANSWERED_COLUMNS, *COST_COLUMNS), tenants),
         *([("By token", ("family", "variant", "tokens", "J/token", "mg/token"), tokens)] if tokens else []),
         ("Data quality", ("family", "what", "how it is known"), quality),
         ("SCI = (E x I + M) / R", ("family", "term", "value", "unit", "source", "not known because"), terms),
     ]
+
+
+def _unanswered(one: Mapping[str, Any]) -> tuple[str, ...]:
+    return f"{one.get('unanswered', 0):,}", _number(one.get("unanswered_joules"), 1e-3)
 
 
 def _costs(one: Mapping[str, Any]) -> tuple[str, ...]:

@@ -49,7 +49,20 @@ def report_document(report: Any) -> dict[str, Any]:
 def records(document: Mapping[str, Any]) -> list[Part]:
     """Rows of a table: the total, each family, variant and tenant."""
     columns: Part = dict.fromkeys(
-        ("scope", "family", "variant", "tenant", "requests", "tokens", "joules", "grams", "unknown"), ""
+        (
+            "scope",
+            "family",
+            "variant",
+            "tenant",
+            "requests",
+            "unanswered",
+            "tokens",
+            "joules",
+            "unanswered_joules",
+            "grams",
+            "unknown",
+        ),
+        "",
     )
     rows = [{"scope": "total"} | document["total"]]
     for scope in ("families", "variants", "tenants"):
@@ -74,12 +87,30 @@ def _costs(sums: Sums) -> Part:
     per = per or (f"{unmetered_s:,.0f} s of devices were not metered" if unmetered_s else "")
     return {
         "requests": requests,
+        "unanswered": round(sums.get("unanswered", 0.0)),
         "joules": joules,
+        "unanswered_joules": _unanswered_j(sums),
         "grams": co2,
         "joules_per_request": None if per or joules is None else joules / requests,
         "grams_per_request": None if per or co2 is None else co2 / requests,
         "unknown": why or per,
     }
+
+
+def _unanswered_j(sums: Sums) -> float | None:
+    """Joules of what was executed without an answer: its part of the receipts, of the joules; idle power included."""
+    joules, receipts = sums.get("joules"), sum(_receipts(sums).values())
+    if joules is None or not receipts:
+        return 0.0 if joules is not None and not sums.get("unanswered") else None
+    return joules * sums.get("unanswered_joules", 0.0) / receipts
+
+
+def _receipts(sums: Sums) -> dict[str, float]:
+    """Joules by tenant, of answers and of what was executed without one."""
+    found = _named(sums, "tenant_receipt_joules:")
+    for name, joules in _named(sums, "tenant_unanswered_joules:").items():
+        found[name] = found.get(name, 0.0) + joules
+    return found
 
 
 def _per_token(sums: Sums) -> Part:
@@ -109,20 +140,24 @@ def _variants(family: str, sums: Sums) -> list[Part]:
 def _tenants(family: str, hours: Sequence[Sums]) -> list[Part]:
     found: dict[str, list[float]] = {}
     for sums in hours:
-        requests, receipts = _named(sums, "tenant_requests:"), _named(sums, "tenant_receipt_joules:")
+        requests, receipts = _named(sums, "tenant_requests:"), _receipts(sums)
+        unanswered, lost = _named(sums, "tenant_unanswered:"), _named(sums, "tenant_unanswered_joules:")
         weights = receipts if sum(receipts.values()) > 0 else requests
         total = sum(weights.values())
         shares = {name: weight / total for name, weight in weights.items()} if total else {NOBODY: 1.0}
-        for name in {*requests, *shares}:
-            part = found.setdefault(name or NO_TENANT, [0.0, 0.0, 0.0])
+        for name in {*requests, *shares, *unanswered}:
+            part = found.setdefault(name or NO_TENANT, [0.0] * 5)
             part[0] += requests.get(name, 0.0)
             part[1] += sums.get("joules", 0.0) * shares.get(name, 0.0)
             part[2] += sums.get("grams", 0.0) * shares.get(name, 0.0)
+            part[3] += unanswered.get(name, 0.0)
+            part[4] += sums.get("joules", 0.0) * (lost.get(name, 0.0) / total if weights is receipts else 0.0)
     whole = _added(hours)
     metered = "joules" in whole
     parts = [
         _part(family, name, requests, joules if metered else None, co2 if metered else None)
-        for name, (requests, joules, co2) in sorted(found.items())
+        | {"unanswered": round(unanswered), "unanswered_joules": lost_j if metered else None}
+        for name, (requests, joules, co2, unanswered, lost_j) in sorted(found.items())
     ]
     return [{"family": family, "tenant": one.pop("name")} | one for one in _with_rest(family, parts, whole)]
 
