@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 from typing import Any, Final
 
 from dispatcher.routing.queues import QUEUES
+from dispatcher.routing.queues.fair import FairQueue
 from dispatcher.routing.routers import ROUTERS
 from trefoil.core.brains import Outcome, Ticket
 from trefoil.core.fleet import SliceKey
@@ -25,7 +27,7 @@ def routers(repeats: int) -> dict[str, float]:
     ended = Outcome("OK", 10.0, 9.0, 0, True)
     found = {}
     for name in sorted(name for name, part in ROUTERS.items() if not part.traits.group):
-        router = ROUTERS[name].make("bench", QUEUES["fifo"].make("bench"))
+        router = ROUTERS[name].make("bench", FairQueue("bench", partial(QUEUES["fifo"].make, "bench")))
         router.on_table(Route("bench", name, "fifo", targets, 4096, 2**30, {}), 0.0)
         tickets = [
             Ticket(n, "bench", "", "", 1, 64, 0.0, None, 0.0, 0, "", False, False, None) for n in range(200 * 50)

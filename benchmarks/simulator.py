@@ -23,12 +23,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from dispatcher.routing.queues import QUEUES
+from dispatcher.routing.queues.fair import FairQueue
 from dispatcher.routing.routers import ROUTERS
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.fleet import SliceKey
@@ -111,7 +113,7 @@ def decision(_size: Size) -> list[Row]:
 
 
 def _decide(name: str, classes: int) -> tuple[float, float]:
-    router = ROUTERS[name].make("bench", QUEUES["fifo"].make("bench"))
+    router = ROUTERS[name].make("bench", FairQueue("bench", partial(QUEUES["fifo"].make, "bench")))
     router.on_table(route(name, classes, 2), 0.0)
     tickets = [ticket(n) for n in range(6_000)]
     best = [float("inf"), float("inf")]

@@ -1,6 +1,7 @@
 """What the dispatcher can be told. Every bound has a name and a unit."""
 
 from importlib.util import find_spec
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -43,6 +44,9 @@ class DispatcherSettings(ServiceSettings):
     """TOML of tenants, their tokens, roles and limits; without it `token` alone opens the front, or nothing does."""
     front_open: bool = False
     """The inference and REST ports ask nobody for a token, though the admin port does; without tenants_file only."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks of proxies in front of the inference and REST ports: their `x-forwarded-for` names the
+    client that shares a queue. Of others that header is not read."""
     tenants_max: int = Field(100, ge=1)
     """Tenants that the file may name: each is counted apart."""
     workers: int = Field(1, ge=1, le=64)
@@ -192,6 +196,13 @@ class DispatcherSettings(ServiceSettings):
     def authenticates(self) -> bool:
         """Whether clients' ports know their callers otherwise than by `token`."""
         return self.tenants_file is not None or self.front_client_ca is not None
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            ip_network(each)
+        return value
 
     @field_validator("router")
     @classmethod

@@ -7,8 +7,11 @@ it, or a token file that it names, changes; one that cannot be used leaves the l
 import mmap
 import os
 from collections import Counter
+from collections.abc import Callable
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final, Literal
+from urllib.parse import unquote
 
 import grpc
 import structlog
@@ -58,6 +61,8 @@ class TenantEntry(config.Settings):
     """Bytes of requests per second; 0 = no limit."""
     burst_bytes: float = Field(0.0, ge=0)
     """Bytes that may come at once; 0 = those of one second."""
+    weight: float = Field(1.0, ge=0.001, le=1000)
+    """Share of slices and queue against that of other tenants, while requests of several wait."""
 
     @model_validator(mode="after")
     def _one_token(self) -> "TenantEntry":
@@ -70,7 +75,7 @@ class TenantEntry(config.Settings):
         return Tenant(
             name=self.name, roles=frozenset(self.roles), rate_per_s=self.rate_per_s,
             burst=self.burst or max(1.0, self.rate_per_s), bytes_per_s=self.bytes_per_s,
-            burst_bytes=self.burst_bytes or self.bytes_per_s,
+            burst_bytes=self.burst_bytes or self.bytes_per_s, weight=self.weight,
         )  # fmt: skip
 
 
@@ -90,6 +95,7 @@ class AccessControl:
         self._limits = Limits(settings.state_dir / "dispatcher" / "limits")
         self._tenants_max = settings.tenants_max
         self._token = None if settings.front_open else settings.token
+        self._proxies = tuple(ip_network(each) for each in settings.trusted_proxies)
         self._clock = clock
         self._metrics = metrics
         self._refused: Counter[tuple[str, str]] = Counter()
@@ -133,6 +139,24 @@ class AccessControl:
                 f"try again in {excess.wait_s:.3f} s",
                 (("grpc-retry-pushback-ms", str(int(excess.wait_s * 1e3) + 1)),),
             )  # fmt: skip
+
+    def flow(self, tenant: Tenant, peer: str, metadata: Callable[[], Any]) -> tuple[str, str]:
+        """What a caller shares a full queue as: its tenant, or its host where tenants are not known, and its
+        connection. `peer` is the address that gRPC writes; of a trusted proxy the address that the proxy names counts,
+        the last of `x-forwarded-for`."""
+        host = peer.rpartition(":")[0]
+        if self._proxies and self._is_proxy(host):
+            named = str(dict(metadata() or ()).get("x-forwarded-for", "")).rpartition(",")[2].strip()
+            if named:
+                return tenant.name or named, named
+        return tenant.name or host, peer
+
+    def _is_proxy(self, host: str) -> bool:
+        try:
+            address = ip_address(unquote(host.partition(":")[2]).strip("[]"))
+        except ValueError:
+            return False
+        return any(address in network for network in self._proxies)
 
     def require_role(self, tenant: Tenant, role: str) -> None:
         """Check that a tenant has a role; raises StatusError: PERMISSION_DENIED."""

@@ -47,12 +47,14 @@ ROUNDING_RATIO: Final = 0.01  # 1,491 ms are sent as 150 times 10 ms
 @frozen_by_types(frozen=True, slots=True)
 class Caller:
     """Caller of a request. `deadline_s` is on the monotonic clock, None = it waits for ever. `hops`: how often other
-    workers have passed the request on. `trace` is metadata for its slice."""
+    workers have passed the request on. `trace` is metadata for its slice; `flow` and `weight` as a ticket has them."""
 
     tenant: str = ""
     deadline_s: float | None = None
     hops: int = 0
     trace: Trace = NO_TRACE
+    flow: tuple[str, str] = ("", "")
+    weight: float = 1.0
 
 
 def overdue(deadline_s: float | None, arrived_s: float, now_s: float) -> bool:
@@ -105,6 +107,7 @@ class Admission:
         self._clock = local.clock
         self._settings = local.settings
         self._contracts = contracts
+        self._costs = local.costs
         self._ids = itertools.count(1)
 
     def next_id(self) -> int:
@@ -145,12 +148,13 @@ class Admission:
             payload = (*payload, kserve_wire.CLEAR_VERSION)
         sequence_id, sequence_start, sequence_end = sequence
         deadline_s, timeout_binds = self._deadline(family, caller.deadline_s, timeout_s, arrived_s)
+        items = min(first_size, ITEMS_MAX) if first_size > 1 and self._batches(chain[0]) else 1
         ticket = Ticket(
             id=next(self._ids),
             family=chain[0],
             slo_class=self._load.class_name(asked.slo_class),
             tenant=caller.tenant,
-            items=min(first_size, ITEMS_MAX) if first_size > 1 and self._batches(chain[0]) else 1,
+            items=items,
             bytes=len(data),
             arrived_s=arrived_s,
             deadline_s=deadline_s,
@@ -161,6 +165,9 @@ class Admission:
             sequence_end=sequence_end,
             length_score=None,
             slo_ms=self._routing.slo_ms(family, asked),
+            flow=caller.flow,
+            weight=caller.weight,
+            cost_s=self._costs.expected_s(chain[0], items),
         )
         if not caller.hops:  # else it was counted where the client came in
             self._load.arrived(family, ticket.slo_class, self._clock.now_s(), caller.tenant)

@@ -27,6 +27,7 @@ from dispatcher.request import stages
 from dispatcher.request.admission import Admission, Caller, Request, StatusError, overdue
 from dispatcher.request.core import kserve_wire
 from dispatcher.request.core.retry_budget import RetryBudget
+from dispatcher.request.core.tenants import EVERYBODY, Tenant
 from dispatcher.routing.async_queue import ServedElsewhere
 from dispatcher.routing.core.sequences import missing_start
 from dispatcher.routing.queues.fifo import QueueFull
@@ -51,6 +52,10 @@ Serve = Callable[[Request], Awaitable[Result]]
 """Serves an admitted request here."""
 Forward = Callable[[WorkerId], Awaitable[Result]]
 """Lets another worker answer."""
+LEFT: Final = frozenset({"CANCELLED", "DEADLINE_EXCEEDED"})
+"""How requests end on their slice whose client waits no longer."""
+FlowOf = Callable[[Tenant, str, Callable[[], Any]], tuple[str, str]]
+"""What a caller shares a full queue as, by its tenant, address and metadata."""
 NEWS_S: Final = 0.02  # how long workers may be of two minds about who serves a family: news take a few ms
 _parse_answer = pb.ModelInferResponse.FromString
 _parse_request = pb.ModelInferRequest.FromString
@@ -76,8 +81,12 @@ class Inference:
     """Inference of one request: admit, route, forward, answer. Raw bytes in, raw bytes out. Belongs to one event
     loop."""
 
-    def __init__(self, local: LocalWorker, contracts: Contracts, peers: Peers | None = None) -> None:
+    def __init__(
+        self, local: LocalWorker, contracts: Contracts, peers: Peers | None = None, flow_of: FlowOf | None = None
+    ) -> None:
         self.admission = Admission(local, contracts)
+        self._flow_of = flow_of
+        self._costs = local.costs
         self.peers = peers
         self._id = local.id
         self._clock = local.clock
@@ -93,11 +102,12 @@ class Inference:
         self._log_tokens = local.settings.log_failures_per_s
         self._log_at_s = 0.0
 
-    async def infer(self, data: bytes, context: Any, tenant: str = "") -> tuple[bytes, ...]:
+    async def infer(self, data: bytes, context: Any, tenant: Tenant = EVERYBODY) -> tuple[bytes, ...]:
         """Handle a unary ModelInfer over gRPC; its answer is in parts."""
         remaining_s = context.time_remaining()
         deadline_s = None if remaining_s is None else self._clock.monotonic_s() + remaining_s
-        caller = Caller(tenant, deadline_s, 0, self._trace_of(context))
+        flow = self._flow_of(tenant, context.peer(), context.invocation_metadata) if self._flow_of else ("", "")
+        caller = Caller(tenant.name, deadline_s, 0, self._trace_of(context), flow, tenant.weight)
         try:
             answer = await self.handle(data, caller, self._serve, partial(self._forward, data, caller))
         except StatusError as refused:
@@ -210,14 +220,30 @@ class Inference:
         )
 
     def end(self, request: Request, code: str, executed: bool) -> Outcome:
-        """End a picked request, in whichever way: its credit goes back."""
+        """End a picked request, in whichever way: its credit goes back. What its slice executed without an answer is
+        its tenant's."""
         assert request.pick is not None
         now_s = self._clock.monotonic_s()
         latency_ms = (now_s - request.ticket.arrived_s) * 1e3
         service_ms = (now_s - request.sent_s) * 1e3 if request.sent_s else 0.0
         outcome = Outcome(code, latency_ms, service_ms, request.tokens_out, executed)
         request.queue.done(request.ticket, request.pick, outcome)
+        if executed and code != "OK":
+            self._record_unanswered(request, code, service_ms)
         return outcome
+
+    def _record_unanswered(self, request: Request, code: str, service_ms: float) -> None:
+        """Book what a slice executed of a request that has no answer. Triton goes on with what nobody waits for any
+        longer; one that failed took as much as its time is of that of like requests. Tokens are booked as they come,
+        but the prompt of a stream that gave none was read all the same, which is worth one."""
+        ticket, pick = request.ticket, request.pick
+        assert pick is not None
+        share = 1.0
+        if code not in LEFT:
+            usual_ms = 1e3 * self._evidence.times.usual_s(pick.slice, pick.variant, ticket.items)
+            share = min(1.0, service_ms / usual_ms) if usual_ms else 1.0
+        done = share, share * ticket.items, 0.0 if request.tokens_out else share
+        self._load.unanswered(request.family, pick.variant, pick.slice, ticket.slo_class, done, ticket.tenant)
 
     def _stage_done(self, request: Request, version: str, usual: bool = True) -> tuple[str, Outcome]:
         """End a request at a slice that answered under a version: the variant that did, and what it took."""
@@ -225,6 +251,7 @@ class Inference:
         assert pick is not None
         variant = self.variant(ticket.family, version, pick)
         outcome = self.end(request, "OK", executed=True)
+        self._costs.record(ticket.family, ticket.items, outcome.service_ms / 1e3)
         service_s = outcome.service_ms / 1e3 if usual else None
         if self._evidence.on_answer(pick.slice, variant, ticket.items, service_s, self._clock.monotonic_s()):
             self._routing.rebuild()
@@ -387,8 +414,12 @@ class Inference:
                 data, trailers, version = await self._at_slice(request)
                 if len(passed) + 1 < len(request.chain):
                     passed.append(self._stage_passed(request, version))
-        except ServedElsewhere:
-            request.payload, request.queue, request.ticket = whole, self._routing.queues[ticket.family], ticket
+        except BaseException as error:
+            for place, used, _ in passed:
+                done = 1.0, float(ticket.items), 0.0
+                self._load.unanswered(request.family, used, place.slice, ticket.slo_class, done, ticket.tenant)
+            if isinstance(error, ServedElsewhere):
+                request.payload, request.queue, request.ticket = whole, self._routing.queues[ticket.family], ticket
             raise
         variant, pick = self.record_answer(request, version), request.pick
         assert pick is not None

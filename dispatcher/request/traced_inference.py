@@ -20,7 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from dispatcher.fronts.contracts import Contracts
 from dispatcher.request.admission import Caller, Request, StatusError
-from dispatcher.request.inference import Forward, Inference, Result, Serve, refusal
+from dispatcher.request.inference import FlowOf, Forward, Inference, Result, Serve, refusal
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core.trace_context import Trace
 from dispatcher.workers.core.membership import WorkerId, worker_name
@@ -64,9 +64,10 @@ class TracedInference(Inference):
         local: LocalWorker,
         contracts: Contracts,
         peers: Peers | None = None,
+        flow_of: FlowOf | None = None,
         provider: TracerProvider | None = None,
     ) -> None:
-        super().__init__(local, contracts, peers)
+        super().__init__(local, contracts, peers, flow_of)
         self._tracer = (provider or tracer_provider(local)).get_tracer("trefoil.dispatcher")
         self._open: dict[int, _Spans] = {}  # by identity of their requests
 

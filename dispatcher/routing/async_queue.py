@@ -127,7 +127,10 @@ class AsyncFamilyQueue:
             return self._moved_to[ticket.family].submit(ticket)
         pick = self._queue.submit(ticket, self._clock.monotonic_s())
         if pick is None:
-            return self._wait(ticket)
+            future = self._wait(ticket)
+            if displaced := self._queue.push_out(self._clock.monotonic_s()):
+                self._apply_effects(displaced)
+            return future
         if self._futures and (self._next_s() is not None or self._timer is not None):
             self._set_timer()
         return pick

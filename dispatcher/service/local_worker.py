@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from dispatcher.lengths.asking import Lengths
+from dispatcher.request.core.service_costs import ServiceCosts
 from dispatcher.routing.routing_state import Routing
 from dispatcher.service.accounting import Accounting
 from dispatcher.settings import DispatcherSettings
@@ -34,6 +35,7 @@ class LocalWorker:
         self.lengths = Lengths(
             resolve_path(settings.lengths_folder), settings.length_wait_s, clock, self.routing.reads_lengths
         )
+        self.costs = ServiceCosts()
         self.peer_target = ""  # where other workers reach this one
         self.drained_why = ""  # by an operator
         self.active_rungs: Mapping[str, str] = {}  # what is away, and what serves instead

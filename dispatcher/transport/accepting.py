@@ -8,7 +8,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from trefoil.core.errors import StartError
 from trefoil.runtime import rpc
@@ -85,3 +85,11 @@ async def accept(
     finally:
         for task in starting:
             task.cancel()
+
+
+def peer_of(address: Any) -> str:
+    """Address of a client as gRPC writes it."""
+    if isinstance(address, tuple) and len(address) >= 2:
+        host, port = address[:2]
+        return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+    return "unix:"

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 import structlog
 
 from dispatcher.transport import h2
-from dispatcher.transport.accepting import accept
+from dispatcher.transport.accepting import accept, peer_of
 from dispatcher.transport.core import grpc_framing as framing
 from dispatcher.transport.core.grpc_framing import FramingError
 from dispatcher.transport.h2_call import ServerBounds, ServerCall
@@ -366,14 +366,6 @@ class H2Server:
                     connection.alive_s = now_s
                 elif now_s - connection.alive_s > LAST_WORDS_S:
                     connection.lost("its client does not read the end")
-
-
-def peer_of(address: Any) -> str:
-    """Address of a client as gRPC writes it."""
-    if isinstance(address, tuple) and len(address) >= 2:
-        host, port = address[:2]
-        return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
-    return "unix:"
 
 
 class Routes:

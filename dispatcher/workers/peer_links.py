@@ -333,14 +333,19 @@ def _may_reach(target: str) -> bool:
 
 
 def _caller(caller: Caller) -> bytes:
-    return json.dumps({"tenant": caller.tenant, "hops": caller.hops + 1, "trace": caller.trace}).encode()
+    told = {"tenant": caller.tenant, "hops": caller.hops + 1, "trace": caller.trace}
+    return json.dumps({**told, "flow": caller.flow, "weight": caller.weight}).encode()
 
 
 def caller_of(data: bytes, deadline_s: float | None) -> Caller:
     """Decode the caller that another worker forwards for."""
     told = json.loads(data)
     trace = tuple((str(key), str(value)) for key, value in told.get("trace", ()))  # a worker of before has none
-    return Caller(tenant=str(told["tenant"]), deadline_s=deadline_s, hops=int(told["hops"]), trace=trace)
+    host, connection = told.get("flow", ("", ""))
+    return Caller(
+        tenant=str(told["tenant"]), deadline_s=deadline_s, hops=int(told["hops"]), trace=trace,
+        flow=(str(host), str(connection)), weight=float(told.get("weight", 1.0)),
+    )  # fmt: skip
 
 
 def client_trailers(trailers: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:

@@ -4,6 +4,7 @@ To hold yours to it: `TREFOIL_CONTRACT_OWN=queue=module:Class pytest tests/contr
 """
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dispatcher.routing.queues import QUEUES
+from dispatcher.routing.queues.fair import FairQueue
 from dispatcher.routing.queues.fifo import QueueFull
 from dispatcher.routing.routers import ROUTERS
 from tests.support.own_parts import own
@@ -173,7 +175,7 @@ def test_a_light_queue_reads_no_more_than_a_light_ticket_holds(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("router", sorted(ROUTERS))
 def test_every_router_works_with_it(name, router):
-    made = ROUTERS[router].make("digits", queue_of(name))
+    made = ROUTERS[router].make("digits", FairQueue("digits", partial(queue_of, name)))
     made.on_table(route([target(0, credits=1)], router), 0.0)
     busy, pick = ticket(0), made.on_arrival(ticket(0), 0.0)
     assert [made.on_arrival(ticket(n), 0.0) for n in range(1, 6)] == [None] * 5

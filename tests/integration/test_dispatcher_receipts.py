@@ -1,5 +1,6 @@
 """What a client is told of an answer's cost: as rates and carbon come, age and go."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from trefoil.runtime.clock import WallClock
 
 pytestmark = pytest.mark.integration
 
+CREDITS = 2
 SERIES = Series("z", Method.AVERAGE, Factors.LIFECYCLE)
 RATE = ReceiptRate(key(0), "digits", "digits-l", 0.5, 1.5, 1.1, Basis.MEASURED, 60.0)
 
@@ -139,3 +141,30 @@ async def test_what_is_neither_true_nor_false_is_refused(world, value):
     with pytest.raises(InferenceServerException, match="trefoil_receipt") as refused:
         await world.ask(receipt=value)
     assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+async def test_what_is_executed_for_a_client_that_left_is_booked_to_its_tenant_and_what_waited_is_not(world):
+    """One request is on the slice, two wait: all three clients leave."""
+    await world.rates(RATE)
+    world.slice.gate.clear()
+    leaving = [asyncio.create_task(world.ask(items=2)) for _ in range(2 + CREDITS)]
+    await until(lambda: len(world.slice.requests) == CREDITS)
+    await until(lambda: world.running.local.routing.queues["digits"].waiting == 2)
+    for task in leaving:
+        task.cancel()
+    await asyncio.wait(leaving)
+    world.slice.gate.set()
+
+    async def booked() -> tuple[int, float, float, int]:
+        keys = world.plane.state.keys
+        entries = await world.plane.state.stream(keys.load(*world.running.local.id), LoadWindow)
+        cells = [cell for _, window in entries for cell in window.cells]
+        failed = sum(sum(cell.failed_by_code.values()) for cell in cells)
+        unanswered = sum(cell.unanswered for cell in cells)
+        return unanswered, sum(c.unanswered_items for c in cells), sum(c.unanswered_j for c in cells), failed
+
+    found = await booked()
+    while found[0] < CREDITS or found[3] < len(leaving):
+        await world.running.local.clock.sleep(0.05)
+        found = await booked()
+    assert found == (CREDITS, 2.0 * CREDITS, pytest.approx(CREDITS * RATE.energy_j(2)), len(leaving))

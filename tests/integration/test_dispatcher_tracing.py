@@ -103,7 +103,7 @@ async def test_what_is_no_trace_context_stays_here_and_the_request_is_answered(s
 
 
 def test_another_worker_is_told_of_it():
-    caller = Caller("t", 1.0, 0, tuple(CALLED.items()))
+    caller = Caller("t", 1.0, 0, tuple(CALLED.items()), ("t", "ipv4:10.0.0.1:5000"), 3.0)
     assert caller_of(_caller(caller), 1.0) == replace(caller, hops=1)
     assert caller_of(b'{"tenant": "t", "hops": 1}', None) == Caller("t", None, 1)  # of a worker of before
 

@@ -1,11 +1,13 @@
 """CARBONDIS, Algorithm 1, branch by branch; what the paper leaves open; the routers that it is compared with."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from dispatcher.routing.core.family_queue import FamilyQueue
 from dispatcher.routing.core.routing_table import check_plan
+from dispatcher.routing.queues.fair import FairQueue
 from dispatcher.routing.queues.fifo import FifoQueue
 from dispatcher.routing.routers.tiers import KEPT_MAX, RECENT, CarbonDis, DyBatch, LeastGrams, Random, Times
 from tests.support.steps import Steps
@@ -34,7 +36,7 @@ def route(family, router="carbondis", **params):
 
 def group(make=CarbonDis, families=("a", "b"), **params):
     """A router, and its queue, whose families have seen batches of 1 take LOW_MS and HIGH_MS."""
-    router = make("group", FifoQueue("group"))
+    router = make("group", FairQueue("group", partial(FifoQueue, "group")))
     for family in families:
         router.on_table(route(family, **params), 0.0)
     for family in families:

@@ -101,6 +101,8 @@ class Ticket:
     `min_accuracy` is what its client asked for, 0.0 = nothing; `slo_ms` what it asked for, else the objective of its
     class, else its family's, 0.0 = none is known; `priority` is Triton's: 1 comes first, 0 is the default.
     `length_score` is the predicted class of its answer's length, 0 the shortest, and None if nobody predicts it.
+    `flow` is what shares a full queue: its tenant, or its client's host where tenants are not known, and its
+    connection; `weight` is its tenant's share against others', `cost_s` what requests like it take on a slice.
     """
 
     id: int
@@ -118,6 +120,9 @@ class Ticket:
     sequence_end: bool
     length_score: float | None
     slo_ms: float = 0.0
+    flow: tuple[str, str] = ("", "")
+    weight: float = 1.0
+    cost_s: float = 0.01
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dispatcher.fronts.contracts import Contracts
 from dispatcher.fronts.grpc.streams import Streams
 from dispatcher.fronts.kserve import UNIMPLEMENTED, KserveService
 from dispatcher.request.admission import Caller, StatusError
-from dispatcher.request.core.tenants import ADMIN
+from dispatcher.request.core.tenants import ADMIN, EVERYBODY
 from dispatcher.request.inference import Inference
 from dispatcher.service.graceful_shutdown import GracefulShutdown
 from dispatcher.service.local_worker import LocalWorker
@@ -64,11 +64,11 @@ class Fronts:
         """Raises `SettingError` for a tenants file that cannot be used."""
         access = AccessControl(local.settings, local.clock, metrics)
         peers = Peers(local)
-        inference = Inference(local, contracts, peers)
+        inference = Inference(local, contracts, peers, access.flow)
         if local.settings.otel_endpoint:
             from dispatcher.request.traced_inference import TracedInference  # it needs the extra `otel`
 
-            inference = TracedInference(local, contracts, peers)
+            inference = TracedInference(local, contracts, peers, access.flow)
         streams = Streams(local, contracts, inference)
         return cls(local, contracts, KserveService(local, contracts, peers), inference, access, peers, streams)
 
@@ -254,7 +254,7 @@ def _infer(inference: Inference, access: AccessControl) -> Handler:
             access.admit(tenant, len(data))
         except StatusError as refused:
             await context.abort(refused.code, refused.details, refused.trailers)
-        return await inference.infer(data, context, tenant.name)
+        return await inference.infer(data, context, tenant)
 
     return infer
 
@@ -265,12 +265,14 @@ def _stream(streams: Streams, access: AccessControl) -> Handler:
         deadline_s = None if remaining_s is None else streams.local.clock.monotonic_s() + remaining_s
         trace = trace_of(context.invocation_metadata() or ())
         if access.open:
-            return await streams.serve(Caller(deadline_s=deadline_s, trace=trace), context)
+            flow = access.flow(EVERYBODY, context.peer(), context.invocation_metadata)
+            return await streams.serve(Caller(deadline_s=deadline_s, trace=trace, flow=flow), context)
         try:
             tenant = access.authenticate_call(context.invocation_metadata())
         except StatusError as refused:
             await context.abort(refused.code, refused.details, refused.trailers)
-        caller = Caller(tenant.name, deadline_s, trace=trace)
+        flow = access.flow(tenant, context.peer(), context.invocation_metadata)
+        caller = Caller(tenant.name, deadline_s, trace=trace, flow=flow, weight=tenant.weight)
         return await streams.serve(caller, context, partial(access.admit, tenant))
 
     return stream

@@ -19,6 +19,7 @@ from dispatcher.fronts.rest import codec, compression
 from dispatcher.fronts.rest.codec_process import CodecProcess
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.core.tenants import ADMIN, Tenant
+from dispatcher.transport.accepting import peer_of
 from dispatcher.transport.core.trace_context import trace_of
 from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.runtime.rpc import status_of
@@ -66,12 +67,13 @@ class HttpReply:
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """HTTP request without its body."""
+    """HTTP request without its body. `peer`: address of its client, as gRPC writes it."""
 
     method: str
     path: str
     headers: dict[str, str]
     receive: Receive
+    peer: str = ""
 
     def needs(self, method: str) -> None:
         """Check the method; raises HttpError 405 for another one."""
@@ -115,8 +117,9 @@ class RestApp:
             unread = False
             return await receive()
 
+        peer = peer_of(tuple(scope.get("client") or ()))
         try:
-            reply = await self._reply(HttpRequest(scope["method"], scope["path"], headers, read))
+            reply = await self._reply(HttpRequest(scope["method"], scope["path"], headers, read, peer))
         except HttpError as wrong:
             reply = wrong.reply
         except ClientDisconnected:
@@ -211,7 +214,9 @@ class RestApp:
         self._access.admit(tenant, len(body))
         body = await compression.decompress(body, ask.headers.get("content-encoding", ""), self._decompressed_bytes_max)
         data, form = await self._decoded(ask, body, model, version)
-        caller = Caller(tenant=tenant.name, trace=trace_of(ask.headers.items()))
+        flow = self._access.flow(tenant, ask.peer, ask.headers.items)
+        trace = trace_of(ask.headers.items())
+        caller = Caller(tenant=tenant.name, trace=trace, flow=flow, weight=tenant.weight)
         answer = await self._while_there(ask.receive, self._inference.answer(data, caller))
         joined = answer.data
         if len(joined) < PROCESS_BYTES or form.all_binary:

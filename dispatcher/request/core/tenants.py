@@ -25,7 +25,8 @@ DEBT_MAX_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Rates of 0 = no limit. `burst` in requests, `burst_bytes` in bytes: what may come at once after a pause."""
+    """Rates of 0 = no limit. `burst` in requests, `burst_bytes` in bytes: what may come at once after a pause.
+    `weight`: share of a full queue, against that of other tenants."""
 
     name: str = ""
     roles: frozenset[str] = frozenset(ROLES)
@@ -33,6 +34,7 @@ class Tenant:
     burst: float = 1.0
     bytes_per_s: float = 0.0
     burst_bytes: float = 0.0
+    weight: float = 1.0
 
 
 class LimitState(Protocol):

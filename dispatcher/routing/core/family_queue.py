@@ -15,12 +15,15 @@ before its shell could say so: such a ticket gives its pick back at once.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from dispatcher.routing.core.accuracy_floors import AccuracyReach
 from dispatcher.routing.queues import QUEUES
+from dispatcher.routing.queues.fair import FairQueue
+from dispatcher.routing.queues.fifo import QueueFull
 from dispatcher.routing.routers import ROUTERS
-from trefoil.core.brains import Outcome, Pick, Queue, Router, Ticket
+from trefoil.core.brains import Outcome, Pick, Router, Ticket
 from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.core.fleet import SliceKey
 from trefoil.core.parts import Kind, find
@@ -119,7 +122,7 @@ class FamilyQueue:
         self._on_arrival: Callable[[Ticket, float], Pick | None] = no_pick  # the router's, as these are:
         self._on_credit: Callable[[SliceKey, float], tuple[Ticket, Pick] | None] = no_pick
         self._on_done: OnDone | None = None
-        self._line: Queue | None = None
+        self._line: FairQueue | None = None
         self._part_names = ("", "")  # the names of router and queue
         self._carbon_ratio: float | None = None
         self._offered_s: float | None = None
@@ -145,8 +148,8 @@ class FamilyQueue:
         return self._router
 
     @property
-    def line(self) -> Queue | None:
-        """Queue of the router, in which tickets wait."""
+    def line(self) -> FairQueue | None:
+        """Queue of the router, in which tickets wait; clients share it."""
         return self._line
 
     @property
@@ -273,6 +276,18 @@ class FamilyQueue:
         self._flying[ticket.id] = (self._on_done, place, ticket)
         return pick
 
+    def push_out(self, now_s: float) -> Sequence[Effect]:
+        """Refuse whom the last `submit` pushed out of a full queue; most often there is none."""
+        effects: list[Effect] = []
+        line = self._line
+        if line is not None and line.displaced:
+            displaced, line.displaced = line.displaced, []
+            for ticket in displaced:
+                remedy = "send less at once, or raise the route's queue bounds"
+                error = QueueFull(f"queue {line.name} is full, and its client has most of what waits", remedy=remedy)
+                self._refuse(ticket, error, now_s, effects)
+        return effects
+
     def submit_pinned(self, ticket: Ticket, slice_: SliceKey, variant: str, now_s: float) -> Pick | None:
         """Like `submit`, for a request that only this slice may serve, also while it drains."""
         pick = self._pick_on(ticket, slice_, variant, now_s)
@@ -398,7 +413,7 @@ class FamilyQueue:
         router = find(Kind.ROUTER, route.router, ROUTERS)
         queue = find(Kind.QUEUE, route.queue, QUEUES)
         name = route.router if router.traits.group else route.family
-        self._line = queue.make(name)
+        self._line = FairQueue(name, partial(queue.make, name))
         self._router = made = router.make(name, self._line)
         self._on_arrival, self._on_credit, self._on_done = made.on_arrival, made.on_credit, made.on_done
         self._part_names, self._offered_s = (route.router, route.queue), None
@@ -507,6 +522,7 @@ class FamilyQueue:
             else:
                 if pick is not None:
                     self._assign((ticket, pick), now_s, effects)
+        effects += self.push_out(now_s)
 
     def _refuse_unreachable_floors(self, patience_s: float, now_s: float, effects: list[Effect]) -> None:
         """Refuse those whose floor nothing planned reaches, and those who have waited so long for what is not live."""

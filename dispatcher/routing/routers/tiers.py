@@ -32,9 +32,9 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from pydantic import Field
 
-from dispatcher.routing.queues.fifo import order_key
+from dispatcher.routing.queues.fair import FairQueue
 from dispatcher.routing.routers.credits import Account, CreditPick, Credits
-from trefoil.core.brains import Outcome, Pick, Queue, Ticket
+from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.parts import PartSettings
 from trefoil.core.plan import Route, RouteTarget
@@ -140,7 +140,7 @@ class TieredRouter(ABC):
     keeps_recent = False  # whether times are kept one by one, for quantiles
     at_once = False  # whether an arrival is decided on though others of its job wait
 
-    def __init__(self, family: str, queue: Queue) -> None:
+    def __init__(self, family: str, queue: FairQueue) -> None:
         self._queue = queue
         self._credits = Credits()
         self._families: dict[str, _Family] = {}
@@ -227,9 +227,9 @@ class TieredRouter(ABC):
         if not queue.waiting or self._credits.free(slice) is None:
             return None
         self._now_s = now_s
-        heads = [(lane, head) for lane in queue.lanes() if (head := queue.first(lane)) is not None]
+        heads = queue.heads(queue.lanes())
         if len(heads) > 1:
-            heads.sort(key=lambda one: (self._rank(one[1], now_s), order_key(one[1])))
+            heads.sort(key=lambda one: self._rank(one[1], now_s))
         for lane, head in heads:
             choice = self._choose(head, now_s, False)
             if choice is not None:
@@ -322,7 +322,7 @@ class CarbonDis(TieredRouter):
 
     name = "carbondis"
 
-    def __init__(self, family: str, queue: Queue) -> None:
+    def __init__(self, family: str, queue: FairQueue) -> None:
         super().__init__(family, queue)
         self.set_params({})
 
@@ -366,7 +366,7 @@ class DyBatch(TieredRouter):
 
     name = "dybatch"
 
-    def __init__(self, family: str, queue: Queue) -> None:
+    def __init__(self, family: str, queue: FairQueue) -> None:
         super().__init__(family, queue)
         self._used_ms: dict[Job, float] = {}
 
@@ -390,7 +390,7 @@ class Random(TieredRouter):
 
     name = "random"
 
-    def __init__(self, family: str, queue: Queue) -> None:
+    def __init__(self, family: str, queue: FairQueue) -> None:
         super().__init__(family, queue)
         self._rng = np.random.default_rng(SEED)
         self._jobs: dict[Job, bool] = {}
@@ -419,7 +419,7 @@ class LeastGrams(TieredRouter):
 
     name = "least_grams"
 
-    def __init__(self, family: str, queue: Queue) -> None:
+    def __init__(self, family: str, queue: FairQueue) -> None:
         super().__init__(family, queue)
         self._per_item: dict[tuple[str, bool], tuple[float, int]] = {}
         self._mean_ms: dict[str, tuple[float, int, float]] = {}  # on the high-end; and the SLO

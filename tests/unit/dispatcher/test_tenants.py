@@ -248,3 +248,48 @@ def test_a_file_that_cannot_be_used_is_refused_at_the_start(place, old, new, wor
 def test_more_tenants_than_are_counted_apart_are_refused(place):
     with pytest.raises(SettingError, match="tenants_max = 2"):
         gate(place, tenants_max=2)
+
+
+def test_a_flow_is_the_tenant_or_the_host_and_then_the_connection(tmp_path):
+    made = AccessControl(DispatcherSettings(state_dir=tmp_path), ManualClock())
+    header = lambda: [("x-forwarded-for", "10.9.9.9")]  # noqa: E731
+    vision = Tenant("vision")
+    assert made.flow(vision, "ipv4:10.0.0.1:5000", header) == ("vision", "ipv4:10.0.0.1:5000")
+    assert made.flow(EVERYBODY, "ipv4:10.0.0.1:5000", header) == ("ipv4:10.0.0.1", "ipv4:10.0.0.1:5000")
+    assert made.flow(EVERYBODY, "ipv6:[::1]:5000", header) == ("ipv6:[::1]", "ipv6:[::1]:5000")
+    assert made.flow(EVERYBODY, "unix:", header)[0] == "unix"
+
+
+@pytest.mark.parametrize(
+    ("peer", "header", "flow"),
+    [
+        ("ipv4:10.0.0.1:5000", "10.9.9.9", ("10.9.9.9", "10.9.9.9")),
+        ("ipv6:[fd00::1]:5000", "1.1.1.1, 10.9.9.9 ", ("10.9.9.9", "10.9.9.9")),
+        ("ipv6:%5Bfd00::1%5D:5000", "10.9.9.9", ("10.9.9.9", "10.9.9.9")),
+        ("ipv4:10.0.0.1:5000", "", ("ipv4:10.0.0.1", "ipv4:10.0.0.1:5000")),
+        ("ipv4:10.1.0.1:5000", "10.9.9.9", ("ipv4:10.1.0.1", "ipv4:10.1.0.1:5000")),
+        ("unix:", "10.9.9.9", ("unix", "unix:")),
+    ],
+)
+def test_only_a_trusted_proxy_names_the_client_that_it_speaks_for(tmp_path, peer, header, flow):
+    settings = DispatcherSettings(state_dir=tmp_path, trusted_proxies=("10.0.0.0/24", "fd00::1"))
+    made = AccessControl(settings, ManualClock())
+    metadata = [("x-forwarded-for", header)] if header else []
+    assert made.flow(EVERYBODY, peer, lambda: metadata) == flow
+    assert made.flow(Tenant("vision"), peer, lambda: metadata)[0] == "vision"
+
+
+def test_a_proxy_that_is_no_address_is_refused(tmp_path):
+    with pytest.raises(SettingError, match=r"trusted_proxies = .*'my-proxy' does not appear to be an IPv4"):
+        DispatcherSettings(state_dir=tmp_path, trusted_proxies=("my-proxy",))
+
+
+def test_the_weight_of_a_tenant_is_read_and_bounded(place):
+    tenants = place / "tenants.toml"
+    tenants.write_text(tenants.read_text().replace("[[tenant]]", "[[tenant]]\nweight = 3", 1))
+    made = gate(place)
+    assert made.authenticate("Bearer alpha-secret").weight == 3.0
+    assert made.authenticate("Bearer ops-secret").weight == 1.0
+    tenants.write_text(tenants.read_text().replace("weight = 3", "weight = 0"))
+    with pytest.raises(SettingError, match="weight"):
+        gate(place)

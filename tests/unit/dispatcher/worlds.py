@@ -1,8 +1,10 @@
 """Small worlds for the dispatcher's tests: slices, routes, plans, statuses, tickets."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from dispatcher.routing.queues import QUEUES
+from dispatcher.routing.queues.fair import FairQueue
 from dispatcher.routing.routers import ROUTERS
 from trefoil.core.brains import Outcome, Router, Ticket
 from trefoil.core.common import Revision
@@ -31,8 +33,8 @@ def route(targets: Iterable[RouteTarget], router: str = "weighted", requests_max
 
 
 def routing(name: str, family: str = "digits", queue: str = "fifo") -> Router:
-    made = find(Kind.QUEUE, queue, QUEUES).make(family)
-    return find(Kind.ROUTER, name, ROUTERS).make(family, made)
+    part = find(Kind.QUEUE, queue, QUEUES)
+    return find(Kind.ROUTER, name, ROUTERS).make(family, FairQueue(family, partial(part.make, family)))
 
 
 def ticket(

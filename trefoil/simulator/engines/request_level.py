@@ -60,6 +60,7 @@ class LightTicket(_LightFields):
     __slots__ = ()
     min_accuracy: ClassVar[float] = 0.0
     priority: ClassVar[int] = 0
+    flow: ClassVar[tuple[str, str]] = ("", "")
 
 
 light_ticket: Final = partial(tuple.__new__, LightTicket)
