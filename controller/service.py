@@ -14,7 +14,7 @@ from controller.loop.core.loans import LEASE_MAX_S, Loan
 from controller.loop.core.objectives import accept_objective
 from controller.loop.core.triggers import CAUSES, OPERATOR, Trigger
 from controller.loop.disk_store import DiskStore
-from controller.observe.core.plannable import check_loadable, unloadable_variants
+from controller.observe.core.plannable import check_obeyed, places_refused, unloadable_variants
 from controller.planners.fleet_power import check_power
 from controller.planners.gpu_allocation import with_device
 from controller.planners.planning_input import read_view
@@ -68,7 +68,14 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
                 f"{node}: {why}" for node, whys in self._loop.observation.differing.items() for why in whys
             ],
             agents_unreached=self._unreached(),
+            places_refused=self._places_refused(),
         )
+
+    def _places_refused(self) -> list[str]:
+        """Places and devices that plans go around, with the reason."""
+        observation = self._loop.observation
+        fleet = observation.fleet(self._loop.clock.now_s())
+        return [f"{name}: {why}" for name, why in places_refused(fleet, observation.refusals.reasons).items()]
 
     def _unreached(self) -> list[str]:
         """Agents that publish, so that they run, and do not answer."""
@@ -146,7 +153,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
                 remedy="run one that allocates whole devices, e.g. wattwiser",
             )
         objective, view = self._objective(family), self._loop.core.view()
-        found = with_device(read_view(view, constants["rate_floor_per_s"]), constants, family, device, load)
+        found = with_device(read_view(view, constants["rate_floor_per_s"], whole=True), constants, family, device, load)
         _, degraded = await self._accept(replace(objective, devices=found.gpus[family]), objective.number)
         factor = found.sharing_factor
         return [pb.AllocatedDevice(device=d, sharing_factor=factor[d]) for d in found.gpus[family]], degraded
@@ -229,7 +236,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         plan = replace(plan, objectives=view.objectives)
         check(plan, view.fleet, self._catalog, view.demand, view.objectives)
         check_power(view, plan)
-        check_loadable(view, plan)
+        check_obeyed(view, plan)
         why = f"pinned by the operator; {plan.why}" if plan.why else "pinned by the operator"
         await self._loop.operate(replace(control, pinned=True), plan, why)
         return pb.PinResponse(revision=self._revision())
@@ -245,7 +252,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         plan = replace(before, objectives=view.objectives)
         check(plan, view.fleet, self._catalog, (), view.objectives)
         check_power(view, plan)
-        check_loadable(view, plan)
+        check_obeyed(view, plan)
         why = f"rolled back from {_number(now)} to {_number(before)} and frozen; {before.why}"
         await self._loop.operate(replace(self._loop.core.control, frozen=True), plan, why)
         return pb.RollbackResponse(revision=self._revision(), why=why)

@@ -157,6 +157,8 @@ class RolloutSettings(Settings):
     """How often agents and acknowledgements are looked at."""
     retry_s: float = Field(default=10.0, gt=0)
     """Between attempts at a halted rollout."""
+    refusal_retry_s: float = Field(default=600.0, gt=0)
+    """How long a place that an agent refused is planned around, where no status says that the reason is gone."""
 
 
 class ExploreSettings(Settings):

@@ -8,7 +8,7 @@ A100-SXM4-40GB-nomig, whose one slice `whole` has all 108); several families tak
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from numpy.random import Generator
 
@@ -19,7 +19,7 @@ from controller.planners.planning_input import Device, PlanningInput, Task, read
 from controller.planners.uniform import Uniform, decide
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
-from trefoil.core.device_types import Placement, placements, placements_of
+from trefoil.core.device_types import Placement, device_type, placements, placements_of, profile_type
 from trefoil.core.fleet import DeviceKind
 
 
@@ -39,13 +39,15 @@ BASE = Uniform(largest_layout, best_variant)
 def layout_of(
     constants: Mapping[str, float], otherwise: Callable[[Device], Placement]
 ) -> Callable[[Device], Placement]:
-    """The layout of the constant `configuration`; 0 or a device without MIG: `otherwise`."""
+    """The layout of the constant `configuration`; 0, a device without MIG or without room for it: `otherwise`."""
     number = int(constants["configuration"])
 
     def chosen(device: Device) -> Placement:
         if not number or device.type.kind != DeviceKind.MIG_GPU:
             return otherwise(device)
-        return placements_of(device.type, mig_configuration(device.type, number))[0]
+        board = device_type(profile_type(device.type.name))  # of which a part may be taken on this device
+        found = placements_of(device.type, replace(mig_configuration(board, number), device_type=device.type.name))
+        return found[0] if found else otherwise(device)
 
     return chosen
 

@@ -417,7 +417,7 @@ class CatalogKey:
         """Clocks to choose from: those that are profiled, else some shares of the only one; the highest is 0, because
         it needs no lock.
         """
-        known = {c for (k, _, _, _), rows in _index(self).items() if k == kind.name for c in rows}
+        known = {c for (k, _, _, _), rows in _index(self).items() if k == profile_type(kind.name) for c in rows}
         if not kind.clock_lockable or not known:
             return (0,)
         lower = [c for c in known if c in kind.clocks_mhz and c < max(known)]

@@ -53,7 +53,7 @@ class PairedPlanner:
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan who serves on which GPU; what cannot be is no plan."""
         constants = {**CONSTANTS, **self.constants}
-        inputs = read_view(view, constants["rate_floor_per_s"])
+        inputs = read_view(view, constants["rate_floor_per_s"], whole=True)
         try:
             hosted = self._hosted(inputs, int(constants["high_shared"]))
             found = decide(inputs, self.name, hosted, constants, rng)

@@ -9,12 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from controller.observe.core.plannable import AWAKE_STATES, loadable_catalog, profiled_types, unplannable_reason
+from controller.observe.core.plannable import (
+    AWAKE_STATES,
+    loadable_catalog,
+    profiled_types,
+    taken_reason,
+    unplannable_reason,
+    usable_type,
+)
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import frozen_by_types
 from trefoil.core.demand import Demand
-from trefoil.core.device_types import CPUS, DEVICE_TYPES, cpu_quota, device_type, profile_type
+from trefoil.core.device_types import CPUS, DEVICE_TYPES, cpu_quota, device_type, placements, profile_type
 from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, SliceKey, SliceState, stage_model, why_missing
 from trefoil.core.objective import Objective
@@ -148,13 +155,19 @@ class PlanningInput:
 
 
 def read_view(
-    view: PlanView, rate_floor_per_s: float, clocks: bool = False, unprofiled: bool = False, cores_max: float = 0.0
+    view: PlanView,
+    rate_floor_per_s: float,
+    clocks: bool = False,
+    unprofiled: bool = False,
+    cores_max: float = 0.0,
+    whole: bool = False,
 ) -> PlanningInput:
     """Read a view. Families without an objective are not planned; without demand, `rate_floor_per_s` is assumed.
 
     Without `clocks` every device is taken to run at its highest clock. `unprofiled`: devices of types without any
     profile count too, for planners that measure. CPUs with a profile count where they have no more
-    than `cores_max` cores, for planners that cut them.
+    than `cores_max` cores, for planners that cut them. `whole`: GPUs of which something is taken are left out, for
+    planners that know whole GPUs only; for the others their type is what is left (`usable_type`).
     """
     before = [device for node in (view.current.nodes if view.current else ()) for device in node.devices]
     planned = {part.key: part for device in before for part in device.slices}
@@ -174,7 +187,13 @@ def read_view(
                 lost.append((node.node, status.device))
                 continue
             running = tuple(sorted(_running(status, planned), key=lambda r: r.key))
-            kind = device_type(status.type)
+            kind = usable_type(status)
+            if whole and kind.name != status.type:
+                lost.append((node.node, status.device))
+                continue
+            if kind.name != status.type and not placements(kind):
+                left.append((status.device, "no place is left on it"))
+                continue
             awake = status.state in AWAKE_STATES or (status.state == DeviceState.UNSPECIFIED and bool(running))
             frozen, zone = node.node in view.fleet.stale, node.zone if node.zone in own else ""
             lockable = not why_missing(node.missing, "clock_lock", status.device)
@@ -201,7 +220,7 @@ def _streams(catalog: Catalog, family: str) -> int:
 def _running(status: DeviceStatus, planned: Mapping[SliceKey, object]) -> list[HostedSlice]:
     found = []
     for part in status.slices:
-        if part.state not in STANDING:
+        if part.state not in STANDING or taken_reason(status, part.key):
             continue
         hosted = getattr(planned.get(part.key), "hosted", ()) or part.hosted
         found += [HostedSlice(part.key, h.family, h.variant, (), h.stage, h.stages or 1) for h in hosted]

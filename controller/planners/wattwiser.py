@@ -80,7 +80,7 @@ class WattWiserPlanner:
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan one step of the allocation, and the weights of now."""
         constants = {**CONSTANTS, **self.constants}
-        inputs, next_s = read_view(view, constants["rate_floor_per_s"]), view.now_s + constants["tick_s"]
+        inputs, next_s = read_view(view, constants["rate_floor_per_s"], whole=True), view.now_s + constants["tick_s"]
         if not inputs.tasks:
             return Decision(None, f"{self.name}: no family has an objective", next_s, "no_plan: no objective")
         try:

@@ -4,6 +4,8 @@ A board that can be cut but whose MIG mode is off, and is not asked for, serves 
 describes; one of those in MIG mode is metered only, as a process there would need an instance that nobody may plan.
 """
 
+from collections.abc import Sequence
+
 from power_agent.devices.gpus import Gpus, ObservedDevice
 from trefoil.core.device_types import DEVICE_TYPES, NO_MIG, UNKNOWN_MAX_W, device_type, unknown_board_name
 from trefoil.core.fleet import DeviceKind, DeviceType
@@ -12,6 +14,7 @@ UNKNOWN_IN_MIG = (
     "no device type describes this board, and its MIG mode is on. Remedy: switch it off, nvidia-smi -i {uuid} -mig 0, "
     "or write its table: docs/device-types.md"
 )
+HELD = "processes {pids} compute on it, which are not this agent's. Remedy: stop them"
 MIG_WENT_ON = "its MIG mode was switched on while it served whole. Remedy: switch it off, or restart the agent"
 
 
@@ -32,8 +35,11 @@ def board_type(gpus: Gpus, seen: ObservedDevice, mig_wanted: bool) -> DeviceType
     return known
 
 
-def closed_reason(kind: DeviceType, uuid: str, mig_current: bool) -> str:
-    """Reason why nothing may be planned on a GPU of that type, with the remedy; empty when something may."""
-    if kind.kind != DeviceKind.WHOLE_GPU or not mig_current:
+def closed_reason(kind: DeviceType, uuid: str, mig_current: bool, holders: Sequence[int] = ()) -> str:
+    """Reason why nothing may be planned on a GPU of that type, with the remedy; empty when something may. `holders`:
+    processes of others on a whole GPU on which nothing of ours runs."""
+    if kind.kind != DeviceKind.WHOLE_GPU:
         return ""
+    if not mig_current:
+        return HELD.format(pids=", ".join(map(str, holders))) if holders else ""
     return MIG_WENT_ON if kind.name in DEVICE_TYPES else UNKNOWN_IN_MIG.format(uuid=uuid)

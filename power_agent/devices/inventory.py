@@ -20,7 +20,7 @@ from power_agent.devices.errors import DeviceError, DeviceUnsupported, NoRoom, S
 from power_agent.devices.gpus import MEBIBYTE, Gpus, ObservedDevice
 from power_agent.devices.instance_holders import Holders, find_holders, gpu_openers, reset_remedy
 from trefoil.core.device_types import WHOLE
-from trefoil.core.fleet import SliceKey
+from trefoil.core.fleet import DeviceType, SliceKey
 
 # NVML's constant of the compute-instance profile that fills a GPU instance of that many compute slices.
 FULL_WIDTH_CI_CONSTANT: Final = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
@@ -112,6 +112,11 @@ class Inventory(Gpus):
                 return ()  # not remembered: the mode may be switched on
             self._profiles[device] = found
         return self._profiles[device]
+
+    def lacks(self, device: str, kind: DeviceType) -> tuple[str, ...]:
+        """Slice types of a device type that the driver does not offer on this device, or not at the type's starts."""
+        offered = {profile.name: {start for start, _ in profile.placements} for profile in self.profiles(device)}
+        return tuple(s.name for s in kind.slice_types if not offered.get(s.name, set()).issuperset(s.starts))
 
     def whole_slice(self, device: str) -> ObservedSlice:
         """Slice of a GPU that is not cut: all of it, addressed by the GPU's own UUID."""

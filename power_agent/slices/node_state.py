@@ -58,6 +58,8 @@ class Device:
     clock_mhz: int = 0
     clock_event_reasons: tuple[str, ...] = ()
     foreign: tuple[SliceKey, ...] = ()
+    holders: tuple[int, ...] = ()  # processes of others on a whole GPU without any of ours, at the last look
+    lacks: tuple[str, ...] = ()  # slice types of its type that its driver does not offer
     clock_lease: ClockLease | None = None
     clock_drift: tuple[str, ...] = ()  # clocks that somebody else changed, or that are not honoured
     scale_signal: ScaleSignal | None = None  # its governor is at the top and wants capacity
@@ -257,6 +259,7 @@ class Node:
                 self.cordons.evicted(device.device),
                 device.closed,
                 device.uuid,
+                device.lacks,
             )
             for device in self.devices.values()
         )
@@ -297,6 +300,9 @@ class Node:
                     power_w=d.power_w,
                     temperature_c=d.temperature_c,
                     cordon=self.cordons.reason(d.device),
+                    foreign=d.foreign,
+                    closed=d.closed,
+                    lacks=d.lacks,
                 )
                 for d in self.devices.values()
             ),

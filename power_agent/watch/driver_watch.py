@@ -168,17 +168,30 @@ class DriverWatch:
     async def _list_instances(self, device: Device) -> tuple[ObservedSlice, ...]:
         """What is on it now; on a whole GPU nothing can be, but it is asked whether it is there."""
 
-        def read() -> tuple[bool, bool, tuple[ObservedSlice, ...]]:
+        ours = any(part.running or self._reconciler.busy(part) for part in self._slices_of(device))
+        holders: tuple[int, ...] = ()
+
+        def read() -> tuple[bool, bool, tuple[str, ...], tuple[ObservedSlice, ...]]:
+            nonlocal holders
             if why := self._quarantine.reason(device.device):
                 raise DeviceLost(why)
             if device.type.kind != DeviceKind.MIG_GPU:
                 self._inventory.clock_mhz(device.device)
-                return *self._inventory.mig_mode(device.device), ()
+                holders = () if ours else self._inventory.pids(device.uuid)
+                return *self._inventory.mig_mode(device.device), (), ()
             current, pending = self._inventory.mig_mode(device.device)
-            return current, pending, self._inventory.gpu_instances(device.device) if current else ()
+            if not current:
+                return current, pending, (), ()
+            lacks = self._inventory.lacks(device.device, device.type)
+            return current, pending, lacks, self._inventory.gpu_instances(device.device)
 
-        device.mig_current, device.mig_pending, listed = await self._calls.call(device.device, read)
-        device.closed = closed_reason(device.type, device.uuid, device.mig_current)
+        device.mig_current, device.mig_pending, device.lacks, listed = await self._calls.call(device.device, read)
+        stays = tuple(pid for pid in holders if pid in device.holders)  # not of a process of ours that has just ended
+        device.holders = holders
+        closed = closed_reason(device.type, device.uuid, device.mig_current, stays)
+        if closed != device.closed:
+            device.closed = closed
+            self._node.changed()
         return listed
 
     async def fence(self, device: Device, why: str) -> None:

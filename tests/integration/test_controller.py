@@ -147,6 +147,41 @@ async def test_a_device_out_of_service_is_left_without_a_gap_and_used_again_afte
 
 
 @pytest.mark.gate
+def place(device: str, name: str, start: int, size: int) -> SliceKey:
+    return SliceKey(f"node0/{device}", name, start, size)
+
+
+async def test_what_others_hold_is_planned_around_from_the_start_and_while_it_comes_and_goes(start):
+    plane = await start(policy="base", settled=False)
+    plane.agent.foreign = (place("gpu0", "1g.5gb", 0, 1),)
+    await plane.until(plane.settled)
+    assert {k.device for k in plane.agent.slices} == {"node0/gpu0", "node0/gpu1"}, "both GPUs serve"
+    assert kinds(plane) == {("7g.40gb", "digits-l"), *((n, "digits-l") for n in ("1g.5gb", "2g.10gb", "3g.20gb"))}
+    answer = await plane.stub.GetPlan(pb.GetPlanRequest())
+    assert answer.places_refused[0].startswith("node0-gpu0-1g.5gb-0: an instance that this agent did not make")
+    plane.agent.foreign = ()
+    await serves(plane, ("7g.40gb", "digits-l"))
+    assert not (await plane.stub.GetPlan(pb.GetPlanRequest())).places_refused
+    assert plane.log.count("HALTED") <= 1, "before the first status said so"
+
+
+async def test_what_an_agent_refuses_is_not_tried_again_until_it_says_otherwise(start):
+    plane = await start(policy="base", settled=False)
+    plane.agent.shows_foreign, plane.agent.foreign = False, (place("gpu0", "1g.5gb", 0, 1),)
+    await plane.until(lambda: plane.agent.slices)
+    await plane.until(plane.settled)
+    refused = list(plane.agent.refused)
+    assert refused, "the first plan wanted that place"
+    await asyncio.sleep(3.0)  # three times `retry_s`
+    assert plane.agent.refused == refused, "no plan since has wanted it"
+    answer = await plane.stub.GetPlan(pb.GetPlanRequest())
+    assert "its place holds what this agent did not make" in answer.places_refused[0]
+    plane.agent.cordons["node0/gpu0"] = "looked at"  # the agent reports it otherwise: it may be mended
+    await plane.until(lambda: not any(k.device == "node0/gpu0" for k in plane.agent.slices))
+    plane.agent.foreign, plane.agent.cordons = (), {}
+    await serves(plane, ("7g.40gb", "digits-l"))
+
+
 async def test_a_lent_device_holds_what_is_asked_while_others_serve_and_comes_back(start):
     plane = await start(policy="exact")
     (busy,) = {key.device for key in plane.agent.slices}

@@ -10,7 +10,8 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, Final, Literal, Self
@@ -19,11 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from trefoil.core.common import Basis, Provenance
 from trefoil.core.errors import NotFound, SettingError
-from trefoil.core.fleet import Configuration, DeviceKind, DeviceType, SliceType
+from trefoil.core.fleet import Configuration, DeviceKind, DeviceType, SliceKey, SliceType
 
 WHOLE: Final = "whole"
 UNKNOWN: Final = "gpu:"  # begins the name of a board that no table describes
 NO_MIG: Final = "-nomig"  # ends the name of a board's type with MIG mode off
+LESS: Final = ":less:"  # in the name of a type of which a device does not offer everything (`limited_type`)
 MEMORY_SLICES: Final = 8  # of every MIG-capable GPU so far
 COMPUTE_SLICES: Final = 7
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]*")
@@ -261,6 +263,9 @@ def device_type(name: str) -> DeviceType:
     """
     if name in DEVICE_TYPES:
         return DEVICE_TYPES[name]
+    whole, less, limits = name.partition(LESS)
+    if less and whole in DEVICE_TYPES:
+        return _limited(DEVICE_TYPES[whole], limits)
     if name.startswith(UNKNOWN) and (board := _unknown_board(name)) is not None:
         return board
     cpu = _CPU_DEVICE.fullmatch(name)
@@ -379,7 +384,36 @@ def device_share(device: DeviceType, name: str) -> float:
 
 def profile_type(name: str) -> str:
     """Device type that profile rows are looked up by: those of a CPU hold for any number of its cores."""
-    return CPUS if _CPU_SLICE.fullmatch(name) else name
+    return CPUS if _CPU_SLICE.fullmatch(name) else name.partition(LESS)[0]
+
+
+def limited_type(kind: DeviceType, taken: Iterable[SliceKey], lacks: Iterable[str] = ()) -> DeviceType:
+    """Type of a device on which the places of `taken` and the slice types of `lacks` are not to be had.
+
+    It has a name, so that planners count such devices apart, and every slice type, some without a start.
+    """
+    places = [p for p in range(MEMORY_SLICES) if any(key.start <= p < key.start + key.size for key in taken)]
+    missing = sorted({shape.name for shape in kind.slice_types} & set(lacks))
+    limits = ",".join([*map(str, places), *missing])
+    return _limited(kind, limits) if limits else kind
+
+
+@lru_cache(maxsize=1024)
+def _limited(kind: DeviceType, limits: str) -> DeviceType:
+    found = limits.split(",")
+    places = {int(limit) for limit in found if limit.isdecimal()}
+    shapes = (
+        replace(
+            shape,
+            starts=tuple(
+                start
+                for start in shape.starts
+                if shape.name not in found and places.isdisjoint(range(start, start + shape.memory_slices))
+            ),
+        )
+        for shape in kind.slice_types
+    )
+    return replace(kind, name=f"{kind.name}{LESS}{limits}", slice_types=tuple(shapes))
 
 
 @lru_cache(maxsize=1024)

@@ -215,11 +215,14 @@ class DeviceStatus:
     power_w: float = 0.0
     temperature_c: float = 0.0
     cordon: str = ""  # why the device is out of service; empty = in service
+    foreign: tuple[SliceKey, ...] = ()  # instances that the agent did not make: their places are taken
+    closed: str = ""  # why the agent refuses every slice on it, with the remedy
+    lacks: tuple[str, ...] = ()  # slice types of its type that its driver does not offer
 
     @property
     def usable(self) -> bool:
         """True if a plan may put slices on it."""
-        return self.state != DeviceState.LOST and not self.cordon
+        return self.state != DeviceState.LOST and not self.cordon and not self.closed
 
 
 MISSING_MODEL: Final = "model "

@@ -22,7 +22,7 @@ from typing import Final
 
 from trefoil.core.catalog import ProfileRow
 from trefoil.core.common import Basis, Provenance
-from trefoil.core.device_types import slice_type
+from trefoil.core.device_types import profile_type, slice_type
 from trefoil.core.fleet import DeviceState, DeviceType
 
 DYNAMIC_W: Final = {  # synthetic: inference at full width draws some 305 W of the 400 W board limit of an A100
@@ -56,7 +56,7 @@ WHOLE: Final = "whole"
 
 def dynamic_w(device: DeviceType) -> float:
     """Dynamic power: the span between idle and every SM busy with inference at the highest clock [W]."""
-    return DYNAMIC_W.get(device.name, device.max_w - device.idle_w)
+    return DYNAMIC_W.get(profile_type(device.name), device.max_w - device.idle_w)
 
 
 def clock_ratio(device: DeviceType, clock_mhz: int) -> float:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from controller.loop.core.triggers import Trigger
-from controller.observe.core.plannable import check_loadable
+from controller.observe.core.plannable import check_obeyed
 from controller.planners.fleet_power import check_power
 from controller.rollout.core.interim_routes import capacity_of
 from controller.rollout.core.rollout_inputs import rollout_inputs, rollout_refusal
@@ -183,7 +183,7 @@ def deployment_refusal_by_family(view: PlanView, plan: Plan) -> tuple[str, str]:
     try:
         check(replace(plan, degraded=plan.degraded or "a candidate"), view.fleet, view.catalog, (), view.objectives)
         check_power(view, plan)
-        check_loadable(view, plan)
+        check_obeyed(view, plan)
     except PlanError as error:
         return str(error), ""
     if view.current is not None and plan_digest(plan) == plan_digest(view.current):

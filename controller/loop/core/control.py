@@ -64,7 +64,7 @@ from controller.loop.core.triggers import (
     plan_basis,
 )
 from controller.observe.core.observation import Observation
-from controller.observe.core.plannable import check_loadable
+from controller.observe.core.plannable import check_obeyed, refused_slices
 from controller.planners.fleet_power import check_power
 from controller.settings import ControllerSettings
 from trefoil.core import errors
@@ -227,6 +227,7 @@ class ControlCore:
             and self.time.monotonic_s >= self._rollouts.retry_at_s
             and self.control.mode == ActMode.ACT
             and self.current is not None
+            and not refused_slices(view.fleet, self.current)  # of a pinned plan: until the reason is gone
         ):
             yield from self._roll(self._renumbered(self.current), "retry of a halted rollout")
 
@@ -561,7 +562,7 @@ class ControlCore:
         if decision.plan is not None:
             try:
                 check_power(view, decision.plan)
-                check_loadable(view, decision.plan)
+                check_obeyed(view, decision.plan)
             except errors.PlanError as error:
                 return str(error)
         return decision.degraded or (decision.plan.degraded if decision.plan else "")

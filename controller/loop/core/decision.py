@@ -15,7 +15,7 @@ from typing import Final, cast
 import numpy as np
 
 from controller.loop.core.triggers import Trigger
-from controller.observe.core.plannable import check_loadable
+from controller.observe.core.plannable import check_obeyed
 from controller.planners.fleet_power import check_power
 from trefoil.core.brains import Candidate, Decision, LivePlanner, Planner, PlanView
 from trefoil.core.errors import PlanError, TrefoilError
@@ -105,7 +105,7 @@ def judge(view: PlanView, trigger: Trigger, decision: Decision, control: Control
     try:
         check(plan, view.fleet, view.catalog, view.demand, view.objectives)
         check_power(view, plan)
-        check_loadable(view, plan)
+        check_obeyed(view, plan)
     except PlanError as error:
         text = f"{why}; rung {RUNG_KEPT}: the planner's plan is refused ({error}), the last good plan stays"
         return Verdict(FAILED, text, decision, None, None, RUNG_KEPT, str(error))

@@ -7,7 +7,7 @@ Decision: a `Trigger` or None.
 Formulation, in order of urgency:
   start      there is no plan
   loss       a device or slice of the plan is gone, out of service or failed for longer than `loss_hold_s`, or a device
-             came back
+             came back; a place on one was taken by others, or is free again
   objective  an objective's number differs from the plan's, or the fleet's watt cap does
   load       p90 demand > capacity of the plan, and the rate is significantly above what the plan expected: at once;
              p90 demand leaves [1 - down, 1 + up] x the planned one for `load_hold_s`: patiently, either way
@@ -29,7 +29,7 @@ from functools import lru_cache
 from typing import Final
 
 from controller.forecasters.last_max import Z_90
-from controller.observe.core.plannable import out_of_service_reason, unloadable_variants, usable_devices
+from controller.observe.core.plannable import out_of_service_reason, taken_places, unloadable_variants, usable_devices
 from trefoil.core.brains import PlanView
 from trefoil.core.common import IdentityKey
 from trefoil.core.demand import Demand, ScaleSignal
@@ -78,6 +78,7 @@ class PlanBasis:
     unloadable: frozenset[str] = frozenset()
     max_watts: float = 0.0
     unreached: frozenset[str] = frozenset()
+    taken: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ def plan_basis(view: PlanView, plan: Plan, next_tick_at_s: float) -> PlanBasis:
         next_tick_at_s=next_tick_at_s,
         max_watts=view.max_watts,
         unreached=_unreached(view.fleet),
+        taken=taken_places(view.fleet),
     )
 
 
@@ -179,6 +181,12 @@ def _devices(view: PlanView, basis: PlanBasis) -> list[Trigger]:
         return [Trigger("loss", "; ".join(f"{name}: {whys.get(name) or 'its node is stale'}" for name in gone))]
     if back:
         return [Trigger("loss", f"{', '.join(back)}: can be used (again)")]
+    taken = taken_places(view.fleet)
+    came, left = sorted(taken - basis.taken), sorted(basis.taken - taken)
+    if came:
+        return [Trigger("loss", f"{', '.join(came)}: cannot be planned on, it is taken or not offered")]
+    if left:
+        return [Trigger("loss", f"{', '.join(left)}: can be planned on again")]
     silent = sorted(_unreached(view.fleet) - basis.unreached)
     return [Trigger("loss", f"{', '.join(silent)}: its node is stale, and no dispatcher reaches it")] if silent else []
 

@@ -27,6 +27,7 @@ from controller.observe.core.carbon_inputs import (
 from controller.observe.core.cpu_uses import CpuUses
 from controller.observe.core.load_windows import LoadWindows, ignore_window
 from controller.observe.core.plannable import differing_models, profiled_types, unplannable_reason
+from controller.observe.core.refusals import Refusals
 from controller.observe.core.unreached import unreached_devices, with_lost
 from controller.settings import ControllerSettings
 from trefoil.core.brains import Forecaster, PlanView, history_s_of
@@ -116,13 +117,14 @@ class Observation:
         self._nodes_seen = False
         self._unreached: frozenset[str] = frozenset()
         self._refused = frozenset(settings.carbon.rungs_refused)
+        self.refusals = Refusals(settings.rollout.refusal_retry_s)
         self._clipped: tuple[CarbonForecast, float, float, CarbonForecast] | None = None
 
     def fleet(self, now_s: float) -> FleetState:
         """Fleet: all nodes by name; stale are those whose status is older than its limit.
 
         What `differing` names stands under `missing` of its node, as if the node had said so itself. Devices of stale
-        nodes that no dispatcher reaches are lost.
+        nodes that no dispatcher reaches are lost. What agents refused is taken or closed (`refusals`).
         """
         before = self._fleet
         found, limit_s = tuple(self.inputs.nodes.values()), self._settings.node_stale_s
@@ -149,7 +151,8 @@ class Observation:
                     nodes=tuple(replace(n, missing=(*n.missing, *self.differing.get(n.node, ()))) for n in seen.nodes),
                 )
             )
-        return self._comparable  # of the same statuses, the object of which others know already what they ask
+        # Of the same statuses, the object of which others know already what they ask.
+        return self.refusals.around(self._comparable, now_s)
 
     def awaits_nodes(self, plan: Plan | None, now_s: float) -> bool:
         """Whether nodes of a plan have not been seen since this was first asked, and may be any moment.

@@ -9,11 +9,21 @@ from typing import Final
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.common import IdentityKey
-from trefoil.core.device_types import CPUS, device_type, is_outside_mig, known_type, profile_type
+from trefoil.core.device_types import CPUS, device_type, is_outside_mig, known_type, limited_type, profile_type
 from trefoil.core.errors import NotFound, PlanError
-from trefoil.core.fleet import MISSING_MODEL, DeviceKind, DeviceState, DeviceStatus, FleetState, NodeStatus
+from trefoil.core.fleet import (
+    MISSING_MODEL,
+    DeviceKind,
+    DeviceState,
+    DeviceStatus,
+    DeviceType,
+    FleetState,
+    NodeStatus,
+    SliceKey,
+)
 from trefoil.core.plan import Plan
 
+FOREIGN: Final = "an instance that this agent did not make; destroy it if its place is to be used (nvidia-smi mig -dgi)"
 AWAKE_STATES: Final = frozenset({DeviceState.AWAKE, DeviceState.WAKING})
 
 
@@ -31,7 +41,53 @@ def out_of_service_reason(status: DeviceStatus) -> str:
     """Reason why a device that could be planned may not be used now; empty when it may."""
     if status.state == DeviceState.LOST:
         return "lost"
-    return f"out of service ({status.cordon})" if status.cordon else ""
+    return f"out of service ({status.cordon})" if status.cordon else status.closed
+
+
+def usable_type(status: DeviceStatus) -> DeviceType:
+    """Type of a device of a known type, without what its agent would refuse there: places that are taken, slice types
+    that the driver does not offer."""
+    return limited_type(device_type(status.type), status.foreign, status.lacks)
+
+
+def taken_reason(status: DeviceStatus, key: SliceKey) -> str:
+    """Reason why the agent of a device refuses a slice there; empty where it does not."""
+    if status.closed:
+        return status.closed
+    if key.slice_type in status.lacks:
+        return f"its driver does not offer {key.slice_type}"
+    names = [other.name for other in status.foreign if key.overlaps(other)]
+    return f"its place is taken by {names[0]}, see `trefoil status`" if names else ""
+
+
+def places_refused(fleet: FleetState, reasons: Mapping[str, str]) -> dict[str, str]:
+    """Why slices are refused, by place, device or slice type; `reasons`: what agents said of a place."""
+    found: dict[str, str] = {}
+    for device in (d for node in fleet.nodes for d in node.devices):
+        found |= {device.device: device.closed} if device.closed else {}
+        found |= {key.name: reasons.get(key.name, FOREIGN) for key in device.foreign}
+        found |= {f"{name} of {device.device}": "its driver does not offer it" for name in device.lacks}
+    return found
+
+
+def taken_places(fleet: FleetState) -> frozenset[str]:
+    """What cannot be had on devices of reporting nodes, in words: places that are taken, slice types."""
+    return _taken(IdentityKey(fleet))
+
+
+@lru_cache(maxsize=64)
+def _taken(fleet: IdentityKey[FleetState]) -> frozenset[str]:
+    devices = [d for n in fleet.value.nodes if n.node not in fleet.value.stale for d in n.devices]
+    places = {key.name for d in devices for key in d.foreign}
+    return frozenset(places | {f"{name} of {d.device}" for d in devices for name in d.lacks})
+
+
+def refused_slices(fleet: FleetState, plan: Plan) -> Mapping[SliceKey, str]:
+    """Slices of a plan that the agents of reporting nodes refuse now, each with the reason."""
+    seen = {d.device: d for n in fleet.nodes if n.node not in fleet.stale for d in n.devices}
+    keys = [part.key for node in plan.nodes for device in node.devices for part in device.slices]
+    whys = {key: taken_reason(seen[key.device], key) for key in keys if key.device in seen}
+    return {key: why for key, why in whys.items() if why}
 
 
 def unplannable_reason(status: DeviceStatus, types: Collection[str]) -> str:
@@ -90,12 +146,15 @@ def _unloadable(fleet: IdentityKey[FleetState]) -> Mapping[str, str]:
     return found
 
 
-def check_loadable(view: PlanView, plan: Plan) -> None:
-    """Refuse a plan that gives a node a variant that it cannot load. What is planned there already may stay.
+def check_obeyed(view: PlanView, plan: Plan) -> None:
+    """Refuse a plan that an agent would not obey: a slice in a place that is taken, a variant that a node cannot load.
+    What is loaded there already may stay.
 
     Raises:
-        PlanError: naming node and variant.
+        PlanError: naming slice, or node and variant, and why.
     """
+    for key, why in refused_slices(view.fleet, plan).items():
+        raise PlanError(why, field="nodes.devices.slices", value=key.name, remedy="plan around it")
     lacking = [(n.node, entry) for n in view.fleet.nodes for entry in n.missing if entry.startswith(MISSING_MODEL)]
     if not lacking:
         return

@@ -84,7 +84,7 @@ class AlpaServePlanner:
         """Plan the placement, or keep it at a tick."""
         told = {name: value for one in view.objectives for name, value in one.params.items() if name in FLEET}
         constants = {**WATTWISER, **CONSTANTS, **self.constants, **told}
-        inputs, next_s = read_view(view, constants["rate_floor_per_s"]), view.now_s + constants["tick_s"]
+        inputs, next_s = read_view(view, constants["rate_floor_per_s"], whole=True), view.now_s + constants["tick_s"]
         if not inputs.tasks:
             return Decision(None, f"{self.name}: no family has an objective", next_s, "no_plan: no objective")
         try:

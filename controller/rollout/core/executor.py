@@ -7,7 +7,7 @@ Everything here can be repeated: a plan is rolled out again from what stands aft
 Redis or a newer plan. Nothing is interrupted between the routes and the node plans of one step.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -27,6 +27,7 @@ from controller.loop.core.effects import (
     WakeLoop,
 )
 from controller.observe.core.observation import Observation
+from controller.observe.core.refusals import refused_keys, unmakeable
 from controller.rollout.core.path import Devices, RolloutPath, Step
 from controller.rollout.core.rollout_inputs import best_path, early_routes, fleet_snapshot, serving_slices
 from controller.settings import RolloutSettings
@@ -169,12 +170,17 @@ class RolloutExecutor:
         yield from self._command_nodes(step.devices, revision)
         if step.ready:
             yield from self._set_state(RolloutState.WAITING_READY)
-            yield from self._wait_until(
-                self._settings.ready_timeout_s,
-                lambda: self._not_ready(step.ready),
-                "READY",
-                beside=lambda: self._admit_early(target, view),
-            )
+            try:
+                yield from self._wait_until(
+                    self._settings.ready_timeout_s,
+                    lambda: self._not_ready(step.ready),
+                    "READY",
+                    beside=lambda: self._admit_early(target, view),
+                )
+            except StepTimeout:
+                for key, why in unmakeable(self._observation.fleet(self._time.now_s), step.ready).items():
+                    self._refuse((key,), why)
+                raise
 
     def _admit_early(self, target: Plan, view: PlanView) -> Steps[None]:
         """Let slices that are READY help, when the load needs them."""
@@ -220,11 +226,19 @@ class RolloutExecutor:
                 continue
             plan = sealed(NodePlan(node=node.node, devices=mine), revision)
             yield Save({"commanded": list({**self.commanded, node.node: plan}.values())})
-            changed = yield CommandNode(node, plan)
+            try:
+                changed = yield CommandNode(node, plan)
+            except errors.InvalidInput as error:
+                self._refuse(refused_keys(plan, str(error)), str(error))
+                raise
             self._confirmed.add(node.node)
             self.commanded[node.node] = plan
             yield from self._write_until_done(Publish(node=plan))
             yield Log("node plan", {"node": node.node, "revision": str(revision), "changed": changed})
+
+    def _refuse(self, keys: Iterable[SliceKey], why: str) -> None:
+        """What an agent refuses is planned around from now on."""
+        self._observation.refusals.note(keys, why, self._time.now_s)
 
     def _until_drained(self, revision: Revision, drained: frozenset[SliceKey]) -> Steps[None]:
         """Every live worker routes by this table; then nothing is in flight on what leaves."""

@@ -65,6 +65,7 @@ class SeenDevice:
     evicted: bool = False  # ... and shall be empty by now, whatever the plan says
     closed: str = ""  # why nothing may be planned on it, and what to do about it
     uuid: str = ""  # of a GPU: an operator's commands name it, since indices change
+    lacks: tuple[str, ...] = ()  # slice types of its type that its driver does not offer
 
     @property
     def create(self) -> tuple[str, ...]:
@@ -251,6 +252,13 @@ def _refuse_device(planned: PlannedDevice, seen: SeenDevice) -> None:
         remedy = f"setting mig_mode = enable, or sudo nvidia-smi -i {seen.uuid} -mig 1 while the GPU is idle"
         raise PlanError("MIG mode is off", field=here, value="mig_current", remedy=remedy)
     for part in planned.slices:
+        if part.key.slice_type in seen.lacks:
+            raise PlanError(
+                f"the driver of {seen.device} does not offer {part.key.slice_type}",
+                field=f"{here}.slices",
+                value=part.key.name,
+                remedy="plan another slice type, or update the driver",
+            )
         for foreign in seen.foreign:
             if part.key.overlaps(foreign):
                 raise PlanError(

@@ -183,7 +183,7 @@ class SliceStatus(_message.Message):
     def __init__(self, key: _Optional[_Union[SliceKey, _Mapping]] = ..., generation: _Optional[int] = ..., mig_uuid: _Optional[str] = ..., state: _Optional[_Union[SliceState, str]] = ..., why: _Optional[str] = ..., hosted: _Optional[_Iterable[_Union[Hosted, _Mapping]]] = ..., grpc_target: _Optional[str] = ..., metrics_url: _Optional[str] = ..., revision: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., credits: _Optional[int] = ...) -> None: ...
 
 class DeviceStatus(_message.Message):
-    __slots__ = ("device", "type", "state", "slices", "clock_mhz", "clock_lease", "power_limit_w", "mig_current", "mig_pending", "clock_event_reasons", "drift", "power_w", "temperature_c", "cordon")
+    __slots__ = ("device", "type", "state", "slices", "clock_mhz", "clock_lease", "power_limit_w", "mig_current", "mig_pending", "clock_event_reasons", "drift", "power_w", "temperature_c", "cordon", "foreign", "closed", "lacks")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +198,9 @@ class DeviceStatus(_message.Message):
     POWER_W_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
     CORDON_FIELD_NUMBER: _ClassVar[int]
+    FOREIGN_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    LACKS_FIELD_NUMBER: _ClassVar[int]
     device: str
     type: str
     state: DeviceState
@@ -212,7 +215,10 @@ class DeviceStatus(_message.Message):
     power_w: float
     temperature_c: float
     cordon: str
-    def __init__(self, device: _Optional[str] = ..., type: _Optional[str] = ..., state: _Optional[_Union[DeviceState, str]] = ..., slices: _Optional[_Iterable[_Union[SliceStatus, _Mapping]]] = ..., clock_mhz: _Optional[int] = ..., clock_lease: _Optional[_Union[ClockLease, _Mapping]] = ..., power_limit_w: _Optional[float] = ..., mig_current: _Optional[bool] = ..., mig_pending: _Optional[bool] = ..., clock_event_reasons: _Optional[_Iterable[str]] = ..., drift: _Optional[_Iterable[str]] = ..., power_w: _Optional[float] = ..., temperature_c: _Optional[float] = ..., cordon: _Optional[str] = ...) -> None: ...
+    foreign: _containers.RepeatedCompositeFieldContainer[SliceKey]
+    closed: str
+    lacks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, device: _Optional[str] = ..., type: _Optional[str] = ..., state: _Optional[_Union[DeviceState, str]] = ..., slices: _Optional[_Iterable[_Union[SliceStatus, _Mapping]]] = ..., clock_mhz: _Optional[int] = ..., clock_lease: _Optional[_Union[ClockLease, _Mapping]] = ..., power_limit_w: _Optional[float] = ..., mig_current: _Optional[bool] = ..., mig_pending: _Optional[bool] = ..., clock_event_reasons: _Optional[_Iterable[str]] = ..., drift: _Optional[_Iterable[str]] = ..., power_w: _Optional[float] = ..., temperature_c: _Optional[float] = ..., cordon: _Optional[str] = ..., foreign: _Optional[_Iterable[_Union[SliceKey, _Mapping]]] = ..., closed: _Optional[str] = ..., lacks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
     __slots__ = ("node", "zone", "site", "epoch", "boot_id", "driver_load_id", "applied", "devices", "capabilities", "missing", "observed_at", "simulated", "agent_target", "highest_epoch_seen", "models")

@@ -140,6 +140,7 @@ class Running:
                 return controller_pb2.GetPlanResponse(
                     plan=codec.to_proto(PLAN), rollout=rollout, mode=int(ActMode.ACT), frozen=True,
                     models_refused=["node0: model digits/2: its files have digest bb, and node1 has aa"],
+                    places_refused=["node0-gpu0-1g.5gb-0: no plan made this instance"],
                     agents_unreached=["node1: advertise_host = '10.0.0.7:8103': the agent of node1 does not answer"],
                 )  # fmt: skip
             case "GetServed":

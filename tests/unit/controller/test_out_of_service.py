@@ -8,7 +8,7 @@ import pytest
 
 from controller.loop.core.triggers import CAUSES, HoldTimers, Thresholds, evaluate_triggers, plan_basis
 from controller.observe.core.plannable import (
-    check_loadable,
+    check_obeyed,
     differing_models,
     loadable_catalog,
     profiled_types,
@@ -208,6 +208,6 @@ def test_a_plan_that_gives_a_node_what_it_cannot_load_is_refused_by_name_and_wha
     (node,) = fleet(2).nodes
     seen = replace(view(), fleet=FleetState((replace(node, missing=(entry,)),)), current=None)
     with pytest.raises(PlanError, match=f"node0.*cannot load digits/{hosted.version}: its files have digest bb"):
-        check_loadable(seen, planned)
-    check_loadable(replace(seen, current=planned), planned)
-    check_loadable(replace(seen, fleet=fleet(2)), planned)
+        check_obeyed(seen, planned)
+    check_obeyed(replace(seen, current=planned), planned)
+    check_obeyed(replace(seen, fleet=fleet(2)), planned)

@@ -92,6 +92,7 @@ async def _gather_known(system: ControllerClient, since_s: float | None = None) 
         "carbon_refused": answer.carbon_refused,
         "disk_trouble": answer.disk_trouble,
         "models_refused": list(answer.models_refused),
+        "places_refused": list(answer.places_refused),
         "agents_unreached": list(answer.agents_unreached),
         "loans": [{"device": one.device, "holder": one.holder} for one in answer.loans],
         "receipts": receipt_check(totals),
@@ -139,7 +140,7 @@ def trouble_lines(found: Mapping[str, Any], now_s: float) -> list[str]:
         lines += [f"{node.node} cannot: {one}" for one in node.missing if one.startswith(TROUBLES)]
     if found["carbon_refused"]:
         lines.append(f"carbon is not planned by: {found['carbon_refused']}")
-    lines += [f"planned around, {refused}" for refused in found["models_refused"]]
+    lines += [f"planned around, {refused}" for refused in found["models_refused"] + found["places_refused"]]
     lines += [f"cannot command {unreached}" for unreached in found["agents_unreached"]]
     lines += [f"{loan['device']} is lent to {loan['holder']}" for loan in found["loans"]]
     if found["disk_trouble"]:
