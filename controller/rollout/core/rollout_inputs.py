@@ -29,11 +29,13 @@ from trefoil.core.cpus.rows import CpuRows
 from trefoil.core.device_types import CPUS, device_type, profile_type, slice_type
 from trefoil.core.errors import NotFound
 from trefoil.core.fleet import SERVING, DeviceState, FleetState, Hosted, SliceKey, SliceState, family_of
+from trefoil.core.objective import ObjectiveMode
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.queueing import rate_max
 
 SATURATION: Final = 0.9  # of a slice's throughput that relaxed inputs count on
+FLOOR_TOLERANCE: Final = 5e-4  # of the accuracy on a way, which lasts some seconds
 UNPROFILED_SHARE: Final = 0.5  # of the compute slices that a family without a profile is routed to
 
 
@@ -201,7 +203,33 @@ def rollout_refusal(view: PlanView, plan: Plan) -> str:
     commanded = {node.node: node for node in current.nodes} if current else {}
     snapshot = fleet_snapshot(view.fleet, commanded, current.routes if current else ())
     found = best_path(view, snapshot, plan)
-    return found.why if found.halted else ""
+    return found.why if found.halted else _below_floor(view, snapshot, found)
+
+
+def _below_floor(view: PlanView, snapshot: FleetSnapshot, path: RolloutPath) -> str:
+    """Reason why a way is not worth its accuracy: on it a family would be served below the floor that holds at every
+    instant, while what is routed to now keeps it and carries the load; "" else.
+    """
+    now = routed_capacity(snapshot.routes, snapshot.ready, rollout_inputs(view))
+    routes_now = {route.family: route for route in snapshot.routes}
+    for objective in view.objectives:
+        family, floor = objective.family, objective.min_accuracy - FLOOR_TOLERANCE
+        need = next((d.rate_per_s for d in view.demand if d.family == family), 0.0)
+        kept = objective.mode == ObjectiveMode.INSTANT and now.get(family, 0.0) >= need
+        if not kept or family not in routes_now or _accuracy(view.catalog, routes_now[family]) < floor:
+            continue
+        ways = [_accuracy(view.catalog, r) for step in path.steps for r in step.routes if r.family == family]
+        if ways and min(ways) < floor:
+            return f"{family} would have an accuracy of {min(ways):.4f} on the way, what runs carries the load without"
+    return ""
+
+
+def _accuracy(catalog: Catalog, route: Route) -> float:
+    """Mean accuracy of a route's shares; 1.0 of one that leads nowhere."""
+    known = {variant.name: variant.accuracy for variant in catalog.family(route.family).variants}
+    live = [(t.weight, known[t.variant]) for t in route.targets if not t.draining and t.variant in known]
+    total = sum(weight for weight, _ in live)
+    return sum(weight * accuracy for weight, accuracy in live) / total if total > 0 else 1.0
 
 
 def early_routes(

@@ -211,3 +211,19 @@ def test_a_plan_that_gives_a_node_what_it_cannot_load_is_refused_by_name_and_wha
         check_obeyed(seen, planned)
     check_obeyed(replace(seen, current=planned), planned)
     check_obeyed(replace(seen, fleet=fleet(2)), planned)
+
+
+def test_no_way_goes_below_a_floor_of_every_instant_while_what_runs_carries_the_load():
+    cuts = {"now": (("7g.40gb", 0),), "then": (("4g.20gb", 0), ("3g.20gb", 4))}
+    plans = {name: plan_of({gpu: layout(cut, "digits-l", gpu) for gpu in (GPU0, GPU1)}) for name, cut in cuts.items()}
+    instant = replace(OBJECTIVE, mode=ObjectiveMode.INSTANT, min_accuracy=0.99)
+    standing = applied(plans["now"], fleet(2))
+    budget = carrying(standing, 45.0, plans["now"])
+    (found,) = {best_path(budget, fleet_snapshot(standing, {}, plans["now"].routes), plans["then"]).why}
+    assert "faster variants" in found
+    assert not rollout_refusal(budget, plans["then"]), "a mean may be made up for"
+    held = replace(budget, objectives=(instant,))
+    assert "on the way" in rollout_refusal(held, plans["then"])
+    assert not rollout_refusal(replace(held, objectives=(replace(instant, min_accuracy=0.9),)), plans["then"])
+    overloaded = replace(held, demand=(Demand("digits", "", 500.0, 600.0),))
+    assert "on the way" not in rollout_refusal(overloaded, plans["then"]), "what runs does not carry the load"
