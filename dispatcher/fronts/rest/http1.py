@@ -18,6 +18,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 HEAD_BYTES_MAX: Final = 64 * 1024
+TOO_LONG: Final = f"headers, trailers or chunk extensions have more than {HEAD_BYTES_MAX} bytes. Remedy: send fewer"
 HEAD_S: Final = 30.0
 """From a connection, or a request's first byte, to the end of its headers."""
 OFFER: Final = frozenset((b"upgrade", b"http2-settings"))
@@ -78,7 +79,7 @@ class Http1Connection(HttpToolsProtocol):
                 return
         self._silent_bytes = 0 if self._steps != steps else self._silent_bytes + len(data)
         if self._silent_bytes > HEAD_BYTES_MAX:
-            self._refuse(400, f"headers, trailers or chunk extensions have more than {HEAD_BYTES_MAX} bytes")
+            self._refuse(431, TOO_LONG)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -116,6 +117,8 @@ class Http1Connection(HttpToolsProtocol):
 
     def _check_head(self) -> None:
         """Raise Refused for a head that llhttp accepts."""
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES_MAX:
+            raise Refused(431, TOO_LONG)
         version = self.parser.get_http_version()
         if version not in ("1.0", "1.1"):
             raise Refused(505, f"HTTP/{version} is not served. Remedy: send HTTP/1.1")

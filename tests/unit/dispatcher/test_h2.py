@@ -632,6 +632,8 @@ async def test_a_reset_in_the_same_turn_as_its_call_leaves_nothing(world):
 
 GARBAGE = {
     "HTTP/1.1": b"POST /test.Service/Echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello",
+    "an upgrade offer": b"POST /test.Service/Echo HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+    b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\nContent-Length: 24\r\n\r\n" + PREFACE,
     "zeros": bytes(1000),
     "noise": bytes(range(256)) * 40,
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(200)),

@@ -70,6 +70,9 @@ REFUSED = {
     "HTTP/0.9": (b"GET /v2\r\n\r\n", 505, b"HTTP/0.9 is not served"),
     "HTTP/2 in words": (HEAD.replace(b"1.1", b"2.0") + b"\r\n", 505, b"HTTP/2.0 is not served"),
     "HTTP/2 with prior knowledge": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 400, b"not HTTP/1.1"),
+    "a long line": (HEAD + b"X: " + b"a" * HEAD_BYTES_MAX + b"\r\n\r\n", 431, b"headers"),
+    "many lines": (HEAD + b"X: a\r\n" * (HEAD_BYTES_MAX // 2) + b"\r\n", 431, b"headers"),
+    "a long target": (b"GET /" + b"a" * HEAD_BYTES_MAX + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431, b"headers"),
     "an expectation": (HEAD + b"Expect: 200-ok\r\n\r\n", 417, b"'200-ok' is not met"),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, b"not HTTP/1.1"),
 }  # fmt: skip

@@ -2,6 +2,7 @@ import inspect
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -167,3 +168,16 @@ def test_observing_many_times_at_once_is_observing_many_times():
     seen, at_once = ([line for line in page if "_created" not in line] for page in pages)
     assert len(seen) > 30
     assert seen == at_once
+
+
+@pytest.mark.parametrize(
+    "headers", ["", "Connection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 40\r\n", "Connection: keep-alive\r\n"]
+)
+def test_a_page_answers_one_request_of_a_connection_and_reads_no_further(unused_tcp_port, headers):
+    close = Metrics("dispatcher").serve("127.0.0.1", unused_tcp_port)
+    asked = f"GET /metrics HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode()
+    with socket.create_connection(("127.0.0.1", unused_tcp_port), 60) as client:
+        client.sendall(asked + b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        answered = b"".join(iter(lambda: client.recv(2**16), b""))
+    close()
+    assert answered.count(b"HTTP/1.0 200 OK") == 1
