@@ -112,7 +112,7 @@ class DispatcherSettings(ServiceSettings):
     probe_timeout_s: float = Field(3.0, gt=0)
     """How long a probe of an ejected slice may take; a dead python stub answers after 1 s."""
     hang_quiet_s: float = Field(0.4, gt=0)
-    """A slice that has requests and answers none for so long is asked whether it is alive."""
+    """A slice that has requests of a model and answers none for so long is asked whether it is alive."""
     hang_probe_s: float = Field(0.7, gt=0)
     """How long it may take to say so; a slice that does not is ejected as hung."""
     idle_probe_s: float = Field(2.0, ge=0)
@@ -120,9 +120,13 @@ class DispatcherSettings(ServiceSettings):
     hung_fail_s: float = Field(10.0, gt=0)
     """After how long on a hung slice its requests fail; until then they wait, for it may go on."""
     late_strikes: int = Field(3, ge=1)
-    """Deadlines in a row that pass on a slice before it is ejected as late."""
+    """Deadlines in a row that pass on a slice before it is probed as late."""
     fault_strikes: int = Field(8, ge=1)
-    """Internal errors in a row on a slice before it is ejected as sick."""
+    """Errors of a server's kind in a row on a slice after which a probe that fails in the same way ejects it as
+    sick."""
+    cancel_grace_s: float = Field(0.5, ge=0)
+    """How long a unary request whose client left may still take on its slice. It keeps its credit until it has ended or
+    this time is over; then it is cancelled there."""
     deadline_s: float = Field(0.0, ge=0)
     """Deadline of requests that name none, for families without one in `deadlines_s`; 0 = none."""
     deadlines_s: dict[str, float] = Field(default_factory=dict)

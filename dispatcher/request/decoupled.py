@@ -1,10 +1,11 @@
 """One request of a decoupled family: any number of answers, from one stream to its slice.
 
-The credit is held until Triton's final response. A request whose slice never took it is tried once more on another one
-as long as nothing has been answered; a connection that dies later ends it with the status that came back.
+The credit is held until Triton's final response. A request that the channel knows was not taken is tried on another
+slice; a connection that dies later ends it with the status that came back.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final
@@ -17,13 +18,16 @@ from dispatcher.request.admission import Request, StatusError
 from dispatcher.request.core import kserve_wire
 from dispatcher.request.inference import Inference, status
 from dispatcher.service.local_worker import LocalWorker
-from dispatcher.slice_health.core.ejection import Failure, classify, is_overload
+from dispatcher.slice_health.core.ejection import Failure
+from dispatcher.slice_health.core.suspicion import is_dead_stub, is_overload
+from dispatcher.slice_health.ejector import proof_of
 from dispatcher.transport.core.grpc_framing import JOIN
 from dispatcher.transport.slices import Connection
 from trefoil.core.errors import Unavailable
 
 REFUSED: Final = "INVALID_ARGUMENT: "  # a model's word for what is the request's own fault (`_shared/decoder.py`)
 TEXT_BEFORE_MAX: Final = 300  # Triton may put the request's id before it
+_NOT_SERVED: Final = re.compile(r"unknown model|server not ready|server exiting|not at ready state", re.IGNORECASE)
 _parse = pb.ModelStreamInferResponse.FromString
 
 
@@ -65,11 +69,11 @@ class DecoupledRequest:
                     if isinstance(error, StatusError):
                         raise
                     return
-                refused = error if isinstance(error, StatusError) else status(error)
-                failure = self._inference.slice_failed(request, refused, usual=False)
-                may_retry = failure is Failure.UNREACHABLE and not self._sent
+                refused, proof = error if isinstance(error, StatusError) else status(error), proof_of(error)
+                self._inference.slice_failed(request, refused, proof, usual=False)
+                may_retry = proof is Failure.UNREACHABLE and not self._sent
                 if not may_retry or not self._inference.begin_retry(request, attempts):
-                    raise self._inference.client_status(request, refused, failure) from error
+                    raise self._inference.client_status(request, refused, proof) from error
                 attempts += 1
                 continue
             except asyncio.CancelledError as error:
@@ -88,8 +92,7 @@ class DecoupledRequest:
             return
 
     async def _run(self, request: Request, connection: Connection, wants_final: bool) -> None:
-        """Raises AioRpcError, or StatusError if the slice answers nothing but that it did not take the request, or,
-        with `grpc_error`, any error."""
+        """Raises AioRpcError, or, with `grpc_error`, StatusError for any error among the answers."""
         parts, timeout_s, trace = self._inference.upstream_request(request)
         # Never with triton_grpc_error: Triton 2.51 dies of a model that goes on after its first error then.
         async with aclosing(connection.stream((*parts, kserve_wire.ASK_FINAL), timeout_s, trace)) as answers:
@@ -101,14 +104,13 @@ class DecoupledRequest:
 
     async def _pass(self, request: Request, data: bytes, wants_final: bool) -> None:
         assert request.pick is not None
-        self._evidence.answer_counts[request.pick.slice] += 1  # it lives, however long the whole takes
+        place = request.pick.slice, request.ticket.family
+        self._evidence.answer_counts[place] += 1  # it lives, however long the whole takes
         answer = _parse(data)
         inner = answer.infer_response
         final = kserve_wire.IS_FINAL in inner.parameters and inner.parameters[kserve_wire.IS_FINAL].bool_param
         if (error := error_of(answer)) is not None:
             self._error = error
-            if not self._sent and classify(error.code.name, error.details) is Failure.UNREACHABLE:
-                raise error
             data = b"" if self._grpc_error else data
         elif inner.outputs or inner.model_version:
             self._version = inner.model_version
@@ -158,10 +160,8 @@ def error_of(answer: Any) -> StatusError | None:
 def _code_of(text: str, executed: bool) -> grpc.StatusCode:
     if REFUSED in text[:TEXT_BEFORE_MAX]:
         return grpc.StatusCode.INVALID_ARGUMENT
-    for code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE):
-        failure = classify(code.name, text)
-        if failure in (Failure.DEAD_STUB, Failure.UNREACHABLE):
-            return code
-    if is_overload(text):
+    if is_dead_stub(text):
+        return grpc.StatusCode.INTERNAL
+    if is_overload(text) or _NOT_SERVED.search(text):
         return grpc.StatusCode.UNAVAILABLE
     return grpc.StatusCode.INTERNAL if executed else grpc.StatusCode.INVALID_ARGUMENT

@@ -1,8 +1,11 @@
 """ModelInfer: admit, wait for a slice, forward the bytes, answer. The hot path; nothing else belongs here.
 
-There is one retry loop, here: a request goes to another slice only if its slice certainly never took it (connection
-refused, exiting, model not loaded) or hangs on a host that is gone, within a budget and its deadline. Whatever was in
-flight on a slice that died fails with the status that came back.
+There is one retry loop, here: a request goes to another slice only if the channel knows that its slice never took it
+(connection refused, stream refused), or if it hangs on a host that is gone, within a budget and its deadline. A status
+that a slice answered is the client's, and what was in flight on a slice that died fails.
+
+A unary request whose client leaves keeps its credit until its slice has answered, `cancel_grace_s` at most: Triton
+goes on executing what it has begun, and another request in its place would wait behind it.
 
 A family that is split has a Triton model for each stage: the request goes from one to the next through this worker,
 each with a queue, credits, retries and a slice of its own, stages on one slice too. Triton's ensembles would save those
@@ -33,9 +36,11 @@ from dispatcher.routing.core.sequences import missing_start
 from dispatcher.routing.queues.fifo import QueueFull
 from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from dispatcher.service.local_worker import LocalWorker
-from dispatcher.slice_health.core.ejection import Failure, classify
+from dispatcher.slice_health.core.ejection import Failure
+from dispatcher.slice_health.ejector import proof_of
 from dispatcher.transport.core.grpc_framing import JOIN
 from dispatcher.transport.core.trace_context import Trace, trace_of
+from dispatcher.transport.seam import Leaving
 from dispatcher.transport.slices import Connection
 from dispatcher.workers.core import membership
 from dispatcher.workers.core.membership import WorkerId
@@ -204,9 +209,11 @@ class Inference:
             raise
 
     def _drop_if_late(self, request: Request, pick: Pick, left_s: float, now_s: float) -> None:
-        """Drop a request that its slice would only answer when nobody waits for it any longer."""
+        """Drop a request that its slice would only answer when nobody waits for it any longer; while no other request
+        waits for its credit, only one whose time is up."""
         ticket, times = request.ticket, self._evidence.times
-        predicted_s = times.predicted_s(pick.slice, pick.variant, ticket.items, now_s)
+        contended = request.queue.waiting > 0
+        predicted_s = times.predicted_s(pick.slice, pick.variant, ticket.items, now_s) if contended else 0.0
         if left_s > predicted_s:
             return
         times.record_drop(pick.slice, pick.variant, ticket.items, now_s)
@@ -253,7 +260,8 @@ class Inference:
         outcome = self.end(request, "OK", executed=True)
         self._costs.record(ticket.family, ticket.items, outcome.service_ms / 1e3)
         service_s = outcome.service_ms / 1e3 if usual else None
-        if self._evidence.on_answer(pick.slice, variant, ticket.items, service_s, self._clock.monotonic_s()):
+        place = pick.slice, ticket.family
+        if self._evidence.on_answer(place, variant, ticket.items, service_s, self._clock.monotonic_s()):
             self._routing.rebuild()
         return variant, outcome
 
@@ -289,36 +297,36 @@ class Inference:
             data += receipts.suffix(pick.slice, request.family, variant, ticket.items, request.tokens_out)
         return data
 
-    def slice_failed(self, request: Request, refused: StatusError, usual: bool = True) -> Failure:
-        """Handle a status that a slice answered with: classify it, eject the slice if it proves it dead or an outlier,
-        and end the request there. `usual`: as of an answer."""
+    def slice_failed(
+        self, request: Request, refused: StatusError, proof: Failure | None = None, usual: bool = True
+    ) -> None:
+        """End a request at a slice that did not answer it well. `proof`: what the channel saw, which ejects the slice;
+        None = the slice answered with this status. `usual`: as of an answer."""
         pick = request.pick
         assert pick is not None
         code, details = refused.code.name, refused.details
-        failure = classify(code, details)
         # Before the credit is free: the next request must not be given to it.
-        if failure is not Failure.OWN:
-            self._health.eject(pick.slice, failure, f"{code} {details}")
+        if proof is not None:
+            self._health.eject(pick.slice, proof, f"{code} {details}")
         elif code == "DEADLINE_EXCEEDED":
             self._record_late(request, pick, usual)
-        elif why := self._evidence.on_status(pick.slice, code):
-            self._health.eject(pick.slice, Failure.SICK, why)
-        self.end(request, code, executed=failure is not Failure.UNREACHABLE)
-        return failure
+        else:
+            self._evidence.on_status((pick.slice, request.ticket.family), code, details)
+        self.end(request, code, executed=proof is not Failure.UNREACHABLE)
 
     def is_pinned(self, request: Request) -> bool:
         """Whether only one slice may have the request: what came before it in its sequence is there."""
         return bool(request.ticket.sequence_id) and not request.ticket.sequence_start
 
-    def client_status(self, request: Request, refused: StatusError, failure: Failure) -> StatusError:
+    def client_status(self, request: Request, refused: StatusError, proof: Failure | None) -> StatusError:
         """Status for a client whose request came back: that its sequence is gone, if it is."""
-        if failure is Failure.UNREACHABLE and self.is_pinned(request):
+        if proof is Failure.UNREACHABLE and self.is_pinned(request):
             return refusal(missing_start(request.ticket, f"its slice is lost: {refused.details}"))
         return refused
 
     def call_cancelled(self, request: Request, connection: Connection | None, usual: bool = True) -> StatusError | None:
-        """The call of a picked request was cancelled: the credit comes back. The status to refuse with if it was not
-        the client that left, but the connection that was cut."""
+        """The call of a picked request was cancelled: the credit comes back, of a unary one (`usual`) when it has
+        ended. The status to refuse with if it was not the client that left, but the connection that was cut."""
         pick, task = request.pick, asyncio.current_task()
         assert pick is not None
         if connection is not None and connection.cut_reason and not (task is not None and task.cancelling()):
@@ -326,14 +334,21 @@ class Inference:
             return StatusError(grpc.StatusCode.UNAVAILABLE, connection.cut_reason)
         if overdue(request.ticket.deadline_s, request.ticket.arrived_s, self._clock.monotonic_s()):
             self._record_late(request, pick, usual)
-        self.end(request, "CANCELLED", executed=True)
+        if not usual:
+            self.end(request, "CANCELLED", executed=True)
         return None
 
+    def _left_ended(self, request: Request, answered: bool) -> None:
+        """The unary call of a client that has left has ended."""
+        assert request.pick is not None
+        if answered:
+            self._evidence.answer_counts[request.pick.slice, request.ticket.family] += 1
+        self.end(request, "CANCELLED", executed=True)
+
     def _record_late(self, request: Request, pick: Pick, usual: bool) -> None:
-        now_s = self._clock.monotonic_s()
-        items, waited_s = request.ticket.items, now_s - request.sent_s
-        if why := self._evidence.on_deadline(pick.slice, pick.variant, items, waited_s, now_s, usual):
-            self._health.eject(pick.slice, Failure.LATE, why)
+        ticket, now_s = request.ticket, self._clock.monotonic_s()
+        place, waited_s = (pick.slice, ticket.family), now_s - request.sent_s
+        self._evidence.on_deadline(place, pick.variant, ticket.items, waited_s, now_s, usual)
 
     def record_failure(self, request: Request | None, code: str, details: str) -> None:
         """Book and log a request without an answer. Requests for families that nobody serves are not booked."""
@@ -458,13 +473,14 @@ class Inference:
             connection = None
             try:
                 connection = self._connections.connection(pick.slice)
-                data, trailers = await connection.infer(*self.upstream_request(request))
+                leaving = Leaving(self._settings.cancel_grace_s, partial(self._left_ended, request))
+                data, trailers = await connection.infer(*self.upstream_request(request), leaving)
                 version = _parse_answer(data).model_version
             except (grpc.aio.AioRpcError, Unavailable, DecodeError) as error:
-                refused = status(error)
-                failure = self.slice_failed(request, refused)
-                if failure is not Failure.UNREACHABLE or not self.begin_retry(request, attempts):
-                    raise self.client_status(request, refused, failure) from error
+                refused, proof = status(error), proof_of(error)
+                self.slice_failed(request, refused, proof)
+                if proof is not Failure.UNREACHABLE or not self.begin_retry(request, attempts):
+                    raise self.client_status(request, refused, proof) from error
                 attempts += 1
                 continue
             except asyncio.CancelledError as error:

@@ -90,6 +90,8 @@ class TracedInference(Inference):
                 return await serve(request)
             finally:
                 del self._open[id(request)]
+                if spans.infer is not None:  # its client has left
+                    _end(spans.infer, "CANCELLED")
 
         async def forwarded(worker: WorkerId) -> Result:
             if admit.is_recording():

@@ -21,7 +21,7 @@ from dispatcher.routing.queues import QUEUES
 from dispatcher.routing.routers import ROUTERS
 from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from dispatcher.settings import DispatcherSettings
-from dispatcher.slice_health.core.ejection import Ejections
+from dispatcher.slice_health.core.ejection import Ejections, Place
 from dispatcher.slice_health.core.outliers import SlowStart
 from dispatcher.transport.choice import Transport
 from dispatcher.transport.slices import SliceConnections
@@ -240,19 +240,24 @@ class Routing:
             total.update(queue.in_flight)
         return total
 
+    def in_flight_by_model(self) -> Counter[Place]:
+        """Requests in flight of each model on each slice."""
+        total: Counter[Place] = Counter()
+        for queue in self.each_queue:
+            total.update(queue.in_flight_by_family())
+        return total
+
     def loads(self) -> tuple[SliceLoad, ...]:
         """Loads of every family, or stage of one, on every slice that is planned, ejected or still busy: what an
         acknowledgement says."""
-        in_flight, ejected = Counter[tuple[SliceKey, str]](), self._ejections.reasons()
-        for queue in self.each_queue:
-            for (slice_, model), count in queue.in_flight_by_family().items():
-                in_flight[slice_, model] += count
+        in_flight, out = self.in_flight_by_model(), self._ejections.out
         sequences = {(slice_, f): n for f, queue in self.sequences.items() for slice_, n in queue.open_on.items()}
         planned = {(target.slice, model) for model, route in self.table.planned.items() for target in route.targets}
         busy = {*planned, *in_flight, *sequences}
-        alone = {(slice_, "") for slice_ in ejected.keys() - {slice_ for slice_, _ in busy}}
+        ejected = {slice_ for slice_, _ in self._ejections.reasons()}
+        alone = {(slice_, "") for slice_ in ejected - {slice_ for slice_, _ in busy}}
         return tuple(
-            SliceLoad(one[0], in_flight[one], sequences.get(one, 0), one[0] in ejected, one[1])
+            SliceLoad(one[0], in_flight[one], sequences.get(one, 0), out(*one) or one in alone, one[1])
             for one in sorted(busy | alone)
         )
 
@@ -287,10 +292,11 @@ class Routing:
             return ""
         return f"{pin.slice.name} is gone" if self._endpoint(pin.slice) is None else f"{pin.slice.name} was restarted"
 
-    def lose_sequences(self, lost: Callable[[Pin], str]) -> None:
-        """End the sequences whose pin is lost; `lost` tells why, "" = it is not."""
-        for queue in self.sequences.values():
-            queue.lose(lost)
+    def lose_sequences(self, lost: Callable[[Pin], str], model: str = "") -> None:
+        """End the sequences, of one model or of all, whose pin is lost; `lost` tells why, "" = it is not."""
+        for family, queue in self.sequences.items():
+            if model in ("", family):
+                queue.lose(lost)
 
     def _needed(self, table: RoutingTable) -> Mapping[SliceKey, Endpoint]:
         """Planned slices that have an address, and whatever still has requests in flight or open sequences."""

@@ -96,6 +96,11 @@ class AsyncSequenceQueue:
         if self._sequences.expire(self._clock.monotonic_s()):
             self._on_left()
 
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for any slice, of sequences or not."""
+        return self._queue.waiting
+
     def lose(self, lost: Callable[[Pin], str]) -> None:
         """Forget where sequences live whose slice is lost; `lost` tells why, "" = it is not."""
         self._sequences.lose(lost)

@@ -95,7 +95,7 @@ class DispatcherMetrics:
             metrics.set("trefoil_in_flight_requests", sum(load.in_flight for load in of_families), slice=name)
             metrics.set("trefoil_open_sequences", sum(load.open_sequences for load in of_families), slice=name)
             metrics.set("trefoil_credits", credits[key], slice=name)
-            metrics.set("trefoil_slice_ejected", of_families[0].ejected, slice=name)
+            metrics.set("trefoil_slice_ejected", any(load.ejected for load in of_families), slice=name)
         for name in self._slices - names:
             for metric in BY_SLICE:
                 metrics.drop(metric, name)

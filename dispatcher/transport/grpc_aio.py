@@ -1,16 +1,20 @@
 """The `grpc` transport: grpc.aio behind the seam.
 
+A status of grpc.aio does not say whether the server sent it. A call that ends UNAVAILABLE while the channel is
+connected was answered; otherwise the connection died, or, where there was none since the call began, nothing was sent.
+
 Traps that this file knows (measured): the default receive limit of 4 MB; one retry loop only, ours; channels to the
 same address share a connection unless told otherwise; the default reconnect backoff grows to two minutes.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 
 import grpc
 
 from dispatcher.transport.core.grpc_framing import JOIN
-from dispatcher.transport.seam import Keepalive, Metadata, Parts, Trailers
+from dispatcher.transport.seam import ConnectionDied, Keepalive, Leaving, Metadata, NotTaken, Parts, Trailers
 from trefoil.core.errors import StartError
 from trefoil.runtime.security.tls import Tls
 
@@ -67,21 +71,31 @@ class GrpcChannel:
         await self._channel.wait_for_state_change(last)
 
     async def unary(
-        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = ()
-    ) -> tuple[bytes, Trailers]:
+        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = (),
+        leaving: Leaving | None = None,
+    ) -> tuple[bytes, Trailers]:  # fmt: skip
         """Answer and trailing metadata."""
+        connected = self._connected()
         call = self._method("unary_unary", path)(parts, timeout=timeout_s, metadata=tuple(metadata))
-        data = await call
+        try:
+            if leaving is not None:
+                await _done(call, leaving)
+            data = await call
+        except grpc.aio.AioRpcError as error:
+            raise self._judged(error, connected) from error
         return bytes(data), tuple(await call.trailing_metadata() or ())
 
     async def stream(
         self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> AsyncGenerator[bytes, None]:
         """Answers to one message."""
+        connected = self._connected()
         call = self._method("unary_stream", path)(parts, timeout=timeout_s, metadata=tuple(metadata))
         try:
             async for data in call:
                 yield data
+        except grpc.aio.AioRpcError as error:
+            raise self._judged(error, connected) from error
         finally:
             call.cancel()  # does nothing after its end
 
@@ -89,11 +103,40 @@ class GrpcChannel:
         """Take no more calls."""
         await self._channel.close(grace_s)
 
+    def _connected(self) -> bool:
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+
+    def _judged(self, error: grpc.aio.AioRpcError, connected: bool) -> grpc.aio.AioRpcError:
+        """The error as what the channel knows of it. `connected`: whether it was when the call began."""
+        if error.code() is not grpc.StatusCode.UNAVAILABLE or self._connected():
+            return error
+        refused = not connected and (error.details() or "").startswith("failed to connect")
+        kind = NotTaken if refused else ConnectionDied
+        return kind(error.code(), error.initial_metadata(), error.trailing_metadata(), error.details())
+
     def _method(self, kind: str, path: str) -> Any:
         made = self._methods.get((kind, path))
         if made is None:
             made = self._methods[kind, path] = getattr(self._channel, kind)(path, request_serializer=JOIN)
         return made
+
+
+async def _done(call: Any, leaving: Leaving) -> None:
+    """Wait until a call has ended. Where the caller is cancelled it goes on, as `leaving` says."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    call.add_done_callback(lambda _: None if done.done() else done.set_result(None))
+    try:
+        await done
+    except asyncio.CancelledError:
+        given_up = loop.call_later(leaving.grace_s, call.cancel)
+
+        def ended(_: Any) -> None:
+            given_up.cancel()
+            leaving.ended(not call.cancelled())
+
+        call.add_done_callback(ended)
+        raise
 
 
 class GrpcServer:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, cast
 import ngh2
 
 NO_ERROR: Final = 0
+REFUSED_STREAM: Final = 7
 CANCEL: Final = 8
 
 Headers = Sequence[tuple[bytes, bytes]]

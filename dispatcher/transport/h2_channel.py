@@ -1,7 +1,7 @@
 """gRPC client on HTTP/2: one connection to one server, made anew when it breaks, with the states of gRPC's channels.
 
-Errors are `grpc.aio.AioRpcError` with codes and texts as gRPC has them, so that whoever judges them need not know which
-transport it was. What certainly reached nobody says so ("failed to connect", "shutting down").
+Errors are `grpc.aio.AioRpcError` with codes and texts as gRPC has them. `NotTaken` and `ConnectionDied` are what this
+end saw of the connection; all others are answers of the server.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import grpc
 from dispatcher.transport import h2
 from dispatcher.transport.core import grpc_framing as framing
 from dispatcher.transport.core.grpc_framing import FramingError, MessageReader
-from dispatcher.transport.seam import Keepalive, Metadata, Parts, Trailers
+from dispatcher.transport.seam import ConnectionDied, Keepalive, Leaving, Metadata, NotTaken, Parts, Trailers
 from trefoil.runtime.security.tls import Tls
 
 BACKOFF_FIRST_S: Final = 0.1
@@ -42,6 +42,7 @@ class _Call:
     ended = False
     waiter: asyncio.Future[None] | None = None
     timer: asyncio.TimerHandle | None = None
+    leaving: Leaving | None = None
     unread_bytes = 0
 
     def __init__(self, headers: h2.Headers, parts: Parts, streaming: bool) -> None:
@@ -64,6 +65,8 @@ class _Call:
         if self.timer is not None:
             self.timer.cancel()
         self.wake()
+        if self.leaving is not None:
+            self.leaving.ended(_answers(error))
 
     def decoded(self, message: framing.Message) -> bytes:
         """Bytes of a message; raises AioRpcError for one that is none."""
@@ -106,14 +109,15 @@ class _ClientConnection(h2.Connection):
     def begin(self, call: _Call) -> None:
         """Send a call."""
         if self.closed:
-            call.finish(_error("UNAVAILABLE", "failed to connect: the connection has just been lost"))
+            call.finish(_error("UNAVAILABLE", "failed to connect: the connection has just been lost", kind=NotTaken))
             return
         call.connection = self
         try:
             call.stream_id = stream_id = self._h2.send_request(call.headers)
             self.send_parts(stream_id, framing.framed(call.parts), end_stream=True)
         except h2.Http2Error as error:
-            call.finish(_error("UNAVAILABLE", f"failed to connect: the connection takes no more calls ({error})"))
+            why = f"failed to connect: the connection takes no more calls ({error})"
+            call.finish(_error("UNAVAILABLE", why, kind=NotTaken))
             self.leave()
             return
         call.parts = ()
@@ -191,14 +195,14 @@ class _ClientConnection(h2.Connection):
         """A stream ended both ways; a call that has no end by then was reset."""
         call = self.calls.get(event.stream_id)
         if call is not None:
-            self._fail(call, *framing.status_of_reset(event.error_code))
+            self._reset(call, event.error_code)
 
     def on_goaway(self, event: Any) -> None:
         """The server takes no more calls here."""
         self.leave()
         for stream_id, call in list(self.calls.items()):
             if stream_id > event.last_stream_id:
-                self._fail(call, *framing.status_of_reset(7))
+                self._reset(call, h2.REFUSED_STREAM)
         self.end_if_idle()
 
     def on_lost(self, why: str) -> None:
@@ -210,7 +214,7 @@ class _ClientConnection(h2.Connection):
             self.ready.exception()  # whoever asks gets it; nobody need ask
         calls, self.calls = self.calls, {}
         for call in calls.values():
-            call.finish(_error("UNAVAILABLE", why))
+            call.finish(_error("UNAVAILABLE", why, kind=ConnectionDied))
         self.end_if_idle()
 
     def leave(self) -> None:
@@ -247,6 +251,11 @@ class _ClientConnection(h2.Connection):
 
     def _fail(self, call: _Call, code: str, details: str) -> None:
         call.finish(_error(code, details))
+        self.drop(call)
+
+    def _reset(self, call: _Call, error_code: int) -> None:
+        kind = NotTaken if error_code == h2.REFUSED_STREAM else grpc.aio.AioRpcError
+        call.finish(_error(*framing.status_of_reset(error_code), kind=kind))
         self.drop(call)
 
     def end_if_idle(self) -> None:
@@ -303,9 +312,11 @@ class H2Channel:
     # Calls
 
     async def unary(
-        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = ()
-    ) -> tuple[bytes, Trailers]:
-        """Answer and trailing metadata of a unary call. Cancelling it cancels it on the server.
+        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = (),
+        leaving: Leaving | None = None,
+    ) -> tuple[bytes, Trailers]:  # fmt: skip
+        """Answer and trailing metadata of a unary call. Cancelling it cancels it on the server, at once or as `leaving`
+        says.
 
         Raises:
             grpc.aio.AioRpcError: the status that it ended with.
@@ -316,7 +327,7 @@ class H2Channel:
                 call.waiter = self._loop.create_future()
                 await call.waiter
         except asyncio.CancelledError:
-            self._drop(call)
+            self._leave(call, leaving)
             raise
         if call.end is not None:
             raise call.end
@@ -377,6 +388,22 @@ class H2Channel:
     def _expire(self, call: _Call) -> None:
         call.finish(_error("DEADLINE_EXCEEDED", "Deadline Exceeded"))
         self._drop(call)
+
+    def _give_up(self, call: _Call) -> None:
+        call.finish(asyncio.CancelledError("its caller has left"))
+        self._drop(call)
+
+    def _leave(self, call: _Call, leaving: Leaving | None) -> None:
+        """The caller of a unary call was cancelled."""
+        if leaving is None or call.ended or call.connection is None:
+            self._drop(call)
+            if leaving is not None:
+                leaving.ended(call.ended and _answers(call.end))
+            return
+        call.leaving = leaving
+        if call.timer is not None:
+            call.timer.cancel()
+        call.timer = self._loop.call_later(leaving.grace_s, self._give_up, call)
 
     def _drop(self, call: _Call) -> None:
         if call.timer is not None:
@@ -461,7 +488,8 @@ class H2Channel:
                 call.finish(self._refused())
 
     def _refused(self) -> grpc.aio.AioRpcError:
-        return _error("UNAVAILABLE", f"failed to connect to all addresses; last error: {self._why}")
+        why = f"failed to connect to all addresses; last error: {self._why}"
+        return _error("UNAVAILABLE", why, kind=NotTaken)
 
     def _set(self, state: Any) -> None:
         if self._state is state:
@@ -490,7 +518,15 @@ class H2Channel:
             connection.cut()
 
 
-def _error(code: str, details: str, trailers: Iterable[tuple[str, Any]] = ()) -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(
-        grpc.StatusCode[code], grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), details=details
-    )
+def _answers(end: BaseException | None) -> bool:
+    """Whether the server ended a call."""
+    return end is None or type(end) is grpc.aio.AioRpcError
+
+
+def _error(
+    code: str,
+    details: str,
+    trailers: Iterable[tuple[str, Any]] = (),
+    kind: type[grpc.aio.AioRpcError] = grpc.aio.AioRpcError,
+) -> grpc.aio.AioRpcError:
+    return kind(grpc.StatusCode[code], grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), details=details)

@@ -1,14 +1,32 @@
 """What the dispatcher asks of a transport, and which one it is: `h2` (libnghttp2) or `grpc` (grpc.aio)."""
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
+
+import grpc
 
 TRANSPORTS: Final = ("h2", "grpc")
 
 Parts = Sequence[bytes | memoryview]
 Metadata = Iterable[tuple[str, Any]]
 Trailers = tuple[tuple[str, Any], ...]
+
+
+class NotTaken(grpc.aio.AioRpcError):  # type: ignore[misc]  # grpc has no types
+    """Call that the server never processed. The channel knows this itself: no connection, GOAWAY, REFUSED_STREAM."""
+
+
+class ConnectionDied(grpc.aio.AioRpcError):  # type: ignore[misc]
+    """Call whose connection died under it. The server may have processed it."""
+
+
+class Leaving(NamedTuple):
+    """What becomes of a unary call whose caller is cancelled: it goes on for `grace_s` at most, then it is cancelled on
+    its server. `ended(answered)` is called once, when it has ended."""
+
+    grace_s: float
+    ended: Callable[[bool], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +40,8 @@ class Keepalive:
 class Channel(Protocol):
     """Client's end: one server (`host:port`, or `unix:path`), connected at once, and again when the connection breaks.
 
-    Messages go out in parts, one after the other. Errors are `grpc.aio.AioRpcError`.
+    Messages go out in parts, one after the other. Errors are `grpc.aio.AioRpcError`: `NotTaken` or `ConnectionDied`
+    where the channel itself knows of it, else an answer of the server, whatever its status and text.
     """
 
     def get_state(self, try_to_connect: bool = False) -> Any:
@@ -34,9 +53,10 @@ class Channel(Protocol):
         ...
 
     async def unary(
-        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = ()
-    ) -> tuple[bytes, Trailers]:
-        """Answer and trailing metadata. Cancelling it cancels the call on the server."""
+        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = (),
+        leaving: Leaving | None = None,
+    ) -> tuple[bytes, Trailers]:  # fmt: skip
+        """Answer and trailing metadata. Cancelling it cancels the call on the server, at once or as `leaving` says."""
         ...
 
     def stream(

@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.routing.core.routing_table import Endpoint
 from dispatcher.transport.choice import Transport
-from dispatcher.transport.seam import Channel, Metadata, Parts, Trailers
+from dispatcher.transport.seam import Channel, Leaving, Metadata, Parts, Trailers
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import SliceKey, triton_name
 
@@ -30,10 +30,10 @@ class Connection:
         """Cut off because its host is gone: no answer of it can come any more."""
 
     def infer(
-        self, parts: Parts, timeout_s: float | None, metadata: Metadata = ()
+        self, parts: Parts, timeout_s: float | None, metadata: Metadata = (), leaving: Leaving | None = None
     ) -> Awaitable[tuple[bytes, Trailers]]:
         """Answer to a ModelInferRequest, in parts, and the trailers; raises AioRpcError."""
-        return self.channel.unary(_INFER, parts, timeout_s, metadata)
+        return self.channel.unary(_INFER, parts, timeout_s, metadata, leaving)
 
     def stream(self, parts: Parts, timeout_s: float | None, metadata: Metadata = ()) -> AsyncGenerator[bytes, None]:
         """Answers to the one request of a stream; raises AioRpcError."""
@@ -44,13 +44,14 @@ class Connection:
         data, _ = await self.channel.unary(f"/{SERVICE}/{method}", (request.SerializeToString(),), timeout_s)
         return answer.FromString(data)
 
-    async def ready(self, family: str, timeout_s: float) -> bool:
-        """Ask whether the server takes requests for the family; raises AioRpcError."""
-        server = await self.ask("ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse, timeout_s)
-        if not server.ready:
-            return False
-        model = await self.ask("ModelReady", pb.ModelReadyRequest(name=family), pb.ModelReadyResponse, timeout_s)
-        return bool(model.ready)
+    async def alive(self, timeout_s: float) -> None:
+        """Ask whether the server lives; raises AioRpcError."""
+        await self.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse, timeout_s)
+
+    async def ready(self, model: str, timeout_s: float) -> bool:
+        """Ask whether the server takes requests for a model, whatever its other models do; raises AioRpcError."""
+        answer = await self.ask("ModelReady", pb.ModelReadyRequest(name=model), pb.ModelReadyResponse, timeout_s)
+        return bool(answer.ready)
 
 
 class SliceConnections:

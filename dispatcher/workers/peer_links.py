@@ -20,8 +20,7 @@ import structlog
 
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.service.local_worker import LocalWorker
-from dispatcher.slice_health.core.ejection import Failure, classify
-from dispatcher.transport.seam import Channel, Keepalive
+from dispatcher.transport.seam import Channel, Keepalive, NotTaken
 from dispatcher.workers.core import membership
 from dispatcher.workers.core.membership import WorkerId
 from protos.dispatcher.v1 import dispatcher_pb2
@@ -188,7 +187,7 @@ class Peers:
             return NoCredits(membership.worker_name(link.worker))
         if ANSWERED_BY in dict(trailers):
             return StatusError(error.code(), error.details() or "", client_trailers(trailers))
-        if classify(error.code().name, error.details() or "") is Failure.UNREACHABLE:
+        if isinstance(error, NotTaken):
             self._mark_down(link, f"{error.code().name} {error.details()}")
             return NotDelivered()
         return ConnectionLost(error.code(), f"worker {membership.worker_name(link.worker)}: {error.details()}")

@@ -172,16 +172,22 @@ async def test_sigstop_of_a_triton_under_load_fails_nothing_and_takes_two_second
 
 
 @pytest.mark.gate
-async def test_sigkill_of_a_stub_under_load_fails_only_what_it_had_and_heals(state, tmp_path, slices, answers):
+async def test_sigkill_of_a_stub_under_load_fails_until_a_probe_has_proved_it_and_heals(
+    state, tmp_path, slices, answers, awake
+):
     async with serving(state, tmp_path, slices) as running:
         users = Users(running.address, answers)
         load = asyncio.create_task(users.run(4))
         await until(lambda: sum(users.seen.values()) >= 100, 60)
         slices["digits-l"].kill_stubs()
+        killed_s = time.monotonic()
         await until(lambda: key(1) in running.local.health.ejections)
+        took_s = awake.between(killed_s, time.monotonic())
         before = users.seen.copy()
         await until(lambda: users.seen["digits-xs"] >= before["digits-xs"] + 50, 60)
-        assert len(users.failed) <= 2, users.failed
+        print(f"ejected after {took_s:.1f} s, {len(users.failed)} failed")
+        assert took_s < 2.0
+        assert len(users.failed) <= 4, "its credits when it died, and as many that came free before it was out"
         assert all("not healthy" in text for text in users.failed)
         assert key(1) in running.local.health.ejections, "readiness stays true; only an inference may readmit it"
         client = slices["digits-l"].client()
@@ -192,7 +198,7 @@ async def test_sigkill_of_a_stub_under_load_fails_only_what_it_had_and_heals(sta
         await until(lambda: users.seen["digits-l"] >= healed + 50, 60)
         users.stop.set()
         await load
-        assert len(users.failed) <= 2
+        assert len(users.failed) <= 4
         assert users.wrong == 0
 
 

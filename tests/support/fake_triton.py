@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import contextlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -39,6 +40,7 @@ class FakeTriton:
         self.error: tuple[grpc.StatusCode, str] | None = None
         self.error_delay_s = 0.0
         self.error_trailers: tuple[tuple[str, str], ...] = ()
+        self.refuses: Callable[[Any], bool] = lambda _: True  # which requests end with the error
         self.ready = True
         self.requests: list[Any] = []
         self.deadlines_s: list[float | None] = []
@@ -121,7 +123,7 @@ class FakeTriton:
         try:
             async with self._one_at_a_time:
                 await self.gate.wait()
-                if self.error is not None:
+                if self.error is not None and self.refuses(request):
                     await asyncio.sleep(self.error_delay_s)
                     await context.abort(*self.error, self.error_trailers)
                 if self.latency_s:

@@ -5,6 +5,9 @@ repeat       decoupled: COUNT i32[1] -> INDEX i32[1] count times, SLICE i32[1]; 
              many answers. DELAY_MS i32[1] between answers
 running      both: VALUE i32[1] -> SUM i32[1] twice for each request of a sequence
 scores       classification: SCORES f32[4] -> SCORES f32[4] with labels
+moody        CODE i32[1], MS i32[1], NONCE i32[1], TEXT bytes[1] -> NONCE i32[1] after MS; a CODE > 0 is an error with
+             that text (STATUSES). Each nonce is noted before it is executed (`SpecialTriton.executions`)
+moods        decoupled: the same
 parrot       TEXT bytes[1] -> PARAMETERS bytes[1]: the request's parameters as JSON
 kinds        one tensor [2] of every datatype -> the same ones
 """
@@ -13,10 +16,12 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
+import numpy as np
 import psutil
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
@@ -50,6 +55,19 @@ def _tensors(kind: str, **dims: str) -> str:
 
 
 I32 = "TYPE_INT32 dims: [ 1 ]"
+MOODY = _tensors("input", CODE=I32, MS=I32, NONCE=I32, TEXT="TYPE_STRING dims: [ 1 ]") + _tensors("output", NONCE=I32)
+STATUSES = (
+    "OK",
+    "UNKNOWN",
+    "INTERNAL",
+    "NOT_FOUND",
+    "INVALID_ARG",
+    "UNAVAILABLE",
+    "UNSUPPORTED",
+    "ALREADY_EXISTS",
+    "CANCELLED",
+)
+"""What `pb_utils.TritonError` can say, by number."""
 KINDS = ("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64",
          "STRING")  # fmt: skip
 CONFIGS = {
@@ -62,6 +80,8 @@ CONFIGS = {
     "parrot": _tensors("input", TEXT="TYPE_STRING dims: [ 1 ]")
     + _tensors("output", PARAMETERS="TYPE_STRING dims: [ 1 ]"),
 }
+MOODS = {"moody": MOODY, "moods": MOODY + DECOUPLED}
+"""Models that answer as they are asked to: not among those of CONFIGS, which conformance tests start all of."""
 LABELS = ("moss", "fern", "reed", "clover")
 
 HEAD = """
@@ -86,6 +106,21 @@ class TritonPythonModel:
             self.sums[id_] = 0
         self.sums[id_] += int(get(request, "VALUE").ravel()[0])
         return self.sums.pop(id_) if get(request, "END").ravel()[0] else self.sums[id_]
+"""
+MOOD = f"""
+STATUSES = {STATUSES!r}
+class TritonPythonModel:
+    def initialize(self, args):
+        self.notes = open(f"{{os.environ['TREFOIL_TEST_NOTES']}}/{{os.getpid()}}-{{time.time_ns()}}", "ab", buffering=0)
+    def act(self, r):
+        nonce, code = get(r, "NONCE"), int(get(r, "CODE").ravel()[0])
+        self.notes.write(nonce.astype("<i4").tobytes())
+        time.sleep(int(get(r, "MS").ravel()[0]) / 1e3)
+        if code > 0:
+            text = get(r, "TEXT").ravel()[0].decode()
+            error = pb_utils.TritonError(text, getattr(pb_utils.TritonError, STATUSES[code]))
+            return pb_utils.InferenceResponse(error=error)
+        return answer(NONCE=nonce)
 """
 SOURCES = {
     "accumulator": SEQUENCE
@@ -121,6 +156,19 @@ class TritonPythonModel:
     def execute(self, requests):
         return [answer(SCORES=get(r, "SCORES")) for r in requests]
 """,
+    "moody": MOOD
+    + """
+    def execute(self, requests):
+        return [self.act(r) for r in requests]
+""",
+    "moods": MOOD
+    + """
+    def execute(self, requests):
+        for r in requests:
+            sender = r.get_response_sender()
+            sender.send(self.act(r))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+""",
     "kinds": """
 class TritonPythonModel:
     def execute(self, requests):
@@ -147,7 +195,7 @@ def write_models(repository: Path, version: int, names: Sequence[str], idle_s: i
             f'name: "{name}" backend: "python" max_batch_size: 8\n'
             f"version_policy {{ specific {{ versions: [ {version} ] }} }}\n"
             f"instance_group [ {{ kind: KIND_CPU count: 1 }} ]\n"
-            + CONFIGS[name].replace("IDLE_US", str(idle_s * 10**6))
+            + (CONFIGS | MOODS)[name].replace("IDLE_US", str(idle_s * 10**6))
         )
     return repository
 
@@ -159,6 +207,8 @@ class SpecialTriton:
         self, folder: Path, number: int, version: int, names: Sequence[str], http: bool = False, idle_s: int = IDLE_S
     ) -> None:
         self.number, self.version, self.names = number, version, tuple(names)
+        self.notes = folder / f"notes-{number}"
+        self.notes.mkdir()
         self.repository = write_models(folder / f"models-{number}", version, names, idle_s)
         self.port, metrics_port, self.http_port = free_ports(3)
         self.target = f"127.0.0.1:{self.port}"
@@ -176,12 +226,18 @@ class SpecialTriton:
         env = {
             **os.environ,
             "PATH": os.pathsep.join([str(found.environment.absolute() / "bin"), os.environ["PATH"]]),
-            "TREFOIL_TEST_SLICE": str(number), "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+            "TREFOIL_TEST_SLICE": str(number), "TREFOIL_TEST_NOTES": str(self.notes),
+            "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
         }  # fmt: skip
         if not found.libpython_loads:
             env["LD_LIBRARY_PATH"] = found.libpython_folder
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True)
+
+    def executions(self) -> Counter[int]:
+        """How often each nonce was executed; 0 is a probe's."""
+        notes = [path.read_bytes() for path in self.notes.iterdir()]
+        return Counter(int(nonce) for each in notes for nonce in np.frombuffer(each, "<i4"))
 
     async def ready(self, timeout_s: float = 60.0) -> None:
         """Every model is loaded."""

@@ -7,7 +7,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.support.dispatching import Plane, Running, dispatching, until
-from tests.support.special_models import CONFIGS, SpecialTriton, special_node, special_plan
+from tests.support.special_models import SpecialTriton, special_node, special_plan
 from tests.unit.dispatcher.worlds import key
 
 START_FLAG = "must specify the START flag on the first request of the sequence"
@@ -29,7 +29,8 @@ class World:
         made = special_plan(self.tritons, self.plans, credits, draining)
         await self.plane.plan(made)
         await until(lambda: self.local.routing.table.revision == made.revision)
-        await until(lambda: all(self.running.contracts.known(name) for name in CONFIGS))
+        names = {name for triton in self.tritons for name in triton.names}
+        await until(lambda: all(self.running.contracts.known(name) for name in names))
 
     def open_on(self, number: int) -> int:
         return sum(load.open_sequences for load in self.local.routing.loads() if load.slice == key(number))

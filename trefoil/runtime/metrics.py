@@ -205,7 +205,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "trefoil_requests_forwarded_total", "counter", "Requests that another worker answered.", ("family",), DISPATCHER
     ),
     Metric("trefoil_credits", "gauge", "Requests that this worker may have on a slice.", ("slice",), DISPATCHER),
-    Metric("trefoil_slice_ejected", "gauge", "1 while a slice is out after failures.", ("slice",), DISPATCHER),
+    Metric("trefoil_slice_ejected", "gauge", "1 while a slice is out, whole or for one model.", ("slice",), DISPATCHER),
     Metric("trefoil_ejections_total", "counter", "Slices taken out after failures.", ("slice", "cause"), DISPATCHER),
     Metric(
         "trefoil_outliers_kept_total",

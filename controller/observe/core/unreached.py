@@ -1,10 +1,10 @@
 """Devices of silent nodes that nobody reaches: their slices carry nothing, and plans are made without them.
 
 A node whose agent alone is gone goes on serving: its status is stale, nothing moves there, and what it serves counts.
-Where every dispatcher that lives has ejected every slice of a device that it sends requests to, the device is taken for
-lost, and where that holds for all that requests are sent to on that node, the whole node; they stay so until the node
-reports again: what it runs by then is of its own status, and it takes part in the next plan. Slices without requests
-tell nothing: nobody asks them.
+Where every dispatcher that lives has ejected every slice of a device that it sends requests to, with all of its models,
+the device is taken for lost, and where that holds for all that requests are sent to on that node, the whole node; they
+stay so until the node reports again: what it runs by then is of its own status, and it takes part in the next plan.
+Slices without requests tell nothing: nobody asks them.
 """
 
 from collections.abc import Sequence, Set
@@ -17,7 +17,9 @@ from trefoil.core.fleet import SERVING, DeviceState, FleetState
 def unreached_devices(fleet: FleetState, acks: Sequence[TableAck], before: Set[str]) -> frozenset[str]:
     """Devices of stale nodes with slices that no dispatcher reaches, with those of `before` on nodes still stale."""
     acks = [ack for ack in acks if not ack.leaving]
-    views = [{load.slice for load in ack.slices if load.ejected} for ack in acks]
+    views = [
+        {load.slice for load in ack.slices} - {load.slice for load in ack.slices if not load.ejected} for ack in acks
+    ]
     nobody = set.intersection(*views) if views else set()
     asked = {load.slice for ack in acks for load in ack.slices}
     found: set[str] = set()

@@ -21,6 +21,7 @@ from dispatcher.routing.core.accuracy_floors import (
 )
 from dispatcher.routing.queues import QUEUES
 from dispatcher.routing.routers import ROUTERS
+from dispatcher.slice_health.core.ejection import Place
 from dispatcher.workers.core import credit_shares
 from dispatcher.workers.core.credit_shares import Part
 from dispatcher.workers.core.membership import WorkerId, rank_workers
@@ -163,16 +164,17 @@ def _check_part_names(route: Route, here: str) -> None:
 def build_table(
     plan: Plan,
     nodes: Iterable[NodeStatus],
-    ejected: Mapping[SliceKey, str] | None = None,
+    ejected: Mapping[Place, str] | None = None,
     workers: Sequence[WorkerId] = (),
     me: WorkerId = ("", 0),
-    slow_start_limits: Mapping[SliceKey, int] | None = None,
+    slow_start_limits: Mapping[Place, int] | None = None,
     agreed: bool = True,
     before: Mapping[str, Part] | None = None,
 ) -> RoutingTable:
     """The routing table of a plan that passed `check_plan`.
 
-    `ejected` gives the reason; `workers` share each slice's credits, this one alone if none are given;
+    `ejected` gives the reason, of a slice whole or of one model there; `workers` share each slice's credits, this one
+    alone if none are given;
     `slow_start_limits` bound what slices get that have just come back; `agreed` = all workers share alike and route by
     this plan, `before` = the credits that this one held.
     """
@@ -192,8 +194,7 @@ def build_table(
         right = credit_shares.entitled_credits(dealt, among, me)
         held[route.family] = credit_shares.usable_credits(right, (before or {}).get(route.family, {}), agreed)
         mine = credit_shares.own_targets(dealt, live, held[route.family])
-        if slow_start_limits:
-            mine = [replace(t, credits=min(t.credits, slow_start_limits.get(t.slice, t.credits))) for t in mine]
+        mine = [_limited(target, (slow_start_limits or {}).get((target.slice, route.family))) for target in mine]
         routes[route.family] = replace(route, targets=_renormalised(mine))
         absent[route.family], reach[route.family] = missing, _reach(route, live)
         why[route.family] = _explain(route, live, missing)
@@ -242,20 +243,25 @@ def _serving(
     return credit_shares.serving_workers(route.family, workers, dealt)
 
 
+def _limited(target: RouteTarget, limit: int | None) -> RouteTarget:
+    return target if limit is None or limit >= target.credits else replace(target, credits=limit)
+
+
 def _reach(route: Route, live: Sequence[RouteTarget]) -> AccuracyReach:
     promised = [target for target in route.targets if not target.draining]
     return AccuracyReach(best_accuracy(live), best_accuracy(promised))
 
 
 def _split(
-    route: Route, statuses: Mapping[SliceKey, SliceStatus], ejected: Mapping[SliceKey, str], accuracies: Accuracies
+    route: Route, statuses: Mapping[SliceKey, SliceStatus], ejected: Mapping[Place, str], accuracies: Accuracies
 ) -> tuple[list[RouteTarget], dict[SliceKey, str]]:
     live: list[RouteTarget] = []
     missing: dict[SliceKey, str] = {}
     for target in route.targets:
         if target.draining:
             continue
-        reason = _not_live(route.family, statuses.get(target.slice)) or ejected.get(target.slice, "")
+        out = ejected.get((target.slice, "")) or ejected.get((target.slice, route.family), "")
+        reason = _not_live(route.family, statuses.get(target.slice)) or out
         if reason:
             missing[target.slice] = reason
         else:

@@ -290,8 +290,7 @@ def status_of_http(status: bytes) -> tuple[str, str]:
 
 
 def status_of_reset(error_code: int) -> tuple[str, str]:
-    """Name and details for a stream that was reset, or closed, with an error code of HTTP/2. REFUSED_STREAM is certain
-    not to have been processed."""
+    """Name and details for a stream that was reset, or closed, with an error code of HTTP/2."""
     if error_code == 7:
         return "UNAVAILABLE", "shutting down: the stream was refused before anything was done with it"
     return _OF_RESET.get(error_code, "INTERNAL"), f"the stream was reset with HTTP/2 error code {error_code}"

@@ -222,7 +222,8 @@ async def test_a_family_with_sequences_starts_as_the_power_agent_starts_it_and_h
             orphan = next(id_ for id_ in home if home[id_] == names[0])
             with pytest.raises(InferenceServerException, match="not healthy"):
                 await ask(orphan)
-            assert key(0) in running.local.health.ejections
+            ejections = running.local.health.ejections
+            await until(lambda: (out := ejections.get(key(0), "digits")) and out.failure is Failure.DEAD_STUB)
             with pytest.raises(InferenceServerException, match=f"{START_FLAG}.*not healthy"):
                 await ask(orphan)
             await asyncio.sleep(1.5)

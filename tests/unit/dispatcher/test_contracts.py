@@ -109,7 +109,7 @@ class Junk:
 
     cut_reason = ""
 
-    async def infer(self, parts, timeout_s, metadata):
+    async def infer(self, parts, timeout_s, metadata, leaving):
         return b"\xff\xff\xff", ()
 
 

@@ -27,7 +27,7 @@ class Slice:
         answer.raw_output_contents.append(bytes(40))
         self.answer = answer.SerializeToString()
 
-    async def infer(self, parts, timeout_s, metadata):
+    async def infer(self, parts, timeout_s, metadata, leaving):
         return self.answer, ()
 
 

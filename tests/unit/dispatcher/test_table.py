@@ -21,7 +21,7 @@ states = st.lists(st.sampled_from(list(SliceState)), min_size=N, max_size=N)
 def test_live_targets_are_served_planned_and_sum_to_one(weights, states, draining, ejected):
     targets = [target(i, weight=w, draining=i in draining) for i, w in enumerate(weights)]
     nodes = [node([status(i, state=state) for i, state in enumerate(states)])]
-    built = routing_table.build_table(plan([route(targets)]), nodes, {key(i): "a test" for i in ejected})
+    built = routing_table.build_table(plan([route(targets)]), nodes, {(key(i), ""): "a test" for i in ejected})
     expected = {
         key(i)
         for i, state in enumerate(states)
