@@ -179,12 +179,16 @@ class Inference:
         """
         queue, ticket = request.queue, request.ticket
         request.pick, request.sent_s = None, 0.0
-        picked = queue.submit(ticket)
-        pick = await self._wait(request, picked) if isinstance(picked, asyncio.Future) else picked
+        picked, contended = queue.submit(ticket), False
+        if isinstance(picked, asyncio.Future):
+            pick = await self._wait(request, picked)
+            contended = queue.waiting > 0
+        else:
+            pick = picked
         now_s = self._clock.monotonic_s()
         request.pick = pick
         if ticket.deadline_s is not None:
-            self._drop_if_late(request, pick, ticket.deadline_s - now_s, now_s)
+            self._drop_if_late(request, pick, ticket.deadline_s - now_s, now_s, contended)
         request.sent_s = now_s
         self._load.sent(
             request.family, pick.variant, pick.slice, ticket.slo_class, queue.in_flight_on(pick.slice), ticket.tenant
@@ -208,11 +212,10 @@ class Inference:
             request.queue.abandon(ticket, future)
             raise
 
-    def _drop_if_late(self, request: Request, pick: Pick, left_s: float, now_s: float) -> None:
-        """Drop a request that its slice would only answer when nobody waits for it any longer; while no other request
-        waits for its credit, only one whose time is up."""
+    def _drop_if_late(self, request: Request, pick: Pick, left_s: float, now_s: float, contended: bool) -> None:
+        """Drop a request that its slice would only answer when its client has gone; where it waited for its credit and
+        others still do (`contended`), else only one whose time is up."""
         ticket, times = request.ticket, self._evidence.times
-        contended = request.queue.waiting > 0
         predicted_s = times.predicted_s(pick.slice, pick.variant, ticket.items, now_s) if contended else 0.0
         if left_s > predicted_s:
             return
