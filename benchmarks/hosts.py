@@ -43,6 +43,7 @@ from trefoil.core.objective import Objective
 from trefoil.core.plan import Plan, RolloutState
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.security.plan_keys import routes_key
 from trefoil.runtime.security.tls import Tls
 from trefoil.runtime.state import State
 
@@ -136,6 +137,7 @@ class Site:
             write_private(folder / "redis_url", self.redis_url(folder))
             write_private(folder / "token", self.token)
             write_private(folder / "plan_key", self.plan_key)
+            write_private(folder / "routes_key", routes_key(self.plan_key))
             shutil.copy(self.authority.certificate, folder)
         self.clients.issue(self.client, "client", OUTSIDE, usage="clientAuth")
         write_private(self.client / "token", client_token := secrets.token_hex(32))
@@ -155,6 +157,7 @@ class Site:
         self._service(
             "dispatcher", DISPATCHER, inference_address=f"{self.control.address}:{FRONT}",
             front_client_ca=self.clients.certificate, tenants_file=self.tenants,
+            plan_key_file=self.control.folder / "routes_key",
         )  # fmt: skip
 
     def _common(self, host: Host, service: str, port: int) -> dict[str, Any]:

@@ -58,6 +58,7 @@ TRITONS: Final = "tritons.node0"
 SECRETS: Final[Mapping[str, tuple[str, set[str]]]] = {
     "token": ("/run/trefoil/token", {*CONTROL, "agent"}),
     "key of plans": ("/run/trefoil-controller/plan.key", {"controller", "agent"}),
+    "key of routes": ("/run/trefoil-dispatcher/routes.key", {*DISPATCHERS}),
     "password of Redis": ("/run/trefoil-authority/redis_password", {*CONTROL, "agent", "redis"}),
     "password of Grafana": ("/run/trefoil-grafana/password", set()),
     "private key: authority": ("/run/trefoil-authority/ca.key", set()),

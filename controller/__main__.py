@@ -15,7 +15,7 @@ from controller.loop.disk_store import DiskStore
 from controller.loop.effect_runner import Signals
 from controller.loop.kept_files import KeptFiles
 from controller.loop.leadership import Leadership
-from controller.observe.core.observation import Observation
+from controller.observe.core.observation import LatestInputs, Observation
 from controller.observe.forecast_model import open_network
 from controller.observe.reader import ObservationReader
 from controller.planners.policy_parts import constants_of, forecaster_of, planner_of, row_of
@@ -103,10 +103,7 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     observation = Observation(settings, state.keys, catalog, forecaster, time.now_s, receipts.window, stated)
     reader = ObservationReader(observation, state, settings.carbon, clock)
 
-    def highest_seen() -> int:
-        return max((n.highest_epoch_seen for n in observation.inputs.nodes.values()), default=0)
-
-    leadership = Leadership(state, disk, clock, metrics, highest_seen, plan_keys)
+    leadership = Leadership(state, disk, clock, metrics, lambda: obeyed_epochs(observation.inputs), plan_keys)
     token = settings.token.get_secret_value() if settings.token else None
     patience = (settings.rollout.apply_timeout_s, settings.rollout.apply_tries)
     tls = Tls.of(settings)
@@ -139,6 +136,11 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
         CertificatesPart({"service": tls.end_s} if tls else {}, clock, metrics),
         ServerPart(lambda: rpc.make_server(settings, [(add, servicer, FULL_NAME)], metrics=metrics, tls=tls)),
     )
+
+
+def obeyed_epochs(inputs: LatestInputs) -> list[int]:
+    """Epochs that nodes and dispatcher workers obey, as they say themselves."""
+    return [node.highest_epoch_seen for node in inputs.nodes.values()] + [ack.table.epoch for ack in inputs.acks]
 
 
 def starting_objectives(

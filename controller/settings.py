@@ -250,7 +250,7 @@ class ControllerSettings(ServiceSettings):
     seed: int = Field(default=0, ge=0)
     """Of planners that draw."""
     plan_key_file: Path | None = None
-    """File with the key by which node plans in Redis are signed, as the agents have it; docs/operations.md."""
+    """File with the key by which plans in Redis are signed, as the agents have it; docs/operations.md."""
     pue: float = Field(default=1.2, ge=1)
     """Power usage effectiveness of the site: joules of devices times this are counted."""
     embodied_lifetime_years: float = Field(default=4.0, gt=0)

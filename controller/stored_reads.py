@@ -45,6 +45,11 @@ class StoredReads:
             carbon=[codec.to_proto(readings[key]) for key in sorted(readings)],
             carbon_ratios=[codec.to_proto(ratio) for ratio in ratios if ratio is not None],
             workers=sorted(f"{ack.dispatcher}:{ack.worker}" for ack in acks.values()),
+            plans_refused=[
+                f"worker {ack.dispatcher}:{ack.worker} routes by plan {ack.table}: {ack.refused}"
+                for _, ack in sorted(acks.items())
+                if ack.refused
+            ],
         )
 
     async def decisions(self, since_s: float, newest: int) -> Any:

@@ -105,6 +105,9 @@ class DispatcherSettings(ServiceSettings):
     """How often a load window is flushed."""
     windows_pending_max: int = Field(120, ge=1)
     """Windows kept for Redis while it is away; older ones are dropped and counted."""
+    plan_key_file: Path | None = None
+    """File with the routes keys by which plans in Redis are signed, one a line, at most two; docs/operations.md. None:
+    plans are obeyed from a Redis on loopback, or with `insecure`."""
     ack_s: float = Field(1.0, gt=0)
     """How often the table is acknowledged, beyond every change of it."""
     no_slice_wait_s: float = Field(20.0, ge=0)

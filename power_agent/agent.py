@@ -3,7 +3,6 @@
 import asyncio
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
 
 import structlog
 
@@ -31,7 +30,6 @@ from power_agent.watch.slice_health import SliceHealth
 from power_agent.watch.xid_watch import XidWatch
 from trefoil.core.errors import Fenced, PlanError, StartError, TrefoilError, Unavailable
 from trefoil.core.plan import NodePlan
-from trefoil.runtime.rpc import is_loopback
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.state import State
 from trefoil.runtime.state_errors import believed_epoch
@@ -150,10 +148,7 @@ class AgentPart:
             plan = await state.get(state.keys.plan_node(settings.node), NodePlan)
             if plan is None or (self.node.plan is not None and plan.revision <= self.node.plan.revision):
                 return
-            if not (self.plan_keys or settings.insecure or _only_local(settings.redis_url.get_secret_value())):
-                why = "other machines write to this Redis, and plans in it are not signed"
-                remedy = "set plan_key_file for controller and agents; until then the controller's next plan is taken"
-                raise PlanError(why, field="plan_key_file", remedy=remedy)
+            self.plan_keys.require(settings.redis_url.get_secret_value(), settings.insecure)
             try:
                 plan = self.plan_keys.verify(plan)
             except PlanError as error:
@@ -204,10 +199,3 @@ class AgentPart:
             await self.executor.stop_process(part, EXIT_PATIENCE_S)
         except TrefoilError as error:
             structlog.get_logger().warning("could not stop", slice=part.key.name, why=str(error))
-
-
-def _only_local(redis_url: str) -> bool:
-    """Whether nobody but processes of this machine reaches Redis."""
-    url = urlsplit(redis_url)
-    host = url.hostname or "localhost"
-    return url.scheme == "unix" or is_loopback(f"[{host}]:0" if ":" in host else f"{host}:0")

@@ -11,7 +11,7 @@ from power_agent.slices.core.epochs import refuse_made_up_epoch, refuse_overtake
 from power_agent.slices.node_state import PLAN, Node
 from power_agent.slices.reconciler import Reconciler
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
-from trefoil.core.errors import InvalidInput, StateUnavailable
+from trefoil.core.errors import InvalidInput, StateUnavailable, TrefoilError
 from trefoil.core.fleet import Step
 from trefoil.runtime import codec
 from trefoil.runtime.state_errors import believed_epoch
@@ -42,8 +42,15 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         if not request.HasField("plan"):
             raise InvalidInput("missing", field="plan", remedy="send a NodePlan")
         epoch = request.plan.revision.epoch
-        refuse_overtaken_epoch(epoch, await self._check_epoch(epoch))
-        applied = await self._reconciler.apply(codec.from_proto(request.plan))
+        led = await self._check_epoch(epoch)
+        refuse_overtaken_epoch(epoch, led)
+        plan = codec.from_proto(request.plan)
+        try:
+            applied = await self._reconciler.apply(plan)
+        except TrefoilError as error:
+            if epoch == led:  # of whoever leads: an operator has to know; others may send what they like
+                self._node.report_missing(PLAN, f"plan {plan.revision} of the controller is refused: {error}")
+            raise
         self._node.report_missing(PLAN, "")
         return power_agent_pb2.ApplyResponse(
             accepted=True, changed=applied.changed, steps=[step_message(step) for step in applied.steps]

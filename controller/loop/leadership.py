@@ -19,6 +19,7 @@ from controller.loop.disk_store import DiskStore
 from controller.loop.kept_files import KeptFiles
 from trefoil.core import errors
 from trefoil.core.common import Lease
+from trefoil.core.demand import TableAck
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Write
 from trefoil.runtime.security.plan_keys import PlanKeys
@@ -34,8 +35,8 @@ COPY_S = 2.0  # a standby copies what the other leaves so often: Redis may be em
 
 
 class Leadership:
-    """Lease of the role `controller`, and fenced writes under it. A new epoch is above Redis', this disk's and every
-    agent's.
+    """Lease of the role `controller`, and fenced writes under it. A new epoch is above that of Redis, of this disk, and
+    of every agent and dispatcher worker: what they have obeyed fences older plans.
     """
 
     def __init__(
@@ -44,13 +45,14 @@ class Leadership:
         disk: DiskStore,
         clock: Clock,
         metrics: Metrics,
-        highest_seen: Callable[[], int],
+        epochs_seen: Callable[[], Iterable[int]],
         plan_keys: PlanKeys = NO_KEYS,
     ) -> None:
+        """`epochs_seen`: what nodes and workers obey, as last observed; acknowledgements are read again."""
         self._state, self._disk, self._clock, self._metrics = state, disk, clock, metrics
         self._files = KeptFiles(disk, state, plan_keys)
         self._copied_s = clock.monotonic_s()
-        self._highest_seen = highest_seen
+        self._epochs_seen = epochs_seen
         self._holder = f"{socket.gethostname()}:{os.getpid()}"
         self._lease: Lease | None = None
         self._known_epoch = self._kept_epoch()  # the highest that this process led under, or found at its start
@@ -94,7 +96,7 @@ class Leadership:
             self._log.warning("lease lost", role=ROLE, epoch=self._lease.epoch)
             self._lease = None
         kept = self._kept_epoch()
-        floor = max(believed_epoch(self._highest_seen(), kept), kept)
+        floor = await self._highest_obeyed(kept)
         if kept > self._known_epoch or (self._led and floor > self._known_epoch):
             self._another_led = True
         if self._another_led:
@@ -116,6 +118,13 @@ class Leadership:
             raise
         self._lease, self._led, self.why, self.leader = lease, True, "", ""
         self._log.info("lease acquired", role=ROLE, epoch=lease.epoch)
+
+    async def _highest_obeyed(self, kept: int) -> int:
+        """Highest epoch that a reader obeys or this disk knows; each that is too far beyond the disk's is left out, so
+        that one false value neither uses epochs up nor hides the others."""
+        acks = await self._state.scan(self._state.keys.ack_prefix(), TableAck)
+        seen = (*self._epochs_seen(), *(ack.table.epoch for ack in acks.values()))
+        return max([kept, *(believed_epoch(epoch, kept) for epoch in seen)])
 
     async def _stand_by(self) -> Lease | None:
         holder = await self._state.holder(ROLE)
@@ -152,6 +161,10 @@ class Leadership:
         if why != self.why:
             self.why = why
             self._log.warning("no authority", role=ROLE, why=why)
+
+    def can_exceed(self, epoch: int) -> bool:
+        """Whether a next epoch can be above this one, which a reader says that it obeys."""
+        return believed_epoch(epoch, self._kept_epoch()) == epoch
 
     async def cede_to(self, epoch: int) -> None:
         """Cede to a higher epoch that an agent obeys (Redis lost ours): release the lease, then take a higher one."""

@@ -99,7 +99,7 @@ class RolloutRunner:
             return
         plan, nodes = self._with_catalog_facts(stands[0]), stands[1]
         puts = [self._put_node(node) for node in nodes]
-        await self._leadership.write([Put(self._keys.plan(), plan), Put(self._keys.rollout(), self.rollout), *puts])
+        await self._leadership.write([self._put_plan(plan), Put(self._keys.rollout(), self.rollout), *puts])
         self._disk.save_later("published", plan)  # the same routes under another number
         self._signals.announce()
 
@@ -126,12 +126,15 @@ class RolloutRunner:
     def _writes(self, wanted: Publish) -> list[Write]:
         writes: list[Write] = []
         if wanted.plan is not None:
-            writes.append(Put(self._keys.plan(), self._with_catalog_facts(wanted.plan)))
+            writes.append(self._put_plan(self._with_catalog_facts(wanted.plan)))
         if wanted.rollout is not None:
             writes.append(Put(self._keys.rollout(), wanted.rollout))
         if wanted.node is not None:
             writes.append(self._put_node(wanted.node))
         return writes
+
+    def _put_plan(self, plan: Plan) -> Write:
+        return Put(self._keys.plan(), self._plan_keys.sign_routes(plan))
 
     def _put_node(self, plan: NodePlan) -> Write:
         return Put(self._keys.plan_node(plan.node), self._plan_keys.sign(plan))
@@ -144,5 +147,8 @@ class RolloutRunner:
         try:
             return await self._agents.apply(wanted.status, wanted.plan)
         except errors.Fenced as error:
-            await self._leadership.cede_to(max(wanted.status.highest_epoch_seen, wanted.plan.revision.epoch))
+            obeyed = max(wanted.status.highest_epoch_seen, wanted.plan.revision.epoch)
+            if not self._leadership.can_exceed(obeyed):  # a false value: the role would go round for ever
+                raise errors.Unavailable(f"{wanted.status.node} refuses its plan: {error}") from error
+            await self._leadership.cede_to(obeyed)
             raise errors.Fenced(str(error)) from error

@@ -4,10 +4,10 @@
 #   docker compose run --rm -T secrets export gpu8 10.0.0.12 10.0.0.11 > gpu8.tar    what the host of node gpu8 needs
 #   docker compose run --rm -T secrets import < gpu8.tar                             on that host, before its first `up`
 # A folder, and so a volume, for each who reads: no service sees the authority's key. Feed, controller and dispatchers
-# share a pair; the plan key is only the controller's and the agents'.
+# share a pair; the plan key is only the controller's and the agents', and of it dispatchers have the routes key.
 set -eu
 umask 027
-authority=/run/trefoil-authority control=/run/trefoil controller=/run/trefoil-controller redis=/run/trefoil-redis haproxy=/run/trefoil-haproxy
+authority=/run/trefoil-authority control=/run/trefoil controller=/run/trefoil-controller dispatcher=/run/trefoil-dispatcher redis=/run/trefoil-redis haproxy=/run/trefoil-haproxy
 node=/run/trefoil-agent grafana=/run/trefoil-grafana
 DAYS=365 RENEW_S=2592000
 
@@ -50,6 +50,7 @@ make() {
     { [ "${TREFOIL_REDIS_PASSWORD-unset}" = unset ] && random || printf '%s\n' "$TREFOIL_REDIS_PASSWORD"; } | keep "$authority/redis_password"
     random | keep "$control/token"
     random | keep "$controller/plan.key"
+    python -m trefoil.runtime.security.plan_keys "$controller/plan.key" > "$dispatcher/copied" && mv "$dispatcher/copied" "$dispatcher/routes.key"
     random | keep "$grafana/password"
     shared=$(name "${TREFOIL_ADVERTISE_HOST:-localhost}")
     pair "$control" control serverAuth,clientAuth "DNS:carbon_feed,DNS:controller,DNS:dispatcher,DNS:dispatcher_1,DNS:dispatcher_2,DNS:localhost,IP:127.0.0.1,$shared"

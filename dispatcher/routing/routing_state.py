@@ -27,6 +27,7 @@ from dispatcher.transport.choice import Transport
 from dispatcher.transport.slices import SliceConnections
 from dispatcher.workers.core.membership import Membership, WorkerId
 from trefoil.core.carbon import CarbonRatio, CarbonReading
+from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck
 from trefoil.core.fleet import NodeStatus, SliceKey
 from trefoil.core.parts import Kind, find
@@ -71,8 +72,13 @@ class Routing:
         self._carbon: tuple[CarbonRatio | None, CarbonReading | None] = (None, None)
         self._built_of: tuple[Any, ...] = ()
 
-    def set_plan(self, plan: Plan) -> None:
-        """Set the plan to route by.
+    @property
+    def obeyed(self) -> Revision:
+        """Revision of the plan that is routed by."""
+        return self.plan.revision if self.plan is not None else self.table.revision
+
+    def set_plan(self, plan: Plan, *, beats_fence: bool = False) -> None:
+        """Set the plan to route by; `beats_fence`: also one that is older than the one before.
 
         Raises:
             StaleRevision, PlanError: the last good one stays.
@@ -80,8 +86,7 @@ class Routing:
         plan = tables.override_parts(plan, self._settings.router, self._settings.queue)
         if plan == self.plan:
             return
-        seen = self.plan.revision if self.plan is not None else self.table.revision
-        tables.check_plan(plan, seen)
+        tables.check_plan(plan, Revision() if beats_fence else self.obeyed)
         self.plan = plan
         self.rebuild()
 

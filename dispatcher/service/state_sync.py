@@ -13,22 +13,26 @@ from typing import Final
 import structlog
 
 from dispatcher.service.core.fallback_rungs import Dependencies, active_rungs
+from dispatcher.service.core.plan_fence import Leader, PlanFence
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.service.metrics import DispatcherMetrics
 from dispatcher.slice_health.core.ejection import Failure
 from dispatcher.workers.core.membership import RESTART_STEP
 from trefoil.core.carbon import CarbonRatio, CarbonReading, shift_reading
+from trefoil.core.common import Revision
 from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.energy import ReceiptRates
-from trefoil.core.errors import InvalidInput, PlanError, StateUnavailable, TrefoilError
+from trefoil.core.errors import InvalidInput, PlanError, StateUnavailable, TrefoilError, brief
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import codec
 from trefoil.runtime.files import FileTrouble, replace_file
+from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.sightings import Sightings
 from trefoil.runtime.state import LEASE_TTL_S, State
 
 LOG = structlog.get_logger()
+ROLE: Final = "controller"
 WATCHERS_MAX: Final = 64
 WATCHER_WINDOWS_MAX: Final = 20
 UNLED_S: Final = LEASE_TTL_S / 2  # a lease that Redis lost, or whose time its clock jumped over, is back by then
@@ -44,7 +48,11 @@ class StateSync:
         self._accounting = local.accounting
         self._routing = local.routing
         self._clock = local.clock
-        self._settings = local.settings
+        self._settings = settings = local.settings
+        self._plan_keys = PlanKeys.read(settings.cluster, settings.plan_key_file, routes=True)
+        self._fence = PlanFence(bool(self._plan_keys))
+        self._plan_read: Plan | None = None  # the one that is routed by, as its writer signed it
+        self._refused: tuple[Revision, str] = (Revision(), "")
         self._state = state
         self._gauges = gauges
         self._ack_key = state.keys.ack(*local.id)
@@ -135,8 +143,9 @@ class StateSync:
         except TrefoilError as error:
             if not isinstance(error, StateUnavailable):
                 self._away_since_s = None
-            elif self._away_since_s is None:
-                self._away_since_s = self._clock.monotonic_s()
+            else:
+                self._fence.forget()
+                self._away_since_s = self._clock.monotonic_s() if self._away_since_s is None else self._away_since_s
             self._log_trouble_once(error)
             return
         self._away_since_s = None
@@ -174,17 +183,42 @@ class StateSync:
         self._routing.learn_variants(node_plans.values())
         self._routing.set_nodes(map(self._in_own_time, nodes.values()))
         self._routing.set_acks(self._acks.values())
-        holder = await self._state.holder("controller")
+        holder = await self._state.holder(ROLE)
+        leader = Leader(await self._state.epoch_of(ROLE), holder.epoch if holder is not None else 0)
         now_s = self._clock.monotonic_s()
         if holder is not None:
             self._controller, self._led_s = holder.holder, now_s
         elif now_s - self._led_s >= UNLED_S:
             self._controller = ""
         if plan is not None:
-            self._routing.set_plan(plan)
+            self._obey(plan, leader)
             self._from_disk = False
-        elif why := self._state.unreadable.get(keys.plan()):
+            return
+        self._note_refusal(Revision(), "")
+        if why := self._state.unreadable.get(keys.plan()):
             raise PlanError(why)
+
+    def _obey(self, plan: Plan, leader: Leader) -> None:
+        """Route by a plan as it stands in Redis; raises TrefoilError where it is refused."""
+        if plan != self._plan_read:
+            try:
+                self._plan_keys.require(self._settings.redis_url.get_secret_value(), self._settings.insecure)
+                bare, routing = self._plan_keys.verify_routes(plan), self._routing
+                beats = self._fence.check(bare.revision, routing.obeyed, leader, self._clock.monotonic_s())
+                routing.set_plan(bare, beats_fence=beats)
+            except TrefoilError as error:
+                self._note_refusal(plan.revision, str(error))
+                raise
+            self._plan_read = plan
+        self._fence.forget()
+        self._note_refusal(Revision(), "")
+
+    def _note_refusal(self, revision: Revision, why: str) -> None:
+        """Say in the acknowledgement, and by a metric, which plan is refused and why; "": none."""
+        if self._refused != (revision, why):
+            self._refused = revision, why
+            self._gauges.set("trefoil_plan_refused", bool(why))
+            self._routing.changed.set()
 
     def _in_own_time(self, node: NodeStatus) -> NodeStatus:
         """A status with the time that it is of by our clock."""
@@ -205,6 +239,7 @@ class StateSync:
                 stale_receipts=self._accounting.receipts.stale_reasons,
                 transport_instead=local.transport.instead,
                 lengths_instead=local.lengths.trouble,
+                plan_refused=self._refused[1],
             )
         )
         for cause in set(local.active_rungs) - before:
@@ -244,16 +279,7 @@ class StateSync:
         while True:
             self._routing.check_agreement()
             self._routing.changed.clear()
-            ack = TableAck(
-                dispatcher=self._local.id[0],
-                worker=self._local.id[1],
-                table=self._routing.table.revision,
-                slices=self._routing.loads(),
-                observed_at_s=self._clock.now_s(),
-                peer_target=self._local.peer_target,
-                leaving=self._routing.membership.leaving,
-                counts=self._routing.membership.sharer_names,
-            )
+            ack = self._acknowledgement()
             try:
                 await self._state.put_unfenced(self._ack_key, ack)
             except StateUnavailable:
@@ -263,6 +289,20 @@ class StateSync:
                     await self._routing.changed.wait()
             except TimeoutError:
                 continue
+
+    def _acknowledgement(self) -> TableAck:
+        return TableAck(
+            dispatcher=self._local.id[0],
+            worker=self._local.id[1],
+            table=self._routing.table.revision,
+            slices=self._routing.loads(),
+            observed_at_s=self._clock.now_s(),
+            peer_target=self._local.peer_target,
+            leaving=self._routing.membership.leaving,
+            counts=self._routing.membership.sharer_names,
+            refused=brief(self._refused[1]),
+            refused_plan=self._refused[0],
+        )
 
     async def _flush(self) -> None:
         while True:
@@ -304,8 +344,8 @@ class StateSync:
             self._routing.unprobed.add(target.slice)
             self._health.eject(target.slice, Failure.UNREACHABLE, "known from disk only, not probed yet")
         try:
-            self._routing.set_plan(plan)
-            self._from_disk = True
+            self._routing.set_plan(self._plan_keys.verify_routes(plan))
+            self._plan_read, self._from_disk = plan, True
         except TrefoilError as error:
             LOG.warning("the plan on disk is not used", why=str(error))
 
@@ -322,10 +362,10 @@ class StateSync:
         self._health.trust(part.key for device in told for part in device.slices)
 
     def _save_table(self) -> None:
-        if self._routing.plan is None:
+        if self._plan_read is None:
             return
         try:
-            self._file.save(self._routing.plan, tuple(self._routing.nodes.values()))
+            self._file.save(self._plan_read, tuple(self._routing.nodes.values()))
         except OSError as error:
             self._disk.begin(self._file.path, error)
         else:

@@ -201,6 +201,8 @@ class Node:
     def report_missing(self, name: str, why: str) -> None:
         """Set why something is missing, and log it when that is news; an empty `why`: it is back."""
         if self.set_missing(name, why):
+            if name == PLAN:
+                self.metrics.set("trefoil_plan_refused", bool(why))
             (self._log.error if why else self._log.info)("missing" if why else "back", what=name, why=why)
 
     @staticmethod

@@ -107,7 +107,7 @@ CASES: list[tuple[str, type, str, str, str, Callable[[System], None], str]] = [
         "acknowledgements are forgotten with Redis' data (eee52c3)",
         LiveAcks,
         "read",
-        "return tuple(self._seen[worker].own for worker in sorted(self._seen))",
+        "return tuple(seen.own for seen in last if self.sight_s - seen.at_s < ACK_TTL_S)",
         "return tuple(there[worker] for worker in sorted(there))",
         acks_lost,
         "under requests",

@@ -51,6 +51,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "UTC at which the first certificate of the service itself, or at an agent of its running Tritons, ends.",
         ("whose",),
     ),
+    Metric(
+        "trefoil_plan_refused",
+        "gauge",
+        "1 while a dispatcher refuses the plan in Redis, or a power agent the plan of its controller.",
+        (),
+        (*DISPATCHER, *POWER_AGENT),
+    ),
     Metric("trefoil_disk_trouble", "gauge", "1 while this file of the service cannot be written.", ("file",)),
     # Carbon feed
     Metric(

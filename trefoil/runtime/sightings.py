@@ -84,7 +84,8 @@ class _Seen:
 class LiveAcks:
     """Acknowledgements of live workers, to be read every second or so. `sight_s`: for how long Redis was read.
 
-    An acknowledgement lives ACK_TTL_S after it was written; a worker without one is dead. But an emptied Redis has none
+    An acknowledgement lives ACK_TTL_S after it was written, also one that somebody has put there for longer; a worker
+    without one is dead. But an emptied Redis has none
     of the living either, and one that stood still has let them expire: who stopped a slice on that would stop it under
     its requests. So a reader remembers what it has seen, and counts its age only while Redis could be read.
     `observed_at_s` is given in the reader's own time; where the worker's clock is another, as of the look before the
@@ -140,7 +141,8 @@ class LiveAcks:
             if worker in there or (not seen.ack.leaving and self.sight_s - seen.at_s < ACK_TTL_S)
         }
         self._sightings.keep({_name(worker) for worker in self._seen})
-        return tuple(self._seen[worker].own for worker in sorted(self._seen))
+        last = (self._seen[worker] for worker in sorted(self._seen))
+        return tuple(seen.own for seen in last if self.sight_s - seen.at_s < ACK_TTL_S)
 
     def _in_own_time(self, ack: TableAck, looked_s: float) -> TableAck:
         """An acknowledgement with a time at which it was surely not written yet, where its clock is another one."""

@@ -152,6 +152,7 @@ class RolloutExecutor:
                 yield from self._step(target, step, view)
             if path.blocked:
                 return (yield from self._finish(RolloutState.HALTED, path.blocked))
+            yield from self._until_acknowledged()
             spent_j = self._spending.unallocated_j - spent_before_j
             return (yield from self._finish(RolloutState.DONE, path.why, spent_j))
         except Superseded:
@@ -246,11 +247,23 @@ class RolloutExecutor:
         yield from self._set_state(RolloutState.WAITING_DRAIN)
         yield from self._wait_until(self._settings.drain_timeout_s, lambda: self._in_flight(drained), "", give_up=False)
 
+    def _until_acknowledged(self) -> Steps[None]:
+        """Every live worker routes by the last revision: without that nothing is done. One that refuses it halts the
+        rollout, with its reason."""
+        revision = self.published.revision if self.published is not None else Revision()
+        if self._not_acked(revision):
+            yield from self._set_state(RolloutState.WAITING_ACK)
+            timeout_s = self._settings.ack_timeout_s
+            yield from self._wait_until(timeout_s, lambda: self._not_acked(revision), "acknowledged")
+
     def _not_acked(self, revision: Revision) -> str:
-        late = [a for a in self._observation.inputs.acks if a.table < revision]
+        late = [ack for ack in self._observation.inputs.acks if ack.table != revision]
         if not late:
             return self._observation.inputs.blind
-        return f"{late[0].dispatcher}:{late[0].worker} routes by {late[0].table}"
+        refusing = [ack for ack in late if ack.refused and ack.refused_plan == revision]
+        first = (refusing or late)[0]
+        why = f"; it refuses {revision}: {first.refused}" if refusing else ""
+        return f"worker {first.dispatcher}:{first.worker} routes by {first.table}{why}"
 
     def _in_flight(self, drained: frozenset[SliceKey]) -> str:
         for ack in self._observation.inputs.acks:

@@ -45,7 +45,7 @@ class Controller:
         self.observation = Observation(settings, self.state.keys, digits(), self.noting, self.clock.now_s())
         self.reader = ObservationReader(self.observation, self.state, settings.carbon, self.clock)
         disk, metrics = DiskStore(folder, 10), Metrics("controller")
-        self.role = Leadership(self.state, disk, self.clock, metrics, lambda: 0)
+        self.role = Leadership(self.state, disk, self.clock, metrics, list)
         self.publisher = DemandPublisher(self.state.keys, self.reader, self.role, self.clock)
         self.refreshes = 0
 

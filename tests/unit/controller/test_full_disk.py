@@ -121,7 +121,7 @@ async def test_without_an_epoch_on_disk_the_role_is_left_to_others_and_taken_whe
     clock = ManualClock(1000.0)
     state = state_on(Server(clock), "default", clock)
     store, disk = DiskStore(tmp_path, 10), FailingDisk(monkeypatch)
-    leader = Leadership(state, store, clock, Metrics("controller"), lambda: 7)
+    leader = Leadership(state, store, clock, Metrics("controller"), lambda: [7])
     for fails_from in (0, 4):  # before the role is taken, and just after
         disk.fail(fails_from)
         with pytest.raises(DiskUnavailable):

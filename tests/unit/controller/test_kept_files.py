@@ -26,7 +26,7 @@ class Controller:
     def __init__(self, server: Server, clock: ManualClock, folder, keys: PlanKeys = KEYS) -> None:
         self.state, self.keys = state_on(server, "default", clock), keys
         self.disk = DiskStore(folder, 10)
-        self.role = Leadership(self.state, self.disk, clock, Metrics("controller"), lambda: 0, keys)
+        self.role = Leadership(self.state, self.disk, clock, Metrics("controller"), list, keys)
         self.role._holder = folder.name
 
     async def take_over(self) -> None:

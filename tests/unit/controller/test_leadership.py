@@ -9,6 +9,8 @@ from controller.loop.disk_store import DiskStore
 from controller.loop.leadership import Leadership
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
+from trefoil.core.common import Revision
+from trefoil.core.demand import TableAck
 from trefoil.core.errors import RoleFree
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.state import LEASE_TTL_S
@@ -26,7 +28,7 @@ class Host:
         self._patch.setattr("controller.loop.leadership.socket.gethostname", lambda: name)
         store = DiskStore(self.folder / folder, 10)
         state = state_on(self.server, "default", self.clock)
-        return Leadership(state, store, self.clock, Metrics("controller"), lambda: highest_seen)
+        return Leadership(state, store, self.clock, Metrics("controller"), lambda: [highest_seen])
 
     async def passes(self, seconds: float, *alive: Leadership) -> None:
         for _ in range(round(seconds)):
@@ -64,7 +66,7 @@ async def test_after_a_dead_one_the_role_is_taken_at_once(host):
 async def test_one_that_was_stopped_and_overtaken_starts_anew_even_if_redis_has_forgotten_the_other(host, folder):
     seen = [0]
     stopped = host.controller("a")
-    stopped._highest_seen = lambda: seen[0]
+    stopped._epochs_seen = lambda: seen
     await stopped._step()
     await host.passes(LEASE_TTL_S + 1.0)
     other = host.controller("b", folder=folder, highest_seen=stopped._known_epoch)
@@ -98,6 +100,27 @@ async def test_a_forged_epoch_uses_up_none_of_those_there_are(host, forged):
     await alone.cede_to(forged)
     await host.passes(1.0, alone)
     assert alone.epoch == 3
+
+
+@pytest.mark.parametrize(
+    ("obeyed", "taken"), [([4], 5), ([4, 10**11], 5), ([10**12], 1), ([0], 1), ([999_999], 1_000_000)]
+)
+async def test_its_epoch_is_above_what_workers_acknowledge_as_far_as_that_can_be_true(host, obeyed, taken):
+    """Its disk, the agents' and Redis were lost; a false value does not hide a true one."""
+    alone = host.controller("a")
+    for worker, epoch in enumerate(obeyed):
+        ack = TableAck("d", worker, Revision(epoch, 3))
+        await alone._state.put_unfenced(alone._state.keys.ack("d", worker), ack)
+    await alone._step()
+    assert alone.epoch == taken
+
+
+async def test_no_acknowledgement_takes_the_role_from_who_leads(host):
+    alone = host.controller("a")
+    await alone._step()
+    await alone._state.put_unfenced(alone._state.keys.ack("d", 0), TableAck("d", 0, Revision(7, 1)))
+    await host.passes(4.0, alone)
+    assert alone.epoch == 1
 
 
 class Parts:

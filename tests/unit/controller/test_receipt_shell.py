@@ -41,7 +41,7 @@ class World:
         self.seen = Observation(settings, self.state.keys, catalog, predictor, now_s, receipts.window)
         self.reader = ObservationReader(self.seen, self.state, settings.carbon, self.clock)
         self.metrics, disk = Metrics("controller"), DiskStore(folder, 10)
-        self.authority = Leadership(self.state, disk, self.clock, self.metrics, lambda: 0)
+        self.authority = Leadership(self.state, disk, self.clock, self.metrics, list)
         self.accountant = Accountant(
             settings, self.state, self.authority, self.seen, receipts, disk, self.metrics, self.clock
         )

@@ -69,6 +69,20 @@ async def test_an_emptied_redis_ends_nobody_and_a_dead_worker_ends_when_its_key_
     assert await watch(clock, acks, 2.5) == (newer,), "the other is 5 s old"
 
 
+async def test_an_acknowledgement_that_nobody_renews_is_of_a_dead_worker_though_its_key_stays(
+    seen: tuple[Redis, ManualClock, LiveAcks],
+):
+    redis, clock, acks = seen
+    redis.holds = (ONE, OTHER)
+    await acks.read()
+    for second in range(12):
+        redis.holds = (replace(ONE, observed_at_s=2.0 + second), OTHER)
+        await watch(clock, acks, 1.0)
+    assert [ack.worker for ack in await acks.read()] == [0]
+    redis.holds = (ONE, replace(OTHER, observed_at_s=20.0))
+    assert [ack.worker for ack in await watch(clock, acks, 0.5)] == [0, 1], "it lives after all"
+
+
 async def test_nothing_ages_while_redis_is_away(seen: tuple[Redis, ManualClock, LiveAcks]):
     redis, clock, acks = seen
     redis.holds = (ONE,)

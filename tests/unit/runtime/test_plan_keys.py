@@ -11,9 +11,9 @@ from tests.support.agent_cluster import node_plan, planned
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, SettingError
 from trefoil.core.fleet import DeviceState
-from trefoil.core.plan import NodePlan
+from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.runtime import codec
-from trefoil.runtime.security.plan_keys import PlanKeys
+from trefoil.runtime.security.plan_keys import PlanKeys, main, routes_key
 
 OLD, NEW, OTHER = "0" * 32, "1" * 32, "2" * 32
 PLAN = node_plan(7, planned("3g.20gb", 4, 1), epoch=3)
@@ -59,6 +59,39 @@ def test_a_plan_that_was_changed_moved_or_signed_by_others_names_what_is_wrong(d
     )
     with pytest.raises(PlanError, match=rf"^plan of node. in Redis.*: {why}.*\. Remedy: .*the plan that runs stays"):
         keys.verify(forged)
+
+
+def test_a_routes_key_signs_plans_and_nothing_that_agents_or_controllers_obey(tmp_path: Path) -> None:
+    controller, dispatcher = PlanKeys("c", [NEW]), PlanKeys("c", [routes_key(NEW)])
+    plan = Plan(Revision(3, 7, 1), "exact", created_at_s=1_750_000_000.1234567, routes=(Route("f"),))
+    assert (
+        dispatcher.verify_routes(codec.decode(Plan, codec.encode(controller.sign_routes(plan)))).routes == plan.routes
+    )
+    assert not dispatcher.sign(PLAN).signature
+    for forged in (
+        replace(plan, signature=controller.sign(PLAN).signature),
+        replace(controller.sign_routes(plan), why="x"),
+    ):
+        with pytest.raises(PlanError, match=r"plan in Redis = .*the last plan that was obeyed stays in force"):
+            dispatcher.verify_routes(forged)
+    file = tmp_path / "routes.key"
+    file.write_text(routes_key(NEW))
+    file.chmod(0o600)
+    assert PlanKeys.read("c", file, routes=True)
+    with pytest.raises(SettingError, match="holds a routes key, which dispatchers use"):
+        PlanKeys.read("c", file)
+
+
+def test_the_command_prints_the_routes_key_of_each_plan_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.key"
+    file.write_text(f"{NEW}\n{OLD}\n")
+    file.chmod(0o600)
+    assert main([str(file)]) == 0
+    assert capsys.readouterr().out.split() == [routes_key(NEW), routes_key(OLD)]
+    assert NEW not in routes_key(NEW)
+    for refused in ([], [str(tmp_path / "none")]):
+        assert main(refused) == 2
+        assert "Remedy: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

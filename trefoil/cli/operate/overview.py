@@ -79,11 +79,13 @@ async def _gather_known(system: ControllerClient, since_s: float | None = None) 
         "policy": answer.plan.policy,
         "why": answer.plan.why,
         "rollout": RolloutState(answer.rollout.state).name.lower(),
+        "rollout_why": answer.rollout.why,
         "exploring": answer.plan.exploration,
         "cluster": fleet.cluster,
         "nodes": [as_json(node) for node in fleet.nodes],
         "stale_nodes": list(fleet.stale_nodes),
         "workers": list(fleet.workers),
+        "plans_refused": list(fleet.plans_refused),
         "carbon": [as_json(reading) for reading in readings],
         "carbon_ratio": [
             {"zone": one.series.zone, "ratio": current_ratio(ratios.get(one.series.zone), one, now_s)}
@@ -138,6 +140,9 @@ def trouble_lines(found: Mapping[str, Any], now_s: float) -> list[str]:
     lines += [f"{node} is silent: what stands there is of then" for node in found["stale_nodes"]]
     for node in nodes_of(found):
         lines += [f"{node.node} cannot: {one}" for one in node.missing if one.startswith(TROUBLES)]
+    lines += [f"plan refused: {refusal}" for refusal in found["plans_refused"]]
+    if found["rollout"] == "halted":
+        lines.append(f"the rollout is halted: {found['rollout_why']}")
     if found["carbon_refused"]:
         lines.append(f"carbon is not planned by: {found['carbon_refused']}")
     lines += [f"planned around, {refused}" for refused in found["models_refused"] + found["places_refused"]]

@@ -31,6 +31,7 @@ from trefoil.runtime.clock import Clock
 from trefoil.runtime.config import ServiceSettings
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.repository import family_folder, family_folders, link_shared, load_catalog, load_family
+from trefoil.runtime.security import plan_keys
 from trefoil.runtime.state import State
 
 if TYPE_CHECKING:
@@ -183,8 +184,13 @@ def profile_overrides(system: System) -> dict[str, Path]:
 
 
 def new_launch(system: System, paths: StatePaths, launch_id: str, supervisor: Identity, now_s: float) -> Launch:
-    """Make a launch: where everything will listen, with a fresh Redis password and a fresh token, which is written."""
+    """Make a launch: where everything will listen, with a fresh Redis password and a fresh token, which is written, as
+    are the keys of plans."""
     write_private(paths.token, f"{secrets.token_urlsafe(32)}\n")
+    if not paths.plan_key.exists():
+        write_private(paths.plan_key, f"{secrets.token_hex(32)}\n")
+    plan_key = config.read_secret_file(paths.plan_key, plan_keys.FIELD)
+    write_private(paths.routes_key, f"{plan_keys.routes_key(plan_key)}\n")
     ports = system.listening_ports
     address = {name: f"{LOOPBACK}:{getattr(ports, f'{name}_admin')}" for name in SERVICES}
     metrics = {name: f"{LOOPBACK}:{getattr(ports, f'{name}_metrics')}" for name in SERVICES}
@@ -368,7 +374,7 @@ def power_agent_settings(system: System, launch: Launch, paths: StatePaths) -> d
     """Settings of the power agent. Its Tritons go down with it: a simulated node's since the node goes too."""
     common = _common_settings("power_agent", system, launch, paths.folder("agent"))
     socket = {} if system.fleet.real else {"node_socket": launch.node_socket}
-    return {**system.power_agent, **_agent_values(system), **common, **socket}
+    return {**system.power_agent, **_agent_values(system), **common, **socket, "plan_key_file": str(paths.plan_key)}
 
 
 def agent_settings(system: System) -> "PowerAgentSettings":
@@ -380,7 +386,7 @@ def agent_settings(system: System) -> "PowerAgentSettings":
     from power_agent.settings import PowerAgentSettings
 
     own = _agent_values(system)
-    made = (*LAUNCHED, *own, "node_socket")
+    made = (*LAUNCHED, *own, "node_socket", "plan_key_file")
     return _checked(PowerAgentSettings, "power_agent", system.power_agent, made, {**system.power_agent, **own})
 
 
@@ -439,6 +445,7 @@ def controller_settings(system: System, launch: Launch, paths: StatePaths) -> di
         "move_horizon_s": system.move_horizon_s,
         "preset": system.preset,
         "demand_initial_per_s": system.demands_initial_per_s,
+        "plan_key_file": str(paths.plan_key),
     }
 
 
@@ -446,6 +453,7 @@ def dispatcher_settings(system: System, launch: Launch, paths: StatePaths) -> di
     """Settings of the dispatcher; routes come from the plan."""
     return _common_settings("dispatcher", system, launch, paths.folder("dispatcher")) | {
         "inference_address": launch.addresses["inference"],
+        "plan_key_file": str(paths.routes_key),
         "front_open": True,
         "rest_address": launch.addresses.get("rest", ""),
         "workers": system.workers,

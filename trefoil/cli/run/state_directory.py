@@ -3,6 +3,8 @@
 <state_dir>/lock                 held while a supervisor lives
 <state_dir>/run/launch.json      0600: who supervises, where everything listens (holds the Redis password)
 <state_dir>/run/token            0600: what the services' admin ports ask for, also of processes of this machine
+<state_dir>/run/plan.key         0600: what the controller signs plans by; stays from launch to launch
+<state_dir>/run/routes.key       0600: derived from it, for the dispatcher
 <state_dir>/run/<service>.json   pid and start of each process; how it ended, as long as it does not stay up
 <state_dir>/config/<service>.toml, redis/, logs/, agent/, node/, dispatcher/, controller/
 """
@@ -84,6 +86,16 @@ class StatePaths:
     def token(self) -> Path:
         """File of the token of all admin ports."""
         return self.run / "token"
+
+    @property
+    def plan_key(self) -> Path:
+        """File of the key that the controller signs plans by."""
+        return self.run / "plan.key"
+
+    @property
+    def routes_key(self) -> Path:
+        """File of the key that the dispatcher verifies plans by."""
+        return self.run / "routes.key"
 
     def log(self, service: str) -> Path:
         """Log file of a service."""
