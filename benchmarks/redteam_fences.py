@@ -1,0 +1,151 @@
+"""Attacks on what readers fence by: one well-formed wrong value in Redis, at a key that plans or epochs go by.
+
+Each is written once, under load: the leader puts it right, no dispatcher obeys it, and nothing fences the leader. After
+each the controller has to be obeyed again: `Row.recovered_s` waits for a decision, and `obeyed` for its plan.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+from benchmarks.chaos_redis import connect
+from benchmarks.chaos_rows import Trouble
+from benchmarks.echo_system import EchoSystem
+from protos.controller.v1 import controller_pb2
+from trefoil.core.common import Lease, Revision
+from trefoil.core.demand import TableAck
+from trefoil.core.plan import NodePlan, Plan
+from trefoil.runtime import codec
+from trefoil.runtime.state import State
+
+LASTS_S: Final = 3.0
+OBEYED_MAX_S: Final = 10.0
+POLL_S: Final = 0.1
+EPOCH_MAX: Final = 10**12
+Attack = Callable[[EchoSystem, Plan], Awaitable[None]]
+
+
+async def write(system: EchoSystem, key: str, value: Any) -> None:
+    """Write one value over a key, as somebody who is none of its writers, and tell readers at once."""
+    client, data = connect(system), value if isinstance(value, bytes) else codec.encode(value)
+    await client.set(key, data)
+    await client.publish(system.client.state.keys.changed(), key)
+
+
+def forged(change: Callable[[Plan], Plan]) -> Attack:
+    """The plan in Redis, changed, with whatever signature it had."""
+
+    async def attack(system: EchoSystem, plan: Plan) -> None:
+        await write(system, system.client.state.keys.plan(), change(plan))
+
+    return attack
+
+
+def revised(plan: Plan, epoch: int = 0, number: int = 0) -> Plan:
+    """A plan without routes under another revision."""
+    return replace(plan, routes=(), revision=Revision(epoch or plan.revision.epoch, number or plan.revision.number))
+
+
+def at(key: Callable[[State], str], value: Callable[[Plan], Any]) -> Attack:
+    """One value at another key."""
+
+    async def attack(system: EchoSystem, plan: Plan) -> None:
+        await write(system, key(system.client.state), value(plan))
+
+    return attack
+
+
+async def replayed(system: EchoSystem, plan: Plan) -> None:
+    """The plan that is in force now is written again once a newer one is: signed, and of this leader."""
+    await system.client.call("Pin", controller_pb2.PinRequest(plan=codec.to_proto(replace(plan, signature=""))))
+    await asyncio.sleep(1.0)
+    await write(system, system.client.state.keys.plan(), plan)
+
+
+async def deleted(system: EchoSystem, _: Plan) -> None:
+    """The plan is deleted."""
+    await connect(system).delete(system.client.state.keys.plan())
+
+
+def made(attack: Attack) -> Callable[[EchoSystem], AbstractAsyncContextManager[None]]:
+    """The attack once; at the end the controller's plan has to be the one that every worker routes by."""
+
+    @asynccontextmanager
+    async def make(system: EchoSystem) -> AsyncIterator[None]:
+        state = system.client.state
+        plan = await state.get(state.keys.plan(), Plan)
+        assert plan is not None, "the controller has written a plan"
+        await attack(system, plan)
+        yield
+        await obeyed(system)
+
+    return make
+
+
+async def obeyed(system: EchoSystem) -> None:
+    """Every worker routes by the controller's plan, and refuses none.
+
+    Raises:
+        AssertionError: not within OBEYED_MAX_S.
+    """
+    state, why = system.client.state, ""
+    for _ in range(round(OBEYED_MAX_S / POLL_S)):
+        wanted = codec.from_proto((await system.client.call("GetRollout", controller_pb2.GetRolloutRequest())).rollout)
+        names = {f"{ack.dispatcher}:{ack.worker}" for ack in await acks(state)} - {"nobody:0"}
+        late = [ack for ack in await acks(state) if ack.dispatcher != "nobody" and ack.table != wanted.target]
+        why = f"{wanted.target} is wanted; {[(str(a.table), a.refused) for a in late]}"
+        if names and not late:
+            return
+        await asyncio.sleep(POLL_S)
+    raise AssertionError(f"not obeyed after {OBEYED_MAX_S:g} s: {why}")
+
+
+async def acks(state: State) -> list[TableAck]:
+    """Acknowledgements as they stand in Redis."""
+    return list((await state.scan(state.keys.ack_prefix(), TableAck)).values())
+
+
+def stray_ack(revision: Callable[[Plan], Revision]) -> Attack:
+    """Acknowledgement of a worker that is none; it never expires."""
+    return at(lambda state: state.keys.ack("nobody", 0), lambda plan: TableAck("nobody", 0, revision(plan)))
+
+
+ATTACKS: Final[dict[str, Attack]] = {
+    "plan without routes, next epoch": forged(lambda plan: revised(plan, plan.revision.epoch + 1)),
+    "plan without routes, epoch 10^12": forged(lambda plan: revised(plan, EPOCH_MAX)),
+    "plan without routes, number 2^62": forged(lambda plan: revised(plan, number=2**62)),
+    "plan whose routes name slices that do not exist": forged(
+        lambda plan: replace(
+            plan,
+            revision=Revision(plan.revision.epoch, plan.revision.number + 9),
+            routes=tuple(
+                replace(r, targets=tuple(replace(t, slice=replace(t.slice, device="no/gpu")) for t in r.targets))
+                for r in plan.routes
+            ),
+        )
+    ),
+    "an older signed plan": replayed,
+    "plan deleted": deleted,
+    "epoch of controllers 10^11": at(lambda s: s.keys.epoch("controller"), lambda _: b"%d" % (10**11)),
+    "epoch of controllers + 500,000": at(
+        lambda s: s.keys.epoch("controller"), lambda plan: b"%d" % (plan.revision.epoch + 500_000)
+    ),
+    "epoch of controllers 1": at(lambda s: s.keys.epoch("controller"), lambda _: b"1"),
+    "lease of another controller": at(
+        lambda s: s.keys.lease("controller"),
+        lambda plan: Lease("controller", "nobody", plan.revision.epoch + 1, 1e12),
+    ),
+    "acknowledgement of epoch 10^12, for ever": stray_ack(lambda _: Revision(EPOCH_MAX, 1)),
+    "acknowledgement of epoch + 500,000, for ever": stray_ack(lambda plan: Revision(plan.revision.epoch + 500_000)),
+    "acknowledgement of an old table, for ever": stray_ack(lambda _: Revision()),
+    "node plan of epoch 10^12": at(
+        lambda s: s.keys.plan_node("node0"), lambda _: NodePlan(Revision(EPOCH_MAX, 1), "node0")
+    ),
+}
+
+
+def troubles() -> tuple[Trouble, ...]:
+    """Attacks on the shared system."""
+    return tuple(Trouble(f"fences: {what}", made(attack), LASTS_S) for what, attack in ATTACKS.items())
