@@ -92,9 +92,13 @@ def curl(address: str, requests: Sequence[HttpRequest], *options: str) -> list[A
 
 def grpc(library: str, address: str, calls: Sequence[tuple[str, bytes]]) -> list[tuple[int, bytes]]:
     """Statuses and messages that Node's "http2" or "grpc-js" gets for calls (path, message)."""
-    needs("node", "npm")
+    needs("node")
     if library == "grpc-js" and not (CLIENTS / "node_modules").is_dir():
-        subprocess.run(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], cwd=CLIENTS, check=True)
+        needs("npm")
+        command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
+        done = subprocess.run(command, cwd=CLIENTS, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"`npm ci` in {CLIENTS} failed: {done.stderr.strip()[-200:]}")
     given = [f"{path}\t{base64.b64encode(message).decode()}" for path, message in calls]
     lines = _lines(["node", str(CLIENTS / "grpc.mjs"), library, address], given)
     return [(int(status), base64.b64decode(data)) for status, data in (line.split("\t") for line in lines)]
