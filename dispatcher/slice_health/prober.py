@@ -50,8 +50,8 @@ SICK_MAX_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a probe found: why `model` ("" = all of its slice) is not well, None = it is. `held_up`: this process was,
-    so that a time-out tells nothing."""
+    """What a probe found: why `model` ("" = all of its slice) is not well, None = it is. `held_up`: by a time-out that
+    may be this process's own, or the whole server's, which `_ask_alive` finds."""
 
     failure: Failure | None = None
     why: str = ""
@@ -254,8 +254,9 @@ class Prober:
                 return _Found(Failure.UNREACHABLE, f"not ready for {model}", model)
             contract = self._contracts.known(model) or await self._contracts.from_slice(model, slice_)
         except (TrefoilError, grpc.aio.AioRpcError) as error:
-            proof = proof_of(error)
-            return _Found(proof or Failure.UNREACHABLE, _text(error), "" if proof else model)
+            proof, why = proof_of(error), _text(error)
+            silent = why.startswith("DEADLINE_EXCEEDED")
+            return _Found(proof or Failure.UNREACHABLE, why, "" if proof else model, silent)
         if suspected is not None and suspected not in PROVEN_BY_INFERENCE:
             return _Found()
         timeout_s = max(timeout_s, PROBE_FACTOR * self._health.evidence.times.longest_s(slice_))

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any, Final
 
+import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.routing.core.routing_table import Endpoint
 from dispatcher.transport.choice import Transport
-from dispatcher.transport.seam import Channel, Leaving, Metadata, Parts, Trailers
+from dispatcher.transport.seam import Channel, ConnectionDied, Leaving, Metadata, NotTaken, Parts, Trailers
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import SliceKey, triton_name
 
@@ -45,8 +46,12 @@ class Connection:
         return answer.FromString(data)
 
     async def alive(self, timeout_s: float) -> None:
-        """Ask whether the server lives; raises AioRpcError."""
-        await self.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse, timeout_s)
+        """Ask whether the server lives. Any answer shows that it does; raises AioRpcError where there is none."""
+        try:
+            await self.ask("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse, timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if isinstance(error, NotTaken | ConnectionDied) or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
 
     async def ready(self, model: str, timeout_s: float) -> bool:
         """Ask whether the server takes requests for a model, whatever its other models do; raises AioRpcError."""
