@@ -163,6 +163,7 @@ async def take_over(settings: ControllerSettings) -> None:
     takes no role before it has looked.
     """
     disk = DiskStore(settings.state_dir, settings.decisions_max)
+    disk.check_shapes()
     state = State.connect(settings.redis_url, settings.cluster)
     try:
         await KeptFiles(disk, state, PlanKeys.read(settings.cluster, settings.plan_key_file)).take_over()

@@ -69,6 +69,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             ],
             agents_unreached=self._unreached(),
             places_refused=self._places_refused(),
+            files_set_aside=self._disk.set_aside(),
         )
 
     def _places_refused(self) -> list[str]:

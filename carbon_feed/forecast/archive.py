@@ -288,7 +288,7 @@ def forecast_of_line(line: str, series: Series) -> CarbonForecast | None:
             provenance=_provenance(document.get("provenance")),
             fallback_reason=str(document.get("fallback_reason", "")),
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -12,6 +12,7 @@ from carbon_feed.forecast.archive import ForecastArchive, forecast_of_line, line
 from carbon_feed.forecast.incremental import Incremental
 from trefoil.core.carbon import CarbonForecast, Series
 from trefoil.runtime.keys import series_name
+from trefoil.runtime.state_files import read_bytes
 
 DAYS_KEPT: Final = 62  # FORECASTS_MAX hourly issues, and the day that is being written
 LINES_BETWEEN_BREAKS: Final = 16
@@ -54,7 +55,7 @@ class ForecastFiles:
         return [
             line
             for path in self._paths()
-            for line in path.read_text(encoding="utf-8", errors="replace").split("\n")
+            for line in (read_bytes(path) or b"").decode(errors="replace").split("\n")
             if line
         ]
 

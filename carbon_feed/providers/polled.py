@@ -11,7 +11,7 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,7 +21,9 @@ from carbon_feed.reading.core.polling import NEVER, Polling, PollLimits, PollUsa
 from carbon_feed.reading.core.validation import Cause, Refusal
 from trefoil.core import errors
 from trefoil.core.carbon import ZoneHealth
+from trefoil.runtime import codec
 from trefoil.runtime.files import FileTrouble, replace_file
+from trefoil.runtime.state_files import as_epoch, read_state
 
 FIRST_ANSWER: Final = Refusal(Cause.UNAVAILABLE, "the first answer is awaited")
 
@@ -222,14 +224,19 @@ class PolledProvider:
 
 
 def load_usage(path: Path | None) -> PollUsage:
-    """Load usage from disk; none when the file is absent or not in our words."""
+    """Load usage from disk; none when the file is absent, cannot be read or was set aside: that costs at most one day's
+    quota.
+    """
     try:
-        parsed = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
-    except (OSError, ValueError):  # a file that somebody cut off costs at most one day's quota
+        return (read_state(path, _usage) if path is not None else None) or PollUsage()
+    except OSError:
         return PollUsage()
-    names = {field.name for field in fields(PollUsage)}
-    if not isinstance(parsed, dict) or not names >= set(parsed):
-        return PollUsage()
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in parsed.values()):
-        return PollUsage()
-    return PollUsage(**parsed)
+
+
+def _usage(tree: Any) -> PollUsage:
+    usage: PollUsage = codec.from_plain(PollUsage, tree)
+    for count in (usage.day, usage.asked, usage.extra, usage.epoch):
+        as_epoch(count)
+    if math.inf in (usage.next_s, usage.not_before_s):
+        raise ValueError("a time that never comes")
+    return usage

@@ -12,11 +12,12 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from trefoil.core import errors
 from trefoil.core.common import Lease
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.files import FileTrouble, Gauges, replace_file
+from trefoil.runtime.files import FileTrouble, replace_file
 from trefoil.runtime.state import State
+from trefoil.runtime.state_files import as_epoch, read_state
+from trefoil.runtime.telemetry import Metrics
 
 RENEW_S: Final = 0.5
 
@@ -24,7 +25,7 @@ RENEW_S: Final = 0.5
 class LeaderElection:
     """Leader election of one zone, as this process sees it."""
 
-    def __init__(self, state: State, clock: Clock, name: str, epoch_file: Path, gauges: Gauges | None = None) -> None:
+    def __init__(self, state: State, clock: Clock, name: str, epoch_file: Path, metrics: Metrics | None = None) -> None:
         self.name = name
         self.identity = f"{socket.gethostname()}:{os.getpid()}"
         self.holder = ""
@@ -33,7 +34,8 @@ class LeaderElection:
         self._lease: Lease | None = None
         self._check_at_s = float("-inf")
         self._highest_epoch = 0
-        self._trouble = FileTrouble("epoch", "the feed leads on, its epoch in memory", gauges)
+        self._trouble = FileTrouble("epoch", "the feed leads on, its epoch in memory", metrics)
+        self._metrics = metrics
 
     @property
     def lease(self) -> Lease | None:
@@ -79,7 +81,7 @@ class LeaderElection:
 
         Raises:
             errors.StateUnavailable: Redis does not answer.
-            errors.StartError: the disk does not hold an epoch where it should.
+            errors.StartError: a newer version has written the epoch on this disk.
         """
         lease = await self._state.acquire(self.name, self.identity, floor_epoch=self._known_epoch())
         if lease is None:
@@ -90,7 +92,7 @@ class LeaderElection:
 
     def _known_epoch(self) -> int:
         try:
-            return max(self._highest_epoch, load_epoch(self._epoch_file))
+            return max(self._highest_epoch, load_epoch(self._epoch_file, self._metrics))
         except OSError as error:
             self._trouble.begin(self._epoch_file, error)
             return self._highest_epoch
@@ -115,21 +117,15 @@ class LeaderElection:
             self._lease = None
 
 
-def load_epoch(path: Path) -> int:
-    """Load the highest epoch that this disk has seen; 0 when it never saw one.
+def load_epoch(path: Path, metrics: Metrics | None = None) -> int:
+    """Load the highest epoch that this disk has seen; 0 when it never saw one, or what stood there was set aside: then
+    Redis knows the highest.
 
     Raises:
-        errors.StartError: the file holds something else.
+        errors.StartError: a newer version has written it.
         OSError: it cannot be read.
     """
-    try:
-        return int(path.read_text())
-    except FileNotFoundError:
-        return 0
-    except ValueError as error:
-        raise errors.StartError(
-            "not a number", field=str(path), remedy="delete the file if no cluster uses it"
-        ) from error
+    return read_state(path, as_epoch, metrics) or 0
 
 
 def save_epoch(path: Path, epoch: int) -> None:

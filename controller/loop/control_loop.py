@@ -68,7 +68,7 @@ def load_saved_state(disk: DiskStore, settings: ControllerSettings, objectives: 
         dict(objectives),
         list(disk.load_all("plans", Plan)),
         control,
-        ExplorationTotals(**disk.load_plain(TOTALS)),
+        disk.load(TOTALS, ExplorationTotals) or ExplorationTotals(),
         Counter(counts.get("replans", {})),
         Counter(counts.get("reconfigurations", {})),
         float(disk.load_plain(FLEET).get("max_watts", settings.max_watts)),
@@ -168,7 +168,8 @@ class ControlLoop:
         self._lock = asyncio.Lock()
         self._commands = 0  # that wait for the lock or have it
         self.observation.windows.load_budgets(disk.load_plain("budgets"), clock.now_s())
-        disk.save_later("objectives", list(core.objectives.values()))
+        if core.objectives:
+            disk.save_later("objectives", list(core.objectives.values()))
 
     @property
     def observation(self) -> Observation:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 
@@ -34,7 +34,10 @@ from trefoil.core.plan_check import plan_digest
 from trefoil.core.policies import Policy
 from trefoil.runtime import codec
 from trefoil.runtime.fenced import Append
+from trefoil.runtime.files import NotPlain, read_plain
+from trefoil.runtime.state_files import BYTES_MAX
 
+T = TypeVar("T")
 PAGE: Final = 100  # records read at once
 
 if TYPE_CHECKING:  # what only the live controller has: a simulation imports this module too
@@ -213,10 +216,16 @@ def stored_decisions(folder: Path) -> Iterator[tuple[DecisionRecord, Plan | None
             "no such folder", field="decisions", value=str(folder), remedy="name <state>/decisions of a controller"
         )
     for path in sorted(p for p in folder.glob("*.json") if not p.name.endswith(".plan.json")):
-        record = codec.from_json(DecisionRecord, path.read_text(encoding="utf-8"))
         beside = path.with_name(path.name.removesuffix(".json") + ".plan.json")
-        made = codec.from_json(Plan, beside.read_text(encoding="utf-8")) if beside.exists() else None
-        yield record, made
+        yield _stored(path, DecisionRecord), _stored(beside, Plan) if beside.exists() else None
+
+
+def _stored(path: Path, cls: type[T]) -> T:
+    try:
+        return codec.from_json(cls, read_plain(path, BYTES_MAX).decode())
+    except (NotPlain, OSError, UnicodeDecodeError, errors.InvalidInput) as error:
+        remedy = "remove that file to replay the others"
+        raise errors.InvalidInput(str(error), field="file", value=str(path), remedy=remedy) from error
 
 
 def _diff(recorded: Plan, again: Plan | None) -> Iterator[str]:

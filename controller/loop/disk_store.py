@@ -4,27 +4,35 @@ What must be known to be kept before anything comes of it (plans, objectives, mo
 by `save` and `save_together`, which raise. What may be lost with a word (budgets, counts, what a planner remembers)
 goes through `save_later`, which waits in memory for room. `check` tells whether there is room again, by writing.
 What another controller needs to go on from here is noted in `uncopied`, until it is copied to Redis (`kept_files.py`).
+Files that cannot be understood are set aside (`trefoil.runtime.state_files`) and noted in `lost.json`: the copies in
+Redis bring them back, and `set_aside` says what became of them.
 """
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import structlog
-
+from controller.loop.state_shapes import SHAPES
 from trefoil.core import errors
 from trefoil.core.plan import DecisionRecord, Plan, decision_order
 from trefoil.runtime import codec
 from trefoil.runtime.files import FileTrouble, disk_error, replace_files
+from trefoil.runtime.state_files import BAD, names_set_aside, of_shape, read_state
 from trefoil.runtime.telemetry import Metrics
 
 T = TypeVar("T")
 TRIAL: Final = "trial"
-OWN: Final = frozenset({TRIAL, "epoch", "led", "accounting"})
+LOST_FILE: Final = "lost"
+OWN: Final = frozenset({TRIAL, LOST_FILE, "epoch", "led", "accounting"})
 """What is of this disk alone: Redis knows epochs and what is accounted itself."""
 CONSEQUENCE: Final = "the plan in force stays, nothing new is decided or accepted"
+LOST: Final = "lost, unless Redis has a copy"
+RESTORED: Final = "restored from the copy in Redis"
+FORGOTTEN: Final = "what it held is forgotten"
 
 
 class DiskStore:
@@ -32,12 +40,11 @@ class DiskStore:
 
     def __init__(self, root: Path, decisions_max: int, metrics: Metrics | None = None) -> None:
         self._root, self._decisions_max = root, decisions_max
-        self._trouble = FileTrouble("state_dir", CONSEQUENCE, metrics)
+        self._trouble, self._metrics = FileTrouble("state_dir", CONSEQUENCE, metrics), metrics
         self._waiting: dict[str, str] = {}
         self._refused_chars = 0
         self.uncopied: dict[str, str] = {}
         """Text of files that have changed since they were copied to Redis, by name."""
-        self._log = structlog.get_logger()
         try:
             (root / "decisions").mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -123,32 +130,77 @@ class DiskStore:
         names = [path.stem for path in self._root.glob("*.json") if _is_copied(path.stem)]
         self.uncopied = {name: text for name in sorted(names) if (text := self._present_text(name)) is not None}
 
-    def replace_all(self, texts: Mapping[str, str]) -> None:
-        """Replace all files that others need by those that another controller left.
+    def replace_all(self, texts: Mapping[str, str], keep: Collection[str] = ()) -> None:
+        """Replace all files that others need by those that another controller left, but for those to keep.
 
         Raises:
             errors.DiskUnavailable: the disk does not take them.
         """
         self._replace(texts)
         for path in self._root.glob("*.json"):
-            if _is_copied(path.stem) and path.stem not in texts:
+            if _is_copied(path.stem) and path.stem not in texts and path.stem not in keep:
                 self._forget(path.stem)
+
+    def check_shapes(self) -> None:
+        """Check every file, so that what cannot be understood is set aside, and restored, before anything is begun.
+
+        Raises:
+            errors.DiskUnavailable: the disk does not give one.
+            errors.StartError: one is of a newer version.
+        """
+        for name in SHAPES:
+            self._read(name)
+
+    def fits(self, name: str, text: str) -> bool:
+        """Whether a text can be the content of a file that is copied."""
+        try:
+            of_shape(SHAPES[name], codec.parse_json(text))
+        except (errors.InvalidInput, KeyError):
+            return False
+        return True
+
+    def restore(self, texts: Mapping[str, str]) -> list[str]:
+        """Restore those of the files that were lost; returns which. Raises as `save_together`."""
+        fates = dict(self.load_plain(LOST_FILE))
+        found = {name: text for name, text in texts.items() if fates.get(name) == LOST}
+        if found:
+            self._replace({**found, LOST_FILE: _text(fates | dict.fromkeys(found, RESTORED))})
+        return list(found)
+
+    def lost(self) -> set[str]:
+        """Names of files that were set aside, and that a copy can still bring back."""
+        return {name for name, fate in self.load_plain(LOST_FILE).items() if fate == LOST}
+
+    def forget_lost(self) -> None:
+        """Forget what is still lost: from here on this disk is what counts."""
+        fates = self.load_plain(LOST_FILE)
+        if LOST in fates.values():
+            self.save_later(LOST_FILE, {n: FORGOTTEN if fate == LOST else fate for n, fate in fates.items()})
+
+    def set_aside(self) -> list[str]:
+        """Files that were set aside, a line each, for as long as they lie there."""
+        names = [path.removesuffix(".json") for path in names_set_aside(self._root)]
+        fates = self.load_plain(LOST_FILE) if names else {}
+        return [
+            f"{name}.json could not be understood and stands aside as {name}.json{BAD}: {fates.get(name, FORGOTTEN)}. "
+            "Remedy: check what operators had set, then remove that file"
+            for name in names
+        ]
 
     def load(self, name: str, cls: type[T]) -> T | None:
         """Load what was saved under a name, None if nothing (readable) was."""
-        tree = self._read(name)
-        return None if tree is None else self._rebuilt(name, cls, tree)
+        found: T | None = self._read(name, cls)
+        return found
 
     def load_all(self, name: str, cls: type[T]) -> tuple[T, ...]:
         """Load the list that was saved, empty if nothing (readable) was."""
-        tree = self._read(name)
-        found = [] if not isinstance(tree, list) else [self._rebuilt(name, cls, item) for item in tree]
-        return tuple(item for item in found if item is not None)
+        found: tuple[T, ...] = self._read(name, tuple[cls, ...]) or ()  # type: ignore[valid-type]
+        return found
 
     def load_plain(self, name: str) -> Mapping[str, Any]:
-        """Load plain JSON, empty if nothing (readable) was saved."""
-        tree = self._read(name)
-        return tree if isinstance(tree, dict) else {}
+        """Load plain JSON of its shape, empty if nothing (readable) was saved."""
+        found: Mapping[str, Any] | None = self._read(name)
+        return found or {}
 
     def save_decision(self, record: Any, plan: Any | None) -> None:
         """Save a decision record, and the plan it led to beside it; the oldest beyond `decisions_max` go.
@@ -175,31 +227,22 @@ class DiskStore:
         names = [p.name.removesuffix(".json") for p in (self._root / "decisions").glob("*.json")]
         return sorted((n for n in names if not n.endswith(".plan")), key=decision_order)
 
-    def _read(self, name: str) -> Any:
+    def _read(self, name: str, cls: Any = None) -> Any:
         path = self._path(name)
+        stood = os.path.lexists(path)
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
+            found = read_state(path, partial(_of_its_shape, name, cls), self._metrics)
         except OSError as error:  # what is on it may be whole: not to be taken for lost, and not to be set aside
             raise disk_error(path, error, "read", "without it nothing can be known of what was in force") from error
-        except ValueError as error:
-            self._set_aside(path, str(error))
-            return None
+        if found is None and stood and "/" not in name and name != LOST_FILE:
+            self.save_later(LOST_FILE, {**self.load_plain(LOST_FILE), name: LOST})
+        return found
 
-    def _rebuilt(self, name: str, cls: type[T], tree: Any) -> T | None:
-        try:
-            return codec.from_plain(cls, tree, name)  # type: ignore[no-any-return]
-        except errors.InvalidInput as error:
-            self._set_aside(self._path(name), str(error))
-            return None
 
-    def _set_aside(self, path: Path, why: str) -> None:
-        self._log.warning("unreadable file set aside; going on without it", path=str(path), error=why)
-        try:
-            path.replace(path.with_suffix(".broken"))
-        except OSError as error:
-            self._log.warning("cannot set it aside", path=str(path), error=str(error))
+def _of_its_shape(name: str, cls: Any, tree: Any) -> Any:
+    """What was asked for; plain JSON where no class was."""
+    found = of_shape(cls or SHAPES[name], tree)
+    return tree if cls is None else found
 
 
 def _is_copied(name: str) -> bool:

@@ -38,21 +38,28 @@ class KeptFiles:
             errors.StateUnavailable: Redis does not answer.
             errors.DiskUnavailable: the disk does not take it.
         """
-        left = await self._left()
+        left, unfit = await self._left()
         newest = _newest(left)
+        texts = {file.name: file.json for file in left}
+        if newest.epoch == self._led() and (restored := self._disk.restore(texts)):
+            self._log.warning("restored from the copies in Redis", files=restored, written=str(newest))
         if newest.epoch > self._led() and newest != self._taken_over():
-            self._disk.replace_all({file.name: file.json for file in left})
+            self._disk.replace_all(texts, keep=unfit)
+            self._disk.restore(texts)
             self._disk.save(LED, {"epoch": self._led(), "taken_over": [newest.epoch, newest.number]})
             self._log.info("taken over from another controller", files=[f.name for f in left], written=str(newest))
 
     async def overtaken(self) -> bool:
-        """Whether another controller has left more than this process began with; read when the role is taken, after
-        which nobody else writes.
+        """Whether there is more in Redis than this process began with: of another controller, or of this disk, from
+        which it was lost; read when the role is taken, after which no other controller writes.
 
         Raises:
             errors.StateUnavailable: Redis does not answer.
         """
-        newest = _newest(await self._left())
+        left, _ = await self._left()
+        newest = _newest(left)
+        if newest.epoch == self._led():
+            return any(file.name in self._disk.lost() for file in left)
         return newest.epoch > self._led() and newest != self._begun_with
 
     def lead(self, epoch: int) -> None:
@@ -62,6 +69,7 @@ class KeptFiles:
             errors.DiskUnavailable: that cannot be kept.
         """
         self._disk.save(LED, {"epoch": epoch})
+        self._disk.forget_lost()
         self._disk.copy_all()
         self._written = Revision(epoch)
 
@@ -85,9 +93,11 @@ class KeptFiles:
     def _taken_over(self) -> Revision:
         return Revision(*self._disk.load_plain(LED).get("taken_over", ()))
 
-    async def _left(self) -> list[KeptFile]:
-        """Files of whoever led last, those that are signed where they have to be."""
-        found = []
+    async def _left(self) -> tuple[list[KeptFile], set[str]]:
+        """Files of the controller that led last, those that are signed where they have to be; and names of those that
+        hold something else than such a file.
+        """
+        found, unfit = [], set[str]()
         for key, file in (await self._state.scan(self._state.keys.kept_prefix(), KeptFile)).items():
             if key != self._state.keys.kept(file.name) or not NAME.fullmatch(file.name):
                 continue  # a name that is no file's must not become a path
@@ -95,8 +105,12 @@ class KeptFiles:
                 found.append(self._keys.verify_file(file))
             except errors.PlanError as error:
                 self._log.warning("a file of another controller is not taken over", error=str(error))
+                continue
+            if not self._disk.fits(file.name, file.json):
+                self._log.warning("a file of another controller is not taken over: not its shape", key=key)
+                unfit.add(found.pop().name)
         last = _newest(found).epoch
-        return [file for file in found if file.written.epoch == last]
+        return [file for file in found if file.written.epoch == last], unfit
 
 
 def _newest(files: Sequence[KeptFile]) -> Revision:

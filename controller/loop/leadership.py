@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from controller.loop.disk_store import DiskStore
-from controller.loop.kept_files import KeptFiles
+from controller.loop.kept_files import LED, KeptFiles
 from trefoil.core import errors
 from trefoil.core.common import Lease
 from trefoil.core.demand import TableAck
@@ -155,7 +155,7 @@ class Leadership:
         self._known_epoch = max(self._known_epoch, epoch)
 
     def _kept_epoch(self) -> int:
-        return int(self._disk.load_plain("epoch").get("epoch", 0))
+        return max(int(self._disk.load_plain(name).get("epoch", 0)) for name in ("epoch", LED))
 
     def _log_reason(self, why: str) -> None:
         if why != self.why:

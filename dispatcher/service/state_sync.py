@@ -22,14 +22,15 @@ from trefoil.core.carbon import CarbonRatio, CarbonReading, shift_reading
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadWindow, TableAck
 from trefoil.core.energy import ReceiptRates
-from trefoil.core.errors import InvalidInput, PlanError, StateUnavailable, TrefoilError, brief
+from trefoil.core.errors import InvalidInput, PlanError, StartError, StateUnavailable, TrefoilError, brief
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import codec
-from trefoil.runtime.files import FileTrouble, replace_file
+from trefoil.runtime.files import FileTrouble, disk_error, replace_file
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.sightings import Sightings
 from trefoil.runtime.state import LEASE_TTL_S, State
+from trefoil.runtime.state_files import STRANGE, of_shape, read_bytes, refuse_newer, set_aside
 
 LOG = structlog.get_logger()
 ROLE: Final = "controller"
@@ -385,15 +386,20 @@ class TableFile:
         replace_file(self.path, "".join(f"{codec.to_json(each)}\n" for each in (plan, *nodes)), sync=False)
 
     def load(self) -> tuple[Plan, tuple[NodeStatus, ...]] | None:
-        """None if nothing was saved.
+        """None if nothing was saved, or it was set aside: so is one of a newer version, as Redis has what it holds.
 
         Raises:
-            InvalidInput: the file is damaged.
+            DiskUnavailable: the disk does not give it.
         """
         try:
-            first, *rest = self.path.read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
+            data = read_bytes(self.path)
+            if data is None:
+                return None
+            first, *rest = [codec.parse_json(line) for line in data.splitlines()]
+            refuse_newer(self.path, first)
+            return of_shape(Plan, first), tuple(of_shape(NodeStatus, node) for node in rest)
+        except (*STRANGE, StartError) as error:
+            set_aside(self.path, str(error))
             return None
-        except (OSError, UnicodeDecodeError, ValueError) as error:
-            raise InvalidInput(f"{self.path} cannot be read: {error}", remedy="delete it") from error
-        return codec.from_json(Plan, first), tuple(codec.from_json(NodeStatus, line) for line in rest)
+        except OSError as error:
+            raise disk_error(self.path, error, "read", "it is begun without a table") from error

@@ -18,6 +18,7 @@ energy_uj is readable by root only since CVE-2020-8694. Source: Documentation/po
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,7 @@ import structlog
 from trefoil.core.errors import Unavailable
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.files import FileTrouble, replace_file
+from trefoil.runtime.state_files import of_shape, read_state
 
 PACKAGE_W_MAX: Final = 1000.0  # no package draws more; bounds what a fall of its counter can mean
 SLACK_J: Final = 20.0  # zones are read one after the other, and are updated every millisecond or so
@@ -179,9 +181,7 @@ class RaplCounter:
         if self._reading_path is None:
             return None
         try:
-            return RaplReading(**json.loads(self._reading_path.read_text()))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError) as error:
+            return read_state(self._reading_path, partial(of_shape, RaplReading))
+        except OSError as error:
             structlog.get_logger().warning("RAPL reading is not usable", path=str(self._reading_path), why=str(error))
             return None

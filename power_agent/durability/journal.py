@@ -43,11 +43,12 @@ from power_agent.durability.journal_state import (
     encode,
     replay,
 )
-from trefoil.core.errors import DiskUnavailable, StartError
+from trefoil.core.errors import DiskUnavailable, InvalidInput, StartError
 from trefoil.core.fleet import SliceKey, Step
 from trefoil.core.plan import NodePlan
 from trefoil.runtime import codec
 from trefoil.runtime.files import FileTrouble, replace_file
+from trefoil.runtime.state_files import read_bytes, refuse_newer, set_aside
 from trefoil.runtime.telemetry import Metrics
 
 LINES_MAX: Final = 5000
@@ -69,6 +70,7 @@ class Journal:
         self._lines = 0
         self._lines_max = LINES_MAX
         self._behind = False  # the file lacks something that the state holds
+        self._metrics = metrics
         self._trouble = FileTrouble("journal", "nothing new is begun until then, what runs goes on", metrics)
         self.state = JournalState()
         self._log = structlog.get_logger()
@@ -80,12 +82,13 @@ class Journal:
 
         Raises:
             StartError: another agent of this node runs on the same state.
+            StartError: a newer version has written it.
             JournalError: the state directory cannot be made or read.
         """
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = _open_lock(self._path.parent / "lock")
-            data = self._path.read_bytes() if self._path.exists() else b""
+            data = read_bytes(self._path, self._metrics) or b""
         except OSError as error:
             raise self._error(error) from error
         try:
@@ -96,9 +99,14 @@ class Journal:
                 f"another power agent works in {self._path.parent}",
                 remedy="stop it, or give this one its own state_dir",
             ) from error
+        with contextlib.suppress(InvalidInput):  # of a first line that is torn
+            refuse_newer(self._path, codec.parse_json(data.partition(b"\n")[0].partition(b"\t")[0]))
         self.state = replay(data, self._load)
         if self.state.damaged:
             self._log.warning("journal lines passed over", count=self.state.damaged, path=str(self._path))
+        damaged = self.state.damaged
+        if damaged > 1 or (damaged and self.state == JournalState(damaged=damaged)):  # no last line that a crash tore
+            set_aside(self._path, f"{damaged} lines of it cannot be read", self._metrics)
         self._behind = True
         self.catch_up()
         return self.state

@@ -175,7 +175,7 @@ def _decode(line: bytes) -> dict[str, Any]:
     text, _, checksum = line.partition(b"\t")
     if len(checksum) == CRC_DIGITS and int(checksum, 16) != zlib.crc32(text):
         raise ValueError("wrong checksum")
-    entry = json.loads(text)  # a line that was cut off inside its checksum is whole all the same
+    entry = codec.parse_json(text)  # a line that was cut off inside its checksum is whole all the same
     if not isinstance(entry, dict):
         raise TypeError("no entry")
     return entry

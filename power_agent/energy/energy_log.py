@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -25,9 +25,10 @@ from power_agent.energy.core.meter import MeterState
 from power_agent.slices.node_state import ChangeNotifier
 from trefoil.core.accounting import fold
 from trefoil.core.energy import EnergySample
-from trefoil.core.errors import InvalidInput, Unavailable
+from trefoil.core.errors import Unavailable
 from trefoil.runtime import codec
 from trefoil.runtime.files import FileTrouble, LineFile
+from trefoil.runtime.state_files import as_epoch, read_lines
 from trefoil.runtime.telemetry import Metrics
 
 CHUNK: Final = 64  # samples that a watcher holds at once
@@ -48,6 +49,7 @@ class EnergyLog:
 
     def __init__(self, directory: Path, lines_max: int, metrics: Metrics | None = None) -> None:
         self._files = (LineFile(directory / "energy.0.jsonl"), LineFile(directory / "energy.1.jsonl"))
+        self._metrics = metrics
         self._half = max(1, lines_max // 2)
         self._active = 0
         self._lines = self._count = 0
@@ -59,7 +61,7 @@ class EnergyLog:
 
     def open(self) -> None:
         """Open the log: read what a predecessor left."""
-        read = [_read(file.path) for file in self._files]
+        read = [_read(file.path, self._metrics) for file in self._files]
         newest = max(range(2), key=lambda i: read[i][-1].number if read[i] else -1)
         found = read[1 - newest] + read[newest]
         for reading in found:
@@ -121,25 +123,20 @@ class EnergyLog:
             file.close()
 
 
-def _read(path: Path) -> list[_Reading]:
+def _read(path: Path, metrics: Metrics | None) -> list[_Reading]:
     """Readings of a file; lines that a crash or a failing disk has torn never counted."""
     try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
+        found, _ = read_lines(path, _reading, metrics)
     except OSError as error:
         structlog.get_logger().error("energy log unreadable: metering begins anew", path=str(path), why=str(error))
         return []
-    found = []
-    for text in lines:
-        try:
-            line = json.loads(text)
-            samples = tuple(codec.from_plain(EnergySample, sample, "sample") for sample in line["samples"])
-            states = {name: codec.from_plain(MeterState, state, "state") for name, state in line["states"].items()}
-            found.append(_Reading(samples, states, int(line["n"])))
-        except (InvalidInput, AttributeError, KeyError, TypeError, ValueError):
-            continue
     return found
+
+
+def _reading(line: Any) -> _Reading:
+    samples = tuple(codec.from_plain(EnergySample, sample, "sample") for sample in line["samples"])
+    states = {name: codec.from_plain(MeterState, state, "state") for name, state in line["states"].items()}
+    return _Reading(samples, states, as_epoch(line["n"]))
 
 
 def _in_pairs(readings: Sequence[_Reading]) -> list[_Reading]:

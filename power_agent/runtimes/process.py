@@ -18,6 +18,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,8 @@ from power_agent.triton.slice_launch import SliceLaunch, clean_shared_memory
 from trefoil.core.errors import StartError, Unavailable
 from trefoil.runtime import proc
 from trefoil.runtime.clock import WallClock
-from trefoil.runtime.files import replace_file
+from trefoil.runtime.files import disk_error, replace_file
+from trefoil.runtime.state_files import of_shape, read_state
 
 log = structlog.get_logger()
 
@@ -353,11 +355,9 @@ class ProcessRuntime:
 
 def _read_record(path: Path) -> Record | None:
     try:
-        values = json.loads(path.read_text())
-        return Record(**{**values, "argv": tuple(values["argv"]), "groups": tuple(values["groups"])})
-    except (ValueError, TypeError, KeyError):
-        path.replace(path.with_suffix(".unreadable"))  # not written by us; kept for a person
-        return None
+        return read_state(path, partial(of_shape, Record))
+    except OSError as error:
+        raise disk_error(path, error, "read", "which Triton it stands for is not known") from error
 
 
 def remedy_of(why: str, launch: SliceLaunch, log_path: Path) -> str:

@@ -22,6 +22,7 @@ from trefoil.core.errors import DiskUnavailable, SettingError
 from trefoil.core.fleet import triton_name
 from trefoil.runtime.files import REMEDY, replace_file, replace_files
 from trefoil.runtime.security.tls import Tls
+from trefoil.runtime.state_files import read_bytes
 
 RESTRICTED: Final = "model-repository,shared-memory,trace,logging"
 """Protocols that only the agent needs, or nobody. Dispatchers need health, metadata, model-config and inference."""
@@ -131,11 +132,7 @@ class TritonAccess:
 
 def _secret_of(path: Path) -> bytes:
     """The secret in a file, made where there is none."""
-    try:
-        found = path.read_bytes()
-    except FileNotFoundError:
-        found = b""
-    if found:
+    if found := read_bytes(path):
         return found
     made = secrets.token_bytes(32)
     replace_file(path, made, sync=False, mode=0o600)

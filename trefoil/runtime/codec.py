@@ -12,7 +12,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, TypeVar
 
@@ -76,6 +76,8 @@ _slice_key: Final = functools.lru_cache(maxsize=4096)(fleet.SliceKey)
 """Equal keys are one object, whoever wrote them: a table finds what is the same without comparing it."""
 CLASSES: Final[Mapping[str, type]] = {pb.DESCRIPTOR.full_name: cls for cls, pb in MESSAGES.items()}
 
+NOT_FINITE: Final = ("inf", "-inf", "nan")  # how `to_plain` writes them
+REWRITE: Final = "give the text that to_json wrote"
 TIMESTAMP: Final = Timestamp.DESCRIPTOR.full_name
 MICROS_PER_S: Final = 1_000_000
 NUMBERS: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
@@ -142,11 +144,38 @@ def from_json(cls: type[T], text: str) -> T:
     Raises:
         errors.InvalidInput: not JSON, an unknown field, or a value of the wrong type.
     """
+    return typing.cast(T, from_plain(cls, parse_json(text), cls.__name__))
+
+
+def parse_json(data: str | bytes) -> Any:
+    """Parse JSON: finite numbers, no key twice, nested no deeper than Python allows.
+
+    Raises:
+        errors.InvalidInput: it is something else; in few words.
+    """
     try:
-        tree = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise errors.InvalidInput(f"not JSON: {error}", remedy="give the text that to_json wrote") from error
-    return typing.cast(T, from_plain(cls, tree, cls.__name__))
+        text = data if isinstance(data, str) else data.decode()
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite_number, object_pairs_hook=_once)
+    except RecursionError as error:
+        raise errors.InvalidInput("nested too deeply", remedy=REWRITE) from error
+    except ValueError as error:
+        raise errors.InvalidInput(f"not JSON: {error}" if data else "empty", remedy=REWRITE) from error
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _finite_number(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text[: errors.VALUE_CHARS_MAX])
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice")
+    return found
 
 
 def to_plain(obj: Any) -> Any:
@@ -169,7 +198,7 @@ def from_plain(annotation: Any, tree: Any, path: str = "") -> Any:
     """Rebuild a value of the annotated type; `path` names it in complaints."""
     try:
         return _rebuild(annotation, tree, path)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, StopIteration) as error:
         raise errors.InvalidInput(
             f"cannot become {annotation}: {error!r}", field=path, value=tree, remedy="use what to_json writes"
         ) from error
@@ -195,7 +224,11 @@ def _rebuild(annotation: Any, tree: Any, path: str) -> Any:
         return _rebuild_dataclass(typing.cast(type, annotation), tree, path)
     if issubclass(annotation, IntEnum):
         return annotation[tree]
+    if isinstance(tree, bool) and annotation in (int, float):
+        raise TypeError("bool is no number")
     if annotation is float:
+        if isinstance(tree, str) and tree not in NOT_FINITE:
+            raise TypeError("text is no number")
         return float(tree)
     if annotation is int and isinstance(tree, str):
         return int(tree)  # keys of a JSON object are text

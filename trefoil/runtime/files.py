@@ -1,4 +1,5 @@
 """Files that are whole or as before, on a disk that may be full, read-only or failing: replaced, or appended by lines.
+Files that others give are opened as plain ones of bounded size, whatever stands at their name (`open_plain`).
 
 What comes of a file that cannot be written is for its owner to say; `FileTrouble` says it once, and when it is over.
 """
@@ -6,9 +7,10 @@ What comes of a file that cannot be written is for its owner to say; `FileTroubl
 import contextlib
 import errno
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import BinaryIO, Final, Protocol
 
 import structlog
 
@@ -22,6 +24,45 @@ class Gauges(Protocol):
 
     def set(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
+
+
+class NotPlain(Exception):
+    """A file that is not read: no regular file, too large, or outside of the folder that it has to lie in."""
+
+
+@contextlib.contextmanager
+def open_plain(path: Path, bytes_max: int, below: Path | None = None) -> Iterator[BinaryIO]:
+    """Open a regular file for reading; `below`: folder that it has to lie in once all links are followed.
+
+    What stands at the name is looked at by a descriptor that opens nothing (O_PATH), and read by that same descriptor:
+    a FIFO does not block, a device is not touched, and a link that is changed meanwhile leads nowhere else.
+
+    Raises:
+        NotPlain: why it is not read.
+        OSError: there is none, or the disk refuses.
+    """
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        found, own = os.fstat(place), f"/proc/self/fd/{place}"
+        if below is not None and not (where := Path(os.readlink(own))).is_relative_to(below.resolve()):
+            raise NotPlain(f"leads to {where}, which is not below {below}")
+        if not stat.S_ISREG(found.st_mode):
+            raise NotPlain("is no regular file")
+        if found.st_size > bytes_max:
+            raise NotPlain(f"has {found.st_size} bytes, at most {bytes_max} are read")
+        with open(own, "rb") as file:
+            yield file
+    finally:
+        os.close(place)
+
+
+def read_plain(path: Path, bytes_max: int, below: Path | None = None) -> bytes:
+    """Read a whole regular file. Raises as `open_plain`."""
+    with open_plain(path, bytes_max, below) as file:
+        data = file.read(bytes_max + 1)
+    if len(data) > bytes_max:
+        raise NotPlain(f"has more than {bytes_max} bytes")
+    return data
 
 
 def replace_file(path: Path, content: str | bytes, sync: bool = True, mode: int = 0o644) -> None:

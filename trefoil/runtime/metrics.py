@@ -59,6 +59,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         (*DISPATCHER, *POWER_AGENT),
     ),
     Metric("trefoil_disk_trouble", "gauge", "1 while this file of the service cannot be written.", ("file",)),
+    Metric(
+        "trefoil_state_files_set_aside_total",
+        "counter",
+        "State files that could not be understood.",
+        ("file",),
+        CARBON_FEED + CONTROLLER + POWER_AGENT,
+    ),
     # Carbon feed
     Metric(
         "trefoil_carbon_intensity_grams_per_kwh",

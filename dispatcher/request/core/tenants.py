@@ -103,7 +103,7 @@ def admit(tenant: Tenant, paid_until_s: LimitState, size: int, now_s: float) -> 
         cost_s = cost / rate if index == REQUESTS else min(cost / rate, DEBT_MAX_S)
         longest_s = tolerance_s + max(1 / rate, DEBT_MAX_S)
         paid_s = paid_until_s[index]
-        if paid_s > now_s + longest_s:  # written before this machine started again, or under another limit
+        if not paid_s <= now_s + longest_s:  # written before this machine started again, or under another limit; NaN
             paid_s = now_s
         wait_s = paid_s - now_s - tolerance_s
         if wait_s > ROUNDING_S:

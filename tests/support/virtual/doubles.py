@@ -12,6 +12,7 @@ from tests.support.virtual.nodes import Node
 from trefoil.core import errors
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan
+from trefoil.runtime import codec
 from trefoil.runtime.clock import Clock
 
 RPC_S = 0.01
@@ -64,8 +65,12 @@ class MemoryDisk(DiskStore):
             self._why = self._why or "the disk is full"
             raise errors.DiskUnavailable(self._why)
 
+    def set_aside(self) -> list[str]:
+        return []
+
     def load(self, name: str, cls: type[Any]) -> Any:
-        return self._files.get(name)
+        found = self._files.get(name)
+        return codec.from_json(cls, found) if isinstance(found, str) else found
 
     def load_all(self, name: str, cls: type[Any]) -> tuple[Any, ...]:
         return tuple(self._files.get(name, ()))

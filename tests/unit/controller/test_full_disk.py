@@ -25,7 +25,8 @@ from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
 
 PLANS = [plan_of(planned("3g.20gb", 4)), plan_of(planned("1g.5gb", 0))]
-FREE, PINNED = {"pinned": False}, {"pinned": True}
+FREE = {"mode": "ACT", "frozen": False, "pinned": False}
+PINNED = FREE | {"pinned": True}
 
 
 def found(folder, names=("control", "plans")):
@@ -64,14 +65,14 @@ def test_what_may_wait_is_written_when_there_is_room_the_newest_alone(tmp_path, 
     disk.fail()
     with structlog.testing.capture_logs() as log:
         for number in range(50):
-            store.save_later("budgets", {"number": number})
+            store.save_later("counts", {"replans": {"load": number}})
         with pytest.raises(DiskUnavailable):
             store.check()
         disk.mend()
         store.check()
-    assert store.load_plain("budgets") == {"number": 49}
+    assert store.load_plain("counts") == {"replans": {"load": 49}}
     assert [line["event"] for line in log] == ["disk", "disk: written again"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["budgets.json", "decisions"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["counts.json", "decisions"]
 
 
 def test_there_is_room_again_when_as_much_fits_as_was_refused(tmp_path):
@@ -94,7 +95,9 @@ def test_a_file_that_cannot_be_read_is_neither_taken_for_lost_nor_set_aside(tmp_
     store = DiskStore(tmp_path, 10)
     store.save("plans", PLANS)
     with monkeypatch.context() as patched:
-        patched.setattr("pathlib.Path.read_text", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "I/O error")))
+        patched.setattr(
+            "trefoil.runtime.state_files.read_plain", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "I/O error"))
+        )
         with pytest.raises(DiskUnavailable, match="cannot be read"):
             store.load_all("plans", Plan)
     assert list(store.load_all("plans", Plan)) == PLANS

@@ -39,7 +39,8 @@ def test_declarations_follow_the_conventions(metric):
 def test_what_is_declared_is_written_by_each_of_its_services(metric):
     """A page built on a metric that nobody writes shows a calm that is not there."""
     runtime = "".join(
-        (ROOT / "trefoil" / "runtime" / f"{name}.py").read_text() for name in ("files", "rpc", "service", "state")
+        (ROOT / "trefoil" / "runtime" / f"{name}.py").read_text()
+        for name in ("files", "rpc", "service", "state", "state_files")
     )
     common = runtime + inspect.getsource(Metrics)
     for service in metric.services:

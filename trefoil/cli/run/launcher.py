@@ -9,6 +9,7 @@ system serves is asked as a client asks: by a real inference through the inferen
 """
 
 import asyncio
+import contextlib
 import os
 import secrets
 import shutil
@@ -282,8 +283,9 @@ async def clean_up(paths: StatePaths, clock: Clock) -> bool:
 
 def remove_runtime_files(paths: StatePaths) -> None:
     """Remove what stands for running processes: pid files, sockets, shared memory, Redis' and the node's files."""
-    if (launch := paths.read_launch()) is not None:
-        services.remove_shared_memory(launch)
+    with contextlib.suppress(StartError):  # a file that is not understood names no shared memory
+        if (launch := paths.read_launch()) is not None:
+            services.remove_shared_memory(launch)
     for name in ("run", "redis"):
         shutil.rmtree(paths.state_dir / name, ignore_errors=True)
     for lock in paths.state_dir.glob("*/lock"):  # of services that are gone: the kernel has freed it already

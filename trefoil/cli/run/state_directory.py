@@ -13,16 +13,19 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trefoil.cli.run.processes import ChildProcess, first_log_errors
-from trefoil.core.errors import NotFound, SettingError, StartError, TrefoilError
-from trefoil.runtime.files import replace_file
+from trefoil.core.errors import InvalidInput, NotFound, SettingError, StartError, TrefoilError
+from trefoil.runtime import codec
+from trefoil.runtime.files import NotPlain, read_plain, replace_file
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.socket_paths import socket_folder
+from trefoil.runtime.state_files import refuse_newer
+
+FILE_BYTES_MAX: Final = 2**20  # of a launch, or a process
 
 
 class AlreadyRunning(StartError):
@@ -59,6 +62,16 @@ class Failing:
     how: str  # its last end: "exit code 2", "signal 9"
     last_error: str  # line of its log
     again_at_s: float  # when it is, or was, started again
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """File of a service: its process, and why it does not stay up."""
+
+    pid: int = 0
+    start_ticks: int = 0
+    started_at_s: float = 0.0
+    failing: Failing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +155,15 @@ class StatePaths:
     def failing(self) -> dict[str, Failing]:
         """Services that do not stay up, by name, as the supervisor last said."""
         found = {}
-        for path in sorted(self.run.glob("*.json")):
-            with suppress(FileNotFoundError):  # the system is just being stopped
-                if "failing" in (values := json.loads(path.read_text())):
-                    found[path.stem] = Failing(**values["failing"])
+        for path in sorted(set(self.run.glob("*.json")) - {self.launch}):
+            try:
+                failing = _read(_Process, path).failing
+            except FileNotFoundError:  # the system is just being stopped
+                continue
+            except (NotPlain, OSError, InvalidInput) as error:
+                failing = Failing(0, "not known", f"{path} cannot be understood: {error}", 0.0)
+            if failing is not None:
+                found[path.stem] = failing
         return found
 
     def read_launch(self) -> Launch | None:
@@ -155,15 +173,15 @@ class StatePaths:
             StartError: it cannot be read.
         """
         try:
-            values = json.loads(self.launch.read_text())
+            launch: Launch = _read(Launch, self.launch)
+            return launch
         except FileNotFoundError:
             return None
-        except json.JSONDecodeError as error:
+        except (NotPlain, OSError, InvalidInput) as error:
+            remedy = "end the `trefoil up` of this folder if it runs, then remove that file"
             raise StartError(
-                f"not readable ({error})", field="launch file", value=str(self.launch), remedy="remove that file"
+                f"cannot be understood ({error})", field="launch file", value=str(self.launch), remedy=remedy
             ) from error
-        rebuilt = {"supervisor": Identity(**values["supervisor"]), "triton_ports": tuple(values["triton_ports"])}
-        return Launch(**{**values, **rebuilt})
 
     def write_launch(self, launch: Launch) -> None:
         """Write the launch file: atomically, readable by its owner only."""
@@ -184,6 +202,12 @@ class StatePaths:
                 remedy="start one: trefoil up (or name the right --state-dir)",
             )
         return launch
+
+
+def _read(cls: Any, path: Path) -> Any:
+    tree = codec.parse_json(read_plain(path, FILE_BYTES_MAX))
+    refuse_newer(path, tree)
+    return codec.from_plain(cls, tree, path.name)
 
 
 class StateLock:

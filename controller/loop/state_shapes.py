@@ -1,0 +1,112 @@
+"""Shapes of the controller's state files, by name: what is read back has to be one of these (docs/state.md)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from controller.explore.core.exploration import TOTALS
+from controller.explore.core.exploration_state import ExplorationTotals
+from controller.loop.core.control import FLEET
+from trefoil.core.errors import InvalidInput
+from trefoil.core.objective import ActMode, Objective
+from trefoil.core.plan import NodePlan, Plan
+from trefoil.runtime.state_files import as_epoch
+
+
+@dataclass(frozen=True, slots=True)
+class KeptEpoch:
+    """Highest epoch that a disk knows; `taken_over`: written, number of the copies that were taken over last."""
+
+    epoch: int
+    taken_over: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        as_epoch(self.epoch)
+        _require("taken_over", self.taken_over, len(self.taken_over) in (0, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class KeptControl:
+    """Mode and holds."""
+
+    mode: ActMode
+    frozen: bool
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFleet:
+    """Cap of the whole fleet; 0 = none."""
+
+    max_watts: float
+
+    def __post_init__(self) -> None:
+        _require("max_watts", self.max_watts, 0 <= self.max_watts < math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCounts:
+    """Counts by cause."""
+
+    replans: Mapping[str, int] = field(default_factory=dict)
+    reconfigurations: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBudget:
+    """Budget of a family (controller/observe/core/load_windows.py): buckets of start, requests, sum of accuracy."""
+
+    window_s: float
+    buckets: tuple[tuple[float, float, float], ...]
+    hours: tuple[tuple[int, int], ...] = ()
+    first_hour: int | None = None
+
+    def __post_init__(self) -> None:
+        _require("window_s", self.window_s, 0 < self.window_s < math.inf)
+        _require("buckets", self.buckets, all(math.isfinite(number) for row in self.buckets for number in row))
+
+
+@dataclass(frozen=True, slots=True)
+class KeptMemory:
+    """Memory of a planner, which judges by itself whether it can recall it."""
+
+    planner: str
+    memory: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBooks:
+    """What is accounted: ids of energy streams, sums by hour, family and name, and each device's last sample."""
+
+    ids: Mapping[str, str]
+    hours: Mapping[str, Mapping[str, Mapping[str, float]]]
+    told: Mapping[str, tuple[int, float]]
+
+    def __post_init__(self) -> None:
+        sums = (number for hour in self.hours.values() for family in hour.values() for number in family.values())
+        _require("hours", "a sum", all(map(math.isfinite, sums)))
+        _require("told", "an end", all(math.isfinite(end_s) for _, end_s in self.told.values()))
+
+
+SHAPES: Final[Mapping[str, Any]] = {
+    "epoch": KeptEpoch,
+    "led": KeptEpoch,
+    "lost": Mapping[str, str],
+    "accounting": KeptBooks,
+    "control": KeptControl,
+    FLEET: KeptFleet,
+    "objectives": tuple[Objective, ...],
+    "plans": tuple[Plan, ...],
+    "published": Plan,
+    "commanded": tuple[NodePlan, ...],
+    "budgets": Mapping[str, KeptBudget],
+    "counts": KeptCounts,
+    TOTALS: ExplorationTotals,
+    "planner_memory": KeptMemory,
+}
+
+
+def _require(name: str, value: object, holds: bool) -> None:
+    if not holds:
+        raise InvalidInput("out of range", field=name, value=value)
