@@ -19,8 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dispatcher.lengths.core.semantic_cache import SemanticCache
+from trefoil.core.errors import CatalogError
+from trefoil.runtime.files import NotPlain, read_plain
+from trefoil.runtime.onnx_file import check_external_data
 
 FILES: Final = ("predictor.onnx", "tokenizer.json")
+FILE_BYTES_MAX: Final = 2**28
 REMEMBERED_MAX: Final = 1024  # embeddings of prompts whose true length is still to come
 
 
@@ -38,15 +42,13 @@ class Predictor:
             from tokenizers import Tokenizer
         except ImportError as error:
             raise Refused(f"{error}. Remedy: pip install 'trefoil[lengths]'") from error
-        told = self._told(folder)
+        told, graph, tokenizer = self._told(folder)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        self._session = onnxruntime.InferenceSession(
-            str(folder / FILES[0]), options, providers=["CPUExecutionProvider"]
-        )
+        self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         if (taken := [one.name for one in self._session.get_inputs()]) != ["IDS"]:
             raise Refused(f"{FILES[0]} takes {', '.join(taken)}, not IDS alone. Remedy: make pydoc-lengths")
-        self._tokenizer = Tokenizer.from_file(str(folder / FILES[1]))
+        self._tokenizer = Tokenizer.from_str(tokenizer.decode())
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(int(told["tokens_max"]))
         self.family, self._borders = str(told["family"]), [float(each) for each in told["borders"]]
@@ -54,19 +56,23 @@ class Predictor:
         self._embedded: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
 
     @staticmethod
-    def _told(folder: Path) -> dict[str, Any]:
+    def _told(folder: Path) -> tuple[dict[str, Any], bytes, bytes]:
+        """What lengths.json says, the graph and the tokenizer: what was compared is what is used."""
         try:
-            told: dict[str, Any] = json.loads((folder / "lengths.json").read_text(encoding="utf-8"))
-            for name in FILES:
-                found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            told, *contents = (read_plain(folder / name, FILE_BYTES_MAX, folder) for name in ("lengths.json", *FILES))
+            told = json.loads(told)
+            if check_external_data(folder / FILES[0], folder):
+                raise Refused(f"{FILES[0]} keeps weights in other files. Remedy: make pydoc-lengths")
+            for name, content in zip(FILES, contents, strict=True):
+                found = hashlib.sha256(content).hexdigest()
                 if found != told["sha256"][name]:
                     raise Refused(
                         f"{name} has SHA-256 {found[:12]}, lengths.json names {told['sha256'][name][:12]}. "
                         "Remedy: make pydoc-lengths"
                     )
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, NotPlain, CatalogError, RecursionError, ValueError, KeyError, TypeError) as error:
             raise Refused(f"{folder}: {error}. Remedy: make pydoc-lengths") from error
-        return told
+        return told, contents[0], contents[1]
 
     def _run(self, prompt: str) -> tuple[NDArray[np.float32], float]:
         ids = np.array([self._tokenizer.encode(prompt).ids], np.int64)

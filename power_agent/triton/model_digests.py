@@ -7,6 +7,7 @@ family that has no model files at all there is nothing to say: whoever wants to 
 """
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -14,7 +15,9 @@ from typing import Final
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import CatalogError
 from trefoil.core.fleet import MODEL_DIGEST_CHARS
-from trefoil.runtime.model_files import ENGINES, backend_of, contract, expected_files, version_files
+from trefoil.runtime.model_files import ENGINES, FILES, backend_of, contract, expected_files, judged_versions
+from trefoil.runtime.onnx_file import check_external_data
+from trefoil.runtime.repository_names import FILE_BYTES_MAX, boundary, opened
 
 Version = tuple[str, int]
 """Family and version."""
@@ -31,14 +34,15 @@ class ModelDigests:
         self._model_file: dict[str, str] = {}  # of each family that has had any
         self._known: dict[Version, dict[str, str]] = {}
         self._engines: set[str] = set()  # families whose files are made for one type of GPU: nodes may differ
-        self._read: dict[Path, tuple[tuple[int, ...], str]] = {}
+        self._refused: dict[Version, str] = {}  # for what its files are, whatever their digests
+        self._read: dict[Path, tuple[tuple[int, ...], str, str]] = {}  # stamp, digest, why it is refused all the same
 
     def refusals(self) -> dict[Version, str]:
         """Refusals of all versions that may not be loaded now: which file, and why."""
         whys: dict[Version, str] = {}
         for family, versions in self._versions.items():
             self._learn(family)
-            if family in self._model_file:
+            if family in self._model_file or any(name == family for name, _ in self._refused):
                 whys |= {(family, version): self._refusal((family, version)) for version in versions}
         return {version: why for version, why in whys.items() if why}
 
@@ -80,41 +84,57 @@ class ModelDigests:
         expected = expected_files(config)
         if backend_of(config) == ENGINES:
             self._engines.add(family)
-        for version, files in version_files(self._source, family, expected).items():
+        versions, refused = judged_versions(self._source, family, expected)
+        known = {version: why for version, why in self._refused.items() if version[0] != family}
+        self._refused = known | {(family, version): why for version, why in refused.items()}
+        for version, files in versions.items():
             self._model_file[family] = expected[0]
             if (family, version) not in self._known:
-                found = {file.name: self._digest(file) for file in files}
+                found = {file.name: self._digest(file)[0] for file in files}
                 stated = self._stated.get((family, version))
                 self._known[family, version] = found | ({expected[0]: stated} if stated else {})
 
     def _refusal(self, version: Version) -> str:
         folder = self._source / version[0] / str(version[1])
+        if version in self._refused:
+            return self._refused[version]
         if version not in self._known:
             name = self._model_file.get(version[0])
             return f"{folder / name} is missing" if name else ""
         for name, digest in self._known[version].items():
             path = folder / name
-            now = self._digest(path)
-            if not now:
-                return f"{path} is missing or cannot be read"
+            now, why = self._digest(path)
+            if not now or why:
+                return why or f"{path} is missing or cannot be read"
             if now != digest:
                 return f"{path} has another digest (SHA-256 {now[:12]}) than this version ({digest[:12]})"
         return ""
 
-    def _digest(self, path: Path) -> str:
-        """SHA-256 of a file; "" when it cannot be read."""
+    def _digest(self, path: Path) -> tuple[str, str]:
+        """SHA-256 of a file, "" when it cannot be read; and why it is refused whatever it is: it names other files."""
+        below = boundary(self._source, path.parent.parent.name)
         try:
-            stat = path.stat()
-            stamp = (stat.st_ctime_ns, stat.st_size, stat.st_ino, stat.st_dev)
-            known = self._read.get(path)
-            if known is not None and known[0] == stamp:
-                return known[1]
-            made = hashlib.sha256()
-            with path.open("rb") as file:
+            with opened(path, below, FILE_BYTES_MAX) as file:
+                stat = os.fstat(file.fileno())
+                stamp = (stat.st_ctime_ns, stat.st_size, stat.st_ino, stat.st_dev)
+                known = self._read.get(path)
+                if known is not None and known[0] == stamp:
+                    return known[1:]
+                made = hashlib.sha256()
                 while part := file.read(READ_BYTES):
                     made.update(part)
-        except OSError:
+        except (OSError, CatalogError) as error:
             self._read.pop(path, None)
-            return ""
-        self._read[path] = stamp, made.hexdigest()
-        return made.hexdigest()
+            return "", "" if isinstance(error, OSError) else str(error)
+        self._read[path] = stamp, made.hexdigest(), _strange(path, below)
+        return self._read[path][1:]
+
+
+def _strange(path: Path, below: Path) -> str:
+    """Why a graph is not loaded: its weights could lie outside of its folder, or what it is cannot be told."""
+    try:
+        if path.name == FILES["onnxruntime"]:
+            check_external_data(path, below)
+    except (OSError, CatalogError) as error:
+        return str(error)
+    return ""

@@ -34,8 +34,9 @@ from trefoil.runtime.model_files import (
     expected_files,
     generative,
     how_to_make,
-    version_files,
+    judged_versions,
 )
+from trefoil.runtime.repository_names import boundary, resolved
 
 LOOPBACK: Final = "127.0.0.1"
 WILDCARD: Final = "0.0.0.0"  # all addresses of this machine
@@ -300,10 +301,13 @@ def write_family(
     Raises:
         CatalogError: naming family, version and path when the source lacks something.
     """
-    shared = [(source / SHARED / name).resolve() for name in (OURS if generative(family) else OURS[:1])]
-    expected = expected_files(family)
-    versions = version_files(source, hosted.model, expected)
+    shared = [source / SHARED / name for name in (OURS if generative(family) else OURS[:1])]
+    expected, below = expected_files(family), boundary(source, hosted.model)
+    versions, refused = judged_versions(source, hosted.model, expected)
     gone = next((path for path in shared if not path.is_file()), None)
+    if hosted.version in refused:
+        why = f"version {hosted.version} of family {hosted.model} cannot be served: {refused[hosted.version]}"
+        raise CatalogError(why, field="version", value=hosted.version)
     if gone is not None or hosted.version not in versions:
         folder = source / hosted.model / str(hosted.version)
         lacks = next((folder / name for name in expected if not (folder / name).is_file()), folder)
@@ -319,9 +323,9 @@ def write_family(
         folder = repository / hosted.model / str(version)
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
-            _link(folder / file.name, file.resolve())
+            _link(folder / file.name, resolved(file, below))
         for path in shared:
-            _link(folder / path.name, path)
+            _link(folder / path.name, resolved(path, boundary(source, SHARED)))
     write_config(repository, slice_config(family, hosted, serving))
 
 

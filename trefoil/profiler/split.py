@@ -16,6 +16,7 @@ from typing import Any, Final
 from controller.planners.muserve.clusters import THRESHOLD, clusters, stage_ends
 from trefoil.core.errors import CatalogError, SettingError
 from trefoil.profiler.sensitivity import OperatorScore, s_of
+from trefoil.runtime.onnx_file import check_external_data
 
 MEBIBYTE: Final = 2**20
 CACHE: Final = "PAST_"  # inputs that are the cache of one block, by its number
@@ -40,6 +41,7 @@ def named(path: Path, out: Path, field: str = "--stages") -> Any:
 
     Raises:
         SettingError: onnx is not installed, which `field` needs.
+        CatalogError: weights of it could lie outside of its folder, or it is no ONNX model.
     """
     if importlib.util.find_spec("onnx") is None:
         raise SettingError(
@@ -47,6 +49,7 @@ def named(path: Path, out: Path, field: str = "--stages") -> Any:
         )
     import onnx
 
+    check_external_data(path)
     model = onnx.load(str(path))
     known: set[str] = set()
     for number, node in enumerate(model.graph.node):

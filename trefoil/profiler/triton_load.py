@@ -19,6 +19,7 @@ from trefoil.core.errors import InvalidInput, SettingError, Unavailable
 from trefoil.core.units import MS_PER_S
 from trefoil.runtime import rpc
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.repository_names import opened
 from trefoil.runtime.security.tls import Tls
 
 DATATYPES: Final = {
@@ -26,6 +27,7 @@ DATATYPES: Final = {
     "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
 }  # fmt: skip
 IN_FLIGHT_MAX: Final = 256
+ITEMS_BYTES_MAX: Final = 2**32
 SPARE_CLIENTS: Final = 2  # of the saturating loop, beside one for each batch that runs: one waits, one is on its way
 WARM_UP: Final = 3
 
@@ -122,7 +124,7 @@ class TritonSlice:
 
     def _content(self, tensor: Any, shape: list[int], first: bool) -> Any:
         if first and self._items.is_file():
-            with np.load(self._items) as data:
+            with opened(self._items, None, ITEMS_BYTES_MAX) as file, np.load(file, allow_pickle=False) as data:
                 images = data["images"] if "images" in data else np.zeros(0)
             if list(images.shape[1:]) == shape[1:] and len(images) >= shape[0]:
                 return images[: shape[0]].astype(numpy_type(tensor))

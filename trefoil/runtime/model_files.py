@@ -7,14 +7,27 @@
 A family may have no model files at all: the catalogue knows it, and only a slice that shall serve it refuses.
 """
 
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf import text_format
+from google.protobuf.message import Message
 from tritonclient.grpc import model_config_pb2
 
 from trefoil.core.errors import CatalogError
 from trefoil.installation import CHECKOUT, MODELS, SHIPPED
+from trefoil.runtime.repository_names import (
+    BATCH_MAX,
+    CONFIG_BYTES_MAX,
+    VERSION,
+    boundary,
+    check_file_name,
+    check_files,
+    check_name,
+    read_text,
+)
 
 CONFIG: Final = "config.pbtxt"
 ENGINES: Final = "tensorrt"  # the backend whose models are built for one type of GPU
@@ -27,17 +40,66 @@ DECODER: Final = "decoder.py"  # what a generative family's contract names as it
 OURS: Final = ("model.py", DECODER, "decoding.py")  # linked into versions by the agent: the first into all
 
 
-def read_contract(path: Path) -> model_config_pb2.ModelConfig:
-    """Parse one config.pbtxt.
+TENSORS_MAX: Final = 256  # inputs, or outputs, of a model
+DIMS_MAX: Final = 16
+ELEMENTS_MAX: Final = 2**31  # of one item of a tensor: no request of gRPC holds more bytes
+# What makes Triton load other code, or reads and writes other files, than those of the version.
+FORBIDDEN: Final = ("ensemble_scheduling", "model_operations", "model_repository_agents", "model_warmup", "runtime")
+PATHS: Final = ("/", "\\", "\0", "..")
+
+
+def read_contract(path: Path, below: Path | None = None) -> model_config_pb2.ModelConfig:
+    """Parse one config.pbtxt; its names of files and its tensors are judged.
 
     Raises:
-        CatalogError: it is no model configuration.
+        CatalogError: it is no model configuration, or a value of it is out of range.
         OSError: it cannot be read.
     """
     try:
-        return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
-    except (text_format.ParseError, UnicodeDecodeError) as error:
+        config = text_format.Parse(read_text(path, below, CONFIG_BYTES_MAX), model_config_pb2.ModelConfig())
+    except (text_format.ParseError, UnicodeDecodeError, ArithmeticError, RecursionError) as error:
         raise CatalogError(f"{path} is no Triton model configuration: {error}", remedy="mend that line") from error
+    names = {"default_model_filename": config.default_model_filename}
+    names |= {f"cc_model_filenames[{key}]": name for key, name in config.cc_model_filenames.items()}
+    names |= {f"{tensor.name}.label_filename": tensor.label_filename for tensor in config.output}
+    for field, name in names.items():
+        if name:
+            check_file_name(name, f"{path}: {field}")
+    for key in config.cc_model_filenames:
+        check_file_name(key, f"{path}: cc_model_filenames")
+    _check_range(path, "max_batch_size", config.max_batch_size, config.max_batch_size <= BATCH_MAX, BATCH_MAX)
+    for kind, tensors in (("input", config.input), ("output", config.output)):
+        _check_range(path, kind, len(tensors), len(tensors) <= TENSORS_MAX, TENSORS_MAX)
+        for tensor in tensors:
+            check_dims(path, f"{tensor.name}.dims", tensor.dims)
+    return config
+
+
+def check_dims(path: Path, field: str, dims: Sequence[int]) -> None:
+    """Check the shape of one item of a tensor: each dimension at least 1, or -1 where it is open.
+
+    Raises:
+        CatalogError: names the tensor.
+    """
+    _check_range(path, field, len(dims), len(dims) <= DIMS_MAX, f"{DIMS_MAX} dimensions")
+    fits = all(dim == -1 or dim >= 1 for dim in dims) and math.prod(dim for dim in dims if dim > 0) <= ELEMENTS_MAX
+    _check_range(path, field, list(dims), fits, f"{ELEMENTS_MAX} elements, each dimension >= 1 or -1")
+
+
+def _check_range(path: Path, field: str, value: object, fits: bool, most: object) -> None:
+    if not fits:
+        raise CatalogError(f"{path}: at most {most}", field=field, value=value, remedy="correct that line")
+
+
+def _texts(message: Message, place: str = "") -> Iterator[tuple[str, str]]:
+    """Texts of a message by field, names of tensors apart: these are no names of files."""
+    for field, value in message.ListFields():
+        entries = value.values() if hasattr(value, "values") else value if field.is_repeated else (value,)
+        for entry in entries:
+            if isinstance(entry, Message):
+                yield from _texts(entry, f"{place}{field.name}.")
+            elif isinstance(entry, str) and not (field.name == "name" and place):
+                yield f"{place}{field.name}", entry
 
 
 def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
@@ -46,9 +108,10 @@ def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
     Raises:
         CatalogError: the file is missing or is no model configuration.
     """
+    check_name(family, "family")
     path = source / family / CONFIG
     try:
-        config = read_contract(path)
+        config = read_contract(path, boundary(source, family))
     except OSError as error:
         raise CatalogError(
             f"no tensor contract of family {family}: {path}: {error.strerror}",
@@ -60,6 +123,15 @@ def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
         raise CatalogError(
             f"{path} needs name {family!r}, max_batch_size >= 1, input and output", field="family", value=family
         )
+    present = {field.name for field, _ in config.ListFields()}
+    for name in FORBIDDEN:
+        if name in present:
+            remedy = "remove it: slices are configured by the agent"
+            raise CatalogError(f"{path}: a family's contract has none", field=name, remedy=remedy)
+    for field, text in _texts(config):
+        if any(part in text for part in PATHS):
+            remedy = "name files beside the model, without a path"
+            raise CatalogError(f"{path}: is a path", field=field, value=text, remedy=remedy)
     return config
 
 
@@ -99,15 +171,30 @@ def expected_files(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:
 
 
 def version_files(source: Path, family: str, expected: tuple[str, ...]) -> dict[int, tuple[Path, ...]]:
-    """Files of each complete version, resolved, those beside the model included (external data)."""
-    found: dict[int, tuple[Path, ...]] = {}
+    """Files of each complete version, those beside the model included (external data); what `judged_versions` refuses
+    is left out.
+    """
+    return judged_versions(source, family, expected)[0]
+
+
+def judged_versions(
+    source: Path, family: str, expected: tuple[str, ...]
+) -> tuple[dict[int, tuple[Path, ...]], dict[int, str]]:
+    """Files of each complete version, and why other versions are refused: a file leads out of the repository, is no
+    regular file, or there are too many.
+    """
+    found, refused, below = dict[int, tuple[Path, ...]](), dict[int, str](), boundary(source, family)
     for folder in (source / family).glob("[0-9]*"):
-        if folder.name.isdigit() and all((folder / name).is_file() for name in expected):
-            beside = (
-                path for path in folder.iterdir() if path.is_file() and path.name not in OURS and path.name[0] != "."
-            )
-            found[int(folder.name)] = tuple(sorted(path.absolute() for path in beside))
-    return found
+        if not VERSION.fullmatch(folder.name) or not folder.is_dir():
+            continue
+        try:
+            files = check_files(folder, below, OURS)
+        except (CatalogError, OSError) as error:
+            refused[int(folder.name)] = str(error)
+            continue
+        if set(expected) <= {file.name for file in files}:
+            found[int(folder.name)] = files
+    return found, refused
 
 
 def how_to_make(source: Path, family: str) -> str:

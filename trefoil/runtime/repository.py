@@ -2,7 +2,9 @@
 
 import csv
 import datetime
+import os
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -14,6 +16,18 @@ from trefoil.core import errors
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.common import Basis, Provenance
 from trefoil.installation import MODELS, repositories
+from trefoil.runtime.repository_names import (
+    BATCH_MAX,
+    FAMILIES_MAX,
+    NAME,
+    PROFILE_BYTES_MAX,
+    TOML_BYTES_MAX,
+    TOML_DOTS_MAX,
+    VERSION_MAX,
+    boundary,
+    check_name,
+    read_text,
+)
 
 FAMILY_FILE: Final = "family.toml"
 PROFILE_FILE: Final = "profile.csv"
@@ -21,8 +35,14 @@ HEADER_KEYS: Final = ("basis", "source", "machine", "date", "commit")
 SENSITIVITY: Final = "clock_sensitivity"
 """The one column that a profile may leave out; with it, a header line of this name says where its numbers are from."""
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-Positive = Annotated[float, Field(gt=0)]
+FAMILY_VARIANTS_MAX: Final = 256
+ROWS_MAX: Final = 200_000
+NUMBER_MAX: Final = 1e12  # of milliseconds, requests/s, joules, watts: beyond what any hardware has
+WHOLE_MAX: Final = 2**53
+Name = Annotated[str, Field(pattern=NAME)]
+Text = Annotated[str, Field(min_length=1, max_length=4096)]
+Positive = Annotated[float, Field(gt=0, le=NUMBER_MAX)]
+NotNegative = Annotated[float, Field(ge=0, le=NUMBER_MAX)]
 
 
 class _Model(BaseModel):
@@ -31,13 +51,13 @@ class _Model(BaseModel):
 
 class _Variant(_Model):
     name: Name
-    version: Annotated[int, Field(ge=1)]
+    version: Annotated[int, Field(ge=1, le=VERSION_MAX)]
     accuracy: Annotated[float, Field(ge=0, le=1)]
-    accuracy_source: Annotated[str, Field(min_length=1)]
-    memory_mib: Annotated[int, Field(gt=0)]
-    load_s: Annotated[float, Field(ge=0)]
-    macs: Annotated[int, Field(ge=0)]
-    licence: Annotated[str, Field(min_length=1)]
+    accuracy_source: Text
+    memory_mib: Annotated[int, Field(gt=0, le=2**31)]
+    load_s: Annotated[float, Field(ge=0, le=86_400)]
+    macs: Annotated[int, Field(ge=0, le=WHOLE_MAX)]
+    licence: Text
     sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
 
@@ -48,30 +68,30 @@ class _Class(_Model):
 
 class _Family(_Model):
     name: Name
-    metric: Annotated[str, Field(min_length=1)]
-    task: str = ""
+    metric: Text
+    task: Annotated[str, Field(max_length=4096)] = ""
     generative: bool = False
-    tokens_mean: Annotated[float, Field(ge=0)] = 0.0
+    tokens_mean: NotNegative = 0.0
     sequence_batching: bool = False
-    classes: Annotated[dict[str, _Class], Field(min_length=1)]
-    variants: Annotated[tuple[_Variant, ...], Field(min_length=1)]
+    classes: Annotated[dict[str, _Class], Field(min_length=1, max_length=FAMILY_VARIANTS_MAX)]
+    variants: Annotated[tuple[_Variant, ...], Field(min_length=1, max_length=FAMILY_VARIANTS_MAX)]
 
 
 class _Row(_Model):
     device_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 .:_-]*$")]  # NVML has blanks in some; cpu:8
-    slice_type: Annotated[str, Field(min_length=1)]
+    slice_type: Text
     variant: Name
-    stage: Annotated[int, Field(ge=0)]
-    batch: Annotated[int, Field(ge=1)]
-    clock_mhz: Annotated[int, Field(ge=0)]
+    stage: Annotated[int, Field(ge=0, le=1024)]
+    batch: Annotated[int, Field(ge=1, le=BATCH_MAX)]
+    clock_mhz: Annotated[int, Field(ge=0, le=1_000_000)]
     cohosted: tuple[str, ...]
     latency_ms_p50: Positive
     latency_ms_p95: Positive
     latency_ms_p99: Positive
     throughput_per_s: Positive
-    energy_active_j_per_batch: Annotated[float, Field(ge=0)]
-    power_w: Annotated[float, Field(ge=0)]
-    memory_mib: Annotated[int, Field(ge=0)]
+    energy_active_j_per_batch: NotNegative
+    power_w: NotNegative
+    memory_mib: Annotated[int, Field(ge=0, le=2**31)]
     clock_sensitivity: Annotated[float, Field(ge=0, le=1)] = 1.0
 
     @field_validator("clock_sensitivity", mode="before")
@@ -101,8 +121,8 @@ def load_family(
     Raises:
         errors.CatalogError: names file, field, value and remedy.
     """
-    path = folder / FAMILY_FILE
-    family = _read_family(path)
+    path, below = folder / FAMILY_FILE, boundary(folder.parent, folder.name)
+    family = _read_family(path, below)
     if family.name != folder.name:
         raise errors.CatalogError(
             f"{path}: differs from its folder's name {folder.name!r}",
@@ -111,9 +131,10 @@ def load_family(
             remedy="give both the same name; clients and Triton use it",
         )
     own = folder / PROFILE_FILE
-    if profile is None and not own.exists():
+    if profile is None and not os.path.lexists(own):
         return family, ()
-    return family, _read_profile(profile or own, family, variants)
+    text = _read(profile or own, None if profile else below, PROFILE_BYTES_MAX)
+    return family, _parse_profile(profile or own, text, family, variants)
 
 
 def family_folders(repository: Path = MODELS) -> dict[str, Path]:
@@ -130,7 +151,12 @@ def family_folders(repository: Path = MODELS) -> dict[str, Path]:
 
 
 def family_folder(repository: Path, family: str) -> Path:
-    """Folder of one family, where `trefoil.installation.repositories` looks; in the first of them if there is none."""
+    """Folder of one family, where `trefoil.installation.repositories` looks; in the first of them if there is none.
+
+    Raises:
+        errors.CatalogError: the name could be a path.
+    """
+    check_name(family, "family")
     roots = repositories(repository)
     return next((root / family for root in roots if (root / family / FAMILY_FILE).is_file()), roots[0] / family)
 
@@ -158,6 +184,9 @@ def load_catalog(root: Path, profile_overrides: Mapping[str, Path] | None = None
     folders = sorted(path.parent for path in root.glob(f"*/{FAMILY_FILE}"))
     if not folders:
         raise _no_families(root)
+    if len(folders) > FAMILIES_MAX:
+        remedy = f"keep at most {FAMILIES_MAX} in one repository"
+        raise errors.CatalogError("too many families", field=str(root), value=len(folders), remedy=remedy)
     loaded = [load_family(folder, overrides.pop(folder.name, None)) for folder in folders]
     if overrides:
         names = ", ".join(folder.name for folder in folders)
@@ -173,14 +202,18 @@ def stated_digests(root: Path) -> dict[tuple[str, int], str]:
     Raises:
         errors.CatalogError: names file, field, value and remedy.
     """
-    found = [_read_tree(path) for path in root.glob(f"*/{FAMILY_FILE}")]
+    files = root.glob(f"*/{FAMILY_FILE}")
+    found = [_read_tree(path, boundary(root, path.parent.name)) for path in files]
     return {(family.name, v.version): v.sha256 for family in found for v in family.variants if v.sha256}
 
 
-def _read_tree(path: Path) -> _Family:
+def _read_tree(path: Path, below: Path) -> _Family:
     try:
-        tree = tomllib.loads(_read(path))
-    except tomllib.TOMLDecodeError as error:
+        text = _read(path, below, TOML_BYTES_MAX)
+        if any(line.count(".") > TOML_DOTS_MAX for line in text.splitlines()):
+            raise ValueError(f"a line has more than {TOML_DOTS_MAX} dots")
+        tree = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         raise errors.CatalogError(f"{path} is not valid TOML: {error}", remedy="correct that line") from error
     try:
         return _Family.model_validate(tree)
@@ -188,8 +221,8 @@ def _read_tree(path: Path) -> _Family:
         raise _explain(error, str(path), tuple(_Family.model_fields)) from error
 
 
-def _read_family(path: Path) -> Family:
-    read = _read_tree(path)
+def _read_family(path: Path, below: Path) -> Family:
+    read = _read_tree(path, below)
     for field in ("name", "version"):
         values = [getattr(variant, field) for variant in read.variants]
         _assert_unique(values, f"variants.{field}", str(path))
@@ -205,13 +238,15 @@ def _read_family(path: Path) -> Family:
     return Family(read.name, read.metric, variants, classes, read.generative, read.sequence_batching, read.tokens_mean)
 
 
-def _read_profile(path: Path, family: Family, variants: Sequence[str] = ()) -> tuple[ProfileRow, ...]:
-    lines = _read(path).splitlines()
+def _parse_profile(path: Path, text: str, family: Family, variants: Sequence[str] = ()) -> tuple[ProfileRow, ...]:
+    lines = text.splitlines()
     comments = [line[1:] for line in lines if line.startswith("#")]
     provenance = _provenance(path, comments)
     numbered = [(i, line) for i, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
     if not numbered:
         raise errors.CatalogError(f"{path} holds no rows", remedy=f"begin with the columns {','.join(COLUMNS)}")
+    if len(numbered) > ROWS_MAX:
+        raise errors.CatalogError(f"{path} has {len(numbered)} rows", remedy=f"keep at most {ROWS_MAX}")
     header = [name.strip() for name in numbered[0][1].split(",")]
     columns = (*COLUMNS, *([SENSITIVITY] if SENSITIVITY in header else []))
     if sorted(header) != sorted(columns):
@@ -224,7 +259,7 @@ def _read_profile(path: Path, family: Family, variants: Sequence[str] = ()) -> t
         raise errors.CatalogError(f"{path}: its source is not named", field=SENSITIVITY, remedy=remedy)
     known = [variant.name for variant in family.variants]
     rows: list[ProfileRow] = []
-    for (number, _), cells in zip(numbered[1:], csv.reader(line for _, line in numbered[1:]), strict=True):
+    for (number, _), cells in zip(numbered[1:], _cells(path, [line for _, line in numbered[1:]]), strict=True):
         rows.append(_row(f"{path} line {number}", family.name, known, header, cells, provenance))
     _assert_unique([tuple(getattr(row, name) for name in KEY_COLUMNS) for row in rows], "operating point", str(path))
     _assert_batches_grow(rows, str(path))
@@ -282,8 +317,8 @@ def _provenance(path: Path, comments: Iterable[str]) -> Provenance:
 
 
 def _assert_unique(values: list[Any], field: str, where: str) -> None:
-    for value in values:
-        if values.count(value) > 1:
+    for value, count in Counter(values).items():
+        if count > 1:
             raise errors.CatalogError(f"{where}: stands twice", field=field, value=value, remedy="keep one of them")
 
 
@@ -304,9 +339,17 @@ def _assert_batches_grow(rows: list[ProfileRow], where: str) -> None:
                     )
 
 
-def _read(path: Path) -> str:
+def _cells(path: Path, lines: list[str]) -> list[list[str]]:
+    """Cells of each line; a quoted cell ends with its line."""
     try:
-        return path.read_text(encoding="utf-8")
+        return [next(csv.reader([line])) for line in lines]
+    except csv.Error as error:
+        raise errors.CatalogError(f"{path} is no CSV: {error}", remedy="write one cell per column") from error
+
+
+def _read(path: Path, below: Path | None, bytes_max: int) -> str:
+    try:
+        return read_text(path, below, bytes_max)
     except FileNotFoundError as error:
         raise errors.CatalogError(f"no file {path}", remedy="add it, or name the right folder") from error
     except (OSError, UnicodeDecodeError) as error:

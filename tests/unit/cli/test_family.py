@@ -80,8 +80,8 @@ def test_separate_models_become_the_versions_of_one_family(theirs, tmp_path):
 def test_links_save_the_space_of_copies(theirs, tmp_path):
     done(imported(theirs, "--link", "--json"))
     linked = tmp_path / "ours" / "toy" / "2" / "model.onnx"
-    assert linked.is_symlink()
-    assert linked.resolve() == theirs / "large" / "1" / "model.onnx"
+    assert linked.stat().st_nlink == 2
+    assert linked.samefile(theirs / "large" / "1" / "model.onnx")
 
 
 def test_the_newest_version_that_the_policy_serves_is_taken_with_all_its_files(theirs, tmp_path):

@@ -1,5 +1,6 @@
 """A demo's own model repository: families under names of their own, and Triton that forms batches."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -32,12 +33,22 @@ def with_own_repository(scenario: Scenario, folder: Path) -> Scenario:
 
 
 def copy_family(source: Path, target: Path, *, batching: bool) -> None:
-    """Copy a family: texts name it by its new folder, weights and images are links."""
+    """Copy a family: texts name it by its new folder, weights and images are hard links where the disk allows."""
     target.mkdir()
     for file in sorted(source.iterdir()):
+        if file.is_dir():
+            shutil.copytree(file, target / file.name, copy_function=_link)
+            continue
         if file.suffix not in (".toml", ".csv", ".pbtxt"):
-            (target / file.name).symlink_to(file)
+            _link(file, target / file.name)
             continue
         text = re.sub(rf"\b{re.escape(source.name)}\b", target.name, file.read_text(encoding="utf-8"))
         text += BATCHING if batching and file.suffix == ".pbtxt" else ""
         (target / file.name).write_text(text, encoding="utf-8")
+
+
+def _link(source: Path | str, target: Path | str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or another user's file
+        shutil.copyfile(source, target)

@@ -13,7 +13,9 @@ from trefoil.profiler.cost_law import read_model
 from trefoil.profiler.profile_csv import Provenance, profile_text, write_profile
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.model_files import ENGINES, backend_of, contract, expected_files, generative, version_files
+from trefoil.runtime.onnx_file import check_external_data
 from trefoil.runtime.repository import PROFILE_FILE, load_family
+from trefoil.runtime.repository_names import boundary
 
 CONSTANTS = SHIPPED / MODELS / "_profiles" / "constants.json"
 
@@ -49,6 +51,7 @@ def write_assumed(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str
         if variant.version not in files:
             raise CatalogError(f"{variant.name} has no model files", field="family", value=family.name)
         graph = next(file for file in files[variant.version] if file.suffix == ".onnx")
+        check_external_data(graph, boundary(folder.parent, folder.name))
         graphs.append(graph)
         sizes.append(sum(file.stat().st_size for file in graph.parent.iterdir() if file.is_file()))
     found = dict(zip((v.name for v in family.variants), graph_costs(graphs, sizes, shapes, python), strict=True))

@@ -10,6 +10,7 @@ import typer
 from trefoil.cli.output import AsJson, Guarded, console, grid, print_json
 from trefoil.core.errors import SettingError
 from trefoil.installation import MODELS, own_repository
+from trefoil.runtime.repository_names import check_name
 
 if TYPE_CHECKING:
     from trefoil.cli.family.import_family import ImportedFamily
@@ -84,9 +85,7 @@ def import_(
         bool, typer.Option("--assume", help="Also write a profile that nobody measured, from what each graph does.")
     ] = False,
     shape: Shapes = None,
-    link: Annotated[
-        bool, typer.Option("--link", help="Symbolic links instead of copies; containers cannot follow them.")
-    ] = False,
+    link: Annotated[bool, typer.Option("--link", help="Hard links instead of copies, on one file system.")] = False,
     repository: Repository = MODELS,
     as_json: AsJson = False,
 ) -> None:
@@ -187,4 +186,6 @@ def _parse_as(as_: str) -> tuple[str, list[str]]:
     models = [name for name in rest.split(",") if name]
     if not family or not models or len(set(models)) < len(models):
         raise SettingError("cannot be read", field="--as", value=as_, remedy="write --as resnet=resnet18,resnet50")
+    for name in (family, *models):
+        check_name(name, "--as")
     return family, models

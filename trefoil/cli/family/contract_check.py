@@ -19,9 +19,12 @@ from trefoil.runtime.model_files import (
     expected_files,
     generative,
     how_to_make,
+    judged_versions,
     version_files,
 )
+from trefoil.runtime.onnx_file import check_external_data
 from trefoil.runtime.repository import family_folders, load_family
+from trefoil.runtime.repository_names import boundary
 
 
 def describe_families(repository: Path) -> list[dict[str, Any]]:
@@ -103,8 +106,9 @@ def _check_family(root: Path, name: str) -> dict[str, Any]:
     try:
         family, rows = load_family(root / name)
         config = contract(root, name)
-        files = version_files(root, name, expected_files(config))
-        missing = [v.name for v in family.variants if v.version not in files]
+        files, refused = judged_versions(root, name, expected_files(config))
+        missing = [v.name for v in family.variants if v.version not in files and v.version not in refused]
+        problems += [f"version {version} is refused: {why}" for version, why in sorted(refused.items())]
         if not files:
             state = f"catalogue only, no model files: {how_to_make(root, name)}"
         else:
@@ -129,8 +133,11 @@ def _graph_differences(config: model_config_pb2.ModelConfig, version: int, files
     if backend_of(config) == ENGINES or generative(config):
         return []
     path = next(file for file in files if file.name == FILES["onnxruntime"])
-    inputs, outputs = graph_tensors(path)
+    below = boundary(path.parent.parent.parent, path.parent.parent.name)
     found = []
+    if lacking := check_external_data(path, below) - {file.name for file in files}:
+        found.append(f"version {version}: weights are missing beside its graph: {', '.join(sorted(lacking))}")
+    inputs, outputs = graph_tensors(path, below)
     for configured, graph, exact in ((config.input, inputs, True), (config.output, outputs, False)):
         there = {tensor.name: tensor for tensor in graph}
         for tensor in configured:

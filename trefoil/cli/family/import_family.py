@@ -10,7 +10,9 @@ what the user stated of each variant, and what was assumed where nothing was sai
 """
 
 import json
+import os
 import shutil
+import stat
 import tempfile
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -31,10 +33,11 @@ from trefoil.cli.family.triton_models import (
     refuse_other_tensors,
     refuse_unfit,
 )
-from trefoil.core.errors import CatalogError, SettingError
+from trefoil.core.errors import CatalogError, DiskUnavailable, SettingError
 from trefoil.installation import MODELS, SHIPPED
 from trefoil.runtime.model_files import CONFIG, ENGINES, FILES, OURS, backend_of
 from trefoil.runtime.repository import FAMILY_FILE, load_family
+from trefoil.runtime.repository_names import FILE_BYTES_MAX, check_name, opened, resolved
 
 SHARED: Final = "_shared"
 # What a slice's configuration decides itself, or what has no meaning for a family.
@@ -43,6 +46,9 @@ LOAD_S: Final = 5.0  # assumption: a swap of a model of some hundred megabytes
 WORKSPACE: Final = 2.0  # assumption: a batch needs as much memory as the weights
 WORKSPACE_MIB_MIN: Final = 128
 MIB: Final = 2**20
+COPY_BYTES_MAX: Final = 2**37  # of one family: as much as the GPUs of a node hold
+FREE_MIN: Final = 0.05  # of the disk is left free
+UNFINISHED: Final = ".import-"  # of the folder of an import that is under way, with its process
 
 
 @dataclass(slots=True)
@@ -93,14 +99,16 @@ def import_family(
 ) -> ImportedFamily:
     """Write `into`/<family> from these models, in the order of their versions; nothing is written when one is refused.
 
-    `link` saves space by symbolic links to the repository. `finish` is given the folder before it becomes the family's.
+    `link` saves space by hard links to the repository's files. `finish` is given the folder before it becomes the
+    family's. An import that was killed leaves a folder `.import-<pid>-...`, which the next one removes.
 
     Raises:
         CatalogError: naming model, field, value and remedy.
         NotFound: the repository has no such model.
+        DiskUnavailable: there is no room, or the disk refuses.
     """
-    target = into / stated.family
-    if target.exists():
+    target = into / check_name(stated.family, "--as")
+    if os.path.lexists(target):
         raise CatalogError(
             f"{target} exists already",
             field="--as",
@@ -118,8 +126,35 @@ def import_family(
     for source in sources[1:]:
         refuse_other_tensors(first, tensors, source, read_tensors(source))
     contract = _contract(first, tensors, stated.family)
-    into.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=into, prefix=".import-") as folder:
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        _remove_unfinished(into)
+        if not link:
+            _check_room(sources, into)
+        _write(repository, models, sources, contract, stated, result, link=link, finish=finish)
+        _copy_backend(into)
+    except OSError as error:
+        remedy = "make room there, or make it writable; leave out --link across file systems"
+        raise DiskUnavailable(
+            f"cannot be written ({error})", field="repository", value=str(into), remedy=remedy
+        ) from error
+    return result
+
+
+def _write(
+    repository: Path,
+    models: Sequence[str],
+    sources: Sequence[Source],
+    contract: model_config_pb2.ModelConfig,
+    stated: Statement,
+    result: ImportedFamily,
+    *,
+    link: bool,
+    finish: Callable[[Path], object] | None,
+) -> None:
+    """Write the family's folder beside its place, and rename it."""
+    target = result.folder
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{UNFINISHED}{os.getpid()}-") as folder:
         fresh = Path(folder) / stated.family
         for version, source in enumerate(sources, 1):
             stated.sizes_bytes[source.name] = _copy_files(source, fresh / str(version), link=link)
@@ -130,8 +165,23 @@ def import_family(
         if finish is not None:
             finish(fresh)
         fresh.rename(target)
-    _copy_backend(into)
-    return result
+
+
+def _remove_unfinished(into: Path) -> None:
+    """Remove what imports have left whose process is gone."""
+    for left in into.glob(f"{UNFINISHED}*-*"):
+        pid = left.name.removeprefix(UNFINISHED).partition("-")[0]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _check_room(sources: Sequence[Source], into: Path) -> None:
+    wanted = sum((s.folder / name).stat().st_size for s in sources for name in (*s.files.values(), *s.other_files))
+    disk = shutil.disk_usage(into)
+    most = min(COPY_BYTES_MAX, disk.free - int(FREE_MIN * disk.total))
+    if wanted > most:
+        remedy = f"make room in {into}, import fewer models, or give --link on one file system"
+        raise CatalogError(f"of {wanted} bytes at most {max(0, most)} are copied", field="--as", remedy=remedy)
 
 
 def _dropped(source: Source) -> list[str]:
@@ -165,12 +215,20 @@ def _copy_files(source: Source, folder: Path, *, link: bool) -> int:
     folder.mkdir(parents=True)
     pairs = {**source.files, **{name: name for name in source.other_files}}
     for here, there in pairs.items():
-        original = (source.folder / there).resolve()
+        original = source.folder / there
         if link:
-            (folder / here).symlink_to(original)
+            os.link(resolved(original, source.below), folder / here)
         else:
-            shutil.copyfile(original, folder / here)
-    return sum((source.folder / there).stat().st_size for there in pairs.values())
+            _copy(original, source.below, folder / here)
+    return sum((folder / here).stat().st_size for here in pairs)
+
+
+def _copy(original: Path, below: Path, target: Path) -> None:
+    """Copy a file, with what others may do with it, but for running it."""
+    with opened(original, below, FILE_BYTES_MAX) as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o666
+        with open(target, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as copy:
+            shutil.copyfileobj(file, copy, MIB)
 
 
 def _copy_backend(into: Path) -> None:

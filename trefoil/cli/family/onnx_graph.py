@@ -1,41 +1,21 @@
-"""Inputs and outputs of an ONNX file: names, types and shapes.
-
-Reads the few fields of ONNX's protobuf that are needed (onnx.proto3 of onnx/onnx; protobuf skips what it does not
-know), so that the package onnx need not be installed.
-"""
+"""Inputs and outputs of an ONNX file: names, types and shapes."""
 
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, Final
-
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
+from typing import Final
 
 from trefoil.core.errors import CatalogError
+from trefoil.runtime.model_files import DIMS_MAX
+from trefoil.runtime.onnx_file import Malformed, Message, opened_model
 
-PACKAGE: Final = "trefoil.onnx_view"
+GRAPH, INITIALIZER, INPUT, OUTPUT = 7, 5, 11, 12  # fields of a model, and of its graph
+VALUES_MAX: Final = 1_000_000
 ANY: Final = -1
 TYPES: Final = {
     1: "TYPE_FP32", 2: "TYPE_UINT8", 3: "TYPE_INT8", 4: "TYPE_UINT16", 5: "TYPE_INT16", 6: "TYPE_INT32",
     7: "TYPE_INT64", 8: "TYPE_STRING", 9: "TYPE_BOOL", 10: "TYPE_FP16", 11: "TYPE_FP64", 12: "TYPE_UINT32",
     13: "TYPE_UINT64", 16: "TYPE_BF16",
 }  # fmt: skip
-# message -> field -> (number, type, repeated)
-FIELDS: Final[dict[str, dict[str, tuple[int, str, bool]]]] = {
-    "Dim": {"dim_value": (1, "int64", False)},
-    "Shape": {"dim": (1, "Dim", True)},
-    "Tensor": {"elem_type": (1, "int32", False), "shape": (2, "Shape", False)},
-    "Type": {"tensor_type": (1, "Tensor", False)},
-    "Value": {"name": (1, "string", False), "type": (2, "Type", False)},
-    "Weights": {"name": (8, "string", False)},
-    "Graph": {
-        "initializer": (5, "Weights", True),
-        "input": (11, "Value", True),
-        "output": (12, "Value", True),
-    },
-    "Model": {"graph": (7, "Graph", False)},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,51 +27,35 @@ class TensorInfo:
     dims: tuple[int, ...]
 
 
-@cache
-def _model_class() -> Any:
-    """The protobuf class of a model, with the fields of FIELDS only."""
-    field_type = descriptor_pb2.FieldDescriptorProto
-    scalars = {"int32": field_type.TYPE_INT32, "int64": field_type.TYPE_INT64, "string": field_type.TYPE_STRING}
-    file = descriptor_pb2.FileDescriptorProto(name="trefoil_onnx_view.proto", package=PACKAGE, syntax="proto2")
-    for message, fields in FIELDS.items():
-        entry = file.message_type.add(name=message)
-        for name, (number, kind, repeated) in fields.items():
-            label = field_type.LABEL_REPEATED if repeated else field_type.LABEL_OPTIONAL
-            field = entry.field.add(
-                name=name, number=number, label=label, type=scalars.get(kind, field_type.TYPE_MESSAGE)
-            )
-            if kind not in scalars:
-                field.type_name = f".{PACKAGE}.{kind}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.Model"))
-
-
-def _read_model(path: Path) -> Any:
-    try:
-        model = _model_class().FromString(path.read_bytes())
-    except DecodeError as error:
-        raise CatalogError(f"{path} is no ONNX model: {error}", remedy="export it again") from error
-    if not model.graph.output:
-        raise CatalogError(f"{path} is no ONNX model: it has no outputs", remedy="export it again")
-    return model
-
-
-def graph_tensors(path: Path) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+def graph_tensors(path: Path, below: Path | None = None) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
     """Inputs and outputs of an ONNX graph; weights that older files list among the inputs are left out.
 
     Raises:
         CatalogError: it is no ONNX model.
         OSError: it cannot be read.
     """
-    graph = _read_model(path).graph
-    weights = {one.name for one in graph.initializer}
-    return tuple(_tensor_info(v) for v in graph.input if v.name not in weights), tuple(
-        _tensor_info(v) for v in graph.output
-    )
+    inputs, outputs, weights = list[TensorInfo](), list[TensorInfo](), set[str]()
+    with opened_model(path, below) as model:
+        for graph in model.messages(GRAPH):
+            for number, value in graph.fields():
+                if number in (INPUT, OUTPUT) and isinstance(value, Message):
+                    (inputs if number == INPUT else outputs).append(_tensor_info(value))
+                elif number == INITIALIZER and isinstance(value, Message):
+                    weights.add(value.text(8))
+                if len(inputs) + len(outputs) + len(weights) > VALUES_MAX:
+                    raise Malformed(f"has more than {VALUES_MAX} inputs, outputs and weights")
+    if not outputs:
+        raise CatalogError(f"{path} is no ONNX model: it has no outputs", remedy="export it again")
+    return tuple(one for one in inputs if one.name not in weights), tuple(outputs)
 
 
-def _tensor_info(value: Any) -> TensorInfo:
-    tensor = value.type.tensor_type
-    dims = tuple(dim.dim_value if dim.HasField("dim_value") else ANY for dim in tensor.shape.dim)
-    return TensorInfo(value.name, TYPES.get(tensor.elem_type, f"ONNX type {tensor.elem_type}"), dims)
+def _tensor_info(value: Message) -> TensorInfo:
+    kind, dims = 0, list[int]()
+    for tensor in (tensor for type_ in value.messages(2) for tensor in type_.messages(1)):
+        kind = tensor.number(1) or 0
+        for dim in (dim for shape in tensor.messages(2) for dim in shape.messages(1)):
+            size = dim.number(1)
+            dims.append(ANY if size is None else size)
+            if len(dims) > DIMS_MAX:
+                raise Malformed(f"has a tensor of more than {DIMS_MAX} dimensions")
+    return TensorInfo(value.text(1), TYPES.get(kind, f"ONNX type {kind}"), tuple(dims))

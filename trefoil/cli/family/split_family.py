@@ -14,6 +14,7 @@ from trefoil.core.catalog import Variant
 from trefoil.core.device_types import device_type
 from trefoil.runtime.model_files import FILES
 from trefoil.runtime.repository import PROFILE_FILE, SENSITIVITY, load_family
+from trefoil.runtime.repository_names import PROFILE_BYTES_MAX, boundary, read_text
 
 if TYPE_CHECKING:
     from trefoil.profiler.split import GraphStage
@@ -41,7 +42,8 @@ def split_family(folder: Path, stages: int, device: str, items: int) -> "list[Gr
         paths = write_stages(whole, found, Path(made))
         write_stage_models(graph, paths, [one.shape for one in found], items, folder.parent)
     profile = folder / PROFILE_FILE
-    text = with_stage_rows(profile.read_text(encoding="utf-8"), family.best, found, f"{device} at {items} items")
+    rows = read_text(profile, boundary(folder.parent, folder.name), PROFILE_BYTES_MAX)
+    text = with_stage_rows(rows, family.best, found, f"{device} at {items} items")
     profile.unlink()  # it may be a link
     profile.write_text(text, encoding="utf-8")
     return found

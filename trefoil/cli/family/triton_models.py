@@ -10,7 +10,9 @@ from tritonclient.grpc import model_config_pb2
 
 from trefoil.cli.family.onnx_graph import TensorInfo, graph_tensors
 from trefoil.core.errors import CatalogError, NotFound
-from trefoil.runtime.model_files import CONFIG, ENGINES, FILES, OURS, backend_of, read_contract
+from trefoil.runtime.model_files import CONFIG, ENGINES, FILES, OURS, backend_of, check_dims, read_contract
+from trefoil.runtime.onnx_file import check_external_data
+from trefoil.runtime.repository_names import VERSION, check_files, check_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Source:
     folder: Path  # of that version
     files: Mapping[str, str]  # file in the family's version folder -> file here
     other_files: tuple[str, ...]  # other files, e.g. external data
+    below: Path  # the repository, which none of its files leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,8 @@ def read_source(repository: Path, name: str) -> Source:
         CatalogError: it has no usable configuration, backend, version or file.
         NotFound: there is no such model.
     """
-    folder = repository / name
+    repository = repository.resolve()
+    folder = repository / check_name(name, "model")
     path = folder / CONFIG
     if not folder.is_dir():
         known = sorted(p.parent.name for p in repository.glob(f"*/{CONFIG}"))
@@ -48,7 +52,7 @@ def read_source(repository: Path, name: str) -> Source:
             f"{repository} has no model {name}", remedy=f"one of {known}" if known else "name another folder"
         )
     try:
-        config = read_contract(path)
+        config = read_contract(path, repository)
     except OSError as error:
         raise CatalogError(
             f"{path}: {error.strerror}",
@@ -60,14 +64,20 @@ def read_source(repository: Path, name: str) -> Source:
     if backend not in FILES:
         raise variant_error(name, "backend", backend or str(config.platform), f"one of {', '.join(FILES)}", path)
     version = _served_version(name, folder, config)
+    there = check_files(folder / str(version), repository, OURS)
     files = _files(name, folder / str(version), config, backend)
-    other_files = {p.name for p in (folder / str(version)).iterdir() if p.is_file()} - set(files.values()) - set(OURS)
-    return Source(name, version, config, folder / str(version), files, tuple(sorted(other_files)))
+    other_files = {path.name for path in there} - set(files.values())
+    source = Source(name, version, config, folder / str(version), files, tuple(sorted(other_files)), repository)
+    if backend != ENGINES:
+        outside = check_external_data(folder / str(version) / files[FILES[backend]], repository) - other_files
+        if outside:
+            raise variant_error(name, "external_data", min(outside), "put that file beside the model", source.folder)
+    return source
 
 
 def _served_version(name: str, folder: Path, config: model_config_pb2.ModelConfig) -> int:
     """The newest version that its policy serves."""
-    there = {int(p.name) for p in folder.iterdir() if p.is_dir() and p.name.isdigit() and p.name[0] != "0"}
+    there = {int(p.name) for p in folder.iterdir() if p.is_dir() and VERSION.fullmatch(p.name)}
     if config.version_policy.HasField("specific"):
         there &= set(config.version_policy.specific.versions)
     if not there:
@@ -163,7 +173,7 @@ def read_tensors(source: Source) -> Tensors:
             raise variant_error(source.name, "input", [], "write input and output into its config.pbtxt")
         return Tensors(inputs, outputs)
     path = source.folder / source.files[FILES["onnxruntime"]]
-    graph_inputs, graph_outputs = graph_tensors(path)
+    graph_inputs, graph_outputs = graph_tensors(path, source.below)
     inputs = inputs or tuple(_completed(source, t, model_config_pb2.ModelInput()) for t in graph_inputs)
     outputs = outputs or tuple(_completed(source, t, model_config_pb2.ModelOutput()) for t in graph_outputs)
     for kind, configured, graph in (("input", inputs, graph_inputs), ("output", outputs, graph_outputs)):
@@ -188,6 +198,7 @@ def _completed(source: Source, tensor: TensorInfo, entry: Any) -> Any:
     if tensor.data_type not in model_config_pb2.DataType.keys():  # noqa: SIM118 - an enum wrapper, not a mapping
         raise CatalogError(f"model {source.name}: Triton has no {tensor.data_type}", field=tensor.name)
     entry.name, entry.data_type = tensor.name, model_config_pb2.DataType.Value(tensor.data_type)
+    check_dims(source.folder, f"{tensor.name}.dims", tensor.dims[1:])
     entry.dims.extend(tensor.dims[1:])
     return entry
 

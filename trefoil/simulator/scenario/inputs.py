@@ -3,7 +3,6 @@
 Everything may also be given from Python, in memory: a catalogue, a truth, arrival times, intensities, a planner.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -28,7 +27,9 @@ from trefoil.core.fleet import DeviceKind
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.parts import Kind
 from trefoil.core.policies import Policy
+from trefoil.runtime import codec
 from trefoil.runtime.repository import family_folder, load_family
+from trefoil.runtime.repository_names import CONFIG_BYTES_MAX, boundary, read_text
 from trefoil.simulator.scenario.arrivals import (
     ArrivalSource,
     ArrivalStream,
@@ -311,10 +312,11 @@ class SimulatedSettings(ControllerSettings):
 
 def length_confusion(served: Served) -> tuple[tuple[float, ...], ...]:
     """How often a generative family's predictor of lengths says each class of each true one; empty: it has none."""
-    path = family_folder(served.repository, served.name) / "lengths" / "card.json"
+    folder = family_folder(served.repository, served.name)
+    path = folder / "lengths" / "card.json"
     if not path.exists():
         return ()
-    card = json.loads(path.read_text(encoding="utf-8"))
+    card = codec.parse_json(read_text(path, boundary(folder.parent, folder.name), CONFIG_BYTES_MAX))
     rows = card.get("minilm", card.get("tiny"))["ordinal_mse"]["confusion"]
     return tuple(tuple(float(count) for count in row) for row in rows)
 
