@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dispatcher.lengths.core.semantic_cache import SemanticCache
 from trefoil.core.errors import CatalogError
 from trefoil.runtime.files import NotPlain, read_plain
-from trefoil.runtime.onnx_file import check_external_data
+from trefoil.runtime.given.onnx_file import check_external_data
 
 FILES: Final = ("predictor.onnx", "tokenizer.json")
 FILE_BYTES_MAX: Final = 2**28

@@ -15,9 +15,9 @@ from typing import Final
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import CatalogError
 from trefoil.core.fleet import MODEL_DIGEST_CHARS
+from trefoil.runtime.given.onnx_file import check_external_data
+from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, boundary, opened
 from trefoil.runtime.model_files import ENGINES, FILES, backend_of, contract, expected_files, judged_versions
-from trefoil.runtime.onnx_file import check_external_data
-from trefoil.runtime.repository_names import FILE_BYTES_MAX, boundary, opened
 
 Version = tuple[str, int]
 """Family and version."""

@@ -24,6 +24,7 @@ from trefoil.core.device_types import cpu_quota
 from trefoil.core.errors import CatalogError, SettingError
 from trefoil.core.fleet import Hosted, SliceKey
 from trefoil.runtime.files import replace_file
+from trefoil.runtime.given.repository_names import boundary, resolved
 from trefoil.runtime.model_files import (
     CONFIG,
     DECODER,
@@ -36,7 +37,6 @@ from trefoil.runtime.model_files import (
     how_to_make,
     judged_versions,
 )
-from trefoil.runtime.repository_names import boundary, resolved
 
 LOOPBACK: Final = "127.0.0.1"
 WILDCARD: Final = "0.0.0.0"  # all addresses of this machine

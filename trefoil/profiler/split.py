@@ -16,7 +16,7 @@ from typing import Any, Final
 from controller.planners.muserve.clusters import THRESHOLD, clusters, stage_ends
 from trefoil.core.errors import CatalogError, SettingError
 from trefoil.profiler.sensitivity import OperatorScore, s_of
-from trefoil.runtime.onnx_file import check_external_data
+from trefoil.runtime.given.onnx_file import check_external_data
 
 MEBIBYTE: Final = 2**20
 CACHE: Final = "PAST_"  # inputs that are the cache of one block, by its number

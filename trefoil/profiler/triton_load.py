@@ -19,7 +19,7 @@ from trefoil.core.errors import InvalidInput, SettingError, Unavailable
 from trefoil.core.units import MS_PER_S
 from trefoil.runtime import rpc
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.repository_names import opened
+from trefoil.runtime.given.repository_names import opened
 from trefoil.runtime.security.tls import Tls
 
 DATATYPES: Final = {

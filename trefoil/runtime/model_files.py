@@ -18,7 +18,7 @@ from tritonclient.grpc import model_config_pb2
 
 from trefoil.core.errors import CatalogError
 from trefoil.installation import CHECKOUT, MODELS, SHIPPED
-from trefoil.runtime.repository_names import (
+from trefoil.runtime.given.repository_names import (
     BATCH_MAX,
     CONFIG_BYTES_MAX,
     VERSION,

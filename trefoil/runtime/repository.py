@@ -16,7 +16,7 @@ from trefoil.core import errors
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.common import Basis, Provenance
 from trefoil.installation import MODELS, repositories
-from trefoil.runtime.repository_names import (
+from trefoil.runtime.given.repository_names import (
     BATCH_MAX,
     FAMILIES_MAX,
     NAME,

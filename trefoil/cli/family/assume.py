@@ -12,10 +12,10 @@ from trefoil.profiler.assumed import GraphCost, assumed_points, graph_costs
 from trefoil.profiler.cost_law import read_model
 from trefoil.profiler.profile_csv import Provenance, profile_text, write_profile
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.given.onnx_file import check_external_data
+from trefoil.runtime.given.repository_names import boundary
 from trefoil.runtime.model_files import ENGINES, backend_of, contract, expected_files, generative, version_files
-from trefoil.runtime.onnx_file import check_external_data
 from trefoil.runtime.repository import PROFILE_FILE, load_family
-from trefoil.runtime.repository_names import boundary
 
 CONSTANTS = SHIPPED / MODELS / "_profiles" / "constants.json"
 

@@ -10,7 +10,7 @@ import typer
 from trefoil.cli.output import AsJson, Guarded, console, grid, print_json
 from trefoil.core.errors import SettingError
 from trefoil.installation import MODELS, own_repository
-from trefoil.runtime.repository_names import check_name
+from trefoil.runtime.given.repository_names import check_name
 
 if TYPE_CHECKING:
     from trefoil.cli.family.import_family import ImportedFamily

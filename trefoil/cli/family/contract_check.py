@@ -11,6 +11,8 @@ from trefoil.cli.family.onnx_graph import TensorInfo, graph_tensors
 from trefoil.core.catalog import Family
 from trefoil.core.errors import CatalogError, NotFound, TrefoilError
 from trefoil.installation import repositories
+from trefoil.runtime.given.onnx_file import check_external_data
+from trefoil.runtime.given.repository_names import boundary
 from trefoil.runtime.model_files import (
     ENGINES,
     FILES,
@@ -22,9 +24,7 @@ from trefoil.runtime.model_files import (
     judged_versions,
     version_files,
 )
-from trefoil.runtime.onnx_file import check_external_data
 from trefoil.runtime.repository import family_folders, load_family
-from trefoil.runtime.repository_names import boundary
 
 
 def describe_families(repository: Path) -> list[dict[str, Any]]:

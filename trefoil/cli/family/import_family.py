@@ -35,9 +35,9 @@ from trefoil.cli.family.triton_models import (
 )
 from trefoil.core.errors import CatalogError, DiskUnavailable, SettingError
 from trefoil.installation import MODELS, SHIPPED
+from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, check_name, opened, resolved
 from trefoil.runtime.model_files import CONFIG, ENGINES, FILES, OURS, backend_of
 from trefoil.runtime.repository import FAMILY_FILE, load_family
-from trefoil.runtime.repository_names import FILE_BYTES_MAX, check_name, opened, resolved
 
 SHARED: Final = "_shared"
 # What a slice's configuration decides itself, or what has no meaning for a family.

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Final
 
 from trefoil.core.errors import CatalogError
+from trefoil.runtime.given.onnx_file import Malformed, Message, opened_model
 from trefoil.runtime.model_files import DIMS_MAX
-from trefoil.runtime.onnx_file import Malformed, Message, opened_model
 
 GRAPH, INITIALIZER, INPUT, OUTPUT = 7, 5, 11, 12  # fields of a model, and of its graph
 VALUES_MAX: Final = 1_000_000

@@ -12,9 +12,9 @@ from trefoil.cli.family.sensitivity_command import costs_of
 from trefoil.cli.family.stage_models import write_stage_models
 from trefoil.core.catalog import Variant
 from trefoil.core.device_types import device_type
+from trefoil.runtime.given.repository_names import PROFILE_BYTES_MAX, boundary, read_text
 from trefoil.runtime.model_files import FILES
 from trefoil.runtime.repository import PROFILE_FILE, SENSITIVITY, load_family
-from trefoil.runtime.repository_names import PROFILE_BYTES_MAX, boundary, read_text
 
 if TYPE_CHECKING:
     from trefoil.profiler.split import GraphStage

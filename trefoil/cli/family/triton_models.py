@@ -10,9 +10,9 @@ from tritonclient.grpc import model_config_pb2
 
 from trefoil.cli.family.onnx_graph import TensorInfo, graph_tensors
 from trefoil.core.errors import CatalogError, NotFound
+from trefoil.runtime.given.onnx_file import check_external_data
+from trefoil.runtime.given.repository_names import VERSION, check_files, check_name
 from trefoil.runtime.model_files import CONFIG, ENGINES, FILES, OURS, backend_of, check_dims, read_contract
-from trefoil.runtime.onnx_file import check_external_data
-from trefoil.runtime.repository_names import VERSION, check_files, check_name
 
 
 @dataclass(frozen=True, slots=True)

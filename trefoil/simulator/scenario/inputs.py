@@ -28,8 +28,8 @@ from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.parts import Kind
 from trefoil.core.policies import Policy
 from trefoil.runtime import codec
+from trefoil.runtime.given.repository_names import CONFIG_BYTES_MAX, boundary, read_text
 from trefoil.runtime.repository import family_folder, load_family
-from trefoil.runtime.repository_names import CONFIG_BYTES_MAX, boundary, read_text
 from trefoil.simulator.scenario.arrivals import (
     ArrivalSource,
     ArrivalStream,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from trefoil.core.errors import CatalogError
-from trefoil.runtime.repository_names import ONNX_BYTES_MAX, check_file_name, opened
+from trefoil.runtime.given.repository_names import ONNX_BYTES_MAX, check_file_name, opened
 
 DEPTH_MAX: Final = 100  # as protobuf itself
 VARINT_BYTES_MAX: Final = 10

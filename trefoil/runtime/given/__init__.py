@@ -1,0 +1,1 @@
+"""Files of model repositories: what others give is judged here before anything is read of it."""
