@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from benchmarks.chaos_redis import connect
 from benchmarks.chaos_rows import Trouble
-from benchmarks.echo_system import EchoSystem
+from benchmarks.echo_system import Arrangement, EchoSystem
 from protos.controller.v1 import controller_pb2
 from trefoil.core.common import Lease, Revision
 from trefoil.core.demand import TableAck
@@ -23,6 +23,7 @@ from trefoil.runtime.state import State
 LASTS_S: Final = 3.0
 OBEYED_MAX_S: Final = 10.0
 POLL_S: Final = 0.1
+NOBODY: Final = "nobody"
 EPOCH_MAX: Final = 10**12
 Attack = Callable[[EchoSystem, Plan], Awaitable[None]]
 
@@ -59,7 +60,7 @@ def at(key: Callable[[State], str], value: Callable[[Plan], Any]) -> Attack:
 
 async def replayed(system: EchoSystem, plan: Plan) -> None:
     """The plan that is in force now is written again once a newer one is: signed, and of this leader."""
-    await system.client.call("Pin", controller_pb2.PinRequest(plan=codec.to_proto(replace(plan, signature=""))))
+    await system.pin(Arrangement())
     await asyncio.sleep(1.0)
     await write(system, system.client.state.keys.plan(), plan)
 
@@ -78,8 +79,11 @@ def made(attack: Attack) -> Callable[[EchoSystem], AbstractAsyncContextManager[N
         plan = await state.get(state.keys.plan(), Plan)
         assert plan is not None, "the controller has written a plan"
         await attack(system, plan)
-        yield
-        await obeyed(system)
+        try:
+            yield
+            await obeyed(system)
+        finally:
+            await connect(system).delete(state.keys.ack(NOBODY, 0))
 
     return make
 
@@ -93,10 +97,10 @@ async def obeyed(system: EchoSystem) -> None:
     state, why = system.client.state, ""
     for _ in range(round(OBEYED_MAX_S / POLL_S)):
         wanted = codec.from_proto((await system.client.call("GetRollout", controller_pb2.GetRolloutRequest())).rollout)
-        names = {f"{ack.dispatcher}:{ack.worker}" for ack in await acks(state)} - {"nobody:0"}
-        late = [ack for ack in await acks(state) if ack.dispatcher != "nobody" and ack.table != wanted.target]
+        live = [ack for ack in await acks(state) if ack.dispatcher != NOBODY]
+        late = [ack for ack in live if ack.table != wanted.target]
         why = f"{wanted.target} is wanted; {[(str(a.table), a.refused) for a in late]}"
-        if names and not late:
+        if live and not late:
             return
         await asyncio.sleep(POLL_S)
     raise AssertionError(f"not obeyed after {OBEYED_MAX_S:g} s: {why}")
@@ -109,7 +113,7 @@ async def acks(state: State) -> list[TableAck]:
 
 def stray_ack(revision: Callable[[Plan], Revision]) -> Attack:
     """Acknowledgement of a worker that is none; it never expires."""
-    return at(lambda state: state.keys.ack("nobody", 0), lambda plan: TableAck("nobody", 0, revision(plan)))
+    return at(lambda state: state.keys.ack(NOBODY, 0), lambda plan: TableAck(NOBODY, 0, revision(plan)))
 
 
 ATTACKS: Final[dict[str, Attack]] = {
@@ -135,7 +139,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "epoch of controllers 1": at(lambda s: s.keys.epoch("controller"), lambda _: b"1"),
     "lease of another controller": at(
         lambda s: s.keys.lease("controller"),
-        lambda plan: Lease("controller", "nobody", plan.revision.epoch + 1, 1e12),
+        lambda plan: Lease("controller", NOBODY, plan.revision.epoch + 1, 1e12),
     ),
     "acknowledgement of epoch 10^12, for ever": stray_ack(lambda _: Revision(EPOCH_MAX, 1)),
     "acknowledgement of epoch + 500,000, for ever": stray_ack(lambda plan: Revision(plan.revision.epoch + 500_000)),

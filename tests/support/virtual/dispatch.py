@@ -112,9 +112,9 @@ class Worker:
     async def _probe(self, local: LocalWorker) -> None:
         """What the prober does where slices answer at once."""
         while True:
-            for slice_ in local.health.ejections.due(local.clock.monotonic_s()):
+            for slice_, model in local.health.ejections.due(local.clock.monotonic_s()):
                 if self._system.slice_serves(slice_):
-                    local.health.readmit(slice_)
+                    local.health.readmit(slice_, model)
             for pump in local.routing.each_queue:
                 pump.expire()
             await local.clock.sleep(TICK_S)

@@ -12,9 +12,10 @@ from tests.support.virtual.loop import Process
 from tests.support.virtual.planner import FAMILY
 from tests.support.virtual.redis import Stream
 from tests.support.virtual.system import CATALOG, FAULTS_S, PLACES, System
+from trefoil.core.common import Revision
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey, SliceState
-from trefoil.core.plan import PlannedDevice, PlannedSlice
+from trefoil.core.plan import Plan, PlannedDevice, PlannedSlice
 from trefoil.runtime import codec
 from trefoil.runtime.state import LEASE_TTL_S
 
@@ -250,6 +251,24 @@ def key_spoilt(system: System, d: Any) -> None:
         system.loop.call_later(float(rng.uniform(0.0, LONGEST_S)), spoil)
 
 
+def write_over(system: System, key: str, value: Any) -> None:
+    """One well-formed value at a key, by somebody who is none of its writers; readers hear of it at once."""
+    if system.redis_takes:
+        system.note(f"WRITTEN OVER {key}")
+        system.server.spoil(key, value if isinstance(value, bytes) else codec.encode(value))
+        system.server.publish(system.keys.changed(), key)
+
+
+def fence_forged(system: System, d: Any) -> None:
+    """A plan without routes of an epoch that nobody leads under, or such an epoch; their leader puts them right."""
+    ahead = 1 + int(d[1] * 1000)
+    epoch = system.led_epoch() + ahead
+    if d[0] < 0.5:
+        write_over(system, system.keys.plan(), Plan(Revision(epoch, 1)))
+    else:
+        write_over(system, system.keys.epoch("controller"), b"%d" % epoch)
+
+
 def hints_garbled(system: System, d: Any) -> None:
     """What is no key's name is published, and names of keys that nobody has."""
     for text in (b"\xff\xfe\x00", b"", system.keys.node("nobody").encode(), system.keys.ack("nobody", 7).encode()):
@@ -382,6 +401,7 @@ KINDS: dict[str, Callable[[System, Any], None]] = {
     "redis refuses some": redis_refuses_some,
     "key spoilt": key_spoilt,
     "hints garbled": hints_garbled,
+    "fence forged": fence_forged,
     "carbon jumps": carbon_jumps,
     "carbon silent": carbon_silent,
     "load changes": load_changes,
