@@ -1,6 +1,8 @@
 """A full queue next to real clients: a request of the flood is pushed out, and others are taken, on each front."""
 
 import asyncio
+import contextlib
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -72,3 +74,84 @@ async def test_a_connection_of_rest_is_as_good_as_one_of_grpc(world):
         light = asyncio.create_task(other.infer("digits", [given]))
         await _ends(slice_, asked, light)
         assert (await light).as_numpy("PROBABILITIES").argmax() == 7
+
+
+TENANTS = """
+[[tenant]]
+name = "one"
+token_env = "TENANT_ONE"
+[[tenant]]
+name = "three"
+token_env = "TENANT_THREE"
+weight = 3
+[[tenant]]
+name = "light"
+token_env = "TENANT_LIGHT"
+[[tenant]]
+name = "limited"
+token_env = "TENANT_LIMITED"
+rate_per_s = 5
+"""
+
+
+@pytest.fixture
+async def tenants(state, tmp_path, monkeypatch):
+    for name in ("one", "three", "light", "limited"):
+        monkeypatch.setenv(f"TENANT_{name.upper()}", name)
+    (tmp_path / "tenants.toml").write_text(TENANTS)
+    settings = {"tenants_file": tmp_path / "tenants.toml"}
+    async with FakeTriton(version=4, latency_s=0.01) as slice_, dispatching(state, tmp_path, **settings) as running:
+        plane = Plane(state)
+        await plane.node(node([status(0, slice_.target)]))
+        await plane.plan(plan([route([target(0, credits=1)], requests_max=64)]))
+        await until(lambda: running.local.routing.table.live("digits"))
+        yield running
+
+
+async def keep_asking(running, tenant: str, served: Counter, connections: int = 1, at_once: int = 1) -> None:
+    """So many requests at once on each connection, again as soon as they end, for ever."""
+
+    async def ask(client) -> None:
+        while True:
+            try:
+                await client.infer("digits", [image(3)], headers={"authorization": f"Bearer {tenant}"})
+                served[tenant] += 1
+            except InferenceServerException as error:
+                served[f"{tenant} {error.status()}"] += 1
+                await asyncio.sleep(0.5)
+
+    async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+        for _ in range(connections):
+            client = await stack.enter_async_context(client_of(running))
+            for _ in range(at_once):
+                group.create_task(ask(client))
+
+
+async def play(running, seconds: float, *asking) -> Counter:
+    """What was served of each tenant in that time, after a second in which queues fill."""
+    served: Counter = Counter()
+    tasks = [asyncio.create_task(keep_asking(running, tenant, served, *more)) for tenant, *more in asking]
+    await asyncio.sleep(1.0)
+    before = Counter(served)
+    await asyncio.sleep(seconds)
+    found = served - before
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return found
+
+
+async def test_tenants_of_weights_one_and_three_are_served_one_to_three_however_many_connections(tenants):
+    served = await play(tenants, 6.0, ("one", 10, 2), ("three", 1, 40))
+    assert served.keys() == {"one", "three"}
+    assert served["one"] + served["three"] > 100
+    assert served["three"] / served["one"] == pytest.approx(3.0, rel=0.1)
+
+
+async def test_next_to_a_flood_of_connections_another_tenant_is_never_refused(tenants):
+    served = await play(tenants, 4.0, ("one", 10, 8), ("light", 1, 2), ("limited", 1, 1))
+    refused = {name for name in served if "RESOURCE_EXHAUSTED" in name}
+    assert served["one StatusCode.RESOURCE_EXHAUSTED"] > 20, "a flood"
+    assert refused <= {"one StatusCode.RESOURCE_EXHAUSTED", "limited StatusCode.RESOURCE_EXHAUSTED"}
+    assert served["light"] > 20
+    assert served["limited"] > 5, "of its five a second"

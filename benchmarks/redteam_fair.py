@@ -1,0 +1,280 @@
+"""Floods of valid requests, and storms of cancels: what they cost other clients, and who pays for what was executed.
+
+Most floods keep more requests waiting than a family's queue holds, so that it is always full. They come from 127.0.0.2:
+another host than that of the other clients.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from benchmarks.chaos_rows import DEADLINE_S, SEED, WORKERS
+from benchmarks.echo_family import FAMILY, executions
+from benchmarks.echo_load import OK, EchoLoad
+from benchmarks.echo_system import Arrangement, EchoSystem, running
+from benchmarks.hostile import DATA, HEADERS, PREFACE, RST, SETTINGS, WINDOW_UPDATE, frame, headers, request
+from benchmarks.redteam import Check, Outcome
+from benchmarks.redteam_http import request as rest_request
+from trefoil.runtime.clock import WallClock
+
+LASTS_S: Final = 10.0
+SETTLED_S: Final = 15.0  # samples, windows and totals come within
+OTHERS_PER_S: Final = 25.0
+FLOODS_FROM: Final = "127.0.0.2"
+OTHERS_FROM: Final = "127.0.0.1"
+PAUSE_S: Final = 1.0
+"""After a refusal; else refusals would be most of what is done."""
+CANCEL_S: Final = 0.04
+WINDOW: Final = 2**30
+PAYLOAD: Final = (2**41).to_bytes(8, "little") * 2
+BOOKED_ERROR_MAX: Final = 0.01
+PAID_ERROR_MAX: Final = 0.05
+"""Against the same load without cancels; rates follow the meters within a minute, and a busy machine's joules vary."""
+CLOCK: Final = WallClock()
+
+
+@dataclass(slots=True)
+class Tally:
+    """How requests of a flood ended, by gRPC's number or HTTP's status; how many were cancelled."""
+
+    ended: Counter[str] = field(default_factory=Counter)
+    cancelled: int = 0
+
+
+Flood = Callable[[EchoSystem, Tally], Coroutine[Any, Any, None]]
+
+
+def floods() -> dict[str, Flood]:
+    """Floods by name."""
+    return {
+        "1,300 requests wait on one connection": partial(_grpc, connections=1, at_once=1300),
+        "of the same host, on one connection": partial(_grpc, connections=1, at_once=1300, source=OTHERS_FROM),
+        "200 connections": partial(_grpc, connections=200, at_once=8),
+        "deadlines of 50 ms": partial(_grpc, connections=8, at_once=40, more=(("grpc-timeout", "50m"),)),
+        "requests of eight items": partial(_grpc, connections=8, at_once=150, items=8),
+        "cancels after 40 ms": partial(_grpc, connections=4, at_once=6, cancel_s=CANCEL_S),
+        "streams": _streams,
+        "REST keep-alive": _rest,
+    }
+
+
+def checks() -> tuple[Check, ...]:
+    """Floods, and a storm of cancels, on a system."""
+    return (
+        Check("floods of valid requests next to other clients", _play_floods),
+        Check("cancels: what was executed is booked, to who asked", _play_cancels),
+    )
+
+
+async def _play_floods(folder: Path) -> Outcome:
+    requests, failed, broken, figures = 0, 0, [], []
+    async with running(folder / "system", Arrangement(), workers=WORKERS) as system:
+        for seed, (name, flood) in enumerate(floods().items()):
+            tally = Tally()
+            others, details = await _others(system, seed, partial(flood, system, tally))
+            requests, failed = requests + others, failed + len(details)
+            flooded = sum(tally.ended.values()) + tally.cancelled
+            figures.append(f"{name}: {len(details)} of {others} failed, flood {dict(tally.ended)}")
+            if details:
+                broken.append(f"{name}: {len(details)} of {others} failed: {details[0][:120]}")
+            if flooded < 100:
+                broken.append(f"{name}: the flood was none: {dict(tally.ended)}")
+            await CLOCK.sleep(PAUSE_S)
+    return Outcome(requests, failed, broken=tuple(broken), figures=tuple(figures))
+
+
+async def _others(
+    system: EchoSystem, seed: int, attack: Callable[[], Coroutine[Any, Any, None]]
+) -> tuple[int, list[str]]:
+    """Other clients next to an attack: their requests, and how those that failed did."""
+    load = EchoLoad(system.target, OTHERS_PER_S, 10_000_000, seed, DEADLINE_S)
+    loading = asyncio.create_task(load.run(), name="others")
+    attacking = asyncio.create_task(attack(), name="attack")
+    await CLOCK.sleep(LASTS_S)
+    load.stop.set()
+    await loading  # while the attack goes on
+    attacking.cancel()
+    await asyncio.gather(attacking, return_exceptions=True)
+    return len(load.records), [f"{each.code} {each.details}" for each in load.records if each.code != OK]
+
+
+async def _play_cancels(folder: Path) -> Outcome:
+    """Every execution that the model noted is booked, answered or not, and receipts follow the meters as they do under
+    the same load without cancels."""
+    async with running(folder / "system", Arrangement(), workers=WORKERS) as system:
+        tally = Tally()
+        load = partial(_grpc, system, tally, connections=4, at_once=4)
+        begin = await _settled(system)
+        await _others(system, SEED, load)
+        before = await _settled(system)
+        requests, details = await _others(system, SEED + 1, partial(load, cancel_s=CANCEL_S))
+        after = await _settled(system)
+    grown = {name: after[name] - before[name] for name in after}
+    booked, executed = grown["requests"] + grown["unanswered"], grown["executed"]
+    error, control, paid = booked / executed - 1, _residual(begin, before), _residual(before, after)
+    broken = [f"{len(details)} of {requests} failed: {details[0][:120]}"] if details else []
+    if abs(error) > BOOKED_ERROR_MAX or not grown["unanswered"]:
+        broken.append(f"{executed:.0f} executed, {booked:.0f} booked ({error:+.2%})")
+    if abs(paid - control) > PAID_ERROR_MAX:
+        broken.append(f"receipts against meters {paid:+.2%}, without cancels {control:+.2%}")
+    figures = (
+        f"{tally.cancelled} cancelled, {grown['unanswered']:.0f} executed without an answer",
+        f"{executed:.0f} executed, {booked:.0f} booked ({error:+.2%})",
+        f"receipts against meters {paid:+.2%}, without cancels {control:+.2%}",
+    )
+    return Outcome(requests, len(details), broken=tuple(broken), figures=figures)
+
+
+def _residual(before: Counter[str], after: Counter[str]) -> float:
+    """Receipts over metered active energy, less 1."""
+    names = ("receipt_joules", "active_joules")
+    receipts, metered = (after[name] - before[name] for name in names)
+    return float(receipts / metered - 1)
+
+
+async def _settled(system: EchoSystem) -> Counter[str]:
+    """Sums of the family over all hours, and executions, once nothing is under way and all is written."""
+    await CLOCK.sleep(SETTLED_S)
+    state, total = system.client.state, Counter[str]()
+    for key in await state.names(state.keys.totals_prefix()):
+        total.update(await state.totals(key))  # type: ignore[arg-type]
+    total["executed"] = sum(executions(system.repository).values())
+    return total
+
+
+async def _grpc(
+    system: EchoSystem,
+    tally: Tally,
+    *,
+    connections: int,
+    at_once: int,
+    source: str = FLOODS_FROM,
+    more: tuple[tuple[str, str], ...] = (),
+    items: int = 1,
+    cancel_s: float = 0.0,
+) -> None:
+    """So many requests at once on each connection, another one for each that ends."""
+    body = request((items, 2), PAYLOAD * items).SerializeToString()
+    message = b"\x00" + len(body).to_bytes(4, "big") + body
+    one = partial(_connection, system, tally, at_once, source, more, message, cancel_s)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(connections):
+            group.create_task(one())
+
+
+async def _connection(
+    system: EchoSystem, tally: Tally, at_once: int, source: str, more: tuple[tuple[str, str], ...], message: bytes,
+    cancel_s: float,
+) -> None:  # fmt: skip
+    while True:
+        host, _, port = system.target.rpartition(":")
+        with suppress(OSError, asyncio.IncompleteReadError):
+            reader, writer = await asyncio.open_connection(host, int(port), local_addr=(source, 0))
+            try:
+                await _ask(reader, writer, tally, at_once, more, message, cancel_s)
+            finally:
+                writer.close()
+        await CLOCK.sleep(PAUSE_S)
+
+
+async def _ask(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tally: Tally, at_once: int,
+    more: tuple[tuple[str, str], ...], message: bytes, cancel_s: float,
+) -> None:  # fmt: skip
+    """One connection's requests until it ends."""
+    loop = asyncio.get_running_loop()
+    writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(WINDOW_UPDATE, 0, 0, WINDOW.to_bytes(4, "big")))
+    sent = 0
+    open_: set[int] = set()
+
+    def ask() -> None:
+        nonlocal sent
+        if writer.is_closing():
+            return
+        stream = 2 * sent + 1
+        sent += 1
+        open_.add(stream)
+        writer.write(headers(stream, *more) + frame(DATA, 1, stream, message))
+        if cancel_s:
+            loop.call_later(cancel_s, cancel, stream)
+
+    def cancel(stream: int) -> None:
+        if stream in open_ and not writer.is_closing():
+            open_.discard(stream)
+            tally.cancelled += 1
+            writer.write(frame(RST, 0, stream, (8).to_bytes(4, "big")))
+            loop.call_later(CANCEL_S, ask)
+
+    for _ in range(at_once):
+        ask()
+    answered: set[int] = set()
+    while True:
+        await writer.drain()
+        head = await reader.readexactly(9)
+        await reader.readexactly(int.from_bytes(head[:3], "big"))
+        kind, flags, stream = head[3], head[4], int.from_bytes(head[5:9], "big")
+        if kind == SETTINGS and not flags & 1:
+            writer.write(frame(SETTINGS, 1, 0))
+        if kind == DATA:
+            answered.add(stream)
+        if stream in open_ and (kind == RST or (kind == HEADERS and flags & 1)):
+            open_.discard(stream)
+            served = stream in answered
+            answered.discard(stream)
+            tally.ended["answered" if served else "refused"] += 1
+            loop.call_later(0.0 if served else PAUSE_S, ask)
+
+
+async def _streams(system: EchoSystem, tally: Tally) -> None:
+    """Streams on one connection, each with as many requests under way as it may have."""
+    channel = grpc.aio.insecure_channel(system.target)
+    call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+    message = request(raw=PAYLOAD, model=FAMILY).SerializeToString()
+
+    async def one() -> None:
+        stream, one_write = call(), asyncio.Lock()
+
+        async def write(count: int, after_s: float = 0.0) -> None:
+            await CLOCK.sleep(after_s)
+            for _ in range(count):
+                async with one_write:
+                    await stream.write(message)
+
+        writing = asyncio.create_task(write(128))
+        async for answer in stream:
+            refused = b"is full" in answer
+            tally.ended["refused" if refused else "answered"] += 1
+            group.create_task(write(1, PAUSE_S if refused else 0.0))
+        await writing
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(16):
+            group.create_task(one())
+
+
+async def _rest(system: EchoSystem, tally: Tally) -> None:
+    """Connections that stay, each with one request at a time."""
+    host, _, port = system.launch.addresses["rest"].rpartition(":")
+    asked = rest_request(nonce=2**41)
+
+    async def one() -> None:
+        while True:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                reader, writer = await asyncio.open_connection(host, int(port), local_addr=(FLOODS_FROM, 0))
+                while True:
+                    writer.write(asked)
+                    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                    await reader.readexactly(int(head.partition(b"content-length:")[2].split()[0]))
+                    tally.ended[head.split()[1].decode()] += 1
+            await CLOCK.sleep(PAUSE_S)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(600):
+            group.create_task(one())
