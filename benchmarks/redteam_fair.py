@@ -144,7 +144,7 @@ async def _settled(system: EchoSystem) -> Counter[str]:
     await CLOCK.sleep(SETTLED_S)
     state, total = system.client.state, Counter[str]()
     for key in await state.names(state.keys.totals_prefix()):
-        total.update(await state.totals(key))  # type: ignore[arg-type]
+        total.update(await state.totals(key))
     total["executed"] = sum(executions(system.repository).values())
     return total
 

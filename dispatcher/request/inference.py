@@ -37,6 +37,7 @@ from dispatcher.routing.queues.fifo import QueueFull
 from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.slice_health.core.ejection import Failure
+from dispatcher.slice_health.core.suspicion import is_overload
 from dispatcher.slice_health.ejector import proof_of
 from dispatcher.transport.core.grpc_framing import JOIN
 from dispatcher.transport.core.trace_context import Trace, trace_of
@@ -315,7 +316,7 @@ class Inference:
             self._record_late(request, pick, usual)
         else:
             self._evidence.on_status((pick.slice, request.ticket.family), code, details)
-        self.end(request, code, executed=proof is not Failure.UNREACHABLE)
+        self.end(request, code, executed=proof is not Failure.UNREACHABLE and not is_overload(details))
 
     def is_pinned(self, request: Request) -> bool:
         """Whether only one slice may have the request: what came before it in its sequence is there."""

@@ -3,12 +3,13 @@
 import asyncio
 from dataclasses import replace
 
+import grpc
 import pytest
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.support.dispatching import Plane, dispatching, image, until
-from tests.support.fake_triton import FakeTriton
+from tests.support.fake_triton import QUEUE_FULL, FakeTriton
 from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.common import Basis, Revision
@@ -155,16 +156,30 @@ async def test_what_is_executed_for_a_client_that_left_is_booked_to_its_tenant_a
     await asyncio.wait(leaving)
     world.slice.gate.set()
 
-    async def booked() -> tuple[int, float, float, int]:
+    found = await unanswered(world, len(leaving), CREDITS)
+    assert found == (CREDITS, 2.0 * CREDITS, pytest.approx(CREDITS * RATE.energy_j(2)), len(leaving))
+
+
+async def unanswered(world, failed: int, executed: int) -> tuple[int, float, float, int]:
+    """What is booked without an answer (requests, items, joules) and how many failed, once that many have."""
+    while True:
         keys = world.plane.state.keys
         entries = await world.plane.state.stream(keys.load(*world.running.local.id), LoadWindow)
         cells = [cell for _, window in entries for cell in window.cells]
-        failed = sum(sum(cell.failed_by_code.values()) for cell in cells)
-        unanswered = sum(cell.unanswered for cell in cells)
-        return unanswered, sum(c.unanswered_items for c in cells), sum(c.unanswered_j for c in cells), failed
-
-    found = await booked()
-    while found[0] < CREDITS or found[3] < len(leaving):
+        failures = sum(sum(cell.failed_by_code.values()) for cell in cells)
+        count = sum(cell.unanswered for cell in cells)
+        if failures >= failed and count >= executed:
+            return count, sum(c.unanswered_items for c in cells), sum(c.unanswered_j for c in cells), failures
         await world.running.local.clock.sleep(0.05)
-        found = await booked()
-    assert found == (CREDITS, 2.0 * CREDITS, pytest.approx(CREDITS * RATE.energy_j(2)), len(leaving))
+
+
+@pytest.mark.parametrize(
+    ("error", "executed"),
+    [((grpc.StatusCode.INTERNAL, "the model failed"), 1), (QUEUE_FULL, 0)],
+)
+async def test_what_fails_on_its_slice_is_booked_and_what_the_slice_did_not_begin_is_not(world, error, executed):
+    await world.rates(RATE)
+    world.slice.error = error
+    with pytest.raises(InferenceServerException):
+        await world.ask()
+    assert await unanswered(world, 1, executed) == (executed, executed, executed * RATE.energy_j(1), 1)
