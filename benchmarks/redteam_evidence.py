@@ -3,7 +3,7 @@
 Each check has its own two Tritons behind a dispatcher in this process. The model `moody` answers with the status, text
 and delay that its request asks for, and notes each nonce that it executes; `scores` is another model on the same
 slices. Clients of both send checked requests meanwhile. Limits: none of theirs fails, no request is executed twice, no
-slice is ejected: none of them is dead.
+slice is ejected that is not dead; a dead one is found by a probe.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import grpc
 import numpy as np
+import psutil
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
@@ -32,6 +33,7 @@ from benchmarks.redteam import Check, Outcome
 from tests.support.redis_server import RedisServer
 from tests.support.special_models import STATUSES, SpecialTriton
 from tests.support.special_world import World, serving
+from trefoil.core.fleet import SliceKey
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.state import State
 
@@ -46,6 +48,7 @@ TEXTS: Final = (
 OTHERS_PER_S: Final = 20.0
 LASTS_S: Final = 8.0
 LATE_S: Final = 0.4  # p99 of others beyond their usual one, on a machine that others use
+FOUND_MAX_S: Final = 5.0  # until a dead stub is out: Triton itself takes 1 s to answer each request to it
 
 
 def moody(nonce: int, model: str = "moody", code: int = 0, ms: int = 0, text: str = "") -> pb.ModelInferRequest:
@@ -113,20 +116,22 @@ class Attack:
         seen, self.latency_s = sorted(self.latency_s), []
         return seen[int(0.99 * len(seen))] if seen else 0.0
 
-    async def outcome(self, *broken: str, figures: tuple[str, ...] = ()) -> Outcome:
-        """End the others' load and judge."""
+    async def outcome(
+        self, *broken: str, may_fail: int = 0, dead: bool = False, figures: tuple[str, ...] = ()
+    ) -> Outcome:
+        """End the others' load and judge. `dead`: a slice was killed, and may be out."""
         self._stop.set()
         await asyncio.gather(*self._others)
         failed = sum(self.codes.values()) - self.codes["OK"]
         tries = sum(self.codes.values())
         found = [each for each in broken if each]
-        if failed:
+        if failed > may_fail:
             found.append(f"{failed} of {tries} of others failed: {self.details[:3]}")
         executed = sum((triton.executions() for triton in self.world.tritons), Counter[int]())
         del executed[0]
         if twice := [nonce for nonce, count in executed.items() if count > 1]:
             found.append(f"{len(twice)} requests were executed more than once")
-        if self.health.ejected_total:
+        if self.health.ejected_total and not dead:
             found.append(f"ejected {dict(self.health.ejected_total)}")
         return Outcome(tries, failed, broken=tuple(found), figures=(f"{self.bad} bad", *figures))
 
@@ -218,6 +223,18 @@ async def statuses(how: Callable[[Attack, Any], Awaitable[None]], model: str, fo
         return await attack.outcome()
 
 
+async def burst(folder: Path) -> Outcome:
+    """Bad answers alone, many at once: streaks of them, in a family that has good clients as well, and one slice."""
+    async with attacked(folder, slices=1) as attack:
+        attack.others(scores, moody)
+        for _ in range(40):
+            code, text = STATUSES.index("UNAVAILABLE"), TEXTS[0]
+            calls = [unary(attack, moody(next(attack.nonces), "moody", code, 0, text)) for _ in range(10)]
+            await asyncio.gather(*calls)
+            attack.bad += len(calls)
+        return await attack.outcome()
+
+
 # Storms
 
 
@@ -243,6 +260,16 @@ async def storm(folder: Path, ms: int, leave_s: float, deadline: bool, **setting
         return await attack.outcome(slow, figures=(f"p99 {usual_s * 1e3:.0f} -> {p99_s * 1e3:.0f} ms",))
 
 
+async def sleepers(folder: Path) -> Outcome:
+    """A model sleeps for seconds, on one slice; another model on it serves, and the sleeper's client is answered."""
+    async with attacked(folder, slices=1) as attack:
+        attack.others(scores)
+        for _ in range(2):
+            await attack._ask(moody(next(attack.nonces), "moody", 0, 4000), None)
+            attack.bad += 1
+        return await attack.outcome()
+
+
 async def between(folder: Path) -> Outcome:
     """Short requests with a deadline between long ones, on an idle slice, after a cold call."""
     async with attacked(folder, slices=1, credits=1) as attack:
@@ -253,6 +280,33 @@ async def between(folder: Path) -> Outcome:
         return await attack.outcome()
 
 
+# True deaths
+
+
+async def dead_stub(folder: Path) -> Outcome:
+    """The python stub of one model of one slice is killed. Others of that model fail while a probe is on its way."""
+    async with attacked(folder, credits=2) as attack:
+        attack.others(scores)
+        victims = Attack(attack.world, attack.stub)
+        victims.nonces = attack.nonces
+        victims.others(moody)
+        await asyncio.sleep(1.0)
+        key: SliceKey = attack.world.tritons[0].status().key
+        for process in psutil.Process(attack.world.tritons[0].process.pid).children(recursive=True):
+            if "/moody/" in " ".join(process.cmdline()):
+                process.kill()
+        began_s = CLOCK.monotonic_s()
+        while not attack.health.ejections.out(key, "moody") and CLOCK.monotonic_s() < began_s + 20:
+            await asyncio.sleep(0.02)
+        found_s = CLOCK.monotonic_s() - began_s
+        await asyncio.sleep(2.0)
+        whole = "the whole slice was ejected" if attack.health.ejections.out(key) else ""
+        late = f"found after {found_s:.1f} s" if found_s > FOUND_MAX_S else ""
+        hurt = await victims.outcome(dead=True, may_fail=8)
+        lost = (f"of the model itself {hurt.failed} failed", f"found after {found_s:.1f} s")
+        return await attack.outcome(whole, late, *hurt.broken, dead=True, figures=lost)
+
+
 def checks() -> list[Check]:
     """Attacks on slices' health."""
     return [
@@ -261,10 +315,13 @@ def checks() -> list[Check]:
         Check("evidence: statuses and texts, stream", partial(statuses, stream, "moody")),
         Check("evidence: statuses and texts, decoupled", partial(statuses, stream, "moods")),
         Check("evidence: statuses and texts, REST", partial(statuses, rest, "moody")),
+        Check("evidence: 400 bad answers at once, one slice", burst),
         Check("evidence: cancels, 100/s, of 5 ms", partial(storm, ms=5, leave_s=0.003, deadline=False)),
         Check("evidence: cancels, 100/s, of 15 ms", partial(storm, ms=15, leave_s=0.01, deadline=False)),
         Check("evidence: deadlines, 100/s, of 15 ms", partial(storm, ms=15, leave_s=0.01, deadline=True)),
+        Check("evidence: a model sleeps", sleepers),
         Check("evidence: short between long, with a deadline", between),
+        Check("evidence: a python stub is killed", dead_stub),
     ]
 
 
