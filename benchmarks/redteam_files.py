@@ -22,7 +22,7 @@ from trefoil.runtime.state_files import BAD
 
 IMPORT_S: Final = 20.0
 LASTS_S: Final = 6.0
-STARTS_S: Final = 3.0
+STARTS_S: Final = 0.5
 TRIES: Final = 20
 KEPT: Final = ("objectives", "control", "plans", "published", "commanded", "epoch", "led", "counts", "budgets")
 Put = Callable[[Path], object]
@@ -48,7 +48,15 @@ def checks() -> tuple[Check, ...]:
 
 def troubles() -> tuple[Trouble, ...]:
     """Attacks on the running system: state files are replaced under a stopped service, which is then killed."""
-    found = [
+    found = [  # first: a service that ends often is started again later
+        Trouble(
+            f"{name} of the {service} is of a newer version; it is killed; the file is moved away",
+            partial(newer, service=service, name=name),
+            STARTS_S, frozenset({service}),
+        )
+        for service, name in (("controller", "objectives.json"), ("carbon_feed", "epoch-*"))
+    ]  # fmt: skip
+    found += [
         Trouble(
             f"each state file of the controller holds something strange ({turn}); it is killed",
             partial(spoiled, service="controller", names=[f"{name}.json" for name in KEPT], turn=turn),
@@ -63,14 +71,6 @@ def troubles() -> tuple[Trouble, ...]:
             LASTS_S, frozenset({"carbon_feed"}),
         )
     )  # fmt: skip
-    found += [
-        Trouble(
-            f"{name} of the {service} is of a newer version; it is killed; the file is moved away",
-            partial(newer, service=service, name=name),
-            STARTS_S, frozenset({service}),
-        )
-        for service, name in (("controller", "objectives.json"), ("carbon_feed", "epoch-*"))
-    ]  # fmt: skip
     return tuple(found)
 
 
@@ -159,9 +159,14 @@ async def newer(system: EchoSystem, service: str, name: str) -> AsyncIterator[No
     """A file of a newer version at a service's start: it ends with one line that names it, and leaves it."""
     (path,) = _strike(system, service, [name], [lambda path: path.write_text(NEWER)])
     yield
+    lines = list[str]()
+    for _ in range(TRIES):  # until it has been started again
+        lines = [line for line in system.log(service).splitlines() if str(path) in line and "version 99" in line]
+        if lines:
+            break
+        await system.clock.sleep(1.0)
     text = path.read_text()
     path.unlink()
     assert text == NEWER, f"it was not left as it was: {text[:100]!r}"
-    lines = [line for line in system.log(service).splitlines() if str(path) in line and "version 99" in line]
     assert any("Remedy" in line for line in lines), "no line names the file and its version"
     assert "Traceback" not in system.log(service)
