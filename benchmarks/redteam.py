@@ -30,14 +30,8 @@ from trefoil.installation import CHECKOUT
 OUT: Final = CHECKOUT / "out" / "bench"
 HEALED_MAX_S: Final = 10.0
 JOULES_ERROR_MAX: Final = 0.01
-PARTS: Final[tuple[str, ...]] = (
-    "evidence",
-    "fair",
-    "fences",
-    "files",
-    "hosts",
-    "http",
-)  # modules benchmarks.redteam_PART
+PARTS: Final[tuple[str, ...]] = ("adopt", "evidence", "fair", "fences", "files", "hosts", "http")
+"""Modules benchmarks.redteam_PART."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from power_agent.slices.mig import MigInstances
 from power_agent.slices.node_state import Node
 from power_agent.slices.reconciler import Reconciler
 from power_agent.slices.step_executor import StepExecutor
+from power_agent.slices.unproven import Unproven
 from power_agent.triton.access import TritonAccess
 from power_agent.triton.metrics import TritonMetrics
 from power_agent.triton.model_digests import ModelDigests
@@ -83,7 +84,8 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     inventory = Inventory(settings.node, proc, holders)
     calls = DriverCalls(inventory, lock=DriverLock(settings.driver_marker))
     mig = MigInstances(calls, inventory, clock, settings.in_use_retries_max, settings.in_use_backoff_s)
-    journal = Journal(settings.state_dir, boot_id(), driver_load_id(settings.driver_marker), metrics)
+    owner = f"{settings.cluster}/{settings.node}"
+    journal = Journal(settings.state_dir, boot_id(), driver_load_id(settings.driver_marker), metrics, owner)
     node = Node(settings, clock, journal, load_catalog(settings.model_repository), metrics)
     node.boot_id, node.driver_load_id = boot_id(), driver_load_id(settings.driver_marker)
     threads = ThreadPoolExecutor(4, "node")
@@ -91,6 +93,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     digests = ModelDigests(models.absolute(), node.catalog, stated_digests(models))
     made = (mig, runtime, threads, state, journal, digests, node.catalog)
     executor = StepExecutor(settings, clock, *made, node.keep_last_reading, access)
+    unproven = Unproven(node, mig, executor)
     clocks = ClockKeeper(node, inventory, calls.call, LatencyReader(node, state))
     reconciler = Reconciler(node, executor, clocks)
     energy_log = EnergyLog(settings.state_dir, int(settings.ring_s / settings.sample_period_s), metrics)
@@ -109,16 +112,21 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     capabilities = CapabilityWatch(node, inventory, calls, _rights(client), runtime, dcgm)
     parts = (node, inventory, calls, mig, executor, reconciler, clocks)
     watches = (health, watch, xids, capabilities, ModelWatch(node, digests, executor.in_thread))
-    agent = AgentPart(*parts, *watches, metering, publisher, state, plan_keys, cpu, cpu_serves)
-    servicer = PowerAgentServicer(node, reconciler, clocks, feed, partial(state.epoch_of, CONTROLLER))
-    entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)
-    audit = AuditLog(settings.state_dir, clock, metrics)
-    server = ServerPart(lambda: rpc.make_server(settings, [entry], metrics=metrics, audit=audit, tls=tls))
+    agent = AgentPart(*parts, *watches, metering, publisher, unproven, state, plan_keys, cpu, cpu_serves)
+    servicer = PowerAgentServicer(node, reconciler, clocks, feed, partial(state.epoch_of, CONTROLLER), unproven)
+    server = _server(settings, servicer, node, tls)
     metrics.pass_on(TritonMetrics(node))
     page = MetricsPart(metrics, settings.metrics_address)
     certificates = _certificates(tls, access, node, metrics)
     connections = StatePart(state, clock, metrics, partial(node.set_missing, "clock"))
     return [connections, page, NetworkPart(clock), agent, certificates, server]
+
+
+def _server(settings: PowerAgentSettings, servicer: PowerAgentServicer, node: Node, tls: Tls | None) -> ServerPart:
+    entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)
+    audit = AuditLog(settings.state_dir, node.clock, node.metrics)
+    make = partial(rpc.make_server, settings, [entry], metrics=node.metrics, audit=audit, tls=tls)
+    return ServerPart(make, report=node.report_health)
 
 
 def _certificates(tls: Tls | None, access: TritonAccess, node: Node, metrics: Metrics) -> CertificatesPart:

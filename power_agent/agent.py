@@ -20,9 +20,10 @@ from power_agent.slices.adoption import add_cpu, adopt, list_devices
 from power_agent.slices.core.epochs import refuse_made_up_epoch
 from power_agent.slices.mig import MigInstances, enable_mig
 from power_agent.slices.node_state import PLAN, Device, Node
-from power_agent.slices.reconciler import Reconciler
+from power_agent.slices.reconciler import TEARDOWN, Reconciler
 from power_agent.slices.slice_state import Slice
 from power_agent.slices.step_executor import StepExecutor
+from power_agent.slices.unproven import Unproven
 from power_agent.watch.capability_watch import CapabilityWatch
 from power_agent.watch.driver_watch import DriverWatch
 from power_agent.watch.model_watch import ModelWatch
@@ -59,10 +60,12 @@ class AgentPart:
     models: ModelWatch
     metering: Metering
     publisher: Publisher
+    unproven: Unproven
     state: State
     plan_keys: PlanKeys
     cpu: Cpu | None
     cpu_serves: bool
+    no_plan: str = ""  # why none was taken from Redis
 
     async def init(self) -> None:
         """Adopt what runs, and the plan it runs by."""
@@ -76,10 +79,11 @@ class AgentPart:
             self.executor.install_failure = str(error)
             node.set_missing("triton", str(error))
         processes = await self._find_devices()
-        await self.clocks.open()
         self.metering.open()
+        self.metering.catch_up(await self.publisher.newest())
         await self.capabilities.open()
-        await adopt(node, self.mig, self.executor, processes)
+        await adopt(node, self.mig, self.executor, self.unproven, processes)
+        await self.clocks.open()
         if node.journal.state.plan is not None:
             self.reconciler.resume(node.journal.state.plan)
         await self._newer_plan()
@@ -143,7 +147,7 @@ class AgentPart:
 
     async def _newer_plan(self) -> None:
         """What was decided while no agent was here."""
-        settings, state = self.node.settings, self.state
+        node, settings, state = self.node, self.node.settings, self.state
         try:
             plan = await state.get(state.keys.plan_node(settings.node), NodePlan)
             if plan is None or (self.node.plan is not None and plan.revision <= self.node.plan.revision):
@@ -158,14 +162,39 @@ class AgentPart:
             refuse_made_up_epoch(
                 plan.revision.epoch, highest, believed_epoch(await state.epoch_of(CONTROLLER), highest)
             )
+            if node.journal.fresh:
+                self._refuse_to_end(plan)
             await self.reconciler.apply(plan)
         except (Unavailable, PlanError, Fenced) as error:
-            structlog.get_logger().warning("no plan was taken from Redis", why=str(error))
+            if str(error) != self.no_plan:
+                structlog.get_logger().warning("no plan was taken from Redis", why=str(error))
+            self.no_plan = str(error)
+
+    def _refuse_to_end(self, plan: NodePlan) -> None:
+        """Refuse a plan that would end what serves: without a journal nobody knows whether an older one was put there.
+
+        Raises:
+            PlanError: naming the first slice that would end.
+        """
+        ends = [step.slice.name for step in self.reconciler.preview(plan).steps if step.verb in TEARDOWN]
+        if ends:
+            raise PlanError(
+                f"without a journal it is not known to be the newest, and it would end {ends[0]}",
+                field="plan", value=str(plan.revision), remedy="none: the plan that the controller sends is taken",
+            )  # fmt: skip
+
+    async def _seek_plan(self) -> None:
+        """Look for a plan in Redis as long as slices were adopted and none is known."""
+        while True:
+            await self.node.clock.sleep(self.node.settings.drift_poll_s)
+            if self.node.plan is None and self.node.slices:
+                await self._newer_plan()
 
     async def run(self) -> None:
         """Run all loops until cancelled; a bug in one of them ends all."""
         loops = [part.run for part in (self.reconciler, self.clocks, self.health, self.watch, self.metering)]
-        loops += [part.run for part in (self.xids, self.capabilities, self.models, self.publisher)]
+        loops += [part.run for part in (self.xids, self.capabilities, self.models, self.publisher, self.unproven)]
+        loops.append(self._seek_plan)
         tasks = [asyncio.create_task(loop(), name=loop.__qualname__) for loop in loops]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -10,6 +10,7 @@ from power_agent.slices.cordons import devices_named, refuse_old_epoch
 from power_agent.slices.core.epochs import refuse_made_up_epoch, refuse_overtaken_epoch
 from power_agent.slices.node_state import PLAN, Node
 from power_agent.slices.reconciler import Reconciler
+from power_agent.slices.unproven import Unproven
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from trefoil.core.errors import InvalidInput, StateUnavailable, TrefoilError
 from trefoil.core.fleet import Step
@@ -29,6 +30,7 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         clocks: ClockKeeper,
         energy: EnergyFeed,
         led_epoch: Callable[[], Awaitable[int]],
+        unproven: Unproven,
     ) -> None:
         """`led_epoch` asks Redis for the epoch of the newest controller."""
         self._led_epoch = led_epoch
@@ -36,6 +38,7 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         self._reconciler = reconciler
         self._clocks = clocks
         self._energy = energy
+        self._unproven = unproven
 
     async def Apply(self, request: Any, context: Any) -> Any:
         """Apply a complete desired state; the answer has the steps that lead there."""
@@ -97,6 +100,18 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         """End a clock lease early; one that has ended already is no error."""
         self._clocks.release_clocks(request.device, request.holder, request.epoch)
         return power_agent_pb2.ReleaseClocksResponse()
+
+    async def Adopt(self, request: Any, context: Any) -> Any:
+        """Take over what is not proven to be this agent's; the answer says what is left."""
+        refuse_old_epoch(request.epoch, self._node.journal.state.highest_epoch)
+        await self._unproven.take_over(list(request.name))
+        return power_agent_pb2.AdoptResponse(node=codec.to_proto(self._node.status()))
+
+    async def Reset(self, request: Any, context: Any) -> Any:
+        """End what is not proven to be this agent's; the answer says what is left."""
+        refuse_old_epoch(request.epoch, self._node.journal.state.highest_epoch)
+        await self._unproven.end(list(request.name), force=request.force)
+        return power_agent_pb2.ResetResponse(node=codec.to_proto(self._node.status()))
 
     async def GetNode(self, request: Any, context: Any) -> Any:
         """NodeStatus now."""

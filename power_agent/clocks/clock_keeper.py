@@ -194,6 +194,8 @@ class DeviceClocks:
             self.device.clock_lease = None
             self._log.info("clock lease ended", device=self.name)
             self._node.changed()
+        if (self.name, CLOCK) in self._node.journal.state.overrides and self._lock == ClockLock():
+            self._lock = ClockLock(None, certain=False)  # of a predecessor, which came to light later
         lost = self.device.state == DeviceState.LOST
         if lost == self._lost and (lost or self._driver_load == self._current_load):
             return

@@ -16,7 +16,8 @@ What a successor makes of what it finds:
 - unfinished destroy_ci, destroy_gi, stop, drain: what still exists is adopted as it is, and the plan decides again.
 - unfinished start, load, warm_up: a process that lives is adopted and asked what it serves; one that is dead is
   started anew if it is still planned.
-- a process without its slice is ended; an instance without its entry is foreign, and never touched.
+- a process of an entry whose slice is gone is ended; what has no entry is adopted where it proves whose it is
+  (`slices/core/proof.py`), and is otherwise left as it is.
 - overrides are put back before anything else, cordons hold.
 Every unfinished step is then closed (`close_unfinished`): it is either finished by the plan or of no meaning any more.
 
@@ -24,6 +25,10 @@ When the disk is full, read-only or failing, nothing new is begun: `begin_step`,
 `release_cordon` and `begin_override` raise, and whatever has happened meanwhile is written as a whole as soon as there
 is room (`catch_up`). An agent that starts on such a disk adopts what runs, publishes and meters. The file is compacted
 into a new one, atomically, at each start, every few thousand lines and after trouble.
+
+A journal that cannot be read, or that another node or cluster wrote, is set aside as journal.jsonl.bad, and the agent
+begins without one. One of a later version is refused by name and left untouched. One that is deleted or moved away
+under a running agent is written again (`keep_place`).
 """
 
 import asyncio
@@ -47,11 +52,12 @@ from trefoil.core.errors import DiskUnavailable, InvalidInput, StartError
 from trefoil.core.fleet import SliceKey, Step
 from trefoil.core.plan import NodePlan
 from trefoil.runtime import codec
-from trefoil.runtime.files import FileTrouble, replace_file
+from trefoil.runtime.files import FileTrouble, in_place, replace_file
 from trefoil.runtime.state_files import read_bytes, refuse_newer, set_aside
 from trefoil.runtime.telemetry import Metrics
 
 LINES_MAX: Final = 5000
+LOCK: Final = "lock"
 
 
 class JournalError(DiskUnavailable):
@@ -61,8 +67,17 @@ class JournalError(DiskUnavailable):
 class Journal:
     """Write-ahead journal of one agent: append-only; one process at a time (flock). Belongs to one event loop."""
 
-    def __init__(self, directory: Path, boot_id: str, driver_load_id: str, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        boot_id: str,
+        driver_load_id: str,
+        metrics: Metrics | None = None,
+        owner: str = "",
+    ) -> None:
+        """`owner`: "<cluster>/<node>" of this agent; a journal of another one is set aside. Empty: any is taken."""
         self._path = directory / "journal.jsonl"
+        self._owner = owner
         self._load = f"{boot_id}/{driver_load_id}"
         self._file: int | None = None
         self._lock: IO[str] | None = None
@@ -73,6 +88,8 @@ class Journal:
         self._metrics = metrics
         self._trouble = FileTrouble("journal", "nothing new is begun until then, what runs goes on", metrics)
         self.state = JournalState()
+        self.fresh = False
+        """Nothing could be read at the start: what runs has to prove whose it is."""
         self._log = structlog.get_logger()
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -85,31 +102,72 @@ class Journal:
             StartError: a newer version has written it.
             JournalError: the state directory cannot be made or read.
         """
+        self._take_lock()
+        self.state = self._read()
+        self.fresh = not self.state.lines
+        self.state.owner = self._owner
+        self._behind = True
+        self.catch_up()
+        return self.state
+
+    def _take_lock(self) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _open_lock(self._path.parent / "lock")
-            data = read_bytes(self._path, self._metrics) or b""
+            lock = _open_lock(self._path.parent / LOCK)
         except OSError as error:
             raise self._error(error) from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            self._lock.close()
+            lock.close()
             raise StartError(
                 f"another power agent works in {self._path.parent}",
                 remedy="stop it, or give this one its own state_dir",
             ) from error
+        if self._lock is not None:
+            self._lock.close()
+        self._lock = lock
+
+    def _read(self) -> JournalState:
+        """State of the journal that is there; one that is not this agent's to go by is set aside."""
+        try:
+            data = read_bytes(self._path, self._metrics) or b""
+        except OSError as error:
+            raise self._error(error) from error
         with contextlib.suppress(InvalidInput):  # of a first line that is torn
             refuse_newer(self._path, codec.parse_json(data.partition(b"\n")[0].partition(b"\t")[0]))
-        self.state = replay(data, self._load)
-        if self.state.damaged:
-            self._log.warning("journal lines passed over", count=self.state.damaged, path=str(self._path))
-        damaged = self.state.damaged
-        if damaged > 1 or (damaged and self.state == JournalState(damaged=damaged)):  # no last line that a crash tore
-            set_aside(self._path, f"{damaged} lines of it cannot be read", self._metrics)
-        self._behind = True
+        found, why = replay(data, self._load), ""
+        refuse_newer(self._path, {"version": found.version})
+        if self._owner and found.owner not in ("", self._owner):
+            why = f"the agent of {found.owner} wrote it, this is {self._owner}"
+            found = JournalState(damaged=found.damaged)
+        elif found.damaged > 1 or (found.damaged and not found.lines):  # no last line that a crash tore
+            why = f"{found.damaged} lines of it cannot be read"
+        if why:
+            set_aside(self._path, why, self._metrics)
+        if found.damaged:
+            self._log.warning("journal lines passed over", count=found.damaged, path=str(self._path))
+        return found
+
+    def keep_place(self) -> None:
+        """Write journal and lock again where they were deleted or moved away under this agent.
+
+        Raises:
+            StartError: another agent has begun there meanwhile.
+        """
+        if self._lock is not None and not in_place(self._path.parent / LOCK, self._lock.fileno()):
+            try:
+                self._take_lock()
+            except JournalError:
+                return  # said by `_trouble`; tried again at the next call
+            self._log.error("lock of the state directory was lost: taken again", folder=str(self._path.parent))
+        self._check_place()
         self.catch_up()
-        return self.state
+
+    def _check_place(self) -> None:
+        if self._file is not None and not self._behind and not in_place(self._path, self._file):
+            self._log.error("journal was deleted under this agent: written again", file=str(self._path))
+            self._behind = True
 
     def close(self) -> None:
         """Close the file and release the lock."""
@@ -191,6 +249,12 @@ class Journal:
         self.state.generation += 1
         self._write_after({"generation": self.state.generation})
         return self.state.generation
+
+    def raise_generation(self, generation: int) -> None:
+        """Raise the last generation to one that was seen here, so that its number never comes twice."""
+        if generation > self.state.generation:
+            self.state.generation = generation
+            self._write_after({"generation": generation})
 
     async def sync(self) -> None:
         """Sync: return when all that was written so far is on the disk.
@@ -276,6 +340,7 @@ class Journal:
 
     def _write_before(self, entry: dict[str, Any]) -> None:
         """Write an entry that has to be there before something is done."""
+        self._check_place()
         if self._behind:
             self._compact()
         try:
@@ -285,6 +350,7 @@ class Journal:
 
     def _write_after(self, entry: dict[str, Any]) -> None:
         """Write an entry of what has happened; without room the state keeps it until there is."""
+        self._check_place()
         if not self._behind:
             try:
                 self._append(entry)

@@ -19,6 +19,8 @@ from trefoil.runtime import codec
 
 CRC_DIGITS: Final = 8
 CPU_SUFFIX: Final = "/cpu"
+VERSION: Final = 1
+"""Of the journal's format: one more when what is written now would be misread by an agent of before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,10 @@ class JournalState:
     overrides: dict[tuple[str, str], Override] = field(default_factory=dict)
     devices: dict[str, tuple[str, str]] = field(default_factory=dict)  # type and UUID: a lost GPU tells neither
     damaged: int = 0  # lines that could not be read, a torn last one included
+    lines: int = 0  # that could be read
+    owner: str = ""  # "<cluster>/<node>" of the agent that wrote it; empty: of a version that did not say
+    version: int = VERSION  # of the format that it was written in
+    tags: set[str] = field(default_factory=set)  # of every Triton that it names, also of another driver load
 
     def apply(self, entry: dict[str, Any]) -> None:
         """Apply one entry. Unknown kinds are of a newer agent and change nothing.
@@ -81,6 +87,8 @@ class JournalState:
             TrefoilError, KeyError, TypeError, ValueError: not what an agent writes.
         """
         match entry:
+            case {"journal": value}:
+                self.owner, self.version = str(value["owner"]), int(value["version"])
             case {"plan": value}:
                 self.plan = plan = codec.from_plain(NodePlan, value, "plan")
                 self.highest_epoch = max(self.highest_epoch, plan.revision.epoch)
@@ -119,6 +127,7 @@ class JournalState:
     def entries(self) -> list[dict[str, Any]]:
         """Entries, the fewest, that bring this state back."""
         entries: list[dict[str, Any]] = [
+            {"journal": {"version": VERSION, "owner": self.owner}},
             {"highest_epoch": self.highest_epoch},
             {"lease_epoch": self.lease_epoch},
             {"generation": self.generation},
@@ -164,6 +173,9 @@ def replay(data: bytes, load: str) -> JournalState:
             continue
         try:
             entry = _decode(line)
+            state.lines += 1
+            if "slice" in entry:
+                state.tags.add(str(entry["slice"]["tag"]))
             if not _is_void(entry, load):
                 state.apply(entry)
         except (TrefoilError, KeyError, TypeError, ValueError, RecursionError):

@@ -165,12 +165,25 @@ class Publisher:
         if self._pending:
             self._node.changes.notify()
 
+    async def newest(self) -> dict[str, EnergySample]:
+        """Newest sample of each device that the stream holds; none where Redis does not answer."""
+        try:
+            return await self._newest()
+        except StateUnavailable as error:
+            self._log.warning("what was published of energy is not known", why=str(error))
+            return {}
+
+    async def _newest(self) -> dict[str, EnergySample]:
+        count = TAIL_PER_DEVICE * max(1, len(self._node.devices))
+        newest: dict[str, EnergySample] = {}
+        for _, sample in await self._state.tail(self._state.keys.energy(self._node.settings.node), EnergySample, count):
+            if sample.device not in newest or sample.seq > newest[sample.device].seq:
+                newest[sample.device] = sample
+        return newest
+
     async def _line_up_stream(self) -> None:
         """Line up the samples that the stream does not hold."""
-        count = TAIL_PER_DEVICE * max(1, len(self._node.devices))
-        newest: dict[str, int] = {}
-        for _, sample in await self._state.tail(self._state.keys.energy(self._node.settings.node), EnergySample, count):
-            newest[sample.device] = max(sample.seq, newest.get(sample.device, 0))
+        newest = {device: sample.seq for device, sample in (await self._newest()).items()}
         missing = [sample for sample in self._energy_log.ring if sample.seq > newest.get(sample.device, 0)]
         self._pending = deque(missing)
         self._stream_in_step = True

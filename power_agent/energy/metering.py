@@ -6,7 +6,7 @@ the samples go to whoever publishes or watches them. Each device has a thread of
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final, TypeVar
@@ -15,7 +15,7 @@ import structlog
 
 from power_agent.devices.errors import DeviceError, DeviceReleased
 from power_agent.energy.core.attribution import DeviceReading, SliceReading
-from power_agent.energy.core.meter import MeterState, advance
+from power_agent.energy.core.meter import MeterState, advance, recover
 from power_agent.energy.device_meters import DeviceMeasurement, DeviceMeters
 from power_agent.energy.energy_log import EnergyLog
 from power_agent.slices.node_state import Device, Node
@@ -61,6 +61,17 @@ class Metering:
         """Go on from the energy log; a new energy log starts its `seq` where no earlier one can have come."""
         self._energy_log.open()
         self._states = dict(self._energy_log.states)
+
+    def catch_up(self, published: Mapping[str, EnergySample]) -> None:
+        """Go on from the last samples that were published, where the energy log was lost or is older than they are."""
+        clock = self._node.clock
+        for device, sample in published.items():
+            state = recover(self._states.get(device), sample, clock.now_s(), clock.monotonic_s())
+            if state is not None:
+                goes_on = "from the last published sample; what slices did since is unallocated"
+                how = goes_on if state.recovered else "as a gap: the last published sample is too old"
+                self._log.warning("energy log lost or older than what was published", device=device, goes_on=how)
+                self._states[device] = state
 
     async def run(self) -> None:
         """Read each period, on whole multiples of it; readings of power in between where there is no counter."""

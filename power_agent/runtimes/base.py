@@ -22,6 +22,10 @@ class RunningTriton:
     alive: bool
     exit_code: int | None  # negative: the signal that ended it; None while alive or when nobody knows
     started_at_s: float
+    # what it was started as, by which an agent without a journal proves whose it is; empty: the runtime does not know
+    owner: str = ""  # "<cluster>/<node>" of the agent that started it
+    argv: tuple[str, ...] = ()
+    gpu_uuid: str = ""  # of the MIG device or GPU that it may use
 
 
 class Runtime(Protocol):

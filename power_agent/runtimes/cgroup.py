@@ -69,6 +69,11 @@ class Cgroups:
                 raise StartError(f"{folder} refused {files}: {error.strerror}", remedy=remedy) from error
         return tuple(made)
 
+    def of_process(self, pid: int) -> tuple[Path, ...]:
+        """Groups of these in which a process is."""
+        found = (folder for parent in self.parents.values() if parent.is_dir() for folder in sorted(parent.iterdir()))
+        return tuple(folder for folder in found if folder.is_dir() and pid in member_pids([folder]))
+
     def remove_unknown(self, known: Collection[Path]) -> None:
         """Remove groups that an agent made and was killed before it wrote that down; such a group is empty."""
         for parent in self.parents.values():

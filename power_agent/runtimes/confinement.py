@@ -62,6 +62,14 @@ class Confinement:
     state_dir: Path | None = None  # of the agent, hidden from them
     missing: str = ""  # why they are not isolated, and what isolates them; empty: they are
 
+    def uids_for(self, argv: Sequence[str]) -> Sequence[int]:
+        """Users that a Triton of this command may run as; none where this agent gives it none."""
+        ports = [word.partition("=")[2] for word in argv if word.startswith("--grpc-port=")]
+        if not self.uid_base or len(ports) != 1 or not ports[0].isdecimal():
+            return ()
+        first = self.uid_base + int(ports[0])
+        return range(first, first + UID_RANGE * UID_RANGES, UID_RANGE)
+
     @contextlib.contextmanager
     def choosing(self) -> Iterator[None]:
         """Hold the machine's lock on users, from the choice of one until a process has it.

@@ -353,6 +353,9 @@ def configuration_digest(configuration: Mapping[str, Any]) -> str:
 def running_triton(tag: str, described: Mapping[str, Any]) -> RunningTriton:
     """State of a Triton from what inspect says of its container."""
     state, container = described["State"], str(described["Id"])[:12]
+    configured = described.get("Config") or {}
+    labels = configured.get("Labels") or {}
+    environment = dict(str(pair).partition("=")[::2] for pair in configured.get("Env") or ())
     alive = state["Status"] in ALIVE
     started = str(state["StartedAt"])
     return RunningTriton(
@@ -362,6 +365,9 @@ def running_triton(tag: str, described: Mapping[str, Any]) -> RunningTriton:
         alive=alive,
         exit_code=None if alive or state["Status"] == "created" else exit_code(int(state["ExitCode"])),
         started_at_s=datetime.fromisoformat(started).timestamp() if not started.startswith("0001-") else 0.0,
+        owner="/".join(str(labels.get(f"{LABEL}{name}", "")) for name in ("cluster", "node")),
+        argv=tuple(map(str, configured.get("Cmd") or ())),
+        gpu_uuid=environment.get("CUDA_VISIBLE_DEVICES", ""),
     )
 
 

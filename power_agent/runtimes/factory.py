@@ -92,7 +92,8 @@ def build_process_runtime(settings: PowerAgentSettings, confinement: Confinement
     cgroups = find_cgroups(name, settings.cgroup_parent)
     for controller, why in cgroups.missing.items():
         structlog.get_logger().info("no control groups", controller=controller, why=why)
-    return ProcessRuntime(settings.state_dir / "runtime", cgroups, WallClock(), boot_id(), confinement)
+    owner = f"{settings.cluster}/{settings.node}"
+    return ProcessRuntime(settings.state_dir / "runtime", cgroups, WallClock(), boot_id(), confinement, owner=owner)
 
 
 def missing_resources(runtime: Runtime) -> dict[str, str]:

@@ -4,7 +4,8 @@
 <state>/runtime/<tag>.json says which process a tag is: pid, start ticks and boot, so that a number that somebody else
 got meanwhile is never taken for it. It is written before the process may become a Triton (see launcher.py), so that an
 agent that is killed in between leaves nothing unknown behind. After a restart the process is nobody's child: its end is
-seen in /proc, its exit code is unknown.
+seen in /proc, its exit code is unknown. Where these files are lost, a Triton is found by its environment (LAUNCHED_AS),
+if it runs as a user that this agent gives to Tritons.
 CPU slices get control groups (see cgroup.py), else an affinity; either holds for all that a Triton starts. As whom a
 Triton runs, and what it sees: confinement.py.
 """
@@ -12,6 +13,7 @@ Triton runs, and what it sees: confinement.py.
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -29,7 +31,7 @@ from power_agent.runtimes.cgroup import Cgroups, member_pids, remove_groups, use
 from power_agent.runtimes.child import become, reap_orphans, spawn
 from power_agent.runtimes.confinement import Confined, Confinement
 from power_agent.runtimes.launcher import UNREADABLE
-from power_agent.triton.slice_launch import SliceLaunch, clean_shared_memory
+from power_agent.triton.slice_launch import LAUNCHED_AS, SliceLaunch, clean_shared_memory
 from trefoil.core.errors import StartError, Unavailable
 from trefoil.runtime import proc
 from trefoil.runtime.clock import WallClock
@@ -44,6 +46,7 @@ REMOVE_PATIENCE_S: Final = 0.5
 POLL_S: Final = 0.02
 LOG_BYTES_MAX: Final = 16 * 2**20  # then its last megabyte is kept as <log>.1 and it begins anew
 LOG_TAIL_BYTES: Final = 2**20
+SHM_PREFIX: Final = re.compile(r"shm-region-prefix-name=(trefoil-[\w.-]+-)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Record:
     started_at_s: float = 0.0
     ended: bool = False
     exit_code: int | None = None
+    owner: str = ""
 
     @property
     def identity(self) -> proc.Identity:
@@ -84,6 +88,9 @@ class Record:
             alive=not self.ended,
             exit_code=self.exit_code,
             started_at_s=self.started_at_s,
+            owner=self.owner,
+            argv=self.argv,
+            gpu_uuid=self.runs_on.partition(" ")[0].removeprefix("-"),
         )
 
 
@@ -101,8 +108,11 @@ class ProcessRuntime:
         confinement: Confinement | None = None,
         *,
         owned: bool = False,
+        owner: str = "",
     ) -> None:
-        """`owned`: what it starts ends with the thread that called `start`."""
+        """`owned`: what it starts ends with the thread that called `start`. `owner`: "<cluster>/<node>", whose Tritons
+        are found again although their files are lost; empty: nobody's."""
+        self._owner = owner
         self._confinement = confinement or Confinement()
         self._parent = os.getpid() if owned else 0
         self._folder = folder
@@ -122,8 +132,43 @@ class ProcessRuntime:
             self._loaded = {
                 record.tag: record for record in map(_read_record, sorted(self._folder.glob("*.json"))) if record
             }
+            if self._owner:
+                self._find_lost(self._loaded)
             self._cgroups.remove_unknown({group for record in self._loaded.values() for group in record.folders})
         return self._loaded
+
+    def _find_lost(self, known: dict[str, Record]) -> None:
+        """Add the Tritons of this agent's node that run and have no file; the first start of a tag is the tag's."""
+        pids = {record.pid for record in known.values()}
+        lost = (self._lost_record(stat) for stat in proc.living() if stat.pid == stat.session and stat.pid not in pids)
+        for record in sorted((one for one in lost if one is not None), key=lambda one: one.start_ticks):
+            live = known.get(record.tag)
+            if live is not None and not live.ended and live.identity.alive():
+                record = replace(record, tag=f"{record.tag}+{record.pid}")  # another that claims to be it
+            log.warning("a Triton without its file", tag=record.tag, pid=record.pid)
+            known[record.tag] = record
+            with contextlib.suppress(OSError):  # it is found again in any case
+                replace_file(self._path(record.tag), json.dumps(asdict(record), indent=1), sync=False)
+
+    def _lost_record(self, stat: proc.Stat) -> Record | None:
+        """Record of a process by its environment and command; None where it is not of this agent's node."""
+        environment = proc.read_start_strings(stat.pid, "environ").decode(errors="replace").split("\0")
+        told = dict(pair.partition("=")[::2] for pair in environment)
+        owner, _, tag = told.get(LAUNCHED_AS, "").rpartition("/")
+        if owner != self._owner or not tag or not told.get(MARK):
+            return None
+        argv = proc.read_start_strings(stat.pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
+        uid = proc.real_uid(stat.pid)
+        if uid != os.geteuid() and uid not in self._confinement.uids_for(argv):
+            log.warning("not a Triton of this node: another user", pid=stat.pid, tag=tag, uid=uid)
+            return None
+        regions = SHM_PREFIX.search(" ".join(argv))
+        return Record(
+            tag, told[MARK], self._boot_id, tuple(argv), f"{told.get('CUDA_VISIBLE_DEVICES') or '-'} - -",
+            proc.output_of(stat.pid), regions[1] if regions else "", uid=0 if uid == os.geteuid() else uid,
+            groups=tuple(map(str, self._cgroups.of_process(stat.pid))), pid=stat.pid, start_ticks=stat.start_ticks,
+            started_at_s=self._clock.now_s(), owner=owner,
+        )  # fmt: skip
 
     def _find(self, tag: str) -> Record | None:
         with self._lock:
@@ -170,6 +215,7 @@ class ProcessRuntime:
                     os.chown(path, confined.uid, confined.uid)
                 named = (str(log_path), launch.shm_prefix, confined.uid)
                 record = Record(tag, uuid.uuid4().hex, self._boot_id, tuple(launch.argv), runs_on, *named)
+                record = replace(record, owner=launch.env.get(LAUNCHED_AS, "").rpartition("/")[0])
                 clean_shared_memory(launch.shm_prefix)
                 self._save(record)
                 try:

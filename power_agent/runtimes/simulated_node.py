@@ -4,6 +4,7 @@ Where the CPUs of such a node serve, only GPU slices are the node's; CPU slices 
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -35,13 +36,13 @@ class NodeRuntime:
         given = {"launch": launch, "confinement": self._confinement}
         words = {name: TypeAdapter(type(value)).dump_python(value, mode="json") for name, value in given.items()}
         try:
-            return RunningTriton(**self._client.call("process_start", tag=tag, log_path=str(log_path), **words))
+            return _running(self._client.call("process_start", tag=tag, log_path=str(log_path), **words))
         except NodeRefused as error:
             raise StartError(str(error)) from error
 
     def list(self) -> Sequence[RunningTriton]:
         """List every Triton on this node's slices."""
-        return tuple(RunningTriton(**row) for row in self._client.call("process_list"))
+        return tuple(_running(row) for row in self._client.call("process_list"))
 
     def stop(self, tag: str, kill_after_s: float) -> None:
         """Stop a Triton (see Runtime); no-op when unknown."""
@@ -55,6 +56,10 @@ class NodeRuntime:
         """See Runtime: of hardware, what is simulated lacks nothing."""
         why = self._confinement.missing
         return {"isolate": why} if why else {}
+
+
+def _running(row: Mapping[str, Any]) -> RunningTriton:
+    return RunningTriton(**{**row, "argv": tuple(row.get("argv", ()))})
 
 
 class SplitRuntime:

@@ -2,12 +2,13 @@
 
 The driver says which instances exist, the runtime says what runs, the journal says which of it is ours and what it
 ought to be. A Triton that answers an inference is READY at once: dispatchers never see it leave. What the journal does
-not know is foreign: reported as drift, never touched. A process without its instance is ended. On a whole GPU and on
-CPUs nothing is created, so there a slice exists as long as its process does.
+not know is adopted where it proves whose it is (unproven.py), else foreign: reported, never touched. A process of the
+journal without its instance is ended. On a whole GPU and on CPUs nothing is created, so there a slice exists as long as
+its process does.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -25,9 +26,10 @@ from power_agent.slices.mig import ENABLE, MigInstances
 from power_agent.slices.node_state import Device, Node
 from power_agent.slices.slice_state import Slice
 from power_agent.slices.step_executor import StepExecutor
+from power_agent.slices.unproven import Unproven
 from trefoil.core.device_types import device_type
 from trefoil.core.errors import TrefoilError
-from trefoil.core.fleet import SERVING, DeviceKind, DeviceState, SliceState
+from trefoil.core.fleet import SERVING, DeviceKind, DeviceState, SliceKey, SliceState
 
 PROBE_S: Final = 3.0
 NO_COMPUTE: Final = -1
@@ -88,31 +90,62 @@ def add_cpu(node: Node, cpu: Cpu, serve: bool) -> None:
     node.devices[cpu.device] = Device(cpu.device, cpu.type, DeviceState.ASLEEP, closed=closed)
 
 
-async def adopt(node: Node, mig: MigInstances, executor: StepExecutor, processes: dict[str, RunningTriton]) -> None:
-    """Adopt all instances and processes that are ours; end orphaned ones of `processes`, by tag."""
+async def adopt(
+    node: Node, mig: MigInstances, executor: StepExecutor, unproven: Unproven, processes: dict[str, RunningTriton]
+) -> None:
+    """Adopt all instances and processes that are ours, by the journal or by proof (`unproven`).
+
+    Of `processes`, by tag, those that the journal names are ended where their slice is gone; all others stay.
+    """
     log = structlog.get_logger()
-    adopted = {}
+    adopted: list[Slice] = []
+    found: dict[SliceKey, str] = {}
     for device in node.devices.values():
-        found = await _find_slices(node, mig, device, processes)
-        for seen in found:
+        listed = await _find_slices(node, mig, device, processes)
+        for seen in listed:
             record = node.journal.state.slices.get(seen.key)
-            if record is not None:
-                process = processes.pop(record.tag, None)
-                adopted[seen.key] = await _adopt_one(node, executor, seen, record, process)
-        device.foreign = tuple(seen.key for seen in found if seen.key not in adopted)
+            found[seen.key] = device.device
+            if record is not None and not _is_older(unproven, seen, record, processes):
+                adopted += await _adopt_one(node, executor, seen, record, processes.get(record.tag))
         if device.state != DeviceState.LOST:
-            device.state = DeviceState.AWAKE if found else DeviceState.ASLEEP
-    for key in set(node.journal.state.slices) - set(adopted):
-        if key.device in node.devices:  # else it may be back one day, with what is ours on it
-            node.journal.forget_slice(key)
-    for tag, process in processes.items():
-        if process.alive:
-            log.warning("ending a process whose slice is gone", tag=tag, id=process.id)
-            await _end_orphan(executor, tag)
-    await asyncio.gather(*(_verify_serving(node, executor, part) for part in adopted.values() if part.running))
+            device.state = DeviceState.AWAKE if listed else DeviceState.ASLEEP
+    if node.journal.fresh and (processes or found):  # the numbers that a predecessor has used up are not known
+        log.warning("no journal: what runs here has to prove whose it is", tritons=len(processes), slices=len(found))
+        node.journal.raise_generation(int(node.clock.now_s()))
+    await _end_gone(node, executor, processes, set(node.journal.state.slices) - set(found))
+    await asyncio.gather(*(_verify_serving(node, executor, part) for part in adopted if part.running))
+    await unproven.adopt_first(processes)
+    for device in node.devices.values():
+        names = (key for key, of in found.items() if of == device.device)
+        device.foreign = tuple(key for key in names if key not in node.slices)
+    node.report_unproven()
     for step in node.journal.close_unfinished():
         log.warning("unfinished step of a predecessor", slice=step.slice.name, verb=step.verb)
     node.changed()
+
+
+def _is_older(
+    unproven: Unproven, seen: ObservedSlice, record: SliceRecord, processes: Mapping[str, RunningTriton]
+) -> bool:
+    """Whether the journal is older than what runs: the Triton that it names is gone, another proves that it is ours."""
+    if (known := processes.get(record.tag)) is not None and known.alive:
+        return False
+    return any(process.alive and not unproven.objection(seen, process) for process in processes.values())
+
+
+async def _end_gone(
+    node: Node, executor: StepExecutor, processes: Mapping[str, RunningTriton], gone: Collection[SliceKey]
+) -> None:
+    """Forget slices that do not exist any more, and end what the journal knows to have run on them."""
+    log = structlog.get_logger()
+    for key in gone:
+        if key.device in node.devices:  # else it may be back one day, with what is ours on it
+            node.journal.forget_slice(key)
+    own = {part.tag for part in node.slices.values()} | {part.tag for part in node.journal.state.slices.values()}
+    for tag, process in processes.items():
+        if process.alive and tag in node.journal.state.tags - own:
+            log.warning("ending a process whose slice is gone", tag=tag, id=process.id)
+            await _end_orphan(executor, tag)
 
 
 async def _find_slices(
@@ -136,7 +169,8 @@ async def _find_slices(
 
 async def _adopt_one(
     node: Node, executor: StepExecutor, seen: ObservedSlice, record: SliceRecord, process: RunningTriton | None
-) -> Slice:
+) -> list[Slice]:
+    """Adopt a slice of the journal; none where its Triton runs and cannot be kept: it is named, and serves on."""
     device = node.devices[seen.key.device]
     cut = device.type.kind == DeviceKind.MIG_GPU
     running = process is not None and process.alive and (seen.ci_id is not None or not cut)
@@ -150,19 +184,16 @@ async def _adopt_one(
     part.hosted, part.revision, part.credits = record.hosted, record.revision, record.credits
     part.has_instance, part.has_compute = cut, cut and seen.ci_id is not None
     part.mig_uuid = seen.mig_uuid
-    trouble = ""
     if running and process is not None:
         try:
             await executor.attach(part, process)
-        except TrefoilError as error:  # its variant left the repository, or Triton the machine
-            trouble = f"adopted, but cannot be kept: {error}"
-            await _end_orphan(executor, record.tag)
+        except TrefoilError as error:
+            structlog.get_logger().error("cannot be adopted", slice=part.key.name, why=str(error))
+            return []
     node.add_slice(part)
-    if trouble:
-        part.fail(trouble, node.clock.now_s())
     if device.state == DeviceState.LOST:
         part.fail("device lost", node.clock.now_s())
-    return part
+    return [part]
 
 
 async def _end_orphan(executor: StepExecutor, tag: str) -> None:
@@ -179,7 +210,7 @@ async def _verify_serving(node: Node, executor: StepExecutor, part: Slice) -> No
     try:
         async with asyncio.timeout(PROBE_S):
             part.hosted = await executor.read_hosted(part, node.variant_of)
-            if part.state in SERVING:
+            if part.state in SERVING or part.state == SliceState.STARTING:
                 for hosted in part.hosted:
                     await part.triton.probe(hosted.model, hosted.version, PROBE_S)
                 part.overhead_requests += len(part.hosted)
@@ -188,7 +219,9 @@ async def _verify_serving(node: Node, executor: StepExecutor, part: Slice) -> No
             part.fail(f"adopted, but does not infer: {error}", node.clock.now_s())
         return
     part.last_success_s = node.clock.now_s()
-    part.loaded = part.serving
     if part.state == SliceState.SWAPPING:  # whichever it serves now, it serves
         part.move(SliceState.READY, "adopted in the middle of a swap", node.clock.now_s())
+    if part.state == SliceState.STARTING and part.hosted:  # its start had ended, and the journal did not know
+        part.move(SliceState.READY, "adopted: it answers inferences", node.clock.now_s())
+    part.loaded = part.serving
     log.info("adopted", slice=part.key.name, generation=part.generation, state=part.state.name)

@@ -33,11 +33,16 @@ from trefoil.core.fleet import (
 )
 from trefoil.core.plan import NodePlan
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.rpc import RpcServer
 from trefoil.runtime.telemetry import Metrics
 
 SLICE_STATES: Final = tuple(state.name for state in SliceState if state)
 PLAN: Final = "plan"
 """What is missing where a plan in Redis was refused."""
+UNPROVEN: Final = "unproven"
+"""What is missing where something runs on the node that is not proven to be this agent's."""
+NAMED_MAX: Final = 8  # of those that are unproven, by name
+ADOPT: Final = "`trefoil node adopt NAME` takes it over, `trefoil node reset NAME` ends it"
 DEVICE_STATES: Final = tuple(state.name for state in DeviceState if state)
 
 
@@ -132,6 +137,7 @@ class Node:
         self._missing: dict[str, str] = {}
         self.capabilities: tuple[str, ...] = ()
         self.models: tuple[str, ...] = ()
+        self.unproven: dict[str, str] = {}  # Tritons that are not proven to be ours, by tag: why not
         self.work = asyncio.Event()  # set: somebody should look whether there is something to do
         self._log = structlog.get_logger()
 
@@ -197,6 +203,24 @@ class Node:
         if models != self.models:
             self.models = models
             self.changed()
+
+    def report_unproven(self) -> None:
+        """Say what runs here and is not proven to be this agent's, and what an operator can do about it."""
+        foreign = [key.name for device in self.devices.values() for key in device.foreign]
+        named = [f"Triton {tag} ({why})" for tag, why in sorted(self.unproven.items())]
+        named += [f"instance {name}" for name in foreign]
+        more = f" and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
+        why = f"left as it is, not proven to be of this agent: {', '.join(named[:NAMED_MAX])}{more}. Remedy: {ADOPT}"
+        self.report_missing(UNPROVEN, why if named else "")
+        self.metrics.set("trefoil_unproven", len(self.unproven), kind="tritons")
+        self.metrics.set("trefoil_unproven", len(foreign), kind="instances")
+
+    async def report_health(self, server: RpcServer) -> None:
+        """Keep the health of `unproven`: NOT_SERVING while something runs here that is not proven to be ours."""
+        seen = -1
+        while True:
+            seen = await self.changes.wait(seen)
+            await server.serving(UNPROVEN, UNPROVEN not in self._missing)
 
     def report_missing(self, name: str, why: str) -> None:
         """Set why something is missing, and log it when that is news; an empty `why`: it is back."""

@@ -20,7 +20,7 @@ from power_agent.slices.slice_state import Slice
 from power_agent.slices.step_executor import StepExecutor
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, StaleRevision, TrefoilError
-from trefoil.core.fleet import SERVING, DeviceState, SliceKey, SliceState, Step
+from trefoil.core.fleet import SERVING, DeviceState, SliceKey, SliceState, Step, serves_alike
 from trefoil.core.plan import NodePlan
 from trefoil.core.plan_check import node_digest
 
@@ -142,6 +142,8 @@ class Reconciler:
             if part is None:
                 part = self._node.new_slice(wanted.key, 0, SliceState.PENDING)
                 part.why = "planned"
+            elif part.proven and serves_alike(part.hosted, wanted.hosted):
+                part.hosted, part.proven = wanted.hosted, False
             part.revision, part.credits = plan.revision, wanted.credits
 
     # --- the way there ------------------------------------------------------------------------------------------------

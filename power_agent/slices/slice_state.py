@@ -42,6 +42,8 @@ class Slice:
     loaded: bool = False
     incarnation: str = ""  # of its process: counters of different ones have nothing in common
     drained: bool = False
+    stale_files: bool = False  # its Triton was started with files that are gone: it can load nothing any more
+    proven: bool = False  # adopted without a journal: what its plan said of what it hosts is not known
     published_s: float = math.inf  # when its DRAINING was published
     proved_idle: bool = False  # ... and every dispatcher has said that nothing is in flight
     launch: SliceLaunch | None = None
@@ -96,7 +98,7 @@ class Slice:
     def observe(self) -> SeenSlice:
         """Slice as reconciliation sees it."""
         marks = (self.has_instance, self.has_compute, self.running, self.loaded, self.drained)
-        return SeenSlice(self.key, self.state, self.hosted, *marks)
+        return SeenSlice(self.key, self.state, self.hosted, *marks, self.stale_files, self.proven)
 
     def record(self) -> SliceRecord:
         """SliceRecord as the journal keeps it."""
@@ -174,6 +176,7 @@ class Slice:
     def on_process_ended(self) -> None:
         """Note that the slice's Triton has ended: nothing of it can be asked any more."""
         self.running, self.loaded, self.incarnation, self.heal_failure = False, False, "", ""
+        self.stale_files = self.proven = False
         self.triton = None
         self.counters = {}
         self.counters_fresh = self.failing = False

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import Final, TypeVar
 
 import structlog
 
@@ -20,6 +21,7 @@ from power_agent.runtimes.base import RunningTriton, Runtime
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices.core.drain import NOTICE_S, drain_blocker, required_table, still_routed
 from power_agent.slices.core.patience import load_timeout_s
+from power_agent.slices.core.proof import Expected, restricted_key
 from power_agent.slices.core.reconcile import Task
 from power_agent.slices.mig import MigInstances
 from power_agent.slices.slice_state import Slice
@@ -39,13 +41,19 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.common import Revision
 from trefoil.core.device_types import cpu_quota
 from trefoil.core.errors import CatalogError, StartError, StateUnavailable, TrefoilError
-from trefoil.core.fleet import Hosted, SliceState, split_model
+from trefoil.core.fleet import Hosted, SliceKey, SliceState, split_model
 from trefoil.core.plan import Plan
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.sightings import LiveAcks
 from trefoil.runtime.state import State
 
 T = TypeVar("T")
+NO_INSTALL: Final = TritonInstall(*(Path("/nonexistent"),) * 4)  # of a Triton that runs, where none could be started
+
+
+def _started_in(argv: Sequence[str], repository: Path) -> bool:
+    """Whether a Triton's command names this repository; where its command is not known it is believed."""
+    return not argv or f"--model-repository={repository.resolve()}" in argv
 
 
 class StepExecutor:
@@ -145,21 +153,68 @@ class StepExecutor:
 
     async def attach(self, part: Slice, process: RunningTriton) -> None:
         """Attach a slice to its process, which runs already; it needs its files only when it starts again."""
-        install, spec = self._install(), self._spec(part, part.hosted)
-        try:
-            part.launch = await self.in_thread(lambda: prepare_slice(install, spec))
-        except (CatalogError, OSError) as error:
-            self._log.warning("its files cannot be renewed; what runs goes on", slice=part.key.name, why=str(error))
-            part.launch = launch_of(install, spec)
+        spec = self._spec(part, part.hosted, process.argv)
+        was_there = spec.repository.is_dir()
+        part.launch = launch_of(self.install or NO_INSTALL, spec)
+        await self.renew_files(part)
+        part.stale_files = not was_there or not _started_in(process.argv, spec.repository)
         self._attached(part, process)
+
+    async def renew_files(self, part: Slice) -> None:
+        """Write the files of a slice again; where that fails, what runs goes on."""
+        try:
+            install = self._install()
+            spec = self._spec(part, part.hosted, part.launch.argv if part.launch else ())
+            await self.in_thread(lambda: prepare_slice(install, spec))
+            if spec.tls is not None and not spec.tls.certificate.exists():
+                await self.in_thread(lambda: self._access.write(part.key.name))
+        except (CatalogError, StartError, OSError) as error:
+            self._log.warning("its files cannot be renewed; what runs goes on", slice=part.key.name, why=str(error))
+
+    async def ask_hosted(
+        self, part: Slice, process: RunningTriton, variant_of: Callable[[str, int], str], timeout_s: float
+    ) -> tuple[Hosted, ...]:
+        """Ask a Triton that no journal knows what it hosts, and for an inference of each.
+
+        Raises:
+            TrefoilError, TimeoutError: it does not answer, or hosts what this node's repository lacks.
+        """
+        launch = launch_of(self.install or NO_INSTALL, self._spec(part, (), process.argv))
+        triton, found = self._client(replace(launch, repository=launch.source)), []
+        try:
+            async with asyncio.timeout(timeout_s):
+                versions: dict[str, int] = {}
+                for counted in await triton.statistics():
+                    versions[counted.family] = max(counted.version, versions.get(counted.family, 0))
+                for model, version in sorted(versions.items()):
+                    family, stage, stages = split_model(model)
+                    variant, instances = variant_of(family, version), await triton.instances(model, version)
+                    await triton.probe(model, version, timeout_s)
+                    found.append(Hosted(family, variant, version, stage, stages, instances))
+        finally:
+            await triton.close()
+        return tuple(found)
+
+    def expected(self, key: SliceKey, gpu_uuid: str) -> Expected:
+        """What the Triton of a slice must be.
+
+        Raises:
+            SettingError: there is no port for it.
+        """
+        owner = f"{self._settings.cluster}/{self._settings.node}"
+        port = grpc_port(self._settings.triton_port_base, key)
+        return Expected(key, owner, gpu_uuid, port, self._access.own is not None)
+
+    def _client(self, launch: SliceLaunch) -> TritonClient:
+        return TritonClient(
+            launch.grpc_target, launch.metrics_url, launch.repository, self._clock,
+            key=launch.key, tls=self._access.own, name=self._access.name,
+        )  # fmt: skip
 
     def _attached(self, part: Slice, process: RunningTriton) -> None:
         assert part.launch is not None
         part.running, part.incarnation = True, process.incarnation
-        part.triton = TritonClient(
-            part.launch.grpc_target, part.launch.metrics_url, part.launch.repository, self._clock,
-            key=part.launch.key, tls=self._access.own, name=self._access.name,
-        )  # fmt: skip
+        part.triton = self._client(part.launch)
 
     def _install(self) -> TritonInstall:
         if self.install is None:
@@ -178,7 +233,8 @@ class StepExecutor:
         for one in hosted:
             self._digests.check(one.model, one.version)
 
-    def _spec(self, part: Slice, hosted: Sequence[Hosted]) -> SliceSpec:
+    def _spec(self, part: Slice, hosted: Sequence[Hosted], argv: Sequence[str] = ()) -> SliceSpec:
+        """`argv`: the command of its Triton, if it runs: by its key it was started, whatever became of the secret."""
         settings = self._settings
         port = grpc_port(settings.triton_port_base, part.key)
         return SliceSpec(
@@ -193,8 +249,9 @@ class StepExecutor:
             cpu_quota=cpu_quota(part.key.slice_type),
             listen=settings.triton_listen,
             published_host=settings.advertise_host or settings.triton_listen,
-            key=self._access.key(part.tag),
+            key=restricted_key(argv) if argv else self._access.key(part.tag),
             tls=self._access.files(part.key.name),
+            launched_as=f"{settings.cluster}/{settings.node}/{part.tag}",
         )
 
     async def _start(self, part: Slice, task: Task) -> None:
@@ -283,7 +340,7 @@ class StepExecutor:
         """A dead python stub comes back by unload and load; where that fails only a new process helps."""
         triton = self._triton(part)
         part.move(SliceState.PENDING, task.why, self._clock.now_s())
-        if part.heal_failure:
+        if part.heal_failure or part.stale_files:
             await self.stop_process(part)
             return
         part.move(SliceState.STARTING, task.why, self._clock.now_s())

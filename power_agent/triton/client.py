@@ -92,6 +92,7 @@ class TritonClient:
         self._connect()
         self._closed = asyncio.Event()
         self._generative: dict[str, bool] = {}  # by family, for ever: a contract is fixed
+        self._contracts: dict[str, model_config_pb2.ModelConfig] = {}
 
     def _connect(self) -> None:
         # A pool of its own: a Triton that was started again on the same port gets a fresh connection at once.
@@ -177,7 +178,7 @@ class TritonClient:
             StubDead: the python stub is gone.
             TritonUnready: no answer, or one without the contract's outputs.
         """
-        config = contract(self._repository, family)
+        config = self._contract(family)
         started_s = self._clock.monotonic_s()
         try:
             method = STREAM if config.model_transaction_policy.decoupled else "ModelInfer"
@@ -313,10 +314,26 @@ class TritonClient:
             for one in found
         )
 
+    async def instances(self, model: str, version: int) -> int:
+        """Number of instances by which a loaded version serves.
+
+        Raises:
+            TritonUnready: Triton does not answer.
+        """
+        request = service_pb2.ModelConfigRequest(name=model, version=str(version))
+        config = (await self._ask("ModelConfig", request)).config
+        return max(1, sum(int(group.count) for group in config.instance_group))
+
     def _generates(self, family: str) -> bool:
         if family not in self._generative:
-            self._generative[family] = generative(contract(self._repository, family))
+            self._generative[family] = generative(self._contract(family))
         return self._generative[family]
+
+    def _contract(self, family: str) -> model_config_pb2.ModelConfig:
+        """Contract of a family; kept, because it is fixed and the slice's files may be lost while its Triton serves."""
+        if family not in self._contracts:
+            self._contracts[family] = contract(self._repository, family)
+        return self._contracts[family]
 
     @contextlib.asynccontextmanager
     async def _watch_counters(

@@ -48,6 +48,8 @@ THREADS: Final = "intra_op_thread_count"  # a parameter of the onnxruntime backe
 SHARED_MEMORY: Final = Path("/dev/shm")
 # Everything else stays out of Triton. By the launch id a launcher finds what outlives its parents.
 PASSED_ON: Final = ("HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "TREFOIL_LAUNCH_ID")
+LAUNCHED_AS: Final = "TREFOIL_LAUNCHED_AS"
+"""Says whose a Triton is, for an agent without a journal: "<cluster>/<node>/<tag>"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class SliceSpec:
     published_host: str = LOOPBACK  # by which others reach it; an IPv6 address in brackets
     key: str = ""  # that opens what is the agent's alone; "" = it is open
     tls: TritonFiles | None = None
+    launched_as: str = ""  # see LAUNCHED_AS
 
     @property
     def metrics_listen(self) -> str:
@@ -210,6 +213,7 @@ def _env(install: TritonInstall, spec: SliceSpec) -> dict[str, str]:
     if not install.libpython_loads:
         env["LD_LIBRARY_PATH"] = install.libpython_folder
     return env | {
+        **({LAUNCHED_AS: spec.launched_as} if spec.launched_as else {}),
         "CUDA_VISIBLE_DEVICES": spec.gpu_uuid,
         "PYTHONNOUSERSITE": "1",
         "PYTHONUNBUFFERED": "1",

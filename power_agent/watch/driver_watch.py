@@ -239,6 +239,7 @@ class DriverWatch:
         if foreign != device.foreign:
             device.foreign = foreign
             self._log.warning("drift", device=device.device, drift=device.drift)
+            self._node.report_unproven()
             self._node.changed()
 
     async def _on_vanished(self, part: Slice, why: str) -> None:

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+import structlog
+
 from power_agent.slices.node_state import Node
 from power_agent.slices.reconciler import Reconciler
 from power_agent.slices.slice_state import Slice
@@ -17,6 +19,7 @@ from power_agent.triton.client import StubDead
 from trefoil.core.demand import TableAck
 from trefoil.core.errors import StateUnavailable, TrefoilError, Unavailable
 from trefoil.core.fleet import SERVING, SliceKey, SliceState
+from trefoil.runtime.model_files import CONFIG
 from trefoil.runtime.state import ACK_TTL_S
 
 STABLE_S: Final = 20.0  # healthy for so long: the next failure is the first again
@@ -61,7 +64,9 @@ class SliceHealth:
                 self._node.report_missing("node", "")
             except Unavailable as error:
                 self._node.report_missing("node", str(error))
+            self._node.journal.keep_place()
             self._node.report_missing("disk", self._node.journal.catch_up())
+            await self._keep_files()
             await self._check_inference()  # also, and all the more, when the node does not answer
             self._raise_bugs()
             await clock.sleep(settings.health_poll_s)
@@ -107,6 +112,16 @@ class SliceHealth:
         if process_gone:
             await self._executor.process_ended(part)
             self._node.work.set()
+
+    async def _keep_files(self) -> None:
+        """Write the files of slices again that were deleted under their Tritons, which can load nothing any more."""
+        for part in [part for part in self._node.slices.values() if part.running and part.launch is not None]:
+            assert part.launch is not None
+            configs = [part.launch.repository / hosted.model / CONFIG for hosted in part.hosted]
+            if not all(path.is_file() for path in configs) and not self._reconciler.busy(part):
+                structlog.get_logger().error("files of a slice lost: written again", slice=part.key.name)
+                part.stale_files = True
+                await self._executor.renew_files(part)
 
     # --- inference ----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import docker.models.containers
 import pytest
 import pytest_asyncio
 
+from protos.power_agent.v1 import power_agent_pb2
 from tests.support.agent_cluster import NODE, AgentCluster, Load, key, node_plan, planned, until
 from tests.support.docker_engine import DockerEngine, OwnEngine
 from trefoil.core.common import Revision
@@ -49,7 +50,7 @@ async def test_containers_serve_through_the_death_of_the_agent_and_the_next_one_
     await cluster.settled(wanted)
     before = {part: container(docker_engine, part).id for part in (LEFT, RIGHT)}
     load = Load((await cluster.slices())[LEFT].grpc_target)
-    labels = {"cluster": "default", "node": NODE, "tag": "orphan.g1"}  # of a predecessor that died before it noted it
+    labels = {"cluster": "default", "node": NODE, "tag": "orphan.g1"}  # its slice is none of this node's
     docker_engine.client.containers.run(
         docker_engine.image,
         ["python3", "-c", "import signal; signal.signal(signal.SIGTERM, lambda *_: exit()); signal.pause()"],
@@ -64,6 +65,11 @@ async def test_containers_serve_through_the_death_of_the_agent_and_the_next_one_
     await until(lambda: load.answered > answered + 10, 60)
     await cluster.start_agent()
     await cluster.ready(LEFT, RIGHT, timeout_s=BOOT_S)
+    node = await cluster.node()
+    [unproven] = [text for text in node.missing if text.startswith("unproven: ")]
+    assert "Triton orphan.g1" in unproven
+    assert len(docker_engine.containers()) == 3  # it is left, until an operator says otherwise
+    await cluster.stub.Reset(power_agent_pb2.ResetRequest(name=["orphan.g1"], epoch=node.highest_epoch_seen))
     await until(lambda: len(docker_engine.containers()) == 2, 60)
     assert {part: container(docker_engine, part).id for part in (LEFT, RIGHT)} == before
     await load.stop()

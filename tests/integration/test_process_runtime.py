@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import pytest
 from power_agent.devices.gpus import boot_id
 from power_agent.runtimes import launcher
 from power_agent.runtimes.cgroup import Cgroups, find_cgroups
-from power_agent.runtimes.confinement import UID_RANGE, find_confinement
+from power_agent.runtimes.confinement import UID_RANGE, Confinement, find_confinement
 from power_agent.runtimes.process import ProcessRuntime
+from power_agent.triton.slice_launch import LAUNCHED_AS, SliceLaunch
 from tests.support.runtime_contract import Kit, end_all, listens, only, until
 from trefoil.core.errors import StartError
 from trefoil.runtime import proc
@@ -313,3 +315,72 @@ def test_a_list_does_not_wait_for_a_stop(kit):
     assert stopping.is_alive(), "it waits three seconds before it kills"
     stopping.join()
     assert not only(runtime).alive
+
+
+# --- its files are lost while its Tritons serve -----------------------------------------------------------------------
+
+
+def launched_as(launch: SliceLaunch, name: str) -> SliceLaunch:
+    return replace(launch, env={**launch.env, LAUNCHED_AS: name, "CUDA_VISIBLE_DEVICES": "MIG-1"}, gpu_uuid="MIG-1")
+
+
+def owner_runtime(folder: Path, owner: str, confinement: Confinement | None = None) -> ProcessRuntime:
+    return ProcessRuntime(folder, Cgroups(0, {}, {}), WallClock(), boot_id(), confinement, owner=owner)
+
+
+@pytest.mark.gate
+def test_tritons_whose_files_are_lost_are_found_by_what_they_were_launched_as(kit, tmp_path):
+    owner = f"test-{os.getpid()}/node0"
+    first = owner_runtime(tmp_path / "runtime", owner)
+    launch, other = launched_as(kit.launch(), f"{owner}/a.g1"), launched_as(kit.launch(), f"{owner}9/a.g1")
+    was = first.start("a.g1", launch, kit.log)
+    foreign = kit.again()
+    foreign.start("b.g1", other, kit.log)
+    shutil.rmtree(tmp_path / "runtime")
+    try:
+        [found] = owner_runtime(tmp_path / "runtime", owner).list()
+        assert (found.tag, found.id, found.incarnation, found.alive) == (was.tag, was.id, was.incarnation, True)
+        assert (found.owner, found.argv, found.gpu_uuid) == (owner, tuple(launch.argv), "MIG-1")
+        again = owner_runtime(tmp_path / "runtime", owner)  # by its new file
+        assert [(one.tag, one.owner) for one in again.list()] == [("a.g1", owner)]
+        again.stop("a.g1", 5)
+        until(lambda: not listens(launch))
+        assert listens(other)
+    finally:
+        os.kill(int(was.id), signal.SIGKILL) if listens(launch) else None
+        foreign.stop("b.g1", 5)
+        foreign.forget("b.g1")
+
+
+def test_a_second_process_that_says_it_is_the_same_triton_is_kept_apart_and_alive(kit, tmp_path):
+    owner = f"test-{os.getpid()}/node0"
+    first = owner_runtime(tmp_path / "runtime", owner)
+    was = first.start("a.g1", launched_as(kit.launch(), f"{owner}/a.g1"), kit.log)
+    second = subprocess.Popen(
+        ["sleep", "60"], env={LAUNCHED_AS: f"{owner}/a.g1", "TREFOIL_RUNTIME_ID": "forged"}, start_new_session=True
+    )
+    try:
+        shutil.rmtree(tmp_path / "runtime")
+        found = {one.tag: one.id for one in owner_runtime(tmp_path / "runtime", owner).list()}
+        assert found == {"a.g1": was.id, f"a.g1+{second.pid}": str(second.pid)}
+        assert second.poll() is None
+    finally:
+        second.kill()
+        second.wait()
+        end_all(owner_runtime(tmp_path / "runtime", owner))
+
+
+@needs_root
+def test_a_process_of_another_user_is_nobodys_triton(kit, tmp_path):
+    owner = f"test-{os.getpid()}/node0"
+    forged = subprocess.Popen(
+        ["sleep", "60"],
+        env={LAUNCHED_AS: f"{owner}/a.g1", "TREFOIL_RUNTIME_ID": "forged"},
+        start_new_session=True,
+        user=12345,
+    )
+    try:
+        assert owner_runtime(tmp_path / "runtime", owner).list() == ()
+    finally:
+        forged.kill()
+        forged.wait()

@@ -22,7 +22,7 @@ from trefoil.runtime.model_files import contract
 
 COMPUTE_NS: Final = 1_000_000  # of one request, as the counters tell it; nothing really takes that long
 METHODS: Final = (
-    "ServerReady", "ServerMetadata", "ModelReady", "ModelInfer", "ModelStatistics",
+    "ServerReady", "ServerMetadata", "ModelReady", "ModelInfer", "ModelStatistics", "ModelConfig",
     "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload",
 )  # fmt: skip
 
@@ -172,6 +172,9 @@ class FakeSlice:
             batch = row.batch_stats.add(batch_size=1)
             batch.compute_infer.count, batch.compute_infer.ns = model.successes, model.successes * COMPUTE_NS
         return answer
+
+    async def _ModelConfig(self, request: Any, context: Any) -> Any:
+        return pb.ModelConfigResponse(config=self.models[request.name, int(request.version)].config)
 
     async def _RepositoryIndex(self, request: Any, context: Any) -> Any:
         answer = pb.RepositoryIndexResponse()

@@ -85,7 +85,7 @@ class FastCluster:
         self.page = Page(self.folder / "page")
         self.client = NodeClient(self.folder / "node" / "node.sock")
         (admin,) = free_ports(1)
-        self._target = f"127.0.0.1:{admin}"
+        self.target = f"127.0.0.1:{admin}"
         self._devices = list(devices)
         self._node_pid = self._agent_pid = 0
         self._channel: grpc.Channel | None = None
@@ -99,12 +99,16 @@ class FastCluster:
             "state_dir": str(self.folder / "agent"),
             "model_repository": str(MODELS),
             "triton_port_base": free_block(PORTS_PER_GPU * len(devices)),
-            "admin_address": self._target,
+            "admin_address": self.target,
             "metrics_address": "",
             **settings,
         }
         self.start_node()
         self.start_agent()
+
+    def settings(self, **settings: Any) -> None:
+        """Other settings for the next agent."""
+        self._settings |= settings
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -152,7 +156,7 @@ class FastCluster:
         self.until(lambda: self.page[READY] == 1 or (or_died and self.died), "the agent to serve", timeout_s)
         if self._channel is not None:
             self._channel.close()
-        self._channel = grpc.insecure_channel(self._target, options=[("grpc.use_local_subchannel_pool", 1)])
+        self._channel = grpc.insecure_channel(self.target, options=[("grpc.use_local_subchannel_pool", 1)])
         self.stub = power_agent_pb2_grpc.PowerAgentStub(self._channel)
 
     @property

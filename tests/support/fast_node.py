@@ -15,7 +15,7 @@ from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.confinement import Confinement
 from power_agent.simulated.node_server import NodeServer
 from power_agent.simulated.settings import NodeSettings
-from power_agent.triton.slice_launch import SliceLaunch
+from power_agent.triton.slice_launch import LAUNCHED_AS, SliceLaunch
 from tests.support.fake_slice import FakeSlice
 from tests.support.fast_agent import catalog
 from trefoil.core.catalog import Catalog
@@ -42,7 +42,11 @@ class FakeProcess:
     def running(self) -> RunningTriton:
         """As the product's runtime lists it."""
         alive = self.exit_code is None
-        return RunningTriton(self.tag, str(self.pid), str(self.pid), alive, self.exit_code, self.started_at_s)
+        launch = self.launch
+        return RunningTriton(
+            self.tag, str(self.pid), str(self.pid), alive, self.exit_code, self.started_at_s,
+            launch.env.get(LAUNCHED_AS, "").rpartition("/")[0], tuple(launch.argv), launch.gpu_uuid,
+        )  # fmt: skip
 
     async def _start(self) -> None:
         try:
@@ -76,7 +80,9 @@ class FakeRuntime:
         self.starts = 0
         self.loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self, tag: str, launch: SliceLaunch, log_path: Path, confinement: Confinement) -> RunningTriton:
+    def start(
+        self, tag: str, launch: SliceLaunch, log_path: Path, confinement: Confinement, writes: Sequence[Path] = ()
+    ) -> RunningTriton:
         """Start one; its port listens when `up` is done."""
         self.loop = asyncio.get_running_loop()
         process = self.processes.get(tag)

@@ -70,6 +70,8 @@ class EnergySample:
     counter_resets: int = 0
     simulated: bool = False
     uncertainty_ratio: float = 0.0
+    mark_j: float = 0.0  # the device's counter at the end
+    origin: str = ""  # what the counter counts since; empty: nothing counts
 
 
 @dataclass(frozen=True, slots=True)

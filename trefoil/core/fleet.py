@@ -148,6 +148,15 @@ def same_variants(these: tuple[Hosted, ...], those: tuple[Hosted, ...]) -> bool:
     return these == those or sorted((h.model, h.variant) for h in these) == sorted((h.model, h.variant) for h in those)
 
 
+def serves_alike(these: tuple[Hosted, ...], those: tuple[Hosted, ...]) -> bool:
+    """Whether two slices look alike from outside: models, versions and instances, which is what a Triton can tell."""
+
+    def seen(hosted: tuple[Hosted, ...]) -> list[tuple[str, int, int]]:
+        return sorted((h.model, h.version, max(1, h.instances)) for h in hosted)
+
+    return seen(these) == seen(those)
+
+
 def stage_model(family: str, stage: int, stages: int) -> str:
     """Name of the Triton model that does one stage of a family, counted from 0; the family's own if it is whole.
 

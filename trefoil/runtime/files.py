@@ -122,6 +122,18 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def in_place(path: Path, descriptor: int) -> bool:
+    """Whether an open file is still what its path names: false where it was deleted, moved or replaced meanwhile."""
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # the disk fails: what is written says so
+    here = os.fstat(descriptor)
+    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+
 class LineFile:
     """File of lines, each appended by one system call: a SIGKILL leaves whole lines, and half a line is taken back."""
 
@@ -131,11 +143,14 @@ class LineFile:
         self.size = 0
 
     def append(self, line: bytes) -> None:
-        """Append a line (without its newline). A torn one of a predecessor is ended first.
+        """Append a line (without its newline). A torn one of a predecessor is ended first; a file that was deleted or
+        moved away meanwhile begins anew.
 
         Raises:
             OSError: the line is not there.
         """
+        if self._file is not None and not in_place(self.path, self._file):
+            self.close()
         if self._file is None:
             self._open()
         assert self._file is not None

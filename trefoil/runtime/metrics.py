@@ -404,6 +404,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("trefoil_device_state", "gauge", "1 for the state that a device is in.", ("device", "state"), POWER_AGENT),
     Metric("trefoil_slice_state", "gauge", "1 for the state that a slice is in.", ("slice", "state"), POWER_AGENT),
     Metric(
+        "trefoil_unproven",
+        "gauge",
+        "Tritons and GPU instances on the node that are not proven to be its agent's; it leaves them as they are.",
+        ("kind",),
+        POWER_AGENT,
+    ),
+    Metric(
         "trefoil_device_drift",
         "gauge",
         "Differences between hardware and plan: foreign instances, clocks that others changed or that do not hold.",

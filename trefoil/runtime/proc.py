@@ -126,16 +126,24 @@ def owned_processes(identity: Identity, mark: str, also: Sequence[int] = ()) -> 
 
 def of_user(uid: int) -> tuple[Identity, ...]:
     """Processes that run as this user, whatever they made of themselves; empty for 0, which is nobody's alone."""
-    return tuple(stat.identity for stat in living() if uid and _real_uid(stat.pid) == uid)
+    return tuple(stat.identity for stat in living() if uid and real_uid(stat.pid) == uid)
 
 
 def users() -> dict[int, Identity]:
     """Real users of all processes of this host, each with one process that it runs."""
-    return {_real_uid(stat.pid): stat.identity for stat in living()}
+    return {real_uid(stat.pid): stat.identity for stat in living()}
 
 
-def _real_uid(pid: int) -> int:
-    """Its real user; -1 where it is gone. (The owner of /proc/<pid> is root's where it may not be traced.)"""
+def output_of(pid: int) -> str:
+    """File that its standard output goes to; "" where that cannot be told."""
+    try:
+        return os.readlink(PROC / str(pid) / "fd" / "1").removesuffix(" (deleted)")
+    except OSError:
+        return ""
+
+
+def real_uid(pid: int) -> int:
+    """Real user of a process; -1 where it is gone. (The owner of /proc/<pid> is root's where it may not be traced.)"""
     try:
         status = (PROC / str(pid) / "status").read_text()
     except OSError:

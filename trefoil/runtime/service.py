@@ -14,10 +14,10 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import zip_longest
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import structlog
 
@@ -185,8 +185,15 @@ async def _unwind(ready: Sequence[Part], tasks: Sequence[asyncio.Task[None]], cl
 class ServerPart:
     """Part of a gRPC server. `make` is called inside the event loop: `ServerPart(lambda: rpc.make_server(...))`."""
 
-    def __init__(self, make: Callable[[], rpc.RpcServer], grace_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        make: Callable[[], rpc.RpcServer],
+        grace_s: float = 1.0,
+        report: Callable[[rpc.RpcServer], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        """`report` runs as long as the server and keeps the health of named conditions."""
         self._make = make
+        self._report = report
         self._grace_s = grace_s
         self.server: rpc.RpcServer | None = None
 
@@ -196,7 +203,19 @@ class ServerPart:
 
     async def run(self) -> None:
         assert self.server is not None
-        await self.server.wait_for_termination()
+        if self._report is None:
+            await self.server.wait_for_termination()
+            return
+        reporting = asyncio.create_task(self._report(self.server), name="health")
+        ending = asyncio.create_task(self.server.wait_for_termination(), name="server")
+        try:
+            done, _ = await asyncio.wait((reporting, ending), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            reporting.cancel()
+            ending.cancel()
+            await asyncio.gather(reporting, ending, return_exceptions=True)
 
     async def shutdown(self) -> None:
         assert self.server is not None

@@ -41,6 +41,8 @@ STEP_FACTOR: Final = 3.0  # board limits are averages; a step beyond this times 
 STEP_SLACK_S: Final = 1.0  # counters advance in lumps of up to 100 ms, power sensors average over 1 s
 SENSOR_UNCERTAINTY: Final = 0.05  # NVML documents power readings as accurate to 5 %
 STEP_S: Final = 0.5  # by which wall time and time that never jumps differ after a step of the wall clock
+RECOVERED_MAX_S: Final = 600.0  # since the last published sample; a longer gap stays a gap
+SEQ_AHEAD_MAX: Final = 10**9  # several samples a second for years
 HOLE_S: Final = 1.0  # farther apart, two power readings say little about the time between
 
 QUIET_S: Final = 5.0
@@ -184,7 +186,35 @@ class MeterState:
     serving: bool = False
     clock_mhz: int = 0
     marks: tuple[CounterMark, ...] = ()
+    recovered: bool = False  # from the last sample that was published: what slices did since is not known
     baseline: Baseline = field(default_factory=Baseline)
+
+
+def recover(known: MeterState | None, sample: EnergySample, now_s: float, monotonic_s: float) -> MeterState | None:
+    """State after the last sample that was published of a device, where the log (`known`) lacks it; else None.
+
+    Where it goes on from is the published counter, by which no joule counts twice; a sample too old to say what the
+    device did since, or that no agent of this device can have counted to, only keeps `seq` from coming twice.
+    """
+    seq = known.seq if known is not None else 0
+    if not seq < sample.seq <= max(seq, int(now_s)) + SEQ_AHEAD_MAX:
+        return None
+    since_s = now_s - sample.ends_at_s
+    if not sample.origin or not 0.0 <= since_s <= RECOVERED_MAX_S:
+        return MeterState(sample.device, seq=sample.seq)
+    return MeterState(
+        sample.device,
+        seq=sample.seq,
+        at_s=sample.ends_at_s,
+        monotonic_s=monotonic_s - since_s,
+        driver=sample.origin,
+        counter_j=sample.mark_j,
+        counter_resets=sample.counter_resets,
+        serving=sample.idle_j > 0 or bool(sample.slices),
+        clock_mhz=round(sample.clock_mhz_mean),
+        recovered=True,
+        baseline=known.baseline if known is not None else Baseline(),
+    )
 
 
 def advance(
@@ -202,6 +232,8 @@ def advance(
     if continues and reading.monotonic_s == state.monotonic_s:
         return state, None
     done, marks = work_since(state.marks, reading.slices)
+    if state.recovered:  # the counters of slices are of their whole lives
+        done = tuple({} for _ in reading.slices)
     after = replace(
         state,
         at_s=reading.at_s,
@@ -211,6 +243,7 @@ def advance(
         serving=any(part.serving for part in reading.slices),
         clock_mhz=reading.clock_mhz,
         marks=marks,
+        recovered=False,
         baseline=state.baseline.after_busy(),
     )
     # Another driver while nobody watched: how long it has run is unknown, so the gap stays a gap.
@@ -229,6 +262,8 @@ def advance(
         learned = state.baseline.after_quiet(reading.clock_mhz, length_s, sample.counter_j, reading.baseline_w)
         after = replace(after, baseline=learned)
     sample = replace(sample, node=node, simulated=simulated, seq=after.seq, counter_resets=after.counter_resets)
+    if after.counter_j is not None:
+        sample = replace(sample, mark_j=after.counter_j, origin=reading.driver)
     check_conservation(sample)
     return after, sample
 
@@ -260,7 +295,7 @@ def _sample(
         unallocated_j=empty_j + parts.unserved_j,
         state=reading.state,
         clock_mhz_mean=clock_mhz,
-        uncertainty_ratio=min(1.0, uncertainty),
+        uncertainty_ratio=1.0 if state.recovered else min(1.0, uncertainty),
     )
     return sample, parts
 
@@ -286,6 +321,7 @@ def _is_quiet(
     """Whether this interval measured the power of a device that serves and has nothing to do."""
     return (
         reading.learn_baseline
+        and not state.recovered
         and moved is not None
         and moved.joules is not None
         and not moved.reset

@@ -28,6 +28,7 @@ from trefoil.core.fleet import (
     SliceKey,
     SliceState,
     Step,
+    serves_alike,
 )
 from trefoil.core.plan import NodePlan, PlannedDevice, PlannedSlice
 from trefoil.core.plan_check import CONTEXT_MIB, check_node, node_digest
@@ -49,6 +50,8 @@ class SeenSlice:
     running: bool = False  # its Triton is alive
     loaded: bool = False  # ... and has loaded `hosted`
     drained: bool = False
+    stale_files: bool = False  # ... and was started with files that are gone
+    proven: bool = False  # adopted without a journal: of `hosted` only what a Triton tells is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +164,7 @@ def _keep(order: _TaskGraph, seen: SeenSlice, wanted: PlannedSlice, device: Seen
         order.chain(seen.key, (*create, *REBUILD), wanted.hosted, why)
     elif seen.state == SliceState.FAILED:
         order.chain(seen.key, ("load", "warm_up"), wanted.hosted, "answers no inference")
-    elif set(seen.hosted) != set(wanted.hosted) and seen.state in HAS_TRAFFIC:
+    elif _differs(seen, wanted) and seen.state in HAS_TRAFFIC:
         change = f"{_names(seen.hosted)} -> {_names(wanted.hosted)}"
         if why := _no_swap_reason(seen, wanted, device.type, catalog):
             order.chain(seen.key, ("drain", "stop", *REBUILD), wanted.hosted, f"{change}: {why}")
@@ -170,14 +173,22 @@ def _keep(order: _TaskGraph, seen: SeenSlice, wanted: PlannedSlice, device: Seen
     elif seen.state != SliceState.READY:
         rest = ("warm_up",) if seen.loaded else ("load", "warm_up")
         begun = order.chain(seen.key, rest, seen.hosted, f"planned: {_names(seen.hosted)}")
-        if set(seen.hosted) != set(wanted.hosted):  # what has begun to load is finished first: it cannot be taken back
+        if _differs(seen, wanted):  # what has begun to load is finished first: it cannot be taken back
             change = f"{_names(seen.hosted)} -> {_names(wanted.hosted)}"
             order.chain(seen.key, ("load", "warm_up"), wanted.hosted, change, begun)
+
+
+def _differs(seen: SeenSlice, wanted: PlannedSlice) -> bool:
+    if seen.proven:
+        return not serves_alike(seen.hosted, wanted.hosted)
+    return set(seen.hosted) != set(wanted.hosted)
 
 
 def _no_swap_reason(seen: SeenSlice, wanted: PlannedSlice, type_name: str, catalog: Catalog) -> str:
     """Why what a slice serves cannot change in place: old and new fit beside each other, and no family that changes has
     sequences, which would lose their state. "" if it can."""
+    if seen.stale_files:
+        return "the files that its Triton was started with are gone"
     if any(catalog.family(hosted.family).sequence for hosted in set(seen.hosted) - set(wanted.hosted)):
         return "sequences have to end first"
     need_mib = CONTEXT_MIB + sum(

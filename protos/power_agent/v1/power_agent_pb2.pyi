@@ -139,3 +139,33 @@ class ReleaseClocksRequest(_message.Message):
 class ReleaseClocksResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class AdoptRequest(_message.Message):
+    __slots__ = ("name", "epoch")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    name: _containers.RepeatedScalarFieldContainer[str]
+    epoch: int
+    def __init__(self, name: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class AdoptResponse(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: _fleet_pb2.NodeStatus
+    def __init__(self, node: _Optional[_Union[_fleet_pb2.NodeStatus, _Mapping]] = ...) -> None: ...
+
+class ResetRequest(_message.Message):
+    __slots__ = ("name", "epoch", "force")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    name: _containers.RepeatedScalarFieldContainer[str]
+    epoch: int
+    force: bool
+    def __init__(self, name: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class ResetResponse(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: _fleet_pb2.NodeStatus
+    def __init__(self, node: _Optional[_Union[_fleet_pb2.NodeStatus, _Mapping]] = ...) -> None: ...

@@ -74,6 +74,16 @@ class PowerAgentStub:
                 request_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ReleaseClocksRequest.SerializeToString,
                 response_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ReleaseClocksResponse.FromString,
                 _registered_method=True)
+        self.Adopt = channel.unary_unary(
+                '/trefoil.power_agent.v1.PowerAgent/Adopt',
+                request_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.AdoptRequest.SerializeToString,
+                response_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.AdoptResponse.FromString,
+                _registered_method=True)
+        self.Reset = channel.unary_unary(
+                '/trefoil.power_agent.v1.PowerAgent/Reset',
+                request_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ResetRequest.SerializeToString,
+                response_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ResetResponse.FromString,
+                _registered_method=True)
 
 
 class PowerAgentServicer:
@@ -135,6 +145,20 @@ class PowerAgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Adopt(self, request, context):
+        """Takes over, by an operator's word, what runs on the node and is not proven to be its agent's. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reset(self, request, context):
+        """Ends what is not proven to be the agent's, and destroys its instances; what serves only with `force`. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PowerAgentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -177,6 +201,16 @@ def add_PowerAgentServicer_to_server(servicer, server):
                     servicer.ReleaseClocks,
                     request_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ReleaseClocksRequest.FromString,
                     response_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ReleaseClocksResponse.SerializeToString,
+            ),
+            'Adopt': grpc.unary_unary_rpc_method_handler(
+                    servicer.Adopt,
+                    request_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.AdoptRequest.FromString,
+                    response_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.AdoptResponse.SerializeToString,
+            ),
+            'Reset': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reset,
+                    request_deserializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ResetRequest.FromString,
+                    response_serializer=protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ResetResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -395,6 +429,60 @@ class PowerAgent:
             '/trefoil.power_agent.v1.PowerAgent/ReleaseClocks',
             protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ReleaseClocksRequest.SerializeToString,
             protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ReleaseClocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Adopt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.power_agent.v1.PowerAgent/Adopt',
+            protos_dot_power__agent_dot_v1_dot_power__agent__pb2.AdoptRequest.SerializeToString,
+            protos_dot_power__agent_dot_v1_dot_power__agent__pb2.AdoptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reset(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.power_agent.v1.PowerAgent/Reset',
+            protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ResetRequest.SerializeToString,
+            protos_dot_power__agent_dot_v1_dot_power__agent__pb2.ResetResponse.FromString,
             options,
             channel_credentials,
             insecure,

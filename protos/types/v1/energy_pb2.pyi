@@ -68,7 +68,7 @@ class SliceEnergy(_message.Message):
     def __init__(self, key: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., generation: _Optional[int] = ..., active_j: _Optional[float] = ..., hosted: _Optional[_Iterable[_Union[HostedEnergy, _Mapping]]] = ..., cpu_s: _Optional[float] = ...) -> None: ...
 
 class EnergySample(_message.Message):
-    __slots__ = ("node", "device", "seq", "starts_at", "ends_at", "counter_j", "method", "attribution", "slices", "idle_j", "unallocated_j", "state", "clock_mhz_mean", "counter_resets", "simulated", "uncertainty_ratio")
+    __slots__ = ("node", "device", "seq", "starts_at", "ends_at", "counter_j", "method", "attribution", "slices", "idle_j", "unallocated_j", "state", "clock_mhz_mean", "counter_resets", "simulated", "uncertainty_ratio", "mark_j", "origin")
     NODE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,8 @@ class EnergySample(_message.Message):
     COUNTER_RESETS_FIELD_NUMBER: _ClassVar[int]
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     UNCERTAINTY_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MARK_J_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     node: str
     device: str
     seq: int
@@ -101,7 +103,9 @@ class EnergySample(_message.Message):
     counter_resets: int
     simulated: bool
     uncertainty_ratio: float
-    def __init__(self, node: _Optional[str] = ..., device: _Optional[str] = ..., seq: _Optional[int] = ..., starts_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ends_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., counter_j: _Optional[float] = ..., method: _Optional[_Union[EnergyMethod, str]] = ..., attribution: _Optional[_Union[AttributionMethod, str]] = ..., slices: _Optional[_Iterable[_Union[SliceEnergy, _Mapping]]] = ..., idle_j: _Optional[float] = ..., unallocated_j: _Optional[float] = ..., state: _Optional[_Union[_fleet_pb2.DeviceState, str]] = ..., clock_mhz_mean: _Optional[float] = ..., counter_resets: _Optional[int] = ..., simulated: _Optional[bool] = ..., uncertainty_ratio: _Optional[float] = ...) -> None: ...
+    mark_j: float
+    origin: str
+    def __init__(self, node: _Optional[str] = ..., device: _Optional[str] = ..., seq: _Optional[int] = ..., starts_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ends_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., counter_j: _Optional[float] = ..., method: _Optional[_Union[EnergyMethod, str]] = ..., attribution: _Optional[_Union[AttributionMethod, str]] = ..., slices: _Optional[_Iterable[_Union[SliceEnergy, _Mapping]]] = ..., idle_j: _Optional[float] = ..., unallocated_j: _Optional[float] = ..., state: _Optional[_Union[_fleet_pb2.DeviceState, str]] = ..., clock_mhz_mean: _Optional[float] = ..., counter_resets: _Optional[int] = ..., simulated: _Optional[bool] = ..., uncertainty_ratio: _Optional[float] = ..., mark_j: _Optional[float] = ..., origin: _Optional[str] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("family", "variant", "slice", "energy_j", "carbon_mg", "basis", "intensity_g_per_kwh", "quality", "plan")

@@ -112,7 +112,7 @@ async def test_too_many_watchers_are_refused_until_one_goes(agent):
 async def test_over_grpc_with_a_client_that_goes_away(agent):
     agent.read(3)
     node = SimpleNamespace(devices={GPU0: None, GPU1: None})
-    servicer = PowerAgentServicer(node, None, None, agent.feed, None)
+    servicer = PowerAgentServicer(node, None, None, agent.feed, None, None)
     entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)
     server = rpc.make_server(ServiceSettings(admin_address="127.0.0.1:0"), [entry])
     await server.start()

@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import structlog
 
 from power_agent.durability import journal as module
 from power_agent.durability.journal import Journal, JournalError
-from power_agent.durability.journal_state import Cordon, JournalState, Override, SliceRecord, encode
+from power_agent.durability.journal_state import Cordon, JournalState, Override, SliceRecord, encode, replay
 from tests.support.plans import key, plan_of, planned
 from trefoil.core.common import Revision
+from trefoil.core.errors import StartError
 from trefoil.core.fleet import SliceState, Step
 from trefoil.core.plan_check import sealed
 
@@ -164,3 +166,108 @@ def test_a_state_directory_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalError, match="cannot be written"):
         Journal(tmp_path / "file", "boot", "driver").open()
+
+
+# --- a journal that is not this agent's to go by, or that is lost under it --------------------------------------------
+
+
+def written(folder: Path, owner: str = "prod/node0") -> bytes:
+    one = Journal(folder, "boot", "driver", owner=owner)
+    one.open()
+    one.remember_slice(MEMORY)
+    one.close()
+    return (folder / "journal.jsonl").read_bytes()
+
+
+def opened(folder: Path, owner: str = "prod/node0") -> Journal:
+    one = Journal(folder, "boot", "driver", owner=owner)
+    one.open()
+    one.close()
+    return one
+
+
+@pytest.mark.parametrize("owner", ["prod/node0", ""])
+def test_a_journal_of_the_same_node_or_of_before_there_were_owners_is_taken(tmp_path, owner):
+    written(tmp_path, owner)
+    one = opened(tmp_path)
+    assert (one.fresh, one.state.slices, one.state.tags) == (False, {KEY: MEMORY}, {MEMORY.tag})
+    assert not (tmp_path / "journal.jsonl.bad").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (lambda data: data + encode({"journal": {"version": 1, "owner": "prod/node1"}}, "x"), "agent of prod/node1"),
+        (lambda data: data + encode({"journal": {"version": 1, "owner": "test/node0"}}, "x"), "agent of test/node0"),
+        (lambda _: b"no journal\n" * 3, "3 lines of it cannot be read"),
+        (lambda _: bytes(4096), "1 lines of it cannot be read"),
+    ],
+)
+def test_a_journal_that_is_not_this_agents_is_set_aside_once_and_nothing_of_it_is_believed(tmp_path, content, why):
+    spoilt = content(written(tmp_path))
+    (tmp_path / "journal.jsonl").write_bytes(spoilt)
+    with structlog.testing.capture_logs() as logs:
+        one = opened(tmp_path)
+    [line] = [line for line in logs if line["event"] == "unreadable state file set aside"]
+    assert why in line["why"]
+    assert (one.fresh, one.state.slices, one.state.tags) == (True, {}, set())
+    assert (tmp_path / "journal.jsonl.bad").read_bytes() == spoilt
+    with structlog.testing.capture_logs() as logs:
+        assert not opened(tmp_path).fresh
+    assert logs == []
+
+
+def test_a_journal_of_a_later_version_is_refused_by_name_and_left_untouched(tmp_path):
+    newer = written(tmp_path) + encode({"journal": {"version": 99, "owner": "prod/node0"}}, "x")
+    (tmp_path / "journal.jsonl").write_bytes(newer)
+    with pytest.raises(StartError, match=r"journal\.jsonl.*version 99.*start the newer Trefoil, or move the file away"):
+        opened(tmp_path)
+    assert (tmp_path / "journal.jsonl").read_bytes() == newer
+
+
+def test_a_journal_that_cannot_be_read_does_not_keep_the_agent_from_starting(tmp_path):
+    (tmp_path / "journal.jsonl").mkdir()
+    one = opened(tmp_path)
+    assert one.fresh
+    assert (tmp_path / "journal.jsonl").is_file()
+
+
+def test_a_header_of_another_shape_is_a_damaged_line(tmp_path):
+    for header in ({"version": "x", "owner": ""}, [], 7, {"owner": "prod/node9"}):
+        data = written(tmp_path) + encode({"journal": header}, "x")
+        assert (found := replay(data, "boot/driver")).damaged == 1
+        assert found.slices == {KEY: MEMORY}
+
+
+async def test_a_journal_that_is_deleted_under_its_agent_is_written_again_whole(tmp_path):
+    one = Journal(tmp_path / "state", "boot", "driver")
+    one.open()
+    one.remember_slice(MEMORY)
+    await one.accept_plan(PLAN)
+    (tmp_path / "state").rename(tmp_path / "elsewhere")
+    with structlog.testing.capture_logs() as logs:
+        one.keep_place()
+        one.keep_place()
+    assert sorted(line["event"] for line in logs) == [
+        "journal was deleted under this agent: written again",
+        "lock of the state directory was lost: taken again",
+    ]
+    with pytest.raises(StartError, match="another power agent"):
+        Journal(tmp_path / "state", "boot", "driver").open()
+    (tmp_path / "state" / "journal.jsonl").unlink()
+    await one.begin_step(STEP)  # by what is written before the act, nobody has to look first
+    one.close()
+    found = successor(tmp_path / "state")
+    assert (found.slices, found.plan, list(found.unfinished.values())) == ({KEY: MEMORY}, PLAN, [STEP])
+
+
+def test_an_agent_whose_state_directory_another_one_has_taken_ends(tmp_path):
+    one = Journal(tmp_path / "state", "boot", "driver")
+    one.open()
+    (tmp_path / "state").rename(tmp_path / "elsewhere")
+    other = Journal(tmp_path / "state", "boot", "driver")
+    other.open()
+    with pytest.raises(StartError, match="another power agent works in"):
+        one.keep_place()
+    other.close()
+    one.close()

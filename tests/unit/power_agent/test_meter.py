@@ -1,6 +1,7 @@
 """Conservation over any history: what the samples hold is what the counter counted, resets and restarts included."""
 
 import dataclasses
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from power_agent.energy.core.attribution import DeviceReading, SliceReading, Work
-from power_agent.energy.core.meter import NOISE_J, MeterState, advance
+from power_agent.energy.core.meter import NOISE_J, MeterState, advance, recover
 from tests.support.plans import key
 from trefoil.core.accounting import active_j
 from trefoil.core.energy import AttributionMethod, EnergyMethod, EnergySample
@@ -267,3 +268,67 @@ def test_a_successor_on_another_calendar_meters_the_time_that_has_passed(step_s)
     _, [first, second] = meter(*stepped, state=state)
     assert (first.starts_at_s - step_s, first.ends_at_s - step_s, first.counter_j) == (1e9 + 1, 1e9 + 3, 300.0)
     assert (second.starts_at_s, second.ends_at_s, second.counter_j) == (first.ends_at_s, 1e9 + 4 + step_s, 100.0)
+
+
+# --- the log is lost: the meter goes on from the last sample that was published ---------------------------------------
+
+LAST = EnergySample(
+    node="n", device="n/gpu0", seq=1_000, starts_at_s=999.0, ends_at_s=1000.0, counter_j=90.0, idle_j=60.0,
+    clock_mhz_mean=1410.0, counter_resets=2, mark_j=5_000.0, origin="boot/1",
+)  # fmt: skip
+
+
+def test_a_meter_without_its_log_goes_on_from_the_last_published_counter():
+    state = recover(None, LAST, 1003.0, 503.0)
+    assert state is not None
+    assert (state.seq, state.counter_j, state.monotonic_s, state.counter_resets) == (1_000, 5_000.0, 500.0, 2)
+    assert (state.recovered, state.serving, state.marks) == (True, True, ())
+
+
+@pytest.mark.parametrize(
+    ("sample", "now_s"),
+    [(LAST, 1700.0), (LAST, 990.0), (replace(LAST, origin=""), 1003.0)],
+)
+def test_a_gap_that_cannot_be_told_stays_one_and_its_numbers_never_come_twice(sample, now_s):
+    assert recover(None, sample, now_s, 503.0) == MeterState(LAST.device, seq=1_000)
+
+
+@pytest.mark.parametrize("seq", [1_000, 1_001])
+def test_a_log_that_knows_more_than_was_published_is_gone_on_from(seq):
+    assert recover(MeterState(LAST.device, seq=seq), LAST, 1003.0, 503.0) is None
+
+
+def test_an_older_log_is_not_gone_on_from_or_its_joules_would_count_twice():
+    older = MeterState(LAST.device, seq=900, counter_j=4_000.0, monotonic_s=400.0, driver="boot/1")
+    state = recover(older, LAST, 1003.0, 503.0)
+    assert state is not None
+    assert (state.counter_j, state.seq) == (5_000.0, 1_000)
+
+
+def test_a_sample_that_no_agent_can_have_counted_to_is_not_believed():
+    assert recover(None, replace(LAST, seq=2**62), 1003.0, 503.0) is None
+
+
+@given(history=histories(), lost_at=st.integers(0, 11))
+def test_wherever_the_log_is_lost_no_joule_and_no_request_is_booked_twice_or_lost(history, lost_at):
+    readings, _ = history
+    whole, lossy = MeterState("node0/gpu0"), MeterState("node0/gpu0")
+    booked: dict[str, list[EnergySample]] = {"whole": [], "lossy": []}
+    for index, one in enumerate(readings):
+        if index == lost_at and booked["lossy"]:
+            last = booked["lossy"][-1]
+            state = recover(None, last, last.ends_at_s, lossy.monotonic_s)
+            lossy = state if state is not None else lossy
+            assert lossy.recovered
+        whole, sample = advance(whole, one, "node0", simulated=True)
+        lossy, other = advance(lossy, one, "node0", simulated=True)
+        booked["whole"] += [sample] if sample is not None else []
+        booked["lossy"] += [other] if other is not None else []
+
+    def sums(samples: list[EnergySample]) -> tuple[float, int]:
+        requests = sum(h.requests for one in samples for part in one.slices for h in part.hosted)
+        return sum(one.counter_j for one in samples), requests
+
+    assert sums(booked["lossy"])[0] == pytest.approx(sums(booked["whole"])[0], rel=1e-9, abs=1e-3)
+    assert sums(booked["lossy"])[1] <= sums(booked["whole"])[1]
+    assert [s.seq for s in booked["lossy"]] == [s.seq for s in booked["whole"]]

@@ -23,7 +23,7 @@ class Agent:
             journal=self, settings=SimpleNamespace(node="node0"), report_missing=self.missing.__setitem__
         )
         me: Any = self
-        self.servicer = PowerAgentServicer(node, me, me, me, self.led_epoch)
+        self.servicer = PowerAgentServicer(node, me, me, me, self.led_epoch, me)
 
     async def led_epoch(self) -> int:
         if self.led is None:

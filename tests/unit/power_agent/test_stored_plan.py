@@ -11,9 +11,11 @@ from power_agent.agent import AgentPart
 from power_agent.durability.journal import Journal
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices.node_state import Node
+from power_agent.slices.reconciler import ApplyResult
 from tests.support.agent_cluster import node_plan, planned
 from tests.support.stores import START_S, state_on
 from tests.support.virtual.redis import Server
+from trefoil.core.fleet import Step
 from trefoil.core.plan import NodePlan
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.security.plan_keys import PlanKeys
@@ -38,7 +40,12 @@ class Start:
         self.applied: list[NodePlan] = []
         parts: dict[str, Any] = dict.fromkeys(field.name for field in fields(AgentPart))
         parts |= {"node": self.node, "state": self.state, "reconciler": self}
+        self.steps: tuple[Step, ...] = ()  # that the reconciler foresees
         self.agent = AgentPart(**parts | {"plan_keys": PlanKeys("default", keys)})
+
+    def preview(self, plan: NodePlan) -> ApplyResult:
+        """In place of the reconciler."""
+        return ApplyResult(True, self.steps)
 
     async def apply(self, plan: NodePlan) -> None:
         """In place of the reconciler."""
@@ -108,3 +115,20 @@ async def test_a_plan_of_an_epoch_that_nobody_leads_under_is_left(tmp_path: Path
     assert "epoch = 100000000000: nobody leads under it, controllers lead under 1." in said
     assert start.applied == []
     assert start.journal.state.highest_epoch == 0
+
+
+@pytest.mark.parametrize(("verb", "taken"), [("drain", False), ("stop", False), ("destroy_gi", False), ("start", True)])
+async def test_without_a_journal_no_plan_from_redis_ends_what_serves(tmp_path: Path, verb: str, taken: bool) -> None:
+    start = Start(tmp_path)
+    start.steps = (Step(PLAN.devices[0].slices[0].key, verb),)
+    said = await start.taken(PLAN)
+    assert ("it would end node0-gpu0-3g.20gb-4" in said) is not taken
+    assert start.applied == ([PLAN] if taken else [])
+
+
+async def test_with_a_journal_the_newer_plan_from_redis_is_taken_whatever_it_ends(tmp_path: Path) -> None:
+    Start(tmp_path).journal.close()
+    start = Start(tmp_path)
+    start.steps = (Step(PLAN.devices[0].slices[0].key, "drain"),)
+    assert await start.taken(PLAN) == ""
+    assert start.applied == [PLAN]

@@ -93,7 +93,7 @@ def test_what_asks_is_known_by_its_verb_and_everything_else_commands(method):
 
 @pytest.mark.parametrize("method", [m.name for m in pb.DESCRIPTOR.services_by_name["PowerAgent"].methods])
 def test_each_method_of_the_agent_is_a_question_or_a_command(method):
-    commands = {"Apply", "Drain", "SetClocks", "ReleaseClocks"}
+    commands = {"Apply", "Drain", "SetClocks", "ReleaseClocks", "Adopt", "Reset"}
     assert scopes.asks_only(f"/{NAME}/{method}") == (method not in commands)
 
 

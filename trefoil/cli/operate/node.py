@@ -193,6 +193,59 @@ async def _wait_until_empty(agent: AgentClient, device: str, wait_s: float) -> N
     return status
 
 
+NamesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME]...", help="Tags of Tritons or names of slices; default: all that is not proven."),
+]
+
+
+def adopt(
+    names: NamesArgument = None,
+    target: Target = "",
+    ca: Ca = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json_: AsJson = False,
+) -> None:
+    """Take over what runs on the node and is not proven to be its agent's."""
+    from protos.power_agent.v1 import power_agent_pb2
+
+    async def change(agent: AgentClient) -> NodeStatus:
+        epoch = (await agent.status()).highest_epoch_seen
+        request = power_agent_pb2.AdoptRequest(name=names or [], epoch=epoch)
+        status: NodeStatus = codec.from_proto((await agent.call("Adopt", request)).node)
+        return status
+
+    _print_unproven(call_agent(target, ca, state_dir, change), as_json_)
+
+
+def reset(
+    names: NamesArgument = None,
+    force: Annotated[bool, typer.Option("--force", help="Also what serves: its requests fail.")] = False,
+    target: Target = "",
+    ca: Ca = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json_: AsJson = False,
+) -> None:
+    """End what runs on the node and is not proven to be its agent's, and destroy its instances."""
+    from protos.power_agent.v1 import power_agent_pb2
+
+    async def change(agent: AgentClient) -> NodeStatus:
+        epoch = (await agent.status()).highest_epoch_seen
+        request = power_agent_pb2.ResetRequest(name=names or [], epoch=epoch, force=force)
+        status: NodeStatus = codec.from_proto((await agent.call("Reset", request)).node)
+        return status
+
+    _print_unproven(call_agent(target, ca, state_dir, change), as_json_)
+
+
+def _print_unproven(status: NodeStatus, as_json_: bool) -> None:
+    left = [why.partition(": ")[2] for why in status.missing if why.startswith("unproven: ")]
+    if as_json_:
+        print_json({"node": status.node, "unproven": left})
+        return
+    console().print(f"{status.node}: {left[0] if left else 'all that runs here is of its agent'}", markup=False)
+
+
 def clocks(
     device: DeviceArgument,
     max_mhz: Annotated[int, typer.Option("--max", help="Highest clock [MHz]; snapped to a supported one.", min=1)],
@@ -295,5 +348,5 @@ def doctor(
         raise typer.Exit(1)
 
 
-for _command in (show, preview, drain, clocks, unlock, energy, doctor):
+for _command in (show, preview, drain, adopt, reset, clocks, unlock, energy, doctor):
     app.command()(_command)

@@ -24,7 +24,12 @@ from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 
 UNKNOWN: Final = "-"
-TROUBLES: Final = ("disk: ", "plan: ", MISSING_MODEL)  # of what a node lacks, what keeps it from following plans
+TROUBLES: Final = (
+    "disk: ",
+    "plan: ",
+    "unproven: ",
+    MISSING_MODEL,
+)  # of what a node lacks, what keeps it from following plans
 ELSEWHERE: Final[Mapping[str, Any]] = {
     "state_dir": "", "inference": "", "rest": "", "services": {"controller": True}, "metrics": {}, "failing": {},
 }  # fmt: skip
