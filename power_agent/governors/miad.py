@@ -7,6 +7,8 @@ Decision: a clock of the range. It begins at the top, and is there again when th
     not honoured (or a lease stands before it), and when no window has come for `windows_max_s`.
 Formulation: slack = (SLO - latency) / SLO. UP if any stage has less than `slack`: twice the clock. Else DOWN by
     `step_mhz` if what that adds to the latency, over the SLO, is less than slack - `slack`.
+    With `statistic` "slo" the quantile is the objective's: UP as well while fewer answers of the last minute were in
+    time than promised, and no DOWN before it is `ERRORS` standard errors more.
 Deviations, off with `literal`: printed, one stage that may go DOWN is enough, here all of them must (the tightest
     decides); printed, a step adds weight x latency x STEP / frequency, here what `power.stretch` says, which is more at
     low clocks. Of both: a stage with fewer than `samples_min` answers holds, without any it has no say; DOWN ends at a
@@ -29,6 +31,9 @@ STEP_MHZ: Final = 100
 """The paper prints no STEP; 100 MHz is the one step that it names (Fig. 2): 14 s from top to bottom of an A100."""
 
 
+ERRORS: Final = 1.0
+
+
 class MiadSettings(PartSettings):
     """Settings of MIAD."""
 
@@ -40,8 +45,8 @@ class MiadSettings(PartSettings):
     """From one step to the next."""
     samples_min: int = Field(default=5, ge=1)
     """Answers that a latency has to be made of."""
-    statistic: Literal["mean", "p95"] = "mean"
-    """Of the latencies."""
+    statistic: Literal["mean", "p95", "slo"] = "mean"
+    """Of the latencies; slo: the objective's quantile, and the share in time of the last minute has to keep it."""
     windows_max_s: float = Field(default=2.0, gt=0)
     """Without a load window for so long the clock goes to the top."""
     literal: bool = False
@@ -109,8 +114,10 @@ class Miad:
         if stage.samples < settings.samples_min or not stage.slo_ms:
             return _Wish.SAME
         slack = (stage.slo_ms - latency_ms) / stage.slo_ms
-        if slack < settings.slack:
+        if slack < settings.slack or self._missed(stage, 0.0):
             return _Wish.UP
+        if self._missed(stage, ERRORS):
+            return _Wish.SAME
         weight = stage.sensitivity_weight
         if settings.literal:
             added_ms = weight * latency_ms * settings.step_mhz / at_mhz
@@ -119,7 +126,17 @@ class Miad:
             added_ms = latency_ms * (longer - 1.0)
         return _Wish.DOWN if added_ms / stage.slo_ms < slack - settings.slack else _Wish.SAME
 
+    def _missed(self, stage: GovernedStage, errors: float) -> bool:
+        """Whether the last minute's share in time is below the objective's quantile, and so many standard errors."""
+        if self._settings.statistic != "slo" or not stage.attained_of:
+            return False
+        quantile = stage.slo_quantile
+        error = math.sqrt(quantile * (1.0 - quantile) / stage.attained_of)
+        return stage.attained < quantile + errors * error
+
     def _latency_ms(self, stage: GovernedStage) -> float:
+        if self._settings.statistic == "slo":
+            return stage.latency_ms_slo
         return stage.latency_ms_p95 if self._settings.statistic == "p95" else stage.latency_ms
 
     def _decision(self, why: str) -> ClockDecision:

@@ -160,6 +160,10 @@ class GovernedStage:
     observed_at_s: float
     latency_ms_p95: float = 0.0
     samples: int = 0
+    slo_quantile: float = 0.95
+    latency_ms_slo: float = 0.0  # at `slo_quantile`
+    attained: float = 1.0  # share within the SLO of the last minute's answers, whatever the clock was
+    attained_of: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,3 +93,10 @@ def quantile_ms(histogram: Histogram, q: float) -> float:
         if seen >= rank:
             return min(bucket_middle_ms(i), histogram.max_ms)
     return 0.0
+
+
+def within(histogram: Histogram, limit_ms: float) -> int:
+    """Number of values of a histogram that are not above a limit, as far as its buckets tell."""
+    if histogram.max_ms <= limit_ms:
+        return histogram.total
+    return sum(n for i, n in zip(histogram.index, histogram.count, strict=True) if bucket_middle_ms(i) <= limit_ms)

@@ -59,7 +59,7 @@ POLICIES: Final[Mapping[str, Policy]] = {
             triggers=CARBON,
             governor="miad",
             constants={"clocks": 2.0},
-            settings={Kind.GOVERNOR: {"statistic": "p95", "slack": 0.0}},  # the planner fills slices up to the SLO
+            settings={Kind.GOVERNOR: {"statistic": "slo", "slack": 0.0}},  # the planner fills slices up to the SLO
         ),
         Policy("clover", "clover", triggers=MEASURED, router="fifo"),
         Policy("blover", "blover", triggers=MEASURED, router="fifo"),

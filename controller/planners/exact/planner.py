@@ -11,7 +11,7 @@ Deviations: none. Pure: equal views give equal plans; the kernel draws from a se
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -70,6 +70,7 @@ CONSTANTS: Final[Mapping[str, float]] = {
     "batches": 0.0,  # 1: Triton joins what waits to batches (dynamic_batching in config.pbtxt), and plans count on it
     "clocks": 0.0,  # 0: the highest; 1: clocks are planned too; 2: for a governor, which may go up to the highest
 }
+GOVERNED: Final = 2.0  # of the constant `clocks`
 TOLERANCE: Final = 0.25  # of the allowed misses: what a sample of the kernel's size can say
 BACK_OFF: Final = 0.95
 TARGET_STEP: Final = 1e-6  # of accuracy: what is less is the solver's tolerance
@@ -348,16 +349,24 @@ def _expected(inputs: PlanningInput, draft: Draft, task: Task, constants: Mappin
         joules_per_request=watts / rate,
         latency_ms_p95=latency_ms_p95(solution, mine, task, constants),
         accuracy=solution.accuracy[task.family],
-        capacity_per_s=_capacity_per_s(draft, task.family),
+        capacity_per_s=_capacity_per_s(draft, task.family, governed=constants["clocks"] == GOVERNED),
         move_j=draft.moves.energy_j,
         move_s=draft.moves.longest_s,
     )
 
 
-def _capacity_per_s(draft: Draft, family: str) -> float:
-    mine = (c for c in draft.problem.columns if c.family == family)
-    scaled = tuple(_slowed(c, draft.problem.scale.get(c.key, 1.0)) for c in mine)
-    return capacity_per_s(draft.solution.traffic, draft.solution.slices, scaled, family)
+def _capacity_per_s(draft: Draft, family: str, *, governed: bool = False) -> float:
+    """Capacity of a family within its SLO [1/s]; `governed`: at the highest clock, where a governor goes if it must, so
+    that a load which the slices carry there starts no rollout."""
+    solution, columns = draft.solution, {c.key: c for c in draft.problem.columns if c.family == family}
+    traffic, slices = dict(solution.traffic), Counter(solution.slices)
+    for key in [key for key in columns if governed and key.clock_mhz and traffic.get(key)]:
+        top = key._replace(clock_mhz=0)
+        if top in columns:
+            traffic[top] = traffic.get(top, 0.0) + traffic.pop(key)
+            slices[top] += slices.pop(key)
+    scaled = tuple(_slowed(c, draft.problem.scale.get(c.key, 1.0)) for c in columns.values())
+    return capacity_per_s(traffic, slices, scaled, family)
 
 
 def _slowed(column: Column, scale: float) -> Column:

@@ -72,6 +72,7 @@ class RolloutPath:
     """Path of steps to the target, or `halted` with the reason in `why` and no steps.
 
     `blocked` says what of the target cannot be touched now: the steps lead past it, and it is to be tried again.
+    `misses_slo` says what is missing, on the way, of the capacity within the SLO.
     """
 
     steps: tuple[Step, ...]
@@ -79,6 +80,7 @@ class RolloutPath:
     halted: bool = False
     floor_per_s: Mapping[str, float] | None = None
     blocked: str = ""
+    misses_slo: str = ""
 
     @property
     def moving(self) -> tuple[SliceKey, ...]:

@@ -29,12 +29,13 @@ from trefoil.core.cpus.rows import CpuRows
 from trefoil.core.device_types import CPUS, device_type, profile_type, slice_type
 from trefoil.core.errors import NotFound
 from trefoil.core.fleet import SERVING, DeviceState, FleetState, Hosted, SliceKey, SliceState, family_of
-from trefoil.core.objective import ObjectiveMode
+from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.queueing import rate_max
 
 SATURATION: Final = 0.9  # of a slice's throughput that relaxed inputs count on
+WAY_S: Final = 20.0  # that a way through faster variants takes; measured: 10 to 20 s
 FLOOR_TOLERANCE: Final = 5e-4  # of the accuracy on a way, which lasts some seconds
 UNPROFILED_SHARE: Final = 0.5  # of the compute slices that a family without a profile is routed to
 
@@ -203,7 +204,21 @@ def rollout_refusal(view: PlanView, plan: Plan) -> str:
     commanded = {node.node: node for node in current.nodes} if current else {}
     snapshot = fleet_snapshot(view.fleet, commanded, current.routes if current else ())
     found = best_path(view, snapshot, plan)
-    return found.why if found.halted else _below_floor(view, snapshot, found)
+    if found.halted:
+        return found.why
+    if found.misses_slo and _carries_and_keeps(view, snapshot):
+        return f"{found.misses_slo}, what runs carries the load without"
+    return _below_floor(view, snapshot, found)
+
+
+def _carries_and_keeps(view: PlanView, snapshot: FleetSnapshot) -> bool:
+    """Whether what is routed to now carries every family's load within its SLO, and keeps its floor."""
+    now, routes = routed_capacity(snapshot.routes, snapshot.ready, rollout_inputs(view)), snapshot.routes
+    floors = {o.family: o.min_accuracy - FLOOR_TOLERANCE for o in view.objectives if o.mode != ObjectiveMode.LAMBDA}
+    needs = {d.family: d.rate_per_s for d in view.demand if not d.slo_class}
+    return all(now.get(o.family, 0.0) >= needs.get(o.family, 0.0) for o in view.objectives) and all(
+        _accuracy(view.catalog, route) >= floors.get(route.family, 0.0) for route in routes
+    )
 
 
 def _below_floor(view: PlanView, snapshot: FleetSnapshot, path: RolloutPath) -> str:
@@ -215,13 +230,30 @@ def _below_floor(view: PlanView, snapshot: FleetSnapshot, path: RolloutPath) -> 
     for objective in view.objectives:
         family, floor = objective.family, objective.min_accuracy - FLOOR_TOLERANCE
         need = next((d.rate_per_s for d in view.demand if d.family == family), 0.0)
-        kept = objective.mode == ObjectiveMode.INSTANT and now.get(family, 0.0) >= need
-        if not kept or family not in routes_now or _accuracy(view.catalog, routes_now[family]) < floor:
+        if now.get(family, 0.0) < need or family not in routes_now:
             continue
         ways = [_accuracy(view.catalog, r) for step in path.steps for r in step.routes if r.family == family]
-        if ways and min(ways) < floor:
-            return f"{family} would have an accuracy of {min(ways):.4f} on the way, what runs carries the load without"
+        lowest = min(ways, default=1.0)
+        if lowest < floor and not _made_up_for(view, objective, _accuracy(view.catalog, routes_now[family]), lowest):
+            return f"{family} would have an accuracy of {lowest:.4f} on the way, what runs carries the load without"
     return ""
+
+
+def _made_up_for(view: PlanView, objective: Objective, before: float, lowest: float) -> bool:
+    """Whether a family may be served at a low accuracy on a way: it has no floor, is below it already, or the mean of
+    its window can still reach the floor afterwards.
+    """
+    floor = objective.min_accuracy
+    if objective.mode == ObjectiveMode.INSTANT:
+        return before < floor - FLOOR_TOLERANCE
+    budget = next((b for b in view.budgets if b.family == objective.family), None)
+    if objective.mode == ObjectiveMode.LAMBDA or budget is None:
+        return True
+    mean = budget.accuracy_sum / budget.requests if budget.requests else floor
+    best = view.catalog.family(objective.family).best.accuracy
+    left_s = max(0.0, budget.window_s - budget.elapsed_s)
+    room_s = budget.elapsed_s * (mean - floor) + left_s * (best - floor)
+    return WAY_S * (floor - lowest) <= max(0.0, room_s)
 
 
 def _accuracy(catalog: Catalog, route: Route) -> float:
@@ -288,4 +320,5 @@ def _best_path(asked: _PathKey) -> RolloutPath:
     relaxed = plan_path(snapshot, plan, rollout_inputs(view, relaxed=True))
     if relaxed.halted:
         return strict
-    return replace(relaxed, why=f"{relaxed.why}; for a moment the SLO may be missed ({strict.why})")
+    why = f"{relaxed.why}; for a moment the SLO may be missed ({strict.why})"
+    return replace(relaxed, why=why, misses_slo=strict.why)

@@ -16,10 +16,12 @@ from trefoil.core.brains import GovernedStage
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import LoadWindow
 from trefoil.core.fleet import Hosted, SliceKey
-from trefoil.core.latency import Histogram, merge, quantile_ms
+from trefoil.core.latency import Histogram, merge, quantile_ms, within
 from trefoil.core.plan import PlannedDevice
 
 SPAN_S: Final = 10.0
+ATTAINED_S: Final = 60.0  # over which it is judged whether an SLO is kept
+DEFAULT_QUANTILE: Final = 0.95
 ENOUGH: Final = 40  # answers: a p95 is then of the two slowest
 
 Answers = Mapping[tuple[SliceKey, str], Histogram]
@@ -27,12 +29,15 @@ Answers = Mapping[tuple[SliceKey, str], Histogram]
 
 
 class SliceLatencies:
-    """Latencies by slice and family. `slo_ms` by family; `heard_s`: when a window came last. Times are monotonic."""
+    """Latencies by slice and family. `slo_ms` and `slo_quantile` by family; `heard_s`: when a window came last.
+    Times are monotonic."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.slo_ms: Mapping[str, float] = {}
+        self.slo_quantile: Mapping[str, float] = {}
         self.heard_s = -math.inf
         self._windows: deque[tuple[float, float, Answers]] = deque()  # when each began and came
+        self._kept: deque[tuple[float, Mapping[tuple[SliceKey, str], tuple[int, int]]]] = deque()  # in the SLO, of all
         self._weights: dict[tuple[str, str, str, str, int], float] = {}
         for row in catalog.rows:
             key = (row.device_type, row.slice_type, row.family, row.variant, row.stage)
@@ -53,6 +58,10 @@ class SliceLatencies:
         self.heard_s = now_s
         if answers:
             self._windows.append((began_s, now_s, answers))
+            known = {key: one for key, one in answers.items() if self.slo_ms.get(key[1])}
+            self._kept.append((now_s, {k: (within(one, self.slo_ms[k[1]]), one.total) for k, one in known.items()}))
+        while self._kept and self._kept[0][0] < now_s - ATTAINED_S:
+            self._kept.popleft()
         while self._windows and self._windows[0][1] < now_s - SPAN_S:
             self._windows.popleft()
 
@@ -78,5 +87,20 @@ class SliceLatencies:
         own = (device_type, key.slice_type, family, hosted.variant)
         whole = self._weights.get((*own, 0), 1.0)
         weight = self._weights.get((*own, hosted.stage + 1), whole) if hosted.stages > 1 else whole
-        slo_ms, p95_ms = self.slo_ms.get(family, 0.0), quantile_ms(found, 0.95)
-        return GovernedStage(family, hosted.stage, slo_ms, mean_ms, weight, self.heard_s, p95_ms, found.total)
+        quantile = self.slo_quantile.get(family, DEFAULT_QUANTILE)
+        counts = [counted[key, family] for _, counted in self._kept if (key, family) in counted]
+        good, total = sum(n for n, _ in counts), sum(n for _, n in counts)
+        return GovernedStage(
+            family,
+            hosted.stage,
+            self.slo_ms.get(family, 0.0),
+            mean_ms,
+            weight,
+            self.heard_s,
+            quantile_ms(found, 0.95),
+            found.total,
+            quantile,
+            quantile_ms(found, quantile),
+            good / total if total else 1.0,
+            total,
+        )

@@ -227,3 +227,18 @@ def test_no_way_goes_below_a_floor_of_every_instant_while_what_runs_carries_the_
     assert not rollout_refusal(replace(held, objectives=(replace(instant, min_accuracy=0.9),)), plans["then"])
     overloaded = replace(held, demand=(Demand("digits", "", 500.0, 600.0),))
     assert "on the way" not in rollout_refusal(overloaded, plans["then"]), "what runs does not carry the load"
+
+
+def test_no_way_misses_the_slo_while_what_runs_carries_the_load_and_keeps_its_floor():
+    now, then = (
+        plan_of({gpu: layout(cut, "digits-l", gpu) for gpu in (GPU0, GPU1)})
+        for cut in ((("7g.40gb", 0),), (("4g.20gb", 0), ("3g.20gb", 4)))
+    )
+    standing, reasons = applied(now, fleet(2)), set()
+    for rate in range(5, 120):
+        one = carrying(standing, float(rate), now)
+        one = replace(one, objectives=(replace(OBJECTIVE, hard_min_accuracy=0.99),))  # no variant is faster
+        path = best_path(one, fleet_snapshot(standing, {}, now.routes), then)
+        if path.misses_slo and not path.halted:
+            reasons.add("what runs carries the load without" in rollout_refusal(one, then))
+    assert True in reasons

@@ -12,10 +12,11 @@ from power_agent.clocks.core.device_governor import DeviceGovernor
 from power_agent.clocks.core.slice_latencies import SliceLatencies
 from power_agent.durability.publisher import Publisher
 from power_agent.governors import governor_of
+from power_agent.governors.miad import Miad, MiadSettings
 from tests.support.clock_bench import GPU, Bench, clock_plan
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
-from trefoil.core.brains import ClockDecision, GovernorView
+from trefoil.core.brains import ClockDecision, GovernedStage, GovernorView
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, ScaleSignal
 from trefoil.core.errors import PlanError, SettingError
@@ -294,3 +295,30 @@ async def test_an_agent_that_dies_at_a_step_leaves_no_clock_that_its_successor_d
     await serving.bench.pass_s(0.2)
     assert serving.bench.gpus.locked is None, "without a plan there is no reason for any"
     await serving.bench.end()
+
+
+def test_by_the_slo_a_clock_falls_only_while_the_promise_is_kept_by_more_than_chance():
+    def clocks(attained: float, count: int, latency_ms: float = 50.0) -> list[int]:
+        stage = GovernedStage("digits", 0, 100.0, 40.0, 1.0, 0.0, 60.0, 100, 0.9, latency_ms, attained, count)
+        one = Miad(MiadSettings(statistic="slo", slack=0.0))
+        views = [GovernorView(float(s), GPU, 1410, (0, 0), (1300, 1350, 1410), (stage,), True, 0.5) for s in range(3)]
+        return [one.step(view).clock_mhz for view in views]
+
+    assert clocks(0.95, 1000)[-1] < 1410
+    assert clocks(0.905, 100)[-1] == 1410, "within the error of a hundred answers"
+    assert clocks(0.95, 1000, latency_ms=120.0)[-1] == 1410, "the objective's quantile is over the SLO"
+    assert clocks(0.89, 1000)[-1] == 1410, "the last minute missed it"
+
+
+def test_the_share_in_time_outlives_changes_of_the_clock():
+    latencies = SliceLatencies(Catalog((), ()))
+    key = SliceKey(GPU, "7g.40gb", 0, 8)
+    latencies.slo_ms, latencies.slo_quantile = {"digits": 100.0}, {"digits": 0.9}
+    latencies.add({(key, "digits"): build_histogram([50.0] * 8 + [200.0] * 2)}, 0.0, 1.0)
+    latencies.add({(key, "digits"): build_histogram([50.0] * 10)}, 1.0, 2.0)
+    part = PlannedSlice(key, (Hosted("digits", "l", 1),), 1)
+    (stage,) = latencies.stages(PlannedDevice(GPU, slices=(part,)), "A100-SXM4-40GB", 1.5)
+    assert (stage.samples, stage.attained, stage.attained_of, stage.slo_quantile) == (0, 0.9, 20, 0.9)
+    latencies.add({}, 100.0, 100.0)
+    (stage,) = latencies.stages(PlannedDevice(GPU, slices=(part,)), "A100-SXM4-40GB", 1.5)
+    assert stage.attained_of == 0
