@@ -115,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:
             return
         try:
-            self._h2.receive_data(_read_buffer[:nbytes])
+            self.receive(_read_buffer[:nbytes])
             takers = self._takers
             for event in self._h2.events():
                 take = takers.get(type(event))
@@ -126,6 +126,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._h2.want_write or self.unsent_bytes or not self._h2.want_read:
             self.schedule()
+
+    def receive(self, data: memoryview) -> None:
+        """Pass what has come to libnghttp2."""
+        self._h2.receive_data(data)
 
     def eof_received(self) -> bool:
         """Half a connection is none."""

@@ -15,6 +15,7 @@ import grpc
 from dispatcher.transport import h2
 from dispatcher.transport.core import grpc_framing as framing
 from dispatcher.transport.core.grpc_framing import FramingError, MessageReader
+from dispatcher.transport.core.long_headers import LongHeaders
 from dispatcher.transport.seam import ConnectionDied, Keepalive, Leaving, Metadata, NotTaken, Parts, Trailers
 from trefoil.runtime.security.tls import Tls
 
@@ -95,6 +96,7 @@ class _ClientConnection(h2.Connection):
     def __init__(self) -> None:
         super().__init__(LIMITS, h2.Held())
         self.calls: dict[int, _Call] = {}
+        self._long_headers = LongHeaders()
         self._usual_head: Any = None  # headers and trailers that an answer had and that are looked at no more
         self._usual_end: Any = None
         self.ready: asyncio.Future[None] = self.loop.create_future()
@@ -105,6 +107,11 @@ class _ClientConnection(h2.Connection):
         """The server speaks HTTP/2."""
         if not self.ready.done():
             self.ready.set_result(None)
+
+    def receive(self, data: memoryview) -> None:
+        """Pass what has come to libnghttp2, long error texts shortened."""
+        for part in self._long_headers.passed(data):
+            self._h2.receive_data(part)
 
     def begin(self, call: _Call) -> None:
         """Send a call."""
