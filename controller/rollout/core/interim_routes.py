@@ -2,8 +2,9 @@
 
 Data: the slices that serve, the target's shares, a capacity function. Decision: routes whose weights sum to 1.
 Formulation: the target's shares over the slices that serve already, if they overload no pool; else shares in proportion
-to capacity: a plan's accuracy may be missed for the seconds of a rollout, its SLO should not be. Of a family that is
-split shares are those of a stage; it is routed where all of its stages serve, else not at all.
+to capacity, which puts the SLO before the accuracy. Planners refuse a way that misses either while what runs carries
+the load (`rollout_inputs.rollout_refusal`). Of a family that is split shares are those of a stage; it is routed where
+all of its stages serve, else not at all.
 """
 
 from collections import Counter

@@ -233,15 +233,15 @@ def _below_floor(view: PlanView, snapshot: FleetSnapshot, path: RolloutPath) -> 
         if now.get(family, 0.0) < need or family not in routes_now:
             continue
         ways = [_accuracy(view.catalog, r) for step in path.steps for r in step.routes if r.family == family]
-        lowest = min(ways, default=1.0)
-        if lowest < floor and not _made_up_for(view, objective, _accuracy(view.catalog, routes_now[family]), lowest):
+        lowest, before = min(ways, default=1.0), _accuracy(view.catalog, routes_now[family])
+        if lowest < floor and not _made_up_for(view, objective, before, lowest, ways[-1]):
             return f"{family} would have an accuracy of {lowest:.4f} on the way, what runs carries the load without"
     return ""
 
 
-def _made_up_for(view: PlanView, objective: Objective, before: float, lowest: float) -> bool:
-    """Whether a family may be served at a low accuracy on a way: it has no floor, is below it already, or the mean of
-    its window can still reach the floor afterwards.
+def _made_up_for(view: PlanView, objective: Objective, before: float, lowest: float, after: float) -> bool:
+    """Whether a family may be served at a low accuracy on a way: it has no floor, is below it already and gains by the
+    end of the window, or the mean of its window can still reach the floor afterwards.
     """
     floor = objective.min_accuracy
     if objective.mode == ObjectiveMode.INSTANT:
@@ -252,6 +252,8 @@ def _made_up_for(view: PlanView, objective: Objective, before: float, lowest: fl
     mean = budget.accuracy_sum / budget.requests if budget.requests else floor
     best = view.catalog.family(objective.family).best.accuracy
     left_s = max(0.0, budget.window_s - budget.elapsed_s)
+    if before < floor - FLOOR_TOLERANCE and WAY_S * (after - lowest) < left_s * (after - before):
+        return True
     room_s = budget.elapsed_s * (mean - floor) + left_s * (best - floor)
     return WAY_S * (floor - lowest) <= max(0.0, room_s)
 

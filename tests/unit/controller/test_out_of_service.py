@@ -20,6 +20,7 @@ from tests.support.planners import layout, plan_of
 from tests.support.planning import applied, fleet
 from tests.support.planning import view as planning_view
 from tests.unit.controller.views import view
+from trefoil.core.brains import BudgetState
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import A100_40GB, H100_80GB, T4
 from trefoil.core.errors import PlanError
@@ -242,3 +243,22 @@ def test_no_way_misses_the_slo_while_what_runs_carries_the_load_and_keeps_its_fl
         if path.misses_slo and not path.halted:
             reasons.add("what runs carries the load without" in rollout_refusal(one, then))
     assert True in reasons
+
+
+def test_a_family_below_its_floor_may_go_up_on_a_way_that_pays_back_within_the_window():
+    now = plan_of({gpu: layout((("7g.40gb", 0),), "digits-m", gpu) for gpu in (GPU0, GPU1)})
+    then = plan_of({gpu: layout((("4g.20gb", 0), ("3g.20gb", 4)), "digits-l", gpu) for gpu in (GPU0, GPU1)})
+    standing, tried = applied(now, fleet(2)), 0
+    for rate in range(20, 140, 5):
+        owed = [BudgetState("digits", 86_400.0, elapsed_s, 10**6, 0.9e6) for elapsed_s in (86_370.0, 80_000.0)]
+        views = [
+            replace(
+                carrying(standing, float(rate), now),
+                budgets=(one,),
+                objectives=(replace(OBJECTIVE, min_accuracy=0.99),),
+            )
+            for one in owed
+        ]
+        late, early = (rollout_refusal(one, then) for one in views)
+        tried += "on the way" in late and not early
+    assert tried
