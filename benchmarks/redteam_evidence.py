@@ -43,7 +43,7 @@ TEXTS: Final = (
     "Stub process 'moody_0_0' is not healthy.", "Failed to obtain the health mutex.", "Socket closed", "Server exiting",
     "failed to connect to all addresses", "Server not ready", "Exceeds maximum queue size", "Request timeout expired",
     "Request for unknown model: 'moody' has no available versions", "connection reset by peer", "", "x" * 50_000,
-    "Request for unknown model: 'moody' is not found",
+    "x" * 100_000, "é" * 30_000, "Request for unknown model: 'moody' is not found",
 )  # fmt: skip
 OTHERS_PER_S: Final = 20.0
 LASTS_S: Final = 8.0
