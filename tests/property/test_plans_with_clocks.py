@@ -11,7 +11,7 @@ import math
 import re
 
 import pytest
-from hypothesis import Phase, event, given, settings
+from hypothesis import Phase, event, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.planning import digits, row
@@ -175,7 +175,17 @@ def check(one: Drawn) -> None:
     assert judged(one, figures, degraded, min(one.quantile, plain.slo_attainment)) == ""
 
 
+NEAR_EQUAL = Drawn(
+    (0.985, 0.99), 0.98, 0.8, sensitivity=0.0, slo_times=1.5, load=(0.687, 0.446), quantile=0.9, spread=2,
+    mode="lambda", g_per_kwh=20.0,
+)  # fmt: skip
+DOUBLING = Drawn(
+    (0.985, 0.99), 1.0, 0.3, slo_times=2.5, load=(0.181, 0.359), quantile=0.99, spread=2, mode="lambda", g_per_kwh=900.0
+)
+
+
 @given(drawn())
+@example(NEAR_EQUAL)
 @settings(max_examples=6, deadline=None, phases=SHRINKLESS)
 def test_plans_with_clocks_keep_slo_and_floor(one):
     check(one)
@@ -186,6 +196,12 @@ def test_plans_with_clocks_keep_slo_and_floor(one):
 @settings(max_examples=200, deadline=None, phases=SHRINKLESS)
 def test_plans_with_clocks_keep_slo_and_floor_in_many_examples(one):
     check(one)
+
+
+@pytest.mark.xfail(strict=True, reason="98.0 % of one seed in three: clocks rise only after a load window was late")
+def test_a_load_that_doubles_in_30_s_is_in_time_at_a_quantile_of_99_percent():
+    figures, degraded = play(DOUBLING, "exact_miad")
+    assert judged(DOUBLING, figures, degraded, DOUBLING.quantile) == ""
 
 
 def test_a_run_is_judged_by_what_was_promised():
