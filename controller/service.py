@@ -28,7 +28,7 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.common import IdentityKey, Revision
 from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import Expected, NodePlan, Plan, PlannedDevice, RolloutState
-from trefoil.core.plan_check import check, check_node
+from trefoil.core.plan_check import check, check_node, check_parts
 from trefoil.runtime import codec
 
 FULL_NAME = "trefoil.controller.v1.Controller"
@@ -70,6 +70,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             agents_unreached=self._unreached(),
             places_refused=self._places_refused(),
             files_set_aside=self._disk.set_aside(),
+            set_aside=self._loop.observation.inputs.set_aside.lines(self._loop.clock.now_s()),
         )
 
     def _places_refused(self) -> list[str]:
@@ -235,6 +236,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
                 value=left_out, remedy="route them",
             )  # fmt: skip
         plan = replace(plan, objectives=view.objectives)
+        check_parts(plan)
         check(plan, view.fleet, self._catalog, view.demand, view.objectives)
         check_power(view, plan)
         check_obeyed(view, plan)
@@ -251,6 +253,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         before, now = plans[-2], plans[-1]
         view = self._loop.view()
         plan = replace(before, objectives=view.objectives)
+        check_parts(plan)
         check(plan, view.fleet, self._catalog, (), view.objectives)
         check_power(view, plan)
         check_obeyed(view, plan)
@@ -314,10 +317,9 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         planned: PlannedDevice = codec.from_proto(request.device)
         if not planned.device:
             raise errors.InvalidInput("missing", field="device.device", remedy="name one of `trefoil status`")
-        view = self._loop.view()
-        check_node(
-            NodePlan(node=planned.device.partition("/")[0], devices=(planned,)), view.fleet, self._catalog
-        )  # before anything is touched, and with every family of the repository
+        view, alone = self._loop.view(), NodePlan(node=planned.device.partition("/")[0], devices=(planned,))
+        check_parts(Plan(nodes=(alone,)))  # before anything is touched
+        check_node(alone, view.fleet, self._catalog)  # with every family of the repository
         refused = unloadable_variants(view.fleet)
         for hosted in (h for part in planned.slices for h in part.hosted):
             if why := refused.get(f"{hosted.family}/{hosted.version}"):

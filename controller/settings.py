@@ -14,7 +14,7 @@ from trefoil.core.carbon import Factors, Method, Series
 from trefoil.core.demand import Demand, LoadForecast
 from trefoil.core.errors import NotFound
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode
-from trefoil.core.parts import Kind, Value
+from trefoil.core.parts import Kind, Value, load_own_parts
 from trefoil.runtime.config import ServiceSettings, Settings
 
 PARTS: Final = (Kind.PLANNER, Kind.FORECASTER)
@@ -236,6 +236,9 @@ class ControllerSettings(ServiceSettings):
     """Another one of the table, or one's own as module:Class; empty: the policy's."""
     parts: dict[str, dict[str, Value]] = Field(default_factory=dict)
     """Settings of planner and forecaster by their names, e.g. parts.forecaster.smooth_s; over those of the policy."""
+    own_parts: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Routers, queues and governors of one's own that pinned plans may name, as module:Class by kind, e.g.
+    own_parts.router. The controller imports none of them; dispatchers and agents have the same setting."""
     model_repository: Path = Path("model_repository")
     """Folder of families."""
     profile_overrides: dict[str, Path] = Field(default_factory=dict)
@@ -335,6 +338,12 @@ class ControllerSettings(ServiceSettings):
     def _preset(cls, value: str) -> str:
         if value and value not in policies.PRESETS:
             raise ValueError(f"use one of {', '.join(sorted(policies.PRESETS))}")
+        return value
+
+    @field_validator("own_parts")
+    @classmethod
+    def _own(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        load_own_parts(value, {}, named=True)
         return value
 
     @field_validator("parts")

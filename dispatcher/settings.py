@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from dispatcher.routing.queues import QUEUES
 from dispatcher.routing.routers import ROUTERS
 from trefoil.core.errors import SettingError
-from trefoil.core.parts import Kind, Part, Parts, find
+from trefoil.core.parts import Kind, load_own_parts, load_part
 from trefoil.runtime.config import ServiceSettings
 from trefoil.runtime.security.tls import FIELDS, GRPC, Tls
 
@@ -75,6 +75,9 @@ class DispatcherSettings(ServiceSettings):
     """A router instead of the plan's, for every family: a name of the table, or module:Class; empty = the plan's."""
     queue: str = ""
     """A queue instead of the plan's, for every family: a name of the table, or module:Class; empty = the plan's."""
+    own_parts: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Routers and queues of one's own that plans may name, as module:Class by kind, e.g. own_parts.router. They are
+    imported at the start. A plan that names another module is refused, and nothing of it is imported."""
     lengths_folder: Path = Path("model_repository/pydoc/lengths-tiny")
     """What predicts the lengths of generated answers, for plans whose queue goes by them (`ssjf`): lengths.json,
     predictor.onnx, tokenizer.json. The default ships, and takes a millisecond; `make pydoc-lengths` builds the larger
@@ -211,19 +214,14 @@ class DispatcherSettings(ServiceSettings):
             ip_network(each)
         return value
 
-    @field_validator("router")
-    @classmethod
-    def _known_router(cls, value: str) -> str:
-        if value:
-            _part(Kind.ROUTER, value, ROUTERS)
-        return value
-
-    @field_validator("queue")
-    @classmethod
-    def _known_queue(cls, value: str) -> str:
-        if value:
-            _part(Kind.QUEUE, value, QUEUES)
-        return value
+    @model_validator(mode="after")
+    def _load_parts(self) -> Self:
+        load_own_parts(self.own_parts, {Kind.ROUTER: ROUTERS, Kind.QUEUE: QUEUES})
+        if self.router:
+            load_part(Kind.ROUTER, self.router, ROUTERS)
+        if self.queue:
+            load_part(Kind.QUEUE, self.queue, QUEUES)
+        return self
 
     @field_validator("otel_endpoint")
     @classmethod
@@ -247,10 +245,3 @@ def _installed(*modules: str) -> bool:
         return all(find_spec(module) is not None for module in modules)
     except ModuleNotFoundError:  # not even the package that it would be in
         return False
-
-
-def _part(kind: Kind, name: str, table: Parts[Any]) -> Part[Any]:
-    try:
-        return find(kind, name, table)
-    except SettingError as error:
-        raise ValueError(str(error)) from error

@@ -3,11 +3,12 @@
 import re
 from ipaddress import IPv4Address, ip_address
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from trefoil.core.parts import Kind, Value
+from power_agent.governors import GOVERNORS
+from trefoil.core.parts import Kind, Value, load_own_parts, load_part
 from trefoil.runtime.config import ServiceSettings
 from trefoil.runtime.fenced import LEASE_MAX_S
 
@@ -129,6 +130,9 @@ class PowerAgentSettings(ServiceSettings):
     """Longest time to live of a clock lease: whoever holds one renews it."""
     governor: str = ""
     """Of every device instead of the one that its plan names: one of the table, or one's own as module:Class."""
+    own_parts: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Governors of one's own that plans may name, as module:Class in own_parts.governor, imported at the start. A plan
+    that names another module is refused, and nothing of it is imported."""
     parts: dict[str, dict[str, Value]] = Field(default_factory=dict)
     """Settings of the governor by their names, e.g. parts.governor.step_mhz."""
 
@@ -150,6 +154,13 @@ class PowerAgentSettings(ServiceSettings):
     fresh value for every slice of an interval gives way to Triton for that interval."""
     learn_baseline: bool = True
     """Measure the idle power at each clock when nothing is done; false: the device type's figure."""
+
+    @model_validator(mode="after")
+    def _load_parts(self) -> Self:
+        load_own_parts(self.own_parts, {Kind.GOVERNOR: GOVERNORS})
+        if self.governor:
+            load_part(Kind.GOVERNOR, self.governor, GOVERNORS)
+        return self
 
     @field_validator("advertise_host")
     @classmethod

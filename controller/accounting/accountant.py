@@ -29,6 +29,8 @@ from controller.explore.core.candidate_measurement import GAP_S, UNMEASURED
 from controller.loop.disk_store import DiskStore
 from controller.loop.leadership import Leadership
 from controller.observe.core.observation import Observation
+from controller.observe.core.stream_order import FOLDED_MAX, JOIN_S, StreamOrder
+from controller.observe.reader import AHEAD_S
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.accounting import by_family, fold, per_request, reading_at
@@ -37,6 +39,7 @@ from trefoil.core.common import Revision
 from trefoil.core.device_types import known_type
 from trefoil.core.energy import EnergySample, ReceiptRates
 from trefoil.core.objective import Objective
+from trefoil.core.outside.plausible import power_fault
 from trefoil.core.plan import Plan
 from trefoil.core.units import grams
 from trefoil.runtime.clock import Clock
@@ -49,6 +52,7 @@ MINUTES_MAX = 90 * 24 * 60 * 8  # 90 days of a node with eight devices
 FLUSH_S = 5.0
 HOURS_KEPT = 2  # whose totals are written again each time: of whatever happens to them in Redis nothing stays
 SAMPLES_MAX = 100_000  # of one exploration: a day of one device
+HELD_MAX_S = 5.0  # that totals wait for the successor of a sample which does not continue the one before
 LATE_S = 5.0  # by how much the samples of two devices may be out of order
 
 
@@ -100,8 +104,10 @@ class Accountant:
         self._unwritten: dict[str, dict[str, float]] = {}
         self._minute: dict[str, list[EnergySample]] = {}
         self._folded: deque[tuple[str, EnergySample]] = deque(maxlen=SAMPLES_MAX)
-        self._told: dict[str, tuple[int, float]] = {}  # of each device the last one's seq and end, as its agent said
+        self._order = StreamOrder[EnergySample](self._set_aside, FOLDED_MAX)  # of each device, as its agent said
+        self._families: Sequence[str] = ()
         self._last: dict[str, EnergySample] = {}  # the last one, in our time
+        self._offsets: dict[str, float] = {}  # by which that one's was shifted
         self._answered, self._answered_tenants, self._receipts_tenants = _Booked(), _Booked(), _Booked()
         self._tokens, self._unanswered, self._unanswered_j = _Booked(), _Booked(), _Booked()
         self._base_of: tuple[object, ...] = ()
@@ -124,7 +130,7 @@ class Accountant:
                 return  # the observer says so
         if not self._epoch:
             return
-        readings = self.readings()
+        readings, self._families = self.readings(), families
         self._model_base(families)
         for node in sorted(self._observation.inputs.nodes):
             key, offset_s = self._state.keys.energy(node), self._observation.inputs.clock_offsets_s.get(node, 0.0)
@@ -136,10 +142,12 @@ class Accountant:
                 return  # the observer says so; the agents send again what was missed
             for entry_id, sample in entries:
                 self._ids[key] = entry_id
-                self._book(node, sample, readings, families, offset_s)
+                for one in self._order.take(sample.device, sample) if self._is_possible(sample) else ():
+                    self._book(node, one, readings, families, offset_s)
         self._book_answers()
         self._reconcile(readings)
-        if self._clock.now_s() - self._flushed_at_s >= FLUSH_S:
+        due_s = FLUSH_S + (HELD_MAX_S if self._order.holds else 0.0)  # what is held is not in the sums yet
+        if self._clock.now_s() - self._flushed_at_s >= due_s:
             await self.flush()
 
     def grams_per_request(self, families: Iterable[str], now_s: float) -> dict[str, float | None]:
@@ -212,7 +220,8 @@ class Accountant:
             self._epoch = epoch
             return
         self._epoch = epoch
-        self._unwritten, self._told, self._last = {}, told, {}
+        self._unwritten, self._last = {}, {}
+        self._order.begin(told)
         self._folded.clear()
         if self._ids:  # of what was answered before, the one before has counted nearly all
             windows = self._observation.windows
@@ -244,6 +253,9 @@ class Accountant:
     async def flush(self) -> None:
         """Flush what is pending to totals:<family>:<hour>; nothing is lost when that fails."""
         self._flushed_at_s = self._clock.now_s()
+        for sample in self._order.release():
+            offset_s = self._observation.inputs.clock_offsets_s.get(sample.node, 0.0) or 0.0
+            self._book(sample.node, sample, self.readings(), self._families, offset_s)
         if not self._epoch or not (any(self._unwritten.values()) or self._folded):
             return
         keys, hours = self._state.keys, self._recent_hours()
@@ -258,7 +270,7 @@ class Accountant:
             for hour, families in sorted(self._hours.items())
             for family, totals in sorted(families.items())
         ]
-        self._attempted_ids, told = dict(self._ids), dict(self._told)
+        self._attempted_ids, told = dict(self._ids), dict(self._order.last)
         ids = {key.removeprefix(keys.energy("")): entry_id for key, entry_id in self._ids.items()}
         writes += [Append(keys.energy_minutes(node), sample, MINUTES_MAX) for node, sample in self._folded]
         try:
@@ -281,6 +293,40 @@ class Accountant:
         known = [r for r in self._observation.inputs.carbon_history if r.series == now.series]
         return tuple(sorted([*known, now], key=lambda r: r.observed_at_s))
 
+    def _is_possible(self, sample: EnergySample) -> bool:
+        """Whether a sample is of a device that its node has, and of no more than it can draw."""
+        if sample.device not in self._types:
+            why = f"device {sample.device!r}, which its node does not have"
+        else:
+            why = power_fault(sample, self._types[sample.device])
+        if why:
+            self._set_aside(sample, why)
+        return not why
+
+    def _in_own_time(self, sample: EnergySample, offset_s: float) -> EnergySample | None:
+        """A sample in our time; None if it is of a time to come, and set aside.
+
+        Around a restart of its agent it may be older or newer than the status that tells the offset of the agent's
+        clock: then the offset of the sample before is right, if the two are neighbours by it.
+        """
+        before, last_s = self._last.get(sample.device), self._offsets.get(sample.device, offset_s)
+        if before is not None and last_s != offset_s:
+            starts_at_s = sample.starts_at_s - before.ends_at_s
+            if abs(starts_at_s + last_s) <= JOIN_S < abs(starts_at_s + offset_s):
+                offset_s = last_s
+        if (ahead_s := sample.ends_at_s + offset_s - self._clock.now_s()) > AHEAD_S:
+            self._set_aside(sample, f"a sample that ends {ahead_s:.0f} s from now")
+            return None
+        self._offsets[sample.device] = offset_s
+        if not offset_s:
+            return sample
+        return replace(sample, starts_at_s=sample.starts_at_s + offset_s, ends_at_s=sample.ends_at_s + offset_s)
+
+    def _set_aside(self, sample: EnergySample, why: str) -> None:
+        key = self._state.keys.energy(sample.node)
+        if self._observation.inputs.set_aside.note(f"{key} {sample.device}", "sample", why, self._clock.now_s()):
+            self._log.warning("an energy sample is set aside", device=sample.device, why=why)
+
     def _book(
         self,
         node: str,
@@ -289,12 +335,10 @@ class Accountant:
         families: Sequence[str],
         offset_s: float,
     ) -> None:
-        told, before = self._told.get(sample.device), self._last.get(sample.device)
-        if told is not None and sample.seq <= told[0] and sample.ends_at_s <= told[1]:
-            return  # sent again by an agent that was not sure, or that found Redis emptied
-        self._told[sample.device] = sample.seq, sample.ends_at_s
-        if offset_s:
-            sample = replace(sample, starts_at_s=sample.starts_at_s + offset_s, ends_at_s=sample.ends_at_s + offset_s)
+        own = self._in_own_time(sample, offset_s)
+        if own is None:
+            return
+        sample, before = own, self._last.get(sample.device)
         gap_s = sample.starts_at_s - before.ends_at_s if before is not None else 0.0
         gap_s = gap_s if gap_s > GAP_S else 0.0
         self.unknown_s += gap_s

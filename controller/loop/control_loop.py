@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import structlog
@@ -48,8 +49,10 @@ from controller.rollout.runner import RolloutRunner
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.brains import Candidate, Decision, Measurement, Planner, PlanView
+from trefoil.core.errors import PlanError
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode
 from trefoil.core.plan import DecisionRecord, Plan
+from trefoil.core.plan_check import check_parts
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Put
 from trefoil.runtime.state import State
@@ -64,15 +67,28 @@ def load_saved_state(disk: DiskStore, settings: ControllerSettings, objectives: 
         bool(saved.get("frozen", False)),
         bool(saved.get("pinned", False)),
     )
+    plans = list(disk.load_all("plans", Plan))
+    known = [plan for plan in plans if _has_known_parts(plan)]
+    if known[-1:] != plans[-1:]:  # an older plan is in force, which no operator pinned
+        control = replace(control, pinned=False)
     return SavedState(
         dict(objectives),
-        list(disk.load_all("plans", Plan)),
+        known,
         control,
         disk.load(TOTALS, ExplorationTotals) or ExplorationTotals(),
         Counter(counts.get("replans", {})),
         Counter(counts.get("reconfigurations", {})),
         float(disk.load_plain(FLEET).get("max_watts", settings.max_watts)),
     )
+
+
+def _has_known_parts(plan: Plan) -> bool:
+    try:
+        check_parts(plan)
+    except PlanError as error:
+        structlog.get_logger().warning("a stored plan is not used", plan=str(plan.revision), why=str(error))
+        return False
+    return True
 
 
 class PlannerRunner:
@@ -245,9 +261,11 @@ class ControlLoop:
         match effect:
             case UseView(view):
                 refused = self.observation.plannable_carbon(view.now_s).rung
+                aside = self.observation.inputs.set_aside.take_counts()
                 set_view_metrics(
-                    self._metrics, view, self.core.control, self.rollout_runner.rollout, self.core.last_verdict, refused
-                )
+                    self._metrics, view, self.core.control, self.rollout_runner.rollout, self.core.last_verdict,
+                    refused, aside,
+                )  # fmt: skip
             case CallPlanner(view, seed, asks):
                 return await self.planner_runner.call(view, seed, asks)
             case TellPlanner(candidate, measurement):

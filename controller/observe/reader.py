@@ -4,6 +4,7 @@ On trouble the last values stand, and the observation says why."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -12,6 +13,7 @@ from controller.loop.core.decision import RUNG_DEGRADED, RUNG_KEPT, ControlState
 from controller.loop.leadership import Leadership
 from controller.observe.core.carbon_inputs import REFUSABLE
 from controller.observe.core.observation import Observation
+from controller.observe.core.stream_order import StreamOrder
 from controller.settings import CarbonSettings
 from trefoil.core import errors
 from trefoil.core.brains import HISTORY_MAX_S, PlanView
@@ -28,6 +30,7 @@ from trefoil.runtime.telemetry import Metrics
 
 LOG = structlog.get_logger()
 WRITTEN_S: Final = 5.0  # after its end a second is written down, unless its writer's clock is another
+AHEAD_S: Final = 2.0  # by which a stamp may lie in the future: clocks that agree, and a value on its way
 PAGE: Final = 3600  # entries read at once
 
 
@@ -41,6 +44,7 @@ class ObservationReader:
         self._live, self._sightings = LiveAcks(state, clock), Sightings(clock)
         self._ahead_s = clock.calendar_ahead_s()
         self._load_ids: dict[str, str] = {}
+        self._order = StreamOrder[LoadWindow](self._set_aside)
         self._history_id = "0"
         self._restored = False
 
@@ -99,13 +103,28 @@ class ObservationReader:
         self.observation.note_carbon()
         signals = await self._state.scan(keys.scale_signal_prefix(), ScaleSignal)
         inputs.scale_signals = tuple(signals[name] for name in sorted(signals))
-        for key in await self._state.names(keys.load_prefix()):
+        load_keys = await self._state.names(keys.load_prefix())
+        self._order.keep(load_keys)
+        for key in load_keys:
             for entry_id, window in await self._state.stream(key, LoadWindow, self._load_ids.get(key, "0")):
                 self._load_ids[key] = entry_id
-                self.observation.windows.add(self._in_own_time(window), self.observation.catalog)
+                for one in self._order.take(key, window) if self._is_over(window) else ():
+                    self.observation.windows.add(self._in_own_time(one), self.observation.catalog)
         if self.observation.windows.restorable and not self._restored:
             await self._restore_history()
             self._restored = True
+
+    def _is_over(self, window: LoadWindow) -> bool:
+        """Whether a window is over by our clock; one that is not is set aside."""
+        ahead_s = self._in_own_time(window).ends_at_s - self._clock.now_s()
+        if ahead_s > AHEAD_S:
+            self._set_aside(window, f"a window that ends {ahead_s:.0f} s from now")
+        return ahead_s <= AHEAD_S
+
+    def _set_aside(self, window: LoadWindow, why: str) -> None:
+        key = self._state.keys.load(window.dispatcher, window.worker)
+        if self.observation.inputs.set_aside.note(key, "window", why, self._clock.now_s()):
+            LOG.warning("a load window is set aside", key=key, why=why)
 
     async def _restore_history(self) -> None:
         """Arrivals from before this process, as far back as the forecaster looks: an hour at a time."""
@@ -225,13 +244,22 @@ class DemandPublisher:
 
 
 def set_view_metrics(
-    metrics: Metrics, view: PlanView, control: ControlState, rollout: Rollout, last: Verdict | None, refused: str = ""
+    metrics: Metrics,
+    view: PlanView,
+    control: ControlState,
+    rollout: Rollout,
+    last: Verdict | None,
+    refused: str = "",
+    set_aside: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Metrics of a view and of the state of control. `refused`: the rung in force, where it is not planned by."""
+    """Metrics of a view and of the state of control. `refused`: the rung in force, where it is not planned by;
+    `set_aside`: values since the last time, by kind."""
     metrics.set_one_of("trefoil_carbon_refused", "rung", refused, REFUSABLE)
     forecast = view.carbon_forecast
     used = "none" if forecast is None else "used" if forecast.bands else "refused"
     metrics.set_one_of("trefoil_carbon_forecast", "state", used, FORECASTS)
+    for kind, count in set_aside.items():
+        metrics.inc("trefoil_set_aside_total", count, kind=kind)
     metrics.simulated = any(n.simulated for n in view.fleet.nodes)
     for node in view.fleet.nodes:
         metrics.set("trefoil_node_stale", node.node in view.fleet.stale, node=node.node)

@@ -18,7 +18,7 @@ from controller.settings import ControllerSettings
 from trefoil.core.brains import Candidate, Decision, Forecaster, LivePlanner, Measurement, Planner, PlanView
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import IdentityKey
-from trefoil.core.parts import Kind, find
+from trefoil.core.parts import Kind, load_own_parts, load_part
 from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.core.plan_check import sealed
 from trefoil.core.policies import Policy, chosen, policy, preset_constants
@@ -31,7 +31,7 @@ def planner_of(override: str, row: Policy) -> Planner:
         SettingError: a planner that is not there or cannot be made, or a setting that it has not.
     """
     row = chosen(row, {Kind.PLANNER: override}, {})
-    part = find(Kind.PLANNER, row.planner, PLANNERS)
+    part = load_part(Kind.PLANNER, row.planner, PLANNERS)
     settings = part.settings_of(row.settings.get(Kind.PLANNER, {}))
     return with_policy_parts(
         part.made(constants=row.constants, settings=settings, refuses=policy_refusal(rollout_refusal, row)), row
@@ -47,7 +47,7 @@ def forecaster_of(settings: ControllerSettings, row: Policy, **given: Any) -> Fo
     Raises:
         SettingError: a forecaster that is not there or cannot be made, or a setting that it has not.
     """
-    part = find(Kind.FORECASTER, row.forecaster, FORECASTERS)
+    part = load_part(Kind.FORECASTER, row.forecaster, FORECASTERS)
     flat = {name: getattr(settings, name) for name in settings.model_fields_set & part.settings.model_fields.keys()}
     return part.made(settings=part.settings_of({**flat, **row.settings.get(Kind.FORECASTER, {})}), **given)
 
@@ -59,7 +59,7 @@ def with_preset(row: Policy, preset: str) -> Policy:
 
 def shares_slices(row: Policy) -> bool:
     """Whether a policy may plan several families onto one slice."""
-    part = find(Kind.PLANNER, row.planner, PLANNERS)
+    part = load_part(Kind.PLANNER, row.planner, PLANNERS)
     return part.traits.shares or row.constants.get("families_per_slice", 1.0) > 1
 
 
@@ -71,12 +71,14 @@ def row_of(settings: ControllerSettings) -> Policy:
     """
     row = with_preset(policy(settings.policy), settings.preset)
     row = chosen(row, {Kind.PLANNER: settings.planner, Kind.FORECASTER: settings.forecaster}, settings.parts)
+    others = (Kind.ROUTER, Kind.QUEUE, Kind.GOVERNOR)
+    load_own_parts({kind: [row.part(kind)] for kind in others if ":" in row.part(kind)}, {}, named=True)
     return row if settings.causes is None else replace(row, triggers=settings.causes)
 
 
 def constants_of(override: str, row: Policy) -> Mapping[str, float] | None:
     """Constants that an objective's `params` may override; None: a planner of one's own checks them itself."""
-    known = find(Kind.PLANNER, override or row.planner, PLANNERS).constants
+    known = load_part(Kind.PLANNER, override or row.planner, PLANNERS).constants
     return None if known is None else {**known, **row.constants}
 
 

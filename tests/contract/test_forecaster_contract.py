@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from controller.forecasters.table import FORECASTERS
 from controller.observe.forecast_model import open_network
 from tests.support.own_parts import own
-from trefoil.core.parts import Kind, find
+from trefoil.core.parts import Kind, load_part
 
 NAMES = [*sorted(FORECASTERS), *own("forecaster")]
 ARRIVALS = st.lists(st.integers(0, 400).map(float), max_size=60)
 
 
 def made(name):
-    part = find(Kind.FORECASTER, name, FORECASTERS)
+    part = load_part(Kind.FORECASTER, name, FORECASTERS)
     return part.made(settings=part.settings_of({}), open_network=open_network, truth=lambda *_: 7.0)
 
 

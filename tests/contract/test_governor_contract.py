@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from power_agent.governors import GOVERNORS, governor_of
 from tests.support.own_parts import own
 from trefoil.core.brains import GovernedStage, GovernorView
+from trefoil.core.parts import Kind, load_part
 
 NAMES = [*sorted(GOVERNORS), *own("governor")]
 CLOCKS = tuple(range(210, 1411, 15))
@@ -35,6 +36,7 @@ def sequences(draw):
 @given(seen=sequences())
 @settings(max_examples=60, deadline=None)
 def test_clocks_stay_in_range_have_a_reason_and_depend_on_what_was_seen_alone(name, seen):
+    load_part(Kind.GOVERNOR, name, GOVERNORS)
     one, other = governor_of(name, {}), governor_of(name, {})
     for view in seen:
         found = one.step(view)

@@ -19,7 +19,7 @@ from tests.support.planning import DUCK, applied, fleet, objective, view, with_l
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.demand import Measured
 from trefoil.core.objective import ObjectiveMode
-from trefoil.core.parts import Kind, find
+from trefoil.core.parts import Kind, load_part
 from trefoil.core.plan_check import check, plan_digest
 from trefoil.core.policies import Policy
 from trefoil.runtime import codec
@@ -31,7 +31,7 @@ QUICK = {"kernel_requests": 500.0, "patience": 2.0, "gpus_per_family": 1.0}  # t
 
 
 def made(name):
-    known = find(Kind.PLANNER, name, PLANNERS).constants or {}
+    known = load_part(Kind.PLANNER, name, PLANNERS).constants or {}
     row = Policy("contract", name, constants={n: v for n, v in QUICK.items() if n in known})
     return planner_of("", row)
 

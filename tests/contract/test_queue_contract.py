@@ -19,10 +19,11 @@ from tests.support.own_parts import own
 from tests.unit.dispatcher.worlds import OK, route, target, ticket
 from trefoil.core.brains import Ticket
 from trefoil.core.errors import SettingError
-from trefoil.core.parts import Kind, find
+from trefoil.core.parts import Kind, load_part
 from trefoil.simulator.engines.request_level import LightTicket
 
 NAMES = [*sorted(QUEUES), *own("queue")]
+PARTS = {name: load_part(Kind.QUEUE, name, QUEUES) for name in NAMES}
 LANES = st.sampled_from([0, "b", ("c", "1g.5gb", 1)])  # any hashable value
 TICKETS = st.builds(
     lambda size, priority, late, slo_ms: (size, priority, late, slo_ms),
@@ -31,7 +32,7 @@ TICKETS = st.builds(
 
 
 def queue_of(name: str):
-    return find(Kind.QUEUE, name, QUEUES).make("digits")
+    return load_part(Kind.QUEUE, name, QUEUES).make("digits")
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -153,7 +154,7 @@ def test_without_a_bound_of_the_route_there_is_one_of_its_own(name):
     pytest.fail("it takes any number")
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if find(Kind.QUEUE, name, QUEUES).traits.order == "arrival"])
+@pytest.mark.parametrize("name", [name for name in NAMES if PARTS[name].traits.order == "arrival"])
 def test_a_queue_by_arrival_serves_equals_in_order_of_arrival(name):
     queue = queue_of(name)
     for id_, at in ((1, 1.0), (2, 2.0), (4, 4.0), (3, 3.0)):
@@ -161,7 +162,7 @@ def test_a_queue_by_arrival_serves_equals_in_order_of_arrival(name):
     assert [queue.pop(0).id for _ in range(4)] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if find(Kind.QUEUE, name, QUEUES).traits.light])
+@pytest.mark.parametrize("name", [name for name in NAMES if PARTS[name].traits.light])
 def test_a_light_queue_reads_no_more_than_a_light_ticket_holds(name):
     queue = queue_of(name)
     for n in range(3):
@@ -196,4 +197,4 @@ def test_an_unknown_queue_is_refused_by_name(name):
 
 def test_a_class_that_is_no_queue_is_refused_with_what_it_lacks():
     with pytest.raises(SettingError, match="has no method limit, check, push"):
-        find(Kind.QUEUE, "tests.support.own_router:LongestIdle", QUEUES)
+        load_part(Kind.QUEUE, "tests.support.own_router:LongestIdle", QUEUES)

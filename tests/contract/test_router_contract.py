@@ -18,11 +18,11 @@ from tests.support.own_parts import own
 from tests.unit.dispatcher.worlds import OK, key, route, routing, target, ticket
 from trefoil.core.brains import Outcome
 from trefoil.core.errors import SettingError
-from trefoil.core.parts import Kind, find
+from trefoil.core.parts import Kind, load_part
 from trefoil.simulator.engines.request_level import LightTicket
 
 NAMES = [*sorted(ROUTERS), *own("router")]
-PARTS = {name: find(Kind.ROUTER, name, ROUTERS) for name in NAMES}
+PARTS = {name: load_part(Kind.ROUTER, name, ROUTERS) for name in NAMES}
 SLICES = 6
 VARIANTS = ("digits-xs", "digits-m", "digits-l")
 FLOORS = st.sampled_from([0.0, 0.0, 0.0, 0.9, 0.97, 0.999])  # the last is more than any variant has

@@ -9,7 +9,7 @@ import typer
 from trefoil.cli.options import Sets, parse_sets
 from trefoil.cli.output import AsJson, Guarded, console, grid, print_json
 from trefoil.core.errors import InvalidInput
-from trefoil.core.parts import Kind, find
+from trefoil.core.parts import Kind, load_part
 
 TORCH: Final = Path(".venv-export/bin/python")
 DRAW_SEED: Final = 23
@@ -71,7 +71,7 @@ def backtest(
     counts = counts_per_s(trace, np.random.default_rng(DRAW_SEED))
     scores = {}
     for name in forecaster or [name for name in FORECASTERS if name != "oracle"]:
-        part = find(Kind.FORECASTER, name, FORECASTERS)
+        part = load_part(Kind.FORECASTER, name, FORECASTERS)
         made = part.made(settings=part.settings_of(parse_sets(sets)), open_network=open_network)
         scores[name] = run_backtest(made, counts, every_s)
     if as_json:

@@ -16,11 +16,12 @@ from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from trefoil.core.common import Basis, Provenance
 from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.fleet import Configuration, DeviceKind, DeviceType, SliceKey, SliceType
+from trefoil.core.outside.ranges import Ranged
 
 WHOLE: Final = "whole"
 UNKNOWN: Final = "gpu:"  # begins the name of a board that no table describes
@@ -31,16 +32,12 @@ COMPUTE_SLICES: Final = 7
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]*")
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class ClockRange(_Row):
+class ClockRange(Ranged):
     """SM clocks [MHz] from `min` to `max` in steps that need not be whole; halves are rounded up."""
 
-    min: int = Field(ge=1)
-    max: int = Field(ge=1)
-    step: float = Field(gt=0)
+    min: int = Field(ge=1, le=100_000)
+    max: int = Field(ge=1, le=100_000)
+    step: float = Field(ge=0.5, le=100_000)
 
     @property
     def clocks_mhz(self) -> tuple[int, ...]:
@@ -48,7 +45,7 @@ class ClockRange(_Row):
         return tuple(int(self.min + self.step * i + 0.5) for i in range(int((self.max - self.min) / self.step) + 1))
 
 
-class SliceSize(_Row):
+class SliceSize(Ranged):
     """What a slice has. `memory_mib` is what its driver shows to a process."""
 
     sm_count: int = Field(ge=1)
@@ -71,7 +68,7 @@ class SliceRow(SliceSize):
         return self
 
 
-class DriverRow(_Row):
+class DriverRow(Ranged):
     """What NVML says of a board, for simulated nodes."""
 
     nvml_name: str
@@ -92,7 +89,7 @@ class DriverRow(_Row):
     """Power is looked at for the first of these in every second of them."""
 
 
-class DeviceTypeRow(_Row):
+class DeviceTypeRow(Ranged):
     """One table of device_types.toml, by the name of the type."""
 
     kind: Literal["mig_gpu", "whole_gpu"]

@@ -8,16 +8,17 @@ of its kind, made of what its constructor names. It may say as class attributes 
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from types import MemberDescriptorType, ModuleType
 from typing import Any, Final, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from trefoil.core.errors import SettingError
+from trefoil.core.outside.ranges import Ranged
 
 Brain = TypeVar("Brain", covariant=True)
 Value = float | int | str | bool
@@ -48,10 +49,10 @@ LIVE: Final = ("asks", "ask", "tell", "memory", "recall")
 """What a planner that measures can do beside."""
 
 
-class PartSettings(BaseModel):
+class PartSettings(Ranged):
     """Settings of a part, typed base: frozen, and an unknown name is refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(validate_default=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +151,73 @@ def _signature(make: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(make)
 
 
+_OWN: Final[dict[tuple[Kind, str], Part[Any] | None]] = {}
+"""Parts of one's own that this process may use, by kind and module:Class; None: named, for other services to load."""
+
+
 def find(kind: Kind, name: str, table: Parts[Brain]) -> Part[Brain]:
-    """Find the part of a name: in the table, or a user's own as module:Class.
+    """Find the part of a name: in the table, or one's own that `load_part` has loaded. Imports nothing.
 
     Raises:
         SettingError: naming field, value and what there is.
     """
-    if name in table:
-        return table[name]
-    if ":" in name:
-        return load_own_part(kind, name)
-    raise SettingError(
-        f"no such {kind}", field=kind.value, value=name, remedy=f"one of {', '.join(sorted(table))}, or module:Class"
-    )
+    part = table.get(name) or _OWN.get((kind, name))
+    if part is None:
+        raise _unknown(kind, name, table, f"module:Class that own_parts.{kind} of this service's settings names")
+    return part
+
+
+def load_part(kind: Kind, name: str, table: Parts[Brain]) -> Part[Brain]:
+    """Find the part of a name that stands in this process's own settings or flags; module:Class is imported.
+
+    Raises:
+        SettingError: naming field, value and what there is, or why it cannot be loaded.
+    """
+    if name not in table and ":" not in name:
+        raise _unknown(kind, name, table, "module:Class")
+    if name not in table and _OWN.get((kind, name)) is None:
+        _OWN[kind, name] = load_own_part(kind, name)
+    return find(kind, name, table)
+
+
+def load_own_parts(own: Mapping[str, Sequence[str]], tables: Mapping[Kind, Parts[Any]], *, named: bool = False) -> None:
+    """Load the parts of one's own that a service's settings name by kind (`own_parts`).
+
+    Args:
+        named: a kind without a table is of parts that other services load; only their names are noted.
+
+    Raises:
+        SettingError: a kind that this service has not, or a part that cannot be loaded.
+    """
+    kinds = tuple(Kind) if named else tuple(tables)
+    for kind_name, names in own.items():
+        if kind_name not in kinds:
+            remedy = f"one of {', '.join(kinds)}"
+            raise SettingError("no such kind of part here", field="own_parts", value=kind_name, remedy=remedy)
+        for name in names:
+            if ":" not in name:
+                remedy = "write e.g. mine.parts:Greedy; what ships needs no permission"
+                raise SettingError("not module:Class", field=f"own_parts.{kind_name}", value=name, remedy=remedy)
+            kind = Kind(kind_name)
+            if kind in tables:
+                load_part(kind, name, tables[kind])
+            else:
+                _OWN.setdefault((kind, name), None)
+
+
+def check_name(kind: Kind, name: str, shipped: Collection[str]) -> None:
+    """Check that a name stands for a part that ships, or for one of `own_parts`. Imports nothing.
+
+    Raises:
+        SettingError: naming field, value and what there is.
+    """
+    if name not in shipped and (kind, name) not in _OWN:
+        raise _unknown(kind, name, shipped, f"module:Class that own_parts.{kind} of this service's settings names")
+
+
+def _unknown(kind: Kind, name: str, known: Collection[str], own: str) -> SettingError:
+    names = ", ".join(sorted(filter(None, known)))
+    return SettingError(f"no such {kind}", field=kind.value, value=name, remedy=f"one of {names}, or {own}")
 
 
 def load_own_part(kind: Kind, path: str) -> Part[Any]:
@@ -219,9 +274,13 @@ def load_attribute(field_name: str, path: str) -> Any:
         raise SettingError("not module:Class", field=field_name, value=path, remedy="write e.g. mine.parts:Greedy")
     try:
         module: ModuleType = importlib.import_module(module_name)
-    except ImportError as error:
+    except (Exception, SystemExit) as error:  # a module of somebody's own may do anything, also exit
+        said = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
         raise SettingError(
-            f"cannot be imported ({error})", field=field_name, value=path, remedy="install it, or set PYTHONPATH"
+            f"cannot be imported ({said})",
+            field=field_name,
+            value=path,
+            remedy="install or mend it, or set PYTHONPATH",
         ) from error
     found = getattr(module, attribute, None)
     if found is None:

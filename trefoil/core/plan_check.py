@@ -4,7 +4,7 @@ Refused: overlapping or illegal placements; a CPU cut both in cores and by quota
 memory of cohosted variants above the slice's; a route to a slice or variant that is not planned; weights that do not
 sum to 1 per (family, stage); a missing stage; a clock outside the supported list; credits 0 on a live target, or beyond
 CREDITS_MAX; what is named twice; numbers that are not finite; capacity below demand unless `degraded` says so; an
-objective older than the stored one.
+objective older than the stored one. `check_parts` refuses routers, queues and governors that are not known here.
 """
 
 import dataclasses
@@ -22,10 +22,13 @@ from trefoil.core.catalog import Catalog, memory_mib
 from trefoil.core.common import IdentityKey, Revision
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import cpu_quota, device_type, slice_type
-from trefoil.core.errors import NotFound, PlanError, TrefoilError
+from trefoil.core.errors import NotFound, PlanError, SettingError, TrefoilError
 from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus, FleetState, Hosted, SliceKey
 from trefoil.core.objective import Objective
+from trefoil.core.outside.ranges import complaint
+from trefoil.core.parts import Kind, check_name
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
+from trefoil.core.policies import SHIPPED
 
 WEIGHT_TOLERANCE: Final = 1e-6
 CAPACITY_TOLERANCE: Final = 1e-6  # relative: a solver's feasibility tolerance is no shortage
@@ -113,6 +116,27 @@ def _plan_digest(nodes: IdentityKey[tuple[NodePlan, ...]], routes: IdentityKey[t
 def sealed(node: NodePlan, revision: Revision) -> NodePlan:
     """Node plan with its revision and digest filled in."""
     return dataclasses.replace(node, revision=revision, digest=node_digest(node))
+
+
+def check_parts(plan: Plan) -> None:
+    """Check that routers, queues and governors of a plan ship or are parts of one's own that this service's settings
+    name: a plan from outside must not choose what a service imports.
+
+    Raises:
+        PlanError: naming field, value and remedy.
+    """
+    for route in plan.routes:
+        _check_part(Kind.ROUTER, route.router, f"route {route.family}.router")
+        _check_part(Kind.QUEUE, route.queue, f"route {route.family}.queue")
+    for device in (device for node in plan.nodes for device in node.devices):
+        _check_part(Kind.GOVERNOR, device.governor, f"device {device.device}.governor")
+
+
+def _check_part(kind: Kind, name: str, here: str) -> None:
+    try:
+        check_name(kind, name, SHIPPED[kind])
+    except SettingError as error:
+        raise PlanError(error.message, field=here, value=name, remedy=error.remedy) from error
 
 
 def check(
@@ -208,6 +232,11 @@ def _check_device(device: PlannedDevice, type_name: str, observed: DeviceState, 
         kind = device_type(type_name)
     except NotFound as error:
         raise PlanError(str(error), field=here, remedy="leave it out of the plan") from error
+    if device.power_limit_w:
+        remedy = "plan 0; clock_max_mhz lowers what the device draws"
+        raise PlanError(
+            "no agent sets power limits", field=f"{here}.power_limit_w", value=device.power_limit_w, remedy=remedy
+        )
     clocks = (device.clock_min_mhz, device.clock_max_mhz)
     if any(clocks) and not kind.clock_lockable:
         raise PlanError(
@@ -303,6 +332,9 @@ def _check_route(route: Route, hosted: Mapping[tuple[SliceKey, str, str, int], H
             raise PlanError(f"more than {CREDITS_MAX}", field=f"{here}.credits", value=target.credits)
         if not 0 <= target.weight < math.inf:
             raise PlanError("a negative weight, or no number", field=f"{here}.weight", value=target.weight)
+    for name, limit_ms in route.class_slo_ms.items():
+        if why := complaint("slo_ms", limit_ms) or ("" if limit_ms > 0 else "no latency"):
+            raise PlanError(why, field=f"{here}.class_slo_ms[{name}]", value=limit_ms, remedy="correct it")
     live = sorted((t for t in route.targets if not t.draining), key=lambda t: t.stage)
     for stage, targets in groupby(live, key=lambda t: t.stage):
         total = sum(t.weight for t in targets)

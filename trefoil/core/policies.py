@@ -38,6 +38,12 @@ class Policy:
         return name
 
 
+SHIPPED: Final[Mapping[Kind, frozenset[str]]] = {
+    Kind.ROUTER: frozenset({"weighted", "fifo", "least_loaded", "carbondis", "dybatch", "random", "least_grams"}),
+    Kind.QUEUE: frozenset({"fifo", "ssjf"}),
+    Kind.GOVERNOR: frozenset({"", "fixed", "miad"}),
+}
+"""Names of the shipped parts that plans name ("": the agent's default), for services that have not their tables."""
 LOAD: Final = ("start", "load", "slo", "objective", "loss")
 CARBON: Final = ("start", "carbon", "load", "slo", "scale", "objective", "loss")
 MEASURED: Final = ("start", "carbon", "load", "slo", "accuracy", "objective", "loss")

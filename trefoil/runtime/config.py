@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, Union,
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, model_validator
 
 from trefoil.core import device_types, errors
+from trefoil.core.outside.ranges import Ranged
 
 MASK = "***"
 DEVICE_TYPES_VARIABLE = "TREFOIL_DEVICE_TYPES"
@@ -27,10 +28,10 @@ _FILE = "_file"  # a setting that ends so names the file of the secret that is c
 
 
 if TYPE_CHECKING:
-    _Model = BaseModel
+    _Model = Ranged
 else:
 
-    class _Explained(type(BaseModel)):
+    class _Explained(type(Ranged)):
         """Metaclass of settings: what pydantic refuses of a model that is made in Python is our error too.
 
         Not `__init__`, which pydantic would also call for the models inside one, where nobody knows of which field it
@@ -43,7 +44,7 @@ else:
             except ValidationError as error:
                 raise explain(error, cls.__name__, cls) from error
 
-    class _Model(BaseModel, metaclass=_Explained):
+    class _Model(Ranged, metaclass=_Explained):
         pass
 
 

@@ -290,6 +290,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("trefoil_act_mode", "gauge", "1 for the mode of operation.", ("mode",), CONTROLLER),
     Metric("trefoil_node_stale", "gauge", "1 while a node's status is older than its limit.", ("node",), CONTROLLER),
     Metric(
+        "trefoil_set_aside_total",
+        "counter",
+        "Load windows and energy samples read and not used: they contradict their writer, or what is possible.",
+        ("kind",),
+        CONTROLLER,
+    ),
+    Metric(
         "trefoil_carbon_refused",
         "gauge",
         "1 for the rung in force that carbon.rungs_refused keeps from being planned by.",

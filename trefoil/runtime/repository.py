@@ -10,11 +10,12 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from trefoil.core import errors
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.common import Basis, Provenance
+from trefoil.core.outside.ranges import Ranged
 from trefoil.installation import MODELS, repositories
 from trefoil.runtime.given.repository_names import (
     BATCH_MAX,
@@ -45,11 +46,7 @@ Positive = Annotated[float, Field(gt=0, le=NUMBER_MAX)]
 NotNegative = Annotated[float, Field(ge=0, le=NUMBER_MAX)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class _Variant(_Model):
+class _Variant(Ranged):
     name: Name
     version: Annotated[int, Field(ge=1, le=VERSION_MAX)]
     accuracy: Annotated[float, Field(ge=0, le=1)]
@@ -61,12 +58,12 @@ class _Variant(_Model):
     sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
 
-class _Class(_Model):
+class _Class(Ranged):
     slo_ms: Positive
     slo_quantile: Annotated[float, Field(gt=0, lt=1)]
 
 
-class _Family(_Model):
+class _Family(Ranged):
     name: Name
     metric: Text
     task: Annotated[str, Field(max_length=4096)] = ""
@@ -77,7 +74,7 @@ class _Family(_Model):
     variants: Annotated[tuple[_Variant, ...], Field(min_length=1, max_length=FAMILY_VARIANTS_MAX)]
 
 
-class _Row(_Model):
+class _Row(Ranged):
     device_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 .:_-]*$")]  # NVML has blanks in some; cpu:8
     slice_type: Text
     variant: Name

@@ -12,6 +12,7 @@ from typing import Any, Final
 from redis import exceptions
 
 from trefoil.core import carbon, common, demand, energy, errors, fleet, objective, plan
+from trefoil.core.outside.plausible import sample_fault, window_fault
 from trefoil.runtime import codec
 from trefoil.runtime.keys import Keys
 
@@ -134,14 +135,14 @@ def _reading(keys: Keys, key: str, found: carbon.CarbonReading) -> str:
 def _window(keys: Keys, key: str, found: demand.LoadWindow) -> str:
     of_worker = key.startswith(keys.load_prefix())
     elsewhere = _is_at(keys.load(found.dispatcher, found.worker))(key) if of_worker else ""
-    return elsewhere or _interval(found.starts_at_s, found.ends_at_s)
+    return elsewhere or _interval(found.starts_at_s, found.ends_at_s) or (window_fault(found) if of_worker else "")
 
 
 def _sample(keys: Keys, key: str, found: energy.EnergySample) -> str:
     return (
         _is_at(keys.energy(found.node), keys.energy_minutes(found.node))(key)
         or _interval(found.starts_at_s, found.ends_at_s)
-        or ("" if found.counter_j >= 0.0 else f"{found.counter_j} J")
+        or sample_fault(found)
     )
 
 

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Final
 
 from trefoil.core.catalog import Catalog, Family
 from trefoil.core.errors import InvalidInput, NotFound, StaleRevision
 from trefoil.core.objective import Objective, ObjectiveMode
+from trefoil.core.outside.ranges import complaint
 
 WINDOW_S: Final = 86_400.0
 LAMBDA: Final = 0.5  # CLOVER section 5.1
@@ -63,15 +64,13 @@ def accept_objective(
 def _numbers(objective: Objective) -> None:
     if objective.mode == ObjectiveMode.UNSPECIFIED:
         raise InvalidInput("no mode", field="mode", value="unspecified", remedy="one of budget, instant, lambda")
-    for name, low, high in (
-        ("slo_ms", 0.0, math.inf),
-        ("slo_quantile", 0.0, 1.0),
-        ("window_s", 0.0, math.inf),
-        ("pue", 0.0, math.inf),
-    ):
-        value = getattr(objective, name)
-        if not low < value < high:
-            raise InvalidInput(f"must be between {low:g} and {high:g}", field=name, value=value, remedy="correct it")
+    given = {each.name: getattr(objective, each.name) for each in fields(objective)}
+    for name, value in (given | {f"params.{key}": value for key, value in objective.params.items()}).items():
+        if why := complaint(name, value):
+            raise InvalidInput(why, field=name, value=value, remedy="correct it")
+    for name in ("slo_ms", "slo_quantile", "window_s", "pue"):
+        if not given[name] > 0:
+            raise InvalidInput("must be above 0", field=name, value=given[name], remedy="correct it")
     for name in ("min_accuracy", "hard_min_accuracy", "lambda_weight"):
         value = getattr(objective, name)
         if not 0 <= value <= 1:

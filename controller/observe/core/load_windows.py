@@ -101,10 +101,10 @@ class LoadWindows:
         return self._step_bins * self._settings.bin_s
 
     def add(self, window: LoadWindow, catalog: Catalog) -> None:
-        """Count a window once; a repeated or reordered one of the same worker is dropped by its `seq`."""
+        """Count a window once; a repeated or reordered one of the same worker is dropped by its `seq` and end."""
         worker = (window.dispatcher, window.worker)
         newest = self._newest.get(worker)
-        if newest is not None and window.seq <= newest.seq:
+        if newest is not None and window.seq <= newest.seq and window.ends_at_s <= newest.ends_at_s:
             return
         self._newest[worker] = window
         self._windows.append(window)

@@ -28,6 +28,7 @@ from controller.observe.core.cpu_uses import CpuUses
 from controller.observe.core.load_windows import LoadWindows, ignore_window
 from controller.observe.core.plannable import differing_models, profiled_types, unplannable_reason
 from controller.observe.core.refusals import Refusals
+from controller.observe.core.set_aside import SetAside
 from controller.observe.core.unreached import unreached_devices, with_lost
 from controller.settings import ControllerSettings
 from trefoil.core.brains import Forecaster, PlanView, history_s_of
@@ -64,6 +65,8 @@ class LatestInputs:
     """Of governors that are called up again at the top of their range."""
     blind: str = ""
     """Why there may be dispatcher workers that `acks` does not name; "" when there are none."""
+    set_aside: SetAside = field(default_factory=SetAside)
+    """What contradicts itself, its writer or what is possible, and is not used."""
     down: str = ""
 
 

@@ -18,7 +18,7 @@ class GetPlanRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetPlanResponse(_message.Message):
-    __slots__ = ("plan", "rollout", "mode", "frozen", "pinned", "carbon_refused", "disk_trouble", "loans", "models_refused", "agents_unreached", "places_refused", "files_set_aside")
+    __slots__ = ("plan", "rollout", "mode", "frozen", "pinned", "carbon_refused", "disk_trouble", "loans", "models_refused", "agents_unreached", "places_refused", "files_set_aside", "set_aside")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class GetPlanResponse(_message.Message):
     AGENTS_UNREACHED_FIELD_NUMBER: _ClassVar[int]
     PLACES_REFUSED_FIELD_NUMBER: _ClassVar[int]
     FILES_SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
+    SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     rollout: _plan_pb2.Rollout
     mode: _plan_pb2.ActMode
@@ -43,7 +44,8 @@ class GetPlanResponse(_message.Message):
     agents_unreached: _containers.RepeatedScalarFieldContainer[str]
     places_refused: _containers.RepeatedScalarFieldContainer[str]
     files_set_aside: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., rollout: _Optional[_Union[_plan_pb2.Rollout, _Mapping]] = ..., mode: _Optional[_Union[_plan_pb2.ActMode, str]] = ..., frozen: _Optional[bool] = ..., pinned: _Optional[bool] = ..., carbon_refused: _Optional[str] = ..., disk_trouble: _Optional[str] = ..., loans: _Optional[_Iterable[_Union[Loan, _Mapping]]] = ..., models_refused: _Optional[_Iterable[str]] = ..., agents_unreached: _Optional[_Iterable[str]] = ..., places_refused: _Optional[_Iterable[str]] = ..., files_set_aside: _Optional[_Iterable[str]] = ...) -> None: ...
+    set_aside: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., rollout: _Optional[_Union[_plan_pb2.Rollout, _Mapping]] = ..., mode: _Optional[_Union[_plan_pb2.ActMode, str]] = ..., frozen: _Optional[bool] = ..., pinned: _Optional[bool] = ..., carbon_refused: _Optional[str] = ..., disk_trouble: _Optional[str] = ..., loans: _Optional[_Iterable[_Union[Loan, _Mapping]]] = ..., models_refused: _Optional[_Iterable[str]] = ..., agents_unreached: _Optional[_Iterable[str]] = ..., places_refused: _Optional[_Iterable[str]] = ..., files_set_aside: _Optional[_Iterable[str]] = ..., set_aside: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Loan(_message.Message):
     __slots__ = ("device", "holder", "left_s")

@@ -14,7 +14,9 @@ FOUND: dict[str, Any] = {
     "exploring": False, "revision": {"epoch": 1, "number": 3}, "policy": "exact", "why": "[carbon] fell",
     "rollout": "done", "nodes": [], "stale_nodes": [], "workers": [],
     "carbon": [], "carbon_ratio": [], "carbon_refused": "", "disk_trouble": "",
-    "models_refused": [], "places_refused": [], "agents_unreached": [], "loans": [], "objectives": [], "decisions": [],
+    "models_refused": [], "places_refused": [], "agents_unreached": [], "plans_refused": [],
+    "set_aside": [], "files_set_aside": [],
+    "loans": [], "objectives": [], "decisions": [],
     "served": {"window_s": 60.0, "by_class": []},
     "saving": {
         "since_s": 1_794_999_600.0, "since_start": True, "requests": 0, "joules": None, "grams": None,

@@ -56,7 +56,7 @@ def sample(
 ) -> EnergySample:
     hosted = (HostedEnergy("digits", variant, active_j),)
     return EnergySample(
-        "n", key.device, starts_at_s=at_s - 1, ends_at_s=at_s, method=method,
+        "n", key.device, round(at_s), at_s - 1, at_s, active_j, method,
         slices=(SliceEnergy(key, 1, active_j, hosted),),
     )  # fmt: skip
 

@@ -11,6 +11,8 @@ from dispatcher.request.request_parameters import RequestParameters
 from dispatcher.routing.async_queue import AsyncFamilyQueue
 from dispatcher.routing.core import routing_table as tables
 from dispatcher.routing.core.family_queue import FamilyQueue
+from dispatcher.routing.queues import QUEUES
+from dispatcher.routing.routers import ROUTERS
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
 from tests.support import own_group
@@ -19,6 +21,7 @@ from trefoil.core.carbon import CarbonRatio, CarbonReading, Series
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, SettingError, Unavailable
 from trefoil.core.fleet import Hosted
+from trefoil.core.parts import Kind, load_own_parts
 from trefoil.core.plan import Route
 from trefoil.core.queueing import ServiceTime
 from trefoil.runtime import config
@@ -28,6 +31,8 @@ from trefoil.simulator.engines.request_level import RequestLevel
 
 TOGETHER = "tests.support.own_group:Together"
 PATIENT = "tests.support.own_group:Patient"
+URGENT = "tests.support.own_queue:Urgent"
+load_own_parts({"router": [TOGETHER, PATIENT], "queue": [URGENT]}, {Kind.ROUTER: ROUTERS, Kind.QUEUE: QUEUES})
 
 
 def of(family, targets, router=TOGETHER, **more):

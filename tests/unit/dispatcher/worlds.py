@@ -10,7 +10,7 @@ from trefoil.core.brains import Outcome, Router, Ticket
 from trefoil.core.common import Revision
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import Objective, ObjectiveMode
-from trefoil.core.parts import Kind, find
+from trefoil.core.parts import Kind, load_part
 from trefoil.core.plan import Plan, Route, RouteTarget
 
 OK = Outcome("OK", 10.0, 9.0, 0, True)
@@ -33,8 +33,8 @@ def route(targets: Iterable[RouteTarget], router: str = "weighted", requests_max
 
 
 def routing(name: str, family: str = "digits", queue: str = "fifo") -> Router:
-    part = find(Kind.QUEUE, queue, QUEUES)
-    return find(Kind.ROUTER, name, ROUTERS).make(family, FairQueue(family, partial(part.make, family)))
+    part = load_part(Kind.QUEUE, queue, QUEUES)
+    return load_part(Kind.ROUTER, name, ROUTERS).make(family, FairQueue(family, partial(part.make, family)))
 
 
 def ticket(

@@ -11,7 +11,7 @@ from power_agent.clocks.core.clock_control import Ability, ClockRange
 from power_agent.clocks.core.device_governor import DeviceGovernor
 from power_agent.clocks.core.slice_latencies import SliceLatencies
 from power_agent.durability.publisher import Publisher
-from power_agent.governors import governor_of
+from power_agent.governors import GOVERNORS, governor_of
 from power_agent.governors.miad import Miad, MiadSettings
 from tests.support.clock_bench import GPU, Bench, clock_plan
 from tests.support.stores import state_on
@@ -23,9 +23,11 @@ from trefoil.core.errors import PlanError, SettingError
 from trefoil.core.fleet import ClockLease, Hosted, SliceKey
 from trefoil.core.latency import build_histogram
 from trefoil.core.objective import Objective
+from trefoil.core.parts import Kind, load_part
 from trefoil.core.plan import PlannedDevice, PlannedSlice
 
 STAIRS = "tests.support.seam.governor:Stairs"
+load_part(Kind.GOVERNOR, STAIRS, GOVERNORS)
 CLOCKS = tuple(range(210, 1411, 15))
 A100 = "A100-SXM4-40GB"
 ABILITY = Ability(GPU, A100, CLOCKS)
@@ -63,7 +65,9 @@ def test_a_governor_is_stepped_when_the_plan_changes_and_at_its_time_and_not_bet
 
 
 def test_what_a_governor_wants_stays_inside_the_planned_range():
-    one, plan = DeviceGovernor("tests.unit.power_agent.test_governing:Wild", {}), planned(600, 900, "fixed")
+    wild = "tests.unit.power_agent.test_governing:Wild"
+    load_part(Kind.GOVERNOR, wild, GOVERNORS)
+    one, plan = DeviceGovernor(wild, {}), planned(600, 900, "fixed")
     assert one.range(plan, ABILITY, 0, True, 0.0) == ClockRange(600, 900)
     assert one.range(plan, ABILITY, 0, True, 1.5) == ClockRange(600, 600)
 
@@ -80,7 +84,9 @@ SERVING = tuple(PlannedSlice(key, (Hosted("digits", "m", 1), Hosted("words", "s"
 
 def window(*cells: tuple[SliceKey, str, list[float]], length_s: float = 0.5) -> LoadWindow:
     """Latencies [ms] by slice and family, as a worker on another clock reports them."""
-    found = [LoadCell(LoadKey(family, "m", key), latency=build_histogram(ms)) for key, family, ms in cells]
+    found = [
+        LoadCell(LoadKey(family, "m", key), answered=len(ms), latency=build_histogram(ms)) for key, family, ms in cells
+    ]
     return LoadWindow("d", 0, 1, 5e9, 5e9 + length_s, cells=(LoadCell(LoadKey("digits"), arrived=3), *found))
 
 
@@ -142,7 +148,7 @@ def test_no_window_for_two_seconds_is_the_top_of_the_range():
     [
         ("turbo", {}, r"governor = 'turbo': no such governor. Remedy: one of fixed, miad, or module:Class"),
         ("fixed", {"step_mhz": 3}, r"governor setting step_mhz = 3: fixed has no such setting"),
-        ("nowhere:X", {}, r"governor = 'nowhere:X': cannot be imported"),
+        ("nowhere:X", {}, r"governor = 'nowhere:X': no such governor.*own_parts.governor"),
     ],
 )
 def test_an_unknown_governor_or_setting_is_refused(name, settings, says):

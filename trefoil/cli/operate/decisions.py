@@ -235,11 +235,16 @@ def replay(
             help="Decision id, or a file from <state>/decisions; default: all kept, with --controller the newest."
         ),
     ] = "",
+    own: Annotated[
+        list[str] | None,
+        typer.Option(help="module:Class or module:ROW of your own that a record names and this command may import."),
+    ] = None,
     where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
     """Take recorded decisions again from what was known then, and compare the plans. Exit code 1 when one differs."""
-    results = replay_kept(decision, where) if where.controller else replay_decisions(decision, Path(where.state_dir))
+    mine, folder = own or (), Path(where.state_dir)
+    results = replay_kept(decision, where, mine) if where.controller else replay_decisions(decision, folder, mine)
     if as_json_:
         print_json([asdict(result) for result in results])
     else:
@@ -250,7 +255,7 @@ def replay(
         raise typer.Exit(1)
 
 
-def replay_kept(decision: str, where: SystemAddress) -> "list[Replayed]":
+def replay_kept(decision: str, where: SystemAddress, own: Sequence[str] = ()) -> "list[Replayed]":
     """Replay one decision (an id, "" = the newest) that a controller elsewhere keeps.
 
     Raises:
@@ -263,10 +268,10 @@ def replay_kept(decision: str, where: SystemAddress) -> "list[Replayed]":
     answer = call_system(where, lambda system: system.call("GetDecision", request))
     record: DecisionRecord = codec.from_proto(answer.decision)
     made: Plan | None = codec.from_proto(answer.made) if answer.HasField("made") else None
-    return [decision_records.replay(record, _planner_of(record), made)]
+    return [decision_records.replay(record, _planner_of(record, own), made)]
 
 
-def replay_decisions(decision: str, state_dir: Path) -> "list[Replayed]":
+def replay_decisions(decision: str, state_dir: Path, own: Sequence[str] = ()) -> "list[Replayed]":
     """Replay one decision (an id, or a file of <state>/controller/decisions), or all that are kept.
 
     Raises:
@@ -290,7 +295,7 @@ def replay_decisions(decision: str, state_dir: Path) -> "list[Replayed]":
             value=decision or str(state_dir),
             remedy="trefoil state dump decisions",
         )
-    return [decision_records.replay(record, _planner_of(record), made) for record, made in found]
+    return [decision_records.replay(record, _planner_of(record, own), made) for record, made in found]
 
 
 def _replay_lines(result: "Replayed") -> Iterator[str]:
@@ -300,10 +305,14 @@ def _replay_lines(result: "Replayed") -> Iterator[str]:
     yield from result.diff
 
 
-def _planner_of(record: DecisionRecord) -> "Planner":
-    """The planner that took it, with the preset and the settings of then."""
+def _planner_of(record: DecisionRecord, own: Sequence[str]) -> "Planner":
+    """The planner that took it, with the preset and the settings of then. A record imports nothing by itself."""
     from controller.planners.policy_parts import planner_of, with_preset
 
+    for column, name in (("policy", record.policy), ("planner", record.versions.get("planner", ""))):
+        if ":" in name and name not in own:
+            remedy = f"give --own {name}, if that code is yours"
+            raise SettingError("is not imported because a record names it", field=column, value=name, remedy=remedy)
     row = with_preset(policy(record.policy), record.versions.get("preset", ""))
     given = json.loads(record.versions.get("parts", "{}"))
     return planner_of("", chosen(row, {"planner": record.versions.get("planner", "")}, given))

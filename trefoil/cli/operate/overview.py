@@ -102,6 +102,7 @@ async def _gather_known(system: ControllerClient, since_s: float | None = None) 
         "places_refused": list(answer.places_refused),
         "agents_unreached": list(answer.agents_unreached),
         "files_set_aside": list(answer.files_set_aside),
+        "set_aside": list(answer.set_aside),
         "loans": [{"device": one.device, "holder": one.holder} for one in answer.loans],
         "receipts": receipt_check(totals),
         "objectives": [as_json(objective) for objective in wanted],
@@ -154,6 +155,7 @@ def trouble_lines(found: Mapping[str, Any], now_s: float) -> list[str]:
     lines += [f"planned around, {refused}" for refused in found["models_refused"] + found["places_refused"]]
     lines += [f"cannot command {unreached}" for unreached in found["agents_unreached"]]
     lines += [f"controller: {line}" for line in found["files_set_aside"]]
+    lines += [f"not believed, {line}" for line in found["set_aside"]]
     lines += [f"{loan['device']} is lent to {loan['holder']}" for loan in found["loans"]]
     if found["disk_trouble"]:
         lines.append(f"nothing new is decided: {found['disk_trouble']}")

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from trefoil.core import policies
 from trefoil.core.device_types import DRIVERS
 from trefoil.core.errors import NotFound, SettingError
-from trefoil.core.parts import Kind, Value, find
+from trefoil.core.parts import Kind, Value, load_part
 from trefoil.core.units import HOUR_S
 from trefoil.installation import MODELS
 from trefoil.runtime import config
@@ -421,7 +421,7 @@ def takes_preset(row: policies.Policy, preset: str) -> bool:
 
     if preset not in policies.PRESETS:
         return False
-    constants = find(Kind.PLANNER, row.planner, PLANNERS).constants
+    constants = load_part(Kind.PLANNER, row.planner, PLANNERS).constants
     return constants is None or policies.preset_constants(row.planner, preset).keys() <= constants.keys()
 
 
@@ -429,4 +429,4 @@ def measures_candidates(row: policies.Policy) -> bool:
     """Whether a policy's planner may measure candidates on the system."""
     from controller.planners.table import PLANNERS
 
-    return find(Kind.PLANNER, row.planner, PLANNERS).traits.measures
+    return load_part(Kind.PLANNER, row.planner, PLANNERS).traits.measures

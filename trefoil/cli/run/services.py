@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from trefoil.cli.run.scenario import TRITON_PORTS_PER_DEVICE, System
 from trefoil.cli.run.state_directory import Launch, StatePaths, write_private
+from trefoil.core import policies
 from trefoil.core.catalog import Family, profile_basis
 from trefoil.core.device_types import QUOTA_PLACES
 from trefoil.core.errors import BinaryMissing, PortInUse, SettingError, StateUnavailable
@@ -399,6 +400,7 @@ def _agent_values(system: System) -> dict[str, Any]:
         "triton_port_base": system.listening_ports.triton_base,
         "meter": system.meter,
         "governor": system.governor,
+        "own_parts": _own_parts(system, Kind.GOVERNOR),
         "parts": _part_settings(system, Kind.GOVERNOR),
         "stop_slices_on_exit": system.fleet.real,
     }
@@ -408,6 +410,13 @@ def _part_settings(system: System, *kinds: Kind) -> dict[str, dict[str, Value]]:
     """Settings of parts of these kinds: of the policy's row, and over them those of the system."""
     settings = system.policy_row(system.policy).settings
     return {kind.value: dict(settings[kind]) for kind in kinds if settings.get(kind)}
+
+
+def _own_parts(system: System, *kinds: Kind) -> dict[str, list[str]]:
+    """Parts of one's own that plans may name in this system, by kind: of its policies' rows, or chosen instead."""
+    rows = [row(name) for name in system.policies_run for row in (policies.policy, system.policy_row)]
+    names = {kind: sorted({row.part(kind) for row in rows if ":" in row.part(kind)}) for kind in kinds}
+    return {kind.value: own for kind, own in names.items() if own}
 
 
 def _objective(system: System, family: str) -> dict[str, Any]:
@@ -434,6 +443,7 @@ def controller_settings(system: System, launch: Launch, paths: StatePaths) -> di
         "policy": system.policy,
         "planner": system.planner,
         "forecaster": system.forecaster,
+        "own_parts": _own_parts(system, Kind.ROUTER, Kind.QUEUE, Kind.GOVERNOR),
         "parts": _part_settings(system, Kind.PLANNER, Kind.FORECASTER),
         "mode": system.mode,
         "seed": system.seed,
@@ -459,6 +469,7 @@ def dispatcher_settings(system: System, launch: Launch, paths: StatePaths) -> di
         "workers": system.workers,
         "router": system.router,
         "queue": system.queue,
+        "own_parts": _own_parts(system, Kind.ROUTER, Kind.QUEUE),
     }
 
 

@@ -16,6 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from trefoil.core import errors
 from trefoil.core.errors import InvalidInput
+from trefoil.core.outside.ranges import complaint
 from trefoil.runtime.config import ServiceSettings
 
 READ_VERBS: Final = ("Get", "Watch", "List", "Explain", "Preview")
@@ -73,7 +74,8 @@ def check_request(request: Message) -> None:
     """Check a request's size and values.
 
     Raises:
-        InvalidInput: more than PARTS_MAX parts, a text above TEXT_CHARS_MAX, a number that is not finite, or no time.
+        InvalidInput: more than PARTS_MAX parts, a text above TEXT_CHARS_MAX, a number that is not finite or out of the
+            range of its name, or no time.
     """
     left = PARTS_MAX
     waiting: list[tuple[str, Any]] = [("", request)]
@@ -106,6 +108,9 @@ def _members(field: Any, value: Any) -> Sequence[Any]:
 def _check_scalar(field: str, value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidInput("is not a number", field=field, value=value, remedy="send a finite one")
+    computed = isinstance(value, float) and field.startswith("plan.")  # figures of a plan, e.g. its optimality gap
+    if why := complaint(field.rpartition(".")[2], value, computed=computed):
+        raise InvalidInput(why, field=field, value=value, remedy="correct that value")
     if isinstance(value, str | bytes) and len(value) > TEXT_CHARS_MAX:
         raise InvalidInput(f"is longer than {TEXT_CHARS_MAX}", field=field, value=value, remedy="send a shorter text")
 

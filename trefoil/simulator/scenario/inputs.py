@@ -40,10 +40,11 @@ from trefoil.simulator.scenario.arrivals import (
     read_counts,
 )
 from trefoil.simulator.scenario.carbon import Intensity, intensity_of
+from trefoil.simulator.scenario.policy_check import load_parts
 from trefoil.simulator.scenario.schema import Scenario, Served
 from trefoil.simulator.scenario.truth import Estimate, Truth, pair
 
-NEVER_STALE_S: Final = 1e18
+NEVER_STALE_S: Final = 1e10
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,8 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         knows_truth=given.knows_truth,
     )
     policy = scenario.policy.row
+    for row in (policy, scenario.policy.runs):
+        load_parts(row)
     params = None if given.planner else constants_of("", policy)
     planner = with_policy_parts(given.planner, policy) if given.planner else planner_of("", policy)
     if scenario.policy.blind and as_live_planner(planner) is None:

@@ -12,7 +12,7 @@ from dispatcher.routing.queues import QUEUES
 from dispatcher.routing.routers import ROUTERS
 from power_agent.governors import GOVERNORS
 from trefoil.core.errors import SettingError
-from trefoil.core.parts import Kind, Part, Parts, find
+from trefoil.core.parts import Kind, Part, Parts, load_part
 from trefoil.core.policies import Policy
 
 TABLES: Final[Mapping[Kind, Parts[Any]]] = {
@@ -22,6 +22,15 @@ TABLES: Final[Mapping[Kind, Parts[Any]]] = {
     Kind.QUEUE: QUEUES,
     Kind.GOVERNOR: GOVERNORS,
 }
+
+
+def load_parts(row: Policy) -> dict[Kind, Part[Any]]:
+    """Load the parts that a policy's row names; those of one's own are imported.
+
+    Raises:
+        SettingError: naming the first column that cannot be.
+    """
+    return {kind: load_part(kind, row.part(kind), TABLES[kind]) for kind in Kind}
 
 
 def check_policy(row: Policy, *, fluid: bool = False, simulated: bool = False) -> Mapping[Kind, Part[Any]]:
@@ -38,7 +47,7 @@ def check_policy(row: Policy, *, fluid: bool = False, simulated: bool = False) -
     if unknown:
         remedy = f"one of {', '.join(Kind)}"
         raise SettingError("there is no such kind of part", field="parts", value=unknown[0], remedy=remedy)
-    found = {kind: find(kind, row.part(kind), TABLES[kind]) for kind in Kind}
+    found = load_parts(row)
     told = {"truth": lambda _family, _from_s, _until_s: 0.0} if simulated else {}
     for kind, part in found.items():
         settings = part.settings_of(row.settings.get(kind, {}))

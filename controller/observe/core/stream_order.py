@@ -1,0 +1,100 @@
+"""Order of what one writer appends to a stream of intervals: load windows of a worker, energy samples of a device.
+
+Data: a number `seq` that grows, and an interval that begins where the one before ended.
+Formulation: a value that continues the last one is taken. One that does not (a gap, or a stray value) is held until the
+next: if that continues the held one, both are taken; if it continues the last one taken, the held one is contradicted
+and set aside. So no single stray value, whatever number or time it has, is counted or makes a true one be left out.
+Deviations: none.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Mapping
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+JOIN_S: Final = 1.0
+"""By which the ends of two neighbours may differ: clocks that agree, and steps of a sensor."""
+SAME_S: Final = 1e-5
+"""By which the ends of a value that is appended again may differ: messages carry microseconds."""
+FOLDED_MAX: Final = 2**20
+"""By how much the seq of neighbours may differ: an agent without a disk folds samples."""
+
+
+class Interval(Protocol):
+    """What a writer measured in one interval."""
+
+    @property
+    def seq(self) -> int:
+        """Number of the value, by its writer."""
+
+    @property
+    def starts_at_s(self) -> float:
+        """Begin of the interval, by its writer's clock."""
+
+    @property
+    def ends_at_s(self) -> float:
+        """End of the interval, by its writer's clock."""
+
+
+IntervalT = TypeVar("IntervalT", bound=Interval)
+
+
+class StreamOrder(Generic[IntervalT]):
+    """Order of the values of many writers. `set_aside` is told each value that is contradicted, and why."""
+
+    def __init__(self, set_aside: Callable[[IntervalT, str], None], seq_step_max: int = 1) -> None:
+        self._set_aside, self._seq_step_max = set_aside, seq_step_max
+        self._last: dict[Hashable, tuple[int, float]] = {}  # seq and end of the last value that was taken
+        self._held: dict[Hashable, IntervalT] = {}
+
+    @property
+    def holds(self) -> bool:
+        """Whether any value waits for its successor."""
+        return bool(self._held)
+
+    @property
+    def last(self) -> Mapping[Hashable, tuple[int, float]]:
+        """Seq and end of the last value taken, by writer."""
+        return self._last
+
+    def begin(self, last: Mapping[Any, tuple[int, float]]) -> None:
+        """Begin after these values; what was held is forgotten."""
+        self._last, self._held = {**last}, {}
+
+    def take(self, writer: Hashable, value: IntervalT) -> tuple[IntervalT, ...]:
+        """Values that count now, oldest first, given the next one of a writer's stream."""
+        last, held = self._last.get(writer), self._held.get(writer)
+        if last is not None and (
+            (value.seq < last[0] and value.ends_at_s <= last[1])
+            or (value.seq == last[0] and abs(value.ends_at_s - last[1]) <= SAME_S)
+        ):
+            return ()  # appended again by a writer that was not sure
+        if held is not None and value == held:
+            return ()
+        taken: tuple[IntervalT, ...] = ()
+        if last is None or self._continues(last, value):
+            taken = (value,)
+        elif held is not None and self._continues((held.seq, held.ends_at_s), value):
+            taken, held = (held, value), None
+        if held is not None:
+            why = f"seq {held.seq} from {held.starts_at_s:.1f} s on does not continue seq {last[0] if last else 0}"
+            self._set_aside(held, f"{why}, and seq {value.seq} does not continue it")
+        self._held.pop(writer, None)
+        if taken:
+            self._last[writer] = value.seq, value.ends_at_s
+        else:
+            self._held[writer] = value
+        return taken
+
+    def release(self) -> tuple[IntervalT, ...]:
+        """Take all that is held: its writers may append no more."""
+        held, self._held = self._held, {}
+        self._last |= {writer: (value.seq, value.ends_at_s) for writer, value in held.items()}
+        return tuple(held.values())
+
+    def keep(self, writers: Collection[Hashable]) -> None:
+        """Forget the writers that are not among these."""
+        self._last = {writer: last for writer, last in self._last.items() if writer in writers}
+        self._held = {writer: value for writer, value in self._held.items() if writer in writers}
+
+    def _continues(self, last: tuple[int, float], value: IntervalT) -> bool:
+        step = value.seq - last[0]
+        return 1 <= step <= self._seq_step_max and abs(value.starts_at_s - last[1]) <= JOIN_S

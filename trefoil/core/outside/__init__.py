@@ -1,0 +1,1 @@
+"""Checks of what comes from outside: ranges of numbers, values in streams."""

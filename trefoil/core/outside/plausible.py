@@ -1,0 +1,117 @@
+"""Whether a value from Redis can be what its writer measured: functions return what contradicts it, "" for nothing.
+
+Redis is a blackboard: a stray value may stand there, well-formed and absurd. Bounds are far beyond what a dispatcher
+worker or a device can do, so that no true value is set aside, and low enough that a false one moves no plan for long.
+"""
+
+from typing import Final
+
+from trefoil.core.accounting import CONSERVATION_TOLERANCE, active_j
+from trefoil.core.demand import LoadCell, LoadWindow
+from trefoil.core.device_types import known_type
+from trefoil.core.energy import EnergyMethod, EnergySample
+from trefoil.core.fleet import DeviceKind
+from trefoil.core.latency import BUCKETS, Histogram
+
+REQUESTS_MAX_PER_S: Final = 1e6
+"""Requests of one window: 400 times what one dispatcher worker carries."""
+UNITS_MAX_PER_S: Final = 1e9
+"""Items or tokens of one window: a thousand a request."""
+CELLS_MAX: Final = 100_000
+"""Cells of one window: families x variants x slices x classes x tenants that were asked for in it."""
+LATENCY_MAX_MS: Final = 7 * 86_400e3
+"""Longest latency of an answer: a week."""
+RECEIPT_MAX_J: Final = 1e7
+"""Joules of one answer: a GPU of 2 kW for more than an hour."""
+POWER_MARGIN: Final = 1.25
+"""A device draws more than its type's `max_w` for a moment: power limits are held in the mean."""
+COUNTER_LAG_S: Final = 0.2
+"""By which an energy counter may be late: NVML's is renewed every 20 to 100 ms."""
+UNKNOWN_MAX_W: Final = 2_000.0
+"""Most that a device of an unknown type is taken to draw: a B200 draws 1,000 W."""
+DEVICE_MAX_W: Final = 20_000.0
+"""Most that any one device is taken to draw, whatever its type's name says."""
+SEQ_MAX: Final = 1e12
+"""Highest number of a window or sample: five a second since 1970 are 1e10."""
+
+
+def window_fault(window: LoadWindow) -> str:
+    """What contradicts a load window: counts that no worker reaches, or that do not add up."""
+    if window.seq > SEQ_MAX:
+        return f"seq {window.seq}"
+    if len(window.cells) > CELLS_MAX:
+        return f"{len(window.cells)} cells"
+    length_s = max(1.0, window.ends_at_s - window.starts_at_s)
+    return next(filter(None, (_cell_fault(cell, length_s) for cell in window.cells)), "")
+
+
+def _cell_fault(cell: LoadCell, length_s: float) -> str:
+    failed = sum(cell.failed_by_code.values())
+    lost = max(cell.unanswered, cell.unanswered_work)
+    counts = (("arrived", cell.arrived), ("answered", cell.answered), ("failed", failed), ("unanswered", lost))
+    for name, count in counts:
+        if count > REQUESTS_MAX_PER_S * length_s:
+            return f"{count} {name} in {length_s:g} s"
+    if min(cell.unanswered_work, cell.unanswered_items, cell.unanswered_tokens, cell.unanswered_j) < 0.0:
+        return "negative work without an answer"
+    items, tokens = cell.items + cell.passed_items + cell.unanswered_items, cell.tokens_out + cell.unanswered_tokens
+    for name, count in (("items", items), ("tokens", tokens)):
+        if count > UNITS_MAX_PER_S * length_s:
+            return f"{count} {name} in {length_s:g} s"
+    if sum(cell.arrived_per_s) > cell.arrived:
+        return f"{sum(cell.arrived_per_s)} arrivals by second of {cell.arrived}"
+    for name, count in (("within the SLO", cell.within_slo), ("receipts", cell.receipts)):
+        if count > cell.answered:
+            return f"{count} {name} of {cell.answered} answered"
+    done = cell.answered + cell.passed.total + lost + tokens
+    if not (cell.receipt_j >= 0.0 and cell.receipt_j + cell.unanswered_j <= RECEIPT_MAX_J * max(1, done)):
+        return f"receipts of {cell.receipt_j:g} J, {cell.unanswered_j:g} J without an answer"
+    for name, found in (("latency", cell.latency), ("queue", cell.queue)):
+        if found.total > cell.answered:
+            return f"{name} of {found.total} answers, and {cell.answered} answered"
+    histograms = (cell.latency, cell.queue, cell.service, cell.passed)
+    return next(filter(None, map(_histogram_fault, histograms)), "")
+
+
+def _histogram_fault(found: Histogram) -> str:
+    if len(found.index) != len(found.count) or any(not 0 <= index < BUCKETS for index in found.index):
+        return f"a histogram with {len(found.count)} counts at {found.index[-1:]} of {BUCKETS} buckets"
+    if not 0.0 <= found.max_ms <= LATENCY_MAX_MS or not 0.0 <= found.sum_ms <= LATENCY_MAX_MS * max(1, found.total):
+        return f"a histogram whose longest is {found.max_ms:g} ms, of {found.sum_ms:g} ms in all"
+    return ""
+
+
+def sample_fault(sample: EnergySample) -> str:
+    """What contradicts an energy sample by itself: a device of another node, or joules that do not add up."""
+    if sample.seq > SEQ_MAX:
+        return f"seq {sample.seq}"
+    if not sample.device.startswith(f"{sample.node}/"):
+        return f"device {sample.device!r} is none of {sample.node}"
+    hosted = [(part, hosted) for part in sample.slices for hosted in part.hosted]
+    parts = (sample.counter_j, sample.idle_j, sample.unallocated_j, *(part.active_j for part in sample.slices))
+    if min(*parts, *(one.active_j for _, one in hosted), *(one.compute_s for _, one in hosted), 0.0) < 0.0:
+        return "negative joules or seconds"
+    total = active_j(sample) + sample.idle_j + sample.unallocated_j
+    tolerance_j = CONSERVATION_TOLERANCE * max(1.0, sample.counter_j)
+    if abs(total - sample.counter_j) > 2 * tolerance_j:  # times as protobuf has them
+        return f"{sample.counter_j:g} J by the counter, {total:g} J in its parts"
+    for part in sample.slices:
+        if sum(one.active_j for one in part.hosted) > part.active_j + 2 * tolerance_j:
+            return f"models of {part.key.name} drew more than the slice's {part.active_j:g} J"
+    if sample.method in (EnergyMethod.NONE, EnergyMethod.UNSPECIFIED) and sample.counter_j > 0.0:
+        return f"{sample.counter_j:g} J without a meter"
+    return ""
+
+
+def power_fault(sample: EnergySample, type_name: str) -> str:
+    """What contradicts a sample's joules: more than a device of that type can draw in that time."""
+    kind = known_type(type_name)
+    max_w = kind.max_w if kind is not None else UNKNOWN_MAX_W
+    if kind is not None and kind.kind == DeviceKind.CPU:  # its max_w is an estimate by core
+        max_w = max(max_w, UNKNOWN_MAX_W)
+    max_w = POWER_MARGIN * min(DEVICE_MAX_W, max_w)
+    limit_j = max_w * (sample.ends_at_s - sample.starts_at_s + COUNTER_LAG_S)
+    if sample.counter_j <= limit_j:
+        return ""
+    length_s = sample.ends_at_s - sample.starts_at_s
+    return f"{sample.counter_j:g} J in {length_s:g} s: a {type_name or 'device of unknown type'} draws {limit_j:.0f} J"
