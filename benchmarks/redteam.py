@@ -30,7 +30,7 @@ from trefoil.installation import CHECKOUT
 OUT: Final = CHECKOUT / "out" / "bench"
 HEALED_MAX_S: Final = 10.0
 JOULES_ERROR_MAX: Final = 0.01
-PARTS: Final[tuple[str, ...]] = ("adopt", "evidence", "fair", "fences", "files", "hosts", "http", "planner")
+PARTS: Final[tuple[str, ...]] = ("adopt", "evidence", "fair", "fences", "files", "hosts", "http", "numbers", "planner")
 """Modules benchmarks.redteam_PART."""
 
 
