@@ -75,10 +75,11 @@ class JournalState:
     overrides: dict[tuple[str, str], Override] = field(default_factory=dict)
     devices: dict[str, tuple[str, str]] = field(default_factory=dict)  # type and UUID: a lost GPU tells neither
     damaged: int = 0  # lines that could not be read, a torn last one included
-    lines: int = 0  # that could be read
+    lines: int = field(default=0, compare=False)  # that could be read
     owner: str = ""  # "<cluster>/<node>" of the agent that wrote it; empty: of a version that did not say
     version: int = VERSION  # of the format that it was written in
-    tags: set[str] = field(default_factory=set)  # of every Triton that it names, also of another driver load
+    tags: set[str] = field(default_factory=set, compare=False)
+    """Of every Triton that the file that was read names, also of another driver load."""
 
     def apply(self, entry: dict[str, Any]) -> None:
         """Apply one entry. Unknown kinds are of a newer agent and change nothing.

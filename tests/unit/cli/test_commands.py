@@ -44,7 +44,7 @@ COMMANDS = [
     ["reproduce", "clover"], ["family", "list"], ["family", "check"], ["family", "import"],
     ["family", "assume"], ["compare"],
     ["node", "show"], ["node", "preview"], ["node", "clocks"], ["node", "unlock"], ["node", "energy"],
-    ["node", "drain"], ["node", "doctor"],
+    ["node", "drain"], ["node", "doctor"], ["node", "adopt"], ["node", "reset"],
     ["explain-request"], ["carbon", "backtest"], ["carbon", "now"], ["carbon", "watch"], ["carbon", "forecast"],
     ["carbon", "history"], ["carbon", "health"], ["carbon", "zones"], ["reproduce", "wattwiser"],
     ["reproduce", "muserve"], ["reproduce", "muserve-scheduler"], ["sensitivity"], ["generate"],
