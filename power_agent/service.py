@@ -12,7 +12,7 @@ from power_agent.slices.node_state import PLAN, Node
 from power_agent.slices.reconciler import Reconciler
 from power_agent.slices.unproven import Unproven
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
-from trefoil.core.errors import InvalidInput, StateUnavailable, TrefoilError
+from trefoil.core.errors import Fenced, InvalidInput, StateUnavailable
 from trefoil.core.fleet import Step
 from trefoil.runtime import codec
 from trefoil.runtime.state_errors import believed_epoch
@@ -50,7 +50,7 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         plan = codec.from_proto(request.plan)
         try:
             applied = await self._reconciler.apply(plan)
-        except TrefoilError as error:
+        except Fenced as error:  # a plan that is wrong in itself is its sender's to show: the rollout halts
             if epoch == led:  # of whoever leads: an operator has to know; others may send what they like
                 self._node.report_missing(PLAN, f"plan {plan.revision} of the controller is refused: {error}")
             raise

@@ -61,8 +61,6 @@ class Predictor:
         try:
             told, *contents = (read_plain(folder / name, FILE_BYTES_MAX, folder) for name in ("lengths.json", *FILES))
             told = json.loads(told)
-            if check_external_data(folder / FILES[0], folder):
-                raise Refused(f"{FILES[0]} keeps weights in other files. Remedy: make pydoc-lengths")
             for name, content in zip(FILES, contents, strict=True):
                 found = hashlib.sha256(content).hexdigest()
                 if found != told["sha256"][name]:
@@ -70,6 +68,8 @@ class Predictor:
                         f"{name} has SHA-256 {found[:12]}, lengths.json names {told['sha256'][name][:12]}. "
                         "Remedy: make pydoc-lengths"
                     )
+            if check_external_data(folder / FILES[0], folder):
+                raise Refused(f"{FILES[0]} keeps weights in other files. Remedy: make pydoc-lengths")
         except (OSError, NotPlain, CatalogError, RecursionError, ValueError, KeyError, TypeError) as error:
             raise Refused(f"{folder}: {error}. Remedy: make pydoc-lengths") from error
         return told, contents[0], contents[1]

@@ -80,6 +80,8 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "node0/gpu0 --max 0",
     ),
     "node unlock": ("node0/gpu9",),
+    "node adopt": ("node0-gpu9-1g.5gb-0",),  # there is no such Triton or instance
+    "node reset": ("node0-gpu9-1g.5gb-0", "node0-gpu9-1g.5gb-0 --force"),
     "family load": ("digits node0/gpu0", "ghost node0/gpu0", "digits node0/gpu9"),
     "family unload": ("digits node0/gpu0", "ghost node0/gpu0", "digits node0/gpu9"),
     "sensitivity": (
