@@ -76,8 +76,7 @@ def _lose(loss: Loss, *, stops: bool) -> Callable[[EchoSystem], AbstractAsyncCon
             os.kill(pid, signal.SIGKILL)
             await _until_another(system, pid)
         yield
-        await _as_before(system, before)
-        assert (folder / JOURNAL).is_file(), "no journal was written again"
+        await _as_before(system, before, folder / JOURNAL)
 
     return trouble
 
@@ -96,11 +95,13 @@ async def _tritons(system: EchoSystem) -> dict[SliceKey, tuple[int, int]]:
     return found
 
 
-async def _as_before(system: EchoSystem, before: dict[SliceKey, tuple[int, int]]) -> None:
+async def _as_before(system: EchoSystem, before: dict[SliceKey, tuple[int, int]], journal: Path) -> None:
     """Wait until the next agent says that all is as before; AssertionError where it is not."""
     found = ""
     try:
         async with asyncio.timeout(TAKEN_OVER_S):
+            while found := "" if journal.is_file() else "no journal was written again":
+                await system.clock.sleep(POLL_S)
             while found := await _difference(system, before):
                 await system.clock.sleep(POLL_S)
     except TimeoutError:

@@ -29,7 +29,7 @@ from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Quality
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadWindow, TableAck
-from trefoil.core.energy import EnergySample
+from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.plan import Plan
 from trefoil.runtime import codec, state_errors
@@ -93,6 +93,7 @@ ROWS: Final[Mapping[str, Row]] = {
     "totals": Row(KEYS.totals("digits", "2025061515"), CONTROLLER, "CLI", "show none",
                   "writes all of the sums every few seconds"),
 }  # fmt: skip
+METHOD: Final = EnergyMethod.NVML_COUNTER
 NO_KEYS: Final = {"changed"}  # a channel
 
 
@@ -256,7 +257,7 @@ async def test_bad_entries_of_a_stream_cost_themselves_only() -> None:
     clock, server = ManualClock(START_S), Server(ManualClock(START_S))
     state = state_on(server, "default", clock)
     key = KEYS.energy("node0")
-    good = EnergySample("node0", "node0/gpu0", 1, START_S, START_S + 1.0, 5.0)
+    good = EnergySample("node0", "node0/gpu0", 1, START_S, START_S + 1.0, 5.0, idle_j=5.0, method=METHOD)
     bad = [b"\xff", codec.encode(EnergySample("node1", "x", 1, START_S, START_S + 1.0)),
            codec.encode(EnergySample("node0", "x", 1, 1.0, START_S))]  # fmt: skip
     for data in (*bad * 700, codec.encode(good), *bad):
@@ -272,7 +273,7 @@ async def test_a_stream_begun_anew_is_read_from_its_start() -> None:
     server = Server(clock)
     state = state_on(server, "default", clock)
     key = KEYS.energy("node0")
-    sample = EnergySample("node0", "node0/gpu0", 7, START_S, START_S + 1.0, 5.0)
+    sample = EnergySample("node0", "node0/gpu0", 7, START_S, START_S + 1.0, 5.0, idle_j=5.0, method=METHOD)
     server.append(key, {b"d": codec.encode(sample)}, 10)
     assert [found for _, found in await state.stream(key, EnergySample, "99999999999999-0")] == [sample]
 
@@ -430,7 +431,9 @@ class _Agent:
         for _ in range(count):
             self.clock.move(1.0)
             now_s = self.clock.now_s()
-            sample = EnergySample("node0", "node0/gpu0", len(self.ring) + 1, now_s - 1.0, now_s, 10.0)
+            sample = EnergySample(
+                "node0", "node0/gpu0", len(self.ring) + 1, now_s - 1.0, now_s, 10.0, idle_j=10.0, method=METHOD
+            )
             self.ring.append(sample)
             self.publisher.publish([sample])
             await self.publisher.step()

@@ -137,6 +137,6 @@ def test_what_it_cannot_trust_takes_it_to_the_top_at_once(trouble):
 
 def test_a_step_takes_less_than_50_us():
     """Of the processor; with a family on each slice that an A100 can have."""
-    one, stages = Miad(MiadSettings(interval_s=1e-9)), tuple(stage(0.5, weight=0.5, family=str(i)) for i in range(7))
+    one, stages = Miad(MiadSettings(interval_s=0.001)), tuple(stage(0.5, weight=0.5, family=str(i)) for i in range(7))
     views = iter([view(float(t), *(replace(s, latency_ms=50.0 + t % 2) for s in stages)) for t in range(2001)])
     assert min(timeit.repeat(lambda: one.step(next(views)), timer=thread_time, number=100, repeat=20)) / 100 < 50e-6

@@ -296,12 +296,14 @@ def _check_slice(part: PlannedSlice, type_name: str, catalog: Catalog) -> None:
     if not part.hosted:
         raise PlanError("a slice that hosts nothing", field=f"slice {part.key.name}.hosted", value=())
     if part.credits > CREDITS_MAX:
-        raise PlanError(f"more than {CREDITS_MAX}", field=f"slice {part.key.name}.credits", value=part.credits)
+        here, remedy = f"slice {part.key.name}.credits", f"at most {CREDITS_MAX} requests at once"
+        raise PlanError(f"more than {CREDITS_MAX}", field=here, value=part.credits, remedy=remedy)
     need_mib = CONTEXT_MIB
     for hosted in part.hosted:
         for name, most in HOSTED_MAX.items():
             if getattr(hosted, name) > most:
-                raise PlanError(f"more than {most}", field=f"hosted.{name}", value=getattr(hosted, name))
+                found = getattr(hosted, name)
+                raise PlanError(f"more than {most}", field=f"hosted.{name}", value=found, remedy=f"at most {most}")
         try:
             variant = catalog.family(hosted.family).variant(hosted.variant)
         except TrefoilError as error:
@@ -329,7 +331,8 @@ def _check_route(route: Route, hosted: Mapping[tuple[SliceKey, str, str, int], H
         if not target.draining and target.credits < 1:
             raise PlanError("a live target without credits", field=f"{here}.credits", value=target.credits)
         if target.credits > CREDITS_MAX:
-            raise PlanError(f"more than {CREDITS_MAX}", field=f"{here}.credits", value=target.credits)
+            remedy = f"at most {CREDITS_MAX} requests at once"
+            raise PlanError(f"more than {CREDITS_MAX}", field=f"{here}.credits", value=target.credits, remedy=remedy)
         if not 0 <= target.weight < math.inf:
             raise PlanError("a negative weight, or no number", field=f"{here}.weight", value=target.weight)
     for name, limit_ms in route.class_slo_ms.items():

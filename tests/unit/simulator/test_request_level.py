@@ -11,9 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dispatcher.routing.routers import ROUTERS
 from dispatcher.routing.routers.fifo import Fifo
 from tests.unit.dispatcher.worlds import key, route, target
 from trefoil.core.errors import InvalidInput, SettingError
+from trefoil.core.parts import Kind, load_part
 from trefoil.core.queueing import ServerClass, ServiceTime, arrivals_s, erlang_c, serve_shared, serve_weighted
 from trefoil.simulator.engines.engine import SliceService
 from trefoil.simulator.engines.request_level import RequestLevel
@@ -42,6 +44,11 @@ class Reader(Fifo):
         assert ticket.family == "digits"
         assert outcome.latency_ms >= outcome.service_ms - 1e-6
         super().on_done(ticket, pick, outcome, now_s)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_router() -> None:
+    load_part(Kind.ROUTER, f"{__name__}:Reader", ROUTERS)
 
 
 def service(variant="digits-l", mean_ms=20.0, cv=0.1, gap_ms=0.0):

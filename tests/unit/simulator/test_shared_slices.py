@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.planners.muserve.pipelines import Pipelines, Stage
+from dispatcher.routing.routers import ROUTERS
 from dispatcher.routing.routers.fifo import Fifo
 from tests.unit.dispatcher.worlds import key, route, target
 from trefoil.core.interference import INTERFERENCE, stretch
+from trefoil.core.parts import Kind, load_part
 from trefoil.core.queueing import ServiceTime
 from trefoil.simulator.engines.engine import Flow, OperatingPoint, SliceService
 from trefoil.simulator.engines.request_level import RequestLevel
@@ -27,6 +29,11 @@ class Reader(Fifo):
         assert ticket.slo_ms == pytest.approx(50.0)
         assert outcome.service_ms > 0
         super().on_done(ticket, pick, outcome, now_s)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_router() -> None:
+    load_part(Kind.ROUTER, f"{__name__}:Reader", ROUTERS)
 
 
 def service(family, mean_ms=10.0, cv=0.0, gap_ms=0.0, activity=0.6, more_ms=1.0, instances=1):
