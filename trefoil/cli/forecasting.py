@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from trefoil.cli.options import Sets, parse_sets
+from trefoil.cli.options import BinS, Column, Sets, TimeColumn, TimeUnit, parse_sets
 from trefoil.cli.output import AsJson, Guarded, console, grid, print_json
 from trefoil.core.errors import InvalidInput
 from trefoil.core.parts import Kind, load_part
@@ -49,7 +49,11 @@ def train(
 
 @app.command("backtest")
 def backtest(
-    trace: Annotated[Path, typer.Argument(help="CSV of requests: counts per second, minute or hour, or arrival_s.")],
+    trace: Annotated[Path, typer.Argument(help="Table of counts of requests, or of single ones.")],
+    column: Column = "",
+    time_column: TimeColumn = "",
+    time_unit: TimeUnit = "",
+    bin_s: BinS = 0.0,
     forecaster: Annotated[
         list[str] | None, typer.Option(help="Only these, or module:Class; default: all that need no simulation.")
     ] = None,
@@ -67,8 +71,12 @@ def backtest(
     from controller.observe.forecast_model import open_network
     from trefoil.forecasting.backtest import backtest as run_backtest
     from trefoil.forecasting.training import counts_per_s
+    from trefoil.simulator.scenario.request_columns import TraceOptions
+    from trefoil.simulator.scenario.request_trace import read_trace
 
-    counts = counts_per_s(trace, np.random.default_rng(DRAW_SEED))
+    read = read_trace(trace, TraceOptions(column, time_column, time_unit, bin_s), whole=True)
+    typer.echo(str(read), err=as_json)
+    counts = counts_per_s(read, np.random.default_rng(DRAW_SEED))
     scores = {}
     for name in forecaster or [name for name in FORECASTERS if name != "oracle"]:
         part = load_part(Kind.FORECASTER, name, FORECASTERS)

@@ -29,6 +29,15 @@ Router = Annotated[
 Queue = Annotated[str, typer.Option("--queue", help="Queue instead of the policy's: a name, or module:Class.")]
 Governor = Annotated[str, typer.Option("--governor", help="Governor instead of the policy's: a name, or module:Class.")]
 
+Column = Annotated[
+    str, typer.Option("--column", help="Column of the trace that counts requests; default: by its header.")
+]
+TimeColumn = Annotated[str, typer.Option("--time-column", help="Column of its times; default: by its header.")]
+TimeUnit = Annotated[
+    str, typer.Option("--time-unit", help="Of those times: s, ms, us, ns, min, h, day, date; default: by its header.")
+]
+BinS = Annotated[float, typer.Option("--bin-s", min=0, help="Seconds that a row counts; 0: by its header.")]
+
 CONTROLLER_VARIABLE: Final = "TREFOIL_CONTROLLER"
 
 

@@ -44,6 +44,7 @@ def simulate(
 ) -> None:
     """Simulate a scenario: same scenario and seed, same bytes. Nothing runs but this process."""
     from trefoil.simulator.run import simulate_to
+    from trefoil.simulator.scenario.inputs import traces_read
     from trefoil.simulator.scenario.schema import Scenario
 
     overrides = parse_sets(sets)
@@ -56,6 +57,8 @@ def simulate(
     if resume and out is None:
         raise SettingError("where from?", field="--resume", remedy="name the folder of the interrupted run with --out")
     loaded = Scenario.load(scenario, overrides)
+    for line in traces_read(loaded):
+        typer.echo(line, err=as_json)
     if forecasts:
         _compare(loaded, out, resume, as_json)
         return

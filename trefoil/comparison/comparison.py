@@ -99,13 +99,15 @@ class Saving:
 class Case:
     """One combination of values: the rows of all policies. `price_g`: grams per request and unit of accuracy.
 
-    `left_out`: policies of the table that do not apply, with why, where all of them were asked for.
+    `left_out`: policies of the table that do not apply, with why, where all of them were asked for. `traces`: what the
+    traces of requests were read as.
     """
 
     values: Mapping[str, str]
     rows: tuple[Row, ...]
     price_g: float | None
     left_out: Mapping[str, str] = field(default_factory=dict)
+    traces: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -169,6 +171,7 @@ class Comparison:
             "set": dict(case.values),
             "arrivals": {str(seed): digest for seed, digest in case.arrivals.items()},
             "left_out": dict(case.left_out),
+            "traces": list(case.traces),
             "price_mg_per_accuracy": None if case.price_g is None else 1e3 * case.price_g,
             "rows": [
                 {

@@ -63,7 +63,8 @@ def case_caption(found: Comparison, case: Case) -> str:
     families = case.rows[0].runs[0].summary["families"]
     left_out = "".join(f"\n{policy} does not apply: {why}" for policy, why in case.left_out.items())
     profiles = "".join(f"\nprofile of {name}: {one['profile']}" for name, one in families.items())
-    return f"equal load: {arrived:,} arrivals each, digest {digests}\n{price}; {draws}{profiles}{left_out}"
+    traces = "".join(f"\n{line}" for line in case.traces)
+    return f"equal load: {arrived:,} arrivals each, digest {digests}{traces}\n{price}; {draws}{profiles}{left_out}"
 
 
 def saving_title(found: Comparison) -> str:

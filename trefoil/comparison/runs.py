@@ -17,7 +17,7 @@ from trefoil.core.policies import POLICIES as TABLE
 from trefoil.core.units import HOUR_S
 from trefoil.reproduce.runs import RunResult, played, run_all
 from trefoil.runtime.config import changed
-from trefoil.simulator.scenario.inputs import Provided, arrivals_of, prepare
+from trefoil.simulator.scenario.inputs import Provided, arrivals_of, prepare, traces_read
 from trefoil.simulator.scenario.schema import Scenario
 
 POLICIES: Final = ("base", "static_mix", "exact")
@@ -229,7 +229,8 @@ def _case(planned: _Planned, found: Mapping[Job, RunResult]) -> Case:
         raise SettingError(f"fewer than two policies apply ({why})", field="--policies", value=ALL)
     rows = tuple(rows_)
     pairs = [(_run(cheap, found[cheap]).outcome, _run(dear, found[dear]).outcome) for cheap, dear in planned.priced]
-    return Case(planned.values, rows, price_g(pairs), left_out)
+    read = traces_read(Scenario.model_validate_json(next(iter(planned)).scenario))
+    return Case(planned.values, rows, price_g(pairs), left_out, read)
 
 
 def _run(job: Job, found: RunResult) -> Run:

@@ -1,7 +1,8 @@
 """Training of `lstm`: windows of traces, and of generated load, given to torch in an environment of its own.
 
-Data: traces of requests (trefoil/simulator/scenario/arrivals.py). Counts per second and arrival times stay as recorded;
-    coarser counts become a rate, straight lines between the middles of bins, drawn as Poisson at each of `LEVELS`.
+Data: traces of requests (trefoil/simulator/scenario/request_trace.py). Counts per second and arrival times stay as
+    recorded; coarser counts become a rate, straight lines between the middles of bins, drawn as Poisson at each of
+    `LEVELS`.
     Generated: a slow wave, a random walk, spikes that decay, and Poisson counts of a rate with gamma noise.
 Result: windows of 600 s and the largest second of the minute after; the last fifth of each trace validates.
 """
@@ -20,7 +21,7 @@ from numpy.random import Generator
 
 from controller.forecasters.lstm import HORIZON_S, INPUT_S
 from trefoil.core.errors import InvalidInput, SettingError, StartError
-from trefoil.simulator.scenario.arrivals import BINS_S, TIMES, read_trace
+from trefoil.simulator.scenario.request_trace import RequestTrace, read_trace
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,16 +38,9 @@ def file_sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def counts_per_s(path: Path, rng: Generator, mean_per_s: float = 0.0) -> Floats:
-    """Arrivals of each second of a trace; minutes and hours are drawn, at a mean rate where one is given.
-
-    Raises:
-        TraceError: the file is no trace.
-    """
-    unit, numbers = read_trace(path)
-    if unit == TIMES:
-        return np.bincount(numbers.astype(np.int64)).astype(np.float64)
-    bin_s = BINS_S[unit]
+def counts_per_s(trace: RequestTrace, rng: Generator, mean_per_s: float = 0.0) -> Floats:
+    """Arrivals of each second of a trace; wider bins are drawn, at a mean rate where one is given."""
+    numbers, bin_s = trace.counted()
     if bin_s == 1.0:
         return numbers
     rates = numbers / bin_s * (mean_per_s / (numbers.mean() / bin_s) if mean_per_s and numbers.any() else 1.0)
@@ -107,8 +101,8 @@ def train(
             raise InvalidInput(
                 f"is the held-out {tested[digest]}", field="TRACES", value=str(path), remedy="train on another trace"
             )
-        unit, _ = read_trace(path)
-        played = [counts_per_s(path, rng, mean) for mean in (LEVELS if BINS_S.get(unit, 1.0) > 1.0 else (0.0,))]
+        trace = read_trace(path, whole=True)
+        played = [counts_per_s(trace, rng, mean) for mean in (LEVELS if trace.counted()[1] != 1.0 else (0.0,))]
         if min(counts.size for counts in played) < 2 * (INPUT_S + HORIZON_S):
             raise InvalidInput("too short", field="TRACES", value=str(path), remedy="give at least 22 minutes")
         parts += (found := [windows_of(counts) for counts in played])

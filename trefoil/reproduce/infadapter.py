@@ -11,7 +11,6 @@ Deviations: slices serve as the queueing law has it, with service times that car
     unknown.
 """
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +25,7 @@ from trefoil.reproduce.infadapter_numbers import CORES, QUANTILE, SLO_MS, catalo
 from trefoil.reproduce.runs import RunResult, key_of, played, source_hash
 from trefoil.simulator.scenario.arrivals import draw_counted
 from trefoil.simulator.scenario.inputs import Provided
+from trefoil.simulator.scenario.request_trace import read_trace
 from trefoil.simulator.scenario.schema import Arrivals, FamilyObjective, Node, PolicyChoice, Scenario, Served
 
 FAMILY: Final = "resnets"
@@ -45,8 +45,8 @@ def load(name: str) -> tuple[tuple[float, ...], str]:
     folder = data_folder()
     if folder is None:
         return bursty(), "made up in the shape of Twitter's slice, which is not here"
-    with (folder / "requests" / TWITTER).open(encoding="utf-8") as file:
-        return tuple(float(row["requests"]) for row in csv.DictReader(file)), "Twitter, 21 minutes (TREFOIL_DATA)"
+    counts, _ = read_trace(folder / "requests" / TWITTER).counted()
+    return tuple(counts.tolist()), "Twitter, 21 minutes (TREFOIL_DATA)"
 
 
 def steady() -> tuple[float, ...]:

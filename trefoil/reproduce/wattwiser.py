@@ -13,7 +13,6 @@ Deviations: hours are shortened, so that load changes every minute: wake-ups wei
     policies have three GPUs, one of them shared, as in Fig. 3; the fourth sleeps. uniform has two for each model.
 """
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -30,6 +29,7 @@ from trefoil.core.units import MS_PER_S
 from trefoil.reproduce.experiment import data_folder
 from trefoil.reproduce.runs import RunResult, key_of, played, sleeping_at, source_hash
 from trefoil.simulator.scenario.inputs import Provided
+from trefoil.simulator.scenario.request_trace import read_trace
 from trefoil.simulator.scenario.schema import (
     Arrivals,
     Carbon,
@@ -95,9 +95,8 @@ def swim(place: int) -> tuple[float, ...]:
         at = np.arange(HOURS)
         hours = np.sin((at + 7 * place) / HOURS * 2 * np.pi) + 0.5 * np.cos(at * (3 + place))
     else:
-        with (folder / "requests" / SWIM[place]).open(encoding="utf-8") as file:
-            jobs = [float(row["jobs"]) for row in csv.DictReader(file)]
-        hours = np.array(jobs)[: HOURS * 60].reshape(HOURS, -1).sum(axis=1)
+        jobs, _ = read_trace(folder / "requests" / SWIM[place]).counted()
+        hours = jobs[: HOURS * 60].reshape(HOURS, -1).sum(axis=1)
     shares = LOW + (HIGH - LOW) * (hours - hours.min()) / (hours.max() - hours.min())
     return tuple(round(share, 4) for share in shares.tolist())
 

@@ -11,6 +11,7 @@ from tests.support.seam.forecaster import Promised, PromisedSettings
 from trefoil.cli.main import app
 from trefoil.forecasting.backtest import backtest
 from trefoil.forecasting.training import counts_per_s, generated_counts, windows_of
+from trefoil.simulator.scenario.request_trace import read_trace
 
 
 def run(*arguments: object):
@@ -49,6 +50,7 @@ def test_a_backtest_prints_every_forecaster_or_those_that_are_asked_for(trace):
     assert found["scores"]["ewma"]["error_ratio"] == pytest.approx(0.0, abs=1e-9)
     own = run("backtest", trace, "--forecaster", "tests.support.seam.forecaster:Promised", "--set", "rate_per_s=60")
     assert "100.0%" in own.output  # of what lies above
+    assert "trace mine.csv: 1,500 rows, each a count (requests) over 1 s; 19,500 requests in 1,500 s" in own.output
 
 
 @pytest.mark.parametrize(
@@ -96,8 +98,8 @@ def test_windows_are_ten_minutes_and_the_largest_second_after_them():
 def test_minutes_are_drawn_to_seconds_at_the_mean_that_is_asked_for_and_seconds_stay_as_they_are(tmp_path, trace):
     minutes = tmp_path / "minutes.csv"
     minutes.write_text("minute,jobs\n" + "".join(f"{i},{5 + i % 3}\n" for i in range(200)))
-    drawn = counts_per_s(minutes, np.random.default_rng(1), 30.0)
+    drawn = counts_per_s(read_trace(minutes), np.random.default_rng(1), 30.0)
     assert drawn.size == 12_000
     assert drawn.mean() == pytest.approx(30.0, rel=0.02)
-    assert counts_per_s(trace, np.random.default_rng(1), 99.0).max() == 30.0
+    assert counts_per_s(read_trace(trace), np.random.default_rng(1), 99.0).max() == 30.0
     assert list(generated_counts(np.random.default_rng(2))) == list(generated_counts(np.random.default_rng(2)))

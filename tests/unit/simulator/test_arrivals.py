@@ -16,10 +16,10 @@ from trefoil.simulator.scenario.arrivals import (
     Rate,
     RecordedArrivals,
     counts_as_rate,
-    read_counts,
-    read_trace,
 )
 from trefoil.simulator.scenario.inputs import prepare
+from trefoil.simulator.scenario.request_columns import TraceOptions
+from trefoil.simulator.scenario.request_trace import read_trace
 from trefoil.simulator.scenario.schema import Arrivals, Scenario
 
 DATA = Path(os.environ.get("TREFOIL_DATA", Path(__file__).parents[3] / ".." / "shared" / "data")) / "requests"
@@ -122,7 +122,7 @@ def test_a_rate_that_ends_at_zero_stops_and_one_that_begins_late_is_constant_bef
 def test_a_trace_of_counts_repeats_and_is_scaled_to_a_mean(tmp_path):
     path = tmp_path / "counts.csv"
     path.write_text("# somewhere\nminute,requests\n0,60\n1,120\n", encoding="utf-8")
-    counts, bin_s = read_counts(path)
+    counts, bin_s = read_trace(path).counted()
     assert (counts.tolist(), bin_s) == ([60.0, 120.0], 60.0)
     rate = counts_as_rate(counts, bin_s)
     assert [rate.at(at) for at in (0.0, 59.0, 61.0, 121.0, 181.0)] == [1.0, 1.0, 2.0, 1.0, 2.0]
@@ -132,7 +132,7 @@ def test_a_trace_of_counts_repeats_and_is_scaled_to_a_mean(tmp_path):
 def test_given_times_are_handed_out_once(tmp_path):
     path = tmp_path / "times.csv"
     path.write_text("arrival_s,tokens\n0.0,3\n0.5,3\n0.5,3\n2.0,3\n", encoding="utf-8")
-    source = RecordedArrivals(read_trace(path)[1])
+    source = RecordedArrivals(read_trace(path).numbers)
     assert source.until(0.5).tolist() == [0.0]
     assert source.until(2.0).tolist() == [0.5, 0.5]
     assert source.until(9.0).tolist() == [2.0]
@@ -149,26 +149,26 @@ def test_given_times_are_handed_out_once(tmp_path):
         ("minute,requests\n0,5\n1\n", "line 3.*no number"),
         ("minute,requests\n0,0\n1,0\n", "no request"),
         ("minute,requests\n0,nan\n", "line 2"),
-        ("moment,requests\n0,5\n", "how long a bin is"),
+        ("place,requests\n0,5\n", "how long a bin is"),
     ],
 )
 def test_a_trace_that_cannot_be_used_says_where(tmp_path, text, words):
     path = tmp_path / "trace.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(TraceError, match=rf"(?s){words}"):
-        read_counts(path)
+        read_trace(path)
 
 
 def test_missing_files_columns_and_order_are_named(tmp_path):
     with pytest.raises(TraceError, match="no trace"):
-        read_counts(tmp_path / "none.csv")
+        read_trace(tmp_path / "none.csv")
     path = tmp_path / "trace.csv"
     path.write_text("minute,requests\n0,5\n", encoding="utf-8")
     with pytest.raises(TraceError, match=r"jobs.*one of \['minute', 'requests'\]"):
-        read_counts(path, "jobs")
+        read_trace(path, TraceOptions(column="jobs"))
     path.write_text("arrival_s\n1.0\n0.5\n", encoding="utf-8")
     with pytest.raises(TraceError, match="line 3: negative or earlier"):
-        read_trace(path)[1]
+        read_trace(path)
     with pytest.raises(TraceError, match="ascend"):
         RecordedArrivals(np.array([2.0, -1.0]))
 
@@ -193,9 +193,9 @@ def test_the_recorded_traces_are_read_as_they_are():
     if not DATA.is_dir():
         pytest.skip(f"no {DATA}: set TREFOIL_DATA to the evaluation data")
     for path in sorted(DATA.glob("*_per_*.csv")):
-        counts, bin_s = read_counts(path)
+        counts, bin_s = read_trace(path).counted()
         found = ArrivalStream(counts_as_rate(counts, bin_s), 1.0, np.random.default_rng(1)).until(counts.size * bin_s)
         assert found.size == pytest.approx(counts.sum(), abs=5 * np.sqrt(counts.sum())), path.name
     for path in sorted(DATA.glob("*_requests.csv")):
-        times = read_trace(path)[1]
+        times = read_trace(path).numbers
         assert RecordedArrivals(times).until(np.inf).size == times.size > 1000, path.name

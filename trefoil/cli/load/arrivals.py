@@ -19,14 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trefoil.core.errors import InvalidInput, TraceError
-from trefoil.simulator.scenario.arrivals import (
-    BINS_S,
-    TIMES,
-    ArrivalStream,
-    Rate,
-    draw_counted,
-    read_trace,
-)
+from trefoil.simulator.scenario.arrivals import ArrivalStream, Rate, draw_counted
+from trefoil.simulator.scenario.request_columns import TraceOptions
+from trefoil.simulator.scenario.request_trace import RequestTrace, read_trace
 
 ARRIVALS_MAX: Final = 10_000_000
 TIMES_STREAM, IMAGES_STREAM, SIZES_STREAM, LABELS_STREAM = range(4)  # one random stream each: none disturbs another
@@ -92,11 +87,20 @@ class ArrivalTrace:
     rate_scale: float = 1.0
     speedup: float = 1.0
     limit_s: float = math.inf
+    options: TraceOptions = TraceOptions()
 
     def __post_init__(self) -> None:
         for field in ("rate_scale", "speedup", "limit_s"):
             if not getattr(self, field) > 0:
                 raise InvalidInput("must be above 0", field=field, value=getattr(self, field))
+
+    def read(self) -> RequestTrace:
+        """Read the file.
+
+        Raises:
+            TraceError: naming file, line and value of what is wrong with it.
+        """
+        return read_trace(self.path, self.options, whole=True)
 
     def times_s(self, seed: int) -> Floats:
         """Arrival times as they are played [s], ascending; counts are met exactly, bin by bin.
@@ -104,15 +108,15 @@ class ArrivalTrace:
         Raises:
             TraceError: naming file, line and value of what is wrong with it.
         """
-        unit, numbers = read_trace(self.path)
+        trace = self.read()
         rng = np.random.default_rng([seed, TIMES_STREAM])
-        if unit == TIMES:
-            times = self._thinned(numbers, rng)
+        if not trace.bin_s:
+            times = self._thinned(trace.numbers, rng)
         else:
             # A scaled count is rounded up or down by chance, so that its mean is right.
-            counts = np.floor(numbers * self.rate_scale + rng.random(len(numbers)))
+            counts = np.floor(trace.numbers * self.rate_scale + rng.random(len(trace.numbers)))
             self._refuse_too_many(int(counts.sum()))
-            times = draw_counted(counts, BINS_S[unit], rng)
+            times = draw_counted(counts, trace.bin_s, rng)
         times = times / self.speedup
         return times[times < self.limit_s]
 

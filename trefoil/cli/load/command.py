@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trefoil.cli.family.commands import Shapes, parse_shapes
+from trefoil.cli.options import BinS, Column, TimeColumn, TimeUnit
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
 from trefoil.cli.system_client import connect_system
 from trefoil.core.errors import SettingError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from trefoil.cli.load.generator import LoadSpec
     from trefoil.cli.load.metered import Metered
     from trefoil.cli.load.result import LoadResult, LoadSummary, Progress
+    from trefoil.simulator.scenario.request_columns import TraceOptions
 
 PRINT_EVERY_S = 2.0
 
@@ -31,8 +33,12 @@ def load(
         str, typer.Option(help="Instead of --rate: points second:rate, linear between, e.g. 0:26,30:26,36:52,60:52.")
     ] = "",
     trace: Annotated[
-        Path | None, typer.Option(help="Instead of --rate: a CSV of counts per second, minute or hour, or of times.")
+        Path | None, typer.Option(help="Instead of --rate: a table of counts, or of single requests (docs/traces.md).")
     ] = None,
+    column: Column = "",
+    time_column: TimeColumn = "",
+    time_unit: TimeUnit = "",
+    bin_s: BinS = 0.0,
     trace_scale: Annotated[float, typer.Option(help="Multiply the load of --trace.", min=1e-6)] = 1.0,
     seed: Annotated[int, typer.Option(help="Same seed, same arrivals with the same images.", min=0)] = 1,
     batch: Annotated[str, typer.Option(help="Items per request, drawn from these, e.g. 1,2,8.")] = "1",
@@ -54,8 +60,10 @@ def load(
     """Send items open loop, check every answer, and print latency, attainment, accuracy, joules and grams."""
     from trefoil.cli.load.generator import LoadSpec
     from trefoil.cli.load.inputs import inputs_of_model
+    from trefoil.simulator.scenario.request_columns import TraceOptions
 
-    arrivals = _arrivals(rate, duration, profile, trace, trace_scale)
+    options = TraceOptions(column, time_column, time_unit, bin_s)
+    arrivals = _trace(trace, options, trace_scale, duration, as_json) if trace else _profile(rate, duration, profile)
     sizes, shapes = _sizes(batch), parse_shapes(shape)
 
     async def play() -> "tuple[LoadResult, Metered | None, float, float]":
@@ -106,15 +114,20 @@ async def _find_target(
         return system.launch.addresses["inference"], served, slo_ms or objective.slo_ms, objective.slo_quantile
 
 
-def _arrivals(
-    rate: float, duration: float, profile: str, trace: Path | None, trace_scale: float
+def _trace(
+    path: Path, options: "TraceOptions", scale: float, duration: float, as_json: bool
 ) -> "RateProfile | ArrivalTrace":
-    from trefoil.cli.load.arrivals import ArrivalTrace, RateProfile
+    from trefoil.cli.load.arrivals import ArrivalTrace
 
-    if trace is not None:
-        found = ArrivalTrace(trace, trace_scale, limit_s=duration)
-        found.times_s(0)  # what is wrong with it is said before anybody is asked
-        return found
+    found = ArrivalTrace(path, scale, limit_s=duration, options=options)
+    typer.echo(str(found.read()), err=as_json)
+    found.times_s(0)  # a trace that cannot be played is refused before any request is sent
+    return found
+
+
+def _profile(rate: float, duration: float, profile: str) -> "RateProfile | ArrivalTrace":
+    from trefoil.cli.load.arrivals import RateProfile
+
     if not profile:
         return RateProfile.constant(rate, duration)
     try:

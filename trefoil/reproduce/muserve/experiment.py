@@ -17,7 +17,6 @@ Deviations: GPUs of 16 GB less CONTEXT; Algorithm 2 runs over all GPUs, since Al
     forgets them with each change). `group_size`: AlpaServe's groups have so many GPUs; 0: it chooses.
 """
 
-import csv
 import math
 from collections import deque
 from collections.abc import Mapping
@@ -47,6 +46,7 @@ from trefoil.reproduce.experiment import data_folder
 from trefoil.reproduce.muserve.lengths import Lengths, card_digest
 from trefoil.reproduce.muserve.models import FOLLOWS, LOW_MHZ, MODELS, TOP_MHZ, units
 from trefoil.reproduce.runs import RunResult, key_of, source_hash
+from trefoil.simulator.scenario.request_trace import read_trace
 
 POLICIES: Final = ("alpaserve", "alpaserve_scaling", "muserve")
 GPU_MIB, CONTEXT_MIB = 16160.0, 400.0  # what CUDA shows of 16 GB; the table's sizes have the runtime's part in them
@@ -145,8 +145,7 @@ def _warp(trace: str, duration_s: float) -> tuple[Any, Any]:
     if folder is None:
         minutes = 1.5 + np.sin(np.arange(1440) / 1440 * 4 * np.pi)
     else:
-        with (folder / "requests" / AZURE).open(encoding="utf-8") as file:
-            minutes = np.array([float(row["requests"]) for row in csv.DictReader(file)])
+        minutes, _ = read_trace(folder / "requests" / AZURE).counted()
     minutes = minutes[: math.ceil(duration_s / MINUTE_S)] + 1e-9
     at_s = np.linspace(0.0, duration_s, len(minutes) + 1)
     return at_s, np.concatenate(([0.0], np.cumsum(minutes) / minutes.sum() * duration_s))

@@ -1,19 +1,15 @@
-"""Arrivals of requests: drawn from a rate over time, or recorded; and the one reader of arrival traces.
+"""Arrivals of requests: drawn from a rate over time, or recorded.
 
 Serves the simulator, block by block, and the live load generator (trefoil/cli/load/arrivals.py), all at once.
 Formulation: a renewal stream of gamma gaps (mean 1, SCV `gap_scv`) in operational time, mapped to seconds by the
     inverse of the cumulative rate: SCV 1 is a Poisson process whose rate follows the points exactly, SCV 0 a metronome.
-Data: (time, rate) points joined by straight lines, or steps; traces, CSV files of counts per bin or of arrival times:
-    second,requests  minute,requests  hour,requests   so many arrivals in each second, minute, hour
-    arrival_s,...                                     the times themselves
+Data: (time, rate) points joined by straight lines, or steps; traces as request_trace.py reads them.
 Deterministic in its generator: gaps are drawn in blocks of their own, and each arrival's time is a function of its
     place in operational time alone. So in whatever steps a stream is read, the same bytes come out.
 """
 
-import csv
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
@@ -27,8 +23,6 @@ Floats = npt.NDArray[np.float64]
 
 MEANS_MAX: Final = 4096  # means of spans that are kept
 GAPS: Final = 8192  # gaps drawn at once
-BINS_S: Final = {"second": 1.0, "minute": 60.0, "hour": 3600.0}  # what a first column of that name counts
-TIMES: Final = "arrival_s"  # the column of a file of arrival times
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -254,122 +248,3 @@ def draw_counted(counts: Floats, bin_s: float, rng: Generator) -> Floats:
     """Arrival times with exactly as many in each bin as it counts, uniform inside it; ascending [s], from time 0."""
     bins = np.repeat(np.arange(len(counts)), counts.astype(np.int64))
     return np.sort((bins + rng.random(len(bins))) * bin_s)
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A CSV file with a row of column names; every row with the number of its line."""
-
-    path: Path
-    names: list[str]
-    rows: list[tuple[int, list[str]]]
-
-    def numbers(self, column: str) -> Floats:
-        """Finite numbers of a column."""
-        if column not in self.names:
-            raise TraceError(
-                f"{self.path} has no such column", field="column", value=column, remedy=f"one of {self.names}"
-            )
-        return np.array([self._number(line, row, column) for line, row in self.rows])
-
-    def _number(self, line: int, row: list[str], column: str) -> float:
-        text = self._cell(row, column)
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise TraceError(f"{self.path} line {line}: no number", field=column, value=text, remedy="mend that line")
-        return value
-
-    def refuse(self, wrong: npt.NDArray[np.bool_], column: str, why: str, remedy: str) -> None:
-        """Raise TraceError for the first row that is wrong."""
-        if wrong.any():
-            line, row = self.rows[int(np.argmax(wrong))]
-            raise TraceError(
-                f"{self.path} line {line}: {why}", field=column, value=self._cell(row, column), remedy=remedy
-            )
-
-    def _cell(self, row: list[str], column: str) -> str:
-        position = self.names.index(column)
-        return row[position] if position < len(row) else ""
-
-
-def read_counts(path: Path, column: str = "", bin_s: float = 0.0) -> tuple[Floats, float]:
-    """Requests per bin, and seconds per bin: as given, or as the first column's name says (second, minute, hour).
-
-    Raises:
-        TraceError: names file, line, value and remedy.
-    """
-    table = _read(path)
-    if not bin_s:
-        if table.names[0] not in BINS_S:
-            raise TraceError(
-                f"{path} does not say how long a bin is",
-                field="bin_s",
-                remedy=f"set it, or name column 1 of {list(BINS_S)}",
-            )
-        bin_s = BINS_S[table.names[0]]
-    column = column or table.names[-1]
-    counts = table.numbers(column)
-    table.refuse(counts < 0, column, "must be >= 0", "mend that line")
-    if not counts.sum() > 0:
-        raise TraceError(f"{path} holds no request: every number is 0", field="trace", remedy="give another trace")
-    return counts, bin_s
-
-
-def read_trace(path: Path) -> tuple[str, Floats]:
-    """Unit of a trace that is played exactly, and its numbers: counts (second, minute, hour) or times (arrival_s).
-
-    Raises:
-        TraceError: an unknown header, a gap, a repeated or unordered row, a value that is no count; with its line.
-    """
-    table = _read(path)
-    unit = table.names[0]
-    if unit == TIMES:
-        return unit, _times(table)
-    if unit not in BINS_S or len(table.names) < 2:
-        raise TraceError(
-            f"{path} line 1: unknown header {','.join(table.names)!r}",
-            remedy=f"begin with {', '.join(f'`{name},requests`' for name in BINS_S)} or `{TIMES}`",
-        )
-    bins, counts = table.numbers(unit), table.numbers(table.names[1])
-    expected = bins[0] + np.arange(bins.size)
-    if np.any(bins != expected):
-        wrong = bins != expected
-        first = int(np.argmax(wrong))
-        why = f"{unit} {bins[first]:g} follows {expected[first] - 1:g}: a gap or a repetition"
-        table.refuse(wrong, unit, why, "write every interval once, with 0 where nothing arrived")
-    table.refuse((counts < 0) | (counts != np.floor(counts)), table.names[1], "no count", "0, 1, 2, ...")
-    return unit, counts
-
-
-def _times(table: _Table) -> Floats:
-    times = table.numbers(TIMES)
-    wrong = (times < 0) | (np.diff(times, prepend=0.0) < 0)
-    table.refuse(wrong, TIMES, "negative or earlier than the row before", "sort the trace; times count from 0")
-    return times
-
-
-def _read(path: Path) -> _Table:
-    """Rows of a CSV file; empty lines and those that begin with # are left out."""
-    try:
-        reader = csv.reader(path.read_text(encoding="utf-8-sig").splitlines())
-        rows = [(reader.line_num, row) for row in reader if row and not row[0].startswith("#")]
-    except FileNotFoundError as error:
-        raise TraceError(
-            f"no trace {path}", field="trace", value=str(path), remedy="name an existing CSV file"
-        ) from error
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(
-            f"{path} cannot be read ({error})", field="trace", value=str(path), remedy="make it a CSV file"
-        ) from error
-    if len(rows) < 2:
-        raise TraceError(
-            f"{path} is empty: no rows below the column names",
-            field="trace",
-            value=str(path),
-            remedy="one line per bin, or per arrival",
-        )
-    (_, names), *rows = rows
-    return _Table(path, [name.strip() for name in names], rows)

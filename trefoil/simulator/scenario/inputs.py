@@ -37,7 +37,6 @@ from trefoil.simulator.scenario.arrivals import (
     Rate,
     RecordedArrivals,
     counts_as_rate,
-    read_counts,
 )
 from trefoil.simulator.scenario.carbon import Intensity, intensity_of
 from trefoil.simulator.scenario.policy_check import load_parts
@@ -278,6 +277,21 @@ def arrivals_of(scenario: Scenario, given: Provided | None = None) -> dict[str, 
     return {s.name: _arrivals(s, scenario, i, given) for i, s in enumerate(scenario.families)}
 
 
+def traces_read(scenario: Scenario) -> tuple[str, ...]:
+    """What the traces of a scenario were read as, a line each.
+
+    Raises:
+        errors.TraceError: one cannot be read.
+    """
+    return tuple(
+        dict.fromkeys(
+            f"{served.name}: {served.arrivals.read_trace()}"
+            for served in scenario.families
+            if served.arrivals.trace is not None
+        )
+    )
+
+
 def _arrivals(served: Served, scenario: Scenario, index: int, given: Provided) -> ArrivalSource:
     if served.name in given.arrivals:
         return RecordedArrivals(np.asarray(given.arrivals[served.name], dtype=np.float64))
@@ -285,8 +299,7 @@ def _arrivals(served: Served, scenario: Scenario, index: int, given: Provided) -
     if settings.process == "deeprecsys":
         return DeepRecSysArrivals(settings.rate_per_s, rng, -scenario.warmup_s)
     if settings.trace is not None:
-        counts, bin_s = read_counts(settings.trace, settings.column, settings.bin_s)
-        rate = counts_as_rate(counts, bin_s, settings.rate_per_s)
+        rate = counts_as_rate(*settings.read_trace().counted(), settings.rate_per_s)
     else:
         points = settings.points or ((0.0, settings.rate_per_s),)
         times, rates = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))

@@ -21,7 +21,10 @@ from trefoil.core.parts import Kind, Value
 from trefoil.installation import MODELS, find_scenario, resolve_path
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
+from trefoil.runtime.given.table import TimeUnit
 from trefoil.simulator.scenario.policy_check import check_policy
+from trefoil.simulator.scenario.request_columns import TraceOptions
+from trefoil.simulator.scenario.request_trace import RequestTrace, read_trace
 
 
 class Node(Settings):
@@ -58,8 +61,8 @@ class Arrivals(Settings):
     """Arrivals of one family. One of `rate_per_s`, `points` and `trace` gives the rate; `gap_scv` its burstiness.
 
     `points` are (simulated second, requests per second), straight lines between them, constant beyond. A `trace` is a
-    CSV with one number of requests per `bin_s`, repeated when it ends. Both are scaled to a mean of `rate_per_s` (of
-    points: over what is counted); 0: as they are.
+    table of counts, or of single requests, which are counted by the second; it is repeated when it ends. Both are
+    scaled to a mean of `rate_per_s` (of points: over what is counted); 0: as they are.
     """
 
     rate_per_s: float = Field(default=0.0, ge=0)
@@ -67,15 +70,29 @@ class Arrivals(Settings):
     points: tuple[tuple[float, float], ...] = ()
     """(simulated second, rate): straight lines between."""
     trace: Path | None = None
-    """CSV of counts, one for each bin_s."""
+    """CSV or JSON lines: counts of intervals, or a row for each request."""
     column: str = ""
-    """Of the trace; empty: its last."""
-    bin_s: float = Field(default=60.0, gt=0)
-    """Width of a bin of the trace."""
+    """Of the counts in the trace; empty: by the header. Of an Azure Functions table: one function, app or owner."""
+    time_column: str = ""
+    """Of the times in the trace; empty: by the header."""
+    time_unit: TimeUnit = ""
+    """Of that column; empty: by the header, or as dates and seconds since 1970 say."""
+    bin_s: float = Field(default=0.0, ge=0)
+    """Seconds that a row of the trace counts; 0: by the header, or by the distance of the rows."""
     gap_scv: float = Field(default=1.0, ge=0)
     """Squared coefficient of variation of the gaps; 1: Poisson, 0: a metronome."""
     process: Literal["renewal", "deeprecsys"] = "renewal"
     """deeprecsys: gaps of whole milliseconds, as DeepRecSys's load generator draws them; of `rate_per_s` alone."""
+
+    def read_trace(self) -> RequestTrace:
+        """Read the trace.
+
+        Raises:
+            errors.TraceError: names file, line, column and remedy.
+        """
+        assert self.trace is not None, "no trace"
+        options = TraceOptions(self.column, self.time_column, self.time_unit, self.bin_s)
+        return read_trace(self.trace, options)
 
     @model_validator(mode="after")
     def _one(self) -> Self:

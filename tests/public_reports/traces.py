@@ -1,0 +1,214 @@
+"""Traces of requests in the layouts of public data sets. Expected: requests, span [s]; or words of the refusal."""
+
+from tests.public_reports.report import Report
+
+KIND = "trace"
+
+
+def minutes(*rows: str) -> str:
+    names = ",".join(str(i + 1) for i in range(1440))
+    return f"HashOwner,HashApp,HashFunction,Trigger,{names}\n" + "".join(
+        f"{row}" + ",0" * (1440 - row.count(",") + 3) + "\n" for row in rows
+    )
+
+
+def row(source: str, text: str, expected: object, **options: object) -> Report:
+    return Report(KIND, source, (text, options), expected)
+
+
+READ = (
+    row("requests by the second", "second,requests\n0,10\n1,20\n2,30\n", (60, 3)),
+    row("a third column that is no rate", "second,requests,errors\n0,10,1\n1,20,0\n", (30, 2)),
+    row("requests by the minute", "minute,requests\n0,60\n1,120\n", (180, 120)),
+    row("SWIM: jobs by the minute", "minute,jobs\n0,1\n1,5\n", (6, 120)),
+    row("views by the hour", "hour,views\n5,3600\n6,7200\n", (10_800, 7200)),
+    row("requests by the day", "day,requests\n0,86400\n1,86400\n", (172_800, 172_800)),
+    row(
+        "five-minute counts with dates", "timestamp,requests\n2024-05-10 00:00,300\n2024-05-10 00:05,600\n", (900, 600)
+    ),
+    row(
+        "hourly counts, dates without separators", "timestamp,views\n2015100100,3600\n2015100101,7200\n", (10_800, 7200)
+    ),
+    row("rates in queries per second", "time_s,qps\n0,10\n30,20\n60,30\n", (1800, 90)),
+    row("rates with their unit", "datetime;requests/min\n2024-01-01T00:00Z;60\n2024-01-01T00:10Z;120\n", (1800, 1200)),
+    row("seconds since 1970 with counts", "timestamp,count\n1700000000,5\n1700000060,7\n", (12, 120)),
+    row("Azure Functions 2019", minutes("o1,a1,f1,http,3,1,2", "o1,a1,f2,timer,1,1,1", "o2,a2,f3,queue"), (9, 86_400)),
+    row("Azure Functions 2019, one function", minutes("o,a,f1,http,3", "o,a,f2,http,8"), (8, 86_400), column="f2"),
+    row(
+        "Azure Functions 2021: dated by their end",
+        "app,func,end_timestamp,duration\na,f,10.5,0.5\na,f,12.0,3.0\na,g,14.0,1.0\n",
+        (3, 5),
+    ),
+    row(
+        "Azure LLM 2023",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,4808,10\n"
+        "2023-11-16 18:15:50.9951690,3180,8\n2023-11-16 18:15:51.2225670,110,27\n",
+        (3, 5),
+    ),
+    row(
+        "Azure LLM 2024, at equal distances",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.000000+00:00,2162,5\n"
+        "2024-05-10 00:00:01.000000+00:00,2399,6\n2024-05-10 00:00:02+00:00,76,15\n",
+        (3, 3),
+    ),
+    row(
+        "BurstGPT",
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n"
+        "45,ChatGPT,1087,230,1317,Conversation log\n118.5,GPT-4,417,276,693,API log\n",
+        (3, 114),
+    ),
+    row(
+        "BurstGPT with sessions",
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,1,2.5,ChatGPT,472,18,490,Conversation log\n15,2,1.5,GPT-4,417,276,693,API log\n",
+        (2, 11),
+    ),
+    row(
+        "Wikipedia: WikiBench",
+        "4619 1194892620.002 http://en.wikipedia.org/wiki/A -\n4620 1194892620.002 http://de.wikipedia.org/wiki/B -\n"
+        "4621 1194892621.503 http://en.wikipedia.org/wiki/C save\n",
+        (3, 2),
+    ),
+    row(
+        "Wikipedia: WikiBench 2010, with dates",
+        "154132716 2010-05-27T09:31:55.63 http://en.m.wikipedia.org/wiki/A -\n"
+        "154132717 2010-05-27T09:31:56.70 http://en.m.wikipedia.org/wiki/B -\n",
+        (2, 2),
+    ),
+    row(
+        "Wikipedia: caching",
+        "relative_unix\thashed_path_query\timage_type\tresponse_size\ttime_firstbyte\n0\t833\tjpeg\t24665\t0.0001\n"
+        "0\t834\tpng\t11\t0.0002\n3\t835\tjpeg\t24\t0.1\n",
+        (3, 4),
+    ),
+    row("Twitter by the second", "second,tweets\n0,42\n1,50\n", (92, 2)),
+    row("Twitter: numbers in one line", "42 50 61\n", (153, 3), bin_s=1.0),
+    row("Twitter: a number a line", "42\n50\n61\n", (153, 180), bin_s=60.0),
+    row(
+        "Twitter: cache trace",
+        "0,q:1:8W,17,213,4,get,0\n0,yDq,17,27,6,get,0\n2,Ql,17,27,6,set,9\n",
+        (3, 3),
+        time_column="1",
+        time_unit="s",
+    ),
+    row(
+        "Alibaba microservices: all calls of a trace are one request",
+        ",traceid,timestamp,rpcid,um,rpctype,dm,interface,rt\n0,t1,2500,0.1,A,rpc,B,i,3\n1,t2,1000,0.1,A,rpc,B,i,2\n"
+        "2,t1,2000,0,U,http,A,i,9\n",
+        (2, 2),
+    ),
+    row(
+        "Alibaba GPU 2023",
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+        "openb-pod-0000,1200,16384,1,1000,,LS,Running,0,12537496,0\n"
+        "openb-pod-0001,6000,12288,1,460,,LS,Running,61,12902960,61\n",
+        (2, 62),
+    ),
+    row(
+        "Alibaba GenAI: requests",
+        "gmt_create,predict_type,predict_status,exec_time_seconds,groupId\n"
+        "2024-11-15 16:57:50,TXT_2_IMG,SUCCEED,32.0,G0\n"
+        "2024-11-15 16:57:51,TXT_2_IMG,SUCCEED,12.0,G0\n2024-11-15 16:58:50,TXT_2_IMG,SUCCEED,30.0,G1\n",
+        (3, 61),
+    ),
+    row(
+        "Alibaba batch tasks 2018",
+        "M1,1,j_1,1,Terminated,86400,86402,100,0.5\nM2,1,j_2,1,Terminated,86410,86411,50,0.1\n",
+        (2, 11),
+        time_column="6",
+        time_unit="s",
+    ),
+    row(
+        "Alibaba Qwen, JSON lines",
+        '{"chat_id": 1, "timestamp": 0.5, "input_length": 9, "hash_ids": [1]}\n'
+        '{"chat_id": 2, "timestamp": 2.0, "input_length": 9, "hash_ids": [1]}\n',
+        (2, 2),
+    ),
+    row(
+        "Mooncake, JSON lines in milliseconds",
+        '{"timestamp": 0, "input_length": 6, "output_length": 5, "hash_ids": [0]}\n'
+        '{"timestamp": 3000, "input_length": 6, "output_length": 5, "hash_ids": [0]}\n',
+        (2, 4),
+    ),
+    row("plain dates", "2024-01-01T00:00:00Z\n2024-01-01T00:00:01Z\n2024-01-01T00:00:09Z\n", (3, 10)),
+    row("plain seconds since 1970", "1700000000.5\n1700000001.5\n", (2, 2)),
+    row("plain milliseconds since 1970", "timestamp\n1700000000500\n1700000002500\n", (2, 3)),
+    row("arrival times from the beginning of the load", "arrival_s,tokens\n2.0,9\n3.5,9\n", (2, 4)),
+    row("a byte-order mark, comments and empty lines", "\ufeff# where from\nsecond,requests\n\n0,1\n1,2\n", (3, 2)),
+    row(
+        "columns by setting",
+        "when,who,much\n0,a,7\n60,b,9\n",
+        (16, 120),
+        time_column="when",
+        time_unit="s",
+        column="much",
+    ),
+    row("each row a request by setting", "t,who\n0,a\n1,b\n2,c\n", (3, 3), time_column="t", time_unit="s"),
+    row("the width of a row by setting", "place,requests\n1,30\n2,60\n", (90, 600), bin_s=300.0),
+)
+REFUSED = (
+    row("counts before their second", "requests,second\n10,0\n20,1\n", "does not say how long a bin is"),
+    row("unknown columns", "second,latency_ms\n0,10\n1,20\n", r"unknown header.*set column"),
+    row("nothing known", "a,b\nx,1\n", r"unknown header.*time_column"),
+    row("two counts", "second,requests,calls\n0,1,2\n", r"\['requests', 'calls'\].*several columns could count"),
+    row("two times", "timestamp,created,model\n2024-01-01,2024-01-01,a\n", r"several columns could date"),
+    row("a time of no unit", "timestamp,model\n5,a\n45,b\n", r"unit of these times is not known.*time_unit"),
+    row("numbers without a header", "42\n50\n", r"numbers without a header.*bin_s.*time_unit"),
+    row("several columns without a header", "0,42\n1,50\n", r"unknown header.*column"),
+    row(
+        "header against time_unit",
+        "time_ms,requests\n0,1\n1000,1\n",
+        r"time_unit says 's', the file says 'ms'",
+        time_unit="s",
+    ),
+    row(
+        "format against time_unit",
+        "Timestamp,Model,Request tokens,Response tokens\n5,a,1,1\n",
+        r"time_unit says 'ms', the file says 's'",
+        time_unit="ms",
+    ),
+    row(
+        "dates against time_unit",
+        "time,requests\n2024-01-01,1\n",
+        r"time_unit says 's', the file says 'date'",
+        time_unit="s",
+    ),
+    row(
+        "header against bin_s",
+        "second,requests\n0,1\n1,2\n2,3\n",
+        r"1 s apart, but each counts 60 s by bin_s",
+        bin_s=60.0,
+    ),
+    row(
+        "seconds that step by minutes", "second,requests\n0,600\n60,600\n120,600\n", r"60 s apart, but each counts 1 s"
+    ),
+    row("minutes column against bin_s", minutes("o,a,f,http,3"), r"has a column a minute", bin_s=1.0),
+    row("bin_s for single requests", "arrival_s\n0.5\n", r"no column of \['arrival_s'\] is one of counts", bin_s=1.0),
+    row("milliseconds called seconds", "time_s,requests\n1700000000500,1\n1700000001500,1\n", r"no time in s"),
+    row("no function of that name", minutes("o,a,f,http,3"), r"no request of that name", column="g"),
+    row("no such column", "second,requests\n0,1\n", r"no such column.*\['second', 'requests'\]", column="jobs"),
+    row(
+        "a carbon trace",
+        "hour,inferred_datetime_utc,carbon_intensity_gco2_per_kwh\n0,2021-03-26T21:00Z,124.57\n",
+        "unknown header",
+    ),
+    row(
+        "samples of a metric",
+        "timestamp,msname,metric,value\n2021-01-01 00:00:00,a,HTTP_MCR,3\n2021-01-01 00:01,a,HTTP_MCR,9\n",
+        r"may be samples and not single requests",
+    ),
+    row(
+        "a load at equal distances",
+        "timestamp,intensity\n2021-01-01 00:00,3\n2021-01-01 01:00,4\n2021-01-01 02:00,5\n",
+        r"rows lie at equal distances",
+    ),
+    row("a gap", "timestamp,requests\n2024-01-01 00:00,1\n2024-01-01 00:01,1\n2024-01-01 00:03,1\n", r"line 4: .*gap"),
+    row("a negative count", "second,requests\n0,5\n1,-2\n", r"line 3: no count"),
+    row("a minute without a number", minutes("o,a,f,http,3").replace("http,3,", "http,,"), r"line 2: no count"),
+    row("unordered requests", "arrival_s\n1\n0.5\n", r"line 3: negative or earlier"),
+    row(
+        "a date that is none",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1,1\nlater,1,1\n",
+        r"line 3: not a date",
+    ),
+)

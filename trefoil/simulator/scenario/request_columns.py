@@ -1,0 +1,263 @@
+"""Columns of a trace of requests: which one counts or dates them, by its name, its published format or a setting.
+
+A table either counts the requests of each interval (`second,requests`, `timestamp,qps`), or has one row a request.
+What no name, format or setting says is refused: a wrong guess is a load that nobody offered.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from trefoil.core.errors import SettingError, TraceError, shown
+from trefoil.runtime.given.table import DATE, UNIT_S, date_of, number_of, since_1970, time_unit, unit_of_words, words_of
+
+
+def _of(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+_BINS: Final = ("second", "minute", "hour", "day")
+"""First columns that number intervals of their own width."""
+_COUNTS: Final = _of(
+    "arrival arrivals call calls count counts hit hits inference inferences invocation invocations job jobs message "
+    "messages pageview pageviews prompt prompts queries query req reqs request requests task tasks tweet tweets view "
+    "views visit visits"
+)
+_FILL: Final = _of("all http no num number of sum total")
+_RATES: Final = _of("qps rps")
+_TIMES: Final = _of(
+    "arrival arrived create created creation date datetime epoch invoked submit submitted time timestamp ts unix"
+)
+_ARRIVALS: Final = _of("arrival arrived invoked submit submitted")
+_OTHER_TIMES: Final = _of(
+    "completion deletion deleted duration elapsed end ended exec execution finish finished firstbyte gap inter "
+    "interarrival interval latency processing queue response rt scheduled service tokens ttft updated wait"
+)
+_SAMPLES: Final = _of("load metric metrics usage util utilization value")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """Settings of a trace that its header does not say, or that it must agree with.
+
+    column: of the counts; of an Azure Functions table the function, app or owner
+    time_column, time_unit: of the times
+    bin_s: seconds that a row counts
+
+    Columns without a name have numbers, from 1.
+    """
+
+    column: str = ""
+    time_column: str = ""
+    time_unit: str = ""
+    bin_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.time_unit not in ("", *UNIT_S, DATE):
+            raise SettingError(
+                "no such unit", field="time_unit", value=self.time_unit, remedy=f"one of {', '.join((*UNIT_S, DATE))}"
+            )
+        if not 0 <= self.bin_s < math.inf:
+            raise SettingError("no width", field="bin_s", value=self.bin_s, remedy="seconds that a row counts")
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """Published format whose header leaves the unit of its times open."""
+
+    names: frozenset[str]
+    time: str
+    unit: str
+    minus: str = ""
+    once: str = ""
+
+
+_FORMATS: Final = (
+    # Azure Functions 2021: an invocation is dated by its end.
+    _Format(frozenset(("app", "func", "end_timestamp", "duration")), "end_timestamp", "s", minus="duration"),
+    _Format(frozenset(("timestamp", "model", "request tokens", "response tokens")), "timestamp", "s"),  # BurstGPT
+    _Format(frozenset(("timestamp", "contexttokens", "generatedtokens")), "timestamp", DATE),  # Azure LLM 2023, 2024
+    # Alibaba microservices 2021, 2022: a request is all calls of one trace.
+    _Format(frozenset(("timestamp", "traceid", "um", "dm")), "timestamp", "ms", once="traceid"),
+    _Format(frozenset(("creation_time", "deletion_time", "scheduled_time")), "creation_time", "s"),  # Alibaba GPU 2023
+    _Format(frozenset(("chat_id", "timestamp", "hash_ids")), "timestamp", "s"),  # Alibaba Qwen
+    _Format(frozenset(("timestamp", "input_length", "output_length", "hash_ids")), "timestamp", "ms"),  # Mooncake
+    _Format(frozenset(("relative_unix", "response_size", "time_firstbyte")), "relative_unix", "s"),  # Wikipedia
+)
+_WIKIBENCH: Final = ("counter", "timestamp", "url", "save")
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Places of the columns that are read; -1: none.
+
+    bin_s: seconds that a row counts; 0: the distance of the times. per_s: unit of a rate; 0: counts.
+    minus: subtracted from the time. once: rows of one value are one request. steps: times are numbers of intervals
+    """
+
+    time: int = -1
+    unit: str = ""
+    count: int = -1
+    per_s: float = 0.0
+    bin_s: float = 0.0
+    minus: int = -1
+    once: int = -1
+    steps: bool = False
+    may_be_samples: bool = False
+    """Nothing but a column of times says that rows are requests."""
+
+
+def header_of(first: list[str], options: TraceOptions) -> tuple[list[str], bool]:
+    """Names of the columns, and whether the first row is one of data."""
+    if len(first) in (3, 4) and number_of(first[0]) is not None and first[2].startswith("http"):
+        return list(_WIKIBENCH[: len(first)]), True
+    numbered = [str(i + 1) for i in range(len(first))]
+    named = [first[int(name) - 1] for name in (options.column, options.time_column) if name in numbered]
+    cells = [cell for cell in (first[0], *named) if number_of(cell) is not None or date_of(cell)]
+    return (numbered, True) if cells else (first, False)
+
+
+def choose(path: Path, names: Sequence[str], row: Sequence[str], options: TraceOptions) -> Columns:
+    """Choose columns by header, first row of data and settings.
+
+    Raises:
+        TraceError: unknown or contradictory; names file, column and remedy.
+    """
+    lower = [name.lower() for name in names]
+    known = next((one for one in _FORMATS if one.names <= frozenset(lower)), None)
+    count = _place(path, names, options.column, "column") if options.column else _count(path, names, options)
+    if known is not None and not options.time_column:
+        time, by_name = lower.index(known.time), True
+    else:
+        time, by_name = _time(path, names, row, options, counted=count >= 0)
+    if time == count >= 0:
+        raise TraceError(
+            f"{path}: column and time_column name one column", field="column", value=names[time], remedy="name two"
+        )
+    if count < 0 and options.bin_s:
+        raise TraceError(
+            f"{path}: bin_s says that rows count requests, no column of {shown(list(names))} is one of counts",
+            field="bin_s", value=options.bin_s, remedy="name it with column, or leave bin_s out: each row a request",
+        )  # fmt: skip
+    found = Columns(time=time, count=count, bin_s=options.bin_s)
+    if time >= 0:
+        unit = known.unit if known is not None and lower[time] == known.time else ""
+        found = replace(found, unit=time_unit(str(path), names[time], row[time], options.time_unit, unit))
+    if count >= 0:
+        return _counting(path, names, found)
+    if known is not None and time == lower.index(known.time):
+        minus, once = (lower.index(name) if name else -1 for name in (known.minus, known.once))
+        return replace(found, minus=minus, once=once)
+    unsure = by_name and len(names) > 1 and not _ARRIVALS & set(words_of(names[time]))
+    return replace(found, may_be_samples=unsure)
+
+
+def _counting(path: Path, names: Sequence[str], found: Columns) -> Columns:
+    """Columns of a table of counts or rates."""
+    per_s = _rate_unit_s(words_of(names[found.count])) or 0.0
+    bins = found.time >= 0 and words_of(names[found.time]) in [(name,) for name in _BINS]
+    if found.time < 0 and not found.bin_s:
+        raise TraceError(
+            f"{path} does not say how long a bin is: no column of times in {shown(list(names))}",
+            field="bin_s", remedy=f"set it, name the times with time_column, or name the first column one of {_BINS}",
+        )  # fmt: skip
+    width_s = UNIT_S[unit_of_words(words_of(names[found.time]))] if bins else 0.0
+    return replace(found, per_s=per_s, bin_s=found.bin_s or width_s, steps=bins and not found.bin_s)
+
+
+def _count(path: Path, names: Sequence[str], options: TraceOptions) -> int:
+    """Place of the column that counts requests by its name; -1: none."""
+    all_words = [words_of(name) for name in names]
+    if options.bin_s and len(names) == 1 and number_of(names[0]) is not None:
+        return 0
+    found = [
+        i
+        for i, words in enumerate(all_words)
+        if names[i] != options.time_column and (_counts(words) or _rate_unit_s(words) is not None)
+    ]
+    if len(found) > 1:
+        raise TraceError(
+            f"{path}: several columns could count the requests",
+            field="column", value=[names[i] for i in found], remedy="set column to one of them",
+        )  # fmt: skip
+    if not found and any(words == (name,) for words in all_words[:1] for name in _BINS):
+        raise TraceError(
+            f"{path} line 1: unknown header {shown(','.join(names))}: no column is known to count requests",
+            field="column", value=list(names), remedy="set column to the one that does, or name it requests",
+        )  # fmt: skip
+    return found[0] if found else -1
+
+
+def _counts(words: Sequence[str]) -> bool:
+    return bool(_COUNTS & set(words)) and set(words) <= _COUNTS | _FILL
+
+
+def _rate_unit_s(words: Sequence[str]) -> float | None:
+    """Seconds per unit of a rate of requests; None: the words name none."""
+    if len(words) == 1 and words[0] in _RATES:
+        return 1.0
+    unit = unit_of_words(words[-1:])
+    parted = len(words) >= 3 and words[-2] in ("per", "/") and bool(unit)
+    return UNIT_S[unit] if parted and (_counts(words[:-2]) or tuple(words[:-2]) == ("rate",)) else None
+
+
+def _time(
+    path: Path, names: Sequence[str], row: Sequence[str], options: TraceOptions, *, counted: bool
+) -> tuple[int, bool]:
+    """Place of the column of times, and whether its name alone says so; -1: none, as counts may have."""
+    if options.time_column:
+        return _place(path, names, options.time_column, "time_column"), False
+    if counted and words_of(names[0]) in [(name,) for name in _BINS]:
+        return 0, True
+    dated = [i for i, cell in enumerate(row) if number_of(cell) is not None or date_of(cell)]
+    found = [
+        i
+        for i in dated
+        if _TIMES & (words := set(words_of(names[i]))) and not _OTHER_TIMES & words
+    ]  # fmt: skip
+    if not found and len(names) == 1 and dated and not counted:
+        if names == ["1"] and not options.time_unit and number_of(row[0]) is not None and not since_1970(row[0]):
+            raise TraceError(
+                f"{path} line 1: numbers without a header", field="bin_s, time_unit",
+                remedy="set bin_s if each counts requests (seconds that it counts), time_unit if each is a time",
+            )  # fmt: skip
+        return 0, True
+    arrivals = [i for i in found if _ARRIVALS & set(words_of(names[i]))]
+    found = arrivals if len(arrivals) == 1 else found
+    if len(found) > 1:
+        raise TraceError(
+            f"{path}: several columns could date the requests",
+            field="time_column", value=[names[i] for i in found], remedy="set time_column to one of them",
+        )  # fmt: skip
+    if found:
+        return found[0], True
+    if not counted:
+        raise TraceError(
+            f"{path} line 1: unknown header {shown(','.join(names))}: no column is known to count or date requests",
+            field="column, time_column", value=list(names),
+            remedy="set column to the counts and bin_s or time_column, or time_column to the time of each request",
+        )  # fmt: skip
+    return -1, False
+
+
+def _place(path: Path, names: Sequence[str], name: str, field: str) -> int:
+    if name not in names:
+        raise TraceError(f"{path} has no such column", field=field, value=name, remedy=f"one of {shown(list(names))}")
+    return names.index(name)
+
+
+def check_samples(path: Path, names: Sequence[str], choice: Columns, spaced: bool) -> None:
+    """Refuse rows that may be samples of a metric and not requests: equal steps, or a column of values.
+
+    Raises:
+        TraceError: names the columns.
+    """
+    values = [name for name in names if _SAMPLES & set(words_of(name))]
+    if choice.may_be_samples and (spaced or values):
+        why = "lie at equal distances" if spaced else f"have a column {values[0]!r}"
+        raise TraceError(
+            f"{path}: rows {why}: they may be samples and not single requests", field="column", value=list(names),
+            remedy="set column to the one that counts requests; if each row is one request, set time_column",
+        )  # fmt: skip
