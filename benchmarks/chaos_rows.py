@@ -26,6 +26,7 @@ from trefoil.core.errors import TrefoilError
 
 LASTS_S: Final = 20.0
 QUIET_S: Final = 2.0  # of load before the trouble
+IDLE_S: Final = 5.0
 RECOVERY_MAX_S: Final = 60.0
 DEADLINE_S: Final = 15.0
 POLL_S: Final = 0.1
@@ -38,12 +39,14 @@ MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is done to the running system. `ended`: services that are meant to end by it, e.g. where it kills them."""
+    """What is done to the running system. `ended`: services that are meant to end by it, e.g. where it kills them.
+    `may_fail`: requests that can be in flight on what it kills."""
 
     what: str
     make: Callable[[EchoSystem], AbstractAsyncContextManager[None]]
     lasts_s: float = LASTS_S
     ended: frozenset[str] = frozenset()
+    may_fail: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +64,13 @@ class Row:
     recovered_s: float | None
     details: tuple[str, ...] = field(default=())
     broken: str = ""  # what the trouble itself found wrong, e.g. with what an attacker was answered
+    may_fail: int = 0
 
     @property
     def clean(self) -> bool:
-        """Nothing failed, nothing ended, all is as before."""
-        return not self.failed and not self.ended and not self.broken and self.recovered_s is not None
+        """Nothing failed but what died, nothing else ended, all is as before."""
+        good = self.failed <= self.may_fail and not self.wrong
+        return good and not self.ended and not self.broken and self.recovered_s is not None
 
 
 async def measure(system: EchoSystem, trouble: Trouble, rate_per_s: float, seed: int) -> Row:
@@ -103,6 +108,7 @@ async def measure(system: EchoSystem, trouble: Trouble, rate_per_s: float, seed:
         recovered_s,
         tuple(f"{record.code}: {record.details[:120]}" for record in bad[:3]),
         broken,
+        trouble.may_fail,
     )
 
 
@@ -153,8 +159,9 @@ async def _recovered(system: EchoSystem, over_s: float) -> float | None:
 
 async def joules(system: EchoSystem) -> tuple[float, float]:
     """Joules that the controller has booked in Redis, at the moment that it has written them, and those on the driver's
-    own counters [J]."""
+    own counters [J]; of an idle system, because samples are booked up to IDLE_S after they were drawn."""
     state = system.client.state
+    await system.clock.sleep(IDLE_S)
 
     async def booked() -> float:
         totals = [await state.totals(key) for key in await state.names(state.keys.totals_prefix())]

@@ -6,7 +6,7 @@ each GPU is cut, and by how many places the variants are rotated over the slices
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -154,9 +154,10 @@ async def running(
     workers: int = 1,
     say: Callable[[str], None] = lambda _: None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    ready: Callable[[Launcher, WallClock], Awaitable[object]] = first_answer,
 ) -> AsyncIterator[EchoSystem]:
-    """Start, wait until the arrangement stands as a whole, and take everything down at the end. The logs stay.
-    `overrides`: settings by service."""
+    """Start, wait until `ready` returns and the arrangement stands as a whole, and take everything down at the end. The
+    logs stay. `overrides`: settings by service."""
     shutil.rmtree(folder, ignore_errors=True)
     repository = make_repository(folder / "models")
     system = System(
@@ -171,7 +172,7 @@ async def running(
     settings["dispatcher"] = settings.get("dispatcher", {}) | dispatcher_settings(workers)
     launcher = Launcher(system, folder / "cluster", say=say, overrides=settings)
     async with launcher:
-        await first_answer(launcher, WallClock())
+        await ready(launcher, WallClock())
         assert launcher.launch is not None
         client = SystemClient(launcher.launch)
         base: Plan = codec.from_proto((await client.plan()).plan)

@@ -57,7 +57,7 @@ class Outcome:
 def of_row(row: Row) -> Outcome:
     """Outcome of a trouble on the shared system."""
     broken = [row.broken] if row.broken else []
-    broken += [f"{row.failed} failed: {dict(row.codes)} {row.details}"] if row.failed else []
+    broken += [f"{row.failed} failed: {dict(row.codes)} {row.details}"] if row.failed > row.may_fail else []
     broken += [f"{', '.join(row.ended)} ended"] if row.ended else []
     if row.recovered_s is None or row.recovered_s > HEALED_MAX_S:
         broken.append("never healed" if row.recovered_s is None else f"healed after {row.recovered_s:.1f} s")

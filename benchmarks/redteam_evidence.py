@@ -175,12 +175,13 @@ async def unary(attack: Attack, request: Any) -> None:
 async def stream(attack: Attack, request: Any) -> None:
     """As the message of a stream."""
 
-    async def one() -> AsyncIterator[Any]:
-        yield request
-
-    async for answer in attack.stub.ModelStreamInfer(one()):
+    async for answer in attack.stub.ModelStreamInfer(_one(request)):
         if not answer.error_message and answer.infer_response.outputs:
             raise AssertionError(f"an error was lost: {answer}")
+
+
+async def _one(request: Any) -> AsyncIterator[Any]:
+    yield request
 
 
 async def rest(attack: Attack, request: Any) -> None:
@@ -238,8 +239,11 @@ async def burst(folder: Path) -> Outcome:
 # Storms
 
 
-async def storm(folder: Path, ms: int, leave_s: float, deadline: bool, **settings: Any) -> Outcome:
-    """100 requests a second whose clients leave, or whose deadlines pass, before the answer, beside others."""
+async def storm(
+    folder: Path, ms: int, leave_s: float, deadline: bool = False, model: str = "moody", **settings: Any
+) -> Outcome:
+    """100 requests a second whose clients leave, or whose deadlines pass, before the answer. Of the decoupled
+    model `moods` they are streams."""
     async with attacked(folder, **settings) as attack:
         attack.others(scores, moody)
         await asyncio.sleep(LASTS_S / 2)
@@ -247,14 +251,17 @@ async def storm(folder: Path, ms: int, leave_s: float, deadline: bool, **setting
         end_s = CLOCK.monotonic_s() + LASTS_S
         calls = []
         while CLOCK.monotonic_s() < end_s:
-            request = moody(next(attack.nonces), "moody", 0, ms)
-            call = attack.stub.ModelInfer(request, timeout=leave_s if deadline else None)
+            request, timeout_s = moody(next(attack.nonces), model, 0, ms), leave_s if deadline else None
+            stub, streams = attack.stub, model == "moods"
+            call = (stub.ModelStreamInfer if streams else stub.ModelInfer)(
+                _one(request) if streams else request, timeout=timeout_s
+            )
             if not deadline:
                 asyncio.get_running_loop().call_later(leave_s, call.cancel)
             calls.append(call)
             attack.bad += 1
             await asyncio.sleep(0.01)
-        await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.gather(*(call.code() for call in calls), return_exceptions=True)
         p99_s = attack.p99_s()
         slow = f"p99 of others {p99_s * 1e3:.0f} ms, {usual_s * 1e3:.0f} before" if p99_s > usual_s + LATE_S else ""
         return await attack.outcome(slow, figures=(f"p99 {usual_s * 1e3:.0f} -> {p99_s * 1e3:.0f} ms",))
@@ -316,8 +323,9 @@ def checks() -> list[Check]:
         Check("evidence: statuses and texts, decoupled", partial(statuses, stream, "moods")),
         Check("evidence: statuses and texts, REST", partial(statuses, rest, "moody")),
         Check("evidence: 400 bad answers at once, one slice", burst),
-        Check("evidence: cancels, 100/s, of 5 ms", partial(storm, ms=5, leave_s=0.003, deadline=False)),
-        Check("evidence: cancels, 100/s, of 15 ms", partial(storm, ms=15, leave_s=0.01, deadline=False)),
+        Check("evidence: cancels, 100/s, of 5 ms", partial(storm, ms=5, leave_s=0.003)),
+        Check("evidence: cancels, 100/s, of 15 ms", partial(storm, ms=15, leave_s=0.01)),
+        Check("evidence: cancels, 100/s, of streams of 15 ms", partial(storm, ms=15, leave_s=0.01, model="moods")),
         Check("evidence: deadlines, 100/s, of 15 ms", partial(storm, ms=15, leave_s=0.01, deadline=True)),
         Check("evidence: a model sleeps", sleepers),
         Check("evidence: short between long, with a deadline", between),

@@ -10,18 +10,20 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 
-from benchmarks.chaos_rows import DEADLINE_S, SEED, WORKERS
+from benchmarks.chaos_rows import DEADLINE_S, WORKERS
 from benchmarks.echo_family import FAMILY, executions
 from benchmarks.echo_load import OK, EchoLoad
-from benchmarks.echo_system import Arrangement, EchoSystem, running
+from benchmarks.echo_system import LAYOUTS, Arrangement, EchoSystem, running
 from benchmarks.hostile import DATA, HEADERS, PREFACE, RST, SETTINGS, WINDOW_UPDATE, frame, headers, request
 from benchmarks.redteam import Check, Outcome
 from benchmarks.redteam_http import request as rest_request
+from trefoil.cli.run.launcher import Launcher
 from trefoil.runtime.clock import WallClock
 
 LASTS_S: Final = 10.0
@@ -35,8 +37,18 @@ CANCEL_S: Final = 0.04
 WINDOW: Final = 2**30
 PAYLOAD: Final = (2**41).to_bytes(8, "little") * 2
 BOOKED_ERROR_MAX: Final = 0.01
-PAID_ERROR_MAX: Final = 0.05
-"""Against the same load without cancels; rates follow the meters within a minute, and a busy machine's joules vary."""
+LEAVING: Final = "leaving"
+STAYING: Final = "staying"
+NONCES: Final = {LEAVING: 2**42, STAYING: 2**43}
+TENANT: Final = """[[tenant]]
+name = "{}"
+token_sha256 = "{}"
+"""
+READY_S: Final = 60.0
+WARM_UP_S: Final = 60.0
+"""The profile's joules are assumed: rates follow the meters within a minute."""
+STORM_S: Final = 60.0
+"""Samples are of a second: cut off at both ends, they are 1 % of it."""
 CLOCK: Final = WallClock()
 
 
@@ -106,37 +118,70 @@ async def _others(
 
 
 async def _play_cancels(folder: Path) -> Outcome:
-    """Every execution that the model noted is booked, answered or not, and receipts follow the meters as they do under
-    the same load without cancels."""
-    async with running(folder / "system", Arrangement(), workers=WORKERS) as system:
-        tally = Tally()
-        load = partial(_grpc, system, tally, connections=4, at_once=4)
-        begin = await _settled(system)
-        await _others(system, SEED, load)
+    """Two tenants on equal slices, one of which leaves: each is booked what it had executed, answered or not, and pays
+    its share of what the meters say."""
+    path = folder / "tenants.toml"
+    path.write_text("".join(TENANT.format(name, sha256(name.encode()).hexdigest()) for name in NONCES))
+    overrides = {"dispatcher": {"front_open": False, "tenants_file": str(path)}}
+    equal = Arrangement(layouts=(LAYOUTS[0], LAYOUTS[0]))
+    async with running(folder / "system", equal, workers=WORKERS, overrides=overrides, ready=_all_ready) as system:
+        tallies = {name: Tally() for name in NONCES}
+        await _both(system, tallies, WARM_UP_S, 0.0)
         before = await _settled(system)
-        requests, details = await _others(system, SEED + 1, partial(load, cancel_s=CANCEL_S))
+        await _both(system, tallies, STORM_S, CANCEL_S)
         after = await _settled(system)
     grown = {name: after[name] - before[name] for name in after}
-    booked, executed = grown["requests"] + grown["unanswered"], grown["executed"]
-    error, control, paid = booked / executed - 1, _residual(begin, before), _residual(before, after)
-    broken = [f"{len(details)} of {requests} failed: {details[0][:120]}"] if details else []
-    if abs(error) > BOOKED_ERROR_MAX or not grown["unanswered"]:
-        broken.append(f"{executed:.0f} executed, {booked:.0f} booked ({error:+.2%})")
-    if abs(paid - control) > PAID_ERROR_MAX:
-        broken.append(f"receipts against meters {paid:+.2%}, without cancels {control:+.2%}")
-    figures = (
-        f"{tally.cancelled} cancelled, {grown['unanswered']:.0f} executed without an answer",
-        f"{executed:.0f} executed, {booked:.0f} booked ({error:+.2%})",
-        f"receipts against meters {paid:+.2%}, without cancels {control:+.2%}",
-    )
-    return Outcome(requests, len(details), broken=tuple(broken), figures=figures)
+    metered, executed = grown["active_joules"], {name: grown[f"executed:{name}"] for name in NONCES}
+    broken, figures = [], [f"{tallies[LEAVING].cancelled} cancelled"]
+    for name in NONCES:
+        booked = grown.get(f"tenant_requests:{name}", 0.0) + grown.get(f"tenant_unanswered:{name}", 0.0)
+        paid = grown.get(f"tenant_receipt_joules:{name}", 0.0) + grown.get(f"tenant_unanswered_joules:{name}", 0.0)
+        owed = metered * executed[name] / sum(executed.values())
+        figures.append(f"{name}: {executed[name]:.0f} executed, {booked:.0f} booked, {paid:.0f} J of {owed:.0f} J")
+        for what, error in (("booked", booked / executed[name] - 1), ("joules", paid / owed - 1)):
+            figures.append(f"{what} {error:+.2%}")
+            if abs(error) > BOOKED_ERROR_MAX:
+                broken.append(f"{name}: {what} {error:+.2%}")
+    refused = tallies[STAYING].ended["refused"]
+    broken += [f"{refused} of {STAYING} failed"] if refused else []
+    broken += [] if grown.get(f"tenant_unanswered:{LEAVING}") else ["the storm was none"]
+    return Outcome(tallies[STAYING].ended["answered"], refused, broken=tuple(broken), figures=tuple(figures))
 
 
-def _residual(before: Counter[str], after: Counter[str]) -> float:
-    """Receipts over metered active energy, less 1."""
-    names = ("receipt_joules", "active_joules")
-    receipts, metered = (after[name] - before[name] for name in names)
-    return float(receipts / metered - 1)
+async def _all_ready(launcher: Launcher, clock: WallClock) -> None:
+    """Wait until a tenant is answered: the front is closed to others.
+
+    Raises:
+        TimeoutError: not within READY_S.
+    """
+    assert launcher.launch is not None, "the launcher has started"
+    headers_ = (("authorization", f"Bearer {STAYING}"),)
+    message = request(raw=PAYLOAD, model=FAMILY)
+    async with asyncio.timeout(READY_S), grpc.aio.insecure_channel(launcher.launch.addresses["inference"]) as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        while True:
+            with suppress(grpc.aio.AioRpcError):
+                await infer(message.SerializeToString(), metadata=headers_)
+                return
+            await clock.sleep(PAUSE_S)
+
+
+async def _both(system: EchoSystem, tallies: dict[str, Tally], lasts_s: float, cancel_s: float) -> None:
+    """Both tenants ask; the leaving one cancels each request after `cancel_s` (0: none)."""
+    tasks = [
+        asyncio.create_task(
+            _grpc(
+                system, tallies[name], connections=connections, at_once=at_once, nonce=nonce,
+                more=(("authorization", f"Bearer {name}"),), cancel_s=cancel_s if name == LEAVING else 0.0,
+            ),
+            name=name,
+        )
+        for (name, nonce), (connections, at_once) in zip(NONCES.items(), ((4, 4), (4, 1)), strict=True)
+    ]  # fmt: skip
+    await CLOCK.sleep(lasts_s)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _settled(system: EchoSystem) -> Counter[str]:
@@ -145,8 +190,8 @@ async def _settled(system: EchoSystem) -> Counter[str]:
     state, total = system.client.state, Counter[str]()
     for key in await state.names(state.keys.totals_prefix()):
         total.update(await state.totals(key))
-    total["executed"] = sum(executions(system.repository).values())
-    return total
+    executed = executions(system.repository)
+    return total + Counter({f"executed:{name}": executed[nonce] for name, nonce in NONCES.items()})
 
 
 async def _grpc(
@@ -159,9 +204,10 @@ async def _grpc(
     more: tuple[tuple[str, str], ...] = (),
     items: int = 1,
     cancel_s: float = 0.0,
+    nonce: int = 2**41,
 ) -> None:
     """So many requests at once on each connection, another one for each that ends."""
-    body = request((items, 2), PAYLOAD * items).SerializeToString()
+    body = request((items, 2), nonce.to_bytes(8, "little") * 2 * items).SerializeToString()
     message = b"\x00" + len(body).to_bytes(4, "big") + body
     one = partial(_connection, system, tally, at_once, source, more, message, cancel_s)
     async with asyncio.TaskGroup() as group:

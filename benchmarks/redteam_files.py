@@ -24,6 +24,8 @@ IMPORT_S: Final = 20.0
 LASTS_S: Final = 6.0
 STARTS_S: Final = 0.5
 TRIES: Final = 20
+FOLDERS: Final = {"power_agent": "agent"}  # below the state directory; of others the service's name
+IN_FLIGHT: Final = 16  # on one of two workers, at most: all credits of four slices and as many in its queue
 KEPT: Final = ("objectives", "control", "plans", "published", "commanded", "epoch", "led", "counts", "budgets")
 Put = Callable[[Path], object]
 STRANGE: Final[Mapping[str, Put]] = {
@@ -71,6 +73,22 @@ def troubles() -> tuple[Trouble, ...]:
             LASTS_S, frozenset({"carbon_feed"}),
         )
     )  # fmt: skip
+    found += [
+        Trouble(
+            f"the agent's {' and '.join(names)} hold something strange ({turn}); it is killed",
+            partial(spoiled, service="power_agent", names=names, turn=turn),
+            LASTS_S, frozenset({"power_agent"}),
+        )
+        for names, turn in ((["energy.*.jsonl", "triton.key"], 4), (["energy.*.jsonl"], 2))
+    ]  # fmt: skip
+    found += [
+        Trouble(
+            f"the dispatcher's table holds something strange ({turn}); a worker is killed",
+            partial(spoiled, service="dispatcher", names=["*/table.jsonl"], turn=turn),
+            LASTS_S, frozenset({"dispatcher worker 0", "dispatcher worker 1"}), IN_FLIGHT,
+        )
+        for turn in (0, 2, 5)
+    ]  # fmt: skip
     return tuple(found)
 
 
@@ -114,13 +132,15 @@ async def _import(repository: Path, as_: str) -> tuple[int, str]:
 
 
 def _paths(system: EchoSystem, service: str, names: list[str]) -> list[Path]:
-    folder = system.launcher.paths.state_dir / service
+    folder = system.launcher.paths.state_dir / FOLDERS.get(service, service)
     return [path for name in names for path in sorted(folder.glob(name))]
 
 
 def _strike(system: EchoSystem, service: str, names: list[str], puts: Sequence[Put]) -> list[Path]:
-    """Replace files of a service while it stands still, each in another way, then kill it."""
+    """Replace files of a service while it stands still, each in another way, then kill it (one worker of a
+    dispatcher)."""
     pid, paths = system.launcher.pid(service), _paths(system, service, names)
+    pid = system.workers()[0].pid if service == "dispatcher" else pid
     assert paths, f"{service} keeps none of {names}"
     os.kill(pid, signal.SIGSTOP)
     for path, put in zip(paths, cycle(puts), strict=False):

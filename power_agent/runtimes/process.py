@@ -18,6 +18,7 @@ import signal
 import subprocess
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -129,21 +130,40 @@ class ProcessRuntime:
         """Read at the first use, when this agent surely is the only one of its node. Call with `_lock` held."""
         if self._loaded is None:
             self._folder.mkdir(parents=True, exist_ok=True)
+            files = {path: _read_record(path) for path in sorted(self._folder.glob("*.json"))}
+            read = [self._as_it_runs(record) for path, record in files.items() if record and path.stem == record.tag]
+            claims = Counter(record.pid for record in read)
             self._loaded = {
-                record.tag: record for record in map(_read_record, sorted(self._folder.glob("*.json"))) if record
+                record.tag: record
+                if claims[record.pid] == 1 or proc.marked(record.pid, f"{MARK}={record.mark}")
+                else replace(record, pid=0)
+                for record in read
             }
             if self._owner:
                 self._find_lost(self._loaded)
             self._cgroups.remove_unknown({group for record in self._loaded.values() for group in record.folders})
         return self._loaded
 
+    def _alive(self, record: Record) -> bool:
+        return not record.ended and record.boot_id == self._boot_id and bool(record.pid) and record.identity.alive()
+
+    def _as_it_runs(self, record: Record) -> Record:
+        """The record with the user and the control groups that the kernel names, not those of its file: all that they
+        hold is killed with the Triton. Of a Triton that is gone, those that this agent can have given it."""
+        if self._alive(record):
+            uid, groups = proc.real_uid(record.pid), self._cgroups.of_process(record.pid)
+            return replace(record, uid=uid if uid > 0 and uid != os.geteuid() else 0, groups=tuple(map(str, groups)))
+        uid = record.uid if record.uid in self._confinement.uids_for(record.argv) else 0
+        own = {str(parent / record.tag) for parent in self._cgroups.parents.values()}
+        return replace(record, uid=uid, groups=tuple(group for group in record.groups if group in own))
+
     def _find_lost(self, known: dict[str, Record]) -> None:
         """Add the Tritons of this agent's node that run and have no file; the first start of a tag is the tag's."""
-        pids = {record.pid for record in known.values()}
+        pids = {record.pid for record in known.values() if self._alive(record)}
         lost = (self._lost_record(stat) for stat in proc.living() if stat.pid == stat.session and stat.pid not in pids)
         for record in sorted((one for one in lost if one is not None), key=lambda one: one.start_ticks):
             live = known.get(record.tag)
-            if live is not None and not live.ended and live.identity.alive():
+            if live is not None and self._alive(live):
                 record = replace(record, tag=f"{record.tag}+{record.pid}")  # another that claims to be it
             log.warning("a Triton without its file", tag=record.tag, pid=record.pid)
             known[record.tag] = record

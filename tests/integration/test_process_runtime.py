@@ -352,6 +352,47 @@ def test_tritons_whose_files_are_lost_are_found_by_what_they_were_launched_as(ki
         foreign.forget("b.g1")
 
 
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"pid": 0},
+        {"pid": 2**22 - 1},
+        {"pid": "other"},
+        {"start_ticks": 5},
+        {"boot_id": "other-boot"},
+        {"ended": True, "exit_code": 0},
+        {"uid": 4242},
+        {"groups": ["/sys/fs/cgroup"]},
+        {"tag": "c.g9"},
+    ],
+    ids=str,
+)
+def test_a_record_that_says_another_process_loses_no_triton_and_ends_no_other(kit, tmp_path, lie):
+    owner, bystander = f"test-{os.getpid()}/node0", None
+    first = owner_runtime(tmp_path / "runtime", owner)
+    was = first.start("a.g1", launched_as(kit.launch(), f"{owner}/a.g1"), kit.log)
+    other = first.start("b.g1", launched_as(kit.launch(), f"{owner}/b.g1"), kit.log)
+    file = tmp_path / "runtime" / "a.g1.json"
+    written = json.loads(file.read_text())
+    if lie.get("pid") == "other":
+        lie = {"pid": int(other.id), "start_ticks": proc.Identity.of_pid(int(other.id)).start_ticks}
+    if "uid" in lie and os.geteuid() == 0:
+        bystander = subprocess.Popen(["sleep", "60"], user=4242)
+    file.write_text(json.dumps(written | lie))
+    again = owner_runtime(tmp_path / "runtime", owner)
+    try:
+        found = {one.tag: one.id for one in again.list() if one.alive}
+        assert found == {"a.g1": was.id, "b.g1": other.id}
+        again.stop("a.g1", 5)
+        assert {one.tag: one.id for one in again.list() if one.alive} == {"b.g1": other.id}
+        assert bystander is None or bystander.poll() is None
+    finally:
+        if bystander is not None:
+            bystander.kill()
+            bystander.wait()
+        end_all(owner_runtime(tmp_path / "runtime", owner))
+
+
 def test_a_second_process_that_says_it_is_the_same_triton_is_kept_apart_and_alive(kit, tmp_path):
     owner = f"test-{os.getpid()}/node0"
     first = owner_runtime(tmp_path / "runtime", owner)
