@@ -375,7 +375,7 @@ async def play(folder: Path, containers: Containers, arguments: argparse.Namespa
             if event in (arguments.events or event):
                 await load.none_failed(site)
                 say(event, asked, await work(load))
-        least = 0 if arguments.events else ANSWERED_MIN
+        least = SETTLE_ANSWERS if arguments.events else ANSWERED_MIN
         await load.until(site, least)  # type: ignore[arg-type]
         sums = await load.stop()
         say("all that time", f">= {least} answered at {RATE_PER_S:g}/s, 0 failed", load_text(sums))

@@ -140,7 +140,6 @@ class Attack:
 async def attacked(folder: Path, slices: int = 2, credits: int = 4, **settings: Any) -> AsyncIterator[Attack]:
     """The Tritons and the dispatcher, with every model warm."""
     redis = RedisServer()
-    redis.start()
     state = State.connect(redis.url, "evidence", timeout_s=30.0)
     tritons = [SpecialTriton(folder, number, 3, MODELS) for number in range(slices)]
     try:
