@@ -354,7 +354,7 @@ async def _cancel_all(target: str) -> None:
     requests = Requests(7)
     async with grpc.aio.insecure_channel(target, options=OPTIONS) as channel:
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        for nonce in itertools.count(1 << 40):
+        for nonce in itertools.count(1 << 44):
             call = infer(requests.message(nonce, requests.payload(nonce)))
             await asyncio.sleep(0.003)
             call.cancel()
