@@ -242,7 +242,7 @@ def effects(policy: str, rate: float, slo_ms: float, noise: float, seed: int, mo
     seed=st.integers(0, 2**31),
     mode=st.sampled_from(["instant", "budget", "lambda"]),
 )
-@settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=2, deadline=None, phases=[Phase.explicit, Phase.generate])
 @example("exact", 40.0, 75.0, 0.05, 1, "budget")
 @example("clover", 40.0, 75.0, 0.05, 1, "lambda")
 @example("wattwiser", 40.0, 75.0, 0.05, 1, "budget")

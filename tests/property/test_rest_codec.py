@@ -102,6 +102,7 @@ def test_a_request_of_tritonclient_arrives_as_it_was_meant(
     st.dictionaries(NAMES, st.tuples(tensor(), st.booleans()), min_size=1, max_size=3), TEXT, PARAMETERS,
     st.booleans(),
 )  # fmt: skip
+@settings(max_examples=50)
 def test_an_answer_reaches_tritonclient_as_it_was_given(outputs, request_id, parameters, others):
     message = pb.ModelInferResponse(model_name="digits", model_version="1", id=request_id)
     for name, value in parameters.items():

@@ -199,7 +199,7 @@ def mutated(tree, value, seed: int):
 
 
 @given(st.sampled_from(sorted(FILES)), JSON, st.integers(0, 2**32), st.binary(max_size=30) | st.none())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_whatever_else_stands_there_a_start_goes_on_or_names_the_file(tmp_path_factory, name, value, seed, raw):
     folder = tmp_path_factory.mktemp("state")
     path = folder / name

@@ -23,6 +23,7 @@ def found(tmp_path_factory):
     return base_variants(study, FAMILY)
 
 
+@pytest.mark.long
 def test_they_differ_as_their_slices_do(found):
     seven, halves, outside = found.values()
     for name, one in found.items():

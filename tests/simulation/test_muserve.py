@@ -74,6 +74,7 @@ def test_muserve_brings_the_models_that_feel_the_clock_together():
     assert not feels & elsewhere
 
 
+@pytest.mark.long
 def test_the_study_writes_its_tables_and_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "GROUP_SIZES", (1,))
     options = Options((1,), 30.0, (5.0, 10.0), (2.0,), (6,), sweeps=False, jobs=1)

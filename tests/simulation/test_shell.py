@@ -157,6 +157,7 @@ def test_planner_sees_the_readings_of_all_zones():
     assert [(z.series.zone, z.intensity_g_per_kwh) for z in view.zones] == [("dirty", 600.0)]
 
 
+@pytest.mark.long
 def test_two_families_share_a_fleet_and_its_energy():
     known = prepare(scenario()).truth.catalog
     other = dataclasses.replace(known.families[0], name="other")
