@@ -280,6 +280,7 @@ async def requests(system: EchoSystem, tell: Tell) -> None:
 
 async def _agent_requests(system: EchoSystem, device: str, tell: Tell) -> None:
     channel = make_channel(system.launch.addresses["power_agent"], token=system.client.token)
+    (node,) = await system.client.nodes()
     try:
         stub = power_agent_pb2_grpc.PowerAgentStub(channel)
         ask = partial(rpc.call, timeout_s=5.0)
@@ -287,7 +288,7 @@ async def _agent_requests(system: EchoSystem, device: str, tell: Tell) -> None:
             lease = power_agent_pb2.SetClocksRequest(ttl_s=value)
             lease.lease.device, lease.lease.holder, lease.lease.max_mhz = device, "redteam", 1410
             await refused(f"ttl_s = {value:g}", ask(stub.SetClocks, lease), tell)
-            drain = power_agent_pb2.DrainRequest(device=device, patience_s=value)
+            drain = power_agent_pb2.DrainRequest(device=device, epoch=node.highest_epoch_seen, patience_s=value)
             await refused(f"patience_s = {value:g}", ask(stub.Drain, drain), tell)
     finally:
         await channel.close()

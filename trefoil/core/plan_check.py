@@ -136,7 +136,7 @@ def _check_part(kind: Kind, name: str, here: str) -> None:
     try:
         check_name(kind, name, SHIPPED[kind])
     except SettingError as error:
-        raise PlanError(error.message, field=here, value=name, remedy=error.remedy) from error
+        raise _wrong(error.message, here, name, error.remedy) from error
 
 
 def check(
@@ -171,18 +171,18 @@ def check(
     newest = {o.family: o.number for o in stored}
     for objective in plan.objectives:
         if objective.number < newest.get(objective.family, 0):
-            raise PlanError(
+            raise _wrong(
                 f"decided on an old objective of {objective.family}; {newest[objective.family]} is stored",
-                field="objectives.number",
-                value=objective.number,
-                remedy="plan again",
+                "objectives.number",
+                objective.number,
+                "plan again",
             )
 
 
 def _refuse_twice(field: str, names: Sequence[object]) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name, count in Counter(names).items() if count > 1)
-        raise PlanError("planned twice", field=field, value=twice, remedy="name each once")
+        raise _wrong("planned twice", field, twice, "name each once")
 
 
 def observations(fleet: FleetState) -> dict[str, DeviceStatus]:
@@ -208,64 +208,65 @@ def check_node(
     _refuse_twice(f"nodes[{node.node}].devices", [device.device for device in node.devices])
     for device in node.devices:
         if not device.device.startswith(f"{node.node}/"):
-            raise PlanError("is not a device of this node", field=f"nodes[{node.node}].device", value=device.device)
+            raise _wrong(
+                "is not a device of this node",
+                f"nodes[{node.node}].device",
+                device.device,
+                "name a device of the node's status",
+            )
         status = observed.get(device.device)
         if status is None:
-            raise PlanError(
-                "no node reports this device",
-                field="device",
-                value=device.device,
-                remedy="plan on devices in `trefoil status`",
-            )
+            raise _wrong("no node reports this device", "device", device.device, "plan on devices in `trefoil status`")
         _check_device(device, status.type, status.state, catalog)
 
 
 def _check_device(device: PlannedDevice, type_name: str, observed: DeviceState, catalog: Catalog) -> None:
     here = f"device {device.device}"
     if device.slices and device.target != DeviceState.AWAKE:
-        raise PlanError(
-            f"slices on a device planned {device.target.name}", field=f"{here}.target", value=device.target.name
+        raise _wrong(
+            f"slices on a device planned {device.target.name}",
+            f"{here}.target",
+            device.target.name,
+            "plan it AWAKE, or without slices",
         )
     if device.slices and observed == DeviceState.LOST:
-        raise PlanError("slices on a LOST device", field=here, value=observed.name, remedy="plan on the other devices")
+        raise _wrong("slices on a LOST device", here, observed.name, "plan on the other devices")
     try:
         kind = device_type(type_name)
     except NotFound as error:
         raise PlanError(str(error), field=here, remedy="leave it out of the plan") from error
     if device.power_limit_w:
         remedy = "plan 0; clock_max_mhz lowers what the device draws"
-        raise PlanError(
-            "no agent sets power limits", field=f"{here}.power_limit_w", value=device.power_limit_w, remedy=remedy
-        )
+        raise _wrong("no agent sets power limits", f"{here}.power_limit_w", device.power_limit_w, remedy)
     clocks = (device.clock_min_mhz, device.clock_max_mhz)
     if any(clocks) and not kind.clock_lockable:
-        raise PlanError(
-            f"a {type_name} cannot lock clocks", field=f"{here}.clock_mhz", value=clocks, remedy="plan 0 and 0"
-        )
+        raise _wrong(f"a {type_name} cannot lock clocks", f"{here}.clock_mhz", clocks, "plan 0 and 0")
     for clock in clocks:
         if clock and clock not in kind.clocks_mhz:
-            raise PlanError("not a supported clock", field=f"{here}.clock_mhz", value=clock, remedy=f"see {type_name}")
+            raise _wrong("not a supported clock", f"{here}.clock_mhz", clock, f"see {type_name}")
     if len(device.slices) > SLICES_MAX:
-        raise PlanError(f"more than {SLICES_MAX} slices", field=f"{here}.slices", value=len(device.slices))
+        raise _wrong(f"more than {SLICES_MAX} slices", f"{here}.slices", len(device.slices), "plan fewer slices")
     for part in device.slices:
         if part.key.device != device.device:
-            raise PlanError("a slice of another device", field=f"{here}.slices", value=part.key.name)
+            raise _wrong("a slice of another device", f"{here}.slices", part.key.name, "name slices of this device")
         _check_slice(part, type_name, catalog)
     cuts = {part.key.slice_type.partition(":")[0] for part in device.slices}
     if kind.kind == DeviceKind.CPU and len(cuts) > 1:
-        raise PlanError(
+        raise _wrong(
             "pinned cores and quotas on one device",
-            field=f"{here}.slices",
-            value=[part.key.slice_type for part in device.slices],
-            remedy="cut all of its slices one way: cpu:<cores>, or quota:<cores with one decimal>",
+            f"{here}.slices",
+            [part.key.slice_type for part in device.slices],
+            "cut all of its slices one way: cpu:<cores>, or quota:<cores with one decimal>",
         )
     for a, b in combinations(device.slices, 2):
         if a.key.overlaps(b.key):
-            raise PlanError("two slices overlap", field=f"{here}.slices", value=(a.key.name, b.key.name))
+            raise _wrong(
+                "two slices overlap", f"{here}.slices", (a.key.name, b.key.name), "take places that do not overlap"
+            )
     if kind.kind == DeviceKind.MIG_GPU:
         used = sum(slice_type(kind, part.key.slice_type).compute_slices for part in device.slices)
         if used > 7:
-            raise PlanError("more than 7 compute slices", field=f"{here}.slices", value=used)
+            raise _wrong("more than 7 compute slices", f"{here}.slices", used, "plan fewer or smaller slices")
 
 
 def _check_quotas(node: NodePlan, observed: Mapping[str, DeviceStatus]) -> None:
@@ -273,12 +274,16 @@ def _check_quotas(node: NodePlan, observed: Mapping[str, DeviceStatus]) -> None:
     for device in node.devices:
         quotas = [cpu_quota(part.key.slice_type) or 0.0 for part in device.slices]
         if any(quotas) and sum(quotas) > (cores := device_type(observed[device.device].type).cores) + 1e-9:
-            raise PlanError(
+            raise _wrong(
                 f"quotas of more than {cores} cores",
-                field=f"device {device.device}.slices",
-                value=round(sum(quotas), 1),
-                remedy="plan smaller quotas",
+                f"device {device.device}.slices",
+                round(sum(quotas), 1),
+                "plan smaller quotas",
             )
+
+
+def _wrong(text: str, field: str, value: object, remedy: str) -> PlanError:
+    return PlanError(text, field=field, value=value, remedy=remedy)
 
 
 def _check_slice(part: PlannedSlice, type_name: str, catalog: Catalog) -> None:
@@ -288,37 +293,43 @@ def _check_slice(part: PlannedSlice, type_name: str, catalog: Catalog) -> None:
     except TrefoilError as error:
         raise PlanError(str(error), field=f"slice {part.key.name}") from error
     if part.key.start not in shape.starts or part.key.size != shape.memory_slices:
-        raise PlanError(
+        raise _wrong(
             f"a {shape.name} of {type_name} starts at one of {shape.starts} with size {shape.memory_slices}",
-            field=f"slice {part.key.name}",
-            value=(part.key.start, part.key.size),
+            f"slice {part.key.name}",
+            (part.key.start, part.key.size),
+            "take one of these places",
         )
     if not part.hosted:
-        raise PlanError("a slice that hosts nothing", field=f"slice {part.key.name}.hosted", value=())
+        raise _wrong(
+            "a slice that hosts nothing",
+            f"slice {part.key.name}.hosted",
+            (),
+            "name what it hosts, or leave the slice out",
+        )
     if part.credits > CREDITS_MAX:
         here, remedy = f"slice {part.key.name}.credits", f"at most {CREDITS_MAX} requests at once"
-        raise PlanError(f"more than {CREDITS_MAX}", field=here, value=part.credits, remedy=remedy)
+        raise _wrong(f"more than {CREDITS_MAX}", here, part.credits, remedy)
     need_mib = CONTEXT_MIB
     for hosted in part.hosted:
         for name, most in HOSTED_MAX.items():
             if getattr(hosted, name) > most:
                 found = getattr(hosted, name)
-                raise PlanError(f"more than {most}", field=f"hosted.{name}", value=found, remedy=f"at most {most}")
+                raise _wrong(f"more than {most}", f"hosted.{name}", found, f"at most {most}")
         try:
             variant = catalog.family(hosted.family).variant(hosted.variant)
         except TrefoilError as error:
             raise PlanError(str(error), field=f"slice {part.key.name}.hosted") from error
         if hosted.version != variant.version:
-            raise PlanError(
-                f"{variant.name} is version {variant.version}", field="hosted.version", value=hosted.version
+            raise _wrong(
+                f"{variant.name} is version {variant.version}", "hosted.version", hosted.version, "name that version"
             )
         need_mib += memory_mib(catalog, hosted)
     if need_mib > shape.memory_mib:
-        raise PlanError(
+        raise _wrong(
             f"needs {need_mib} MiB, a {shape.name} has {shape.memory_mib}",
-            field=f"slice {part.key.name}.hosted",
-            value=[h.variant for h in part.hosted],
-            remedy="host less on it",
+            f"slice {part.key.name}.hosted",
+            [h.variant for h in part.hosted],
+            "host less on it",
         )
 
 
@@ -327,26 +338,40 @@ def _check_route(route: Route, hosted: Mapping[tuple[SliceKey, str, str, int], H
     _refuse_twice(f"{here}.targets", [(target.slice.name, target.stage) for target in route.targets])
     for target in route.targets:
         if (target.slice, route.family, target.variant, target.stage) not in hosted:
-            raise PlanError("routes to what is not planned", field=here, value=(target.slice.name, target.variant))
+            raise _wrong(
+                "routes to what is not planned",
+                here,
+                (target.slice.name, target.variant),
+                "plan that slice and variant, or drop the target",
+            )
         if not target.draining and target.credits < 1:
-            raise PlanError("a live target without credits", field=f"{here}.credits", value=target.credits)
+            raise _wrong("a live target without credits", f"{here}.credits", target.credits, "give it 1 or more")
         if target.credits > CREDITS_MAX:
             remedy = f"at most {CREDITS_MAX} requests at once"
-            raise PlanError(f"more than {CREDITS_MAX}", field=f"{here}.credits", value=target.credits, remedy=remedy)
+            raise _wrong(f"more than {CREDITS_MAX}", f"{here}.credits", target.credits, remedy)
         if not 0 <= target.weight < math.inf:
-            raise PlanError("a negative weight, or no number", field=f"{here}.weight", value=target.weight)
+            raise _wrong(
+                "a negative weight, or no number", f"{here}.weight", target.weight, "give it a number of 0 or more"
+            )
     for name, limit_ms in route.class_slo_ms.items():
         if why := complaint("slo_ms", limit_ms) or ("" if limit_ms > 0 else "no latency"):
-            raise PlanError(why, field=f"{here}.class_slo_ms[{name}]", value=limit_ms, remedy="correct it")
+            raise _wrong(why, f"{here}.class_slo_ms[{name}]", limit_ms, "correct it")
     live = sorted((t for t in route.targets if not t.draining), key=lambda t: t.stage)
     for stage, targets in groupby(live, key=lambda t: t.stage):
         total = sum(t.weight for t in targets)
         if abs(total - 1) > WEIGHT_TOLERANCE:
-            raise PlanError(f"weights of stage {stage} sum to {total:.6f}, not 1", field=f"{here}.weight", value=total)
+            raise _wrong(
+                f"weights of stage {stage} sum to {total:.6f}, not 1", f"{here}.weight", total, "make them sum to 1"
+            )
     stages = {h.stages or 1 for h in hosted.values() if h.family == route.family}
     missing = set(range(max(stages, default=1))) - {t.stage for t in live}
     if missing and live:
-        raise PlanError("no live target for a stage", field=f"{here}.stage", value=sorted(missing))
+        raise _wrong(
+            "no live target for a stage",
+            f"{here}.stage",
+            sorted(missing),
+            "give each stage a target with a weight above 0",
+        )
 
 
 def carries(capacity_per_s: float, demand: Demand) -> bool:
@@ -358,9 +383,9 @@ def _check_capacity(plan: Plan, demand: Sequence[Demand]) -> None:
     for wanted in demand:
         expected = plan.expected.get(wanted.family)
         if expected is not None and not carries(expected.capacity_per_s, wanted):
-            raise PlanError(
+            raise _wrong(
                 f"capacity {expected.capacity_per_s:.1f}/s is below the demand {wanted.rate_per_s:.1f}/s",
-                field=f"expected[{wanted.family}].capacity_per_s",
-                value=expected.capacity_per_s,
-                remedy="raise capacity, or name the rung in `degraded`",
+                f"expected[{wanted.family}].capacity_per_s",
+                expected.capacity_per_s,
+                "raise capacity, or name the rung in `degraded`",
             )
