@@ -75,11 +75,11 @@ def troubles() -> tuple[Trouble, ...]:
     )  # fmt: skip
     found += [
         Trouble(
-            f"the agent's {' and '.join(names)} hold something strange ({turn}); it is killed",
-            partial(spoiled, service="power_agent", names=names, turn=turn),
+            f"the agent's energy log holds something strange ({turn}); it is killed",
+            partial(spoiled, service="power_agent", names=["energy.*.jsonl"], turn=turn),
             LASTS_S, frozenset({"power_agent"}),
         )
-        for names, turn in ((["energy.*.jsonl", "triton.key"], 4), (["energy.*.jsonl"], 2))
+        for turn in (2, 4)
     ]  # fmt: skip
     found += [
         Trouble(

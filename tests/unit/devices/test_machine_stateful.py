@@ -147,4 +147,4 @@ class MachineLife(RuleBasedStateMachine):
 
 
 TestMachineLife = MachineLife.TestCase
-TestMachineLife.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestMachineLife.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
