@@ -11,11 +11,13 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.chaos_redis import connect
-from benchmarks.chaos_rows import Trouble
-from benchmarks.echo_system import Arrangement, EchoSystem
+from benchmarks.chaos_rows import RATE_PER_S, SEED, WORKERS, Trouble, measure
+from benchmarks.echo_system import Arrangement, EchoSystem, running
+from benchmarks.redteam import Check, Outcome, of_row
 from protos.controller.v1 import controller_pb2
 from trefoil.core.common import Lease, Revision
 from trefoil.core.demand import TableAck
@@ -172,14 +174,20 @@ async def forgotten(system: EchoSystem) -> AsyncIterator[None]:
         os.kill(pid, signal.SIGKILL)
     yield
     await obeyed(system, MOVED_MAX_S)
-    await system.pin(Arrangement())
-    await system.rolled_out(MOVED_MAX_S)
 
 
 def troubles() -> tuple[Trouble, ...]:
     """Attacks on the shared system."""
-    lost = Trouble(
-        "fences: states of controller, agent and Redis are lost, the dispatcher's is not",
-        forgotten, LASTS_S, frozenset(FORGETFUL),
-    )  # fmt: skip
-    return (*(Trouble(f"fences: {what}", made(attack), LASTS_S) for what, attack in ATTACKS.items()), lost)
+    return tuple(Trouble(f"fences: {what}", made(attack), LASTS_S) for what, attack in ATTACKS.items())
+
+
+def checks() -> tuple[Check, ...]:
+    """On a system alone: the joules that were booked are lost as well."""
+    what = "fences: states of controller, agent and Redis are lost, the dispatcher's is not"
+
+    async def play(folder: Path) -> Outcome:
+        async with running(folder / "system", Arrangement(), workers=WORKERS) as system:
+            trouble = Trouble(what, forgotten, LASTS_S, frozenset(FORGETFUL))
+            return of_row(await measure(system, trouble, RATE_PER_S, SEED))
+
+    return (Check(what, play),)
