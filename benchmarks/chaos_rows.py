@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import psutil
 from rich.table import Table
 
@@ -22,11 +23,12 @@ from benchmarks.chaos_verdict import SLOW_S, recoveries
 from benchmarks.echo_load import OK, WRONG, EchoLoad
 from benchmarks.echo_system import Arrangement, EchoSystem, running
 from protos.controller.v1 import controller_pb2
+from trefoil.core.energy import EnergySample
 from trefoil.core.errors import TrefoilError
+from trefoil.runtime.state import entry_order
 
 LASTS_S: Final = 20.0
 QUIET_S: Final = 2.0  # of load before the trouble
-IDLE_S: Final = 5.0
 RECOVERY_MAX_S: Final = 60.0
 DEADLINE_S: Final = 15.0
 POLL_S: Final = 0.1
@@ -158,19 +160,30 @@ async def _recovered(system: EchoSystem, over_s: float) -> float | None:
 
 
 async def joules(system: EchoSystem) -> tuple[float, float]:
-    """Joules that the controller has booked in Redis, at the moment that it has written them, and those on the driver's
-    own counters [J]; of an idle system, because samples are booked up to IDLE_S after they were drawn."""
-    state = system.client.state
-    await system.clock.sleep(IDLE_S)
+    """Joules that the controller has booked in Redis, and those on the driver's own counters when the last sample that
+    is booked ended [J].
 
-    async def booked() -> float:
-        totals = [await state.totals(key) for key in await state.names(state.keys.totals_prefix())]
-        return sum(each.get("joules", 0.0) for each in totals)
+    Raises:
+        TimeoutError: no sample was booked in RECOVERY_MAX_S.
+    """
+    state, counted = system.client.state, list[tuple[float, float]]()
+    async with asyncio.timeout(RECOVERY_MAX_S):
+        while True:
+            on_counters_j = float(sum(device["counter_j"] for device in system.node.truth()["devices"]))
+            counted.append((system.clock.now_s(), on_counters_j))
+            ids = await state.fields(state.keys.accounted())
+            totals = [await state.totals(key) for key in await state.names(state.keys.totals_prefix())]
+            until_s = [await _ends_at_s(system, node, entry) for node, entry in ids.items()]
+            if until_s and min(until_s) >= counted[0][0] and ids == await state.fields(state.keys.accounted()):
+                booked_j = sum(each.get("joules", 0.0) for each in totals)
+                return booked_j, float(np.interp(max(until_s), *np.transpose(counted)))
+            await system.clock.sleep(POLL_S)
 
-    before = await booked()
-    while (now := await booked()) == before:
-        await system.clock.sleep(POLL_S)
-    return now, float(sum(device["counter_j"] for device in system.node.truth()["devices"]))
+
+async def _ends_at_s(system: EchoSystem, node: str, entry: str) -> float:
+    """End of the last sample of a node up to an entry of its stream [UTC s]; 0: there is none."""
+    samples = await system.client.state.tail(system.client.state.keys.energy(node), EnergySample, 100)
+    return max((s.ends_at_s for at, s in samples if entry_order(at) <= entry_order(entry)), default=0.0)
 
 
 def running_pids(system: EchoSystem) -> dict[str, int]:
