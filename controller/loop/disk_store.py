@@ -21,7 +21,7 @@ from trefoil.core import errors
 from trefoil.core.plan import DecisionRecord, Plan, decision_order
 from trefoil.runtime import codec
 from trefoil.runtime.files import FileTrouble, disk_error, replace_files
-from trefoil.runtime.state_files import BAD, names_set_aside, of_shape, read_state
+from trefoil.runtime.state_files import BAD, STRANGE, names_set_aside, of_shape, read_state
 from trefoil.runtime.telemetry import Metrics
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ class DiskStore:
         """Whether a text can be the content of a file that is copied."""
         try:
             of_shape(SHAPES[name], codec.parse_json(text))
-        except (errors.InvalidInput, KeyError):
+        except STRANGE:
             return False
         return True
 

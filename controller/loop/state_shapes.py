@@ -11,7 +11,7 @@ from controller.loop.core.control import FLEET
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import NodePlan, Plan
-from trefoil.runtime.state_files import as_epoch
+from trefoil.runtime.state_files import EPOCH_MAX, as_epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,10 @@ class KeptCounts:
 
     replans: Mapping[str, int] = field(default_factory=dict)
     reconfigurations: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        counts = (*self.replans.values(), *self.reconfigurations.values())
+        _require("counts", counts, all(0 <= count < EPOCH_MAX for count in counts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import Hosted, SliceKey, SliceState, Step
 from trefoil.core.plan import NodePlan
 from trefoil.runtime import codec
+from trefoil.runtime.state_files import as_epoch
 
 CRC_DIGITS: Final = 8
 CPU_SUFFIX: Final = "/cpu"
@@ -92,13 +93,13 @@ class JournalState:
                 self.owner, self.version = str(value["owner"]), int(value["version"])
             case {"plan": value}:
                 self.plan = plan = codec.from_plain(NodePlan, value, "plan")
-                self.highest_epoch = max(self.highest_epoch, plan.revision.epoch)
+                self.highest_epoch = max(self.highest_epoch, as_epoch(plan.revision.epoch))
             case {"highest_epoch": value}:
-                self.highest_epoch = max(self.highest_epoch, int(value))
+                self.highest_epoch = max(self.highest_epoch, as_epoch(value))
             case {"lease_epoch": value}:
-                self.lease_epoch = max(self.lease_epoch, int(value))
+                self.lease_epoch = max(self.lease_epoch, as_epoch(value))
             case {"generation": value}:
-                self.generation = max(self.generation, int(value))
+                self.generation = max(self.generation, as_epoch(value))
             case {"cordon": value}:
                 cordon = codec.from_plain(Cordon, value, "cordon")
                 self.cordons[cordon.device] = cordon

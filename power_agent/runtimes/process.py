@@ -47,7 +47,8 @@ REMOVE_PATIENCE_S: Final = 0.5
 POLL_S: Final = 0.02
 LOG_BYTES_MAX: Final = 16 * 2**20  # then its last megabyte is kept as <log>.1 and it begins anew
 LOG_TAIL_BYTES: Final = 2**20
-SHM_PREFIX: Final = re.compile(r"shm-region-prefix-name=(trefoil-[\w.-]+-)")
+SHM_NAME: Final = re.compile(r"trefoil-[\w.-]+-")
+SHM_PREFIX: Final = re.compile(f"shm-region-prefix-name=({SHM_NAME.pattern})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +149,14 @@ class ProcessRuntime:
         return not record.ended and record.boot_id == self._boot_id and bool(record.pid) and record.identity.alive()
 
     def _as_it_runs(self, record: Record) -> Record:
-        """The record with the user and the control groups that the kernel names, not those of its file: all that they
-        hold is killed with the Triton. Of a Triton that is gone, those that this agent can have given it."""
+        """The record with the user, control groups and log that the kernel names, not those of its file: all that they
+        hold is killed with the Triton, and the log is cut. Of a Triton that is gone, those that this agent can have
+        given it. Its shared memory, which is removed, is that of its command."""
+        regions = SHM_PREFIX.search(" ".join(record.argv))
+        named = record.shm_prefix if SHM_NAME.fullmatch(record.shm_prefix) else ""
+        record = replace(record, shm_prefix=regions[1] if regions is not None else named)
         if self._alive(record):
+            record = replace(record, log_path=proc.output_of(record.pid) or record.log_path)
             uid, groups = proc.real_uid(record.pid), self._cgroups.of_process(record.pid)
             return replace(record, uid=uid if uid > 0 and uid != os.geteuid() else 0, groups=tuple(map(str, groups)))
         uid = record.uid if record.uid in self._confinement.uids_for(record.argv) else 0

@@ -112,7 +112,9 @@ async def adopt(
     if node.journal.fresh and (processes or found):  # the numbers that a predecessor has used up are not known
         log.warning("no journal: what runs here has to prove whose it is", tritons=len(processes), slices=len(found))
         node.journal.raise_generation(int(node.clock.now_s()))
-    await _end_gone(node, executor, processes, set(node.journal.state.slices) - set(found))
+    proven = await unproven.proven_tags(processes)
+    lost = {tag: process for tag, process in processes.items() if tag not in proven}
+    await _end_gone(node, executor, lost, set(node.journal.state.slices) - set(found))
     await asyncio.gather(*(_verify_serving(node, executor, part) for part in adopted if part.running))
     await unproven.adopt_first(processes)
     for device in node.devices.values():
@@ -127,8 +129,10 @@ async def adopt(
 def _is_older(
     unproven: Unproven, seen: ObservedSlice, record: SliceRecord, processes: Mapping[str, RunningTriton]
 ) -> bool:
-    """Whether the journal is older than what runs: the Triton that it names is gone, another proves that it is ours."""
-    if (known := processes.get(record.tag)) is not None and known.alive:
+    """Whether the journal is older than what runs, or wrong: the Triton that it names is gone or of another slice, and
+    another proves that it is ours."""
+    known = processes.get(record.tag)
+    if known is not None and known.alive and not unproven.objection(seen, known):
         return False
     return any(process.alive and not unproven.objection(seen, process) for process in processes.values())
 

@@ -67,6 +67,10 @@ class Unproven:
             await clock.sleep(PAUSE_S)
             await self._look()
 
+    async def proven_tags(self, processes: Mapping[str, RunningTriton]) -> set[str]:
+        """Tags of Tritons that are proven to be of a slice that is not ours yet."""
+        return {claim.process.tag for claim in await self._claims(processes.values()) if not claim.why_not}
+
     async def run(self) -> None:
         """Look again at what is not proven, until cancelled: a Triton may answer, or a device be back, later."""
         while True:

@@ -20,6 +20,7 @@ from tests.support.fast_cluster import FastCluster
 from trefoil.core.fleet import SliceKey, SliceState, SliceStatus
 from trefoil.core.plan import NodePlan
 from trefoil.core.plan_check import sealed
+from trefoil.runtime import codec
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -69,7 +70,7 @@ def state_dir(cluster: FastCluster) -> Path:
 
 
 def entry(**values: Any) -> bytes:
-    text = json.dumps({"load": "x", **values}).encode()
+    text = json.dumps({"load": "x"} | values).encode()
     return b"%s\t%08x\n" % (text, zlib.crc32(text))
 
 
@@ -98,6 +99,27 @@ def slices_forgotten(data: bytes) -> bytes:
     return b"".join(line + b"\n" for line in data.splitlines() if b'"slice"' not in line)
 
 
+def slice_key(first: SliceKey, second: SliceKey, part: dict[str, Any]) -> Any:
+    """Key of one of two slices, whose entry it is not."""
+    tree = codec.to_plain(first)
+    return tree if part["key"] != tree else codec.to_plain(second)
+
+
+def one_slice(change: Callable[[dict[str, Any]], None]) -> Callable[[bytes], bytes]:
+    """The journal with its last entry of a slice changed, which stays well-formed."""
+
+    def do(data: bytes) -> bytes:
+        lines = data.splitlines()
+        at = max(number for number, line in enumerate(lines) if b'"slice"' in line)
+        tree = json.loads(lines[at].partition(b"\t")[0])
+        name = tree["slice"]["tag"].encode()
+        change(tree["slice"])
+        kept = [line for line in lines if name not in line]
+        return b"\n".join([*kept, entry(**tree).strip(), b""])
+
+    return do
+
+
 LOSSES = {
     "folder gone": folder_gone,
     "folder moved": folder_moved,
@@ -108,6 +130,11 @@ LOSSES = {
     "no slices in it": spoil(slices_forgotten),
     "of another node": spoil(lambda data: data + entry(journal={"version": 1, "owner": "default/node9"})),
     "a folder in its place": unreadable,
+    "a slice by another name": spoil(one_slice(lambda part: part["key"].update(start=part["key"]["start"] + 100))),
+    "a slice with the Triton of another": spoil(one_slice(lambda part: part.update(key=slice_key(OTHER, LEFT, part)))),
+    "a slice with a Triton that is none": spoil(one_slice(lambda part: part.update(tag="node0-gpu0-x.g99"))),
+    "epochs beyond all": spoil(lambda data: data + entry(highest_epoch=2**62) + entry(lease_epoch=2**62)),
+    "a generation beyond all": spoil(lambda data: data + entry(generation=10**40)),
 }
 
 

@@ -170,7 +170,68 @@ def test_a_record_that_cannot_be_read_is_set_aside(kit):
     (kit.folder / "runtime").mkdir()
     (kit.folder / "runtime" / "a.g1.json").write_text("{")
     assert kit.again().list() == ()
-    assert (kit.folder / "runtime" / "a.g1.unreadable").exists()
+    assert (kit.folder / "runtime" / "a.g1.json.bad").exists()
+
+
+STRAY = {
+    "pid": 1,
+    "start_ticks": 7,
+    "ended": True,
+    "boot_id": "another boot",
+    "mark": "forged",
+    "shm_prefix": "",
+    "log_path": "/etc/passwd",
+    "tag": "b.g1",
+}
+
+
+@pytest.mark.parametrize("field", STRAY)
+def test_a_record_with_one_stray_value_ends_no_triton(kit, tmp_path, field):
+    owner = f"test-{os.getpid()}/node0"
+    first = owner_runtime(tmp_path / "runtime", owner)
+    launch = launched_as(kit.launch(), f"{owner}/a.g1")
+    was = first.start("a.g1", launch, kit.log)
+    until(lambda: listens(launch))
+    path = tmp_path / "runtime" / "a.g1.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: STRAY[field]}))
+    later = owner_runtime(tmp_path / "runtime", owner)
+    try:
+        [found] = [one for one in later.list() if one.alive]
+        assert (found.tag, found.id) == (was.tag, was.id)
+        assert listens(launch)
+        assert later._records["a.g1"].log_path == str(kit.log)
+    finally:
+        end_all(later)
+    assert not listens(launch)
+
+
+def test_a_record_that_names_what_is_not_its_own_touches_none_of_it(kit, cgroups):
+    """A user's other processes, a group with others in it, the regions of another Triton."""
+    runtime = kit.again()
+    runtime.start("a.g1", kit.launch(), kit.log)
+    bystander = subprocess.Popen(["sleep", "60"], start_new_session=True, user=12345 if os.geteuid() == 0 else None)
+    group = kit.folder / "group"
+    group.mkdir()
+    (group / "cgroup.procs").write_text(f"{bystander.pid}\n")
+    region = Path("/dev/shm") / f"trefoil-test-{os.getpid()}-region"
+    region.write_bytes(b"")
+    path = kit.folder / "runtime" / "a.g1.json"
+    named = {
+        "uid": proc.real_uid(bystander.pid),
+        "groups": [str(group)],
+        "shm_prefix": region.name.removesuffix("region"),
+    }
+    argv = ["tritonserver", "--backend-config=python,shm-region-prefix-name=trefoil-a-1-"]
+    path.write_text(json.dumps(json.loads(path.read_text()) | named | {"argv": argv}))
+    try:
+        end_all(kit.again())
+        assert bystander.poll() is None
+        assert group.is_dir()
+        assert region.exists()
+    finally:
+        region.unlink(missing_ok=True)
+        bystander.kill()
+        bystander.wait()
 
 
 def burn(kit: Kit, runtime: ProcessRuntime, what: str, **limits: object) -> list[tuple[float, str]]:

@@ -34,7 +34,7 @@ from trefoil.cli.run.state_directory import Failing, Launch, StatePaths
 from trefoil.core.carbon import Factors, Method, Series
 from trefoil.core.errors import TrefoilError
 from trefoil.core.objective import Objective
-from trefoil.core.plan import NodePlan
+from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import codec, state_files
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.state_files import BAD, BAD_KEPT, set_aside
@@ -231,6 +231,7 @@ ODD = {
     "a key twice": lambda p: p.write_text('{"epoch": 1, "epoch": 2}'),
     "NaN": lambda p: p.write_text('{"epoch": NaN}'),
     "beyond all numbers": lambda p: p.write_text('{"epoch": 1e999}'),
+    "half a character": lambda p: p.write_text('{"epoch": "\\ud800"}'),
     "many digits": lambda p: p.write_text('{"epoch": ' + "9" * 10_000 + "}"),
     "sparse": lambda p: (p.write_bytes(b""), os.truncate(p, 2**40)),
     "a folder": lambda p: (p / "inner").mkdir(parents=True),
@@ -267,6 +268,38 @@ def test_a_newer_version_is_named_and_left_as_it_is(name, tmp_path):
     assert "version 99" in why
     assert "Remedy: " in why
     assert json.loads((tmp_path / name).read_text()) == {"version": 99}
+
+
+SENT = {"objectives.json": Objective, "plans.json": Plan, "published.json": Plan, "commanded.json": NodePlan}
+STRAY = {
+    "deep": "[" * 150 + "]" * 150,
+    "deeper": "[" * 981 + "]" * 981,  # what parses it may not print it
+    "deep object": '{"a":' * 480 + "1" + "}" * 480,
+    "no text of UTF-8": '"\\ud800"',
+    "beyond 64 bits": str(10**40),
+    "no number": '"nan"',
+    "a text for a list": '""',
+    "an object for a list": "{}",
+}
+
+
+@pytest.mark.parametrize("stray", STRAY)
+@pytest.mark.parametrize("name", FILES)
+def test_one_stray_value_anywhere_is_set_aside_or_named_and_what_is_kept_can_be_sent(name, stray, tmp_path):
+    plain = codec.to_plain(FILES[name][0])
+    for seed in range(12):
+        folder = tmp_path / str(seed)
+        path = folder / name
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(mutated(plain, "@", seed)).replace('"@"', STRAY[stray]))
+        why, _ = opened(folder, name)
+        assert not why or str(path) in why
+    if (cls := SENT.get(name)) is not None:
+        for seed in range(12):
+            store = DiskStore(tmp_path / str(seed), 10)
+            found = store.load(path.stem, cls) if name == "published.json" else store.load_all(path.stem, cls)
+            for one in found if isinstance(found, tuple) else filter(None, (found,)):
+                assert codec.decode(cls, codec.encode(one)) == one
 
 
 def test_few_are_kept_and_the_first_ones_for_good(tmp_path):

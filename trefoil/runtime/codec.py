@@ -78,6 +78,8 @@ CLASSES: Final[Mapping[str, type]] = {pb.DESCRIPTOR.full_name: cls for cls, pb i
 
 NOT_FINITE: Final = ("inf", "-inf", "nan")  # how `to_plain` writes them
 REWRITE: Final = "give the text that to_json wrote"
+DEPTH_MAX: Final = 100  # of JSON: far below where Python's own functions give up, each at another depth
+INTEGERS: Final = range(-(2**63), 2**64)  # of a message's fields
 TIMESTAMP: Final = Timestamp.DESCRIPTOR.full_name
 MICROS_PER_S: Final = 1_000_000
 NUMBERS: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
@@ -148,18 +150,32 @@ def from_json(cls: type[T], text: str) -> T:
 
 
 def parse_json(data: str | bytes) -> Any:
-    """Parse JSON: finite numbers, no key twice, nested no deeper than Python allows.
+    """Parse JSON: finite numbers, no key twice, texts that UTF-8 can hold, nested no deeper than DEPTH_MAX.
 
     Raises:
         errors.InvalidInput: it is something else; in few words.
     """
     try:
         text = data if isinstance(data, str) else data.decode()
-        return json.loads(text, parse_constant=_no_number, parse_float=_finite_number, object_pairs_hook=_once)
+        tree = json.loads(text, parse_constant=_no_number, parse_float=_finite_number, object_pairs_hook=_once)
+        _check_depth(tree)
+        if "\\u" in text:  # an escape may be half of a character
+            json.dumps(tree, ensure_ascii=False).encode()
+        return tree
     except RecursionError as error:
         raise errors.InvalidInput("nested too deeply", remedy=REWRITE) from error
     except ValueError as error:
         raise errors.InvalidInput(f"not JSON: {error}" if data else "empty", remedy=REWRITE) from error
+
+
+def _check_depth(tree: Any) -> None:
+    level: list[Any] = [[tree]]
+    for _ in range(DEPTH_MAX + 1):
+        inner = (child for node in level for child in (node.values() if type(node) is dict else node))
+        level = [child for child in inner if type(child) in (dict, list)]
+        if not level:
+            return
+    raise RecursionError
 
 
 def _no_number(text: str) -> float:
@@ -214,6 +230,8 @@ def _rebuild(annotation: Any, tree: Any, path: str) -> Any:
             return next(tree for member in members if isinstance(tree, member))
         return _rebuild(members[0], tree, path)
     if origin is tuple:
+        if not isinstance(tree, list | tuple):
+            raise TypeError(f"{type(tree).__name__} is no list")
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             return tuple(from_plain(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(tree))
         pairs = zip(arguments, tree, strict=True)
@@ -231,9 +249,11 @@ def _rebuild(annotation: Any, tree: Any, path: str) -> Any:
             raise TypeError("text is no number")
         return float(tree)
     if annotation is int and isinstance(tree, str):
-        return int(tree)  # keys of a JSON object are text
+        tree = int(tree)  # keys of a JSON object are text
     if not isinstance(tree, annotation):
         raise TypeError(f"{type(tree).__name__} is not {annotation.__name__}")
+    if annotation is int and tree not in INTEGERS:
+        raise ValueError("beyond 64 bits")
     return tree
 
 

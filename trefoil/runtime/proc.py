@@ -70,8 +70,10 @@ class Identity:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int | None]:
         try:
-            fd = os.pidfd_open(self.pid)
+            fd = os.pidfd_open(self.pid) if self.exists() else -1  # what is no pid at all is an error of the call
         except ProcessLookupError:
+            fd = -1
+        if fd < 0:
             yield None
             return
         try:

@@ -155,6 +155,17 @@ def test_a_newer_agents_entry_and_an_older_ones_line_are_no_obstacle(tmp_path):
     assert (found.generation, found.damaged) == (5, 3)
 
 
+@pytest.mark.parametrize("field", ["highest_epoch", "lease_epoch", "generation"])
+@pytest.mark.parametrize("value", [2**53, 10**40, -1, 1.5, True, "7"])
+def test_a_number_that_no_agent_has_counted_up_to_does_not_count(tmp_path, field, value):
+    (tmp_path / "journal.jsonl").write_bytes(encode({field: 7}, "x") + encode({field: value}, "x"))
+    journal = Journal(tmp_path, "boot", "load")
+    try:
+        assert getattr(journal.open(), field) == 7
+    finally:
+        journal.close()
+
+
 def test_a_line_whose_checksum_is_wrong_does_not_count(tmp_path):
     line = encode({"generation": 5}, "boot/driver")
     (tmp_path / "journal.jsonl").write_bytes(line.replace(b'"generation":5', b'"generation":9'))
