@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.transport.core.long_headers import BLOCK_MAX, SHORT_BYTES, VALUE_MAX, LongHeaders, shorten
+from dispatcher.transport.core.long_headers import BLOCK_MAX, HELD_MAX, SHORT_BYTES, VALUE_MAX, LongHeaders, shorten
 from dispatcher.transport.h2_channel import H2Channel
 
 HEADERS, DATA, CONTINUATION = 1, 0, 9
@@ -97,7 +97,9 @@ async def read_all(channel: H2Channel, text: bytes) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("text", [b"x65536", b"x65537", b"x200000", b"x1000000", b"\xe930000"], ids=repr)
+@pytest.mark.parametrize(
+    "text", [b"x65536", b"x65537", b"x200000", b"x1000000", b"\xe930000", b"x6000000", b"\xe94000000"], ids=repr
+)
 async def test_a_long_error_text_fails_its_own_call_only(channel, text, stream):
     other = asyncio.create_task(channel.unary("/test.Service/Wait", (b"",), PATIENCE_S))
     await asyncio.sleep(0.05)
@@ -149,11 +151,35 @@ def test_a_block_that_ends_within_a_field_is_left_to_libnghttp2(cut):
 
 
 def test_a_block_without_end_is_not_held_for_ever():
-    endless = frame(HEADERS, 0, b"") + frame(CONTINUATION, 0, b"\x00" * 60_000) * (BLOCK_MAX // 60_000 + 1)
+    endless = frame(HEADERS, 0, b"") + frame(CONTINUATION, 0, b"\x00" * 60_000) * (BLOCK_MAX // 60_000 + 9)
     headers = LongHeaders()
     pieces = [endless[at : at + 200_000] for at in range(0, len(endless), 200_000)]
-    assert b"".join(bytes(part) for piece in pieces for part in headers.passed(memoryview(piece))) == endless
+    read = b"".join(bytes(part) for piece in pieces for part in headers.passed(memoryview(piece)))
     assert b"".join(headers.passed(memoryview(b"more"))) == b"more"
+    with pytest.raises(ngh2.ProtocolError):
+        read_by_libnghttp2(read)
+
+
+@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize("size", [1000, 16_384, 200_000])
+@pytest.mark.parametrize("padding", [b"", b"p"])
+def test_of_a_value_of_any_length_the_same_stays_and_little_is_held(coded, size, padding):
+    before, after = field(b"a", b"1" * 300, 0x40), field(b"b", b"2")
+    text = (b"\xf3" if coded else b"x") * (4 * HELD_MAX)
+    block = before + field(b"grpc-message", text, coded=coded) + after
+    parts = [block[at : at + size] for at in range(0, len(block), size)]
+    first = bytes((len(padding),)) + parts[0] + padding if padding else parts[0]
+    data = frame(HEADERS, END_HEADERS, OK) + frame(HEADERS, END_STREAM | (PADDED if padding else 0), first)
+    data += b"".join(frame(CONTINUATION, END_HEADERS * (p is parts[-1]), p) for p in parts[1:])
+    headers, read = LongHeaders(), b""
+    for at in range(0, len(data), 50_000):
+        read += b"".join(bytes(part) for part in headers.passed(memoryview(data[at : at + 50_000])))
+        assert len(headers._held) <= HELD_MAX
+    _, end = read_by_libnghttp2(read)
+    (_, one), (_, message), (_, two) = end.headers
+    assert (one, two) == (b"1" * 300, b"2")
+    assert message.startswith(b"(more than 64 KiB" if coded else b"x" * SHORT_BYTES)
+    assert len(message) == SHORT_BYTES + 3
 
 
 FRAMES = st.lists(
