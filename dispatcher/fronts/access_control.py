@@ -8,7 +8,8 @@ import mmap
 import os
 from collections import Counter
 from collections.abc import Callable
-from ipaddress import ip_address, ip_network
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote
@@ -143,20 +144,16 @@ class AccessControl:
     def flow(self, tenant: Tenant, peer: str, metadata: Callable[[], Any]) -> tuple[str, str]:
         """What a caller shares a full queue as: its tenant, or its host where tenants are not known, and its
         connection. `peer` is the address that gRPC writes; of a trusted proxy the address that the proxy names counts,
-        the last of `x-forwarded-for`."""
+        the last of `x-forwarded-for`. A host with IPv6 is a network of 64 bits: it gives itself the others."""
         host = peer.rpartition(":")[0]
-        if self._proxies and self._is_proxy(host):
+        if not (self._proxies or host.startswith("ipv6")):
+            return tenant.name or host, peer
+        address = _address(host)
+        if address is not None and any(address in network for network in self._proxies):
             named = str(dict(metadata() or ()).get("x-forwarded-for", "")).rpartition(",")[2].strip()
             if named:
-                return tenant.name or named, named
-        return tenant.name or host, peer
-
-    def _is_proxy(self, host: str) -> bool:
-        try:
-            address = ip_address(unquote(host.partition(":")[2]).strip("[]"))
-        except ValueError:
-            return False
-        return any(address in network for network in self._proxies)
+                return tenant.name or _host(named, _address(named)), named
+        return tenant.name or _host(host, address), peer
 
     def require_role(self, tenant: Tenant, role: str) -> None:
         """Check that a tenant has a role; raises StatusError: PERMISSION_DENIED."""
@@ -293,3 +290,19 @@ def _stamp(path: Path) -> tuple[int, ...]:
     except OSError:
         return ()
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+@lru_cache(maxsize=4096)
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    """Address that a proxy or gRPC writes; None: it is none."""
+    try:
+        found = ip_address(unquote(text.removeprefix("ipv4:").removeprefix("ipv6:")).strip("[]").partition("%")[0])
+    except ValueError:
+        return None
+    return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
+
+
+def _host(text: str, address: IPv4Address | IPv6Address | None) -> str:
+    if not isinstance(address, IPv6Address) or address.is_loopback:
+        return text
+    return f"ipv6:{IPv6Network((int(address) >> 64 << 64, 64))}"

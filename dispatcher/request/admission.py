@@ -167,7 +167,7 @@ class Admission:
             slo_ms=self._routing.slo_ms(family, asked),
             flow=caller.flow,
             weight=caller.weight,
-            cost_s=self._costs.expected_s(chain[0], items),
+            cost_s=self._costs.expected_s(chain[0], items, caller.flow[0]),
         )
         if not caller.hops:  # else it was counted where the client came in
             self._load.arrived(family, ticket.slo_class, self._clock.now_s(), caller.tenant)

@@ -239,6 +239,9 @@ class Inference:
         service_ms = (now_s - request.sent_s) * 1e3 if request.sent_s else 0.0
         outcome = Outcome(code, latency_ms, service_ms, request.tokens_out, executed)
         request.queue.done(request.ticket, request.pick, outcome)
+        if executed:
+            ticket = request.ticket
+            self._costs.record(ticket.family, ticket.items, service_ms / 1e3, ticket.flow[0])
         if executed and code != "OK":
             self._record_unanswered(request, code, service_ms)
         return outcome

@@ -4,12 +4,14 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dispatcher.request.core.service_costs import ServiceCosts
 from dispatcher.routing.async_queue import AsyncFamilyQueue
 from dispatcher.routing.core.family_queue import FamilyQueue, Refusal
 from dispatcher.routing.queues import QUEUES
@@ -44,6 +46,20 @@ def test_a_client_that_comes_late_waits_for_one_request_of_a_flood_not_for_all()
         queue.push(0, of("flood", "a", n))
     queue.push(0, of("light", "b", 901))
     assert 901 in [each.id for each in served(queue, 2)]
+
+
+def test_a_client_of_long_requests_that_look_like_short_ones_has_its_share_of_time_and_no_more():
+    queue, costs, number = fair(), ServiceCosts(), count(1)
+    takes_s, had_s = {"long": 1.0, "short": 0.01}, Counter[str]()
+    for client in [*takes_s] * 50:
+        queue.push(0, of(client, "a", next(number), cost_s=costs.expected_s("digits", 1, client)))
+    while had_s.total() < 600.0:  # the first 50 were taken for short ones
+        client = queue.pop(0).flow[0]
+        had_s[client] += takes_s[client]
+        for whose in ("", client):
+            costs.record("digits", 1, takes_s[client], whose)
+        queue.push(0, of(client, "a", next(number), cost_s=costs.expected_s("digits", 1, client)))
+    assert had_s["short"] > 0.4 * had_s.total(), had_s
 
 
 def test_a_full_queue_pushes_out_the_newest_of_the_flood_and_takes_the_other():

@@ -258,6 +258,11 @@ def test_a_flow_is_the_tenant_or_the_host_and_then_the_connection(tmp_path):
     assert made.flow(EVERYBODY, "ipv4:10.0.0.1:5000", header) == ("ipv4:10.0.0.1", "ipv4:10.0.0.1:5000")
     assert made.flow(EVERYBODY, "ipv6:[::1]:5000", header) == ("ipv6:[::1]", "ipv6:[::1]:5000")
     assert made.flow(EVERYBODY, "unix:", header)[0] == "unix"
+    assert made.flow(EVERYBODY, "ipv6:[fe80::1%eth0]:5000", header)[0] == "ipv6:fe80::/64"
+    hosts = {
+        made.flow(EVERYBODY, f"ipv6:{address}:5000", header)[0] for address in ("[2001:db8::1]", "%5B2001:db8::2%5D")
+    }
+    assert hosts == {"ipv6:2001:db8::/64"}, "a host of IPv6 gives itself as many addresses as it likes"
 
 
 @pytest.mark.parametrize(
@@ -266,6 +271,8 @@ def test_a_flow_is_the_tenant_or_the_host_and_then_the_connection(tmp_path):
         ("ipv4:10.0.0.1:5000", "10.9.9.9", ("10.9.9.9", "10.9.9.9")),
         ("ipv6:[fd00::1]:5000", "1.1.1.1, 10.9.9.9 ", ("10.9.9.9", "10.9.9.9")),
         ("ipv6:%5Bfd00::1%5D:5000", "10.9.9.9", ("10.9.9.9", "10.9.9.9")),
+        ("ipv6:[::ffff:10.0.0.1]:5000", "10.9.9.9", ("10.9.9.9", "10.9.9.9")),  # of a listener of both
+        ("ipv4:10.0.0.1:5000", "2001:db8::1", ("ipv6:2001:db8::/64", "2001:db8::1")),
         ("ipv4:10.0.0.1:5000", "", ("ipv4:10.0.0.1", "ipv4:10.0.0.1:5000")),
         ("ipv4:10.1.0.1:5000", "10.9.9.9", ("ipv4:10.1.0.1", "ipv4:10.1.0.1:5000")),
         ("unix:", "10.9.9.9", ("unix", "unix:")),
