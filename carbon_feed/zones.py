@@ -138,7 +138,7 @@ def _read(path: Path) -> dict[str, Zone]:
         raise errors.SettingError(
             f"cannot be read ({type(error).__name__})", field="zones_file", value=str(path), remedy="name a TOML file"
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise errors.SettingError(f"{path} is not valid TOML: {error}", remedy="correct that line") from error
     zones = {}
     for name, table in tables.items():

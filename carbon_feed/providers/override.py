@@ -6,7 +6,6 @@ failure of this provider, and the ladder says what follows.
 """
 
 import asyncio
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from carbon_feed.providers.base import LiveProvider, Provider, ProviderFailure
-from carbon_feed.providers.web import parse_utc
+from carbon_feed.providers.web import parse_number, parse_utc
 from carbon_feed.reading.core.observation import Observation
 from carbon_feed.reading.core.validation import CLOCK_SLACK_S, Cause
 from carbon_feed.settings import OverrideSettings
 from trefoil.core import errors
+from trefoil.runtime import codec
+from trefoil.runtime.files import NotPlain, read_plain
 
 METER_BYTES_MAX: Final = 4096
 
@@ -114,13 +115,12 @@ def make_override(grid: Provider, settings: OverrideSettings) -> OverrideProvide
 
 def _meter(path: Path) -> dict[str, Any]:
     try:
-        with path.open(encoding="utf-8") as file:
-            parsed = json.loads(file.read(METER_BYTES_MAX))
-    except (OSError, UnicodeDecodeError) as error:
+        parsed = codec.parse_json(read_plain(path, METER_BYTES_MAX))
+    except (OSError, NotPlain) as error:
         raise ProviderFailure(
             Cause.UNAVAILABLE, f"the site's meter file cannot be read ({type(error).__name__})"
         ) from error
-    except ValueError as error:
+    except errors.InvalidInput as error:
         raise ProviderFailure(Cause.NOT_JSON, "the site's meter file is not JSON") from error
     if not isinstance(parsed, dict):
         raise ProviderFailure(Cause.WRONG_SHAPE, "the site's meter file is not a JSON object")
@@ -128,11 +128,7 @@ def _meter(path: Path) -> dict[str, Any]:
 
 
 def _watts(parsed: dict[str, Any], name: str) -> float:
-    value = parsed.get(name)
-    if value is None:
-        raise ProviderFailure(Cause.NULL, f"meter {name} is null")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ProviderFailure(Cause.WRONG_SHAPE, f"meter {name} is not a number")
+    value = parse_number(parsed.get(name), f"meter {name}")
     if value < 0:
         raise ProviderFailure(Cause.NEGATIVE, f"meter {name} is negative")
-    return float(value)
+    return value

@@ -6,6 +6,8 @@ The clock is injected: providers are told what time it is, so that documents of 
 import asyncio
 import datetime
 import json
+import math
+import os
 import ssl
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -465,12 +467,19 @@ async def test_on_site_power_dilutes_the_grid(server, tmp_path):
     assert (await failure_of(provider.read(case.now_s))).cause is Cause.UNAVAILABLE
     for text, cause in (
         ("{", Cause.NOT_JSON),
+        ("[" * 4000, Cause.NOT_JSON),
+        (metered(case.now_s, math.nan, 1), Cause.NOT_JSON),
+        (metered(case.now_s, 1, 10**400), Cause.TOO_HIGH),
         (metered(case.now_s, -1, 1), Cause.NEGATIVE),
         (metered(case.now_s, None, 1), Cause.NULL),
         (metered(case.now_s - 3600, 1, 1), Cause.ENDED),
     ):
         meter.write_text(text)
         assert (await failure_of(provider.read(case.now_s))).cause is cause
+    meter.unlink()
+    os.mkfifo(meter)
+    assert (await failure_of(provider.read(case.now_s))).cause is Cause.UNAVAILABLE
+    meter.unlink()
     meter.write_text(metered(case.now_s, 750, 3000))
     said = await provider.read(case.now_s)
     assert said.intensity_g_per_kwh == pytest.approx(0.75 * 266)

@@ -32,6 +32,8 @@ from trefoil.simulator.scenario.policy_check import TABLES
 BODIES = {
     "exits": "raise SystemExit(7)",
     "raises": "raise RuntimeError('no')",
+    "raises what is no Exception": "class Odd(BaseException):\n    pass\nraise Odd('no')",
+    "refuses its names": "def __getattr__(name):\n    raise RuntimeError(name)",
     "lacks a module": "import nowhere_at_all",
     "is no Python": "def",
 }

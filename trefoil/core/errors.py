@@ -37,7 +37,10 @@ def shown(value: object) -> str:
     """Text of a value as an error shows it, at most VALUE_CHARS_MAX characters of it."""
     if isinstance(value, str | bytes) and len(value) > VALUE_CHARS_MAX:
         return f"{value[:VALUE_CHARS_MAX]!r}... ({len(value)} {'bytes' if isinstance(value, bytes) else 'characters'})"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of more digits than Python prints; what is nested too deeply
+        text = f"(a {type(value).__name__} that is too large)"
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}... ({len(text)} characters)"
 
 

@@ -274,7 +274,10 @@ def load_attribute(field_name: str, path: str) -> Any:
         raise SettingError("not module:Class", field=field_name, value=path, remedy="write e.g. mine.parts:Greedy")
     try:
         module: ModuleType = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a module of somebody's own may do anything, also exit
+        found = getattr(module, attribute, None)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module of an operator's own may do anything, also exit
         said = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
         raise SettingError(
             f"cannot be imported ({said})",
@@ -282,7 +285,6 @@ def load_attribute(field_name: str, path: str) -> Any:
             value=path,
             remedy="install or mend it, or set PYTHONPATH",
         ) from error
-    found = getattr(module, attribute, None)
     if found is None:
         raise SettingError(
             f"{module_name} has no {attribute}", field=field_name, value=path, remedy="name a class of that module"

@@ -303,7 +303,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise errors.SettingError(f"no settings file {path}", remedy="name an existing TOML file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise errors.SettingError(f"{path} cannot be read ({error})", remedy="make it a readable text file") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise errors.SettingError(f"{path} is not valid TOML: {error}", remedy="correct that line") from error
 
 
@@ -312,7 +312,7 @@ def _parse(raw: str) -> Any:
     if raw[:1] in ("[", "{"):
         try:
             return tomllib.loads(f"value = {raw}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             return raw
     return raw
 

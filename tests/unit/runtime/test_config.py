@@ -3,6 +3,7 @@ import os
 import pytest
 from pydantic import Field, SecretStr
 
+from controller.settings import ControllerSettings
 from trefoil.core.errors import SettingError
 from trefoil.runtime.config import ServiceSettings, Settings, changed, load, masked, parser_main
 
@@ -104,6 +105,16 @@ def test_bad_values_name_file_field_value_and_remedy(tmp_path, text, named):
     assert str(path) in str(caught.value)
     assert "Remedy: " in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["[" * 2000, "9" * 5000, "0x" + "f" * 5000], ids=["deep", "digits", "hexadecimal"])
+def test_what_python_can_neither_read_nor_print_is_refused_in_one_line(tmp_path, value):
+    path = tmp_path / "x.toml"
+    path.write_text(f"seed = {value}\n")
+    with pytest.raises(SettingError, match="Remedy: "):
+        load(ControllerSettings, path)
+    with pytest.raises(SettingError, match="seed"):
+        load(ControllerSettings, overrides={"seed": value})
 
 
 def test_a_bad_environment_variable_is_named_not_the_file(tmp_path):
