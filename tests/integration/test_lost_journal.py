@@ -110,7 +110,7 @@ def one_slice(change: Callable[[dict[str, Any]], None]) -> Callable[[bytes], byt
 
     def do(data: bytes) -> bytes:
         lines = data.splitlines()
-        at = max(number for number, line in enumerate(lines) if b'"slice"' in line)
+        at = max(number for number, line in enumerate(lines) if b'"slice":{"key"' in line)
         tree = json.loads(lines[at].partition(b"\t")[0])
         name = tree["slice"]["tag"].encode()
         change(tree["slice"])
