@@ -173,38 +173,6 @@ def test_a_record_that_cannot_be_read_is_set_aside(kit):
     assert (kit.folder / "runtime" / "a.g1.json.bad").exists()
 
 
-STRAY = {
-    "pid": 1,
-    "start_ticks": 7,
-    "ended": True,
-    "boot_id": "another boot",
-    "mark": "forged",
-    "shm_prefix": "",
-    "log_path": "/etc/passwd",
-    "tag": "b.g1",
-}
-
-
-@pytest.mark.parametrize("field", STRAY)
-def test_a_record_with_one_stray_value_ends_no_triton(kit, tmp_path, field):
-    owner = f"test-{os.getpid()}/node0"
-    first = owner_runtime(tmp_path / "runtime", owner)
-    launch = launched_as(kit.launch(), f"{owner}/a.g1")
-    was = first.start("a.g1", launch, kit.log)
-    until(lambda: listens(launch))
-    path = tmp_path / "runtime" / "a.g1.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {field: STRAY[field]}))
-    later = owner_runtime(tmp_path / "runtime", owner)
-    try:
-        [found] = [one for one in later.list() if one.alive]
-        assert (found.tag, found.id) == (was.tag, was.id)
-        assert listens(launch)
-        assert later._records["a.g1"].log_path == str(kit.log)
-    finally:
-        end_all(later)
-    assert not listens(launch)
-
-
 def test_a_record_that_names_what_is_not_its_own_touches_none_of_it(kit, cgroups):
     """A user's other processes, a group with others in it, the regions of another Triton."""
     runtime = kit.again()
@@ -425,6 +393,9 @@ def test_tritons_whose_files_are_lost_are_found_by_what_they_were_launched_as(ki
         {"uid": 4242},
         {"groups": ["/sys/fs/cgroup"]},
         {"tag": "c.g9"},
+        {"mark": "forged"},
+        {"shm_prefix": ""},
+        {"log_path": "/etc/passwd"},
     ],
     ids=str,
 )
