@@ -59,7 +59,7 @@ def value(index: int) -> float:
 def write_trace(path: Path, half_hours: int) -> None:
     """The file."""
     rows = "\n".join(f"{index / 2},{value(index)}" for index in range(half_hours))
-    path.write_text(f"# licence: made up\nhour,carbon_intensity\n{rows}\n", encoding="utf-8")
+    path.write_text(f"# licence: made up\nhour,carbon_intensity_g_per_kwh\n{rows}\n", encoding="utf-8")
 
 
 async def measure(days: int, play_s: float, say: Callable[[str], None], limit_s: float = LIMIT_S) -> Year:

@@ -14,7 +14,9 @@ from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S, grid
 from carbon_feed.reading.core.trace_playback import INTENSITY_MAX_G_PER_KWH
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Method, Series
+from trefoil.core.units import INTENSITY_UNITS, intensity_unit
 from trefoil.runtime.config import ServiceSettings, Settings, read_secret_file
+from trefoil.runtime.given.table import TimeUnit
 
 ProviderName = Literal["trace", "constant", "neso", "electricity_maps", "watttime", "override"]
 DEFAULT_TRACE = Path(__file__).parent / "data" / "synthetic_duck_72h.csv"
@@ -57,11 +59,44 @@ def read_secret(reference: SecretStr | None, field: str) -> str:
     return secret.strip()
 
 
-class TraceSettings(Settings):
+class TraceReading(Settings):
+    """Settings of how a trace is read: the same for the feed, for zones of a scenario and for `carbon backtest`."""
+
+    unit: str = ""
+    """Of the intensities: g/kWh, kg/kWh, kg/MWh, t/MWh, lb/MWh, ...; empty = as their column's name says."""
+    time_column: str = ""
+    """Empty = found by its name: one in UTC before others."""
+    time_unit: TimeUnit = ""
+    """Of that column; empty = by its name, or as dates and seconds since 1970 say."""
+    timezone: str = ""
+    """IANA name: of times that do not say theirs; empty = UTC, but for a column of local times, which is refused."""
+    estimates: bool = True
+    """Accept rows that their file marks as estimates, which stay estimates; else they are missing."""
+    estimated_column: str = ""
+    """Which rows are estimates; empty = found by its name, where there is one."""
+    gaps: Literal["refuse", "hold", "linear"] = "refuse"
+    """Rows that are missing or have no value: refuse the file, hold the value before, or draw a line across."""
+    gap_max_h: float = Field(default=6.0, gt=0)
+    """A longer gap is refused whatever `gaps` says."""
+
+    @field_validator("timezone")
+    @classmethod
+    def _a_timezone(cls, value: str) -> str:
+        return known_timezone(value) if value else value
+
+    @field_validator("unit")
+    @classmethod
+    def _a_unit(cls, value: str) -> str:
+        if value and not intensity_unit(value):
+            raise ValueError(f"no unit of carbon intensity; use one of {', '.join(INTENSITY_UNITS)}")
+        return value
+
+
+class TraceSettings(TraceReading):
     """Settings of a recorded or synthetic trace that is replayed."""
 
     path: Path = DEFAULT_TRACE
-    """CSV with a header line: a column of times and one of intensities [g/kWh]."""
+    """CSV with a header line: a column of times and one of intensities."""
     speedup: float = Field(default=1.0, gt=0)
     """Trace seconds per wall second. Only the feed's clock is scaled."""
     starts_at_s: float = Field(default=0.0, ge=0, allow_inf_nan=True)
@@ -72,29 +107,16 @@ class TraceSettings(Settings):
     """Start again at time zero, or carry the last value on a named rung."""
     lead_in_h: float | None = Field(default=None, ge=0)
     """Hours at the head of the file that are history. None = what the file's header says, else 0."""
-    time_column: str = ""
-    """Empty = found by its name."""
     value_column: str = ""
     """Empty = found by its name, and by `factors` where there are several."""
-    timezone: str = "UTC"
-    """IANA name: of times that do not say theirs."""
     interpolation: Literal["step", "linear"] = "step"
     """Each value holds until the next, or the way to the next is a line."""
-    gaps: Literal["refuse", "hold", "linear"] = "refuse"
-    """Rows that are missing or have no value: refuse the file, hold the value before, or draw a line across."""
-    gap_max_h: float = Field(default=6.0, gt=0)
-    """A longer gap is refused whatever `gaps` says."""
 
     @model_validator(mode="after")
     def _a_time(self) -> Self:
         if math.isnan(self.starts_at_s):
             raise ValueError("starts_at_s is not a time")
         return self
-
-    @field_validator("timezone")
-    @classmethod
-    def _a_timezone(cls, value: str) -> str:
-        return known_timezone(value)
 
 
 class ConstantSettings(Settings):

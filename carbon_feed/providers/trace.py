@@ -1,17 +1,15 @@
 """Replay of a CSV trace of any resolution. The replay says that it is one: every reading is `simulated`."""
 
-import csv
-import datetime
 import hashlib
 import itertools
 import math
-import re
-import zoneinfo
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from carbon_feed.providers.base import Provider
+from carbon_feed.providers.trace_columns import TraceColumns, choose_columns
 from carbon_feed.reading.core.observation import Observation
 from carbon_feed.reading.core.trace_playback import (
     INTENSITY_MAX_G_PER_KWH,
@@ -23,17 +21,13 @@ from carbon_feed.reading.core.trace_playback import (
 )
 from carbon_feed.settings import CarbonFeedSettings, TraceSettings
 from trefoil.core import errors
-from trefoil.core.carbon import Factors, Quality
+from trefoil.core.carbon import Factors, Method, Quality
 from trefoil.core.units import HOUR_S
+from trefoil.runtime.given.table import DATE, UNIT_S, date_of, number_of, read_rows, time_unit, zone_of
 
-VALUE_NAME: Final = re.compile(r"carbon.?intensity|^intensity", re.IGNORECASE)
-TIME_NAMES: Final = (re.compile(r"date", re.IGNORECASE), re.compile(r"time|hour", re.IGNORECASE))
-FACTOR_NAMES: Final = {
-    Factors.DIRECT: re.compile(r"direct", re.IGNORECASE),
-    Factors.LIFECYCLE: re.compile(r"lca|life.?cycle", re.IGNORECASE),
-}
 TOLERANCE_S: Final = 1e-3
 NO_VALUE: Final = ("", "null", "none", "na", "n/a", "nan")
+MARKED: Final = ("true", "yes", "1", "t", "y", "estimated")  # of a row that is an estimate
 
 
 class TraceProvider:
@@ -58,16 +52,19 @@ class TraceProvider:
         return tuple(self._observation(held) for held in self._playback.history(now_s, count_max))
 
     def _observation(self, held: Bin) -> Observation:
+        made_up = self._trace.synthetic or self._trace.filled > 0
         method = f"mean of {self._playback.bin_s / HOUR_S:g} h, played {self.speedup:g} times as fast"
         if self._trace.filled:
             method += f"; {self._trace.filled} of its rows are filled in"
+        if held.estimated:
+            method += "; an estimate by the file's own word"
         if not held.record:
             method += "; the first value, held until the trace starts"
         return Observation(
             starts_at_s=held.starts_at_s,
             ends_at_s=held.ends_at_s,
             intensity_g_per_kwh=held.intensity_g_per_kwh,
-            quality=Quality.ESTIMATED if self._trace.synthetic or self._trace.filled else Quality.MEASURED,
+            quality=Quality.ESTIMATED if made_up or held.estimated else Quality.MEASURED,
             provider=self.name,
             api_version=f"{self._trace.source}@sha256:{self._trace.digest[:12]}",
             estimation_method=f"synthetic; {method}" if self._trace.synthetic else method,
@@ -84,7 +81,7 @@ def make_trace(settings: CarbonFeedSettings, now_s: float) -> Provider:
         errors.TraceError: names file, line, value and remedy.
     """
     wanted = settings.trace
-    trace = load_trace(wanted.path, wanted, settings.series.factors)
+    trace = load_trace(wanted.path, wanted, settings.series.factors, settings.series.method)
     step_s = wanted.step_s or trace.step_s
     if not bin_fits(trace, step_s):
         raise errors.TraceError(
@@ -106,72 +103,153 @@ def make_trace(settings: CarbonFeedSettings, now_s: float) -> Provider:
     )
 
 
-def load_trace(path: Path, wanted: TraceSettings | None = None, factors: Factors = Factors.LIFECYCLE) -> Trace:
-    """Load and validate a CSV: equal steps, no gap, every value a number in 0..1500.
+def load_trace(
+    path: Path,
+    wanted: TraceSettings | None = None,
+    factors: Factors = Factors.LIFECYCLE,
+    method: Method = Method.AVERAGE,
+) -> Trace:
+    """Load and validate a table: equal steps, no gap, every value a number in range once it is in g/kWh.
 
     Raises:
         errors.TraceError: names file, line, value and remedy.
     """
     options = wanted or TraceSettings(path=path)
-    try:
-        raw = path.read_bytes()
-        lines = raw.decode("utf-8-sig").splitlines()
-    except FileNotFoundError as error:
-        raise errors.TraceError(f"no trace {path}", remedy="name an existing CSV file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise errors.TraceError(f"{path} cannot be read ({error})", remedy="make it a readable CSV file") from error
-    header = _header(lines)
-    rows = _rows(path, lines)
+    rows = read_rows(path)
     names_at, names = next(rows, (0, []))
     if not names:
-        raise errors.TraceError(f"{path} is empty", remedy="begin with a line of column names, e.g. time,intensity")
-    time_at = _column(path, names_at, names, options.time_column, "trace.time_column", _time_names(names))
-    value_at = _column(path, names_at, names, options.value_column, "trace.value_column", _value_names(names, factors))
-    times, values, starts = _series(path, rows, names, time_at, value_at, options)
-    had = len(values)
-    times, values = fill_gaps(path, names[time_at], times, values, options)
-    lead_in_h = options.lead_in_h if options.lead_in_h is not None else _number(path, header, "lead_in_h")
-    return Trace(
+        raise errors.TraceError(f"{path} is empty", remedy="begin with a line of column names, e.g. time,g_per_kwh")
+    raw = path.read_bytes()
+    comments = _comments(raw)
+    columns = choose_columns(
+        f"{path} line {names_at}",
+        names,
+        options,
+        options.value_column,
+        factors,
+        comments.get("unit", ""),
+    )
+    found = _Series(path, names, columns, options, method)
+    found.take(rows)
+    times, values = fill_gaps(path, names[columns.time], found.times, found.values, options)
+    lead_in_h = options.lead_in_h if options.lead_in_h is not None else _number(path, comments, "lead_in_h")
+    step_s = times[1] - times[0]
+    filled = len(values) - len(found.values)
+    trace = Trace(
         source=path.name,
         digest=hashlib.sha256(raw).hexdigest(),
-        starts=starts,
-        step_s=times[1] - times[0],
+        starts=found.starts,
+        step_s=step_s,
         values_g_per_kwh=tuple(values),
         lead_in_s=lead_in_h * HOUR_S,
-        synthetic=header.get("basis") == "synthetic",
-        licence=header.get("licence", ""),
+        synthetic=comments.get("basis") == "synthetic",
+        licence=comments.get("licence", ""),
         linear=options.interpolation == "linear",
-        filled=len(values) - had,
+        filled=filled,
+        estimated=frozenset(round((at_s - times[0]) / step_s) for at_s in found.estimated_s),
+    )
+    return replace(trace, read_as=_read_as(trace, names[columns.value], columns.unit))
+
+
+def _read_as(trace: Trace, column: str, unit: str) -> str:
+    """What was read, in one line."""
+    count = len(trace.values_g_per_kwh)
+    mean = math.fsum(trace.values_g_per_kwh) / count
+    notes = [(len(trace.estimated), "estimates"), (trace.filled, "filled in")]
+    return (
+        f"trace {trace.source}: {count:,} rows of {column!r} in {unit} from {trace.starts}, every "
+        f"{trace.step_s / HOUR_S:g} h for {trace.step_s * count / HOUR_S:g} h, mean {mean:.4g} g/kWh"
+        + "".join(f", {number} of them {what}" for number, what in notes if number)
     )
 
 
-def _series(
-    path: Path,
-    rows: Iterator[tuple[int, list[str]]],
-    names: list[str],
-    time_at: int,
-    value_at: int,
-    options: TraceSettings,
-) -> tuple[list[float], list[float], str]:
-    times: list[float] = []
-    values: list[float] = []
-    starts = ""
-    for number, cells in rows:
-        where = f"{path} line {number}"
-        if len(cells) != len(names):
-            raise errors.TraceError(f"{where}: {len(cells)} cells for {len(names)} columns", remedy="mend that line")
-        if options.gaps != "refuse" and cells[value_at].strip().lower() in NO_VALUE:
-            continue
-        at_s = _time(where, names[time_at], cells[time_at], options.timezone, times[-1] if times else -math.inf)
-        _check_step(where, names[time_at], cells[time_at], times, at_s, options)
-        times.append(at_s)
-        values.append(_value(where, names[value_at], cells[value_at]))
-        starts = starts or cells[time_at].strip()
-    if len(times) < 2:
-        raise errors.TraceError(f"{path} has {len(times)} rows", remedy="give at least two: they tell the resolution")
-    if not any(values):
-        raise errors.TraceError(f"{path}: every value is 0, the mark of an outage", remedy="fetch the data again")
-    return times, values, starts
+class _Series:
+    """Times [s] and values [g/kWh] of a table while its rows are read."""
+
+    def __init__(
+        self, path: Path, names: list[str], columns: TraceColumns, options: TraceSettings, method: Method
+    ) -> None:
+        self._path, self._names, self._columns, self._options = path, names, columns, options
+        self._low = -INTENSITY_MAX_G_PER_KWH if method is Method.MARGINAL else 0.0
+        self._unit, self._zone = "", zone_of(options.timezone or "UTC")
+        self.times: list[float] = []
+        self.values: list[float] = []
+        self.estimated_s: list[float] = []
+        self.starts = ""
+
+    def take(self, rows: Iterator[tuple[int, list[str]]]) -> None:
+        """Take all rows."""
+        columns, options = self._columns, self._options
+        for number, cells in rows:
+            where = f"{self._path} line {number}"
+            if len(cells) != len(self._names):
+                raise errors.TraceError(
+                    f"{where}: {len(cells)} cells for {len(self._names)} columns", remedy="mend that line"
+                )
+            estimated = columns.estimated >= 0 and cells[columns.estimated].lower() in MARKED
+            missing = cells[columns.value].lower() in NO_VALUE or (estimated and not options.estimates)
+            if missing and options.gaps != "refuse":
+                continue
+            if estimated and not options.estimates:
+                raise errors.TraceError(
+                    f"{where}: an estimate", field=self._names[columns.estimated], value=cells[columns.estimated],
+                    remedy="set trace.gaps to what stands for it, or trace.estimates to true",
+                )  # fmt: skip
+            at_s = self._time(where, cells[columns.time])
+            _check_step(where, self._names[columns.time], cells[columns.time], self.times, at_s, options)
+            self.times.append(at_s)
+            self.values.append(self._value(where, cells[columns.value]))
+            self.starts = self.starts or cells[columns.time]
+            if estimated:
+                self.estimated_s.append(at_s)
+        if len(self.times) < 2:
+            raise errors.TraceError(
+                f"{self._path} has {len(self.times)} rows", remedy="give at least two: they tell the resolution"
+            )
+        if not any(self.values):
+            raise errors.TraceError(
+                f"{self._path}: every value is 0, the mark of an outage", remedy="fetch the data again"
+            )
+
+    def _time(self, where: str, cell: str) -> float:
+        """Seconds of a number, or since 1970 of a date.
+
+        An hour that the clocks go through twice is the second one when the row before is the first.
+        """
+        name = self._names[self._columns.time]
+        self._unit = self._unit or time_unit(where, name, cell, self._options.time_unit)
+        number = number_of(cell)
+        if self._unit != DATE and number is not None:
+            return number * UNIT_S[self._unit]
+        date = date_of(cell, self._zone) if self._unit == DATE else None
+        if date is None:
+            raise errors.TraceError(
+                f"{where}: not a time", field=name, value=cell, remedy="write ISO 8601, e.g. 2021-03-26T21:00Z"
+            )
+        first_s = date.timestamp()
+        return first_s if not self.times or first_s > self.times[-1] else date.replace(fold=1).timestamp()
+
+    def _value(self, where: str, cell: str) -> float:
+        name, unit = self._names[self._columns.value], self._columns.unit
+        number = number_of(cell)
+        if number is None:
+            what = "no value" if cell.lower() in NO_VALUE else "not a number"
+            raise errors.TraceError(
+                f"{where}: {what}", field=name, value=cell, remedy="fill it in; values are never invented here"
+            )
+        value = number * self._columns.g_per_kwh
+        if value < self._low:
+            raise errors.TraceError(
+                f"{where}: negative", field=name, value=cell, remedy="correct it; only marginal intensities can be"
+            )
+        if value > INTENSITY_MAX_G_PER_KWH:
+            raise errors.TraceError(
+                f"{where}: above {INTENSITY_MAX_G_PER_KWH:.0f} g/kWh",
+                field=name,
+                value=cell,
+                remedy=f"check the unit: it was read in {unit}; set trace.unit",
+            )
+        return value
 
 
 def fill_gaps(
@@ -230,65 +308,9 @@ def _check_step(where: str, name: str, cell: str, times: list[float], at_s: floa
         )
 
 
-def _value(where: str, name: str, cell: str) -> float:
-    text = cell.strip()
-    try:
-        value = float(text)
-    except ValueError as error:
-        what = "no value" if text.lower() in NO_VALUE else "not a number"
-        raise errors.TraceError(
-            f"{where}: {what}", field=name, value=cell, remedy="fill it in; values are never invented here"
-        ) from error
-    if not math.isfinite(value):
-        raise errors.TraceError(f"{where}: no value", field=name, value=cell, remedy="fill it in")
-    if value < 0:
-        raise errors.TraceError(f"{where}: negative", field=name, value=cell, remedy="correct it; a grid emits >= 0")
-    if value > INTENSITY_MAX_G_PER_KWH:
-        raise errors.TraceError(
-            f"{where}: above {INTENSITY_MAX_G_PER_KWH:.0f} g/kWh",
-            field=name,
-            value=cell,
-            remedy="check the unit: it must be gCO2/kWh, not lb/MWh or kg",
-        )
-    return value
-
-
-def _time(where: str, name: str, cell: str, timezone: str, last_s: float) -> float:
-    """Seconds: of an ISO 8601 time (in `timezone` unless it says otherwise), or of a plain number of hours or seconds.
-
-    An hour that the clocks go through twice is the second one when the row before is the first.
-    """
-    text = cell.strip()
-    try:
-        number = float(text)
-    except ValueError:
-        try:
-            parsed = datetime.datetime.fromisoformat(text)
-        except ValueError as error:
-            raise errors.TraceError(
-                f"{where}: not a time", field=name, value=cell, remedy="write ISO 8601, e.g. 2021-03-26T21:00Z"
-            ) from error
-        if parsed.tzinfo is not None:
-            return parsed.timestamp()
-        local = parsed.replace(tzinfo=datetime.UTC if timezone == "UTC" else zoneinfo.ZoneInfo(timezone))
-        first_s = local.timestamp()
-        return first_s if first_s > last_s else local.replace(fold=1).timestamp()
-    if not math.isfinite(number):
-        raise errors.TraceError(f"{where}: not a time", field=name, value=cell, remedy="write hours, or ISO 8601")
-    in_hours = re.search(r"hour|_h$", name, re.IGNORECASE)
-    return number * HOUR_S if in_hours else number
-
-
-def _rows(path: Path, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
-    numbered = [(i, line) for i, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
-    for (number, line), cells in zip(numbered, csv.reader(line for _, line in numbered), strict=False):
-        if line.count('"') % 2:
-            raise errors.TraceError(f"{path} line {number}: a quotation mark is not closed", remedy="mend that line")
-        yield number, cells
-
-
-def _header(lines: list[str]) -> dict[str, str]:
+def _comments(raw: bytes) -> dict[str, str]:
     """`# key: value` lines."""
+    lines = raw.decode("utf-8-sig", "replace").splitlines()
     pairs = (line[1:].partition(":") for line in lines if line.startswith("#"))
     return {key.strip(): value.strip() for key, colon, value in pairs if colon}
 
@@ -302,28 +324,3 @@ def _number(path: Path, header: dict[str, str], key: str) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise errors.TraceError(f"{path}: not a number of hours", field=key, value=text, remedy="write e.g. 24")
     return value
-
-
-def _time_names(names: list[str]) -> list[str]:
-    return next((found[:1] for p in TIME_NAMES if (found := [name for name in names if p.search(name)])), [])
-
-
-def _value_names(names: list[str], factors: Factors) -> list[str]:
-    found = [name for name in names if VALUE_NAME.search(name)]
-    preferred = [name for name in found if factors in FACTOR_NAMES and FACTOR_NAMES[factors].search(name)]
-    return preferred if len(found) > 1 and len(preferred) == 1 else found
-
-
-def _column(path: Path, number: int, names: list[str], wanted: str, setting: str, found: list[str]) -> int:
-    if wanted:
-        if wanted not in names:
-            raise errors.TraceError(
-                f"{path} line {number}: no such column", field=setting, value=wanted, remedy=f"use one of {names}"
-            )
-        return names.index(wanted)
-    if len(found) != 1:
-        what = "several columns could be meant" if found else "no column has a name that tells"
-        raise errors.TraceError(
-            f"{path} line {number}: {what}", field=setting, value=found or names, remedy=f"set {setting}"
-        )
-    return names.index(found[0])

@@ -1,5 +1,7 @@
 """Units and their conversion, in one place. Names elsewhere end in their unit."""
 
+import re
+import unicodedata
 from typing import Final
 
 J_PER_KWH: Final = 3.6e6
@@ -33,3 +35,32 @@ def seconds(milliseconds: float) -> float:
 def g_per_kwh_of_lbs_per_mwh(lbs_per_mwh: float) -> float:
     """Grams per kilowatt hour of pounds per megawatt hour (870 -> 394.6)."""
     return lbs_per_mwh * G_PER_LB / J_PER_KWH * 3.6e3
+
+
+_MASS_G: Final = {
+    **dict.fromkeys(("g", "gram", "grams"), 1.0),
+    **dict.fromkeys(("kg", "kgs", "kilogram", "kilograms"), 1e3),
+    **dict.fromkeys(("t", "tonne", "tonnes"), 1e6),
+    **dict.fromkeys(("lb", "lbs", "pound", "pounds"), G_PER_LB),
+    "mg": 1e-3,
+}
+_ENERGY_KWH: Final = {"wh": 1e-3, "kwh": 1.0, "mwh": 1e3, "gwh": 1e6, "twh": 1e9, "mj": 1 / 3.6, "gj": 1e3 / 3.6}
+_WRITTEN: Final = {"wh": "Wh", "kwh": "kWh", "mwh": "MWh", "gwh": "GWh", "twh": "TWh", "mj": "MJ", "gj": "GJ"}
+_INTENSITY: Final = re.compile(
+    rf"(?<![a-z])({'|'.join(sorted(_MASS_G, key=len, reverse=True))})"
+    r"(?:[\s_.-]*(?:of[\s_]*)?(?:co2|carbon|ghg))?(?:[\s_.-]*(?:equivalent|equiv|eq|e))?"
+    rf"(?:\s*/\s*|[\s_.-]*per[\s_.-]*|[\s_.-]+)({'|'.join(_ENERGY_KWH)})(?![a-z])"
+)
+INTENSITY_UNITS: Final = ("g/kWh", "kg/kWh", "g/MWh", "kg/MWh", "t/MWh", "t/GWh", "lb/MWh", "lb/kWh", "g/MJ")
+
+
+def intensity_unit(text: str) -> str:
+    """Unit of carbon intensity in a text, as mass/energy (`lbs_co2_per_mwh`: lbs/MWh); empty: none."""
+    found = _INTENSITY.search(unicodedata.normalize("NFKC", text).lower())
+    return f"{found[1]}/{_WRITTEN[found[2]]}" if found else ""
+
+
+def g_per_kwh_per(unit: str) -> float:
+    """Grams per kWh of one unit of `intensity_unit`."""
+    mass, _, energy = unit.lower().partition("/")
+    return _MASS_G[mass] / _ENERGY_KWH[energy]

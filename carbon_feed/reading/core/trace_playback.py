@@ -31,6 +31,10 @@ class Trace:
     """Values are points joined by lines, and not steps; the last one holds."""
     filled: int = 0
     """Rows that the file does not have."""
+    estimated: frozenset[int] = frozenset()
+    """Places of values that their file marks as estimates."""
+    read_as: str = ""
+    """Column, unit and source of the values."""
 
     @property
     def body_s(self) -> float:
@@ -63,6 +67,8 @@ class Bin:
     ends_at_s: float
     intensity_g_per_kwh: float
     record: bool
+    estimated: bool = False
+    """A part of it is an estimate by the file's own word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,8 @@ class Playback:
     created_at_s: float
     speedup: float = 1.0
     loop: bool = True
+    estimated: frozenset[int] = frozenset()
+    """Bins with estimates in them, by place from time zero."""
 
     @property
     def wall_s(self) -> float:
@@ -101,14 +109,10 @@ class Playback:
         return tuple(self._bin(index, self.starts_at_s, held=False) for index in range(first, last + 1))
 
     def _bin(self, index: int, origin_s: float, held: bool) -> Bin:
-        if held:
-            value = self.body_g_per_kwh[0]
-        elif index < 0:
-            value = self.lead_g_per_kwh[index]
-        else:
-            value = self.body_g_per_kwh[index % len(self.body_g_per_kwh)]
-        starts_at_s = origin_s + index * self.wall_s
-        return Bin(starts_at_s, origin_s + (index + 1) * self.wall_s, value, record=not held)
+        place = 0 if held else index if index < 0 else index % len(self.body_g_per_kwh)
+        value = self.lead_g_per_kwh[place] if place < 0 else self.body_g_per_kwh[place]
+        starts_at_s, ends_at_s = origin_s + index * self.wall_s, origin_s + (index + 1) * self.wall_s
+        return Bin(starts_at_s, ends_at_s, value, record=not held, estimated=place in self.estimated)
 
 
 def playback(
@@ -127,6 +131,12 @@ def playback(
     def mean(index: int) -> float:
         return trace.mean_g_per_kwh(max(0.0, zero_s + index * width_s), zero_s + (index + 1) * width_s)
 
+    estimated = set[int]()
+    for row in trace.estimated:
+        first = math.floor((row * trace.step_s - zero_s) / width_s + BOUNDARY_S)
+        last = math.ceil(((row + 1) * trace.step_s - zero_s) / width_s - BOUNDARY_S)
+        estimated.update(range(first, last))
+
     return Playback(
         lead_g_per_kwh=tuple(mean(index) for index in range(-lead, 0)),
         body_g_per_kwh=tuple(mean(index) for index in range(body)),
@@ -135,6 +145,7 @@ def playback(
         created_at_s=created_at_s,
         speedup=speedup,
         loop=loop,
+        estimated=frozenset(estimated),
     )
 
 

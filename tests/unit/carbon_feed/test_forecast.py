@@ -194,7 +194,7 @@ def test_a_trace_is_cut_into_means():
 def test_the_command_prints_writes_and_draws(tmp_path):
     out, plot = tmp_path / "a" / "scores.csv", tmp_path / "scores.png"
     path = tmp_path / "trace.csv"
-    path.write_text("hour,intensity\n" + "".join(f"{i},{v:.3f}\n" for i, v in enumerate(duck(12))))
+    path.write_text("hour,intensity_g_per_kwh\n" + "".join(f"{i},{v:.3f}\n" for i, v in enumerate(duck(12))))
     words = ["carbon", "backtest", str(path), "--model", "blend", "--horizon-h", "36"]
     said = CliRunner().invoke(app, [*words, "--out", str(out), "--plot", str(plot)])
     assert said.exit_code == 0, said.output

@@ -8,7 +8,7 @@ from carbon_feed.settings import DEFAULT_TRACE, CarbonFeedSettings, TraceSetting
 from trefoil.core.carbon import Factors, Quality
 from trefoil.core.errors import TraceError, Unavailable
 
-HOURLY = "time,carbon_intensity\n" + "".join(f"2026-01-01T{h:02}:00Z,{100 + h}\n" for h in range(24))
+HOURLY = "time,carbon_intensity_g_per_kwh\n" + "".join(f"2026-01-01T{h:02}:00Z,{100 + h}\n" for h in range(24))
 CLOVER = (
     "hour,inferred_datetime_utc,carbon_intensity_gco2_per_kwh\n0,2021-03-26T21:00Z,124.57\n"
     "1,2021-03-26T22:00Z,135.6\n2,2021-03-26T23:00Z,148\n"
@@ -58,13 +58,13 @@ def test_of_several_columns_the_factors_choose(tmp_path, factors, first):
 )
 def test_any_resolution_and_way_to_write_time(tmp_path, times, step_s):
     name = "hour" if times[0] == "0" else "time"
-    text = f"{name},intensity\n" + "".join(f"{time},5\n" for time in times)
+    text = f"{name},intensity_g_per_kwh\n" + "".join(f"{time},5\n" for time in times)
     assert load_trace(write(tmp_path, text)).step_s == step_s
 
 
 def test_columns_can_be_named(tmp_path):
     path = write(tmp_path, "when,us-west,us-east\n0,1,2\n60,3,4\n")
-    wanted = TraceSettings(path=path, time_column="when", value_column="us-east")
+    wanted = TraceSettings(path=path, time_column="when", time_unit="s", value_column="us-east", unit="g/kWh")
     assert load_trace(path, wanted).values_g_per_kwh == (2.0, 4.0)
     with pytest.raises(TraceError, match=r"trace\.time_column = \['when', 'us-west', 'us-east'\].*no column"):
         load_trace(path)
@@ -76,12 +76,12 @@ def test_columns_can_be_named(tmp_path):
     ("old", "new", "line", "named"),
     [
         ("2026-01-01T05:00Z,105\n", "", 7, "time = '2026-01-01T06:00Z': .*a gap of 2 h, the step is 1 h"),
-        (",105", ",-3", 7, "carbon_intensity = '-3': .*negative"),
-        (",105", ",", 7, "carbon_intensity = '': .*no value"),
-        (",105", ",null", 7, "carbon_intensity = 'null': .*no value"),
-        (",105", ",nan", 7, "carbon_intensity = 'nan': .*no value"),
-        (",105", ",lots", 7, "carbon_intensity = 'lots': .*not a number"),
-        (",105", ",1501", 7, "carbon_intensity = '1501': .*above 1500 g/kWh.*check the unit"),
+        (",105", ",-3", 7, "carbon_intensity_g_per_kwh = '-3': .*negative"),
+        (",105", ",", 7, "carbon_intensity_g_per_kwh = '': .*no value"),
+        (",105", ",null", 7, "carbon_intensity_g_per_kwh = 'null': .*no value"),
+        (",105", ",nan", 7, "carbon_intensity_g_per_kwh = 'nan': .*no value"),
+        (",105", ",lots", 7, "carbon_intensity_g_per_kwh = 'lots': .*not a number"),
+        (",105", ",1501", 7, "carbon_intensity_g_per_kwh = '1501': .*above 1500 g/kWh.*check the unit"),
         (",105", "", 7, "1 cells for 2 columns"),
         (",105", ",105,7", 7, "3 cells for 2 columns"),
         ("T05:00Z", "T04:00Z", 7, "not after the line before"),
@@ -108,11 +108,11 @@ def test_a_wrong_line_is_named(tmp_path, old, new, line, named):
     [
         ("", "is empty"),
         ("# only a comment\n", "is empty"),
-        ("time,intensity\n", "has 0 rows"),
-        ("time,intensity\n0,5\n", "has 1 rows"),
-        ("time,intensity\n0,0\n60,0\n", "every value is 0"),
-        ("time,intensity,carbon_intensity\n0,1,2\n60,1,2\n", "several columns could be meant"),
-        ("# lead_in_h: much\ntime,intensity\n0,1\n60,1\n", "lead_in_h = 'much'"),
+        ("time_s,intensity_g_per_kwh\n", "has 0 rows"),
+        ("time_s,intensity_g_per_kwh\n0,5\n", "has 1 rows"),
+        ("time_s,intensity_g_per_kwh\n0,0\n60,0\n", "every value is 0"),
+        ("time_s,intensity_g_per_kwh,carbon_intensity\n0,1,2\n60,1,2\n", "several columns could be meant"),
+        ("# lead_in_h: much\ntime_s,intensity_g_per_kwh\n0,1\n60,1\n", "lead_in_h = 'much'"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path, text, named):

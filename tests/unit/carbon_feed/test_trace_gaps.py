@@ -12,7 +12,8 @@ from trefoil.core.errors import TraceError
 
 DATA = Path(os.environ.get("TREFOIL_DATA", Path(__file__).resolve().parents[4] / "shared" / "data"))
 HOLES = (
-    "time,carbon_intensity\n2026-01-01T00:00Z,100\n2026-01-01T01:00Z,\n2026-01-01T04:00Z,180\n2026-01-01T05:00Z,90\n"
+    "time,carbon_intensity_g_per_kwh\n2026-01-01T00:00Z,100\n2026-01-01T01:00Z,\n2026-01-01T04:00Z,180\n"
+    "2026-01-01T05:00Z,90\n"
 )
 
 
@@ -49,15 +50,15 @@ def test_local_hours_through_the_change_of_clocks(tmp_path):
     autumn = [f"2026-10-25T{h:02}:00" for h in (0, 1, 1, 2, 3)]
     spring = [f"2026-03-29T{h:02}:00" for h in (0, 2, 3)]
     for hours in (autumn, spring):
-        text = "time,carbon_intensity\n" + "".join(f"{at},{k}\n" for k, at in enumerate(hours))
+        text = "time,carbon_intensity_g_per_kwh\n" + "".join(f"{at},{k}\n" for k, at in enumerate(hours))
         trace = load(tmp_path, text, timezone="Europe/London")
         assert (trace.step_s, len(trace.values_g_per_kwh)) == (3600.0, len(hours))
     with pytest.raises(TraceError):
-        load(tmp_path, "time,carbon_intensity\n" + "".join(f"{at},1\n" for at in autumn))
+        load(tmp_path, "time,carbon_intensity_g_per_kwh\n" + "".join(f"{at},1\n" for at in autumn))
 
 
 def test_a_line_between_values(tmp_path):
-    text = "time,carbon_intensity\n2026-01-01T00:00Z,100\n2026-01-01T01:00Z,200\n2026-01-01T02:00Z,0\n"
+    text = "time,carbon_intensity_g_per_kwh\n2026-01-01T00:00Z,100\n2026-01-01T01:00Z,200\n2026-01-01T02:00Z,0\n"
     step, line = load(tmp_path, text), load(tmp_path, text, interpolation="linear")
     assert [step.mean_g_per_kwh(at, at + 1800) for at in (0, 1800, 3600)] == [100, 100, 200]
     assert [line.mean_g_per_kwh(at, at + 1800) for at in (0, 1800, 3600)] == [125, 175, 150]

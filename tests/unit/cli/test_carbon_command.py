@@ -408,7 +408,7 @@ def test_backtest_says_which_file_has_no_times_and_which_trace_is_too_short(tmp_
     short, unnamed = tmp_path / "short.csv", tmp_path / "unnamed.csv"
     short.write_text("\n".join([lines[header], *lines[header + 1 : header + 4]]) + "\n")
     unnamed.write_text("\n".join(["a,b", *lines[header + 1 :]]) + "\n")
-    for trace, named in ((short, "--test-share = 0.01: "), (unnamed, f"TRACE = '{unnamed}': ")):
+    for trace, named in ((short, "--test-share = 0.01: "), (unnamed, "--time-column = ['a', 'b']: ")):
         result = CliRunner().invoke(app, ["carbon", "backtest", str(trace), "--test-share", "0.01", "--horizon-h", "1"])
         assert result.exit_code == 2
         assert named in result.stderr

@@ -1,25 +1,32 @@
 """`trefoil carbon`: what forecasts are worth; what a feed knows is in carbon_live and carbon_outlook."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from pydantic import ValidationError
 
 from trefoil.cli.carbon import feed_commands, forecast_commands, scores
+from trefoil.cli.options import TimeColumn, TimeUnit
 from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, writing
 from trefoil.core.errors import InvalidInput, SettingError
+from trefoil.runtime.config import explain
 
 if TYPE_CHECKING:
     from carbon_feed.forecast.backtest import Backtest
     from carbon_feed.reading.core.trace_playback import Trace
+    from carbon_feed.settings import TraceSettings
 
+READING: Final = ("unit", "time_column", "time_unit", "timezone", "estimates", "estimated_column", "gaps", "gap_max_h")
+"""Settings of how a trace is read that `backtest` has as options."""
 # What `backtest` sets by a flag: the field that errors name, its flag, and another remedy where theirs has no flag.
 FLAGS: Final[Mapping[str, tuple[str, str]]] = {
-    "trace.time_column": ("TRACE", "call its column of times `time`"),
     "trace.value_column": ("--column", ""),
+    **{f"{table}{name}": (f"--{name.replace('_', '-')}", "") for name in READING for table in ("", "trace.")},
     "step_s": ("--step-min", "use 15, 30, 60 or what else divides a day, and is a multiple of the trace's step"),
     "horizon_s": ("--horizon-h", "give at least one step of --step-min, at most 336"),
     "first": ("--test-share", "give a larger share, or a longer trace"),
@@ -33,7 +40,16 @@ def backtest(
     trace: Annotated[Path, typer.Argument(help="CSV of a year or so: a column of times and one of intensities.")],
     model: Annotated[list[str] | None, typer.Option(help="Only these; default: all of our own.")] = None,
     factors: Annotated[str, typer.Option(help="Of several columns: lifecycle or direct.")] = "lifecycle",
+    method: Annotated[str, typer.Option(help="average, or marginal, which may be negative.")] = "average",
     column: Annotated[str, typer.Option(help="Column of intensities; default: found by its name and factors.")] = "",
+    unit: Annotated[str, typer.Option(help="Of the intensities, e.g. lb/MWh; default: by the column's name.")] = "",
+    time_column: TimeColumn = "",
+    time_unit: TimeUnit = "",
+    timezone: Annotated[str, typer.Option(help="IANA name, of times that do not say theirs; default: UTC.")] = "",
+    estimates: Annotated[bool, typer.Option(help="Accept rows that the file marks as estimates.")] = True,
+    estimated_column: Annotated[str, typer.Option(help="Column that marks them; default: by its name.")] = "",
+    gaps: Annotated[str, typer.Option(help="Missing rows: refuse, hold or linear.")] = "refuse",
+    gap_max_h: Annotated[float, typer.Option(min=0.01, help="Longest gap that is filled.")] = 6.0,
     step_min: Annotated[float, typer.Option(min=15, help="Minutes of a step; origins lie one step apart.")] = 60.0,
     horizon_h: Annotated[float, typer.Option(min=1, max=336, help="How far ahead.")] = 96.0,
     test_share: Annotated[
@@ -48,22 +64,22 @@ def backtest(
     from carbon_feed.forecast.backtest import backtest as run_backtest
     from carbon_feed.forecast.backtest import trace_means
     from carbon_feed.providers.trace import load_trace
-    from carbon_feed.settings import TraceSettings
-    from trefoil.core.carbon import Factors
+    from trefoil.core.carbon import Factors, Method
 
     known = {name.lower(): value for name, value in Factors.__members__.items() if value}
-    if factors not in known:
-        raise SettingError("no such factors", field="--factors", value=factors, remedy=f"one of {', '.join(known)}")
+    methods = {name.lower(): value for name, value in Method.__members__.items() if value}
     names = tuple(model or MODELS)
+    _check_name("factors", factors, known)
+    _check_name("method", method, methods)
     for name in names:
-        if name not in MODELS:
-            raise SettingError("no such model", field="--model", value=name, remedy=f"one of {', '.join(MODELS)}")
-    step_s = step_min * 60.0
-    flags: dict[str, object] = {"TRACE": str(trace), "--column": column, "--step-min": step_min}
-    flags |= {"--horizon-h": horizon_h, "--test-share": test_share}
-    with naming_flags(flags):
-        read = load_trace(trace, TraceSettings(path=trace, value_column=column), known[factors])
-        values = trace_means(read, step_s)
+        _check_name("model", name, MODELS)
+    flags = {"--column": column, "--step-min": step_min, "--horizon-h": horizon_h, "--test-share": test_share}
+    read_by = (unit, time_column, time_unit, timezone, estimates, estimated_column, gaps, gap_max_h)
+    reading = dict(zip(READING, read_by, strict=True))
+    with naming_flags(flags | {_flag(name): value for name, value in reading.items()}):
+        wanted = _trace_settings({"path": trace, "value_column": column, **reading})
+        read = load_trace(trace, wanted, known[factors], methods[method])
+        values, step_s = trace_means(read, step_min * 60.0), step_min * 60.0
         first = max(0, round(len(values) * (1 - test_share)) - 1)
         results = [
             run_backtest(MODELS[name], values, first=first, step_s=step_s, horizon_s=horizon_h * 3600.0)
@@ -78,8 +94,27 @@ def backtest(
             _save_png(plot, read.source, results)
     if as_json:
         print_json(_results_document(read, factors, len(values), results))
-        return
-    _print_results(read, factors, len(values), results)
+    else:
+        _print_results(read, factors, len(values), results)
+
+
+def _check_name(what: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise SettingError(f"no such {what}", field=f"--{what}", value=name, remedy=f"one of {', '.join(known)}")
+
+
+def _trace_settings(values: Mapping[str, object]) -> "TraceSettings":
+    from carbon_feed.settings import TraceSettings
+
+    try:
+        return TraceSettings.model_validate(values)
+    except ValidationError as error:
+        raise explain(error, "backtest", TraceSettings) from error
+
+
+def _flag(setting: str) -> str:
+    """Flag of a setting of `[trace]`."""
+    return "--column" if setting == "value_column" else f"--{setting.replace('_', '-')}"
 
 
 @contextmanager
@@ -95,7 +130,8 @@ def naming_flags(given: Mapping[str, object]) -> Iterator[None]:
         if (known := FLAGS.get(error.field)) is None:
             raise
         flag, remedy = known
-        raise type(error)(error.message, field=flag, value=given[flag], remedy=remedy or error.remedy) from error
+        remedy = remedy or re.sub(r"trace\.(\w+)", lambda found: _flag(found[1]), error.remedy)
+        raise type(error)(error.message, field=flag, value=given[flag] or error.value, remedy=remedy) from error
 
 
 def _print_results(read: "Trace", factors: str, steps: int, results: Sequence["Backtest"]) -> None:
@@ -103,6 +139,7 @@ def _print_results(read: "Trace", factors: str, steps: int, results: Sequence["B
 
     out_console, one = console(), results[0]
     licence = f", {read.licence}" if read.licence else ""
+    out_console.print(read.read_as, markup=False, soft_wrap=True)
     out_console.print(f"{read.source} sha256:{read.digest[:12]} from {read.starts}, {steps} steps, {factors}{licence}")
     out_console.print(
         f"{one.last - one.first + 1} origins, every {one.step_s / 60:g} min, from step {one.first}; "
@@ -119,6 +156,7 @@ def _results_document(read: "Trace", factors: str, steps: int, results: Sequence
     one = results[0]
     return {
         "trace": read.source,
+        "read_as": read.read_as,
         "sha256": read.digest,
         "starts": read.starts,
         "factors": factors,

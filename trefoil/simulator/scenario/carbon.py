@@ -7,8 +7,7 @@ the trace before that, nothing after it. `perfect` reads the trace ahead: what n
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S
@@ -16,8 +15,8 @@ from carbon_feed.forecast.live_forecaster import LiveForecaster
 from carbon_feed.history.core.history import History
 from carbon_feed.history.core.ratio import ratio
 from carbon_feed.providers.trace import load_trace
-from carbon_feed.reading.core.trace_playback import Playback, bin_fits, playback
-from carbon_feed.settings import DEFAULT_TRACE, TraceSettings
+from carbon_feed.reading.core.trace_playback import Bin, Playback, Trace, bin_fits, playback
+from carbon_feed.settings import DEFAULT_TRACE, TraceReading, TraceSettings
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.common import Basis, Provenance
@@ -36,25 +35,33 @@ class Intensity:
     series: Series
     played: Playback
     source: str
+    filled: bool = False
+    """Some of its rows are filled in."""
 
     def reading(self, at_s: float, step: int = 0) -> CarbonReading:
         """Reading in force, or the one `step` intervals later."""
         held = self.played.at(at_s + step * self.played.wall_s)
         assert held is not None, "a looping playback never ends"
-        return self._reading(held.starts_at_s, held.ends_at_s, held.intensity_g_per_kwh)
+        return self._reading(held)
 
     def history(self, at_s: float, count: int) -> list[CarbonReading]:
         """Readings that have begun, oldest first."""
-        bins = self.played.history(at_s, count)
-        return [self._reading(b.starts_at_s, b.ends_at_s, b.intensity_g_per_kwh) for b in bins]
+        return [self._reading(held) for held in self.played.history(at_s, count)]
 
     def next_s(self, at_s: float) -> float:
         """Time at which the next reading comes [s]."""
         return self.reading(at_s).ends_at_s
 
-    def _reading(self, starts_s: float, ends_s: float, value: float) -> CarbonReading:
+    def _reading(self, held: Bin) -> CarbonReading:
         return CarbonReading(
-            self.series, starts_s, ends_s, value, Quality.MEASURED, self.source, observed_at_s=starts_s, simulated=True
+            self.series,
+            held.starts_at_s,
+            held.ends_at_s,
+            held.intensity_g_per_kwh,
+            Quality.ESTIMATED if held.estimated or self.filled else Quality.MEASURED,
+            self.source,
+            observed_at_s=held.starts_at_s,
+            simulated=True,
         )
 
 
@@ -64,15 +71,14 @@ def intensity_of(zone: str, carbon: Carbon, given: tuple[float, Sequence[float]]
     Raises:
         errors.TraceError: the trace cannot be read, or is too short for offset and step.
     """
-    series = Series(zone, Method[carbon.method.upper()], Factors[carbon.factors.upper()])
+    series = _series(zone, carbon)
     if given is not None:
         step_s, values = given
         return Intensity(series, Playback((), tuple(map(float, values)), step_s, 0.0, 0.0), "given")
     wanted: Zone = carbon.zones[zone]
     if wanted.constant_g_per_kwh is not None:
         return Intensity(series, Playback((), (wanted.constant_g_per_kwh,), HOUR_S, 0.0, 0.0), "constant")
-    options: dict[str, Any] = {"path": wanted.trace or DEFAULT_TRACE, "value_column": wanted.column}
-    trace = load_trace(Path(options["path"]), TraceSettings(**options), series.factors)
+    trace = zone_trace(wanted, series)
     trace = replace(trace, lead_in_s=trace.lead_in_s + wanted.offset_h * HOUR_S)
     step_s = carbon.step_h * HOUR_S or trace.step_s
     if not bin_fits(trace, step_s):
@@ -83,7 +89,32 @@ def intensity_of(zone: str, carbon: Carbon, given: tuple[float, Sequence[float]]
             remedy="begin earlier, or use a smaller step or a longer trace",
         )
     played = playback(trace, bin_s=step_s, speedup=carbon.speedup, starts_at_s=0.0, created_at_s=0.0, loop=True)
-    return Intensity(series, played, trace.source)
+    return Intensity(series, played, trace.source, trace.filled > 0)
+
+
+def zone_trace(wanted: Zone, series: Series) -> Trace:
+    """Trace of a zone, read as its settings say.
+
+    Raises:
+        errors.TraceError: it cannot be read.
+    """
+    path = wanted.trace or DEFAULT_TRACE
+    reading = {name: getattr(wanted, name) for name in TraceReading.model_fields}
+    options = TraceSettings(path=path, value_column=wanted.column, **reading)
+    return load_trace(path, options, series.factors, series.method)
+
+
+def carbon_read(carbon: Carbon, zones: Sequence[str]) -> tuple[str, ...]:
+    """What the traces of these zones were read as, a line each."""
+    return tuple(
+        f"{zone}: {zone_trace(carbon.zones[zone], _series(zone, carbon)).read_as}"
+        for zone in zones
+        if carbon.zones[zone].trace is not None
+    )
+
+
+def _series(zone: str, carbon: Carbon) -> Series:
+    return Series(zone, Method[carbon.method.upper()], Factors[carbon.factors.upper()])
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ from trefoil.simulator.scenario.arrivals import (
     RecordedArrivals,
     counts_as_rate,
 )
-from trefoil.simulator.scenario.carbon import Intensity, intensity_of
+from trefoil.simulator.scenario.carbon import Intensity, carbon_read, intensity_of
 from trefoil.simulator.scenario.policy_check import load_parts
 from trefoil.simulator.scenario.schema import Scenario, Served
 from trefoil.simulator.scenario.truth import Estimate, Truth, pair
@@ -283,13 +283,12 @@ def traces_read(scenario: Scenario) -> tuple[str, ...]:
     Raises:
         errors.TraceError: one cannot be read.
     """
-    return tuple(
-        dict.fromkeys(
-            f"{served.name}: {served.arrivals.read_trace()}"
-            for served in scenario.families
-            if served.arrivals.trace is not None
-        )
-    )
+    requests = [
+        f"{served.name}: {served.arrivals.read_trace()}"
+        for served in scenario.families
+        if served.arrivals.trace is not None
+    ]
+    return (*requests, *carbon_read(scenario.carbon, sorted({node.zone for node in scenario.nodes})))
 
 
 def _arrivals(served: Served, scenario: Scenario, index: int, given: Provided) -> ArrivalSource:

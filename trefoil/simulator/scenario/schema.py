@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from carbon_feed.settings import TraceReading
 from controller.settings import ExploreSettings, FixedDemand, TriggerSettings
 from trefoil.core import policies
 from trefoil.core.device_types import CPUS, device_type, profile_type
@@ -160,7 +161,7 @@ class Served(Settings):
     objective: FamilyObjective = FamilyObjective()
 
 
-class Zone(Settings):
+class Zone(TraceReading):
     """Source of a zone's intensity: a CSV trace, one value, or (neither) the synthetic duck curve that ships."""
 
     trace: Path | None = None

@@ -1,0 +1,133 @@
+"""Columns of a trace of carbon intensity, and its unit: by the header, or by settings that do not contradict it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from carbon_feed.settings import TraceReading
+from trefoil.core import errors
+from trefoil.core.carbon import Factors
+from trefoil.core.units import INTENSITY_UNITS, g_per_kwh_per, intensity_unit
+from trefoil.runtime.given.table import words_of
+
+VALUE_NAME: Final = re.compile(r"carbon.?intensity|^intensity|^[am]oer$", re.IGNORECASE)
+TIME_NAMES: Final = (re.compile(r"date", re.IGNORECASE), re.compile(r"time|hour", re.IGNORECASE))
+FACTOR_NAMES: Final = {
+    Factors.DIRECT: re.compile(r"direct", re.IGNORECASE),
+    Factors.LIFECYCLE: re.compile(r"lca|life.?cycle", re.IGNORECASE),
+}
+ESTIMATED_NAME: Final = re.compile(r"estimated", re.IGNORECASE)
+UTC_WORDS: Final = frozenset(("utc", "gmt", "z"))
+LOCAL_WORDS: Final = frozenset(
+    "local aedt aest bst cdt cest cet cst edt eet est ist jst mdt mst pdt pst wet".split()  # noqa: SIM905
+)
+UTC_NAMES: Final = ("UTC", "Etc/UTC", "GMT")
+WATTTIME: Final = {"moer": "lb/MWh", "aoer": "lb/MWh"}
+"""Columns of WattTime's files, whose unit stands in its documentation."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceColumns:
+    """Places of the columns that are read (`estimated` -1: none), and the unit of the values."""
+
+    time: int
+    value: int
+    estimated: int
+    unit: str
+
+    @property
+    def g_per_kwh(self) -> float:
+        """Grams per kWh of one unit."""
+        return g_per_kwh_per(self.unit)
+
+
+def choose_columns(
+    where: str, names: Sequence[str], options: TraceReading, column: str, factors: Factors, comment_unit: str
+) -> TraceColumns:
+    """Choose the columns of a trace. `comment_unit`: of a comment `# unit: ...` at its head.
+
+    Raises:
+        errors.TraceError: none or several could be meant, the unit is not known, or a setting contradicts the header.
+    """
+    time = _column(where, names, options.time_column, "trace.time_column", _time_names(names))
+    value = _column(where, names, column, "trace.value_column", _value_names(names, factors))
+    _check_zone(where, names[time], options.timezone)
+    marks = [name for name in names if ESTIMATED_NAME.search(name)]
+    estimated = -1
+    if marks or options.estimated_column:
+        estimated = _column(where, names, options.estimated_column, "trace.estimated_column", marks)
+    return TraceColumns(time, value, estimated, _unit(where, names[value], options.unit, comment_unit))
+
+
+def _unit(where: str, name: str, stated: str, comment: str) -> str:
+    """Unit as settings, the column's name and the comment say, which must agree."""
+    named = intensity_unit(name) or WATTTIME.get(name.lower(), "")
+    said = intensity_unit(comment)
+    if comment and not said:
+        raise errors.TraceError(
+            f"{where}: no unit of carbon intensity in a comment", field="# unit", value=comment, remedy=_remedy()
+        )
+    wanted = intensity_unit(stated)
+    found = wanted or named or said
+    if not found:
+        raise errors.TraceError(
+            f"{where}: the unit of column {name!r} is not known", field="trace.unit", value=stated or None,
+            remedy=_remedy(),
+        )  # fmt: skip
+    for source, other in (("its name", named), ("a comment", said)):
+        if other and g_per_kwh_per(other) != g_per_kwh_per(found):
+            raise errors.TraceError(
+                f"{where}: column {name!r} is in {other} by {source}, and in {found} by "
+                f"{'trace.unit' if wanted else 'its name'}", field="trace.unit", value=stated or None,
+                remedy="correct one of them",
+            )  # fmt: skip
+    return found
+
+
+def _remedy() -> str:
+    return f"set trace.unit to one of {', '.join(INTENSITY_UNITS)}, or name it in the column"
+
+
+def _check_zone(where: str, name: str, timezone: str) -> None:
+    words = set(words_of(name))
+    if words & UTC_WORDS and timezone not in ("", *UTC_NAMES):
+        raise errors.TraceError(
+            f"{where}: column {name!r} is in UTC by its name", field="trace.timezone", value=timezone,
+            remedy="leave it out, or set trace.time_column to the local times",
+        )  # fmt: skip
+    if words & LOCAL_WORDS and not timezone:
+        raise errors.TraceError(
+            f"{where}: column {name!r} holds local times of an unknown zone", field="trace.timezone",
+            remedy="set it to an IANA name, e.g. America/Los_Angeles, or set trace.time_column to times in UTC",
+        )  # fmt: skip
+
+
+def _time_names(names: Sequence[str]) -> list[str]:
+    """Column of times: one in UTC before others, one of dates before hours, local times last."""
+    found = [name for pattern in TIME_NAMES for name in names if pattern.search(name)]
+
+    def rank(name: str) -> int:
+        words = set(words_of(name))
+        return 0 if words & UTC_WORDS else 2 if words & LOCAL_WORDS else 1
+
+    return sorted(found, key=rank)[:1]
+
+
+def _value_names(names: Sequence[str], factors: Factors) -> list[str]:
+    found = [name for name in names if VALUE_NAME.search(name)] or [name for name in names if intensity_unit(name)]
+    preferred = [name for name in found if factors in FACTOR_NAMES and FACTOR_NAMES[factors].search(name)]
+    return preferred if len(found) > 1 and len(preferred) == 1 else found
+
+
+def _column(where: str, names: Sequence[str], wanted: str, setting: str, found: Sequence[str]) -> int:
+    if wanted:
+        if wanted not in names:
+            raise errors.TraceError(
+                f"{where}: no such column", field=setting, value=wanted, remedy=f"use one of {list(names)}"
+            )
+        return names.index(wanted)
+    if len(found) != 1:
+        what = "several columns could be meant" if found else "no column has a name that tells"
+        raise errors.TraceError(f"{where}: {what}", field=setting, value=found or names, remedy=f"set {setting}")
+    return names.index(found[0])

@@ -1,0 +1,149 @@
+"""Files of carbon intensity in public layouts. Expected: values [g/kWh], step [s], estimates; or words."""
+
+from tests.public_reports.report import Report
+
+KIND = "carbon file"
+HOURS = ("2022-01-01 00:00:00", "2022-01-01 01:00:00", "2022-01-01 02:00:00")
+
+
+def row(source: str, header: str, rows: tuple[str, ...], expected: object, **options: object) -> Report:
+    return Report(KIND, source, (header + "\n" + "".join(f"{one}\n" for one in rows), options), expected)
+
+
+def hourly(source: str, column: str, values: tuple[float, ...], expected: object, **options: object) -> Report:
+    rows = tuple(f"{at},{value:g}" for at, value in zip(HOURS, values, strict=False))
+    return row(source, f"datetime_utc,{column}", rows, expected, **options)
+
+
+def read(*values: float, step_s: float = 3600.0, estimates: tuple[int, ...] = ()) -> tuple:
+    return values, step_s, frozenset(estimates)
+
+
+MAPS = (
+    "Datetime (UTC),Country,Zone Id,Carbon Intensity gCO₂eq/kWh (direct),Carbon Intensity gCO₂eq/kWh (LCA),"
+    "Low Carbon Percentage,Data Source,Data Estimated,Data Estimation Method"
+)
+MAPS_ROWS = (
+    "2022-01-01 00:00:00,USA,US-X,209.5,273.7,55.3,a,false,",
+    "2022-01-01 01:00:00,USA,US-X,225.0,290.6,52.7,a,true,TIME_SLICER_AVERAGE",
+)
+LOCAL = ("2022-01-01 01:00,2022-01-01 00:00,10", "2022-01-01 02:00,2022-01-01 01:00,20")
+READ = (
+    hourly("pounds per megawatt hour", "carbon_intensity_lb_per_mwh", (1000, 870), read(453.59237, 394.6253619)),
+    hourly("pounds with CO2 in between", "lbs_co2_per_mwh", (1000, 870), read(453.59237, 394.6253619)),
+    hourly("kilograms per kilowatt hour", "carbon_intensity (kgCO2eq/kWh)", (0.4, 0.25), read(400.0, 250.0)),
+    hourly("kilograms per megawatt hour", "Carbon Intensity [kg/MWh]", (400, 250), read(400.0, 250.0)),
+    hourly("tonnes per megawatt hour", "tCO2/MWh", (0.4, 0.25), read(400.0, 250.0)),
+    hourly("grams with subscript", "Carbon intensity gCO₂eq/kWh (Life cycle)", (40, 25), read(40.0, 25.0)),
+    hourly("grams to the power of -1", "intensity g kWh-1", (40, 25), read(40.0, 25.0)),
+    hourly("grams per megajoule", "intensity_g_per_mj", (100, 50), read(360.0, 180.0)),
+    hourly("unit by setting", "carbon_intensity", (0.4, 0.25), read(400.0, 250.0), unit="kg/kWh"),
+    hourly("unit by setting as by header", "intensity_kg_per_mwh", (40, 25), read(40.0, 25.0), unit="g/kWh"),
+    row(
+        "unit in a comment",
+        "# unit: lb/MWh\ntime,intensity",
+        tuple(f"{at},1000" for at in HOURS),
+        read(*[453.59237] * 3),
+    ),
+    row(
+        "WattTime: MOER in its documented unit",
+        "timestamp,MOER,MOER version,frequency",
+        ("2022-01-01T00:00:00+00:00,1000,3.0,300", "2022-01-01T00:05:00+00:00,870,3.0,300"),
+        read(453.59237, 394.6253619, step_s=300.0),
+    ),
+    row("Electricity Maps: an estimate stays one", MAPS, MAPS_ROWS, read(273.7, 290.6, estimates=(1,))),
+    row("Electricity Maps: direct", MAPS, MAPS_ROWS, read(209.5, 225.0, estimates=(1,)), factors="direct"),
+    row(
+        "Electricity Maps: estimates are missing rows",
+        MAPS,
+        (*MAPS_ROWS, "2022-01-01 02:00:00,USA,US-X,1,300,5,a,false,", "2022-01-01 03:00:00,USA,US-X,1,310,5,a,no,"),
+        read(273.7, 273.7, 300.0, 310.0),
+        estimates=False,
+        gaps="hold",
+    ),
+    row("UTC before local", "datetime_local,datetime_utc,intensity_g_per_kwh", LOCAL, read(10.0, 20.0)),
+    row(
+        "UTC behind local",
+        "datetime_local,intensity_g_per_kwh,time_utc",
+        ("2022-01-01 05:00,1,2022-01-01T00:00Z", "2022-01-01 04:00,2,2022-01-01T01:00Z"),
+        read(1.0, 2.0),
+    ),
+    row(
+        "local by setting",
+        "local_time,intensity_g_per_kwh",
+        ("2022-03-13 01:00,1", "2022-03-13 03:00,2"),
+        read(1.0, 2.0),
+        timezone="America/Los_Angeles",
+    ),
+    row(
+        "milliseconds since 1970",
+        "timestamp,intensity_g_per_kwh",
+        ("1640995200000,1", "1640998800000,2"),
+        read(1.0, 2.0),
+    ),
+    row("minutes", "minute_time,intensity_g_per_kwh", ("0,1", "30,2"), read(1.0, 2.0, step_s=1800.0), time_unit="min"),
+    row("semicolons", "datetime;intensity_g_per_kwh", ("2022-01-01 00:00;1", "2022-01-01 01:00;2"), read(1.0, 2.0)),
+    row(
+        "a gap by setting",
+        "hour,intensity_g_per_kwh",
+        ("0,10", "1,", "2,30", "3,40"),
+        read(10.0, 20.0, 30.0, 40.0),
+        gaps="linear",
+    ),
+    hourly("negative marginal intensities", "moer", (-100, 200), read(-45.359237, 90.718474), method="marginal"),
+)
+REFUSED = (
+    hourly("no unit", "carbon_intensity", (400, 250), r"unit of column 'carbon_intensity' is not known.*unit"),
+    hourly("a ton of which kind", "intensity_tons_per_mwh", (0.4, 0.25), r"unit of column .* is not known"),
+    hourly(
+        "header against setting",
+        "intensity_lb_per_mwh",
+        (400, 250),
+        r"is in lb/MWh by its name, and in g/kWh",
+        unit="g/kWh",
+    ),
+    hourly(
+        "kilograms called grams",
+        "intensity_g_per_kwh",
+        (400, 250),
+        r"is in g/kWh by its name, and in kg/kWh",
+        unit="kg/kWh",
+    ),
+    row(
+        "comment against header",
+        "# unit: lb/MWh\ntime,intensity_g_per_kwh",
+        (f"{HOURS[0]},1", f"{HOURS[1]},2"),
+        r"is in lb/MWh by a comment, and in g/kWh by its name",
+    ),
+    row(
+        "a comment that is no unit",
+        "# unit: percent\ntime,intensity",
+        (f"{HOURS[0]},1", f"{HOURS[1]},2"),
+        r"# unit = 'percent'",
+    ),
+    hourly(
+        "pounds read as kilograms", "carbon_intensity", (870, 900), r"above 1500 g/kWh.*read in kg/kWh", unit="kg/kWh"
+    ),
+    row(
+        "local times of an unknown zone",
+        "local_time,intensity_g_per_kwh",
+        ("2022-01-01 01:00,1", "2022-01-01 02:00,2"),
+        r"trace.timezone: .*local times of an unknown zone",
+    ),
+    row(
+        "times of an abbreviated zone",
+        "time (EST),intensity_g_per_kwh",
+        ("2022-01-01 01:00,1", "2022-01-01 02:00,2"),
+        r"local times of an unknown zone",
+    ),
+    row(
+        "UTC against setting",
+        "datetime_utc,intensity_g_per_kwh",
+        ("2022-01-01 01:00,1", "2022-01-01 02:00,2"),
+        r"is in UTC by its name",
+        timezone="Europe/London",
+    ),
+    row("times of no unit", "time,intensity_g_per_kwh", ("0,1", "1,2"), r"unit of these times is not known"),
+    row("estimates that nothing stands for", MAPS, MAPS_ROWS, r"line 3: an estimate.*gaps", estimates=False),
+    hourly("negative averages", "intensity_g_per_kwh", (-1, 2), r"line 2: negative.*marginal"),
+)
