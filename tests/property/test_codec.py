@@ -126,6 +126,13 @@ def test_times_keep_microseconds_and_unset_stays_unset():
     assert not codec.to_proto(Provenance()).HasField("as_of")
 
 
+def test_a_time_that_no_calendar_has_is_refused():
+    message = common_pb2.Provenance()
+    message.as_of.seconds = 2**62
+    with pytest.raises(errors.InvalidInput, match="as_of"):
+        codec.from_proto(message)
+
+
 def test_an_absent_message_is_none_where_the_type_allows_it_and_else_the_empty_object():
     assert LoadKey(slice=None) == codec.decode(LoadKey, codec.encode(LoadKey()))
     assert codec.decode(LoadKey, codec.encode(LoadKey(slice=SliceKey()))).slice == SliceKey()

@@ -32,12 +32,13 @@ from power_agent.runtimes.process import Record, _read_record
 from tests.support.plans import plan_of, planned
 from trefoil.cli.run.state_directory import Failing, Launch, StatePaths
 from trefoil.core.carbon import Factors, Method, Series
-from trefoil.core.errors import TrefoilError
+from trefoil.core.common import Revision
+from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.core.objective import Objective
 from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import codec, state_files
 from trefoil.runtime.proc import Identity
-from trefoil.runtime.state_files import BAD, BAD_KEPT, set_aside
+from trefoil.runtime.state_files import BAD, BAD_KEPT, of_shape, set_aside
 
 PLAN = plan_of(planned("3g.20gb", 4))
 BUDGET = {"window_s": 60.0, "buckets": [[1.0, 2.0, 1.5]], "hours": [[3, 4]], "first_hour": None}
@@ -252,6 +253,16 @@ def test_what_no_service_has_written_is_set_aside_or_named(name, odd, tmp_path):
         assert os.path.lexists(f"{path}{BAD}")
         assert not os.path.lexists(path)
         assert [line["as_"] for line in log if "set aside" in line["event"]] == [path.name + BAD]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"created_at_s": 1e300}, {"optimality_gap": "inf"}, {"revision": {"epoch": 2**64}}]
+)
+def test_numbers_that_no_message_holds_are_another_shape(changes):
+    tree = codec.to_plain(Plan(Revision(3, 1)))
+    assert of_shape(Plan, tree) == Plan(Revision(3, 1))
+    with pytest.raises(InvalidInput):
+        of_shape(Plan, tree | changes)
 
 
 @pytest.mark.parametrize("name", FILES)

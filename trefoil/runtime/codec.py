@@ -82,6 +82,7 @@ DEPTH_MAX: Final = 100  # of JSON: far below where Python's own functions give u
 INTEGERS: Final = range(-(2**63), 2**64)  # of a message's fields
 TIMESTAMP: Final = Timestamp.DESCRIPTOR.full_name
 MICROS_PER_S: Final = 1_000_000
+TIMES_S: Final = (-62_135_596_800, 253_402_300_799)  # google.protobuf.Timestamp: the years 1 to 9999
 NUMBERS: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 
 T = TypeVar("T")
@@ -351,6 +352,8 @@ def _reader(field: Field, annotation: Any) -> Callable[[Any], Any]:
             if not message.HasField(name):
                 return 0.0
             value = getattr(message, name)
+            if not TIMES_S[0] <= value.seconds <= TIMES_S[1]:
+                raise errors.InvalidInput("not of the years 1 to 9999", field=name, value=value.seconds)
             return float((value.seconds * MICROS_PER_S + value.nanos // 1000) / MICROS_PER_S)
 
         return read_time

@@ -12,7 +12,7 @@ from typing import Any, Final
 from redis import exceptions
 
 from trefoil.core import carbon, common, demand, energy, errors, fleet, objective, plan
-from trefoil.core.outside.plausible import sample_fault, window_fault
+from trefoil.core.outside.plausible import numbers_fault, sample_fault, window_fault
 from trefoil.runtime import codec
 from trefoil.runtime.keys import Keys
 
@@ -127,9 +127,20 @@ def _revision(revision: common.Revision) -> str:
     return "" if 0 <= revision.epoch <= EPOCH_MAX else f"epoch {revision.epoch}"
 
 
+def _status(status: fleet.NodeStatus) -> str:
+    """What contradicts a node's status: an epoch, a time, or devices that are not the node's."""
+    for device in status.devices:
+        if not device.device.startswith(f"{status.node}/"):
+            return f"device {device.device!r} is none of {status.node}"
+        if elsewhere := [part.key.device for part in device.slices if part.key.device != device.device]:
+            return f"a slice of {elsewhere[0]!r} on {device.device}"
+    return _revision(common.Revision(status.highest_epoch_seen))
+
+
 def _reading(keys: Keys, key: str, found: carbon.CarbonReading) -> str:
     elsewhere = _is_at(keys.carbon_now(found.series), keys.carbon_history(found.series))(key)
-    return elsewhere or ("" if found.intensity_g_per_kwh >= 0.0 else f"{found.intensity_g_per_kwh} g/kWh")
+    why = "" if found.intensity_g_per_kwh >= 0.0 else f"{found.intensity_g_per_kwh} g/kWh"
+    return elsewhere or why or numbers_fault(found)
 
 
 def _window(keys: Keys, key: str, found: demand.LoadWindow) -> str:
@@ -149,20 +160,22 @@ def _sample(keys: Keys, key: str, found: energy.EnergySample) -> str:
 # By class: why a value cannot be what its writer has written at this key; "" where it can.
 _OBJECTIONS: Final[Mapping[type, Callable[[Keys, str, Any], str]]] = {
     common.Lease: lambda keys, key, found: _is_at(keys.lease(found.name))(key),
-    fleet.NodeStatus: lambda keys, key, found: (
-        _is_at(keys.node(found.node))(key) or _revision(common.Revision(found.highest_epoch_seen))
-    ),
+    fleet.NodeStatus: lambda keys, key, found: _is_at(keys.node(found.node))(key) or _status(found),
     plan.Plan: lambda _keys, _key, found: _revision(found.revision),
     plan.NodePlan: lambda keys, key, found: _is_at(keys.plan_node(found.node))(key) or _revision(found.revision),
-    objective.Objective: lambda keys, key, found: _is_at(keys.objective(found.family))(key),
+    objective.Objective: lambda keys, key, found: _is_at(keys.objective(found.family))(key) or numbers_fault(found),
     demand.TableAck: lambda keys, key, found: _is_at(keys.ack(found.dispatcher, found.worker))(key),
     demand.LoadWindow: _window,
     energy.EnergySample: _sample,
     carbon.CarbonReading: _reading,
-    carbon.CarbonForecast: lambda keys, key, found: _is_at(keys.carbon_forecast(found.series))(key),
-    carbon.CarbonRatio: lambda keys, key, found: _is_at(
-        keys.carbon_ratio(found.series), keys.carbon_ratio(found.series, found.window)
-    )(key),
+    carbon.CarbonForecast: lambda keys, key, found: (
+        _is_at(keys.carbon_forecast(found.series))(key) or numbers_fault(found)
+    ),
+    carbon.CarbonRatio: lambda keys, key, found: (
+        _is_at(keys.carbon_ratio(found.series), keys.carbon_ratio(found.series, found.window))(key)
+        or numbers_fault(found)
+    ),
+    energy.ReceiptRates: lambda _keys, _key, found: numbers_fault(found),
     carbon.CarbonScores: lambda keys, key, found: _is_at(
         keys.carbon_scores(found.series), keys.carbon_scores(found.series, found.model)
     )(key),

@@ -97,9 +97,19 @@ def of_shape(cls: Any, tree: Any) -> Any:
         name = IDENTITIES.get(type(one))
         if name is not None and getattr(one, name) in ("", Revision()):
             raise errors.InvalidInput("missing", field=f"{type(one).__name__}.{name}")
+        if type(one) in codec.MESSAGES:
+            _require_message(one)
     if found == ():
         raise errors.InvalidInput("an empty list, which is never written")
     return found
+
+
+def _require_message(value: Any) -> None:
+    """Require that a value can be sent: JSON holds numbers that no message does, and that no reader would accept."""
+    try:
+        codec.decode(type(value), codec.encode(value))
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise errors.InvalidInput(f"cannot be sent: {error!s:.200}", field=type(value).__name__) from error
 
 
 def as_epoch(tree: object) -> int:

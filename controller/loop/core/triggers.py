@@ -292,10 +292,11 @@ def _carbon(view: PlanView, basis: PlanBasis, thresholds: Thresholds) -> list[Tr
     base = thresholds.carbon_base_g_per_kwh or planned
     if abs(now - planned) <= thresholds.carbon_ratio * base:
         return []
+    change = f"{(now - planned) / base:+.1%} of {base:.0f}" if base else f"{now - planned:+.0f}"  # a grid may emit none
     return [
         Trigger(
             "carbon",
-            f"intensity {now:.0f} g/kWh is {(now - planned) / base:+.1%} of {base:.0f} g/kWh from the "
-            f"{planned:.0f} g/kWh planned for (limit {thresholds.carbon_ratio:.0%})",
+            f"intensity {now:.0f} g/kWh is {change} g/kWh from the {planned:.0f} g/kWh planned for "
+            f"(limit {thresholds.carbon_ratio:.0%})",
         )
     ]

@@ -3,9 +3,12 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import dispatcher.service.state_sync
+from dispatcher.request.inference import NEWS_S
+from dispatcher.routing.async_queue import ServedElsewhere
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
 from dispatcher.slice_health.core.ejection import Failure
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 TICK_S = 0.25
 PATIENCE_S = 12.0  # of a client
 TRIES = 3
+NO_SLICE_WAIT_S = 6.0
 LEAVES = 0.05  # of the clients that waited
 LOST = Outcome("UNAVAILABLE", 0.0, 0.0, 0, False)
 OK = Outcome("OK", 10.0, 9.0, 0, True)
@@ -69,6 +73,7 @@ class Worker:
         self.process: Process | None = None
         self.local: LocalWorker | None = None
         self.open: dict[int, Request] = {}
+        self._tickets = count(1 if name.endswith("0") else 2, 2)  # numbers that no other worker gives
         self._waits: dict[int, tuple[asyncio.Future[Pick], asyncio.Task[Any] | None]] = {}
         self.away = 0
         """Of the open ones: those that another worker has, or that have just come back from there."""
@@ -83,7 +88,7 @@ class Worker:
         if self.process is None:
             self._starts += 1
             self.process = Process(f"{self.name}.{self._starts}")
-            self.process.start(self._system.loop, self._live(self.process))
+            self.process.start(self._system.loop, self._live(self.process)).add_done_callback(self._ended)
 
     def kill(self) -> None:
         """SIGKILL: connections of its clients break."""
@@ -94,11 +99,19 @@ class Worker:
             for request in tuple(self.open.values()):
                 self._end(request, "connection lost")
 
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._system.promises.broken(f"a worker ended by {task.exception()!r}")
+
     async def _live(self, process: Process) -> None:
         clock = self._system.clock_of(self.name)
-        local = LocalWorker(
-            DispatcherSettings(state_dir=self._system.folder, no_slice_wait_s=6.0, window_s=1.0), process.name, clock
+        settings = DispatcherSettings(
+            state_dir=self._system.folder / self.name,
+            plan_key_file=self._system.plan_key_file,
+            no_slice_wait_s=NO_SLICE_WAIT_S,
+            window_s=1.0,
         )
+        local = LocalWorker(settings, process.name, clock)
         local.routing.connections = Silence()  # type: ignore[assignment]
         state = State.connect("redis://virtual", "default", clock=clock)
         self._system.opening = self.files
@@ -113,7 +126,7 @@ class Worker:
         """What the prober does where slices answer at once."""
         while True:
             for slice_, model in local.health.ejections.due(local.clock.monotonic_s()):
-                if self._system.slice_serves(slice_):
+                if self._system.slice_serves(slice_, local):
                     local.health.readmit(slice_, model)
             for pump in local.routing.each_queue:
                 pump.expire()
@@ -165,16 +178,20 @@ class Worker:
                 task.cancel()
 
     async def _tried(self, request: Request) -> str:
-        for attempt in range(TRIES):
+        attempt, give_up_s = 0, self._system.loop.time() + NO_SLICE_WAIT_S
+        while attempt < TRIES:
             if self.local is None or FAMILY not in self.local.routing.queues:
                 return "no table"
             try:
-                if await self._once(self.local, request, attempt):
+                if await self._once(self.local, request):
                     return "OK"
+                attempt += 1
             except TrefoilError as error:
-                if attempt == TRIES - 1 or not (await self._elsewhere(self.local, request)):
+                if await self._elsewhere(self.local, request):
+                    return "OK"
+                if not isinstance(error, ServedElsewhere) or self._system.loop.time() > give_up_s:
                     return type(error).__name__
-                return "OK"
+                await asyncio.sleep(NEWS_S)  # who shares the credits has changed, and a worker has not heard of it
         return "UNAVAILABLE"
 
     async def _elsewhere(self, local: LocalWorker, request: Request) -> bool:
@@ -186,18 +203,18 @@ class Worker:
         self.away += 1
         peer.away -= 1
         try:
-            return await self._once(peer.local, request, TRIES)
+            return await self._once(peer.local, request)
         except TrefoilError:
             return False
         finally:
             self.away -= 1
             peer.away += 1
 
-    async def _once(self, local: LocalWorker, request: Request, attempt: int) -> bool:
+    async def _once(self, local: LocalWorker, request: Request) -> bool:
         """One pick of one queue; False: the slice did not take it."""
         clock = local.clock
         ticket = Ticket(
-            id=request.id * 10 + attempt, family=FAMILY, slo_class="", tenant="", items=1, bytes=64,
+            id=next(self._tickets), family=FAMILY, slo_class="", tenant="", items=1, bytes=64,
             arrived_s=clock.monotonic_s(), deadline_s=None, min_accuracy=0.0, priority=0, sequence_id="",
             sequence_start=False, sequence_end=False, length_score=None,
         )  # fmt: skip

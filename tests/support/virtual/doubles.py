@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from controller.loop.disk_store import DiskStore
+from dispatcher.service.state_sync import TableFile
 from tests.support.virtual.loop import PROCESS
 from tests.support.virtual.nodes import Node
 from trefoil.core import errors
@@ -94,6 +96,34 @@ class MemoryDisk(DiskStore):
         return sorted(self._files.get("decisions", {}))
 
 
+class ProcessDisk(DiskStore):
+    """The store on real files. A killed process writes nothing more."""
+
+    def __init__(self, root: Path, decisions_max: int) -> None:
+        super().__init__(root, decisions_max)
+        self._process = PROCESS.get()
+
+    def _replace(self, texts: Mapping[str, str]) -> None:
+        if self._process is None or not self._process.dead:
+            super()._replace(texts)
+
+    def _forget(self, name: str) -> None:
+        if self._process is None or not self._process.dead:
+            super()._forget(name)
+
+
+class ProcessTable(TableFile):
+    """The table's real file. A killed process writes nothing more."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._process = PROCESS.get()
+
+    def save(self, plan: Plan, nodes: tuple[NodeStatus, ...]) -> None:
+        if self._process is None or not self._process.dead:
+            super().save(plan, nodes)
+
+
 class Silent:
     """Metrics that nobody reads."""
 
@@ -126,9 +156,10 @@ class NodeAgents:
     async def close(self) -> None: ...
 
     async def _reach(self, status: NodeStatus, tries: int) -> Node | None:
-        node = self._nodes[status.node]
-        await self._clock.sleep(RPC_S if node.answers else self._timeout_s * tries)
-        return node if node.answers else None
+        node = self._nodes.get(status.node)
+        node = node if node is not None and node.answers and node.agent_target == status.agent_target else None
+        await self._clock.sleep(RPC_S if node is not None else self._timeout_s * tries)
+        return node
 
 
 async def never() -> None:

@@ -41,6 +41,7 @@ class Node:
 
     def __init__(self, system: Surroundings, name: str, gpus: int, rng: Generator) -> None:
         self.name, self._system, self._rng = name, system, rng
+        self.agent_target = f"{name}:1"
         self.clock = system.clock_of(name)
         self.devices = {f"{name}/gpu{i}": DeviceState.ASLEEP for i in range(gpus)}
         self.slices: dict[SliceKey, SliceStatus] = {}
@@ -54,6 +55,8 @@ class Node:
         self._generation = 0
         self._said: tuple[Any, ...] = ()
         self._seq = 0
+        self.drawn_j = 0.0
+        """What its meters have told, of all devices."""
         self._metered_s = self.clock.now_s()
         self._start_s = float(rng.uniform(0.3, 1.5))
         system.every(1.0, float(rng.uniform(0, 1)), self._tick)
@@ -92,7 +95,7 @@ class Node:
             ),
             observed_at_s=self.clock.now_s(),
             simulated=True,
-            agent_target=f"{self.name}:1",
+            agent_target=self.agent_target,
             highest_epoch_seen=self.highest_epoch,
         )
 
@@ -217,4 +220,5 @@ class Node:
                 self.name, name, self._seq, before_s, now_s, joules, EnergyMethod.NVML_COUNTER, idle_j=joules,
                 state=state, simulated=True,
             )  # fmt: skip
+            self.drawn_j += joules
             self._system.metered(self, sample)

@@ -131,7 +131,7 @@ class PlanPromises:
 
     def _judge_decisions(self, intensity: float, planned_by: float) -> None:
         """What carbon and operators asked for was decided."""
-        if abs(intensity / planned_by - 1) > CARBON_RATIO + 0.01:
+        if abs(intensity - planned_by) > (CARBON_RATIO + 0.01) * planned_by:
             self.broken(f"carbon is {intensity:.0f} g/kWh, and no decision was recorded since {planned_by:.0f}")
         if self.released_s is not None and self._started_s < self.released_s:
             self.broken("the operator released the controller, and no decision was recorded since")

@@ -24,6 +24,7 @@ from trefoil.runtime.clock import Clock
 
 WRONGTYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
 HINTS_MAX: Final = 100_000  # waiting for one subscriber; more are dropped: hints may be lost
+FORMER_MAX: Final = 30
 
 EntryId = tuple[int, int]  # (milliseconds, number within them)
 Entry = tuple[EntryId, dict[bytes, bytes]]
@@ -66,7 +67,7 @@ class Server:
         """Error that a command is answered with, by its number; "": none."""
         self.commands = 0
         self.slow_s = 0.0
-        self._former: dict[str, bytes] = {}
+        self._former: dict[str, deque[bytes]] = {}
         self.on_write: Callable[[str, str, bytes, int, Any], None] = _unheard
         self.on_lease: Callable[[str, str, int, int, Any], None] = _unheard
 
@@ -105,7 +106,11 @@ class Server:
 
     def former(self, key: str) -> bytes | None:
         """What a key held before the value that it was last set to."""
-        return self._former.get(key)
+        return next(reversed(self.formers(key)), None)
+
+    def formers(self, key: str) -> Sequence[bytes]:
+        """What a key has held before, oldest first."""
+        return self._former.get(key, ())
 
     def go_on(self) -> None:
         """After `stopped`: everything that was sent meanwhile is done now."""
@@ -183,7 +188,7 @@ class Server:
     def set(self, key: str, value: bytes, ttl_ms: int = 0) -> None:
         """SET; `ttl_ms` 0 = for ever."""
         if isinstance(before := self.value(key), bytes) and before != value:
-            self._former[key] = before
+            self._former.setdefault(key, deque(maxlen=FORMER_MAX)).append(before)
         self._keys[key] = _Key(value, self._end(ttl_ms))
 
     def delete(self, key: str) -> None:

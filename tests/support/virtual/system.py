@@ -7,9 +7,9 @@ tables, loop, queues and routers, and `State` on Redis in this process; nodes, s
 
 import asyncio
 import contextlib
+import functools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,7 @@ from dispatcher.service.local_worker import LocalWorker
 from tests.support.planning import digits
 from tests.support.unswept import unswept
 from tests.support.virtual.dispatch import MemoryTable, Request, Worker
-from tests.support.virtual.doubles import Files, MemoryDisk, NodeAgents, Silent
+from tests.support.virtual.doubles import Files, MemoryDisk, NodeAgents, ProcessDisk, ProcessTable, Silent
 from tests.support.virtual.loop import PROCESS, Process, VirtualClock, VirtualLoop, virtual_loop
 from tests.support.virtual.nodes import SERVES, Node
 from tests.support.virtual.planner import FAMILY, throughput_per_s
@@ -34,7 +34,7 @@ from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.common import Revision
 from trefoil.core.energy import EnergySample
-from trefoil.core.fleet import SliceKey, SliceState
+from trefoil.core.fleet import SliceKey, SliceState, SliceStatus
 from trefoil.runtime import codec, service
 from trefoil.runtime.clock import Clock, SteadyClock
 from trefoil.runtime.keys import Keys
@@ -87,7 +87,7 @@ class Controller:
             self._starts += 1
             self.process = Process(f"controller.{self._starts}")
             task = self.process.start(self._system.loop, self._live())
-            task.add_done_callback(partial(self._ended, self.process))
+            task.add_done_callback(functools.partial(self._ended, self.process))
 
     def replace(self) -> Process:
         """Start another one beside the process that runs here; the old one is left to the caller."""
@@ -106,7 +106,12 @@ class Controller:
     async def _live(self) -> None:
         self._system.opening, self._system.starting = self.files, self
         self.clock = self._system.clock_of("controller")
-        parts = main.parts(ControllerSettings(state_dir=self._system.folder, **SETTINGS), self.clock)
+        settings = ControllerSettings(
+            state_dir=self._system.folder / "controller", plan_key_file=self._system.plan_key_file, **SETTINGS
+        )
+        if self._system.on_disk:
+            await main.take_over(settings)
+        parts = main.parts(settings, self.clock)
         wanted = [p for p in parts if not isinstance(p, service.MetricsPart | service.ServerPart)]
         await service.run(wanted, self.clock, asyncio.Event())
 
@@ -125,12 +130,15 @@ class Controller:
 class System:
     """One history. `play()` returns what promises were broken, in words; nothing when all held."""
 
-    def __init__(self, loop: VirtualLoop, seed: int) -> None:
+    def __init__(self, loop: VirtualLoop, seed: int, folder: Path | None = None) -> None:
         self.loop, self.seed = loop, seed
+        self.on_disk = folder is not None
+        """Whether services keep real files in the folder, and not what stands for them."""
         self.clock = VirtualClock(loop, EPOCH_S)
         self.walls = {place: VirtualClock(loop, EPOCH_S) for place in PLACES}
         self.rng = np.random.default_rng([seed, 7])
-        self.folder = Path("/nowhere")
+        self.folder = folder or Path("/nowhere")
+        self.plan_key_file: Path | None = None
         self.opening = Files()
         self.starting: Controller | None = None
         self.keys = Keys("default")
@@ -210,16 +218,23 @@ class System:
         """An agent stops a slice that no plan wants any more."""
         self.promises.stopped(key, revision)
 
-    def slice_serves(self, key: SliceKey) -> bool:
+    def reached(self, key: SliceKey, local: LocalWorker) -> SliceStatus | None:
+        """The slice as it is, if it takes requests and a worker knows where it listens."""
+        node = self.nodes.get(key.device.split("/")[0])
+        status = node.slices.get(key) if node is not None else None
+        if status is None or status.state not in (*SERVES, SliceState.DRAINING):
+            return None
+        known = local.routing.table.endpoints.get(key)
+        return status if known is None or known.target == status.grpc_target else None
+
+    def slice_serves(self, key: SliceKey, local: LocalWorker) -> bool:
         """Whether an inference on the slice works now."""
-        status = self.nodes[key.device.split("/")[0]].slices.get(key)
-        return status is not None and status.state in (*SERVES, SliceState.DRAINING) and key not in self.hung
+        return self.reached(key, local) is not None and key not in self.hung
 
     async def infer(self, key: SliceKey, local: LocalWorker) -> bool:
         """One inference; False: nobody took it, or what took it died."""
-        node = self.nodes[key.device.split("/")[0]]
-        status = node.slices.get(key)
-        if status is None or status.state not in (*SERVES, SliceState.DRAINING):
+        status = self.reached(key, local)
+        if status is None:
             await asyncio.sleep(0.002)
             return False
         self.serving[key] += 1
@@ -230,7 +245,7 @@ class System:
                 await asyncio.sleep(0.3)
         finally:
             self.serving[key] -= 1
-        after = node.slices.get(key)
+        after = self.nodes[key.device.split("/")[0]].slices.get(key)
         return after is not None and after.generation == status.generation and after.state != SliceState.FAILED
 
     def _read_carbon(self) -> None:
@@ -253,9 +268,8 @@ class System:
 
     # --- a history ----------------------------------------------------------------------------------------------------
 
-    def play(self, faults: "Callable[[System], None]") -> list[str]:
+    def play(self, faults: "Callable[[System], None]", end_s: float = FAULTS_S[1] + QUIET_S) -> list[str]:
         """From an empty system through its faults to a quiet end."""
-        end_s = FAULTS_S[1] + QUIET_S
         self._last_arrival_s = self.loop.time() + end_s - 3.0
         self.every(3.0, 0.1, self._read_carbon)
         self.every(0.25, 0.3, self.promises.look)
@@ -305,7 +319,6 @@ def installed(system: System, *, real_bytes: bool = False) -> Iterator[None]:
         return made
 
     replaced: dict[str, Any] = {
-        "controller.__main__.DiskStore": lambda _, decisions_max, __: MemoryDisk(system.opening, decisions_max),
         "controller.__main__.Metrics": lambda _: Silent(),
         "controller.__main__.AgentClients": lambda clock, timeout_s, tries, *_: NodeAgents(
             system.nodes, clock, timeout_s, tries
@@ -314,11 +327,23 @@ def installed(system: System, *, real_bytes: bool = False) -> Iterator[None]:
         "controller.__main__.ControllerService": serviced,
         "controller.loop.decision_records.version": lambda _: "virtual",
         "controller.loop.leadership.socket.gethostname": lambda: getattr(PROCESS.get(), "name", "here"),
-        "dispatcher.service.state_sync.TableFile": lambda _: MemoryTable(system.opening),
         "trefoil.runtime.service.gc": NO_SWEEPS,
         "trefoil.runtime.state.make_client": lambda *_: system.server.client(PROCESS.get()),
     }
-    if not real_bytes:
+    if system.on_disk:
+        replaced |= {
+            "controller.__main__.DiskStore": lambda root, decisions_max, *_: ProcessDisk(root, decisions_max),
+            "dispatcher.service.state_sync.TableFile": ProcessTable,
+            "trefoil.runtime.files.os.fsync": lambda _: None,
+        }
+    else:
+        replaced |= {
+            "controller.__main__.DiskStore": lambda _, decisions_max, *__: MemoryDisk(system.opening, decisions_max),
+            "dispatcher.service.state_sync.TableFile": lambda _: MemoryTable(system.opening),
+        }
+    if real_bytes:  # what was read once is not read again, which would take half of the time
+        replaced["trefoil.runtime.codec.decode"] = functools.lru_cache(maxsize=2000)(codec.decode)
+    else:
         tokens = Tokens()
         replaced |= {"trefoil.runtime.codec.encode": tokens.encode, "trefoil.runtime.codec.decode": tokens.decode}
     with contextlib.ExitStack() as stack:

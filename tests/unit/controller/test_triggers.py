@@ -42,7 +42,7 @@ def test_nothing_fires_when_nothing_changed():
     assert fire(view()) is None
 
 
-@given(st.floats(1, 1500), st.floats(1, 1500))
+@given(st.floats(1, 1500) | st.just(0.0), st.floats(1, 1500) | st.just(0.0))
 def test_carbon_fires_exactly_beyond_the_ratio_of_the_last_plan(planned_g, now_g):
     trigger = fire(view(intensity=now_g), plan_basis(view(intensity=planned_g), PLAN, INFINITE))
     assert (trigger is not None) == (abs(now_g - planned_g) > 0.05 * planned_g)

@@ -4,7 +4,8 @@ Redis is a blackboard: a stray value may stand there, well-formed and absurd. Bo
 worker or a device can do, so that no true value is set aside, and low enough that a false one moves no plan for long.
 """
 
-from typing import Final
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
 
 from trefoil.core.accounting import CONSERVATION_TOLERANCE, active_j
 from trefoil.core.demand import LoadCell, LoadWindow
@@ -12,6 +13,7 @@ from trefoil.core.device_types import known_type
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.fleet import DeviceKind
 from trefoil.core.latency import BUCKETS, Histogram
+from trefoil.core.outside.ranges import complaint
 
 REQUESTS_MAX_PER_S: Final = 1e6
 """Requests of one window: 400 times what one dispatcher worker carries."""
@@ -33,6 +35,17 @@ DEVICE_MAX_W: Final = 20_000.0
 """Most that any one device is taken to draw, whatever its type's name says."""
 SEQ_MAX: Final = 1e12
 """Highest number of a window or sample: five a second since 1970 are 1e10."""
+
+
+def numbers_fault(value: Any) -> str:
+    """What contradicts the numbers of a value, at any depth: the ranges of their units."""
+    for field in fields(value):
+        found = getattr(value, field.name)
+        for one in found if isinstance(found, tuple) else (found,):
+            why = numbers_fault(one) if is_dataclass(one) else complaint(field.name, one, computed=True)
+            if why:
+                return why if is_dataclass(one) else f"{field.name} = {one!r} {why}"
+    return ""
 
 
 def window_fault(window: LoadWindow) -> str:
