@@ -3,11 +3,12 @@
     DCGM_FI_PROF_SM_ACTIVE{gpu="0",UUID="GPU-...",GPU_I_PROFILE="1g.5gb",GPU_I_ID="7",Hostname="..."} 0.42
 
 The key is the GPU's UUID and the instance id. SM_ACTIVE is preferred: busy multiprocessors of the instance, sometimes
-above 1 (github.com/NVIDIA/DCGM issue 152), so it is clamped. GR_ENGINE_ACTIVE, which the exporter's default list has,
-counts one busy engine as 1/g of an instance of g compute slices (issue 138), so it is multiplied by g.
-Whatever is not fresh is not given: the exporter's own interval is 30 s unless told otherwise, and its view of instances
-lags up to 10 s behind a rebuild (issue 230). `unavailable_reason` says in words why there is nothing; the meter then
-falls back.
+above 1 (github.com/NVIDIA/DCGM issue 152), so it is clamped up to twice that. What lies beyond, or below 0, is one of
+DCGM's marks for "no value" (9223372036854775794, 140737488355328, ...) and as absent as NaN. GR_ENGINE_ACTIVE, which
+the exporter's default list has, counts one busy engine as 1/g of an instance of g compute slices (issue 138), so it is
+multiplied by g. Whatever is not fresh is not given: the exporter's own interval is 30 s unless told otherwise, and its
+view of instances lags up to 10 s behind a rebuild (issue 230). `unavailable_reason` says in words why there is nothing;
+the meter then falls back.
 """
 
 import http.client
@@ -23,6 +24,7 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from power_agent.devices.gpm import GpuInstanceIds
+from power_agent.devices.gpus import ACTIVE_MAX
 from power_agent.devices.inventory import Inventory
 from trefoil.core.energy import AttributionMethod
 from trefoil.core.fleet import SliceKey
@@ -60,7 +62,7 @@ def parse_metrics(text: str) -> dict[InstanceKey, float]:
             continue
         for sample in family.samples:
             uuid, instance = sample.labels.get("UUID", ""), sample.labels.get("GPU_I_ID", "")
-            if not uuid or not math.isfinite(sample.value) or not (instance.isdigit() or not instance):
+            if not uuid or not 0 <= sample.value <= ACTIVE_MAX or not (instance.isdigit() or not instance):
                 continue
             place = (uuid, int(instance) if instance else None)
             width = _width(sample.labels.get("GPU_I_PROFILE", "")) if family.name == ENGINE_ACTIVE else 1

@@ -13,7 +13,6 @@ Not seen on hardware."""
 
 import contextlib
 import ctypes
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +40,7 @@ from power_agent.devices.session import Session
 
 T = TypeVar("T")
 D = TypeVar("D")
+ACTIVE_MAX: Final = 2.0  # of a busy share: a little above 1 is measured, far above is no value
 MEBIBYTE: Final = 2**20
 QUIET_MAX_S: Final = 3.0  # how long calls in flight may keep the session from being ended
 DRIVER_MODULE: Final = Path("/sys/module/nvidia")
@@ -408,9 +408,10 @@ class Gpus:
         with translate_nvml_errors(device, "compare GPM samples"):
             pynvml.nvmlGpmMetricsGet(query)
         found = query.metrics[0]
-        if found.nvmlReturn != pynvml.NVML_SUCCESS or not math.isfinite(found.value):
+        share = float(found.value) / 100.0
+        if found.nvmlReturn != pynvml.NVML_SUCCESS or not 0 <= share <= ACTIVE_MAX:
             return None
-        return min(1.0, max(0.0, float(found.value) / 100.0))
+        return min(1.0, share)
 
     def gpm_free(self, sample: Any) -> None:
         """Free a GPM sample; a driver that is gone has taken it along."""

@@ -7,12 +7,13 @@
 
     /sys/class/powercap/intel-rapl:0/{name,energy_uj,max_energy_range_uj}
 
-Only zones named `package-*` are summed: `core`, `uncore` and `dram` are inside or beside them, `psys` contains them,
-and `intel-rapl-mmio` repeats them. A zone wraps to 0 at max_energy_range_uj (a minute to an hour at full power), so a
-fall is a wrap, unless that would be more than a package can draw: then the counter restarted (the machine slept). After
-a pause in which it may have wrapped unseen, counting begins anew at 0; a pause shorter than that is bridged by a small
-file, also from one agent to the next. Under one `identity` the count never falls, and it is never negative.
-energy_uj is readable by root only since CVE-2020-8694. Source: Documentation/power/powercap/powercap.rst.
+Only zones named `package-*` are summed: `core`, `uncore` and `dram` are inside or beside them, `psys` contains them.
+Zones of one name are one package that several drivers show (MSR, TPMI, MMIO): one of them counts, and none of a
+`package-0-die-1` beside a `package-0`, which contains it. A zone wraps to 0 at max_energy_range_uj (a minute to an hour
+at full power), so a fall is a wrap, unless that would be more than a package can draw: then the counter restarted (the
+machine slept). After a pause in which it may have wrapped unseen, counting begins anew at 0; a pause shorter than that
+is bridged by a small file, also from one agent to the next. Under one `identity` the count never falls, and it is never
+negative. energy_uj is readable by root only since CVE-2020-8694. Source: Documentation/power/powercap/powercap.rst.
 """
 
 import json
@@ -32,6 +33,7 @@ from trefoil.runtime.state_files import of_shape, read_state
 PACKAGE_W_MAX: Final = 1000.0  # no package draws more; bounds what a fall of its counter can mean
 SLACK_J: Final = 20.0  # zones are read one after the other, and are updated every millisecond or so
 SAVE_S: Final = 30.0
+OWN: Final = "intel-rapl:"  # zones of the CPU's own registers; others are `intel-rapl-mmio:`, `intel-rapl-tpmi:`
 MICRO: Final = 1e-6
 
 
@@ -65,23 +67,41 @@ def find_zones(root: Path) -> tuple[Zone, ...]:
     Raises:
         RaplUnavailable: none, or not readable; says why and what to do.
     """
-    zones = []
-    for folder in sorted(root.glob("intel-rapl:*")):
+    packages: dict[str, Zone] = {}
+    failures: dict[str, RaplUnavailable] = {}
+    for folder in sorted(root.glob("intel-rapl*:*"), key=_place):
         if folder.name.count(":") != 1:
             continue  # a part of a package
+        name = folder.name
         try:
             name = (folder / "name").read_text().strip()
-            if not name.startswith("package"):
+            if not name.startswith("package") or name in packages:
                 continue
             zone = Zone(folder.name, folder, int((folder / "max_energy_range_uj").read_text()))
             read_zone(zone)
         except (OSError, ValueError) as error:
-            raise _unreadable(folder, error) from error
-        zones.append(zone)
-    if not zones:
+            if folder.name.startswith(OWN) or name.startswith("package"):
+                failures.setdefault(name, _unreadable(folder, error))
+            continue
+        packages[name] = zone
+    for name, failure in failures.items():
+        if name not in packages:
+            raise failure
+    whole = [zone for name, zone in packages.items() if not _inside(name, packages)]
+    if not whole:
         message = f"no CPU package below {root}"
         raise RaplUnavailable(message, remedy="load the module intel_rapl_msr (virtual machines have no RAPL)")
-    return tuple(zones)
+    return tuple(whole)
+
+
+def _place(folder: Path) -> tuple[bool, str]:
+    """Order in which zones of one package are taken: the CPU's own registers before those of its memory map."""
+    return not folder.name.startswith(OWN), folder.name
+
+
+def _inside(name: str, packages: Mapping[str, Zone]) -> bool:
+    package, die, _ = name.partition("-die-")
+    return bool(die) and package in packages
 
 
 def read_zone(zone: Zone) -> int:
