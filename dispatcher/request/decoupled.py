@@ -1,7 +1,8 @@
 """One request of a decoupled family: any number of answers, from one stream to its slice.
 
-The credit is held until Triton's final response. A request that the channel knows was not taken is tried on another
-slice; a connection that dies later ends it with the status that came back.
+The credit is held until Triton's final response; where the client leaves before, until its next one. A request that the
+channel knows was not taken is tried on another slice; a connection that dies later ends it with the status that came
+back.
 """
 
 import asyncio
@@ -44,6 +45,7 @@ class DecoupledRequest:
         self._send = send
         self._grpc_error = grpc_error
         self._sent = 0
+        self._sending = False
         self._over = False
         self._version = ""  # that answered last, as the slice has it
         self._error: StatusError | None = None  # an error among its answers
@@ -79,6 +81,8 @@ class DecoupledRequest:
             except asyncio.CancelledError as error:
                 cut = None if self._over else self._inference.call_cancelled(request, connection, usual=False)
                 if cut is None:
+                    if self._sending and not self._over:  # its slice goes on giving answers: it is cancelled at once
+                        self._inference.end(request, "CANCELLED", executed=True)
                     raise
                 may_retry = connection is not None and connection.gone and not self._sent
                 if not may_retry or not self._inference.begin_retry(request, attempts):
@@ -95,7 +99,10 @@ class DecoupledRequest:
         """Raises AioRpcError, or, with `grpc_error`, StatusError for any error among the answers."""
         parts, timeout_s, trace = self._inference.upstream_request(request)
         # Never with triton_grpc_error: Triton 2.51 dies of a model that goes on after its first error then.
-        async with aclosing(connection.stream((*parts, kserve_wire.ASK_FINAL), timeout_s, trace)) as answers:
+        left = self._inference.leaving(request)
+        leaving = left._replace(ended=lambda answered: None if self._over else left.ended(answered))
+        stream = connection.stream((*parts, kserve_wire.ASK_FINAL), timeout_s, trace, leaving)
+        async with aclosing(stream) as answers:
             async for data in answers:  # to the end of the stream, which follows the final response
                 await self._pass(request, data, wants_final)
         self._end(request)
@@ -125,7 +132,9 @@ class DecoupledRequest:
             self._end(request)
         if data:
             self._sent += 1
+            self._sending = True
             await self._send(data)
+            self._sending = False
 
     def _suffix(self, request: Request, final: bool) -> bytes:
         """A receipt is for the whole request, all its tokens: it stands on the final response."""

@@ -4,8 +4,9 @@ There is one retry loop, here: a request goes to another slice only if the chann
 (connection refused, stream refused), or if it hangs on a host that is gone, within a budget and its deadline. A status
 that a slice answered is the client's, and what was in flight on a slice that died fails.
 
-A unary request whose client leaves keeps its credit until its slice has answered, `cancel_grace_s` at most: Triton
-goes on executing what it has begun, and another request in its place would wait behind it.
+A request whose client leaves keeps its credit until its slice has answered, or given the next answer of a stream,
+`cancel_grace_s` at most: Triton goes on executing what it has begun, and another request in its place would wait behind
+it.
 
 A family that is split has a Triton model for each stage: the request goes from one to the next through this worker,
 each with a queue, credits, retries and a slice of its own, stages on one slice too. Triton's ensembles would save those
@@ -331,22 +332,25 @@ class Inference:
             return refusal(missing_start(request.ticket, f"its slice is lost: {refused.details}"))
         return refused
 
+    def leaving(self, request: Request) -> Leaving:
+        """What becomes of the call of a picked request whose client leaves: its credit comes back when it has ended."""
+        return Leaving(self._settings.cancel_grace_s, partial(self._left_ended, request))
+
     def call_cancelled(self, request: Request, connection: Connection | None, usual: bool = True) -> StatusError | None:
-        """The call of a picked request was cancelled: the credit comes back, of a unary one (`usual`) when it has
-        ended. The status to refuse with if it was not the client that left, but the connection that was cut."""
+        """The call of a picked request was cancelled. Where its client left it goes on as `leaving` says; where the
+        connection was closed it has ended, with the status to refuse with if it was cut."""
         pick, task = request.pick, asyncio.current_task()
         assert pick is not None
-        if connection is not None and connection.cut_reason and not (task is not None and task.cancelling()):
-            self.end(request, "UNAVAILABLE", executed=True)
-            return StatusError(grpc.StatusCode.UNAVAILABLE, connection.cut_reason)
+        if task is None or not task.cancelling():  # this end closed the connection
+            why = connection.cut_reason if connection is not None else ""
+            self.end(request, "UNAVAILABLE" if why else "CANCELLED", executed=True)
+            return StatusError(grpc.StatusCode.UNAVAILABLE, why) if why else None
         if overdue(request.ticket.deadline_s, request.ticket.arrived_s, self._clock.monotonic_s()):
             self._record_late(request, pick, usual)
-        if not usual:
-            self.end(request, "CANCELLED", executed=True)
         return None
 
     def _left_ended(self, request: Request, answered: bool) -> None:
-        """The unary call of a client that has left has ended."""
+        """The call of a client that has left has ended."""
         assert request.pick is not None
         if answered:
             self._evidence.answer_counts[request.pick.slice, request.ticket.family] += 1
@@ -480,8 +484,7 @@ class Inference:
             connection = None
             try:
                 connection = self._connections.connection(pick.slice)
-                leaving = Leaving(self._settings.cancel_grace_s, partial(self._left_ended, request))
-                data, trailers = await connection.infer(*self.upstream_request(request), leaving)
+                data, trailers = await connection.infer(*self.upstream_request(request), self.leaving(request))
                 version = _parse_answer(data).model_version
             except (grpc.aio.AioRpcError, Unavailable, DecodeError) as error:
                 refused, proof = status(error), proof_of(error)

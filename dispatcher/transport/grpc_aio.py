@@ -86,14 +86,20 @@ class GrpcChannel:
         return bytes(data), tuple(await call.trailing_metadata() or ())
 
     async def stream(
-        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = ()
-    ) -> AsyncGenerator[bytes, None]:
-        """Answers to one message."""
+        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = (),
+        leaving: Leaving | None = None,
+    ) -> AsyncGenerator[bytes, None]:  # fmt: skip
+        """Answers to one message. Cancelling it cancels the call at once, whatever `leaving` says: grpc.aio does."""
         connected = self._connected()
         call = self._method("unary_stream", path)(parts, timeout=timeout_s, metadata=tuple(metadata))
         try:
             async for data in call:
                 yield data
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if leaving is not None and task is not None and task.cancelling():
+                leaving.ended(False)
+            raise
         except grpc.aio.AioRpcError as error:
             raise self._judged(error, connected) from error
         finally:

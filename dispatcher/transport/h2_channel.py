@@ -180,6 +180,10 @@ class _ClientConnection(h2.Connection):
             self._fail(call, error.code, error.details)
             return
         call.messages.extend(found)
+        if found and call.leaving is not None and call.streaming:
+            call.finish(None)
+            self.drop(call)
+            return
         if not call.streaming or (not found and call.waiter is not None):
             self.take(call, call.unread_bytes)
         elif found:
@@ -341,9 +345,11 @@ class H2Channel:
         return call.decoded(call.messages[0]), call.trailers
 
     async def stream(
-        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = ()
-    ) -> AsyncGenerator[bytes, None]:
-        """Answers to one message, as they come; raises like `unary`. Closing it cancels the call on the server."""
+        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = (),
+        leaving: Leaving | None = None,
+    ) -> AsyncGenerator[bytes, None]:  # fmt: skip
+        """Answers to one message, as they come; raises like `unary`. Closing it cancels the call on the server, and
+        cancelling it as `unary` does."""
         call = self._begin(path, parts, timeout_s, metadata, streaming=True)
         try:
             while True:
@@ -355,13 +361,18 @@ class H2Channel:
                     call.waiter = self._loop.create_future()
                     if call.connection is not None:
                         call.connection.take(call, call.unread_bytes)
-                    await call.waiter
+                    try:
+                        await call.waiter
+                    except asyncio.CancelledError:
+                        self._leave(call, leaving)
+                        raise
                 message = call.messages.popleft()
                 if call.connection is not None:
                     call.connection.take(call, min(call.unread_bytes, framing.PREFIX.size + len(message)))
                 yield call.decoded(message)
         finally:
-            self._drop(call)
+            if call.leaving is None:
+                self._drop(call)
 
     def _begin(
         self,
@@ -401,7 +412,7 @@ class H2Channel:
         self._drop(call)
 
     def _leave(self, call: _Call, leaving: Leaving | None) -> None:
-        """The caller of a unary call was cancelled."""
+        """The caller was cancelled while it waited."""
         if leaving is None or call.ended or call.connection is None:
             self._drop(call)
             if leaving is not None:

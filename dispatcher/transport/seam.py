@@ -22,8 +22,8 @@ class ConnectionDied(grpc.aio.AioRpcError):  # type: ignore[misc]
 
 
 class Leaving(NamedTuple):
-    """What becomes of a unary call whose caller is cancelled: it goes on for `grace_s` at most, then it is cancelled on
-    its server. `ended(answered)` is called once, when it has ended."""
+    """What becomes of a call whose caller is cancelled while it waits for an answer: it goes on to its next answer, for
+    `grace_s` at most, then it is cancelled on its server. `ended(answered)` is called once, when it has ended."""
 
     grace_s: float
     ended: Callable[[bool], None]
@@ -60,9 +60,10 @@ class Channel(Protocol):
         ...
 
     def stream(
-        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = ()
-    ) -> AsyncGenerator[bytes, None]:
-        """Answers to one message. Closing it cancels the call on the server."""
+        self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = (),
+        leaving: Leaving | None = None,
+    ) -> AsyncGenerator[bytes, None]:  # fmt: skip
+        """Answers to one message. Closing it cancels the call on the server; cancelling it as `unary` does."""
         ...
 
     async def close(self, grace_s: float | None = None) -> None:

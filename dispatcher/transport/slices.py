@@ -36,9 +36,11 @@ class Connection:
         """Answer to a ModelInferRequest, in parts, and the trailers; raises AioRpcError."""
         return self.channel.unary(_INFER, parts, timeout_s, metadata, leaving)
 
-    def stream(self, parts: Parts, timeout_s: float | None, metadata: Metadata = ()) -> AsyncGenerator[bytes, None]:
+    def stream(
+        self, parts: Parts, timeout_s: float | None, metadata: Metadata = (), leaving: Leaving | None = None
+    ) -> AsyncGenerator[bytes, None]:
         """Answers to the one request of a stream; raises AioRpcError."""
-        return self.channel.stream(_STREAM, parts, timeout_s, metadata)
+        return self.channel.stream(_STREAM, parts, timeout_s, metadata, leaving)
 
     async def ask(self, method: str, request: Any, answer: Any, timeout_s: float) -> Any:
         """Call any other unary method, with messages; raises AioRpcError."""

@@ -336,6 +336,60 @@ async def test_cancels_are_no_silence_and_their_credit_is_free_when_they_have_en
         assert one._one_at_a_time.locked() is other._one_at_a_time.locked() is False
 
 
+class Streamed(FakeTriton):
+    """Decoupled: one answer to each request, and it ends what it has begun, whoever has left."""
+
+    begun = most = 0
+    tasks: set[asyncio.Task[None]]
+
+    def _methods(self):
+        self.tasks = set()
+        handler = grpc.stream_stream_rpc_method_handler(
+            self.ModelStreamInfer,
+            request_deserializer=pb.ModelInferRequest.FromString,
+            response_serializer=pb.ModelStreamInferResponse.SerializeToString,
+        )
+        return super()._methods() | {"ModelStreamInfer": handler}
+
+    async def ModelConfig(self, request, context):
+        answer = await super().ModelConfig(request, context)
+        answer.config.model_transaction_policy.decoupled = True
+        return answer
+
+    async def ModelStreamInfer(self, asked, context):
+        async for request_ in asked:
+            self.begun += 1
+            self.most = max(self.most, self.begun - self.executed)
+            self.tasks.add(task := asyncio.create_task(self._execute()))
+            await asyncio.shield(task)
+            answer = pb.ModelStreamInferResponse(infer_response=self._answer(request_))
+            answer.infer_response.parameters["triton_final_response"].bool_param = True
+            yield answer
+
+    async def _execute(self):
+        async with self._one_at_a_time:
+            await asyncio.sleep(self.latency_s)
+            self.executed += 1
+
+
+async def test_streams_whose_client_leaves_keep_their_credit_until_their_slice_has_answered(state, tmp_path):
+    async with Streamed(latency_s=0.05) as slice_, dispatching(state, tmp_path) as running:
+        if running.local.transport.name != "h2":
+            pytest.skip("grpc.aio cancels at once")
+        await serve(running, state, [slice_.target], credits=1)
+        async with grpc.aio.insecure_channel(running.address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            for _ in range(40):
+                call = stub.ModelStreamInfer(iter([request()]))
+                await asyncio.sleep(0.02)
+                call.cancel()
+            answers = [answer async for answer in stub.ModelStreamInfer(iter([request()]))]
+        assert [answer.error_message for answer in answers] == [""]
+        await until(lambda: not running.local.routing.in_flight())
+        assert slice_.most == 1, "no more at once than it has credits"
+        assert 1 < slice_.executed == slice_.begun
+
+
 async def test_the_earliest_of_all_deadlines_counts_and_is_forwarded(state, tmp_path):
     async with FakeTriton() as slice_, dispatching(state, tmp_path, deadlines_s={"digits": 9.0}) as running:
         await serve(running, state, [slice_.target])
