@@ -101,7 +101,8 @@ class AsyncFamilyQueue:
         """Serve a family that another queue has served until now; `apply_route` must follow."""
         leaving = other._queue.detach(family, self._clock.monotonic_s())
         self._queue.attach(leaving)
-        ids = [*(ticket.id for ticket in leaving.waiting), *(id_ for each in leaving.pinned.values() for id_ in each)]
+        bound = (each.ticket for pinned in leaving.pinned.values() for each in pinned)
+        ids = [ticket.id for ticket in (*leaving.waiting, *bound)]
         self._futures.update({id_: other._futures.pop(id_) for id_ in ids})
         self._moved_to.pop(family, None)
         other._moved_to[family] = self

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from dispatcher.routing.core.accuracy_floors import AccuracyReach
+from dispatcher.routing.core.pinned import Pinned, PinnedLine
 from dispatcher.routing.queues import QUEUES
 from dispatcher.routing.queues.fair import FairQueue
 from dispatcher.routing.queues.fifo import QueueFull
@@ -76,13 +77,6 @@ class _Place:
     in_flight: int = 0
 
 
-class _Pinned(NamedTuple):
-    """Waits for one slice alone."""
-
-    ticket: Ticket
-    variant: str
-
-
 _InFlight = tuple[OnDone | None, _Place, Ticket]  # who learns of its end; None: no router gave it its credit
 
 
@@ -107,7 +101,7 @@ class DetachedFamily:
 
     served: _Family
     waiting: list[Ticket] = field(default_factory=list)
-    pinned: dict[SliceKey, dict[int, _Pinned]] = field(default_factory=dict)
+    pinned: dict[SliceKey, list[Pinned]] = field(default_factory=dict)
     in_flight: dict[int, _InFlight] = field(default_factory=dict)
 
 
@@ -129,7 +123,8 @@ class FamilyQueue:
         self._families: dict[str, _Family] = {}
         self.waiting: dict[int, Ticket] = {}  # those that have no slice yet, whichever may come, by number
         self._unrouted: list[Ticket] = []  # came with their family, and no router has them yet
-        self._pinned: dict[SliceKey, dict[int, _Pinned]] = {}
+        self._pinned: dict[SliceKey, PinnedLine] = {}
+        self._pinned_served: set[SliceKey] = set()  # last, so that it is the router's turn
         self._flying: dict[int, _InFlight] = {}
         self._live: frozenset[SliceKey] = frozenset()
         self._places: dict[SliceKey, _Place] = {}
@@ -292,7 +287,7 @@ class FamilyQueue:
         """Like `submit`, for a request that only this slice may serve, also while it drains."""
         pick = self._pick_on(ticket, slice_, variant, now_s)
         if pick is None:
-            self._pinned.setdefault(slice_, {})[ticket.id] = _Pinned(ticket, variant)
+            self._pinned.setdefault(slice_, PinnedLine()).add(Pinned(ticket, variant))
         return pick
 
     def done(self, ticket: Ticket, pick: Pick, outcome: Outcome, now_s: float) -> Sequence[Effect]:
@@ -312,7 +307,7 @@ class FamilyQueue:
         if self.waiting.pop(ticket.id, None) is not None:
             self._cancel(ticket, now_s)
             return True
-        if any(waiting.pop(ticket.id, None) is not None for waiting in self._pinned.values()):
+        if any(waiting.remove(ticket.id) for waiting in self._pinned.values()):
             self._pinned = {slice_: waiting for slice_, waiting in self._pinned.items() if waiting}
             return True
         return False
@@ -338,7 +333,7 @@ class FamilyQueue:
             if family in ("", ticket.family):
                 self._refuse(ticket, error, now_s, effects)
         for pinned in self._remove_pinned(family).values():
-            effects += [Refusal(each.ticket, error) for each in pinned.values()]
+            effects += [Refusal(each.ticket, error) for each in pinned]
         return effects
 
     def redirect_waiting(self, sequences: bool, now_s: float, family: str = "") -> Sequence[Effect]:
@@ -376,7 +371,9 @@ class FamilyQueue:
         self.waiting |= {ticket.id: ticket for ticket in leaving.waiting}
         self._unrouted += leaving.waiting
         for slice_, pinned in leaving.pinned.items():
-            self._pinned.setdefault(slice_, {}).update(pinned)
+            line = self._pinned.setdefault(slice_, PinnedLine())
+            for each in pinned:
+                line.add(each)
         for id_, (on_done, there, ticket) in leaving.in_flight.items():
             place = self._place(there.key)
             place.in_flight += 1
@@ -473,29 +470,44 @@ class FamilyQueue:
         """One ticket a slice and round, so that new slices share what waits."""
         on_credit = self._on_credit
         hungry = list(slices)
-        for slice_ in hungry if self._pinned else ():
-            self._offer_pinned(slice_, now_s, effects)
         while hungry:
             fed = []
             for slice_ in hungry:
+                if self._pinned and self._offer_pinned(slice_, now_s, effects):
+                    fed.append(slice_)
+                    continue
                 pulled = on_credit(slice_, now_s)
                 if pulled is not None:
+                    self._pinned_served.discard(slice_)
                     self._assign(pulled, now_s, effects)
+                    fed.append(slice_)
+                elif self._pinned and self._offer_pinned(slice_, now_s, effects, out_of_turn=True):
                     fed.append(slice_)
             hungry = fed
 
-    def _offer_pinned(self, slice_: SliceKey, now_s: float, effects: list[Effect]) -> None:
-        """Who can go nowhere else is first."""
-        waiting = self._pinned.get(slice_, {})
-        for id_, (ticket, variant) in list(waiting.items()):
-            if (waiter := self._waiters.get(id_)) is not None and waiter.done():
-                del waiting[id_]
-            elif (pick := self._pick_on(ticket, slice_, variant, now_s)) is not None:
-                del waiting[id_]
+    def _offer_pinned(
+        self, slice_: SliceKey, now_s: float, effects: list[Effect], *, out_of_turn: bool = False
+    ) -> bool:
+        """Give a slice to a ticket that can go nowhere else, by turns with those that can; False: not now."""
+        line = self._pinned.get(slice_)
+        if line is None or (self.waiting and slice_ in self._pinned_served and not out_of_turn):
+            return False
+        picked = False
+        while not picked and (first := line.first()) is not None:
+            ticket = first.ticket
+            if (waiter := self._waiters.get(ticket.id)) is not None and waiter.done():
+                line.remove(ticket.id)
+            elif (pick := self._pick_on(ticket, slice_, first.variant, now_s)) is not None:
+                line.serve()
                 effects.append((ticket, pick))
+                picked = True
             else:
-                return
-        self._pinned.pop(slice_, None)
+                return False
+        if not line:
+            del self._pinned[slice_]
+        if picked:
+            self._pinned_served.add(slice_)
+        return picked
 
     def _pick_on(self, ticket: Ticket, slice_: SliceKey, variant: str, now_s: float) -> Pick | None:
         """A credit of one slice, from its router. Where the router has none to give (the slice drains, or gets no
@@ -540,18 +552,16 @@ class FamilyQueue:
         assert self._router is not None
         self._router.on_cancel(ticket, now_s)
 
-    def _remove_pinned(self, family: str) -> dict[SliceKey, dict[int, _Pinned]]:
-        taken: dict[SliceKey, dict[int, _Pinned]] = {}
-        for slice_, waiting in tuple(self._pinned.items()):
-            mine = {id_: each for id_, each in waiting.items() if family in ("", each.ticket.family)}
-            kept = {id_: each for id_, each in waiting.items() if id_ not in mine}
-            if mine:
-                taken[slice_] = mine
-            if kept:
-                self._pinned[slice_] = kept
-            else:
-                del self._pinned[slice_]
-        return taken
+    def _remove_pinned(self, family: str) -> dict[SliceKey, list[Pinned]]:
+        taken = {
+            slice_: [each for each in line.all() if family in ("", each.ticket.family)]
+            for slice_, line in self._pinned.items()
+        }
+        for slice_, mine in taken.items():
+            for each in mine:
+                self._pinned[slice_].remove(each.ticket.id)
+        self._pinned = {slice_: line for slice_, line in self._pinned.items() if line}
+        return {slice_: mine for slice_, mine in taken.items() if mine}
 
     def _gave_up(self, served: _Family, now_s: float) -> bool:
         return now_s - served.live_until_s > self._no_slice_wait_s

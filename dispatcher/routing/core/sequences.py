@@ -7,7 +7,9 @@ Decision: wait, go to the slice of the sequence, go wherever the router says (a 
 Formulation: a sequence is a line of tickets, of which the first is under way, and a pin (slice, variant). START
     without a pin goes to the router; all others go to the pin, in order, one at a time. The pin ends with an END that
     was executed, idle_s after the last answer, or with its slice. A ticket without START and pin is refused in Triton's
-    words. A START on an open sequence begins it anew where it is, as Triton does, unless its slice takes nothing new.
+    words, one of another tenant than its sequence's in ours. A START on an open sequence begins it anew where it is, as
+    Triton does, unless its slice takes nothing new. Where no more may be open, the client that has most open loses its
+    newest idle one to a client that has fewer.
 Deviations: Triton counts idle time from the arrival of the last request, this from its answer: Triton forgets first,
     and its refusal is passed on. Nothing is kept over a restart: the slice would not know that its client is back.
 """
@@ -40,6 +42,8 @@ class Pin:
 
 @dataclass(slots=True)
 class _Sequence:
+    tenant: str
+    client: str  # tenant, or host where tenants are not known
     pin: Pin | None = None
     line: deque[int] = field(default_factory=deque)  # ids of tickets; the first one is under way
     touched_s: float = 0.0
@@ -59,6 +63,7 @@ class Sequences:
         self._open_max = open_max
         self._line_max = line_max
         self._open: dict[str, _Sequence] = {}
+        self._open_by: Counter[str] = Counter()  # of each client
 
     def __len__(self) -> int:
         return len(self._open)
@@ -67,7 +72,7 @@ class Sequences:
         """True: it is this ticket's turn. False: it waits for those of its sequence that came before.
 
         Raises:
-            InvalidInput: it is not a START, and no such sequence is open.
+            InvalidInput: it is not a START, and no such sequence is open; or the sequence is another tenant's.
             SequencesFull: one sequence, or one request of the sequence, too many.
         """
         sequence = self._open.get(ticket.sequence_id)
@@ -76,12 +81,17 @@ class Sequences:
                 raise missing_start(ticket)
             if len(self._open) >= self._open_max:
                 self.expire(now_s)
-            if len(self._open) >= self._open_max:
+            client = ticket.flow[0]
+            if len(self._open) >= self._open_max and not self._push_out(client):
                 raise SequencesFull(
                     f"{self._family} has {len(self._open)} open sequences, limit {self._open_max}",
                     remedy="end sequences that are done, or raise the dispatcher's sequences_max",
                 )
-            sequence = self._open[ticket.sequence_id] = _Sequence()
+            sequence = self._open[ticket.sequence_id] = _Sequence(ticket.tenant, client)
+            self._open_by[client] += 1
+        elif sequence.tenant != ticket.tenant:
+            remedy = "take other numbers, or names of your own"
+            raise InvalidInput("is another tenant's", field="sequence_id", value=ticket.sequence_id, remedy=remedy)
         if len(sequence.line) >= self._line_max:
             raise SequencesFull(
                 f"{len(sequence.line)} requests of sequence {ticket.sequence_id} wait for each other, limit"
@@ -133,7 +143,7 @@ class Sequences:
         if first and executed and ticket.sequence_end:
             sequence.pin, sequence.lost = None, ""
         if not sequence.line and sequence.pin is None and not sequence.lost:
-            del self._open[ticket.sequence_id]
+            self._forget(ticket.sequence_id)
         return sequence.line[0] if first and sequence.line else None
 
     def lose(self, lost: Callable[[Pin], str]) -> None:
@@ -147,8 +157,25 @@ class Sequences:
         """Forget sequences that were idle for too long; whether there were any."""
         idle = [id_ for id_, each in self._open.items() if not each.line and now_s - each.touched_s > self._idle_s]
         for sequence_id in idle:
-            del self._open[sequence_id]
+            self._forget(sequence_id)
         return bool(idle)
+
+    def _push_out(self, client: str) -> bool:
+        """Forget the newest idle sequence of the client that has most; False: this client would have as many."""
+        most, count = self._open_by.most_common(1)[0]
+        if count <= self._open_by[client] + 1:
+            return False
+        mine = (id_ for id_ in reversed(self._open) if self._open[id_].client == most and not self._open[id_].line)
+        newest = next(mine, None)
+        if newest is not None:
+            self._forget(newest)
+        return newest is not None
+
+    def _forget(self, sequence_id: str) -> None:
+        client = self._open.pop(sequence_id).client
+        self._open_by[client] -= 1
+        if not self._open_by[client]:
+            del self._open_by[client]
 
     def open_on(self) -> Counter[SliceKey]:
         """How many sequences live on each slice."""

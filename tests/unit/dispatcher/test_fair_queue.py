@@ -282,6 +282,26 @@ def test_no_router_refuses_other_clients_under_a_flood(router):
     assert sum(each.flow[0] == "light" for each in queue.waiting.values()) == 10, "half of the queue, and no more"
 
 
+def test_a_flood_of_open_sequences_leaves_others_their_turns():
+    """Of those that wait for one slice alone, and of those that begin a sequence."""
+    queue, here = FamilyQueue(5.0), key(0)
+    queue.table(route([target(0, credits=1)], "fifo"), "", 0.0)
+    running = of("flood", "a", 0)
+    pick = queue.submit(running, 0.0)
+    for n in range(1, 51):
+        assert queue.submit_pinned(of("flood", "a", n), here, "digits-l", 0.0) is None
+    assert queue.submit_pinned(of("light", "b", 60), here, "digits-l", 0.0) is None
+    assert queue.submit(of("light", "b", 61), 0.0) is None
+    served = []
+    for _ in range(6):
+        [(running, pick)] = queue.done(running, pick, OK, 0.0)
+        served.append(running.id)
+    assert {60, 61} < set(served), served
+    assert queue.leave(of("flood", "a", 50), 0.0)
+    refused = [effect.ticket.id for effect in queue.fail(QueueFull("over"), 0.0)]
+    assert sorted([*served, *refused]) == [*range(1, 50), 60, 61]
+
+
 def test_who_is_pushed_out_hears_it_at_once():
     async def play():
         queue = AsyncFamilyQueue("digits", WallClock(), 5.0)

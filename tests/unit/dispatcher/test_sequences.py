@@ -54,6 +54,40 @@ def test_what_follows_a_start_goes_where_it_went_until_the_end():
         sequences.enter(part(5), 1.0)
 
 
+def test_a_client_that_opens_all_there_may_be_loses_its_newest_idle_ones_to_others():
+    sequences = opened(open_max=4)
+    flood = [replace(part(id_, start=True, sequence=f"f{id_}"), flow=("flood", "a")) for id_ in (2, 3, 4)]
+    for made in flood:
+        assert sequences.enter(made, 1.0)
+    sequences.leave(flood[0], 1.0, executed=True)  # not placed yet: forgotten
+    for id_ in (5, 6):
+        late = replace(part(id_, start=True, sequence=f"f{id_}"), flow=("flood", "a"))
+        if id_ == 6:
+            with pytest.raises(SequencesFull):
+                sequences.enter(late, 1.0)
+            continue
+        assert sequences.enter(late, 1.0)
+        sequences.next_pin(late, LIVE)
+        sequences.placed(late, THERE)
+        sequences.leave(late, 1.0, executed=True)
+    light = replace(part(7, start=True, sequence="l"), flow=("light", "b"))
+    assert sequences.enter(light, 1.0)
+    assert len(sequences) == 4
+    with pytest.raises(InvalidInput, match="START"):
+        sequences.enter(replace(part(8, sequence="f5"), flow=("flood", "a")), 1.0)
+    with pytest.raises(SequencesFull):  # none of the flood's is idle
+        sequences.enter(replace(part(9, start=True, sequence="m"), flow=("light", "b")), 1.0)
+
+
+def test_a_sequence_is_its_tenants():
+    sequences = Sequences("digits", 2.0, 3, 4)
+    mine = replace(part(1, start=True), tenant="a")
+    assert sequences.enter(mine, 0.0)
+    for start in (False, True):
+        with pytest.raises(InvalidInput, match=r"sequence_id = '7': is another tenant's.*Remedy"):
+            sequences.enter(replace(part(2, start=start), tenant="b"), 0.0)
+
+
 def test_one_at_a_time_in_order_of_arrival():
     sequences = opened()
     line = [part(id_) for id_ in (2, 3, 4)]
