@@ -99,6 +99,15 @@ def slices_forgotten(data: bytes) -> bytes:
     return b"".join(line + b"\n" for line in data.splitlines() if b'"slice"' not in line)
 
 
+def without_devices(data: bytes) -> bytes:
+    """The journal with a plan that plans nothing, in place of the one in force."""
+    lines = data.splitlines()
+    tree = json.loads(next(line for line in reversed(lines) if b'"plan":{' in line).partition(b"\t")[0])
+    tree["plan"]["devices"] = []
+    kept = [line for line in lines if b'"plan":{' not in line]
+    return b"\n".join([*kept, entry(**tree).strip(), b""])
+
+
 def slice_key(first: SliceKey, second: SliceKey, part: dict[str, Any]) -> Any:
     """Key of one of two slices, whose entry it is not."""
     tree = codec.to_plain(first)
@@ -133,6 +142,7 @@ LOSSES = {
     "a slice by another name": spoil(one_slice(lambda part: part["key"].update(start=part["key"]["start"] + 100))),
     "a slice with the Triton of another": spoil(one_slice(lambda part: part.update(key=slice_key(OTHER, LEFT, part)))),
     "a slice with a Triton that is none": spoil(one_slice(lambda part: part.update(tag="node0-gpu0-x.g99"))),
+    "a plan of another mix": spoil(without_devices),
     "epochs beyond all": spoil(lambda data: data + entry(highest_epoch=2**62) + entry(lease_epoch=2**62)),
     "a generation beyond all": spoil(lambda data: data + entry(generation=10**40)),
 }
