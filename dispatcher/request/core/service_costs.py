@@ -2,9 +2,9 @@
 
 Data: dispatch-to-answer times of requests, by model and size (powers of two items): of each client (tenant, or host)
     those that were executed, answered or not, and of all together those that were answered.
-Formulation: mean <- mean + ALPHA (seen - mean). A client's own mean counts, before it has one that of all: what takes
-    long need not be large. A size that was never seen: in proportion to the nearest one that was; a model that never
-    answered: UNKNOWN_S for each item.
+Formulation: mean <- mean + ALPHA (seen - mean). That of all counts, unless the client's own is more than LIKE times it
+    or less than a LIKEth of it: what takes long need not be large. A size that was never seen: in proportion to the
+    nearest one that was; a model that never answered: UNKNOWN_S for each item.
 Deviations: of whichever slice and variant: who waits has none yet.
 """
 
@@ -14,6 +14,7 @@ ALPHA: Final = 0.1
 SIZES: Final = 16  # 2**15 items and more are one size
 UNKNOWN_S: Final = 0.01
 LEAST_S: Final = 1e-6
+LIKE: Final = 1.5  # what differs by less is chance: shares are as exact as all requests are many
 MEANS_MAX: Final = 4096  # of models and clients; the oldest go
 
 
@@ -37,13 +38,14 @@ class ServiceCosts:
     def expected_s(self, model: str, items: int, client: str = "") -> float:
         """Expected service time of a request of a client."""
         size = min(items.bit_length(), SIZES - 1)
-        own = self._means.get((model, client))
-        if own is not None and own[size]:
-            return own[size]
-        sizes = self._means.get((model, "")) or own
+        own, sizes = self._means.get((model, client)), self._means.get((model, ""))
+        whole_s, own_s = sizes[size] if sizes is not None else 0.0, own[size] if own is not None else 0.0
+        if own_s and not own_s / LIKE <= whole_s <= own_s * LIKE:
+            return own_s
+        if whole_s:
+            return whole_s
+        sizes = sizes or own
         if sizes is None:
             return UNKNOWN_S * max(1, items)
-        if sizes[size]:
-            return sizes[size]
         nearest = min((other for other in range(SIZES) if sizes[other]), key=lambda other: abs(other - size))
         return sizes[nearest] * 2.0 ** (size - nearest)
