@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -24,8 +25,8 @@ def repository(folder: Path) -> Path:
     family = made / "digits"
     family.mkdir(parents=True)
     link_shared(MODELS, made)
-    for name in ("config.pbtxt", "1"):
-        (family / name).symlink_to(MODELS / "digits" / name)
+    shutil.copyfile(MODELS / "digits" / "config.pbtxt", family / "config.pbtxt")
+    shutil.copytree(MODELS / "digits" / "1", family / "1")  # files lie below their repository
     head, *parts = (MODELS / "digits" / "family.toml").read_text().split("[[variants]]")
     (family / "family.toml").write_text("[[variants]]".join([head, *(part for part in parts if '"digits-xs"' in part)]))
     lines = (MODELS / "digits" / "profile.csv").read_text().splitlines()

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import shutil
 from pathlib import Path
 
 import grpc
@@ -181,8 +182,9 @@ def family(tmp_path) -> Path:
     """The shipped family digits, as one whose requests come in sequences."""
     source = tmp_path / "models"
     (source / "digits").mkdir(parents=True)
-    for name in ("_shared", "digits/1", "digits/2"):
-        (source / name).symlink_to(MODELS / name)
+    (source / "_shared").symlink_to(MODELS / "_shared")
+    for name in ("digits/1", "digits/2"):
+        shutil.copytree(MODELS / name, source / name)  # a version's files lie below its repository
     contract = (MODELS / "digits" / "config.pbtxt").read_text()
     idle = f"max_sequence_idle_microseconds: {IDLE_S * 10**6}"  # of the second by default, a machine may lose one
     (source / "digits" / "config.pbtxt").write_text(f"{contract}\nsequence_batching {{ {idle} oldest {{ }} }}\n")
