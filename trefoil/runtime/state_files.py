@@ -88,12 +88,9 @@ def of_shape(cls: Any, tree: Any) -> Any:
 
     Raises:
         errors.InvalidInput: it is something else.
-        TypeError, ValueError: no message carries it.
     """
     found = codec.from_plain(cls, tree, getattr(cls, "__name__", "value"))
     for one in found if isinstance(found, tuple) else (found,):
-        if type(one) in codec.MESSAGES:
-            codec.decode(type(one), codec.encode(one))
         name = IDENTITIES.get(type(one))
         if name is not None and getattr(one, name) in ("", Revision()):
             raise errors.InvalidInput("missing", field=f"{type(one).__name__}.{name}")
