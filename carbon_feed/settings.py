@@ -135,6 +135,8 @@ class WebSettings(Settings):
 
     timeout_s: float = Field(default=10.0, gt=0, le=120)
     """Of one whole exchange."""
+    gap_s: float = Field(default=0.5, ge=0, le=60)
+    """Between two requests to one address, of all zones of this process together."""
     answer_bytes_max: int = Field(default=4 << 20, ge=1024)
     """A longer answer is refused."""
     proxy: SecretStr = SecretStr("")

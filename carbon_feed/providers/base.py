@@ -44,6 +44,11 @@ class LiveProvider(Provider, Protocol):
     poll_s: float
     """How often asking makes sense."""
 
+    @property
+    def left_out(self) -> int:
+        """Rows without a value in its answers so far."""
+        ...
+
     def held(self, now_s: float) -> Observation | None:
         """Observation of now in its last answer, without asking anybody; None = nothing."""
         ...

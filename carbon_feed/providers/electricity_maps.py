@@ -7,6 +7,7 @@ non-commercial use; forecasts and the past cost.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from carbon_feed.providers.base import Provider, ProviderFailure
@@ -104,12 +105,10 @@ class ElectricityMapsProvider(WebProvider):
     ) -> list[Observation]:
         parsed = await self._ask(call, now_s, more)
         rows = list_of_objects(parsed, ROWS, self.name)
-        beside = tuple(
-            parse_number(v, "electricity_maps carbonIntensity")
-            for row in rows
-            if (v := row.get("carbonIntensity")) is not None
-        )
-        points = [self._observation(row, parsed, beside, now_s, quality) for row in rows]
+        rows, left_out = self._with_value(rows, lambda row: row.get("carbonIntensity"))
+        beside = tuple(parse_number(row["carbonIntensity"], "electricity_maps carbonIntensity") for row in rows)
+        made = (self._observation(row, parsed, beside, now_s, quality) for row in rows)
+        points = [replace(point, left_out=left_out) for point in made]
         return sorted(points, key=lambda point: point.starts_at_s)
 
     def _observation(

@@ -69,10 +69,11 @@ class NesoProvider(WebProvider):
             path = f"/intensity/{begin}/{reach}"
         parsed = await self._web.get(path, now_s=now_s)
         rows, echoed = self._rows(parsed)
+        rows, left_out = self._with_value(rows, _said)
         said = [self._value(row) for row in rows]
-        beside = tuple(value for value, _ in said if value is not None)
+        beside = tuple(value for value, _ in said)
         return [
-            self._observation(row, value, quality, echoed, beside, now_s)
+            self._observation(row, value, quality, echoed, beside, left_out, now_s)
             for row, (value, quality) in zip(rows, said, strict=True)
         ]
 
@@ -89,22 +90,22 @@ class NesoProvider(WebProvider):
             return list_of_objects(region, ("data",), self.name), echoed
         return list_of_objects(parsed, ("data",), self.name), ""
 
-    def _value(self, row: Mapping[str, Any]) -> tuple[float | None, Quality]:
-        intensity = row.get("intensity")
+    def _value(self, row: Mapping[str, Any]) -> tuple[float, Quality]:
+        intensity = row["intensity"]
         if not isinstance(intensity, dict):
             raise ProviderFailure(Cause.WRONG_SHAPE, "neso gave a window without intensity")
         if intensity.get("actual") is not None:
             return parse_number(intensity["actual"], "neso actual"), Quality.ESTIMATED
-        forecast = intensity.get("forecast")
-        return (None if forecast is None else parse_number(forecast, "neso forecast")), Quality.FORECAST
+        return parse_number(intensity.get("forecast"), "neso forecast"), Quality.FORECAST
 
     def _observation(
         self,
         row: Mapping[str, Any],
-        value: float | None,
+        value: float,
         quality: Quality,
         echoed: str,
         beside: tuple[float, ...],
+        left_out: int,
         now_s: float,
     ) -> Observation:
         starts_at_s = parse_utc(row.get("from"), "neso from")
@@ -112,7 +113,7 @@ class NesoProvider(WebProvider):
         return Observation(
             starts_at_s=starts_at_s,
             ends_at_s=parse_utc(row.get("to"), "neso to"),
-            intensity_g_per_kwh=parse_number(value, "neso forecast and actual"),
+            intensity_g_per_kwh=value,
             quality=quality,
             provider=self.name,
             api_version="2024-10-01",
@@ -124,6 +125,7 @@ class NesoProvider(WebProvider):
             zone_asked=self._zone.upper() if self._postcode else self._zone,
             zone_echoed=echoed,
             beside_g_per_kwh=beside,
+            left_out=left_out,
         )
 
 
@@ -153,6 +155,14 @@ def make_neso(settings: CarbonFeedSettings, _now_s: float) -> Provider:
             )
         region_id = None if zone.neso == "national" else int(zone.neso)
     return NesoProvider(HttpClient(settings.web, "neso", wanted.base_url), wanted.poll_s, region_id, postcode)
+
+
+def _said(row: Mapping[str, Any]) -> object:
+    """What a window says; None: nothing. Of a window of another shape that shape, which `_value` refuses."""
+    intensity = row.get("intensity")
+    if not isinstance(intensity, dict):
+        return intensity
+    return intensity.get("actual") if intensity.get("actual") is not None else intensity.get("forecast")
 
 
 def _minute(at_s: float) -> str:

@@ -35,6 +35,10 @@ class OverrideProvider:
         self.licence = getattr(grid, "licence", "")
         self.poll_s: float = min(getattr(grid, "poll_s", 60.0), 60.0 if settings.meter_file else math.inf)
 
+    @property
+    def left_out(self) -> int:
+        return self._grid.left_out if isinstance(self._grid, LiveProvider) else 0
+
     async def read(self, now_s: float) -> Observation:
         share = await self._share(now_s)
         return self._diluted(await self._grid.read(now_s), share)

@@ -57,6 +57,11 @@ class PolledProvider:
         provider.metered(self._spend)
 
     @property
+    def left_out(self) -> int:
+        """Rows without a value in the provider's answers so far."""
+        return self.provider.left_out
+
+    @property
     def awaits_first_answer(self) -> bool:
         """Whether nothing was ever answered yet, and a question is under way."""
         return self._answer is None and self.refusal is None and self._task is not None

@@ -7,6 +7,7 @@ from a grid that curtails. Free accounts have CAISO_NORTH.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from carbon_feed.providers.base import Provider, ProviderFailure
@@ -119,11 +120,13 @@ class WattTimeProvider(WebProvider):
                 Cause.WRONG_SERIES,
                 f"watttime answered {str(meta.get('signal_type'))[:40]!r}, asked for {self._signal!r}",
             )
+        rows, left_out = self._with_value(rows, lambda row: row.get("value"))
         values = [g_per_kwh_of_lbs_per_mwh(parse_number(row.get("value"), "watttime value")) for row in rows]
         beside = tuple(values)
-        points = [
+        made = (
             self._observation(row, value, meta, beside, now_s, quality) for row, value in zip(rows, values, strict=True)
-        ]
+        )
+        points = [replace(point, left_out=left_out) for point in made]
         return sorted(points, key=lambda point: point.starts_at_s)
 
     def _observation(

@@ -7,10 +7,12 @@ import asyncio
 import datetime
 import email.utils
 import json
+import math
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import httpx
 
@@ -21,6 +23,7 @@ from carbon_feed.settings import WebSettings
 from trefoil.core import errors
 from trefoil.core.carbon import Quality
 
+Row = dict[str, Any]
 MESSAGE_MAX: Final = 200
 RETRY_AFTER_MAX_S: Final = 24 * 3600.0
 MASK: Final = "***"
@@ -41,6 +44,10 @@ REMEDIES: Final[Mapping[Cause, str]] = {
     Cause.TLS: "set ca_bundle to the certificates of your network",
     Cause.REDIRECTED: "set base_url to where it points, if you trust that",
 }
+
+
+_TURNS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, float]]] = WeakKeyDictionary()
+"""Times [s of the loop] from which each address may be asked again."""
 
 
 class HttpClient:
@@ -73,6 +80,7 @@ class HttpClient:
         """
         if self._spend is not None:
             self._spend()
+        await self._wait_turn()
         client = self._connected()  # outside the limit: reading a bundle of certificates takes its time once
         try:
             async with asyncio.timeout(self._settings.timeout_s):
@@ -93,6 +101,14 @@ class HttpClient:
         if status != 200:
             raise self._failure(status, answered, body, now_s, secrets)
         return self._parsed(body)
+
+    async def _wait_turn(self) -> None:
+        """Wait until the address may be asked: its zones start together, and read their past in pieces."""
+        loop = asyncio.get_running_loop()
+        turns = _TURNS.setdefault(loop, {})
+        at_s = max(loop.time(), turns.get(self._base_url, -math.inf))
+        turns[self._base_url] = at_s + self._settings.gap_s
+        await asyncio.sleep(max(0.0, at_s - loop.time()))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -221,6 +237,8 @@ def point_holding(points: Sequence[Observation], now_s: float) -> Observation:
         ProviderFailure: all of them are yet to come.
     """
     begun = [point for point in points if point.starts_at_s <= now_s]
+    if not begun and points[0].left_out:
+        raise ProviderFailure(Cause.NULL, "the interval that holds now has no value")
     if not begun:
         raise ProviderFailure(Cause.FUTURE, "no interval of the answer has begun")
     return max(begun, key=lambda point: point.starts_at_s)
@@ -231,6 +249,24 @@ class WebProvider:
 
     def __init__(self, web: HttpClient) -> None:
         self._web, self._cache = web, AnswerCache()
+        self.left_out = 0
+        """Rows without a value, of all answers."""
+
+    def _with_value(self, rows: Sequence[Row], value_of: Callable[[Row], object]) -> tuple[list[Row], int]:
+        """Rows that have a number, and how many have none: those are left out and counted.
+
+        Where no row has one they are returned as they are, for the provider to refuse.
+
+        Raises:
+            ProviderFailure: all of them are null.
+        """
+        values = [value_of(row) for row in rows]
+        found = [row for row, value in zip(rows, values, strict=True) if _is_number(value)]
+        left_out = len(rows) - len(found)
+        self.left_out += left_out
+        if all(value is None for value in values):
+            raise ProviderFailure(Cause.NULL, f"all {left_out} rows are null")
+        return (found, left_out) if found else (list(rows), 0)
 
     def history(self, now_s: float, count_max: int) -> tuple[Observation, ...]:
         """Past observations in the cache, oldest first."""
@@ -324,6 +360,10 @@ def parse_number(value: object, what: str) -> float:
         return float(value)
     except OverflowError as error:
         raise ProviderFailure(Cause.TOO_HIGH, f"{what} has hundreds of digits") from error
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def list_of_objects(parsed: object, keys: tuple[str, ...], what: str) -> list[dict[str, Any]]:

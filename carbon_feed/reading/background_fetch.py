@@ -19,6 +19,7 @@ from carbon_feed.reading.core.observation import Observation, reading_of
 from carbon_feed.reading.core.polling import BACK_OFF_MAX_RATIO, JITTER_RATIO, back_off_s
 from carbon_feed.reading.core.validation import (
     CLOCK_SLACK_S,
+    CONTENT,
     Cause,
     Refusal,
     check_content,
@@ -117,22 +118,29 @@ class BackgroundFetcher:
     async def past(self, now_s: float, history: History, as_of: int) -> tuple[CarbonReading, ...] | Refusal:
         """Fetch readings of the last day and of the time since the last fetch; at first of what is missing.
 
-        In pieces: what was told before a failure counts, and the next look goes on behind it.
+        In pieces: what came before a failure counts, and the next look goes on behind it. A piece whose answer holds
+        nothing usable costs no other piece.
         """
         assert self._provider is not None
         at_s = self._past_begin_s(now_s, history)
         found: list[CarbonReading] = []
+        empty: Refusal | None = None
         while at_s < now_s:
             until_s = min(now_s, at_s + PIECE_S)
+            points: Sequence[Observation] = ()
             try:
                 points = await self._provider.past(at_s, until_s)
             except ProviderFailure as failure:
-                return self._past_failed(now_s, failure.refusal, found)
+                if failure.refusal.cause not in CONTENT:
+                    return self._past_failed(now_s, failure.refusal, found)
+                empty = failure.refusal
             except errors.SettingError as error:
                 return self._past_failed(now_s, Refusal(Cause.SECRET, str(error)), found)
             found += [reading_of(point, self._series, now_s, as_of) for point in self._plausible(points, now_s)]
             self._fetched_until_s = at_s = until_s
             await asyncio.sleep(0)
+        if empty is not None:
+            return self._past_failed(now_s, empty, found)
         self._past_schedule.succeeded(now_s)
         return tuple(found)
 

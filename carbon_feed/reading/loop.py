@@ -160,7 +160,10 @@ class ZoneLoop:
         if isinstance(self._provider, PolledProvider):
             made = self._provider.fill_health(made, now_s, asking=self._may_poll())
         reading, forecast, newest = self.reading, self.forecasts.forecast, self.history.newest()
-        if reading is not None:
+        if reading is None:
+            why = f"no reading yet{f' ({made.last_error_cause})' if made.last_error_cause else ''}"
+            made = replace(made, rung=int(Rung.EXPIRED), fallback_reason=why, hard_stale=True)
+        else:
             made = replace(
                 made,
                 rung=reading.rung,

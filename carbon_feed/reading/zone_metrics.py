@@ -28,6 +28,7 @@ class ZoneMetrics:
         self._step_s = settings.outlook.step_s
         self._counted: dict[str, tuple[int, set[Cause]]] = {}
         self._requests: dict[str, int] = {}
+        self._left_out: dict[str, int] = {}
         self._updated_at_s = float("-inf")
         zone, method, factors = series_name(settings.series).rsplit(":", 2)
         self._labels = {"zone": zone, "method": method, "factors": factors}
@@ -88,6 +89,9 @@ class ZoneMetrics:
             sent = provider.polling.requests - self._requests.get(provider.name, 0)
             self._requests[provider.name] = provider.polling.requests
             self._metrics.inc("trefoil_carbon_requests_total", sent, **labels)
+            left_out = provider.left_out - self._left_out.get(provider.name, 0)
+            self._left_out[provider.name] = provider.left_out
+            self._metrics.inc("trefoil_carbon_rows_left_out_total", left_out, **labels)
             left = provider.polling.requests_left(now_s)
             if left is not None:
                 self._metrics.set("trefoil_carbon_quota_left_requests", left, **labels)

@@ -374,7 +374,7 @@ class Accountant:
         for family, joules in by_family(sample, families).items():
             co2 = grams(joules, reading.intensity_g_per_kwh, self._settings.pue)
             self._family(family).drawn.append((sample.ends_at_s, joules, co2))
-            self._metrics.inc("trefoil_emissions_grams_total", co2, zone=reading.series.zone)
+            self._metrics.inc("trefoil_emissions_grams_total", max(0.0, co2), zone=reading.series.zone)
 
     def _model_base(self, families: Sequence[str]) -> None:
         """Model BASE anew where the fleet or its families have changed."""
@@ -389,7 +389,7 @@ class Accountant:
         co2 = grams(joules, reading.intensity_g_per_kwh, self._settings.pue)
         self._add(family, "base_joules", joules)
         self._add(family, "base_grams", co2)
-        self._metrics.inc("trefoil_base_emissions_grams_total", co2, zone=reading.series.zone)
+        self._metrics.inc("trefoil_base_emissions_grams_total", max(0.0, co2), zone=reading.series.zone)
 
     def _reconcile(self, readings: Sequence[CarbonReading]) -> None:
         """Compare what receipts say with what was metered over the same time; book what BASE had taken for it."""

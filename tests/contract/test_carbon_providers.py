@@ -115,7 +115,7 @@ def settings_of(case: Case, url: str, **more) -> CarbonFeedSettings:
     if case.name == "watttime":
         named = {"username": "env:CARBON_TEST_SECRET", "password": "env:CARBON_TEST_SECRET"}
     own = {**named, "base_url": url, **more.pop(case.name, {})}
-    web = {"timeout_s": 5.0, "answer_bytes_max": 65_536, **more.pop("web", {})}
+    web = {"timeout_s": 5.0, "answer_bytes_max": 65_536, "gap_s": 0, **more.pop("web", {})}
     return CarbonFeedSettings.model_validate(
         {**case.settings, "provider": case.name, case.name: own, "web": web, **more}
     )
@@ -244,7 +244,7 @@ VALUE = {"neso": ("forecast", "actual"), "electricity_maps": ("carbonIntensity",
 NONSENSE = {
     "null": (None, "null"),
     "0.0": (0.0, "all_zero"),
-    "negative": (-5, "negative"),
+    "negative": (-5000, "negative"),  # marginal ones may be, a little
     "above 1500": (4000, "too_high"),
     "text": ("67", "wrong_shape"),
     "true": (True, "wrong_shape"),

@@ -96,6 +96,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "trefoil_carbon_leading", "gauge", "1 where this process asks and writes for the zone.", ("zone",), CARBON_FEED
     ),
     Metric(
+        "trefoil_carbon_rows_left_out_total",
+        "counter",
+        "Rows without a value in a provider's answers; the other rows are used.",
+        ("zone", "provider"),
+        CARBON_FEED,
+    ),
+    Metric(
         "trefoil_carbon_requests_total",
         "counter",
         "Requests sent to a provider: what a quota counts.",

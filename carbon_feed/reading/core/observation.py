@@ -30,6 +30,8 @@ class Observation:
     """The zone that its answer is for."""
     beside_g_per_kwh: tuple[float, ...] = ()
     """All values of the same answer: they tell an outage, which is zero throughout, from a clean quarter of an hour."""
+    left_out: int = 0
+    """Rows of the same answer that had no value."""
 
 
 def reading_of(observation: Observation, series: Series, fetched_at_s: float, as_of: int = 0) -> CarbonReading:

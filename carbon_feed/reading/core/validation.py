@@ -1,10 +1,10 @@
 """Validation of provider answers: what is wrong is one cause of a closed list, to be counted and looked up.
 
-Values: finite, 0..1,500 g/kWh, not an answer of nothing but zeros, not more than ten times (or less than a tenth of)
-the last accepted value until the next interval says the same again.
+Values: finite, 0..1,500 g/kWh (marginal ones from -1,500 on), not an answer of nothing but zeros, not more than ten
+times (or less than a tenth of) the last accepted value until the next interval says the same again.
 Intervals: they begin before they end, last INTERVAL_MAX_S at most and hold now.
 Zone, method and factors are those that were asked for.
-Forecasts: in time order, without holes, from now to the horizon.
+Forecasts: in time order, from now to the horizon, without holes but for rows that had no value, a tenth at most.
 Recordings and settings are taken at their word where only live data can be in doubt (zeros, jumps, long intervals).
 """
 
@@ -62,6 +62,12 @@ class Cause(StrEnum):
     TRUNCATED = "truncated"
 
 
+CONTENT: Final = frozenset(
+    (Cause.NO_DATA, Cause.TOO_LARGE, Cause.NOT_JSON, Cause.EMPTY, Cause.WRONG_SHAPE, Cause.NULL, Cause.WRONG_UNIT)
+)
+"""Causes that say something of one answer and nothing of the next one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Refusal: why there is no value, in a word and in a sentence. `retry_after_s` = the wait that was asked for."""
@@ -111,7 +117,7 @@ def check_observation(
 
 def check_content(point: Observation, series: Series) -> Refusal | None:
     """Check identity, value and length, whenever the interval is; returns why not, None = it may be believed."""
-    return check_identity(point, series) or check_value(point) or check_interval(point)
+    return check_identity(point, series) or check_value(point, series.method) or check_interval(point)
 
 
 def check_identity(point: Observation, series: Series) -> Refusal | None:
@@ -125,15 +131,15 @@ def check_identity(point: Observation, series: Series) -> Refusal | None:
     return None
 
 
-def check_value(point: Observation) -> Refusal | None:
-    """Check the value alone, and the answer that it came in."""
-    value = point.intensity_g_per_kwh
+def check_value(point: Observation, method: Method) -> Refusal | None:
+    """Check the value alone, and the answer that it came in. A marginal one may be negative: more load, less fuel."""
+    value, low = point.intensity_g_per_kwh, -INTENSITY_MAX_G_PER_KWH if method is Method.MARGINAL else 0.0
     if not math.isfinite(value):
         return Refusal(Cause.NOT_A_NUMBER, f"said {value} g/kWh")
-    if value < 0:
-        return Refusal(Cause.NEGATIVE, f"said {value:g} g/kWh, outside 0..{INTENSITY_MAX_G_PER_KWH:.0f}")
+    if value < low:
+        return Refusal(Cause.NEGATIVE, f"said {value:g} g/kWh, outside {low:.0f}..{INTENSITY_MAX_G_PER_KWH:.0f}")
     if value > INTENSITY_MAX_G_PER_KWH:
-        return Refusal(Cause.TOO_HIGH, f"said {value:g} g/kWh, outside 0..{INTENSITY_MAX_G_PER_KWH:.0f}")
+        return Refusal(Cause.TOO_HIGH, f"said {value:g} g/kWh, outside {low:.0f}..{INTENSITY_MAX_G_PER_KWH:.0f}")
     if value == 0 and not is_trusted(point) and not any(point.beside_g_per_kwh):
         points = max(1, len(point.beside_g_per_kwh))
         return Refusal(Cause.ALL_ZERO, f"said 0 g/kWh at each of {points} points, the mark of an outage")
@@ -173,6 +179,24 @@ def differ_widely(one_g_per_kwh: float, other_g_per_kwh: float) -> bool:
     return high > JUMP_RATIO * low
 
 
+def _hole(points: Sequence[Observation]) -> Refusal | None:
+    """Refusal of points out of order, or with holes that rows without a value do not explain or that are too large."""
+    missing_s, left_out = 0.0, points[0].left_out
+    for before, after in itertools.pairwise(points):
+        hole_s, step_s = after.starts_at_s - before.ends_at_s, before.ends_at_s - before.starts_at_s
+        if abs(hole_s) <= CLOCK_SLACK_S:
+            continue
+        missing_s += hole_s
+        left_out -= round(hole_s / step_s)
+        if hole_s < 0 or left_out < 0:
+            return Refusal(Cause.BAD_INTERVAL, "a forecast with a hole, or out of order")
+    reach_s = points[-1].ends_at_s - points[0].starts_at_s
+    if missing_s > (1 - HORIZON_MIN_RATIO) * reach_s:
+        hours = f"{missing_s / 3600:.1f} of {reach_s / 3600:.1f} h"
+        return Refusal(Cause.NULL, f"{points[0].left_out} rows of the forecast have no value: {hours}")
+    return None
+
+
 def check_forecast(points: Sequence[Observation], series: Series, now_s: float, horizon_s: float) -> Refusal | None:
     """Check whether a provider's forecast can be accepted whole; returns why not, None = it can."""
     if not points:
@@ -181,9 +205,9 @@ def check_forecast(points: Sequence[Observation], series: Series, now_s: float, 
         refusal = check_content(point, series)
         if refusal is not None:
             return refusal
-    for before, after in itertools.pairwise(points):
-        if abs(after.starts_at_s - before.ends_at_s) > CLOCK_SLACK_S:
-            return Refusal(Cause.BAD_INTERVAL, "a forecast with a hole, or out of order")
+    hole = _hole(points)
+    if hole is not None:
+        return hole
     first, last = points[0], points[-1]
     if first.starts_at_s > now_s + (first.ends_at_s - first.starts_at_s) + CLOCK_SLACK_S:
         return Refusal(Cause.FUTURE, f"a forecast that begins in {first.starts_at_s - now_s:.0f} s")

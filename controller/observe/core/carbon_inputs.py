@@ -65,6 +65,11 @@ def carried_when_stale(reading: CarbonReading, now_s: float, stale_intervals: fl
     return replace(reading, rung=rung, quality=Quality.CARRIED, fallback_reason=why)
 
 
+def without_sign(reading: CarbonReading) -> CarbonReading:
+    """Reading to plan by: a negative marginal intensity is 0, for no plan may be made to waste energy."""
+    return replace(reading, intensity_g_per_kwh=0.0) if reading.intensity_g_per_kwh < 0 else reading
+
+
 def plannable_reading(
     in_force: CarbonReading,
     last: CarbonReading | None,
@@ -73,6 +78,7 @@ def plannable_reading(
     now_s: float,
 ) -> PlannableReading:
     """Reading to plan by: the one in force, or the last one whose rung is allowed."""
+    in_force = without_sign(in_force)
     rung = rung_name(in_force.rung)
     if rung not in refused:
         return PlannableReading(in_force)
@@ -82,7 +88,7 @@ def plannable_reading(
         reading = static_reading(in_force.series, static_g_per_kwh, now_s)
         why = f"{why}; nothing of an allowed rung was ever read, carbon.static_g_per_kwh stands in"
     else:
-        reading = last
+        reading = without_sign(last)
         age_s = max(0.0, now_s - last.ends_at_s)
         since = f", which ended {age_s:.0f} s ago" if age_s > 0 else ""
         why = f"{why}; planned by the last reading on rung {rung_name(last.rung)}{since}"

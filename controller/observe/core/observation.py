@@ -23,6 +23,7 @@ from controller.observe.core.carbon_inputs import (
     rung_name,
     static_reading,
     without_bands,
+    without_sign,
 )
 from controller.observe.core.cpu_uses import CpuUses
 from controller.observe.core.load_windows import LoadWindows, ignore_window
@@ -180,7 +181,7 @@ class Observation:
         """Carbon reading to plan by, and why it is not the one in force where that stands on a refused rung."""
         in_force = self.carbon(now_s)
         if not self._refused:
-            return PlannableReading(in_force)
+            return PlannableReading(without_sign(in_force))
         static = self._settings.carbon.static_g_per_kwh
         return plannable_reading(in_force, self.inputs.carbon_allowed, self._refused, static, now_s)
 

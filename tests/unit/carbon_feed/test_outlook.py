@@ -91,6 +91,8 @@ class Grid:
             for s in starts
         )
 
+    left_out = 0
+
     def metered(self, spend):
         return
 

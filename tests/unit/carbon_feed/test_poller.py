@@ -66,6 +66,8 @@ class Metered:
         count = int((end_s - begin_s) // STEP_S)
         return tuple(self._at(begin_s // STEP_S * STEP_S + i * STEP_S) for i in range(count))
 
+    left_out = 0
+
     def metered(self, spend):
         self._spend = spend
 

@@ -200,16 +200,17 @@ def _health_rows(one: ZoneHealth) -> dict[str, str]:
     forecast = (
         f"{one.forecast_model}, issued {format_time(round(one.forecast_issued_at_s))}" if one.forecast_model else "none"
     )
+    read = one.ends_at_s > 0 or one.age_s > 0
     return {
         "kind": series_kind(one.series),
         "provider": one.provider + (" (SIMULATED)" if one.simulated else ""),
         "secondary": one.secondary or "-",
         "this process": "asks the provider" if one.leading else "follows the holder",
         "holder": one.holder or "-",
-        "rung": rung_name(one.rung),
+        "rung": rung_name(one.rung) if read else "NO READING YET",
         "why": escape(one.fallback_reason) or "-",
-        "age": format_duration(one.age_s),
-        "holds until": format_time(round(one.ends_at_s)),
+        "age": format_duration(one.age_s) if read else "-",
+        "holds until": format_time(round(one.ends_at_s)) if one.ends_at_s > 0 else "-",
         "stale": stale if one.hard_stale or one.soft_stale else "no",
         "asked today": f"{one.asked_today}{quota}",
         "breaker": one.breaker or "-",
