@@ -1,13 +1,14 @@
 """`python -m controller --config controller.toml`: all wiring of the service, in one place."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
 from controller.accounting.accountant import Accountant
 from controller.accounting.core.receipts import Receipts
-from controller.loop.control_loop import ControlLoop, PlannerRunner, load_saved_state
+from controller.loop.control_loop import ControlLoop, PlannerRunner, load_by_command, load_saved_state
 from controller.loop.core.control import ControlCore
 from controller.loop.core.effects import CoreTime
 from controller.loop.core.objectives import accept_objective
@@ -116,7 +117,9 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
         time, clock,
     )  # fmt: skip
     stored = {o.family: o for o in disk.load_all("objectives", Objective)}
-    left = load_saved_state(disk, settings, starting_objectives(settings, stored, catalog))
+    left = load_saved_state(
+        disk, settings, starting_objectives(settings, stored, load_by_command(disk).families, catalog)
+    )
     planner_runner = PlannerRunner(planner, row.planner, disk, clock, settings.solve_timeout_s)
     core = ControlCore(
         settings, row, traits.tick_grace_s, planner_runner.live, observation, accountant, rollouts, time, left
@@ -144,17 +147,23 @@ def obeyed_epochs(inputs: LatestInputs) -> list[int]:
 
 
 def starting_objectives(
-    settings: ControllerSettings, stored: dict[str, Objective], catalog: Catalog
+    settings: ControllerSettings, stored: Mapping[str, Objective], commanded: Collection[str], catalog: Catalog
 ) -> dict[str, Objective]:
-    """Objectives of the settings, unless an operator has changed them since (number > 1)."""
+    """Objectives of the settings, with the next number where they have changed, and stored ones of other families.
+
+    Those of the families that are `commanded` stay as they are stored.
+    """
     found = dict(stored)
     for position, wanted in enumerate(settings.objectives):
-        if wanted.family in stored and stored[wanted.family].number > 1:
+        if wanted.family in commanded:
             continue
         try:
-            found[wanted.family] = accept_objective(wanted.objective(), {}, catalog, None, pue=settings.pue)
+            accepted = accept_objective(wanted.objective(), stored, catalog, None, pue=settings.pue)
         except TrefoilError as error:
             raise SettingError(str(error), field=f"objectives[{position}] ({wanted.family})") from error
+        before = stored.get(wanted.family)
+        if before is None or replace(accepted, number=before.number) != before:
+            found[wanted.family] = accepted
     return found
 
 

@@ -12,6 +12,7 @@ from controller.loop.control_loop import ControlLoop
 from controller.loop.core.decision import predicted_saving
 from controller.loop.core.loans import LEASE_MAX_S, Loan
 from controller.loop.core.objectives import accept_objective
+from controller.loop.core.saved_state import ByCommand
 from controller.loop.core.triggers import CAUSES, OPERATOR, Trigger
 from controller.loop.disk_store import DiskStore
 from controller.observe.core.plannable import check_obeyed, places_refused, unloadable_variants
@@ -71,6 +72,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             places_refused=self._places_refused(),
             files_set_aside=self._disk.set_aside(),
             set_aside=self._loop.observation.inputs.set_aside.lines(self._loop.clock.now_s()),
+            overrides=self._loop.overrides(),
         )
 
     def _places_refused(self) -> list[str]:
@@ -101,28 +103,35 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         """Set the objective of a family; answers what of it cannot be met."""
         if not request.HasField("objective"):
             raise errors.InvalidInput("missing", field="objective", remedy="give one")
-        accepted, degraded = await self._accept(codec.from_proto(request.objective), request.expected_number)
+        accepted = self._accepted(request)
+        degraded = await self._loop.set_objectives((accepted,), reset=_reset_of(request))
         return pb.SetObjectiveResponse(objective=codec.to_proto(accepted), degraded=degraded)
 
     async def SetObjectives(self, request: Any, context: Any) -> Any:
         """Set several objectives and the fleet's watt cap, all or none; answers what of them cannot be met."""
-        if not request.objectives and not request.HasField("max_watts"):
+        if not request.objectives and not request.HasField("max_watts") and not request.reset_max_watts:
             raise errors.InvalidInput("missing", field="objectives", remedy="give one, or max_watts")
         accepted: dict[str, Objective] = {}
         for each in request.objectives:
-            wanted: Objective = codec.from_proto(each.objective)
-            if wanted.family in accepted:
-                raise errors.InvalidInput("given twice", field="family", value=wanted.family, remedy="give each once")
+            family = each.objective.family
+            if family in accepted:
+                raise errors.InvalidInput("given twice", field="family", value=family, remedy="give each once")
             try:
-                accepted[wanted.family] = self._accepted(wanted, each.expected_number)
+                accepted[family] = self._accepted(each)
             except errors.TrefoilError as error:
-                raise type(error)(f"family {wanted.family}: {error}") from error
+                raise type(error)(f"family {family}: {error}") from error
         max_watts = request.max_watts if request.HasField("max_watts") else None
         if max_watts is not None and not 0 <= max_watts < math.inf:
             raise errors.InvalidInput(
                 "must be watts", field="max_watts", value=max_watts, remedy="above 0, or 0: no cap"
             )
-        degraded = await self._loop.set_objectives(tuple(accepted.values()), max_watts)
+        if request.reset_max_watts:
+            if max_watts is not None:
+                remedy = "give max_watts, or reset_max_watts"
+                raise errors.InvalidInput("given with a reset", field="max_watts", value=max_watts, remedy=remedy)
+            max_watts = self._loop.settings.max_watts
+        reset = _reset_of(*request.objectives, max_watts=request.reset_max_watts)
+        degraded = await self._loop.set_objectives(tuple(accepted.values()), max_watts, reset)
         return pb.SetObjectivesResponse(
             objectives=[codec.to_proto(each) for each in accepted.values()],
             max_watts=self._loop.core.max_watts,
@@ -156,17 +165,26 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             )
         objective, view = self._objective(family), self._loop.core.view()
         found = with_device(read_view(view, constants["rate_floor_per_s"], whole=True), constants, family, device, load)
-        _, degraded = await self._accept(replace(objective, devices=found.gpus[family]), objective.number)
+        wanted = replace(objective, devices=found.gpus[family])
+        accepted = accept_objective(wanted, self._loop.core.objectives, self._catalog, constants, objective.number)
+        degraded = await self._loop.set_objectives((accepted,))
         factor = found.sharing_factor
         return [pb.AllocatedDevice(device=d, sharing_factor=factor[d]) for d in found.gpus[family]], degraded
 
-    async def _accept(self, wanted: Objective, expected_number: int) -> tuple[Objective, str]:
-        accepted = self._accepted(wanted, expected_number)
-        return accepted, await self._loop.set_objectives((accepted,))
-
-    def _accepted(self, wanted: Objective, expected_number: int) -> Objective:
-        stored, pue = self._loop.core.objectives, self._loop.settings.pue
-        return accept_objective(wanted, stored, self._catalog, self._constants, expected_number, pue)
+    def _accepted(self, request: Any) -> Objective:
+        """The objective that a SetObjectiveRequest asks for."""
+        wanted: Objective = codec.from_proto(request.objective)
+        params, settings = self._constants, self._loop.settings
+        if request.reset:
+            said = {one.family: one.objective() for one in settings.objectives}
+            if wanted.family not in said:
+                raise errors.InvalidInput(
+                    "the settings have no objective of it", field="family", value=wanted.family,
+                    remedy=f"one of {', '.join(sorted(said)) or 'none: add [[objectives]] to the settings'}",
+                )  # fmt: skip
+            wanted, params = said[wanted.family], None  # accepted as at a start
+        stored = self._loop.core.objectives
+        return accept_objective(wanted, stored, self._catalog, params, request.expected_number, settings.pue)
 
     async def GetObjective(self, request: Any, context: Any) -> Any:
         """Objective of a family that is in force."""
@@ -201,10 +219,16 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
     async def SetMode(self, request: Any, context: Any) -> Any:
         """Set how far the controller may go: observe, advise or act."""
         known = {int(m): m for m in ActMode if m}
-        if request.mode not in known:
+        if request.mode not in known and not request.reset:
             names = ", ".join(m.name.lower() for m in known.values())
             raise errors.InvalidInput("no such mode", field="mode", value=request.mode, remedy=f"one of {names}")
-        await self._loop.operate(replace(self._loop.core.control, mode=known[request.mode]))
+        if request.mode and request.reset:
+            raise errors.InvalidInput(
+                "given with a reset", field="mode", value=request.mode, remedy="give mode, or reset"
+            )
+        mode = self._loop.settings.act_mode if request.reset else known[request.mode]
+        control = replace(self._loop.core.control, mode=mode)
+        await self._loop.operate(control, mode_by_command=not request.reset)
         return pb.SetModeResponse(mode=_wire(self._loop.core.control.mode))
 
     async def Freeze(self, request: Any, context: Any) -> Any:
@@ -414,6 +438,11 @@ class LeaderAnswers:
     def _require_no_other(self) -> None:
         if leader := self._leader():
             raise errors.Unavailable(f"this controller stands by, {leader} leads", remedy="ask that one")
+
+
+def _reset_of(*requests: Any, max_watts: bool = False) -> ByCommand:
+    """What SetObjectiveRequests take back to the settings."""
+    return ByCommand(tuple(each.objective.family for each in requests if each.reset), max_watts=max_watts)
 
 
 def explain(view: PlanView, plan: Plan | None, objective: Objective, state: RolloutState, rolling: str) -> str:

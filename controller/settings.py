@@ -67,7 +67,8 @@ class CarbonSettings(Settings):
 
 
 class ObjectiveSettings(Settings):
-    """Objective as a scenario writes it; it is put in force unless the disk copy is of a later number."""
+    """Objective as a scenario writes it; it is in force until a command changes the family's (`trefoil objective
+    set`), and after its `--reset` again."""
 
     family: str
     """Whose objective it is."""
@@ -245,11 +246,12 @@ class ControllerSettings(ServiceSettings):
     """Another profile.csv than the family's own, by family."""
     objectives: tuple[ObjectiveSettings, ...] = ()
     max_watts: float = Field(default=0.0, ge=0)
-    """Cap on the planned power of the fleet [W], in the mean, GPUs that sleep included; 0: none. What an operator has
-    set since (`trefoil objective fleet`) counts instead."""
+    """Cap on the planned power of the fleet [W], in the mean, GPUs that sleep included; 0: none. A command
+    (`trefoil objective fleet`) wins until its `--reset`."""
     carbon: CarbonSettings = CarbonSettings()
     mode: str = "act"
-    """observe: meter only; advise: plan and predict; act: roll out."""
+    """observe: meter only; advise: plan and predict; act: roll out. A command (`trefoil mode`) wins until its
+    `--reset`."""
     seed: int = Field(default=0, ge=0)
     """Of planners that draw."""
     plan_key_file: Path | None = None

@@ -19,7 +19,7 @@ from controller.accounting.core.modelled_base import ModelledBase
 from controller.accounting.core.served import Served
 from controller.explore.core.exploration import TOTALS
 from controller.explore.core.exploration_state import ExplorationTotals
-from controller.loop.core.control import FLEET, RETRY_S, ControlCore, SavedState
+from controller.loop.core.control import RETRY_S, ControlCore
 from controller.loop.core.decision import ControlState, as_live_planner, ask_planner, run_planner
 from controller.loop.core.effects import (
     CallPlanner,
@@ -38,6 +38,15 @@ from controller.loop.core.effects import (
     WriteObjectives,
 )
 from controller.loop.core.loans import Loan
+from controller.loop.core.saved_state import (
+    BY_COMMAND,
+    FLEET,
+    NO_RESET,
+    ByCommand,
+    SavedState,
+    by_command_of_old,
+    overrides,
+)
 from controller.loop.core.triggers import Trigger
 from controller.loop.decision_records import DecisionRecords
 from controller.loop.disk_store import DiskStore
@@ -59,11 +68,20 @@ from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
 
+def load_by_command(disk: DiskStore) -> ByCommand:
+    """What stands by command on this disk; of what was lost nothing does."""
+    stored, control, fleet = disk.load_all("objectives", Objective), disk.load_plain("control"), disk.load_plain(FLEET)
+    found = disk.load(BY_COMMAND, ByCommand) or by_command_of_old(stored, bool(control), bool(fleet))
+    families = sorted({o.family for o in stored}.intersection(found.families))
+    return ByCommand(tuple(families), found.mode and bool(control), found.max_watts and bool(fleet))
+
+
 def load_saved_state(disk: DiskStore, settings: ControllerSettings, objectives: Mapping[str, Objective]) -> SavedState:
     """Load what the last controller on this disk has left; `objectives` are those to begin with."""
     saved, counts = disk.load_plain("control"), disk.load_plain("counts")
+    by_command = load_by_command(disk)
     control = ControlState(
-        ActMode[saved.get("mode", settings.act_mode.name)],
+        ActMode[saved["mode"]] if by_command.mode else settings.act_mode,
         bool(saved.get("frozen", False)),
         bool(saved.get("pinned", False)),
     )
@@ -78,7 +96,8 @@ def load_saved_state(disk: DiskStore, settings: ControllerSettings, objectives: 
         disk.load(TOTALS, ExplorationTotals) or ExplorationTotals(),
         Counter(counts.get("replans", {})),
         Counter(counts.get("reconfigurations", {})),
-        float(disk.load_plain(FLEET).get("max_watts", settings.max_watts)),
+        float(disk.load_plain(FLEET)["max_watts"]) if by_command.max_watts else settings.max_watts,
+        by_command,
     )
 
 
@@ -184,8 +203,10 @@ class ControlLoop:
         self._lock = asyncio.Lock()
         self._commands = 0  # that wait for the lock or have it
         self.observation.windows.load_budgets(disk.load_plain("budgets"), clock.now_s())
-        if core.objectives:
-            disk.save_later("objectives", list(core.objectives.values()))
+        for name, value in core.kept_objectives().items() if core.objectives else ():
+            disk.save_later(name, value)
+        if differing := self.overrides():
+            self._log.warning("commands win over the settings", differing=differing, remedy=BACK)
 
     @property
     def observation(self) -> Observation:
@@ -206,6 +227,10 @@ class ControlLoop:
         """View of this moment."""
         self.core.time.now_s, self.core.time.monotonic_s = self._clock.now_s(), self._clock.monotonic_s()
         return self.core.view()
+
+    def overrides(self) -> list[str]:
+        """What is in force and differs from the settings, a line for each field."""
+        return overrides(self.settings, self.core.objectives, self.core.control, self.core.max_watts)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -310,11 +335,13 @@ class ControlLoop:
         finally:
             self._commands -= 1
 
-    async def operate(self, control: ControlState, plan: Plan | None = None, why: str = "") -> None:
-        """Change mode, freeze or pin; `plan` is rolled out all the same. What is released is planned afresh."""
+    async def operate(
+        self, control: ControlState, plan: Plan | None = None, why: str = "", mode_by_command: bool | None = None
+    ) -> None:
+        """Change mode, freeze or pin: `ControlCore.operate`, with what it raises."""
         async with self._turn():
             self._leadership.require()
-            await self._perform(self.core.operate(control, plan, why))
+            await self._perform(self.core.operate(control, plan, why, mode_by_command))
             await self._leadership.copy_files()  # before it is answered: the next controller must know
         self._signals.announce()
         self._signals.wake()
@@ -357,15 +384,20 @@ class ControlLoop:
         """What was served of late, over how many seconds, and the model of BASE that totals go by."""
         return *self._accountant.served(self.core.objectives, self._clock.now_s()), self._accountant.base
 
-    async def set_objectives(self, objectives: Sequence[Objective], max_watts: float | None = None) -> str:
-        """Set accepted objectives in force, all or none, and the fleet's watt cap (0 = none; None = as it is); returns
-        what cannot be met of them, "" for nothing.
+    async def set_objectives(
+        self, objectives: Sequence[Objective], max_watts: float | None = None, reset: ByCommand = NO_RESET
+    ) -> str:
+        """Set accepted objectives in force: `ControlCore.set_objectives`, with what it raises; returns what cannot be
+        met of them, "" for nothing.
         """
         async with self._turn():
-            view = await self._perform(self.core.set_objectives(objectives, max_watts))
+            view = await self._perform(self.core.set_objectives(objectives, max_watts, reset))
         return await self._perform(self.core.unmet_objectives(view))
 
 
+BACK: Final = (
+    "go back by trefoil objective set --reset, objective fleet --reset, mode --reset, freeze --off or pin --off"
+)
 COMMANDS_MAX: Final = 16
 MEMORY: Final = "planner_memory"
 UNREADABLE: Final = (errors.TrefoilError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from controller.explore.core.exploration import TOTALS
 from controller.explore.core.exploration_state import ExplorationTotals
-from controller.loop.core.control import FLEET
+from controller.loop.core.saved_state import BY_COMMAND, FLEET, ByCommand
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import NodePlan, Plan
@@ -100,6 +100,7 @@ SHAPES: Final[Mapping[str, Any]] = {
     "accounting": KeptBooks,
     "control": KeptControl,
     FLEET: KeptFleet,
+    BY_COMMAND: ByCommand,
     "objectives": tuple[Objective, ...],
     "plans": tuple[Plan, ...],
     "published": Plan,

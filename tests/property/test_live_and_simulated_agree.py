@@ -18,9 +18,10 @@ from controller.accounting.accountant import Accountant
 from controller.accounting.core.receipts import Receipts
 from controller.explore.core.exploration_state import ExplorationTotals
 from controller.loop.control_loop import ControlLoop, PlannerRunner
-from controller.loop.core.control import ControlCore, SavedState
+from controller.loop.core.control import ControlCore
 from controller.loop.core.decision import ControlState
 from controller.loop.core.effects import PlannerAnswer, RecordDecision
+from controller.loop.core.saved_state import SavedState
 from controller.loop.disk_store import DiskStore
 from controller.loop.effect_runner import Signals
 from controller.planners.table import PLANNERS

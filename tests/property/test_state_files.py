@@ -53,6 +53,7 @@ KEPT = {
     },
     "control": {"mode": "ACT", "frozen": True, "pinned": False},
     "fleet_objective": {"max_watts": 400.0},
+    "by_command": {"families": ["digits"], "mode": True, "max_watts": True},
     "objectives": [Objective("digits", slo_ms=100.0, number=2)],
     "plans": [PLAN],
     "published": PLAN,

@@ -133,20 +133,32 @@ class ControllerClient:
         answer = await self.call("SetObjective", request)
         return codec.from_proto(answer.objective), answer.degraded
 
+    async def reset_objective(self, family: str) -> tuple[Objective, str]:
+        """Go back to the settings' objective of a family; returns as `set_objective`."""
+        request = controller_pb2.SetObjectiveRequest(objective=codec.to_proto(Objective(family)), reset=True)
+        answer = await self.call("SetObjective", request)
+        return codec.from_proto(answer.objective), answer.degraded
+
     async def objectives(self) -> tuple[list[Objective], float]:
         """Objectives in force by family, and the cap on the planned power of the fleet [W], 0 = none."""
         answer = await self.call("GetObjectives", controller_pb2.GetObjectivesRequest())
         return [codec.from_proto(each) for each in answer.objectives], answer.max_watts
 
-    async def set_objectives(self, objectives: Sequence[Objective], max_watts: float | None) -> Any:
-        """Store objectives, all or none, and the fleet's cap (0 = none; None = as it is): SetObjectivesResponse."""
+    async def set_objectives(
+        self, objectives: Sequence[Objective], max_watts: float | None, reset_max_watts: bool = False
+    ) -> Any:
+        """Store objectives, all or none, and the fleet's cap (0 = none; None = as it is): SetObjectivesResponse.
+
+        `reset_max_watts`: the cap is that of the settings.
+        """
         changed = [
             controller_pb2.SetObjectiveRequest(objective=codec.to_proto(each), expected_number=each.number)
             for each in objectives
         ]
-        return await self.call(
-            "SetObjectives", controller_pb2.SetObjectivesRequest(objectives=changed, max_watts=max_watts)
+        request = controller_pb2.SetObjectivesRequest(
+            objectives=changed, max_watts=max_watts, reset_max_watts=reset_max_watts
         )
+        return await self.call("SetObjectives", request)
 
     async def fleet(self) -> Any:
         """Nodes as their agents publish them, carbon now, workers (GetFleetResponse)."""

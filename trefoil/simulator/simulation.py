@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from controller.explore.core.exploration_state import ExplorationTotals
-from controller.loop.core.control import ControlCore, SavedState
+from controller.loop.core.control import ControlCore
 from controller.loop.core.decision import (
     CANDIDATE,
     ControlState,
@@ -42,6 +42,7 @@ from controller.loop.core.effects import (
     Wait,
     WakeLoop,
 )
+from controller.loop.core.saved_state import SavedState
 from controller.loop.decision_records import decision_record
 from controller.observe.core.observation import Observation
 from controller.observe.forecast_model import open_network

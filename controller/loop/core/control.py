@@ -9,13 +9,11 @@ Whoever carries them out lets one step end before the next begins.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from controller.explore.core.exploration import Explorer, Meter, RolloutOutcome
-from controller.explore.core.exploration_state import ExplorationTotals
 from controller.loop.core.decision import (
     ADVISED,
     CANDIDATE,
@@ -53,6 +51,7 @@ from controller.loop.core.effects import (
     WriteObjectives,
 )
 from controller.loop.core.loans import Loan, Loans, refuse_loan
+from controller.loop.core.saved_state import BY_COMMAND, FLEET, NO_RESET, ByCommand, SavedState
 from controller.loop.core.slo_margin import SloMargin
 from controller.loop.core.triggers import (
     ALWAYS,
@@ -74,7 +73,6 @@ from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import Plan, RolloutState
 from trefoil.core.policies import Policy
 
-FLEET: Final = "fleet_objective"  # under which the watt cap is saved
 URGENT: Final = ("loss", "objective")  # what an exploration under way makes room for
 RETRY_S: Final = 10.0  # after a decision that found no plan
 FIRST_RETRY_S: Final = 2.0  # the same while nothing is in force
@@ -97,19 +95,6 @@ class RolloutStatus(Protocol):
         """When a halted rollout is tried again, monotonic; None: it was not halted."""
 
 
-@dataclass(slots=True)
-class SavedState:
-    """State of control that outlives a controller on its disk."""
-
-    objectives: dict[str, Objective]
-    plans: list[Plan]
-    control: ControlState
-    totals: ExplorationTotals
-    causes: Counter[str] = field(default_factory=Counter)
-    reconfigurations: Counter[str] = field(default_factory=Counter)
-    max_watts: float = 0.0
-
-
 class ControlCore:
     """State machine of the control loop: plans, triggers, exploration, operator's changes."""
 
@@ -130,6 +115,7 @@ class ControlCore:
         self._meter, self._rollouts = meter, rollouts
         self.objectives = saved.objectives
         self.max_watts = saved.max_watts  # of the fleet's planned power; 0 = no cap
+        self.by_command = saved.by_command
         # A candidate that was being measured when the controller ended makes way for the plan before it.
         self.plans = [p for p in saved.plans if not p.exploration] or list(saved.plans)
         self.control = saved.control
@@ -492,26 +478,31 @@ class ControlCore:
 
     # --- what operators change ----------------------------------------------------------------------------------------
 
-    def operate(self, control: ControlState, plan: Plan | None = None, why: str = "") -> Steps[None]:
+    def operate(
+        self, control: ControlState, plan: Plan | None = None, why: str = "", mode_by_command: bool | None = None
+    ) -> Steps[None]:
         """Change mode, freeze or pin; `plan` is rolled out all the same. What is released is planned afresh.
+
+        `mode_by_command`: whether the mode wins over the settings from now on; None: as before.
 
         Raises:
             errors.DiskUnavailable: it cannot be kept; nothing is changed.
         """
         released = bool(self.control.hold_reason) and not control.hold_reason
-        held = {"mode": control.mode.name, "frozen": control.frozen, "pinned": control.pinned}
+        marks = self.by_command if mode_by_command is None else replace(self.by_command, mode=mode_by_command)
+        held = {"control": control.plain(), BY_COMMAND: marks}
         if plan is not None:
             view = self.view()
             numbered = replace(self._renumbered(plan), why=why or plan.why, created_at_s=view.now_s)
             plans = self._plans_with(numbered)
-            yield Save({"control": held, "plans": plans})
-            self.control, self.plans = control, plans
+            yield Save(held | {"plans": plans})
+            self.control, self.plans, self.by_command = control, plans, marks
             yield from self.explorer.abandon(why or "another plan takes over")
             self.plan_basis = plan_basis(view, numbered, math.inf)
             yield from self._roll(numbered, numbered.why)
             return
-        yield Save({"control": held})
-        self.control = control
+        yield Save(held)
+        self.control, self.by_command = control, marks
         if control.hold_reason:
             yield from self._run_explorer(self.explorer.stop(self.view(), control.hold_reason, self.current))
         elif released:
@@ -567,27 +558,36 @@ class ControlCore:
                 return str(error)
         return decision.degraded or (decision.plan.degraded if decision.plan else "")
 
-    def set_objectives(self, objectives: Sequence[Objective], max_watts: float | None = None) -> Steps[PlanView]:
+    def set_objectives(
+        self, objectives: Sequence[Objective], max_watts: float | None = None, reset: ByCommand = NO_RESET
+    ) -> Steps[PlanView]:
         """Set accepted objectives in force, all or none, and the fleet's watt cap (0 = none; None = as it is); returns
-        the view that they are judged on.
+        the view that they are judged on. `reset`: which of them are the settings', and no command's.
 
         Raises:
             errors.DiskUnavailable, errors.Fenced, errors.StateUnavailable: it is not in force.
         """
-        before, cap = list(self.objectives.values()), self.max_watts if max_watts is None else max_watts
+        cap = self.max_watts if max_watts is None else max_watts
         wanted = {objective.family: objective for objective in objectives}
-        yield Save({"objectives": list({**self.objectives, **wanted}.values()), FLEET: {"max_watts": cap}})
+        marks = self.by_command.after(wanted, max_watts is not None, reset)
+        together = list({**self.objectives, **wanted}.values())
+        yield Save({"objectives": together, FLEET: {"max_watts": cap}, BY_COMMAND: marks})
         try:
             yield WriteObjectives(tuple(objectives))
         except (errors.Fenced, errors.StateUnavailable):
-            yield SaveLater("objectives", before)
-            yield SaveLater(FLEET, {"max_watts": self.max_watts})
+            for name, value in self.kept_objectives().items():
+                yield SaveLater(name, value)
             raise
-        self.max_watts = cap
+        self.max_watts, self.by_command = cap, marks
         self.objectives.update(wanted)
         for family in wanted:
             self.observation.windows.restart_budget(family)
         return replace(self.view(), trigger="objective")
+
+    def kept_objectives(self) -> dict[str, Any]:
+        """What is kept of the objectives in force, by the names of the files."""
+        objectives, fleet = list(self.objectives.values()), {"max_watts": self.max_watts}
+        return {BY_COMMAND: self.by_command, "objectives": objectives, FLEET: fleet}
 
     def unmet_objectives(self, view: PlanView) -> Steps[str]:
         """Objectives that cannot be met, in words; "" for none."""

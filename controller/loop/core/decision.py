@@ -10,7 +10,7 @@ Deviations: none.
 """
 
 from dataclasses import dataclass, replace
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -39,6 +39,10 @@ class ControlState:
     mode: ActMode = ActMode.ACT
     frozen: bool = False
     pinned: bool = False
+
+    def plain(self) -> dict[str, Any]:
+        """These values as they are saved."""
+        return {"mode": self.mode.name, "frozen": self.frozen, "pinned": self.pinned}
 
     @property
     def hold_reason(self) -> str:

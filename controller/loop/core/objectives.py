@@ -37,15 +37,7 @@ def accept_objective(
             f"the stored objective of {wanted.family} has number {number}, not {expected_number}",
             remedy="read it again, then repeat",
         )
-    filled = replace(
-        wanted,
-        number=number + 1,
-        window_s=wanted.window_s or WINDOW_S,
-        pue=wanted.pue or pue,
-        replicas_min=wanted.replicas_min or REPLICAS_MIN,
-        spread_min=wanted.spread_min or SPREAD_MIN,
-        lambda_weight=(wanted.lambda_weight or LAMBDA) if wanted.mode == ObjectiveMode.LAMBDA else wanted.lambda_weight,
-    )
+    filled = replace(with_defaults(wanted, pue), number=number + 1)
     _numbers(filled)
     family = _family(filled, catalog)
     _reachable(filled, family, catalog)
@@ -59,6 +51,18 @@ def accept_objective(
                     remedy=f"one of {', '.join(sorted(params)) or 'none: this policy has none'}",
                 )
     return filled
+
+
+def with_defaults(wanted: Objective, pue: float) -> Objective:
+    """The objective with defaults for what it leaves open; `pue` of the site."""
+    return replace(
+        wanted,
+        window_s=wanted.window_s or WINDOW_S,
+        pue=wanted.pue or pue,
+        replicas_min=wanted.replicas_min or REPLICAS_MIN,
+        spread_min=wanted.spread_min or SPREAD_MIN,
+        lambda_weight=(wanted.lambda_weight or LAMBDA) if wanted.mode == ObjectiveMode.LAMBDA else wanted.lambda_weight,
+    )
 
 
 def _numbers(objective: Objective) -> None:

@@ -18,7 +18,7 @@ class GetPlanRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetPlanResponse(_message.Message):
-    __slots__ = ("plan", "rollout", "mode", "frozen", "pinned", "carbon_refused", "disk_trouble", "loans", "models_refused", "agents_unreached", "places_refused", "files_set_aside", "set_aside")
+    __slots__ = ("plan", "rollout", "mode", "frozen", "pinned", "carbon_refused", "disk_trouble", "loans", "models_refused", "agents_unreached", "places_refused", "files_set_aside", "set_aside", "overrides")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class GetPlanResponse(_message.Message):
     PLACES_REFUSED_FIELD_NUMBER: _ClassVar[int]
     FILES_SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
     SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
+    OVERRIDES_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     rollout: _plan_pb2.Rollout
     mode: _plan_pb2.ActMode
@@ -45,7 +46,8 @@ class GetPlanResponse(_message.Message):
     places_refused: _containers.RepeatedScalarFieldContainer[str]
     files_set_aside: _containers.RepeatedScalarFieldContainer[str]
     set_aside: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., rollout: _Optional[_Union[_plan_pb2.Rollout, _Mapping]] = ..., mode: _Optional[_Union[_plan_pb2.ActMode, str]] = ..., frozen: _Optional[bool] = ..., pinned: _Optional[bool] = ..., carbon_refused: _Optional[str] = ..., disk_trouble: _Optional[str] = ..., loans: _Optional[_Iterable[_Union[Loan, _Mapping]]] = ..., models_refused: _Optional[_Iterable[str]] = ..., agents_unreached: _Optional[_Iterable[str]] = ..., places_refused: _Optional[_Iterable[str]] = ..., files_set_aside: _Optional[_Iterable[str]] = ..., set_aside: _Optional[_Iterable[str]] = ...) -> None: ...
+    overrides: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., rollout: _Optional[_Union[_plan_pb2.Rollout, _Mapping]] = ..., mode: _Optional[_Union[_plan_pb2.ActMode, str]] = ..., frozen: _Optional[bool] = ..., pinned: _Optional[bool] = ..., carbon_refused: _Optional[str] = ..., disk_trouble: _Optional[str] = ..., loans: _Optional[_Iterable[_Union[Loan, _Mapping]]] = ..., models_refused: _Optional[_Iterable[str]] = ..., agents_unreached: _Optional[_Iterable[str]] = ..., places_refused: _Optional[_Iterable[str]] = ..., files_set_aside: _Optional[_Iterable[str]] = ..., set_aside: _Optional[_Iterable[str]] = ..., overrides: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Loan(_message.Message):
     __slots__ = ("device", "holder", "left_s")
@@ -70,12 +72,14 @@ class WatchPlanResponse(_message.Message):
     def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., rollout: _Optional[_Union[_plan_pb2.Rollout, _Mapping]] = ...) -> None: ...
 
 class SetObjectiveRequest(_message.Message):
-    __slots__ = ("objective", "expected_number")
+    __slots__ = ("objective", "expected_number", "reset")
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
     objective: _plan_pb2.Objective
     expected_number: int
-    def __init__(self, objective: _Optional[_Union[_plan_pb2.Objective, _Mapping]] = ..., expected_number: _Optional[int] = ...) -> None: ...
+    reset: bool
+    def __init__(self, objective: _Optional[_Union[_plan_pb2.Objective, _Mapping]] = ..., expected_number: _Optional[int] = ..., reset: _Optional[bool] = ...) -> None: ...
 
 class SetObjectiveResponse(_message.Message):
     __slots__ = ("objective", "degraded")
@@ -138,12 +142,14 @@ class GetObjectiveResponse(_message.Message):
     def __init__(self, objective: _Optional[_Union[_plan_pb2.Objective, _Mapping]] = ...) -> None: ...
 
 class SetObjectivesRequest(_message.Message):
-    __slots__ = ("objectives", "max_watts")
+    __slots__ = ("objectives", "max_watts", "reset_max_watts")
     OBJECTIVES_FIELD_NUMBER: _ClassVar[int]
     MAX_WATTS_FIELD_NUMBER: _ClassVar[int]
+    RESET_MAX_WATTS_FIELD_NUMBER: _ClassVar[int]
     objectives: _containers.RepeatedCompositeFieldContainer[SetObjectiveRequest]
     max_watts: float
-    def __init__(self, objectives: _Optional[_Iterable[_Union[SetObjectiveRequest, _Mapping]]] = ..., max_watts: _Optional[float] = ...) -> None: ...
+    reset_max_watts: bool
+    def __init__(self, objectives: _Optional[_Iterable[_Union[SetObjectiveRequest, _Mapping]]] = ..., max_watts: _Optional[float] = ..., reset_max_watts: _Optional[bool] = ...) -> None: ...
 
 class SetObjectivesResponse(_message.Message):
     __slots__ = ("objectives", "max_watts", "degraded")
@@ -230,10 +236,12 @@ class Exploration(_message.Message):
     def __init__(self, under_way: _Optional[bool] = ..., text: _Optional[str] = ..., explorations: _Optional[int] = ..., evaluations: _Optional[int] = ..., refused: _Optional[int] = ..., broken_off: _Optional[int] = ..., spent_s: _Optional[float] = ..., spent_j: _Optional[float] = ..., violations: _Optional[int] = ...) -> None: ...
 
 class SetModeRequest(_message.Message):
-    __slots__ = ("mode",)
+    __slots__ = ("mode", "reset")
     MODE_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
     mode: _plan_pb2.ActMode
-    def __init__(self, mode: _Optional[_Union[_plan_pb2.ActMode, str]] = ...) -> None: ...
+    reset: bool
+    def __init__(self, mode: _Optional[_Union[_plan_pb2.ActMode, str]] = ..., reset: _Optional[bool] = ...) -> None: ...
 
 class SetModeResponse(_message.Message):
     __slots__ = ("mode",)

@@ -31,7 +31,7 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "--state-dir {tmp}/other --port-offset {offset}",  # something listens there
     ),
     "down": ("--state-dir {tmp}/damaged",),
-    "mode": ("sometimes",),
+    "mode": ("sometimes", "", "act --reset"),
     "freeze": ("--on",),
     "pin": (
         "",
@@ -70,8 +70,10 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "--mode sometimes",
         "--file {tmp}/nowhere.toml",
         "--file {tmp}/objectives.toml",  # of which the first alone could be set
+        "--reset --slo-ms 50",
+        "--reset --family ghost",  # the settings have none of it
     ),
-    "objective fleet": ("--max-watts 0", "--max-watts many"),
+    "objective fleet": ("--max-watts 0", "--max-watts many", "--max-watts 900 --reset"),
     "node drain": ("node0/gpu9 --why test", "node9/gpu0", "node0/gpu9 --release", "--ca {tmp}/nowhere.pem"),
     "node clocks": (
         "node0/gpu9 --max 900",

@@ -18,7 +18,7 @@ from trefoil.runtime import codec
 from trefoil.runtime.clock import Clock
 
 RPC_S = 0.01
-CONTROLLER_HOLDS = ("objectives", "plans", "published", "commanded")  # dataclasses, which do not change
+CONTROLLER_HOLDS = ("objectives", "by_command", "plans", "published", "commanded")  # dataclasses, which do not change
 
 
 class Files(dict[str, Any]):
@@ -138,6 +138,8 @@ class Silent:
 
 class NodeAgents:
     """`controller.rollout.agent_clients.AgentClients` without gRPC: the agents of nodes in this process."""
+
+    unreached: Mapping[str, str] = {}
 
     def __init__(self, nodes: Mapping[str, Node], clock: Clock, timeout_s: float, tries: int) -> None:
         self._nodes, self._clock, self._timeout_s, self._tries = nodes, clock, timeout_s, tries

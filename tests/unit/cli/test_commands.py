@@ -142,6 +142,7 @@ class Running:
                     models_refused=["node0: model digits/2: its files have digest bb, and node1 has aa"],
                     places_refused=["node0-gpu0-1g.5gb-0: no plan made this instance"],
                     agents_unreached=["node1: advertise_host = '10.0.0.7:8103': the agent of node1 does not answer"],
+                    overrides=["digits.slo_ms = 75 by command, 90 in the settings"],
                 )  # fmt: skip
             case "GetServed":
                 whole = {"family": "digits", "slo_ms": 75.0, "rate_per_s": 20.0, "answered": 1200, "accuracy": 0.981}
@@ -169,11 +170,11 @@ class Running:
                 found = controller_pb2.AllocatedDevice(device=request.device, sharing_factor=2)
                 return controller_pb2.LoadFamilyResponse(devices=[found])
             case "SetObjective":
-                if request.expected_number != OBJECTIVE.number:
+                if request.expected_number != OBJECTIVE.number and not request.reset:
                     raise StaleRevision("somebody changed it", remedy="look again")
                 return controller_pb2.SetObjectiveResponse(objective=request.objective, degraded="too slow for it")
             case "SetMode":
-                return controller_pb2.SetModeResponse(mode=request.mode)
+                return controller_pb2.SetModeResponse(mode=request.mode or int(ActMode.ADVISE))
             case "Freeze":
                 return controller_pb2.FreezeResponse(frozen=request.frozen, revision=revision)
             case "Pin":
@@ -354,6 +355,8 @@ def test_status(tmp_path: Path, running: Running) -> None:
     for part in ("SIMULATED", "7g.40gb digits-l", "asleep", "249 g/kWh", "frozen", "receipts digits", "-3.0 %"):
         assert part in said
     assert "receipts cats: no traffic yet" in said
+    assert found["overrides"] == ["digits.slo_ms = 75 by command, 90 in the settings"]
+    assert found["overrides"][0] in said
     assert "over its mean: 0.87" in said
     running.ratio = None
     assert document(tmp_path, "status")["carbon_ratio"][0]["ratio"] is None
@@ -600,6 +603,38 @@ def test_an_unknown_mode_names_those_that_exist(tmp_path: Path, running: Running
     result = run(tmp_path, "mode", "panic")
     assert result.exit_code == 2
     assert "observe, advise, act" in result.stderr
+
+
+def test_reset_goes_back_to_the_settings(tmp_path: Path, running: Running) -> None:
+    run(tmp_path, "objective", "set", "--family", "digits", "--reset")
+    method, request = running.asked[-1]
+    assert (method, request.objective.family, request.objective.slo_ms, request.reset) == (
+        "SetObjective", "digits", 0.0, True,
+    )  # fmt: skip
+    run(tmp_path, "objective", "fleet", "--reset")
+    method, request = running.asked[-1]
+    assert (method, request.reset_max_watts, request.HasField("max_watts")) == ("SetObjectives", True, False)
+    assert document(tmp_path, "mode", "--reset") == {"mode": "advise"}
+    assert (running.asked[-1][1].mode, running.asked[-1][1].reset) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["objective", "set", "--reset", "--slo-ms", "90"],
+        ["objective", "set", "--reset", "--file", "objectives.toml"],
+        ["objective", "fleet", "--reset", "--max-watts", "900"],
+        ["objective", "fleet", "--reset", "--no-max-watts"],
+        ["mode", "act", "--reset"],
+        ["mode"],
+    ],
+    ids=" ".join,
+)
+def test_a_reset_and_a_value_are_refused_together(tmp_path: Path, running: Running, words: list[str]) -> None:
+    result = run(tmp_path, *words)
+    assert result.exit_code == 2
+    assert "--reset" in result.stderr
+    assert running.asked == []
 
 
 def test_freeze_and_thaw(tmp_path: Path, running: Running) -> None:

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from controller.explore.core.exploration_state import ExplorationTotals
-from controller.loop.core.control import SOON_S, ControlCore, SavedState
+from controller.loop.core.control import SOON_S, ControlCore
 from controller.loop.core.decision import ControlState
 from controller.loop.core.effects import CallPlanner, CoreTime, PlannerAnswer, RecordDecision, Save, StartRollout
+from controller.loop.core.saved_state import SavedState
 from controller.rollout.core.path import FleetSnapshot, plan_path
 from controller.rollout.core.rollout_inputs import rollout_inputs
 from controller.settings import ControllerSettings

@@ -52,16 +52,23 @@ def objective_set(
         Path | None,
         typer.Option(help="Objectives of several families, and of the fleet, from TOML: all are set, or none."),
     ] = None,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Back to what the controller's settings say of the family.")
+    ] = False,
     where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
-    """Change what is wanted of a family. Says so when the fleet cannot meet it; the last good plan stays then."""
+    """Change what is wanted of a family, until --reset. Says so when the fleet cannot meet it; the last good plan stays
+    then.
+    """
     params = {name: parse_number("--param", name, text) for name, text in parse_pairs("--param", param or ()).items()}
     changes: dict[str, Any] = {
         "mode": mode_ or None, "min_accuracy": min_accuracy, "slo_ms": slo_ms, "slo_percentile": slo_percentile,
         "window_s": window_s, "lambda_weight": lambda_weight, "params": params or None,
     }  # fmt: skip
     given = _Wanted(**{name: value for name, value in changes.items() if value is not None})
+    if reset and (file is not None or given.model_fields_set):
+        raise SettingError("goes back to the settings", field="--reset", remedy="give it with --family alone")
     if file is not None:
         if family or given.model_fields_set:
             raise SettingError(
@@ -69,16 +76,7 @@ def objective_set(
             )
         _set_from_file(file, where, as_json_)
         return
-
-    async def change(system: ControllerClient) -> tuple[Objective, str]:
-        now = await system.objective(await system.family(family))
-        return await system.set_objective(with_changes(now, **given.model_dump()))
-
-    stored, degraded = call_system(where, change)
-    if as_json_:
-        print_json({"objective": as_json(stored), "degraded": degraded})
-        return
-    _print_objectives([stored], None, degraded)
+    _set_one(family, None if reset else given, where, as_json_)
 
 
 class _Wanted(Settings):
@@ -91,6 +89,22 @@ class _Wanted(Settings):
     window_s: float | None = Field(default=None, ge=1)
     lambda_weight: float | None = Field(default=None, ge=0, le=1)
     params: dict[str, float] = Field(default_factory=dict)
+
+
+def _set_one(family: str, wanted: _Wanted | None, where: SystemAddress, as_json_: bool) -> None:
+    """Change the objective of a family; `wanted` None: back to the settings."""
+
+    async def change(system: ControllerClient) -> tuple[Objective, str]:
+        name = await system.family(family)
+        if wanted is None:
+            return await system.reset_objective(name)
+        return await system.set_objective(with_changes(await system.objective(name), **wanted.model_dump()))
+
+    stored, degraded = call_system(where, change)
+    if as_json_:
+        print_json({"objective": as_json(stored), "degraded": degraded})
+        return
+    _print_objectives([stored], None, degraded)
 
 
 class _WantedOfFleet(Settings):
@@ -135,12 +149,20 @@ def objective_fleet(
         float | None, typer.Option(help="Cap on the planned power of all GPUs together, in the mean [W].", min=1)
     ] = None,
     no_max_watts: Annotated[bool, typer.Option("--no-max-watts", help="Take the cap away.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Back to the cap of the controller's settings.")] = False,
     where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
-    """Cap the fleet's planned power. Plans above it are refused; without an option: show the cap."""
+    """Cap the fleet's planned power, until --reset. Plans above it are refused; without an option: show the cap."""
     if no_max_watts and max_watts is not None:
         raise SettingError("one of the two", field="--max-watts", value=max_watts, remedy="drop --no-max-watts")
+    if reset and (no_max_watts or max_watts is not None):
+        raise SettingError("goes back to the settings", field="--reset", remedy="give it alone")
+    if reset:
+        _print_answer(
+            call_system(where, lambda system: system.set_objectives((), None, reset_max_watts=True)), as_json_
+        )
+        return
     if max_watts is None and not no_max_watts:
         _, cap = call_system(where, lambda system: system.objectives())
         _print_values({"max_watts": cap or None}, as_json_)
@@ -220,16 +242,24 @@ def _allocate(method: str, family: str, device: str, where: SystemAddress, as_js
 
 
 def mode(
-    mode_: Annotated[str, typer.Argument(metavar="observe|advise|act", help="How far the controller may go.")],
+    mode_: Annotated[
+        str, typer.Argument(metavar="[observe|advise|act]", help="How far the controller may go.", show_default=False)
+    ] = "",
+    reset: Annotated[bool, typer.Option("--reset", help="Back to the mode of the controller's settings.")] = False,
     where: SystemAddress = HERE,
     as_json_: AsJson = False,
 ) -> None:
-    """observe: meter and report only; advise: plan and predict, touch nothing; act: carry plans out."""
+    """observe: meter and report only; advise: plan and predict, touch nothing; act: carry plans out. It holds until
+    --reset.
+    """
     from protos.controller.v1 import controller_pb2
 
-    if mode_ not in MODES:
+    if reset == bool(mode_):
+        raise SettingError("one of the two is needed", field="mode", remedy=f"give {', '.join(MODES)}, or --reset")
+    if mode_ and mode_ not in MODES:
         raise SettingError("no such mode", field="mode", value=mode_, remedy=f"one of {', '.join(MODES)}")
-    request = controller_pb2.SetModeRequest(mode=f"ACT_MODE_{MODES[mode_].name}")
+    wanted = f"ACT_MODE_{MODES[mode_].name}" if mode_ else None
+    request = controller_pb2.SetModeRequest(mode=wanted, reset=reset)
     answer = call_system(where, lambda system: system.call("SetMode", request))
     _print_values({"mode": ActMode(answer.mode).name.lower()}, as_json_)
 

@@ -103,6 +103,7 @@ async def _gather_known(system: ControllerClient, since_s: float | None = None) 
         "agents_unreached": list(answer.agents_unreached),
         "files_set_aside": list(answer.files_set_aside),
         "set_aside": list(answer.set_aside),
+        "overrides": list(answer.overrides),
         "loans": [{"device": one.device, "holder": one.holder} for one in answer.loans],
         "receipts": receipt_check(totals),
         "objectives": [as_json(objective) for objective in wanted],

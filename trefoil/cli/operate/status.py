@@ -98,7 +98,7 @@ def status(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     out.print(served_table(found))
     wanted = [objective_text(codec.from_plain(Objective, one)) for one in found["objectives"]]
     wanted += [f"fleet: {found['max_watts']:g} W at most"] if found["max_watts"] else []
-    for line in [*wanted, *carbon_lines(found), *saving_lines(found), *receipt_lines(found)]:
+    for line in [*wanted, *found["overrides"], *carbon_lines(found), *saving_lines(found), *receipt_lines(found)]:
         out.print(line, markup=False)
 
 

@@ -1,0 +1,181 @@
+"""A command wins over the settings until it is reset; what differs is shown; the rest follows the settings."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.__main__ import starting_objectives
+from controller.loop.control_loop import load_by_command, load_saved_state
+from controller.loop.core.decision import ControlState
+from controller.loop.core.saved_state import ByCommand, overrides
+from controller.loop.disk_store import DiskStore
+from controller.settings import ControllerSettings
+from protos.controller.v1 import controller_pb2 as pb
+from tests.support.virtual import system as virtual
+from tests.support.virtual.planner import FAMILY
+from tests.support.virtual.system import System, history
+from trefoil.core.errors import InvalidInput, TrefoilError
+from trefoil.core.objective import ActMode, Objective
+from trefoil.runtime import codec
+
+ONE = virtual.SETTINGS["objectives"][0]
+FIRST = {"objectives": (ONE,), "mode": "act", "max_watts": 0.0}
+EDITED = {"objectives": (ONE | {"slo_ms": 450.0, "params": {"mine": 2.0}},), "mode": "observe", "max_watts": 7000.0}
+AGAIN = {"objectives": (ONE | {"slo_ms": 500.0},), "mode": "act", "max_watts": 8000.0}
+WARNING = "commands win over the settings"
+
+
+class Operator:
+    """Edits the settings of a controller, restarts it, and commands; what it answers is kept by name."""
+
+    def __init__(self, system: System, edit: Callable[[str, Any], None]) -> None:
+        self.system, self.seen, self._edit, self._at_s = system, dict[str, Any](), edit, 6.0
+
+    def does(self, work: Callable[[], None], after_s: float = 1.0) -> None:
+        self.system.loop.call_later(self._at_s, work)
+        self._at_s += after_s
+
+    def asks(self, name: str, method: str, request: Any) -> None:
+        async def ask() -> None:
+            service = self.system.controller.service
+            try:
+                self.seen[name] = await getattr(service, method)(request, None)
+            except TrefoilError as error:
+                self.seen[name] = error
+
+        self.does(lambda: self.system.controller.process.start(self.system.loop, ask()))
+
+    def sets(self, slo_ms: float) -> None:
+        def ask() -> None:
+            stored = self.system.controller.service._loop.core.objectives[FAMILY]
+            wanted = codec.to_proto(stored)
+            wanted.slo_ms = slo_ms
+            call = self.system.controller.service.SetObjective(pb.SetObjectiveRequest(objective=wanted), None)
+            self.system.controller.process.start(self.system.loop, call)
+
+        self.does(ask, 2.0)
+
+    def restarts(self, settings: dict[str, Any]) -> None:
+        self.does(self.system.controller.kill)
+        self.does(lambda: [self._edit(name, value) for name, value in settings.items()], 0.1)
+        self.does(self.system.controller.start, 4.0)
+
+    def looks(self, name: str) -> None:
+        self.asks(name, "GetPlan", pb.GetPlanRequest())
+        self.asks(f"{name} objectives", "GetObjectives", pb.GetObjectivesRequest())
+
+
+def played(monkeypatch: pytest.MonkeyPatch, work: Callable[[Operator], None]) -> tuple[dict[str, Any], System]:
+    for name, value in FIRST.items():
+        monkeypatch.setitem(virtual.SETTINGS, name, value)  # type: ignore[arg-type]
+    operators = []
+
+    def faults(system: System) -> None:
+        operators.append(Operator(system, lambda name, value: monkeypatch.setitem(virtual.SETTINGS, name, value)))
+        work(operators[0])
+
+    _, system = history(3, faults)
+    return operators[0].seen, system
+
+
+def in_force(seen: dict[str, Any], name: str) -> tuple[float, int, float, str]:
+    """SLO, number, watt cap and mode."""
+    (objective,) = seen[f"{name} objectives"].objectives
+    return objective.slo_ms, objective.number, seen[f"{name} objectives"].max_watts, ActMode(seen[name].mode).name
+
+
+def test_commands_win_over_edited_settings_until_reset_and_what_differs_is_shown(monkeypatch):
+    def work(operator: Operator) -> None:
+        operator.looks("begun")
+        operator.sets(300.0)
+        operator.asks("cap", "SetObjectives", pb.SetObjectivesRequest(max_watts=5000.0))
+        operator.asks("mode", "SetMode", pb.SetModeRequest(mode=int(ActMode.ADVISE)))
+        operator.asks("frozen", "Freeze", pb.FreezeRequest(frozen=True))
+        operator.restarts(EDITED)
+        operator.looks("held")
+        one = pb.SetObjectiveRequest(objective=codec.to_proto(Objective(FAMILY)), reset=True)
+        operator.asks("both", "SetObjectives", pb.SetObjectivesRequest(objectives=[one], reset_max_watts=True))
+        operator.asks("mode", "SetMode", pb.SetModeRequest(reset=True))
+        operator.asks("thawed", "Freeze", pb.FreezeRequest())
+        operator.looks("reset")
+        operator.restarts(AGAIN)
+        operator.looks("again")
+
+    seen, system = played(monkeypatch, work)
+    assert list(seen["begun"].overrides) == []
+    assert in_force(seen, "held") == (300.0, 2, 5000.0, "ADVISE")
+    lines = [
+        f"{FAMILY}.slo_ms = 300 by command, 450 in the settings",
+        f"{FAMILY}.params.mine = none by command, 2 in the settings",
+        "max_watts = 5000 by command, 7000 in the settings",
+        "mode = advise by command, observe in the settings",
+        "frozen = true by command, false in the settings",
+    ]
+    assert list(seen["held"].overrides) == lines
+    assert [note for note in system.log if WARNING in note and str(lines) in note], "logged at the start"
+    assert len([note for note in system.log if WARNING in note]) == 1
+    assert in_force(seen, "reset") == (450.0, 3, 7000.0, "OBSERVE")
+    assert list(seen["reset"].overrides) == []
+    assert in_force(seen, "again") == (500.0, 4, 8000.0, "ACT"), "settings apply again, under a later number"
+
+
+def test_what_no_command_has_changed_follows_the_settings(monkeypatch):
+    def work(operator: Operator) -> None:
+        operator.sets(300.0)
+        operator.asks("frozen", "Freeze", pb.FreezeRequest(frozen=True))
+        operator.restarts(EDITED | {"objectives": (ONE,)})
+        operator.looks("held")
+
+    seen, _ = played(monkeypatch, work)
+    assert in_force(seen, "held") == (300.0, 2, 7000.0, "OBSERVE"), "neither cap nor mode was commanded"
+    assert seen["held"].frozen
+
+
+def test_a_reset_that_cannot_be_done_is_refused(monkeypatch):
+    def work(operator: Operator) -> None:
+        ghost = pb.SetObjectiveRequest(objective=codec.to_proto(Objective("ghost")), reset=True)
+        operator.asks("ghost", "SetObjective", ghost)
+        operator.asks("mode", "SetMode", pb.SetModeRequest(mode=int(ActMode.ACT), reset=True))
+        operator.asks("cap", "SetObjectives", pb.SetObjectivesRequest(max_watts=9.0, reset_max_watts=True))
+
+    seen, _ = played(monkeypatch, work)
+    assert all(isinstance(error, InvalidInput) for error in seen.values())
+    assert "family = 'ghost': the settings have no objective of it. Remedy: one of digits" in str(seen["ghost"])
+
+
+def settings(**changes: Any) -> ControllerSettings:
+    return ControllerSettings(**{**FIRST, **changes})
+
+
+def test_a_disk_without_the_marks_counts_what_a_command_may_have_written(tmp_path: Path):
+    disk = DiskStore(tmp_path, 10)
+    accepted = starting_objectives(settings(), {}, (), virtual.CATALOG)[FAMILY]
+    disk.save("objectives", [accepted])
+    assert load_by_command(disk) == ByCommand()
+    disk.save("control", {"mode": "ADVISE", "frozen": False, "pinned": False})
+    (tmp_path / "objectives.json").write_text(json.dumps([codec.to_plain(accepted) | {"number": 2}]))
+    assert load_by_command(disk) == ByCommand((FAMILY,), mode=True)
+    assert load_saved_state(disk, settings(), {}).control.mode == ActMode.ADVISE
+
+
+def test_a_mark_whose_file_was_lost_holds_nothing_against_the_settings(tmp_path: Path):
+    disk = DiskStore(tmp_path, 10)
+    disk.save("by_command", ByCommand((FAMILY,), mode=True, max_watts=True))
+    left = load_saved_state(disk, settings(mode="observe", max_watts=70.0), {})
+    assert (left.control.mode, left.max_watts, left.by_command) == (ActMode.OBSERVE, 70.0, ByCommand())
+
+
+def test_objectives_of_unchanged_settings_keep_their_number(tmp_path: Path):
+    accepted = starting_objectives(settings(), {}, (), virtual.CATALOG)
+    assert starting_objectives(settings(), accepted, (), virtual.CATALOG) == accepted
+    edited = settings(objectives=(ONE | {"slo_ms": 500.0},))
+    assert starting_objectives(edited, accepted, (), virtual.CATALOG)[FAMILY].number == 2
+    assert starting_objectives(edited, accepted, (FAMILY,), virtual.CATALOG) == accepted
+
+
+def test_a_family_that_the_settings_do_not_name_is_shown():
+    stored = {"digits": Objective("digits", slo_ms=10.0)}
+    assert overrides(ControllerSettings(), stored, ControlState(), 0.0) == ["digits: in force, not in the settings"]
