@@ -526,6 +526,33 @@ NODE: Final = Dashboard(
         ],
         [
             lines(
+                "Refused plans",
+                [("max by (job, instance) (trefoil_plan_refused)", "{{job}} {{instance}}")],
+                soft_most=1,
+                decimals=0,
+                steps=True,
+                says="1 while a dispatcher or an agent refuses a plan; `trefoil status` says why.",
+            ),
+            lines(
+                "Not proven to be the agent's",
+                [("sum by (instance, kind) (trefoil_unproven)", "{{instance}} {{kind}}")],
+                soft_most=1,
+                decimals=0,
+                steps=True,
+                says="Tritons and GPU instances; `trefoil node show` names them.",
+            ),
+            lines(
+                "Values set aside",
+                [
+                    ("sum by (kind) (increase(trefoil_set_aside_total[$__rate_interval]))", "{{kind}}"),
+                    ("sum by (job) (increase(trefoil_state_unreadable_total[$__rate_interval]))", "key, by {{job}}"),
+                ],
+                soft_most=1,
+                says="What stood in Redis and was not used; `trefoil status` names keys and reasons.",
+            ),
+        ],
+        [
+            lines(
                 "CPU of services",
                 [("sum by (job) (rate(process_cpu_seconds_total[$__rate_interval]))", "{{job}}")],
                 "percentunit",
