@@ -97,7 +97,7 @@ def made(attack: Attack) -> Callable[[EchoSystem], AbstractAsyncContextManager[N
 
 
 async def obeyed(system: EchoSystem, limit_s: float = OBEYED_MAX_S) -> None:
-    """Every worker routes by the controller's plan, and refuses none.
+    """Every worker routes by the controller's plan, refuses none, and shares no credits with NOBODY.
 
     Raises:
         AssertionError: not within `limit_s`.
@@ -108,9 +108,9 @@ async def obeyed(system: EchoSystem, limit_s: float = OBEYED_MAX_S) -> None:
             answer = await system.client.call("GetRollout", controller_pb2.GetRolloutRequest())
             wanted = codec.from_proto(answer.rollout)
         live = [ack for ack in await acks(state) if ack.dispatcher != NOBODY]
-        late = [ack for ack in live if wanted is None or ack.table != wanted.target]
+        late = [a for a in live if wanted is None or a.table != wanted.target or f"{NOBODY}:0" in a.counts]
         if wanted is not None:
-            why = f"{wanted.target} is wanted; {[(str(a.table), a.refused) for a in late]}"
+            why = f"{wanted.target} is wanted; {[(str(a.table), a.counts, a.refused) for a in late]}"
         if live and not late:
             return
         await asyncio.sleep(POLL_S)

@@ -57,12 +57,6 @@ class LocalWorker:
         self.drained_why = why
         self._update_membership()
 
-    def follow_dispatcher_drain(self) -> None:
-        """Drain this worker if its dispatcher is drained: it was started again meanwhile."""
-        others = [member for worker, member in self.routing.membership.members.items() if worker[0] == self.id[0]]
-        if others and all(member.leaving for member in others):
-            self.drain("its dispatcher is drained")
-
     def not_ready(self) -> str:
         """Reason why clients should not come, "" when they may."""
         if self._stopping:

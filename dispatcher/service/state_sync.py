@@ -17,7 +17,7 @@ from dispatcher.service.core.plan_fence import Leader, PlanFence
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.service.metrics import DispatcherMetrics
 from dispatcher.slice_health.core.ejection import Failure
-from dispatcher.workers.core.membership import RESTART_STEP
+from dispatcher.workers.core.membership import AGREE_ACK_S, RESTART_STEP
 from trefoil.core.carbon import CarbonRatio, CarbonReading, shift_reading
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadWindow, TableAck
@@ -74,7 +74,6 @@ class StateSync:
         """Serve what was last known, then what Redis says, if it answers; but know first who serves already."""
         await self._delete_predecessor_ack()
         await self._read_acks()
-        self._local.follow_dispatcher_drain()
         self._load_saved_table()
         await self._refresh()
         await self._trust_reported_slices()
@@ -276,7 +275,8 @@ class StateSync:
             LOG.warning("the last good table stays in force", why=str(error))
 
     async def _acknowledge(self) -> None:
-        """At once on every change, and every ack_s."""
+        """At once on every change, every ack_s, and more often until all workers agree."""
+        ack_s = self._settings.ack_s
         while True:
             self._routing.check_agreement()
             self._routing.changed.clear()
@@ -286,7 +286,7 @@ class StateSync:
             except StateUnavailable:
                 pass  # counted by State; agents see the acknowledgement expire
             try:
-                async with asyncio.timeout(self._settings.ack_s):
+                async with asyncio.timeout(ack_s if self._routing.agreed else min(ack_s, AGREE_ACK_S)):
                     await self._routing.changed.wait()
             except TimeoutError:
                 continue

@@ -32,6 +32,7 @@ from trefoil.runtime.security.tls import Tls
 from trefoil.runtime.state import ACK_TTL_S
 
 pytestmark = pytest.mark.integration
+AWAY = TableAck("d9", 0, peer_target="unix:/of/another/host", counts=("d1:0",))
 HERE = peer_links.__file__.rpartition("/dispatcher/")[0] + "/tests/support"
 
 
@@ -95,6 +96,26 @@ async def two(state, tmp_path, monkeypatch):
     async with pair(state, tmp_path) as made, triton.InferenceServerClient(made.other.address) as client:
         made.client = client
         yield made
+
+
+@contextlib.asynccontextmanager
+async def renewed(state, *acks):
+    """Workers of another host, whose acknowledgements are renewed."""
+
+    async def renew():
+        clock = WallClock()
+        while True:
+            for ack in acks:
+                told = replace(ack, observed_at_s=clock.now_s())
+                await state.put_unfenced(state.keys.ack(ack.dispatcher, ack.worker), told)
+            await clock.sleep(0.3)
+
+    task = asyncio.create_task(renew())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def booked(state):
@@ -293,9 +314,26 @@ async def test_a_worker_of_another_host_that_is_not_reached_keeps_its_share(stat
         await plane.node(node([status(0, slice_.target)]))
         await plane.plan(plan([route([target(0, credits=4)])]))
         await until(lambda: running.local.routing.table.live("digits"))
-        away = TableAck("d9", 0, peer_target="unix:/of/another/host", counts=("d1:0",))
-        await state.put_unfenced(state.keys.ack("d9", 0), away)
-        await until(lambda: [t.credits for t in running.local.routing.table.live("digits")] == [2])
+        async with renewed(state, AWAY):
+            await until(lambda: [t.credits for t in running.local.routing.table.live("digits")] == [2])
+        await until(lambda: [t.credits for t in running.local.routing.table.live("digits")] == [4])
+
+
+async def test_an_acknowledgement_of_no_worker_takes_no_share_of_who_serves_or_starts(state, tmp_path):
+    """It stands for ever, and names an address at which something listens."""
+    async with FakeTriton(version=4) as slice_:
+        plane = Plane(state)
+        await plane.node(node([status(0, slice_.target)]))
+        await plane.plan(plan([route([target(0, credits=1)])]))
+        stray = TableAck("0", 0, peer_target=slice_.target, observed_at_s=1e10)
+        await state.put_unfenced(state.keys.ack("0", 0), stray, ttl_s=1000.0)
+        async with worker(state, tmp_path, 0, node_stale_s=300.0) as running:
+            credits = lambda: [t.credits for t in running.local.routing.table.live("digits")]  # noqa: E731 (again)
+            await until(lambda: credits() == [1])
+            await state.put_unfenced(state.keys.ack("1", 0), replace(stray, dispatcher="1"), ttl_s=1000.0)
+            for _ in range(30):
+                await WallClock().sleep(0.1)
+                assert credits() == [1]
 
 
 async def test_slices_of_a_silent_agent_are_probed_by_who_has_none_of_their_credits_too(state, tmp_path):
@@ -305,9 +343,8 @@ async def test_slices_of_a_silent_agent_are_probed_by_who_has_none_of_their_cred
         FakeTriton(version=4) as one,
         FakeTriton(version=4) as other,
         worker(state, tmp_path, 0, **silent) as running,
+        renewed(state, AWAY),
     ):
-        away = TableAck("d9", 0, peer_target="unix:/of/another/host", counts=("d1:0",))
-        await state.put_unfenced(state.keys.ack("d9", 0), away)
         plane = Plane(state)
         await plane.node(node([status(0, one.target), status(1, other.target)]), fresh=False)
         await plane.plan(plan([route([target(0, credits=1, weight=0.5), target(1, credits=1, weight=0.5)])]))

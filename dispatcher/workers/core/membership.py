@@ -4,16 +4,18 @@ Source: CONTRACTS section 3 (credits over live acknowledgements, one owner of a 
     rendezvous hashing, Thaler and Ravishankar 1998.
 Data: the acknowledgements of all workers of all dispatchers; which of them our connections find alive or dead.
 Decision: who shares (`sharers`), whether all see it so (`agrees`), how workers rank for a family (`rank_workers`).
-Formulation: sharers = workers with a live acknowledgement that are not leaving (all of them, if all are leaving), and
-    those without one whose connection to us stands: an emptied Redis is no proof of death, an open connection is one
-    of life. A refused connection is a proof of death: such a worker is out at once, not when its acknowledgement ends.
+Formulation: a worker is a member once it has renewed its acknowledgement under our eyes: any one value may be of a dead
+    worker, or of none, and may stand for ever. It stays one for LOST_S after each renewal, and for as long as our
+    connection to it stands: an emptied Redis is no proof of death. A refused connection is: such a worker is out at
+    once. sharers = members that are not leaving (all of them, if all are leaving).
     Each acknowledgement names the sharers that its worker counts, and the table that it routes by. All agree when every
-    one of them names ours; who waits for that longer than AGREE_MAX_S (a worker hangs, or Redis is away) goes on.
+    member names ours, and no acknowledgement is so new that its worker may yet renew it. A worker waits for that for
+    AGREE_MAX_S at most (another hangs, or Redis is away).
 """
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trefoil.core.common import Revision
@@ -26,7 +28,10 @@ RESTART_STEP: Final = 1000
 numbers are never used twice (load windows and acknowledgements are told apart by them), places keep what hashing gave
 them."""
 AGREE_MAX_S: Final = 1.0
-LOST_S: Final = 5.0  # as long as an acknowledgement lives: by then a dead worker's is gone
+AGREE_ACK_S: Final = 0.25
+"""How often a worker acknowledges until all agree: its second acknowledgement proves that it lives."""
+LOST_S: Final = 5.0
+"""As long as an acknowledgement lives in Redis: one that was not renewed for so long is of no worker that lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,17 @@ class Member:
     table: Revision = Revision()
 
 
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """What Redis says of a worker: the last acknowledgement's stamp, since when it has stood there, whether it renewed
+    one before."""
+
+    member: Member
+    stamp_s: float
+    since_s: float
+    renewed: bool
+
+
 class Membership:
     """Members of the cluster of dispatcher workers, as this one knows them. Times are the caller's monotonic clock."""
 
@@ -47,6 +63,8 @@ class Membership:
         self.me = me
         self.leaving = False
         self.members: dict[WorkerId, Member] = {}
+        self._heard: dict[WorkerId, _Heard] = {}
+        self._unproven = False  # whether a worker that has acknowledged once may yet renew it
         self._linked: set[WorkerId] = set()
         self._lost: dict[WorkerId, float] = {}
         self._waiting: tuple[tuple[Revision, frozenset[str]], float] | None = None  # for what, since when
@@ -57,13 +75,13 @@ class Membership:
         self._lost = {worker: until_s for worker, until_s in self._lost.items() if now_s < until_s}
         told = {(ack.dispatcher, ack.worker): ack for ack in acks}
         told.pop(self.me, None)
-        fresh = {
-            worker: Member(worker, ack.peer_target, ack.leaving, frozenset(ack.counts), ack.table)
-            for worker, ack in told.items()
-            if worker not in self._lost
-        }
-        alive = {w: m for w, m in self.members.items() if w in self._linked and not m.leaving and w not in fresh}
-        self.members = _last_lives(self.me, {**alive, **fresh})
+        linked = {w: h for w, h in self._heard.items() if w in self._linked and not h.member.leaving}
+        fresh = {w: _hear(ack, self._heard.get(w), now_s) for w, ack in told.items() if w not in self._lost}
+        self._heard = linked | fresh
+        recent = {worker for worker, heard in fresh.items() if now_s - heard.since_s < LOST_S}
+        proven = {w: h.member for w, h in self._heard.items() if h.renewed and (w in recent or w in self._linked)}
+        self._unproven = not recent <= proven.keys()
+        self.members = _last_lives(self.me, proven)
         return self._view() != before
 
     def mark_connected(self, worker: WorkerId) -> None:
@@ -79,6 +97,7 @@ class Membership:
         before = self._view()
         self._linked.discard(worker)
         self._lost[worker] = now_s + LOST_S
+        self._heard.pop(worker, None)
         self.members.pop(worker, None)
         return self._view() != before
 
@@ -106,10 +125,10 @@ class Membership:
         return member.target if member is not None else ""
 
     def agrees(self, table: Revision, now_s: float) -> bool:
-        """Whether all known members count the same sharers as we do, and route by this table; also true once
-        AGREE_MAX_S have passed."""
+        """Whether all members count the same sharers as we do and route by this table, and no more may come; also true
+        once AGREE_MAX_S have passed."""
         counts = frozenset(self.sharer_names)
-        if all(member.table == table and member.counts == counts for member in self.members.values()):
+        if not self._unproven and all(member.table == table and member.counts == counts for member in self.members.values()):
             self._waiting = None
             return True
         if self._waiting is None or self._waiting[0] != (table, counts):
@@ -118,6 +137,15 @@ class Membership:
 
     def _view(self) -> tuple[tuple[WorkerId, ...], tuple[str, ...]]:
         return self.sharers, tuple(self.target(worker) for worker in self.sharers)
+
+
+def _hear(ack: TableAck, before: _Heard | None, now_s: float) -> _Heard:
+    member = Member((ack.dispatcher, ack.worker), ack.peer_target, ack.leaving, frozenset(ack.counts), ack.table)
+    if before is None:
+        return _Heard(member, ack.observed_at_s, now_s, renewed=False)
+    if ack.observed_at_s == before.stamp_s:
+        return replace(before, member=member)
+    return _Heard(member, ack.observed_at_s, now_s, renewed=True)
 
 
 def worker_name(worker: WorkerId) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dispatcher.routing.core import routing_table
 from dispatcher.workers.core import credit_shares, membership
 from dispatcher.workers.core.credit_shares import UNEVEN, Part
-from dispatcher.workers.core.membership import AGREE_MAX_S, RESTART_STEP, Membership, WorkerId
+from dispatcher.workers.core.membership import AGREE_MAX_S, LOST_S, RESTART_STEP, Membership, WorkerId
 from tests.unit.dispatcher.worlds import node, plan, route, status, target
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck
@@ -38,7 +38,7 @@ class Cluster:
         self.parts: dict[WorkerId, Part] = {}
         self.dead: set[WorkerId] = set()
         self.now_s = 0.0
-        self._numbers = itertools.count()
+        self._numbers, self._stamps = itertools.count(), itertools.count(1)
 
     def join(self, _: WorkerId | None = None) -> None:
         number = next(self._numbers)
@@ -60,7 +60,8 @@ class Cluster:
     def tell(self, worker: WorkerId) -> None:
         mine = self.live[worker]
         table_ = Revision(1, self.tables[worker])
-        self.acks[worker] = TableAck(*worker, table_, leaving=mine.leaving, counts=mine.sharer_names)
+        stamp_s = float(next(self._stamps))
+        self.acks[worker] = TableAck(*worker, table_, (), stamp_s, leaving=mine.leaving, counts=mine.sharer_names)
 
     def read(self, worker: WorkerId) -> None:
         self.live[worker].update(self.acks.values(), self.now_s)
@@ -103,9 +104,9 @@ class Cluster:
         return [credit for credit, count in used.items() if count > 1]
 
     def settle(self, plan: int = -1) -> None:
-        """Everybody tells and reads until nothing is new: one round to hear of all, one to hear that all have."""
+        """Everybody tells and reads until nothing is new: rounds to hear of all, to hear all renew it, and to agree."""
         self.bury(("", 0))
-        for worker in list(self.live) * 3:
+        for worker in list(self.live) * 4:
             self.notice(worker)
             self.tables[worker] = plan % len(self.plans)
             self.tell(worker)
@@ -214,19 +215,25 @@ def ack(worker: WorkerId, *counts: WorkerId, leaving: bool = False, address: str
     )
 
 
+def hear(mine: Membership, now_s: float, *acks: TableAck) -> bool:
+    """Acknowledgements that were renewed since the look before."""
+    mine.update([replace(one, observed_at_s=now_s - 0.1) for one in acks], now_s - 0.1)
+    return mine.update([replace(one, observed_at_s=now_s) for one in acks], now_s)
+
+
 def test_a_worker_that_refuses_connections_is_out_at_once_and_its_acknowledgement_does_not_bring_it_back():
     mine, other = Membership(("d1", 0)), ("d1", 1)
-    assert mine.update([ack(other, ("d1", 0))], 1.0)
+    assert hear(mine, 1.0, ack(other, ("d1", 0)))
     assert mine.sharers == (("d1", 0), other)
     assert mine.mark_dead(other, 2.0)
     assert mine.sharers == (("d1", 0),)
-    assert not mine.update([ack(other, ("d1", 0))], 3.0), "what it said before it died"
-    assert mine.update([ack(other, ("d1", 0))], 20.0), "it still says so: it lives after all"
+    assert not hear(mine, 3.0, ack(other, ("d1", 0))), "what it said before it died"
+    assert hear(mine, 20.0, ack(other, ("d1", 0))), "it still says so: it lives after all"
 
 
 def test_an_emptied_redis_is_no_proof_of_death_while_the_connection_stands():
     mine, other = Membership(("d1", 0)), ("d1", 1)
-    mine.update([ack(other, ("d1", 0))], 1.0)
+    hear(mine, 1.0, ack(other, ("d1", 0)))
     mine.mark_connected(other)
     assert not mine.update([], 2.0)
     assert other in mine.sharers
@@ -235,19 +242,47 @@ def test_an_emptied_redis_is_no_proof_of_death_while_the_connection_stands():
     assert mine.sharers == (("d1", 0),)
 
 
+@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("worker", [("a", 0), ("d1", 1), ("d1", RESTART_STEP), ("d1", 9 * RESTART_STEP + 1)])
+@pytest.mark.parametrize("stamp_s", [0.0, 1.0, 1e11])
+def test_an_acknowledgement_that_nobody_renews_never_shares_and_ends_nobody(worker, connected, stamp_s):
+    mine, other, table_ = Membership(("d1", 0)), ("d1", 1001), Revision(1, 7)
+    stray = replace(ack(worker, leaving=False), observed_at_s=stamp_s)
+    if connected:
+        mine.mark_connected(worker)  # something listens at the address that it names
+    for second in range(1, 20):
+        lives = replace(ack(other, ("d1", 0), other), table=table_, observed_at_s=float(second))
+        mine.update([stray, lives], float(second))
+        assert mine.sharers == ((("d1", 0), other) if second > 1 else (("d1", 0),))
+        assert mine.agrees(table_, float(second)) == (second > 2), "it is awaited once"
+
+
+def test_a_worker_that_starts_waits_until_what_stands_there_is_renewed_but_not_for_ever():
+    mine, other, table_ = Membership(("d2", 0)), ("d1", 0), Revision(1, 7)
+    mine.update([ack(other, other)], 1.0)
+    assert mine.sharers == (("d2", 0),)
+    assert not mine.agrees(table_, 1.0), "or both would use all credits"
+    assert mine.agrees(table_, 1.0 + AGREE_MAX_S)
+    renewed = replace(ack(other, other), observed_at_s=2.0)
+    assert mine.update([renewed], 2.2)
+    assert mine.sharers == (other, ("d2", 0))
+    assert mine.update([renewed], 2.3 + LOST_S), "and not again"
+    assert mine.sharers == (("d2", 0),)
+
+
 def test_the_next_life_of_a_worker_ends_the_one_before():
     mine = Membership(("d1", 0))
-    mine.update([ack(("d1", 1)), ack(("d1", 1 + RESTART_STEP))], 1.0)
+    hear(mine, 1.0, ack(("d1", 1)), ack(("d1", 1 + RESTART_STEP)))
     assert mine.sharers == (("d1", 0), ("d1", 1 + RESTART_STEP))
     reborn = Membership(("d1", RESTART_STEP))
-    reborn.update([ack(("d1", 0))], 1.0)
+    hear(reborn, 1.0, ack(("d1", 0)))
     assert reborn.sharers == (("d1", RESTART_STEP),), "our own life before this one"
 
 
 @pytest.mark.parametrize("all_leave", [False, True])
 def test_who_leaves_takes_no_share_while_anybody_stays(all_leave):
     mine, other = Membership(("d1", 0)), ("d2", 0)
-    mine.update([ack(other, ("d1", 0), leaving=all_leave)], 1.0)
+    hear(mine, 1.0, ack(other, ("d1", 0), leaving=all_leave))
     mine.set_leaving(True)
     assert mine.sharers == ((("d1", 0), other) if all_leave else (other,))
 
@@ -255,15 +290,15 @@ def test_who_leaves_takes_no_share_while_anybody_stays(all_leave):
 def test_agreement_is_awaited_but_not_for_ever():
     mine, other, table_ = Membership(("d1", 1)), ("d1", 0), Revision(1, 7)
     assert mine.agrees(table_, 0.0), "alone"
-    mine.update([ack(other)], 1.0)
+    hear(mine, 1.0, ack(other))
     assert not mine.agrees(table_, 1.0), "it does not count us"
-    mine.update([ack(other, ("d1", 1), ("d1", 0))], 1.1)
+    hear(mine, 1.1, ack(other, ("d1", 1), ("d1", 0)))
     assert not mine.agrees(table_, 1.1), "it routes by another table"
-    mine.update([replace(ack(other, ("d1", 1), ("d1", 0)), table=table_)], 1.2)
+    hear(mine, 1.2, replace(ack(other, ("d1", 1), ("d1", 0)), table=table_))
     assert mine.agrees(table_, 1.2)
     late = Membership(("d1", 2))
-    late.update([ack(other)], 1.0)
+    hear(late, 1.0, ack(other))
     assert not late.agrees(table_, 1.0)
     assert late.agrees(table_, 1.0 + AGREE_MAX_S)
-    late.update([ack(other), ack(("d1", 3))], 3.0)
+    hear(late, 3.0, ack(other), ack(("d1", 3)))
     assert not late.agrees(table_, 3.0), "something new is awaited anew"
