@@ -93,8 +93,8 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     row = row_of(settings)
     catalog = load_catalog(settings.model_repository, settings.profile_overrides)
     planner, traits = planner_of("", row), find(Kind.PLANNER, row.planner, PLANNERS).traits
-    state = State.connect(settings.redis_url, settings.cluster, clock=clock)
     metrics, signals = Metrics("controller"), Signals()
+    state = State.connect(settings.redis_url, settings.cluster, clock=clock, metrics=metrics)
     disk = DiskStore(settings.state_dir, settings.decisions_max, metrics)
     time = CoreTime(clock.now_s(), clock.monotonic_s())
     plan_keys = PlanKeys.read(settings.cluster, settings.plan_key_file)

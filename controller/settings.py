@@ -7,10 +7,10 @@ from typing import Any, Final
 from pydantic import Field, field_validator, model_validator
 
 from controller.loop.core.triggers import CAUSES, Thresholds
-from controller.observe.core.carbon_inputs import REFUSABLE, RUNGS
+from controller.observe.core.carbon_inputs import REFUSABLE
 from controller.observe.core.load_windows import WindowSettings
 from trefoil.core import policies
-from trefoil.core.carbon import Factors, Method, Series
+from trefoil.core.carbon import RUNGS, Factors, Method, Series
 from trefoil.core.demand import Demand, LoadForecast
 from trefoil.core.errors import NotFound
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode

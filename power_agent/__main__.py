@@ -79,7 +79,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     client = install_simulated_node(settings.node_socket) if settings.node_socket else None
     metrics = Metrics("power_agent", simulated=client is not None)
     runtime = build_runtime(settings, client)
-    state = State.connect(settings.redis_url, settings.cluster, clock=clock)
+    state = State.connect(settings.redis_url, settings.cluster, clock=clock, metrics=metrics)
     proc, holders = (Path("/proc"), None) if client is None else (None, client.holders)
     inventory = Inventory(settings.node, proc, holders)
     calls = DriverCalls(inventory, lock=DriverLock(settings.driver_marker))

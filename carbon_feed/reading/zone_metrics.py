@@ -10,12 +10,11 @@ from carbon_feed.providers import PolledProvider, Provider
 from carbon_feed.reading.core.polling import Breaker
 from carbon_feed.reading.core.validation import Cause, Refusal
 from carbon_feed.settings import CarbonFeedSettings
-from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading, CarbonScores, Rung
+from trefoil.core.carbon import RUNGS, CarbonForecast, CarbonRatio, CarbonReading, CarbonScores, rung_name
 from trefoil.core.units import DAY_S
 from trefoil.runtime.state import series_name
 from trefoil.runtime.telemetry import Metrics
 
-RUNG_NAMES: Final = tuple(rung.name.lower() for rung in Rung)
 BREAKERS: Final = tuple(state.value for state in Breaker)
 UPDATE_S: Final = 0.5
 
@@ -41,8 +40,8 @@ class ZoneMetrics:
     def count_reading(self, reading: CarbonReading, why: str) -> None:
         """Count and log a reading that came into force."""
         quality, rung = reading.quality.name.lower(), str(reading.rung)
-        held = Rung(reading.rung).name.lower()
-        self._metrics.set_one_of("trefoil_carbon_rung", "rung", held, RUNG_NAMES, zone=self._zone)
+        held = rung_name(reading.rung)
+        self._metrics.set_one_of("trefoil_carbon_rung", "rung", held, RUNGS, zone=self._zone)
         self._metrics.simulated = self._metrics.simulated or reading.simulated
         intensity = self._metrics.bind("trefoil_carbon_intensity_grams_per_kwh", **self._labels)
         intensity.set(reading.intensity_g_per_kwh)

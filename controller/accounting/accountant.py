@@ -29,7 +29,6 @@ from controller.explore.core.candidate_measurement import GAP_S, UNMEASURED
 from controller.loop.disk_store import DiskStore
 from controller.loop.leadership import Leadership
 from controller.observe.core.observation import Observation
-from controller.observe.core.stream_order import FOLDED_MAX, JOIN_S, StreamOrder
 from controller.observe.reader import AHEAD_S
 from controller.settings import ControllerSettings
 from trefoil.core import errors
@@ -40,6 +39,7 @@ from trefoil.core.device_types import known_type
 from trefoil.core.energy import EnergySample, ReceiptRates
 from trefoil.core.objective import Objective
 from trefoil.core.outside.plausible import power_fault
+from trefoil.core.outside.stream_order import FOLDED_MAX, JOIN_S, StreamOrder
 from trefoil.core.plan import Plan
 from trefoil.core.units import grams
 from trefoil.runtime.clock import Clock
@@ -104,7 +104,8 @@ class Accountant:
         self._unwritten: dict[str, dict[str, float]] = {}
         self._minute: dict[str, list[EnergySample]] = {}
         self._folded: deque[tuple[str, EnergySample]] = deque(maxlen=SAMPLES_MAX)
-        self._order = StreamOrder[EnergySample](self._set_aside, FOLDED_MAX)  # of each device, as its agent said
+        # Of each device, as its agent said; a node's status proves its devices.
+        self._order = StreamOrder[EnergySample](self._set_aside, FOLDED_MAX, proven=True)
         self._families: Sequence[str] = ()
         self._last: dict[str, EnergySample] = {}  # the last one, in our time
         self._offsets: dict[str, float] = {}  # by which that one's was shifted
@@ -291,7 +292,8 @@ class Accountant:
         """Readings of one series, oldest first, the one planned by last."""
         now = self._observation.carbon(self._clock.now_s())
         known = [r for r in self._observation.inputs.carbon_history if r.series == now.series]
-        return tuple(sorted([*known, now], key=lambda r: r.observed_at_s))
+        before = [r for r in known if r.observed_at_s <= now.observed_at_s]  # a later one is none of its feed
+        return tuple(sorted([*before, now], key=lambda r: r.observed_at_s))
 
     def _is_possible(self, sample: EnergySample) -> bool:
         """Whether a sample is of a device that its node has, and of no more than it can draw."""

@@ -183,11 +183,7 @@ class Leadership:
         if self._lease is None:
             raise errors.Fenced(f"the role {ROLE} is not held: {self.why}", remedy="acquire it, then repeat")
         copies = self._files.copies()
-        try:
-            await self._state.write(self._lease, [*writes, *copies])
-        except errors.Fenced:
-            self._metrics.inc("trefoil_writes_fenced_total", role=ROLE)
-            raise
+        await self._state.write(self._lease, [*writes, *copies])
         self._files.copied(copies)
 
     async def copy_files(self) -> None:

@@ -2,8 +2,9 @@
 
 On trouble the last values stand, and the observation says why."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
@@ -13,7 +14,6 @@ from controller.loop.core.decision import RUNG_DEGRADED, RUNG_KEPT, ControlState
 from controller.loop.leadership import Leadership
 from controller.observe.core.carbon_inputs import REFUSABLE
 from controller.observe.core.observation import Observation
-from controller.observe.core.stream_order import StreamOrder
 from controller.settings import CarbonSettings
 from trefoil.core import errors
 from trefoil.core.brains import HISTORY_MAX_S, PlanView
@@ -21,17 +21,19 @@ from trefoil.core.carbon import CarbonForecast, CarbonReading, Series, shift_for
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, ScaleSignal
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import ActMode
+from trefoil.core.outside.stream_order import StreamOrder
 from trefoil.core.plan import Rollout, RolloutState
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.fenced import Append, Put, Write
 from trefoil.runtime.sightings import AGREE_S, LiveAcks, Sightings
-from trefoil.runtime.state import Keys, State
+from trefoil.runtime.state import SIGNAL_TTL_S, Keys, State
 from trefoil.runtime.telemetry import Metrics
 
 LOG = structlog.get_logger()
 WRITTEN_S: Final = 5.0  # after its end a second is written down, unless its writer's clock is another
 AHEAD_S: Final = 2.0  # by which a stamp may lie in the future: clocks that agree, and a value on its way
 PAGE: Final = 3600  # entries read at once
+JOINED_S: Final = 0.5  # by which two seconds that were written one after the other differ
 
 
 class ObservationReader:
@@ -47,6 +49,8 @@ class ObservationReader:
         self._order = StreamOrder[LoadWindow](self._set_aside)
         self._history_id = "0"
         self._restored = False
+        noted = observation.inputs.set_aside.note
+        state.on_unreadable = lambda key, why: noted(key, "value", why, clock.now_s())
 
     async def refresh(self) -> None:
         """Read everything once; on trouble keep the last values and say in `inputs.down` why."""
@@ -101,7 +105,7 @@ class ObservationReader:
             inputs.carbon_history.append(shift_reading(reading, -self._ahead_s))
         await self._refresh_other_zones()
         self.observation.note_carbon()
-        signals = await self._state.scan(keys.scale_signal_prefix(), ScaleSignal)
+        signals = await self._state.scan(keys.scale_signal_prefix(), ScaleSignal, SIGNAL_TTL_S)
         inputs.scale_signals = tuple(signals[name] for name in sorted(signals))
         load_keys = await self._state.names(keys.load_prefix())
         self._order.keep(load_keys)
@@ -136,18 +140,21 @@ class ObservationReader:
             after = f"{max(0, int(begins_s * 1000))}-0"
             while entries := await self._state.stream(name, LoadWindow, after, PAGE):
                 after = entries[-1][0]
-                counts = {int(w.starts_at_s + shift_s): float(sum(c.arrived for c in w.cells)) for _, w in entries}
+                counts: dict[int, float] = {}
+                for _, window in _in_a_row(entries):
+                    counts.setdefault(int(window.starts_at_s + shift_s), float(sum(c.arrived for c in window.cells)))
                 self.observation.windows.restore(family, counts)
 
     async def newest_demand(self, family: str) -> tuple[int | None, float]:
         """The last second of a family that is written down, and what its writer's stamps lack to be in our time [s].
 
-        It was stamped when it was written, which the id of its entry tells by Redis' clock.
+        It was stamped when it was written, which the id of its entry tells by Redis' clock. Of the last three entries
+        one may be stray: the newest counts that has a neighbour.
         """
-        entries = await self._state.tail(self._state.keys.demand(family), LoadWindow)
+        entries = await self._state.tail(self._state.keys.demand(family), LoadWindow, 3)
         if not entries:
             return None, 0.0
-        entry_id, window = entries[-1]
+        entry_id, window = (_in_a_row(entries) or entries)[-1]
         written_s = int(entry_id.partition("-")[0]) / 1e3 + await self._state.clock_offset_s()
         lacks_s = float(round(written_s - window.ends_at_s))
         shift_s = lacks_s if abs(lacks_s) > WRITTEN_S else 0.0
@@ -191,6 +198,13 @@ class ObservationReader:
             if reading is not None:
                 held[zone] = reading
         inputs.zones = tuple(held[zone] for zone in sorted(held))
+
+
+def _in_a_row(entries: Sequence[tuple[str, LoadWindow]]) -> list[tuple[str, LoadWindow]]:
+    """Entries that begin where the one before ends, or end where the next one begins: a stray one does neither."""
+    joined = [abs(after.starts_at_s - before.ends_at_s) < JOINED_S for (_, before), (_, after) in pairwise(entries)]
+    pairs = zip(entries, [False, *joined], [*joined, False], strict=True)
+    return [entry for entry, after, before in pairs if after or before]
 
 
 DEMAND_MAX: Final = int(HISTORY_MAX_S)  # seconds

@@ -1,7 +1,8 @@
 """Latency reader: load windows and objectives out of Redis, for governors that go by the latency of their stages.
 
 Nothing is read while no plan names such a governor. Of a stream that is met for the first time what stands there is
-old; without Redis no window comes, and governors go to the top of their range.
+old; without Redis no window comes, and governors go to the top of their range. A window that does not continue its
+worker's stream is set aside.
 """
 
 from typing import Final
@@ -14,6 +15,7 @@ from power_agent.slices.node_state import Node
 from trefoil.core.demand import LoadWindow
 from trefoil.core.errors import StateUnavailable
 from trefoil.core.objective import Objective
+from trefoil.core.outside.stream_order import StreamOrder
 from trefoil.runtime.state import State
 
 PERIOD_S: Final = 0.5  # as muServe samples, and as long as a window is
@@ -26,6 +28,7 @@ class LatencyReader:
         self.latencies = SliceLatencies(node.catalog)
         self._node, self._state = node, state
         self._read_to: dict[str, str] = {}
+        self._order = StreamOrder[LoadWindow](self._set_aside)
         self._trouble = False
 
     async def run(self) -> None:
@@ -39,6 +42,7 @@ class LatencyReader:
         plan, override = self._node.plan, self._node.settings.governor
         if plan is None or not any(reads_latency(override or device.governor) for device in plan.devices):
             self._read_to.clear()
+            self._order.keep(())
             return
         try:
             await self._read()
@@ -64,5 +68,11 @@ class LatencyReader:
                 continue
             for entry_id, window in await state.stream(name, LoadWindow, self._read_to[name]):
                 self._read_to[name] = entry_id
-                self.latencies.add_window(window, self._node.clock.monotonic_s())
+                for one in self._order.take(name, window):
+                    self.latencies.add_window(one, self._node.clock.monotonic_s())
         self._read_to = {name: self._read_to[name] for name in names}
+        self._order.keep(names)
+
+    def _set_aside(self, window: LoadWindow, why: str) -> None:
+        self._node.metrics.inc("trefoil_set_aside_total", kind="window")
+        structlog.get_logger().warning("a load window is set aside", worker=window.worker, why=why)

@@ -22,12 +22,11 @@ from trefoil.core.energy import EnergySample
 from trefoil.core.errors import Fenced, StartError, StateUnavailable
 from trefoil.runtime.fenced import Append, Put
 from trefoil.runtime.proc import Identity
-from trefoil.runtime.state import State
+from trefoil.runtime.state import SIGNAL_TTL_S, State
 
 PERIOD_S: Final = 1.0
 GAP_S: Final = 0.05  # changes come in bursts
 STREAM_S: Final = 6 * 3600.0
-SIGNAL_TTL_S: Final = 3.0  # written every second while it stands
 TAIL_PER_DEVICE: Final = 8  # newest entries that surely hold the newest of each device
 BATCH_MAX: Final = 200
 NAMESAKE_S: Final = 3.0  # an agent renews its lease every second

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Final
 
 from trefoil.core.common import Provenance
 
@@ -49,6 +50,14 @@ class Rung(IntEnum):
     """A configured value."""
     EXPIRED = 5
     """The last accepted value beyond its age limit: nothing else is known."""
+
+
+RUNGS: Final = tuple(rung.name.lower() for rung in Rung)
+
+
+def rung_name(rung: int) -> str:
+    """Name of a rung; its number where a newer feed knows more of them."""
+    return RUNGS[rung] if 0 <= rung < len(RUNGS) else str(rung)
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,9 +299,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "trefoil_set_aside_total",
         "counter",
-        "Load windows and energy samples read and not used: they contradict their writer, or what is possible.",
+        "Values read from Redis and not used: they contradict their writer, or what is possible.",
         ("kind",),
-        CONTROLLER,
+        (*CONTROLLER, *POWER_AGENT),
     ),
     Metric(
         "trefoil_carbon_refused",

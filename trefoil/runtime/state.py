@@ -49,9 +49,12 @@ WRITES_MAX: Final = 100_000
 LOADS_MAX: Final = 1_200
 LOADS_TTL_S: Final = 900.0
 ACK_TTL_S: Final = 5.0
+SIGNAL_TTL_S: Final = 3.0
 REPAIR_S: Final = 2.0
 PAGES_MAX: Final = 20  # of unreadable entries in a row, that one read of a stream goes past
 UNREADABLE_MAX: Final = 1_000
+
+NEVER_ENDS: Final = -1  # PTTL of a key without one
 
 _ENTRY_ID: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 T = TypeVar("T")
@@ -90,6 +93,8 @@ class State:
         self._held: dict[str, _Held] = {}
         self.unreadable: dict[str, str] = {}
         """Keys that could not be read when they were read last, and why."""
+        self.on_unreadable: Callable[[str, str], object] = _ignore
+        """Gets each key that cannot be read, and why, once until it is read again."""
         self._log = structlog.get_logger()
         self._client: Any = client  # its stubs allow for decoded responses, which we do not ask for
         self._timeout_s = timeout_s
@@ -388,12 +393,19 @@ class State:
             found = {key async for key in self._client.scan_iter(match=pattern, count=1000)}
         return sorted(_text(key) for key in found if _is_text(key))
 
-    async def scan(self, prefix: str, cls: type[T]) -> dict[str, T]:
-        """Scan all values that can be read and whose key begins so, by full key."""
+    async def scan(self, prefix: str, cls: type[T], ttl_s: float | None = None) -> dict[str, T]:
+        """Scan all values that can be read and whose key begins so, by full key. `ttl_s`: for how long their writer
+        writes them; what stands for longer is none of them."""
         keys = await self.names(prefix)
         for gone in [key for key in self.unreadable if key.startswith(prefix) and key not in keys]:
             del self.unreadable[gone]
-        decoded = {key: self._decoded(key, cls, data) for key, data in (await self._values(keys)).items()}
+        values = await self._values(keys)
+        if ttl_s is not None:
+            left = await self._send(lambda pipeline: [pipeline.pttl(key) for key in keys])
+            for key, left_ms in zip(keys, left, strict=True):
+                if left_ms == NEVER_ENDS or left_ms > fenced.milliseconds(ttl_s):
+                    values[key] = ValueError(f"it stands for more than the {ttl_s:g} s that it is written for")
+        decoded = {key: self._decoded(key, cls, data) for key, data in values.items()}
         return {key: value for key, value in decoded.items() if value is not None}
 
     async def stream(self, key: str, cls: type[T], after_id: str = "0", count: int = 1000) -> list[tuple[str, T]]:
@@ -493,6 +505,7 @@ class State:
             for forgotten in list(self.unreadable)[: max(0, len(self.unreadable) + 1 - UNREADABLE_MAX)]:
                 del self.unreadable[forgotten]
             self._log.warning("key cannot be read; going on without it", why=str(error))
+            self.on_unreadable(error.field, error.message)
             if self._metrics is not None:
                 self._metrics.inc("trefoil_state_unreadable_total")
         self.unreadable[error.field] = str(error)
@@ -554,6 +567,10 @@ class State:
             if self._metrics is not None:
                 self._metrics.inc("trefoil_state_errors_total")
             raise state_errors.translate(error, self._timeout_s) from error
+
+
+def _ignore(key: str, why: str) -> None:
+    """Default of `State.on_unreadable`: the log names the key."""
 
 
 def _text(value: bytes | str) -> str:

@@ -12,7 +12,8 @@ from typing import Any, Final
 from redis import exceptions
 
 from trefoil.core import carbon, common, demand, energy, errors, fleet, objective, plan
-from trefoil.core.outside.plausible import numbers_fault, sample_fault, window_fault
+from trefoil.core.outside.plausible import node_fault, numbers_fault, rates_fault, sample_fault, window_fault
+from trefoil.core.outside.ranges import YEAR_S
 from trefoil.runtime import codec
 from trefoil.runtime.keys import Keys
 
@@ -117,8 +118,8 @@ def _is_at(*names: str) -> Callable[[str], str]:
     return lambda key: "" if key in names else f"it belongs to {names[0]}"
 
 
-def _interval(starts_s: float, ends_s: float) -> str:
-    if starts_s <= 0.0 or not 0.0 <= ends_s - starts_s <= INTERVAL_MAX_S:
+def _interval(starts_s: float, ends_s: float, max_s: float = INTERVAL_MAX_S) -> str:
+    if starts_s <= 0.0 or not 0.0 <= ends_s - starts_s <= max_s:
         return f"an interval from {starts_s:g} to {ends_s:g} s"
     return ""
 
@@ -127,26 +128,23 @@ def _revision(revision: common.Revision) -> str:
     return "" if 0 <= revision.epoch <= EPOCH_MAX else f"epoch {revision.epoch}"
 
 
-def _status(status: fleet.NodeStatus) -> str:
-    """What contradicts a node's status: an epoch, a time, or devices that are not the node's."""
-    for device in status.devices:
-        if not device.device.startswith(f"{status.node}/"):
-            return f"device {device.device!r} is none of {status.node}"
-        if elsewhere := [part.key.device for part in device.slices if part.key.device != device.device]:
-            return f"a slice of {elsewhere[0]!r} on {device.device}"
-    return _revision(common.Revision(status.highest_epoch_seen))
-
-
 def _reading(keys: Keys, key: str, found: carbon.CarbonReading) -> str:
     elsewhere = _is_at(keys.carbon_now(found.series), keys.carbon_history(found.series))(key)
-    why = "" if found.intensity_g_per_kwh >= 0.0 else f"{found.intensity_g_per_kwh} g/kWh"
-    return elsewhere or why or numbers_fault(found)
+    if found.intensity_g_per_kwh < 0.0 or not 0.0 <= found.ends_at_s - found.starts_at_s <= YEAR_S:
+        return f"{found.intensity_g_per_kwh:g} g/kWh from {found.starts_at_s:g} to {found.ends_at_s:g} s"
+    return elsewhere or numbers_fault(found)
+
+
+def _forecast(keys: Keys, key: str, found: carbon.CarbonForecast) -> str:
+    if min((band.p10_g_per_kwh for band in found.bands), default=0.0) < 0.0:
+        return "negative g/kWh"
+    return _is_at(keys.carbon_forecast(found.series))(key) or numbers_fault(found)
 
 
 def _window(keys: Keys, key: str, found: demand.LoadWindow) -> str:
     of_worker = key.startswith(keys.load_prefix())
     elsewhere = _is_at(keys.load(found.dispatcher, found.worker))(key) if of_worker else ""
-    return elsewhere or _interval(found.starts_at_s, found.ends_at_s) or (window_fault(found) if of_worker else "")
+    return elsewhere or _interval(found.starts_at_s, found.ends_at_s) or window_fault(found)
 
 
 def _sample(keys: Keys, key: str, found: energy.EnergySample) -> str:
@@ -160,22 +158,27 @@ def _sample(keys: Keys, key: str, found: energy.EnergySample) -> str:
 # By class: why a value cannot be what its writer has written at this key; "" where it can.
 _OBJECTIONS: Final[Mapping[type, Callable[[Keys, str, Any], str]]] = {
     common.Lease: lambda keys, key, found: _is_at(keys.lease(found.name))(key),
-    fleet.NodeStatus: lambda keys, key, found: _is_at(keys.node(found.node))(key) or _status(found),
+    fleet.NodeStatus: lambda keys, key, found: (
+        _is_at(keys.node(found.node))(key) or _revision(common.Revision(found.highest_epoch_seen)) or node_fault(found)
+    ),
     plan.Plan: lambda _keys, _key, found: _revision(found.revision),
     plan.NodePlan: lambda keys, key, found: _is_at(keys.plan_node(found.node))(key) or _revision(found.revision),
     objective.Objective: lambda keys, key, found: _is_at(keys.objective(found.family))(key) or numbers_fault(found),
     demand.TableAck: lambda keys, key, found: _is_at(keys.ack(found.dispatcher, found.worker))(key),
     demand.LoadWindow: _window,
+    demand.LoadForecast: lambda keys, key, found: _is_at(keys.forecast_load(found.family))(key) or numbers_fault(found),
+    demand.ScaleSignal: lambda keys, key, found: (
+        _is_at(keys.scale_signal(found.device))(key)
+        or ("" if found.device.startswith(f"{found.node}/") else f"device {found.device!r} is none of {found.node}")
+    ),
+    energy.ReceiptRates: lambda _keys, _key, found: rates_fault(found),
     energy.EnergySample: _sample,
     carbon.CarbonReading: _reading,
-    carbon.CarbonForecast: lambda keys, key, found: (
-        _is_at(keys.carbon_forecast(found.series))(key) or numbers_fault(found)
-    ),
+    carbon.CarbonForecast: _forecast,
     carbon.CarbonRatio: lambda keys, key, found: (
         _is_at(keys.carbon_ratio(found.series), keys.carbon_ratio(found.series, found.window))(key)
         or numbers_fault(found)
     ),
-    energy.ReceiptRates: lambda _keys, _key, found: numbers_fault(found),
     carbon.CarbonScores: lambda keys, key, found: _is_at(
         keys.carbon_scores(found.series), keys.carbon_scores(found.series, found.model)
     )(key),

@@ -11,7 +11,9 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-INTENSITY_MAX_G_PER_KWH: Final = 1500.0  # above every grid: the dirtiest lignite plants emit about 1,200
+from trefoil.core.outside.ranges import range_of
+
+INTENSITY_MAX_G_PER_KWH: Final = range_of("_g_per_kwh").high
 BOUNDARY_S: Final = 1e-6  # a clock that reads this much too early is already in the next bin
 
 

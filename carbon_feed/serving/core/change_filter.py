@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from trefoil.core.carbon import CarbonReading, Rung
+from trefoil.core.carbon import CarbonReading, rung_name
 from trefoil.core.errors import InvalidInput
 
 FLOOR_G_PER_KWH: Final = 1.0
@@ -72,9 +72,7 @@ class ChangeFilter:
         if reading.quality != was.quality:
             return AnnouncementDecision(told, f"quality {was.quality.name.lower()} -> {reading.quality.name.lower()}")
         if reading.rung != was.rung:
-            return AnnouncementDecision(
-                told, f"rung {Rung(was.rung).name.lower()} -> {Rung(reading.rung).name.lower()}"
-            )
+            return AnnouncementDecision(told, f"rung {rung_name(was.rung)} -> {rung_name(reading.rung)}")
         if self.change_ratio == 0.0:
             return AnnouncementDecision(told, "reading") if reading != was else AnnouncementDecision(last, "")
         turned = direction * last.direction < 0

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from trefoil.core.accounting import by_variant
-from trefoil.core.carbon import CarbonReading, Rung
+from trefoil.core.carbon import CarbonReading, rung_name
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.units import DAY_S, grams
 
@@ -24,7 +24,7 @@ Booking = tuple[str, str, float]
 def bookings(sample: EnergySample, reading: CarbonReading, families: Sequence[str], pue: float) -> Iterator[Booking]:
     """Bookings of a metered sample, all but embodied carbon. Variant "" is what was drawn while nothing computed."""
     age_s = max(0.0, (sample.starts_at_s + sample.ends_at_s) / 2 - reading.observed_at_s)
-    rung, quality = Rung(reading.rung).name.lower(), reading.quality.name.lower()
+    rung, quality = rung_name(reading.rung), reading.quality.name.lower()
     of_families: dict[str, float] = {}
     for (family, variant), joules in by_variant(sample, families).items():
         of_families[family] = of_families.get(family, 0.0) + joules

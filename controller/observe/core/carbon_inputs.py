@@ -18,10 +18,9 @@ from collections.abc import Set
 from dataclasses import replace
 from typing import Final
 
-from trefoil.core.carbon import CarbonForecast, CarbonReading, Quality, Rung, Series
+from trefoil.core.carbon import RUNGS, CarbonForecast, CarbonReading, Quality, Rung, Series, rung_name
 from trefoil.core.common import frozen_by_types
 
-RUNGS: Final = tuple(rung.name.lower() for rung in Rung)
 REFUSABLE: Final = RUNGS[1:]
 EARLY_S: Final = 5.0  # by how much the clocks of two machines may differ
 
@@ -33,11 +32,6 @@ class PlannableReading:
     reading: CarbonReading
     rung: str = ""
     why: str = ""
-
-
-def rung_name(rung: int) -> str:
-    """Name of a rung; its number where a newer feed knows more of them."""
-    return RUNGS[rung] if 0 <= rung < len(RUNGS) else str(rung)
 
 
 def static_reading(series: Series, static_g_per_kwh: float, now_s: float) -> CarbonReading:
@@ -59,7 +53,7 @@ def carried_when_stale(reading: CarbonReading, now_s: float, stale_intervals: fl
     """Reading as it is, or carried when nobody has renewed it for so many of its intervals."""
     interval_s = reading.ends_at_s - reading.starts_at_s
     age_s = now_s - reading.observed_at_s
-    if interval_s <= 0 or age_s <= stale_intervals * interval_s:
+    if age_s <= stale_intervals * interval_s:
         return reading
     rung, why = max(reading.rung, int(Rung.CARRIED)), f"the reading is {age_s:.0f} s old"
     return replace(reading, rung=rung, quality=Quality.CARRIED, fallback_reason=why)

@@ -20,7 +20,6 @@ from controller.observe.core.carbon_inputs import (
     clipped_forecast,
     forecast_refusal,
     plannable_reading,
-    rung_name,
     static_reading,
     without_bands,
     without_sign,
@@ -33,7 +32,7 @@ from controller.observe.core.set_aside import SetAside
 from controller.observe.core.unreached import unreached_devices, with_lost
 from controller.settings import ControllerSettings
 from trefoil.core.brains import Forecaster, PlanView, history_s_of
-from trefoil.core.carbon import CarbonForecast, CarbonReading, Rung, Series
+from trefoil.core.carbon import CarbonForecast, CarbonReading, Rung, Series, rung_name
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import IdentityKey
 from trefoil.core.demand import Demand, LoadForecast, LoadWindow, Measured, ScaleSignal, TableAck

@@ -128,7 +128,8 @@ class Membership:
         """Whether all members count the same sharers as we do and route by this table, and no more may come; also true
         once AGREE_MAX_S have passed."""
         counts = frozenset(self.sharer_names)
-        if not self._unproven and all(member.table == table and member.counts == counts for member in self.members.values()):
+        members = self.members.values()
+        if not self._unproven and all(member.table == table and member.counts == counts for member in members):
             self._waiting = None
             return True
         if self._waiting is None or self._waiting[0] != (table, counts):

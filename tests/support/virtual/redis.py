@@ -436,6 +436,13 @@ class Pipeline:
     def delete(self, key: str) -> None:
         self._commands.append(lambda: self._server.delete(key))
 
+    def pttl(self, key: str) -> None:
+        def left() -> int:
+            left_s = self._server.ttl_s(key)
+            return -2 if left_s is None else -1 if left_s == math.inf else round(left_s * 1000)
+
+        self._commands.append(left)
+
     def pexpire(self, key: str, ttl_ms: int) -> None:
         self._write(lambda: self._server.expire(key, ttl_ms))
 

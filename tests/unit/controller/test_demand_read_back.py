@@ -121,3 +121,21 @@ async def test_stamps_of_a_controller_whose_clock_was_another_are_read_in_our_ti
     second = world()
     await second.run(5, "d2")
     assert len(second.noting.seen) >= 30
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 1.0, 700.0, 1e9, -700.0, -1e9])
+@pytest.mark.parametrize("last", [False, True])
+async def test_a_stray_second_is_no_history_and_stops_no_writing(world, ahead_s, last):
+    first = world()
+    await first.run(20, "d1", ends=False)
+    second = round(first.clock.now_s()) + ahead_s + 3.0
+    cell = LoadCell(LoadKey("digits"), arrived=900_000, arrived_per_s=(900_000,))
+    stray = LoadWindow(starts_at_s=second, ends_at_s=second + 1.0, cells=(cell,))
+    await first.state.append(first.role._lease, first.state.keys.demand("digits"), stray, 1000)
+    await first.run(0 if last else 10, "d1")
+    await first.forget_worker("d1")
+    again = world()
+    await again.run(4, "d2")
+    assert len(again.noting.seen) >= (20 if last else 30)
+    assert set(again.noting.seen[:-4]) == {8.0}
+    assert sum(window.cells[0].arrived == 8 for window in await again.written()) >= (22 if last else 32)

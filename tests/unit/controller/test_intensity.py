@@ -15,7 +15,6 @@ from controller.observe.core.carbon_inputs import (
     carried_when_stale,
     forecast_refusal,
     plannable_reading,
-    rung_name,
 )
 from controller.observe.core.observation import Observation
 from controller.observe.reader import ObservationReader
@@ -26,7 +25,7 @@ from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
 from tests.unit.controller.views import PLAN
 from trefoil.core.brains import PlanView
-from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, Quality, Rung, Series
+from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, Quality, Rung, Series, rung_name
 from trefoil.core.errors import SettingError
 from trefoil.core.fleet import FleetState, NodeStatus
 from trefoil.core.objective import Objective, ObjectiveMode

@@ -79,8 +79,9 @@ async def test_a_view_knows_the_families_that_somebody_wants_and_no_others():
     world = World()
     assert names(await world.view()) == {"digits"}
     cell = LoadCell(LoadKey("owls"), arrived=9, arrived_per_s=(3, 3, 3))
-    window = LoadWindow("d1", 0, 1, NOW_S - 1, NOW_S, cells=(cell,))
-    await world.state.append_unfenced(world.state.keys.load("d1", 0), window)
+    for number in (0, 1):
+        window = LoadWindow("d1", 0, number, NOW_S - 2 + number, NOW_S - 1 + number, cells=(cell,))
+        await world.state.append_unfenced(world.state.keys.load("d1", 0), window)
     seen = await world.view()
     assert names(seen) == {"digits", "owls"}
     assert {d.family for d in seen.demand} == {"digits", "owls"}

@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.observe.core.stream_order import FOLDED_MAX, StreamOrder
 from tests.unit.controller.test_receipt_shell import HOUR, KEYS, World
 from tests.unit.controller.test_receipts import sample
-from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, TableAck
+from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, ScaleSignal, TableAck
 from trefoil.core.device_types import device_type
 from trefoil.core.energy import EnergySample
+from trefoil.core.fleet import DeviceStatus, NodeStatus
 from trefoil.core.latency import Histogram, build_histogram
 from trefoil.core.outside.plausible import power_fault, sample_fault, window_fault
+from trefoil.core.outside.stream_order import FOLDED_MAX, StreamOrder
+from trefoil.runtime.state import SIGNAL_TTL_S
 
 KEY, TYPE = KEYS[0], "A100-SXM4-40GB"
 CELL = LoadCell(LoadKey("digits", "s", KEY), arrived=5, answered=5, items=5, latency=build_histogram([9.0] * 5))
@@ -30,9 +32,9 @@ async def world(tmp_path):
     return made
 
 
-def order(step: int = 1) -> tuple[StreamOrder[LoadWindow], list[LoadWindow]]:
+def order(step: int = 1, proven: bool = False) -> tuple[StreamOrder[LoadWindow], list[LoadWindow]]:
     aside: list[LoadWindow] = []
-    return StreamOrder(lambda value, _why: aside.append(value), step), aside
+    return StreamOrder(lambda value, _why: aside.append(value), step, proven), aside
 
 
 @given(
@@ -43,14 +45,14 @@ def test_no_single_stray_is_counted_or_makes_a_true_window_be_left_out(seq, star
     true = [window(n, 100.0 + n, 101.0 + n) for n in range(1, count + 9)]
     if stray.seq in (at, at + 1) and abs(stray.starts_at_s - (100.0 + at)) <= 2.0:
         return  # it says what its writer says
-    found, aside = order()
+    found, aside = order(proven=True)
     taken = [one for value in (*true[:at], stray, *true[at:]) for one in found.take("w", value)]
     assert taken == true
     assert stray in aside or (stray.seq <= at and stray.ends_at_s <= true[at - 1].ends_at_s)
 
 
 def test_a_gap_is_believed_once_its_stream_goes_on_and_a_repeat_counts_once():
-    found, aside = order()
+    found, aside = order(proven=True)
     one, two, late, later = window(1, 1, 2), window(2, 2, 3), window(9, 20, 21), window(10, 21, 22)
     assert found.take("w", one) == (one,)
     assert found.take("w", one) == ()
@@ -62,16 +64,23 @@ def test_a_gap_is_believed_once_its_stream_goes_on_and_a_repeat_counts_once():
     assert not found.holds
 
 
-def test_a_first_value_that_is_stray_gives_way_to_the_live_writer():
-    found, aside = order()
+@pytest.mark.parametrize("proven", [False, True])
+def test_a_first_value_that_is_stray_gives_way_to_the_live_writer(proven):
+    found, aside = order(proven=proven)
     stray, true = window(2**62, 5, 6), [window(n, 5.0 + n, 6.0 + n) for n in range(7, 10)]
-    assert found.take("w", stray) == (stray,)
+    assert found.take("w", stray) == ((stray,) if proven else ())
     assert [one for value in true for one in found.take("w", value)] == true
+    assert aside == ([] if proven else [stray])
+
+
+def test_one_value_of_a_writer_that_does_not_exist_is_never_taken():
+    found, aside = order()
+    assert [found.take("nobody", one) for one in [window(1, 1, 2)] * 3] == [(), (), ()]
     assert not aside
 
 
 def test_folded_samples_continue_and_what_is_held_can_be_released():
-    found, _ = order(FOLDED_MAX)
+    found, _ = order(FOLDED_MAX, proven=True)
     one, folded, gap = window(1, 1, 2), window(5, 2, 6), window(6, 60, 61)
     assert found.take("w", one) + found.take("w", folded) == (one, folded)
     assert found.take("w", gap) == ()
@@ -201,3 +210,30 @@ async def test_what_was_set_aside_is_said_once_by_key_with_its_count(world):
     assert world.seen.inputs.set_aside.take_counts() == {"sample": 2}
     assert world.seen.inputs.set_aside.take_counts() == {}
     assert world.seen.inputs.set_aside.lines(world.clock.now_s() + 601) == []
+
+
+async def test_a_window_of_a_worker_that_does_not_exist_is_no_demand(world):
+    await world.second(0.6)
+    now_s = world.clock.now_s()
+    stray = LoadWindow("nobody", 7, 1, now_s - 0.5, now_s, cells=(replace(CELL, arrived=10**5, answered=0, items=0),))
+    await world.state.append_unfenced(world.state.keys.load("nobody", 7), stray)
+    for _ in range(5):
+        await world.second(0.6)
+    assert max(world.seen.windows.arrivals("digits", world.clock.now_s())) < 10**5
+
+
+async def test_what_is_not_read_is_said_by_key(world):
+    key = world.state.keys.node("n9")
+    await world.state.put(world._agent, key, NodeStatus("n9", devices=(DeviceStatus("n/gpu0"),)))
+    await world.second(0.6)
+    (line,) = world.seen.inputs.set_aside.lines(world.clock.now_s())
+    assert line == f"{key}: 1 set aside, the last because of device 'n/gpu0' is none of n9"
+    assert world.seen.inputs.set_aside.take_counts() == {"value": 1}
+
+
+@pytest.mark.parametrize(("ttl_s", "counts"), [(None, 0), (60.0, 0), (SIGNAL_TTL_S, 1)])
+async def test_a_signal_that_no_agent_renews_wants_nothing(world, ttl_s, counts):
+    signal = ScaleSignal("n", KEY.device, ("digits",), "at the top", world.clock.now_s())
+    await world.state.put(world._agent, world.state.keys.scale_signal(KEY.device), signal, ttl_s)
+    await world.second(0.6)
+    assert len(world.seen.inputs.scale_signals) == counts

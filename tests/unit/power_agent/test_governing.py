@@ -82,12 +82,15 @@ ONE, OTHER = SliceKey(GPU, "3g.20gb", 0, 4), SliceKey(GPU, "2g.10gb", 4, 2)
 SERVING = tuple(PlannedSlice(key, (Hosted("digits", "m", 1), Hosted("words", "s", 2))) for key in (OTHER, ONE))
 
 
-def window(*cells: tuple[SliceKey, str, list[float]], length_s: float = 0.5) -> LoadWindow:
+def window(*cells: tuple[SliceKey, str, list[float]], length_s: float = 0.5, seq: int = 1) -> LoadWindow:
     """Latencies [ms] by slice and family, as a worker on another clock reports them."""
     found = [
         LoadCell(LoadKey(family, "m", key), answered=len(ms), latency=build_histogram(ms)) for key, family, ms in cells
     ]
-    return LoadWindow("d", 0, 1, 5e9, 5e9 + length_s, cells=(LoadCell(LoadKey("digits"), arrived=3), *found))
+    starts_s = 5e9 + seq * length_s
+    return LoadWindow(
+        "d", 0, seq, starts_s, starts_s + length_s, cells=(LoadCell(LoadKey("digits"), arrived=3), *found)
+    )
 
 
 def test_a_governor_is_told_who_is_hosted_and_how_late_each_slice_was_since_the_clock_changed():
@@ -199,9 +202,11 @@ class Serving:
         """Let time pass; the upper ends that were locked meanwhile, each once."""
         seen = []
         for _ in range(int(seconds * 10)):
-            if self.latency_ms is not None and round(self.bench.clock.monotonic_s() * 10) % 5 == 0:
+            tenths = round(self.bench.clock.monotonic_s() * 10)
+            if self.latency_ms is not None and tenths % 5 == 0:
                 key, (_, top_mhz) = self.state.keys.load("d", 0), self.bench.gpus.locked or (0, 1200)
-                await self.state.append_unfenced(key, window((ONE, "toy", [self.latency_ms * 1200 / top_mhz] * 9)))
+                found = window((ONE, "toy", [self.latency_ms * 1200 / top_mhz] * 9), seq=tenths // 5)
+                await self.state.append_unfenced(key, found)
             await self.bench.pass_s(0.1)
             locked = self.bench.gpus.locked
             seen += [locked[1]] if locked and locked[1] not in seen[-1:] else []
@@ -220,6 +225,22 @@ async def test_the_agent_steps_down_once_a_second_by_what_dispatchers_report_and
     assert [mhz for mhz in await serving.pass_s(2) if mhz > 300][:2] == [600, 1200], "doubled each second"
     await serving.bench.end()
     assert serving.bench.gpus.locked is None
+
+
+STRAYS = [window((ONE, "toy", [6e8] * 1000), seq=seq) for seq in (0, 1, 7, 10**6)]
+
+
+@pytest.mark.parametrize("worker", [("d", 0), ("nobody", 3)])
+@pytest.mark.parametrize("stray", STRAYS, ids=lambda stray: str(stray.seq))
+async def test_one_stray_window_lifts_no_clock(tmp_path, stray, worker):
+    serving = Serving(tmp_path)
+    await serving.start()
+    assert (await serving.pass_s(18))[-1] == 300
+    stray = replace(stray, dispatcher=worker[0], worker=worker[1])
+    await serving.state.append_unfenced(serving.state.keys.load(*worker), stray)
+    assert await serving.pass_s(4) == [300]
+    assert serving.bench.device.scale_signal is None
+    await serving.bench.end()
 
 
 async def test_called_up_again_at_the_top_it_asks_for_capacity_until_that_is_over(tmp_path):

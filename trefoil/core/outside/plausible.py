@@ -4,16 +4,18 @@ Redis is a blackboard: a stray value may stand there, well-formed and absurd. Bo
 worker or a device can do, so that no true value is set aside, and low enough that a false one moves no plan for long.
 """
 
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final
 
 from trefoil.core.accounting import CONSERVATION_TOLERANCE, active_j
 from trefoil.core.demand import LoadCell, LoadWindow
 from trefoil.core.device_types import known_type
-from trefoil.core.energy import EnergyMethod, EnergySample
-from trefoil.core.fleet import DeviceKind
+from trefoil.core.energy import EnergyMethod, EnergySample, ReceiptRates
+from trefoil.core.fleet import DeviceKind, DeviceStatus, NodeStatus
 from trefoil.core.latency import BUCKETS, Histogram
 from trefoil.core.outside.ranges import complaint
+from trefoil.core.plan_check import CREDITS_MAX
 
 REQUESTS_MAX_PER_S: Final = 1e6
 """Requests of one window: 400 times what one dispatcher worker carries."""
@@ -25,6 +27,9 @@ LATENCY_MAX_MS: Final = 7 * 86_400e3
 """Longest latency of an answer: a week."""
 RECEIPT_MAX_J: Final = 1e7
 """Joules of one answer: a GPU of 2 kW for more than an hour."""
+LARGE_ITEMS: Final = 32
+LARGE_TOKENS: Final = 4096
+"""Items and tokens of a large answer: by the rate of its receipt it costs at most RECEIPT_MAX_J."""
 POWER_MARGIN: Final = 1.25
 """A device draws more than its type's `max_w` for a moment: power limits are held in the mean."""
 COUNTER_LAG_S: Final = 0.2
@@ -41,7 +46,8 @@ def numbers_fault(value: Any) -> str:
     """What contradicts the numbers of a value, at any depth: the ranges of their units."""
     for field in fields(value):
         found = getattr(value, field.name)
-        for one in found if isinstance(found, tuple) else (found,):
+        held = found.values() if isinstance(found, Mapping) else found if isinstance(found, tuple) else (found,)
+        for one in held:
             why = numbers_fault(one) if is_dataclass(one) else complaint(field.name, one, computed=True)
             if why:
                 return why if is_dataclass(one) else f"{field.name} = {one!r} {why}"
@@ -128,3 +134,28 @@ def power_fault(sample: EnergySample, type_name: str) -> str:
         return ""
     length_s = sample.ends_at_s - sample.starts_at_s
     return f"{sample.counter_j:g} J in {length_s:g} s: a {type_name or 'device of unknown type'} draws {limit_j:.0f} J"
+
+
+def rates_fault(found: ReceiptRates) -> str:
+    """What contradicts rates of receipts: numbers out of range, or an answer that costs more than any does."""
+    for rate in found.rates:
+        parts = rate.request_j, rate.item_j, rate.token_j
+        if min(parts) < 0.0 or not rate.energy_j(LARGE_ITEMS, LARGE_TOKENS) <= RECEIPT_MAX_J:
+            return f"{rate.request_j:g} J a request, {rate.item_j:g} J an item, {rate.token_j:g} J a token"
+    return numbers_fault(found)
+
+
+def node_fault(status: NodeStatus) -> str:
+    """What contradicts a node's status: devices or slices of another node or device, numbers that no device has."""
+    for device in status.devices:
+        if not device.device.startswith(f"{status.node}/"):
+            return f"device {device.device!r} is none of {status.node}"
+        places = (*(part.key for part in device.slices), *device.foreign)
+        if elsewhere := [key.device for key in places if key.device != device.device]:
+            return f"a slice of {elsewhere[0]!r} on {device.device}"
+        credits = max((part.credits for part in device.slices), default=0)
+        if credits > CREDITS_MAX or not 0.0 <= device.power_w <= DEVICE_MAX_W:
+            return f"{device.device} draws {device.power_w:g} W, and {credits} credits are on one of its slices"
+        if why := numbers_fault(replace(device, slices=(), foreign=())):
+            return f"{device.device}: {why}"
+    return ""

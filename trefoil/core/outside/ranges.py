@@ -42,7 +42,7 @@ BY_NAME: Final[Mapping[str, Range]] = {
     "ack_s": Range(0.01, 86_400.0, "each acknowledgement is a write"),
 }
 BY_UNIT: Final[Mapping[str, Range]] = {
-    "_g_per_kwh": Range(1e-6, 1e4, "coal has 1,100 g/kWh"),
+    "_g_per_kwh": Range(1e-6, 1500.0, "the dirtiest lignite plants emit 1,200 g/kWh"),
     "_per_day": Range(1, 1e9, "ten thousand a second"),
     "_per_s": Range(1e-9, 1e9, "one in thirty years, or a billion a second"),
     "_poll_s": Range(0.005, YEAR_S, "each poll asks somebody"),

@@ -1,9 +1,10 @@
 """Order of what one writer appends to a stream of intervals: load windows of a worker, energy samples of a device.
 
 Data: a number `seq` that grows, and an interval that begins where the one before ended.
-Formulation: a value that continues the last one is taken. One that does not (a gap, or a stray value) is held until the
-next: if that continues the held one, both are taken; if it continues the last one taken, the held one is contradicted
-and set aside. So no single stray value, whatever number or time it has, is counted or makes a true one be left out.
+Formulation: a value that continues the last one is taken. One that does not (a gap, a stray value, the first one of a
+writer) is held until the next: if that continues the held one, both are taken; if it continues the last one taken, the
+held one is contradicted and set aside. So no single stray value, whatever number or time it has, is counted or makes a
+true one be left out. Of `proven` writers, known from elsewhere, the first value is taken at once.
 Deviations: none.
 """
 
@@ -38,10 +39,12 @@ IntervalT = TypeVar("IntervalT", bound=Interval)
 
 
 class StreamOrder(Generic[IntervalT]):
-    """Order of the values of many writers. `set_aside` is told each value that is contradicted, and why."""
+    """Order of the values of many writers. `set_aside` gets each value that is contradicted, and the reason."""
 
-    def __init__(self, set_aside: Callable[[IntervalT, str], None], seq_step_max: int = 1) -> None:
-        self._set_aside, self._seq_step_max = set_aside, seq_step_max
+    def __init__(
+        self, set_aside: Callable[[IntervalT, str], None], seq_step_max: int = 1, proven: bool = False
+    ) -> None:
+        self._set_aside, self._seq_step_max, self._proven = set_aside, seq_step_max, proven
         self._last: dict[Hashable, tuple[int, float]] = {}  # seq and end of the last value that was taken
         self._held: dict[Hashable, IntervalT] = {}
 
@@ -70,12 +73,13 @@ class StreamOrder(Generic[IntervalT]):
         if held is not None and value == held:
             return ()
         taken: tuple[IntervalT, ...] = ()
-        if last is None or self._continues(last, value):
+        if self._proven if last is None else self._continues(last, value):
             taken = (value,)
         elif held is not None and self._continues((held.seq, held.ends_at_s), value):
             taken, held = (held, value), None
         if held is not None:
-            why = f"seq {held.seq} from {held.starts_at_s:.1f} s on does not continue seq {last[0] if last else 0}"
+            before = f"does not continue seq {last[0]}" if last else "is the first of its writer"
+            why = f"seq {held.seq} from {held.starts_at_s:.1f} s on {before}"
             self._set_aside(held, f"{why}, and seq {value.seq} does not continue it")
         self._held.pop(writer, None)
         if taken:
