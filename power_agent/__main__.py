@@ -92,7 +92,7 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     models = settings.model_repository
     digests = ModelDigests(models.absolute(), node.catalog, stated_digests(models))
     made = (mig, runtime, threads, state, journal, digests, node.catalog)
-    executor = StepExecutor(settings, clock, *made, node.keep_last_reading, access)
+    executor = StepExecutor(settings, clock, *made, node.keep_last_reading, access, plan_keys)
     unproven = Unproven(node, mig, executor)
     clocks = ClockKeeper(node, inventory, calls.call, LatencyReader(node, state))
     reconciler = Reconciler(node, executor, clocks)

@@ -7,7 +7,7 @@ from typing import Any, Final
 from power_agent.clocks.clock_keeper import ClockKeeper
 from power_agent.energy.energy_log import EnergyFeed
 from power_agent.slices.cordons import devices_named, refuse_old_epoch
-from power_agent.slices.core.epochs import refuse_made_up_epoch, refuse_overtaken_epoch
+from power_agent.slices.core.epochs import is_void, refuse_made_up_epoch, refuse_overtaken_epoch
 from power_agent.slices.node_state import PLAN, Node
 from power_agent.slices.reconciler import Reconciler
 from power_agent.slices.unproven import Unproven
@@ -76,6 +76,8 @@ class PowerAgentServicer(power_agent_pb2_grpc.PowerAgentServicer):  # type: igno
         except StateUnavailable:
             led = 0  # what this node has seen itself has to do
         refuse_made_up_epoch(epoch, highest, led)
+        if is_void(highest, epoch, led):
+            await self._reconciler.void_fence(epoch)
         return led
 
     async def Drain(self, request: Any, context: Any) -> Any:

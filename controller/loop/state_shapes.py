@@ -10,8 +10,9 @@ from controller.explore.core.exploration_state import ExplorationTotals
 from controller.loop.core.saved_state import BY_COMMAND, FLEET, ByCommand
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import ActMode, Objective
+from trefoil.core.outside.plausible import EPOCH_MAX
 from trefoil.core.plan import NodePlan, Plan
-from trefoil.runtime.state_files import EPOCH_MAX, as_epoch
+from trefoil.runtime.state_files import as_epoch
 
 
 @dataclass(frozen=True, slots=True)

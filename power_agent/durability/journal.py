@@ -201,6 +201,21 @@ class Journal:
             self.state.plan, self._behind = before, True  # the line that may be there is not to be found again
             raise
 
+    async def lower_fence(self, epoch: int) -> None:
+        """Lower the highest epoch, and with it the revision of the plan.
+
+        Raises:
+            JournalError: it could not be written; the fence stays.
+        """
+        self._write_before({"fence": epoch})
+        highest, plan = self.state.highest_epoch, self.state.plan
+        self.state.apply({"fence": epoch})
+        try:
+            await self.sync()
+        except JournalError:
+            self.state.highest_epoch, self.state.plan, self._behind = highest, plan, True
+            raise
+
     async def set_cordon(self, cordon: Cordon) -> None:
         """Cordon a device: remember durably that it is out of service.
 

@@ -8,7 +8,7 @@ because resetting one that is gone does no harm.
 
 import json
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from trefoil.core.common import Revision
@@ -100,6 +100,10 @@ class JournalState:
                 self.plan = plan
             case {"highest_epoch": value}:
                 self.highest_epoch = max(self.highest_epoch, as_epoch(value))
+            case {"fence": value}:
+                self.highest_epoch = as_epoch(value)
+                if self.plan is not None and self.plan.revision.epoch > self.highest_epoch:
+                    self.plan = replace(self.plan, revision=Revision(self.highest_epoch))
             case {"lease_epoch": value}:
                 self.lease_epoch = max(self.lease_epoch, as_epoch(value))
             case {"generation": value}:
@@ -120,6 +124,7 @@ class JournalState:
                 self.overrides.pop((str(device), str(setting)), None)
             case {"slice": value}:
                 part = codec.from_plain(SliceRecord, value, "slice")
+                as_epoch(part.generation)
                 self.slices[part.key] = part
             case {"forget": value}:
                 self.slices.pop(codec.from_plain(SliceKey, value, "forget"), None)

@@ -73,6 +73,15 @@ class Reconciler:
             self._log.info("plan", revision=str(plan.revision), changed=found.changed, steps=len(found.steps))
             return found
 
+    async def void_fence(self, epoch: int) -> None:
+        """Obey this epoch from now on, although a higher one was obeyed, or stands in the journal."""
+        async with self._apply:
+            await self._node.journal.lower_fence(epoch)
+            plan = self._node.plan
+            if plan is not None and plan.revision.epoch > epoch:
+                self._node.plan = replace(plan, revision=Revision(epoch))
+        self._log.warning("a fence that no controller led under is void", obeys_epoch=epoch)
+
     def preview(self, plan: NodePlan) -> ApplyResult:
         """Preview what `apply` would answer now; touches nothing.
 
@@ -107,7 +116,7 @@ class Reconciler:
             raise StaleRevision(
                 f"node {self._node.settings.node} obeys epoch {highest} and revision {newest}; "
                 f"epoch {plan.revision.epoch} and revision {plan.revision} are older",
-                remedy="read the node's highest_epoch_seen and plan under a newer epoch",
+                remedy="none, if a controller leads: it takes a newer epoch, or this node obeys it at its next command",
             )
 
     def resume(self, plan: NodePlan) -> None:

@@ -19,7 +19,7 @@ from power_agent.devices.cpu import Cpu
 from power_agent.durability.journal import Journal
 from power_agent.runtimes.base import RunningTriton, Runtime
 from power_agent.settings import PowerAgentSettings
-from power_agent.slices.core.drain import NOTICE_S, drain_blocker, required_table, still_routed
+from power_agent.slices.core.drain import NOTICE_S, drain_blocker, required_table, routed_by, still_routed
 from power_agent.slices.core.patience import load_timeout_s
 from power_agent.slices.core.proof import Expected, restricted_key
 from power_agent.slices.core.reconcile import Task
@@ -39,11 +39,13 @@ from power_agent.triton.slice_launch import (
 )
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import Revision
+from trefoil.core.demand import TableAck
 from trefoil.core.device_types import cpu_quota
-from trefoil.core.errors import CatalogError, StartError, StateUnavailable, TrefoilError
+from trefoil.core.errors import CatalogError, PlanError, StartError, StateUnavailable, TrefoilError
 from trefoil.core.fleet import Hosted, SliceKey, SliceState, split_model
 from trefoil.core.plan import Plan
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.sightings import LiveAcks
 from trefoil.runtime.state import State
 
@@ -72,9 +74,12 @@ class StepExecutor:
         catalog: Catalog,
         keep_last_reading: Callable[[Slice], None],
         access: TritonAccess,
+        plan_keys: PlanKeys,
     ) -> None:
         self._settings = settings
         self._access = access
+        self._plan_keys = plan_keys
+        self._routes: Plan | None = None
         self._cpu = Cpu(settings.node)
         self._clock = clock
         self._mig = mig
@@ -428,11 +433,21 @@ class StepExecutor:
                 part.on_move(part, part.state)
             await self._clock.sleep(self._settings.drain_poll_s)
 
+    async def _read_routes(self, live: Sequence[TableAck]) -> Plan | None:
+        """Plan that workers route by: the one in Redis, or the last one before where that is not the controller's."""
+        plan = await self._state.get(self._state.keys.plan(), Plan)
+        try:
+            verified = self._plan_keys.verify_routes(plan) if plan is not None else None
+        except PlanError as error:
+            self._log.warning("the plan in Redis is not drained by", why=str(error))
+            verified = None
+        self._routes = routed_by(verified, live) or routed_by(self._routes, live)
+        return self._routes
+
     async def _drain_blocker(self, part: Slice, revision: Revision, model: str) -> str:
-        keys = self._state.keys
         try:
             live = await self.acks.read()
-            published = await self._state.get(keys.plan(), Plan)
+            published = await self._read_routes(live)
         except StateUnavailable as error:
             return f"no acknowledgement can be read: {error}"
         required = required_table(part.key, revision, published, model)

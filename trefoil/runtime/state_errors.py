@@ -12,17 +12,21 @@ from typing import Any, Final
 from redis import exceptions
 
 from trefoil.core import carbon, common, demand, energy, errors, fleet, objective, plan
-from trefoil.core.outside.plausible import node_fault, numbers_fault, rates_fault, sample_fault, window_fault
+from trefoil.core.outside.plausible import (
+    EPOCH_MAX,
+    EPOCHS_AHEAD_MAX,
+    node_fault,
+    numbers_fault,
+    rates_fault,
+    sample_fault,
+    window_fault,
+)
 from trefoil.core.outside.ranges import YEAR_S
 from trefoil.runtime import codec
 from trefoil.runtime.keys import Keys
 
 VALUE_MAX_BYTES: Final = 32 * 2**20
 """Longest value that is read: a plan of 60,000 GPUs."""
-EPOCH_MAX: Final = 10**12
-"""Highest epoch that anybody can have counted to."""
-EPOCHS_AHEAD_MAX: Final = 1_000_000
-"""A role's epoch is one more at each taking: so far another may be ahead of what oneself knows, and no further."""
 INTERVAL_MAX_S: Final = 86_400.0
 """Longest interval of one load window or energy sample: a machine that slept for a day."""
 REMEDIES: Final[Mapping[str, str]] = {
@@ -118,8 +122,8 @@ def _is_at(*names: str) -> Callable[[str], str]:
     return lambda key: "" if key in names else f"it belongs to {names[0]}"
 
 
-def _interval(starts_s: float, ends_s: float, max_s: float = INTERVAL_MAX_S) -> str:
-    if starts_s <= 0.0 or not 0.0 <= ends_s - starts_s <= max_s:
+def _interval(starts_s: float, ends_s: float) -> str:
+    if starts_s <= 0.0 or not 0.0 <= ends_s - starts_s <= INTERVAL_MAX_S:
         return f"an interval from {starts_s:g} to {ends_s:g} s"
     return ""
 
@@ -130,9 +134,10 @@ def _revision(revision: common.Revision) -> str:
 
 def _reading(keys: Keys, key: str, found: carbon.CarbonReading) -> str:
     elsewhere = _is_at(keys.carbon_now(found.series), keys.carbon_history(found.series))(key)
-    if found.intensity_g_per_kwh < 0.0 or not 0.0 <= found.ends_at_s - found.starts_at_s <= YEAR_S:
-        return f"{found.intensity_g_per_kwh:g} g/kWh from {found.starts_at_s:g} to {found.ends_at_s:g} s"
-    return elsewhere or numbers_fault(found)
+    why = elsewhere or numbers_fault(found)
+    if not why and (found.intensity_g_per_kwh < 0.0 or not 0.0 <= found.ends_at_s - found.starts_at_s <= YEAR_S):
+        why = f"{found.intensity_g_per_kwh:g} g/kWh from {found.starts_at_s:g} to {found.ends_at_s:g} s"
+    return why
 
 
 def _forecast(keys: Keys, key: str, found: carbon.CarbonForecast) -> str:

@@ -18,6 +18,7 @@ from trefoil.core import errors
 from trefoil.core.common import Revision
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import Objective
+from trefoil.core.outside.plausible import EPOCH_MAX
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan
 from trefoil.runtime import codec
 from trefoil.runtime.files import NotPlain, read_plain
@@ -25,7 +26,6 @@ from trefoil.runtime.files import NotPlain, read_plain
 T = TypeVar("T")
 VERSION: Final = 1
 BYTES_MAX: Final = 256 * 2**20  # the largest, an agent's energy log of ten minutes of 16 devices, has some 30 MiB
-EPOCH_MAX: Final = 2**53  # Redis' scripts count in doubles
 IDENTITIES: Final[Mapping[type, str]] = {
     Objective: "family", Plan: "revision", NodePlan: "node", NodeStatus: "node", DecisionRecord: "id",
 }  # fmt: skip
@@ -113,7 +113,7 @@ def as_epoch(tree: object) -> int:
     """Number of an epoch. Raises TypeError, ValueError: it cannot be one."""
     if type(tree) is not int:
         raise TypeError("no whole number")
-    if not 0 <= tree < EPOCH_MAX:
+    if not 0 <= tree <= EPOCH_MAX:
         raise ValueError(f"{tree} is not from 0 to {EPOCH_MAX}")
     return tree
 

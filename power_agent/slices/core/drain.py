@@ -32,6 +32,13 @@ def still_routed(key: SliceKey, published: Plan | None, model: str = "") -> bool
     return False
 
 
+def routed_by(published: Plan | None, acks: Sequence[TableAck]) -> Plan | None:
+    """The published plan, unless a worker routes by a newer one: then it is an old one that stands there again, and
+    says nothing of what workers route by."""
+    newest = max((ack.table for ack in acks), default=Revision())
+    return published if published is None or published.revision >= newest else None
+
+
 def required_table(key: SliceKey, node_revision: Revision, published: Plan | None, model: str = "") -> Revision:
     """Oldest routing table by which nobody routes to the slice any more, of a model or of any."""
     if published is None or published.revision >= node_revision or still_routed(key, published, model):

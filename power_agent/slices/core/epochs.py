@@ -3,6 +3,7 @@ an epoch. Pure.
 """
 
 from trefoil.core.errors import Fenced, StaleRevision, Unavailable
+from trefoil.core.outside.plausible import EPOCHS_AHEAD_MAX
 
 
 def refuse_made_up_epoch(epoch: int, highest: int, led: int) -> None:
@@ -23,6 +24,12 @@ def refuse_made_up_epoch(epoch: int, highest: int, led: int) -> None:
             f"beyond {highest}, the highest seen, and Redis does not say who leads", field="epoch", value=epoch,
             remedy="repeat when this node reaches Redis, or send its highest_epoch_seen or the next",
         )  # fmt: skip
+
+
+def is_void(highest: int, epoch: int, led: int) -> bool:
+    """Whether what was obeyed here fences nothing: it is further beyond the epoch that controllers lead under than any
+    lease was counted (a journal of another cluster, or spoilt), and the command is their leader's."""
+    return bool(led) and epoch == led and highest > led + EPOCHS_AHEAD_MAX
 
 
 def refuse_overtaken_epoch(epoch: int, led: int) -> None:

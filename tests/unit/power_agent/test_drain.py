@@ -1,14 +1,24 @@
 """A slice is stopped when no dispatcher can send to it any more and nothing is in flight, by what they say."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from power_agent.slices.core.drain import drain_blocker, required_table, still_routed
+from power_agent.settings import PowerAgentSettings
+from power_agent.slices.core.drain import drain_blocker, required_table, routed_by, still_routed
+from power_agent.slices.slice_state import Slice
+from power_agent.slices.step_executor import StepExecutor
 from tests.support.plans import key
+from tests.support.stores import START_S, state_on
+from tests.support.virtual.redis import Server
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck
+from trefoil.core.fleet import SliceState
 from trefoil.core.plan import Plan, Route, RouteTarget
+from trefoil.runtime import codec
+from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.security.plan_keys import PlanKeys
 
 KEY, OTHER = key("3g.20gb", 4), key("3g.20gb", 0)
 NODE, OLDER, NEWER = Revision(1, 5), Revision(1, 4), Revision(1, 6)
@@ -83,3 +93,39 @@ def test_a_whole_model_leaves_a_slice_on_which_a_stage_of_it_is_served_from_now_
     acks = (TableAck("d", 0, NODE, (SliceLoad(KEY, 2, family="toy@1of2"),)),)
     assert drain_blocker(KEY, NODE, acks, model="toy") == ""
     assert drain_blocker(KEY, NODE, acks, model="toy@1of2").endswith("2 requests in flight")
+
+
+KEYS, FORGER = PlanKeys("default", ["k" * 32]), PlanKeys("default", ["o" * 32])
+OF_NOW, BEFORE = published(NEWER, routed=True), published(OLDER, routed=False)
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        None, KEYS.sign_routes(BEFORE), published(NEWER, routed=False), published(Revision(9, 9), routed=False),
+        FORGER.sign_routes(published(NEWER, routed=False)), replace(KEYS.sign_routes(OF_NOW), routes=()),
+    ],
+    ids=["deleted", "replayed", "unsigned", "newer epoch", "another key", "changed"],
+)  # fmt: skip
+async def test_a_plan_that_the_controller_did_not_write_last_ends_no_drain(tmp_path, stray):
+    clock = ManualClock(START_S)
+    server = Server(clock)
+    state, nothing = state_on(server, "default", clock), None
+    executor = StepExecutor(PowerAgentSettings(state_dir=tmp_path), clock, *[nothing] * 3, state, *[nothing] * 5, KEYS)
+    part = Slice(KEY, 1, SliceState.DRAINING, 0.0, print)
+    server.spoil(state.keys.plan(), codec.encode(KEYS.sign_routes(OF_NOW)))
+    for second in range(6):
+        if second == 3:
+            server.spoil(state.keys.plan(), codec.encode(stray) if stray is not None else None)
+        part.published_s = clock.now_s()  # no worker can have read it yet
+        await state.put_unfenced(state.keys.ack("d", 0), replace(ack(NEWER), observed_at_s=clock.now_s()))
+        waiting = await executor._drain_blocker(part, NODE, "")
+        assert waiting == "worker d:0 has not said since that it knows of the draining"
+        await clock.advance(1.0)
+
+
+def test_an_older_plan_than_workers_route_by_says_nothing_of_their_routes():
+    assert routed_by(BEFORE, (ack(NEWER),)) is None
+    assert routed_by(OF_NOW, (ack(NEWER), ack(OLDER))) == OF_NOW
+    assert routed_by(OF_NOW, ()) == OF_NOW
+    assert routed_by(None, (ack(),)) is None

@@ -16,6 +16,7 @@ from trefoil.core.common import Revision
 from trefoil.core.errors import StartError
 from trefoil.core.fleet import SliceState, Step
 from trefoil.core.plan_check import sealed
+from trefoil.runtime import codec
 
 KEY, OTHER = key("3g.20gb", 4), key("1g.5gb", 0)
 PLAN = sealed(plan_of(planned("3g.20gb", 4)).nodes[0], Revision(4, 2, 1))
@@ -171,6 +172,24 @@ def test_a_line_whose_checksum_is_wrong_does_not_count(tmp_path):
     (tmp_path / "journal.jsonl").write_bytes(line.replace(b'"generation":5', b'"generation":9'))
     found = successor(tmp_path)
     assert (found.generation, found.damaged) == (0, 1)
+
+
+def test_a_plan_of_an_epoch_that_nobody_has_counted_to_is_a_damaged_line():
+    plan = codec.to_plain(PLAN) | {"revision": {"epoch": 10**12 + 1, "number": 1}}
+    found = replay(encode({"highest_epoch": 4}, "boot/driver") + encode({"plan": plan}, "boot/driver"), "boot/driver")
+    assert (found.highest_epoch, found.plan, found.damaged) == (4, None, 1)
+
+
+async def test_a_fence_that_is_lowered_stays_so_with_the_plan_that_raised_it(journal, tmp_path):
+    await journal.accept_plan(replace(PLAN, revision=Revision(5 * 10**11, 9)))
+    await journal.lower_fence(3)
+    await journal.accept_plan(replace(PLAN, revision=Revision(3, 1)))
+    found = replay((tmp_path / "journal.jsonl").read_bytes(), "boot/driver")
+    assert (found.highest_epoch, found.plan.revision) == (3, Revision(3, 1))
+    assert (journal.state.highest_epoch, journal.state.plan.revision) == (3, Revision(3, 1))
+    journal.raise_highest_epoch(5 * 10**11)
+    await journal.lower_fence(3)
+    assert (journal.state.highest_epoch, journal.state.plan.revision) == (3, Revision(3, 1)), "it is of that epoch"
 
 
 def test_a_state_directory_that_cannot_be_made_is_named(tmp_path):

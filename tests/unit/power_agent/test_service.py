@@ -36,6 +36,9 @@ class Agent:
         self.state.highest_epoch = plan.revision.epoch
         return SimpleNamespace(changed=True, steps=())
 
+    async def void_fence(self, epoch: int) -> None:
+        self.state.highest_epoch = epoch
+
     def set_clocks(self, lease: Any, ttl_s: float) -> Any:
         if lease.epoch < self.state.highest_epoch:
             raise StaleRevision("older")
@@ -63,6 +66,11 @@ class Agent:
         (2, 10**12, 10**12, "beyond 2"),
         (2, None, 4, r"epoch = 4: beyond 2, the highest seen, and Redis does not say who leads\. Remedy: repeat when"),
         (0, 0, 2**64 - 1, "beyond 0"),
+        (5 * 10**11, 3, 3, None),  # a fence that no lease was ever counted to
+        (5 * 10**11, 3, 2, "2 is older|controllers lead under 3|older"),
+        (5 * 10**11, 3, 4, "older"),
+        (5 * 10**11, None, 3, "older"),
+        (1_000_000, 3, 3, "older"),  # the controller takes a higher one
     ],
 )
 async def test_only_an_epoch_that_controllers_lead_under_is_taken(

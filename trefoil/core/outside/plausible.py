@@ -12,11 +12,15 @@ from trefoil.core.accounting import CONSERVATION_TOLERANCE, active_j
 from trefoil.core.demand import LoadCell, LoadWindow
 from trefoil.core.device_types import known_type
 from trefoil.core.energy import EnergyMethod, EnergySample, ReceiptRates
-from trefoil.core.fleet import DeviceKind, DeviceStatus, NodeStatus
+from trefoil.core.fleet import DeviceKind, NodeStatus
 from trefoil.core.latency import BUCKETS, Histogram
 from trefoil.core.outside.ranges import complaint
 from trefoil.core.plan_check import CREDITS_MAX
 
+EPOCH_MAX: Final = 10**12
+"""Highest epoch that any role can have been taken under."""
+EPOCHS_AHEAD_MAX: Final = 1_000_000
+"""A role's epoch is one more at each taking: a reader takes no epoch that is further beyond what it knows itself."""
 REQUESTS_MAX_PER_S: Final = 1e6
 """Requests of one window: 400 times what one dispatcher worker carries."""
 UNITS_MAX_PER_S: Final = 1e9
@@ -138,11 +142,13 @@ def power_fault(sample: EnergySample, type_name: str) -> str:
 
 def rates_fault(found: ReceiptRates) -> str:
     """What contradicts rates of receipts: numbers out of range, or an answer that costs more than any does."""
+    if why := numbers_fault(found):
+        return why
     for rate in found.rates:
         parts = rate.request_j, rate.item_j, rate.token_j
         if min(parts) < 0.0 or not rate.energy_j(LARGE_ITEMS, LARGE_TOKENS) <= RECEIPT_MAX_J:
             return f"{rate.request_j:g} J a request, {rate.item_j:g} J an item, {rate.token_j:g} J a token"
-    return numbers_fault(found)
+    return ""
 
 
 def node_fault(status: NodeStatus) -> str:
