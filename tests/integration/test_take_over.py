@@ -37,9 +37,9 @@ class WriteLog:
         with contextlib.suppress(redis.ConnectionError, ValueError, OSError):  # closed
             for told in self._monitor.listen():
                 words, client = told["command"].split(" "), f"{told['client_address']}:{told['client_port']}"
-                if words[:2] == ["CLIENT", "SETNAME"]:
-                    self._names[client] = words[2]
-                elif words[0] == "EVALSHA" and words[4].endswith(":writes:controller"):
+                if words[0] == "EVALSHA" and words[4].endswith(":writes:controller"):
+                    if client not in self._names:  # Redis 6 does not show CLIENT SETNAME
+                        self._names |= {one["addr"]: one["name"] for one in self._client.client_list()}
                     self.writers[int(words[3 + int(words[2])])].add(self._names[client])
 
     def close(self) -> None:
