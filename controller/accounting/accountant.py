@@ -143,7 +143,7 @@ class Accountant:
                 return  # the observer says so; the agents send again what was missed
             for entry_id, sample in entries:
                 self._ids[key] = entry_id
-                for one in self._order.take(sample.device, sample) if self._is_possible(sample) else ():
+                for one in self._order.take(sample.device, sample) if self._is_possible(sample, offset_s) else ():
                     self._book(node, one, readings, families, offset_s)
         self._book_answers()
         self._reconcile(readings)
@@ -295,18 +295,21 @@ class Accountant:
         before = [r for r in known if r.observed_at_s <= now.observed_at_s]  # a later one is none of its feed
         return tuple(sorted([*before, now], key=lambda r: r.observed_at_s))
 
-    def _is_possible(self, sample: EnergySample) -> bool:
-        """Whether a sample is of a device that its node has, and of no more than it can draw."""
+    def _is_possible(self, sample: EnergySample, offset_s: float) -> bool:
+        """Whether a sample is of a device that its node has, of no more than it can draw, and over; else set aside."""
+        ahead_s = sample.ends_at_s + self._offset_s(sample, offset_s) - self._clock.now_s()
         if sample.device not in self._types:
             why = f"device {sample.device!r}, which its node does not have"
+        elif ahead_s > AHEAD_S:
+            why = f"a sample that ends {ahead_s:.0f} s from now"
         else:
             why = power_fault(sample, self._types[sample.device])
         if why:
             self._set_aside(sample, why)
         return not why
 
-    def _in_own_time(self, sample: EnergySample, offset_s: float) -> EnergySample | None:
-        """A sample in our time; None if it is of a time to come, and set aside.
+    def _offset_s(self, sample: EnergySample, offset_s: float) -> float:
+        """By which a sample is shifted into our time, given what its node's status says now.
 
         Around a restart of its agent it may be older or newer than the status that tells the offset of the agent's
         clock: then the offset of the sample before is right, if the two are neighbours by it.
@@ -315,14 +318,8 @@ class Accountant:
         if before is not None and last_s != offset_s:
             starts_at_s = sample.starts_at_s - before.ends_at_s
             if abs(starts_at_s + last_s) <= JOIN_S < abs(starts_at_s + offset_s):
-                offset_s = last_s
-        if (ahead_s := sample.ends_at_s + offset_s - self._clock.now_s()) > AHEAD_S:
-            self._set_aside(sample, f"a sample that ends {ahead_s:.0f} s from now")
-            return None
-        self._offsets[sample.device] = offset_s
-        if not offset_s:
-            return sample
-        return replace(sample, starts_at_s=sample.starts_at_s + offset_s, ends_at_s=sample.ends_at_s + offset_s)
+                return last_s
+        return offset_s
 
     def _set_aside(self, sample: EnergySample, why: str) -> None:
         key = self._state.keys.energy(sample.node)
@@ -337,10 +334,10 @@ class Accountant:
         families: Sequence[str],
         offset_s: float,
     ) -> None:
-        own = self._in_own_time(sample, offset_s)
-        if own is None:
-            return
-        sample, before = own, self._last.get(sample.device)
+        offset_s, before = self._offset_s(sample, offset_s), self._last.get(sample.device)
+        self._offsets[sample.device] = offset_s
+        starts_at_s, ends_at_s = sample.starts_at_s + offset_s, sample.ends_at_s + offset_s
+        sample = replace(sample, starts_at_s=starts_at_s, ends_at_s=ends_at_s) if offset_s else sample
         gap_s = sample.starts_at_s - before.ends_at_s if before is not None else 0.0
         gap_s = gap_s if gap_s > GAP_S else 0.0
         self.unknown_s += gap_s

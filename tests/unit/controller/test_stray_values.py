@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.controller.test_receipt_shell import HOUR, KEYS, World
@@ -49,6 +49,25 @@ def test_no_single_stray_is_counted_or_makes_a_true_window_be_left_out(seq, star
     taken = [one for value in (*true[:at], stray, *true[at:]) for one in found.take("w", value)]
     assert taken == true
     assert stray in aside or (stray.seq <= at and stray.ends_at_s <= true[at - 1].ends_at_s)
+
+
+@given(
+    st.integers(1, FOLDED_MAX),
+    st.lists(st.tuples(st.integers(0, 2**62), st.floats(5e3, 1e9) | st.floats(-1e9, -5e3)), max_size=20),
+    st.integers(1, 3),
+)
+@example(50, [(7, 1e6 + 9e3 * n) for n in range(10)], 1)
+def test_strays_between_true_values_cost_few_of_them_even_after_one_that_was_taken(step, strays, every):
+    found, _ = order(FOLDED_MAX, proven=True)
+    true = [window(n, 100.0 + n, 101.0 + n) for n in range(1, 8 + every * len(strays))]
+    lie = window(1 + step, 102.0, 103.5, CELL)  # continues the first
+    put = iter(window(seq, at_s, at_s + 1.0, CELL) for seq, at_s in strays)
+    values = [true[0], lie]
+    for n, value in enumerate(true[1:]):
+        values += [value] if n % every else [one for one in (next(put, None), value) if one is not None]
+    taken = [one for value in values for one in found.take("w", value)]
+    assert len([one for one in true if one not in taken]) <= 2
+    assert taken[-3:] == true[-3:]
 
 
 def test_a_gap_is_believed_once_its_stream_goes_on_and_a_repeat_counts_once():

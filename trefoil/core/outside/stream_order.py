@@ -2,15 +2,18 @@
 
 Data: a number `seq` that grows, and an interval that begins where the one before ended.
 Formulation: a value that continues the last one is taken. One that does not (a gap, a stray value, the first one of a
-writer) is held until the next: if that continues the held one, both are taken; if it continues the last one taken, the
-held one is contradicted and set aside. So no single stray value, whatever number or time it has, is counted or makes a
-true one be left out. Of `proven` writers, known from elsewhere, the first value is taken at once.
+writer) is held: once a later value continues a held one, both are taken. Whatever else is held then is contradicted and
+set aside, as is the oldest of more than HELD_MAX. So no single stray value, whatever number or time it has, is counted
+or makes a true one be left out; nor do many that stand between true ones. Of `proven` writers, known from elsewhere,
+the first value is taken at once.
 Deviations: none.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+HELD_MAX: Final = 4
+"""Values of a writer that wait for their successors."""
 JOIN_S: Final = 1.0
 """By which the ends of two neighbours may differ: clocks that agree, and steps of a sensor."""
 SAME_S: Final = 1e-5
@@ -46,7 +49,7 @@ class StreamOrder(Generic[IntervalT]):
     ) -> None:
         self._set_aside, self._seq_step_max, self._proven = set_aside, seq_step_max, proven
         self._last: dict[Hashable, tuple[int, float]] = {}  # seq and end of the last value that was taken
-        self._held: dict[Hashable, IntervalT] = {}
+        self._held: dict[Hashable, list[IntervalT]] = {}
 
     @property
     def holds(self) -> bool:
@@ -64,35 +67,41 @@ class StreamOrder(Generic[IntervalT]):
 
     def take(self, writer: Hashable, value: IntervalT) -> tuple[IntervalT, ...]:
         """Values that count now, oldest first, given the next one of a writer's stream."""
-        last, held = self._last.get(writer), self._held.get(writer)
+        last, held = self._last.get(writer), self._held.get(writer, [])
         if last is not None and (
             (value.seq < last[0] and value.ends_at_s <= last[1])
             or (value.seq == last[0] and abs(value.ends_at_s - last[1]) <= SAME_S)
         ):
             return ()  # appended again by a writer that was not sure
-        if held is not None and value == held:
+        if value in held:
             return ()
         taken: tuple[IntervalT, ...] = ()
         if self._proven if last is None else self._continues(last, value):
             taken = (value,)
-        elif held is not None and self._continues((held.seq, held.ends_at_s), value):
-            taken, held = (held, value), None
-        if held is not None:
-            before = f"does not continue seq {last[0]}" if last else "is the first of its writer"
-            why = f"seq {held.seq} from {held.starts_at_s:.1f} s on {before}"
-            self._set_aside(held, f"{why}, and seq {value.seq} does not continue it")
+        elif (before := next((h for h in held if self._continues((h.seq, h.ends_at_s), value)), None)) is not None:
+            taken = (before, value)
+        left = [one for one in (*held, value) if one not in taken]
+        waiting = () if taken else left[-HELD_MAX:]
+        for one in left[: len(left) - len(waiting)]:
+            after = f"does not continue seq {last[0]}" if last else "is the first of its writer"
+            why = f"seq {one.seq} from {one.starts_at_s:.1f} s on {after}"
+            self._set_aside(one, f"{why}, and seq {value.seq} does not continue it")
         self._held.pop(writer, None)
         if taken:
             self._last[writer] = value.seq, value.ends_at_s
         else:
-            self._held[writer] = value
+            self._held[writer] = list(waiting)
         return taken
 
     def release(self) -> tuple[IntervalT, ...]:
-        """Take all that is held: its writers may append no more."""
+        """Take what is held of writers that may append no more; of several values of one writer none is proven."""
         held, self._held = self._held, {}
-        self._last |= {writer: (value.seq, value.ends_at_s) for writer, value in held.items()}
-        return tuple(held.values())
+        for values in held.values():
+            for value in values if len(values) > 1 else ():
+                self._set_aside(value, f"seq {value.seq} has no successor")
+        single = {writer: values[0] for writer, values in held.items() if len(values) == 1}
+        self._last |= {writer: (value.seq, value.ends_at_s) for writer, value in single.items()}
+        return tuple(single.values())
 
     def keep(self, writers: Collection[Hashable]) -> None:
         """Forget the writers that are not among these."""
