@@ -1,7 +1,6 @@
 """Models of the forecaster `lstm` on disk: an ONNX file, and the card that says what it is and bears its hash."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +9,7 @@ import numpy as np
 
 from controller.forecasters.lstm import INPUT_S
 from trefoil.core.errors import InvalidInput, NotFound
+from trefoil.runtime import codec
 
 SHIPPED: Final = Path(__file__).resolve().parents[1] / "forecasters"
 TRAIN: Final = "write it anew with `trefoil forecast train`"
@@ -66,9 +66,9 @@ def read_card(path: Path) -> dict[str, Any]:
         if not one.is_file():
             raise NotFound(f"no forecast model {one}", remedy=TRAIN)
     try:
-        found = json.loads(card.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidInput(f"is no JSON ({error})", field="card", value=str(card), remedy=TRAIN) from error
+        found = codec.parse_json(card.read_bytes())
+    except InvalidInput as error:
+        raise InvalidInput(f"is no JSON ({error.message})", field="card", value=str(card), remedy=TRAIN) from error
     if not isinstance(found, dict):
         raise InvalidInput("is no JSON object", field="card", value=str(card), remedy=TRAIN)
     return found

@@ -142,14 +142,14 @@ def read_plan(path: Path) -> Plan:
         NotFound, InvalidInput: naming what is wrong with the file.
     """
     try:
-        values = json.loads(path.read_text())
+        values = codec.parse_json(path.read_bytes())
     except FileNotFoundError as error:
         raise NotFound(
             "no such file", field="FILE", value=str(path), remedy="trefoil plan --json > plan.json"
         ) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except InvalidInput as error:
         raise InvalidInput(
-            f"not JSON ({error})", field="FILE", value=str(path), remedy="trefoil plan --json > plan.json"
+            error.message, field="FILE", value=str(path), remedy="trefoil plan --json > plan.json"
         ) from error
     if isinstance(values, dict) and isinstance(values.get("plan"), dict):
         values = values["plan"]

@@ -457,7 +457,11 @@ def test_pin_off_unpins(tmp_path: Path, running: Running) -> None:
     assert not running.asked[-1][1].HasField("plan")
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", "not JSON"), ('{"plan": {"nonsense": 1}}', "nonsense")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{", "not JSON"), ("[" * 200_000, "nested too deeply"), ('{"plan": {"nonsense": 1}}', "nonsense")],
+    ids=["torn", "deep", "strange"],
+)
 def test_a_malformed_plan_file_is_refused(tmp_path: Path, running: Running, text: str, said: str) -> None:
     file = tmp_path / "plan.json"
     file.write_text(text)

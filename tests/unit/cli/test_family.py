@@ -173,6 +173,13 @@ def test_every_accuracy_is_asked_for_by_name(theirs, tmp_path):
     refused(imported(theirs, "--accuracy", "lareg=0.9"), "--accuracy = 'lareg'", "'small', 'large'")
     file = tmp_path / "accuracies.toml"
     refused(imported(theirs, accuracies=("--accuracies", str(file))), "--accuracies")
+    for name, text in (
+        ("deep.json", "[" * 200_000),
+        ("deep.toml", "a = " + "[" * 5_000),
+        ("large.json", '{"small": 1' + "0" * 400 + "}"),
+    ):
+        (tmp_path / name).write_text(text)
+        refused(imported(theirs, accuracies=("--accuracies", str(tmp_path / name))), "--accuracies")
     file.write_text("small = 0.6\nlarge = 0.8\n")
     done(imported(theirs, "--json", accuracies=("--accuracies", str(file), "--accuracy", "small=0.65")))
     tree = tomllib.loads((tmp_path / "ours" / "toy" / "family.toml").read_text())

@@ -35,9 +35,11 @@ from trefoil.cli.family.triton_models import (
 )
 from trefoil.core.errors import CatalogError, DiskUnavailable, SettingError
 from trefoil.installation import MODELS, SHIPPED
+from trefoil.runtime import codec
 from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, check_name, opened, resolved
 from trefoil.runtime.model_files import CONFIG, ENGINES, FILES, OURS, backend_of
 from trefoil.runtime.repository import FAMILY_FILE, load_family
+from trefoil.runtime.state_files import STRANGE
 
 SHARED: Final = "_shared"
 # What a slice's configuration decides itself, or what has no meaning for a family.
@@ -289,9 +291,9 @@ def parse_accuracies(models: Sequence[str], given: Mapping[str, float], file: Pa
 def _from_file(path: Path) -> dict[str, float]:
     try:
         content = path.read_text(encoding="utf-8")
-        tree = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
+        tree = codec.parse_json(content) if path.suffix == ".json" else tomllib.loads(content)
         return {str(name): float(value) for name, value in tree.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, *STRANGE, RecursionError) as error:
         remedy = "a TOML file with lines like resnet18 = 0.69758, or the same in JSON"
         raise SettingError(f"cannot be read: {error}", field="--accuracies", value=str(path), remedy=remedy) from error
 
