@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from controller.planners.columns import class_column, columns
-from controller.planners.exact.milp import Limits
+from controller.planners.exact.milp import Limits, WallLimitHit
 from controller.planners.exact.model import Aim, Problem, groups_of
 from controller.planners.exact.placement import moves, place_clocked
 from controller.planners.exact.planner import CONSTANTS
@@ -273,7 +273,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/bench/planner.json"))
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(measure(args.case, args.gpus)))
+        try:
+            row = measure(args.case, args.gpus)
+        except WallLimitHit as hit:
+            row = {"case": args.case, "gpus": args.gpus, "objective_w": None, "stopped": str(hit)}
+        print(json.dumps(row))
         return
     rows = []
     print(" ".join(f"{c:>11}" for c in COLUMNS))
@@ -284,7 +288,7 @@ def main() -> None:
             if done.returncode:
                 raise SystemExit(done.stderr)
             rows.append(json.loads(done.stdout))
-            print(" ".join(f"{_cell(rows[-1].get(c))}" for c in COLUMNS), flush=True)
+            print(" ".join(f"{_cell(rows[-1].get(c))}" for c in COLUMNS), rows[-1].get("stopped", ""), flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     machine = f"{platform.machine()}, {platform.python_version()}"
     stamp = {"command": "make bench-planner", "commit": commit(), "machine": machine, "data": "made-up profiles"}

@@ -20,6 +20,7 @@ from dispatcher.request.core.kserve_wire import BYTES_PER_ELEMENT, PUBLIC_VERSIO
 from dispatcher.routing.core.routing_table import Endpoint
 from dispatcher.routing.core.sequences import IDLE_DEFAULT_S
 from dispatcher.service.local_worker import LocalWorker
+from trefoil.core.demand import PROBE_ID
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.model_files import ZERO_TEXT, isolate_sequence
@@ -51,7 +52,7 @@ class Contract:
 
     def zeros(self, model: str) -> Any:
         """Build the smallest request that the family accepts: what a probe sends."""
-        request = pb.ModelInferRequest(model_name=model, id="trefoil-probe")
+        request = pb.ModelInferRequest(model_name=model, id=PROBE_ID)
         optional = {each.name for each in self.config.config.input if each.optional}
         for each in self.metadata.inputs:
             if each.name in optional:

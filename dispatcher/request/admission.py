@@ -22,6 +22,7 @@ from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core.trace_context import NO_TRACE, Trace
 from trefoil.core.brains import Pick, Ticket
 from trefoil.core.common import frozen_by_types
+from trefoil.core.demand import PROBE_ID, PROBE_TENANT
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable, brief
 
 _parse = pb.ModelInferRequest.FromString
@@ -149,11 +150,12 @@ class Admission:
         sequence_id, sequence_start, sequence_end = sequence
         deadline_s, timeout_binds = self._deadline(family, caller.deadline_s, timeout_s, arrived_s)
         items = min(first_size, ITEMS_MAX) if first_size > 1 and self._batches(chain[0]) else 1
+        tenant = caller.tenant or (PROBE_TENANT if message.id == PROBE_ID else "")
         ticket = Ticket(
             id=next(self._ids),
             family=chain[0],
             slo_class=self._load.class_name(asked.slo_class),
-            tenant=caller.tenant,
+            tenant=tenant,
             items=items,
             bytes=len(data),
             arrived_s=arrived_s,
@@ -170,7 +172,7 @@ class Admission:
             cost_s=self._costs.expected_s(chain[0], items, caller.flow[0]),
         )
         if not caller.hops:  # else it was counted where the client came in
-            self._load.arrived(family, ticket.slo_class, self._clock.now_s(), caller.tenant)
+            self._load.arrived(family, ticket.slo_class, self._clock.now_s(), tenant)
         return Request(family, chain, queue, ticket, payload, asked, timeout_binds, caller.trace)
 
     async def queue_in_sequence(self, request: Request) -> None:

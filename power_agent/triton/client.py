@@ -19,6 +19,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from power_agent.triton.access import HEADER
 from power_agent.triton.slice_launch import backend_of_slice, config_json, slice_config, write_config
+from trefoil.core.demand import PROBE_ID
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.clock import Clock
@@ -420,7 +421,7 @@ async def _first_answer(call: Any, request: Any) -> Any:
 
 def probe_request(config: model_config_pb2.ModelConfig, version: int) -> Any:
     """Probe request: one all-zero item for every input of the contract that is not optional; as a text "0"."""
-    request = service_pb2.ModelInferRequest(model_name=config.name, model_version=str(version), id="trefoil-probe")
+    request = service_pb2.ModelInferRequest(model_name=config.name, model_version=str(version), id=PROBE_ID)
     for tensor in config.input:
         if tensor.optional:
             continue

@@ -22,6 +22,7 @@ from protos.power_agent.v1 import power_agent_pb2
 from tests.support.plans import CATALOG, SMALL, fleet, plan_of, planned
 from tests.unit.dispatcher.worlds import node, plan, route, status, target
 from trefoil.core.common import Revision
+from trefoil.core.demand import PROBE_ID, PROBE_TENANT
 from trefoil.core.errors import STATUS_BYTES_MAX, VALUE_CHARS_MAX, InvalidInput, TrefoilError, brief, shown
 from trefoil.core.plan_check import CREDITS_MAX, check, plan_digest
 from trefoil.runtime import codec
@@ -193,6 +194,15 @@ def test_a_ticket_has_the_flow_of_its_caller_and_the_cost_of_requests_like_it(do
     assert admitted(many).cost_s == pytest.approx(0.040, rel=0.01), "measured, not by items"
     many.inputs[0].shape[:] = [128, 8, 8]
     assert admitted(many).cost_s == pytest.approx(0.080, rel=0.01), "the nearest size, in proportion"
+
+
+def test_a_probe_of_a_caller_without_a_tenant_is_booked_to_trefoil(door):
+    probe, other = good_request(), good_request()
+    probe.id = PROBE_ID
+    tenants = [door.admit(m.SerializeToString(), Caller(), 100.0).ticket.tenant for m in (probe, other)]
+    assert tenants == [PROBE_TENANT, ""]
+    assert {cell.key.tenant for cell in door._load.close_window(101.0, Revision()).cells} >= {PROBE_TENANT}
+    assert door.admit(probe.SerializeToString(), Caller("vision"), 100.0).ticket.tenant == "vision", "it pays itself"
 
 
 def good_request():

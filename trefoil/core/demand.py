@@ -2,10 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from trefoil.core.common import Revision, frozen_by_types
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import EMPTY, Histogram
+
+PROBE_ID: Final = "trefoil-probe"
+"""Id of a request by which Trefoil itself tries a model."""
+PROBE_TENANT: Final = "(trefoil)"
+"""Tenant that such a request is booked to, where its caller has none; no tenant of a file can have this name."""
 
 
 @frozen_by_types(frozen=True, slots=True)

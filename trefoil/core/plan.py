@@ -144,7 +144,7 @@ class RolloutState(IntEnum):
 
 @frozen_by_types(frozen=True, slots=True)
 class Rollout:
-    """Rollout: the way from what runs to a target plan."""
+    """Rollout: the way from what runs to a target plan. `step` of `steps` is under way, or was the last; 0: none."""
 
     target: Revision = Revision()
     state: RolloutState = RolloutState.UNSPECIFIED

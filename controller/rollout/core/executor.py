@@ -148,7 +148,8 @@ class RolloutExecutor:
             )
             if path.halted:
                 return (yield from self._finish(RolloutState.HALTED, path.why))
-            for step in path.steps:
+            for number, step in enumerate(path.steps, 1):
+                self.rollout = replace(self.rollout, step=number)
                 yield from self._step(target, step, view)
             if path.blocked:
                 return (yield from self._finish(RolloutState.HALTED, path.blocked))
@@ -206,11 +207,12 @@ class RolloutExecutor:
         first = self.published is None or self.published.revision < target.revision
         step = 0 if first or self.published is None else self.published.revision.step + 1
         plan = replace(target, revision=replace(target.revision, step=step), nodes=(), routes=routes)
-        self.rollout = replace(self.rollout, target=plan.revision, state=state, step=step)
+        self.rollout = replace(self.rollout, target=plan.revision, state=state)
         yield Save({"published": plan})  # first: the next controller must know what dispatchers route by
         yield from self._write_until_done(Publish(plan=plan, rollout=self.rollout, drained=drained))
         self.published = plan
-        fields = {"name": name, "revision": str(plan.revision), "of": self.rollout.steps, "state": state.name}
+        fields = {"name": name, "revision": str(plan.revision), "step": self.rollout.step, "state": state.name}
+        fields["of"] = self.rollout.steps
         yield Log("rollout step", fields)
         yield NotifyWatchers()
         return plan.revision

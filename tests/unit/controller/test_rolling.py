@@ -56,5 +56,6 @@ def test_what_a_node_was_told_is_told_again_once_after_a_start_and_then_no_more(
     first = commands(rollouts, replace(PLAN, revision=Revision(1, 2)))
     again = commands(rollouts, replace(named_backwards(PLAN), revision=Revision(1, 3)))
 
+    assert rollouts.rollout.step == rollouts.rollout.steps > 0, "the last step of all is done"
     assert [n.node for n in first] == [status.node], "its agent may have been started anew"
     assert again == [], "slices that are named in another order are the same slices"

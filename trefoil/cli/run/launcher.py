@@ -29,6 +29,7 @@ from trefoil.cli.run.scenario import System
 from trefoil.cli.run.services import Service, merge_settings
 from trefoil.cli.run.shutdown import uncancellable
 from trefoil.cli.run.state_directory import Failing, Launch, StateLock, StatePaths, to_toml, write_private
+from trefoil.core.demand import PROBE_ID
 from trefoil.core.errors import StartError, TrefoilError, Unavailable
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.proc import Identity
@@ -382,7 +383,7 @@ async def infer_zeros(address: str, family: str) -> dict[str, Any]:
             if config.model_transaction_policy.decoupled:
                 answer = await _first_of_stream(client, family, inputs)
             else:
-                answer = await client.infer(family, inputs, client_timeout=INFER_TIMEOUT_S)
+                answer = await client.infer(family, inputs, request_id=PROBE_ID, client_timeout=INFER_TIMEOUT_S)
             return {output.name: answer.as_numpy(output.name) for output in metadata.outputs}
         except InferenceServerException as error:
             raise Unavailable(f"{error.status()}: {error.message()}") from error
@@ -392,7 +393,8 @@ async def _first_of_stream(client: Any, family: str, inputs: list[Any]) -> Any:
     """First answer of a family that answers by streams; the rest is cancelled."""
 
     async def asked() -> AsyncIterator[dict[str, Any]]:
-        yield {"model_name": family, "inputs": inputs, "enable_empty_final_response": True}
+        given = {"model_name": family, "inputs": inputs, "request_id": PROBE_ID}
+        yield given | {"enable_empty_final_response": True}
 
     stream = client.stream_infer(asked(), stream_timeout=INFER_TIMEOUT_S)
     try:
