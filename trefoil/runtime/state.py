@@ -488,7 +488,7 @@ class State:
                     try:
                         found.append((at, state_errors.decode_value(self.keys, key, cls, fields[b"d"])))
                     except (errors.StateUnreadable, KeyError) as error:
-                        bad = state_errors.unreadable(key, f"entry {at} is none: {error}")
+                        bad = state_errors.unreadable(key, f"entry {at} is none: {getattr(error, 'message', error)}")
                 if len(entries) < size or len(found) == count:
                     break
         except errors.StateUnreadable as error:

@@ -137,6 +137,24 @@ async def test_while_it_stands_there_it_is_refused_by_name_in_ack_status_and_met
     assert 'trefoil_plan_refused{simulated="false"} 0.0' in world.running.metrics.text()
 
 
+@pytest.mark.parametrize("column", ["router", "queue"])
+@pytest.mark.parametrize("name", ["nonsense", "nowhere_at_all:X", "sys:exit"])
+async def test_the_leaders_plan_with_an_unknown_part_is_refused_in_the_acknowledgement(
+    world: World, column: str, name: str
+) -> None:
+    unknown = serving(6)
+    await world.publish(replace(unknown, routes=tuple(replace(one, **{column: name}) for one in unknown.routes)))
+    await world.passes(1.0)
+    ack = world.sync._acknowledgement()
+    assert (ack.table, ack.refused_plan) == (Revision(1, 5), Revision(1, 6)), "a rollout of 1.6 is not DONE by that"
+    assert "routes[digits]" in ack.refused
+    assert name in ack.refused
+    await world.publish(serving(7))
+    await world.passes(1.0)
+    ack = world.sync._acknowledgement()
+    assert (ack.table, ack.refused) == (Revision(1, 7), "")
+
+
 @pytest.mark.parametrize(
     "fence", [Revision(4, 3), Revision(2, 1), Revision(3_000_000, 1), Revision(10**12, 9)], ids=str
 )
