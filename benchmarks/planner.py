@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from controller.planners.columns import class_column, columns
-from controller.planners.exact.milp import Limits, WallLimitHit
+from controller.planners.exact.milp import CpuLimitHit, Limits
 from controller.planners.exact.model import Aim, Problem, groups_of
 from controller.planners.exact.placement import moves, place_clocked
 from controller.planners.exact.planner import CONSTANTS
@@ -275,7 +275,7 @@ def main() -> None:
     if args.one:
         try:
             row = measure(args.case, args.gpus)
-        except WallLimitHit as hit:
+        except CpuLimitHit as hit:
             row = {"case": args.case, "gpus": args.gpus, "objective_w": None, "stopped": str(hit)}
         print(json.dumps(row))
         return

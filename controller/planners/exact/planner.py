@@ -23,7 +23,7 @@ from numpy.random import Generator, default_rng
 from controller.planners.columns import ClassKey, Column, columns, gap_scv
 from controller.planners.exact.aim import FamilyAim, aim_of
 from controller.planners.exact.clock_ranges import lowest_clocks
-from controller.planners.exact.milp import Limits, WallLimitHit
+from controller.planners.exact.milp import CpuLimitHit, Limits
 from controller.planners.exact.model import (
     Aim,
     Problem,
@@ -122,12 +122,12 @@ class ExactPlanner:
             )
         try:
             return self._decide(inputs, constants, next_at_s)
-        except WallLimitHit as hit:
+        except CpuLimitHit as hit:
             return Decision(
                 None,
-                f"{self.name}: keeps the plan, the solver ran into its wall limit ({hit})",
+                f"{self.name}: keeps the plan, the solver ran into its limit of CPU time ({hit})",
                 next_at_s,
-                "wall_limit",
+                "cpu_limit",
             )
 
     def _decide(self, inputs: PlanningInput, constants: Mapping[str, float], next_at_s: float) -> Decision:

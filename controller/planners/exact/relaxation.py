@@ -174,7 +174,7 @@ def joint_targets(
     """Targets that families can reach together: the aim with them, and why; None: not even hard minima can be met.
 
     Raises:
-        WallLimitHit: see `Program.solve`.
+        CpuLimitHit: see `Program.solve`.
     """
     families = windowed_families(inputs, aim)
     if not families:

@@ -150,7 +150,7 @@ def solve_or_reuse(problem: Problem, aim: Aim, limits: Limits, ladder: bool = Fa
     `ladder`: many aims of the grid follow, so that what answers several of them is worth looking for.
 
     Raises:
-        WallLimitHit: see `Program.solve`.
+        CpuLimitHit: see `Program.solve`.
     """
     if not aim.shortage_allowed and any(_out_of_reach(problem, aim, t) for t in problem.tasks):
         return None

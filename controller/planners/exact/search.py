@@ -37,7 +37,7 @@ def solve(problem: Problem, aim: Aim, limits: Limits) -> Solution | None:
     """Solve the program: the best counts, or None when the constraints leave no plan.
 
     Raises:
-        WallLimitHit: see `Program.solve`.
+        CpuLimitHit: see `Program.solve`.
     """
     whole = Builder(problem, aim).build()
     if sum(whole.program.integer) <= (SMALL if problem.number >= MEDIUM else SMALL_FEW):
@@ -50,7 +50,7 @@ def estimate(problem: Problem, aim: Aim, limits: Limits) -> tuple[Mapping[str, f
     """Estimate accuracy per family and weighed power [W] when counts may be fractions; None: there is no plan.
 
     Raises:
-        WallLimitHit: see `Program.solve`.
+        CpuLimitHit: see `Program.solve`.
     """
     builder = Builder(problem, aim).build()
     if sum(builder.program.integer) <= SMALL:

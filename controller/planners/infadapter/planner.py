@@ -139,7 +139,7 @@ def best_sizes(
     """Best sizes by Eq. 1; None where nothing carries the load.
 
     Raises:
-        WallLimitHit: the solver's safety net was reached.
+        CpuLimitHit: the solver's safety net was reached.
     """
     program, parts = Program(), []
     alpha, beta, gamma = constants["alpha"], constants["beta"], constants["gamma"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -442,10 +443,23 @@ def test_without_objectives_there_is_nothing_to_do():
 
 
 def test_the_solver_safety_net_keeps_the_plan(monkeypatch):
-    monkeypatch.setattr(milp_module, "WALL_LIMIT_S", 0.0)
+    monkeypatch.setattr(milp_module, "CPU_LIMIT_S", 0.0)
     decision = decide(view(rate=31.0))
     assert decision.plan is None
-    assert decision.degraded == "wall_limit"
+    assert decision.degraded == "cpu_limit"
+
+
+def test_a_busy_machine_gets_more_wall_time_and_the_same_answer(monkeypatch):
+    def solved():
+        program, rng = milp_module.Program(), np.random.default_rng(3)
+        taken = [program.variable(-float(worth), 0.0, 1.0, True) for worth in rng.integers(10, 99, 40)]
+        program.row([(one, float(size)) for one, size in zip(taken, rng.integers(10, 99, 40), strict=True)], high=700.0)
+        return program.solve(milp_module.Limits())
+
+    free = solved()
+    monkeypatch.setattr(milp_module, "CPU_LIMIT_S", 1e-6)
+    monkeypatch.setattr(milp_module, "time", SimpleNamespace(thread_time=lambda: 0.0))  # others have the CPU
+    assert solved() == free
 
 
 def test_a_class_that_the_kernel_finds_late_gets_less_load(monkeypatch):
