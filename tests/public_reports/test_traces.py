@@ -78,6 +78,12 @@ def test_simulate_and_compare_print_what_was_read(tmp_path):
     assert json.loads(CliRunner().invoke(app, compared).stdout)["cases"][0]["traces"] == [line]
 
 
+def test_the_rate_of_a_busy_second_is_written_out(tmp_path):
+    path = tmp_path / "busy.csv"
+    path.write_text("second,requests\n0,18000\n1,18000\n", encoding="utf-8")
+    assert str(read_trace(path)).endswith("36,000 requests in 2 s, mean 18,000/s")
+
+
 def test_the_recorded_traces_have_their_known_means():
     if not DATA.is_dir():
         pytest.skip(f"no {DATA}: set TREFOIL_DATA to the evaluation data")

@@ -64,9 +64,10 @@ class RequestTrace:
 
     def __str__(self) -> str:
         """What was read, in one line."""
+        mean = f"{self.mean_per_s:.4g}" if self.mean_per_s < 1000 else f"{self.mean_per_s:,.0f}"
         return (
             f"trace {self.source}: {self.rows:,} rows, {self.read_as}; {self.requests:,.0f} requests in "
-            f"{self.span_s:,.10g} s, mean {self.mean_per_s:.4g}/s"
+            f"{self.span_s:,.10g} s, mean {mean}/s"
         )
 
 
