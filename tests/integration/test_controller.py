@@ -34,10 +34,15 @@ async def start() -> AsyncIterator[Start]:
     """Starts control planes and ends them; whatever happened, no rule may have been broken on the way."""
     planes: list[ControlPlane] = []
 
-    async def begin(intensity: float = 200.0, settled: bool = True, **settings: str) -> ControlPlane:
+    async def begin(
+        intensity: float = 200.0, settled: bool = True, foreign: bool = False, shown: bool = True, **settings: str
+    ) -> ControlPlane:
+        """`foreign`: an instance of others stands on the first GPU, which the agent's status names if `shown`."""
         plane = ControlPlane(**settings)
         planes.append(plane)
         plane.intensity = intensity
+        plane.agent.shows_foreign = shown
+        plane.agent.foreign = (place("gpu0", "1g.5gb", 0, 1),) if foreign else ()
         await plane.start()
         if settled:
             await plane.until(plane.settled)
@@ -152,9 +157,7 @@ def place(device: str, name: str, start: int, size: int) -> SliceKey:
 
 
 async def test_what_others_hold_is_planned_around_from_the_start_and_while_it_comes_and_goes(start):
-    plane = await start(policy="base", settled=False)
-    plane.agent.foreign = (place("gpu0", "1g.5gb", 0, 1),)
-    await plane.until(plane.settled)
+    plane = await start(policy="base", foreign=True)
     assert {k.device for k in plane.agent.slices} == {"node0/gpu0", "node0/gpu1"}, "both GPUs serve"
     assert kinds(plane) == {("7g.40gb", "digits-l"), *((n, "digits-l") for n in ("1g.5gb", "2g.10gb", "3g.20gb"))}
     answer = await plane.stub.GetPlan(pb.GetPlanRequest())
@@ -166,8 +169,7 @@ async def test_what_others_hold_is_planned_around_from_the_start_and_while_it_co
 
 
 async def test_what_an_agent_refuses_is_not_tried_again_until_it_says_otherwise(start):
-    plane = await start(policy="base", settled=False)
-    plane.agent.shows_foreign, plane.agent.foreign = False, (place("gpu0", "1g.5gb", 0, 1),)
+    plane = await start(policy="base", settled=False, foreign=True, shown=False)
     await plane.until(lambda: plane.agent.slices)
     await plane.until(plane.settled)
     refused = list(plane.agent.refused)

@@ -53,15 +53,15 @@ def test_no_single_stray_is_counted_or_makes_a_true_window_be_left_out(seq, star
 
 @given(
     st.integers(1, FOLDED_MAX),
-    st.lists(st.tuples(st.integers(0, 2**62), st.floats(5e3, 1e9) | st.floats(-1e9, -5e3)), max_size=20),
+    st.lists(st.integers(0, 2**62), max_size=20),
     st.integers(1, 3),
 )
-@example(50, [(7, 1e6 + 9e3 * n) for n in range(10)], 1)
+@example(50, [7] * 10, 1)
 def test_strays_between_true_values_cost_few_of_them_even_after_one_that_was_taken(step, strays, every):
     found, _ = order(FOLDED_MAX, proven=True)
     true = [window(n, 100.0 + n, 101.0 + n) for n in range(1, 8 + every * len(strays))]
     lie = window(1 + step, 102.0, 103.5, CELL)  # continues the first
-    put = iter(window(seq, at_s, at_s + 1.0, CELL) for seq, at_s in strays)
+    put = iter(window(seq, 1e4 * n, 1e4 * n + 1.0, CELL) for n, seq in enumerate(strays, 1))  # none continues another
     values = [true[0], lie]
     for n, value in enumerate(true[1:]):
         values += [value] if n % every else [one for one in (next(put, None), value) if one is not None]
