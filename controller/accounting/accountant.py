@@ -202,19 +202,17 @@ class Accountant:
         return now_s - since_s, found
 
     async def _take_over(self, epoch: int) -> None:
-        """Go on from what Redis says is accounted; where it says nothing newer, from what this process or its disk
-        knows."""
-        keys = self._state.keys
-        stored = (await self._state.fields(keys.accounted())).items()
+        """Go on from what this process or its disk knows; where Redis says that more is accounted, which another
+        controller did then, from what it holds."""
         told: dict[str, tuple[int, float]] = {}
-        accounted = {keys.energy(node): at for node, at in stored if entry_order(at) > (0, 0)}
-        ours = self._attempted_ids
+        saved = {} if self._epoch else self._disk.load_plain("accounting")
+        ours = self._attempted_ids or {str(key): str(entry_id) for key, entry_id in saved.get("ids", {}).items()}
+        accounted = await self._accounted(ours)
         if any(entry_order(at) > entry_order(ours.get(key, "0")) for key, at in accounted.items()):
             self._hours = await self._stored_sums()
             self._ids = accounted
         elif not self._epoch:
-            saved = self._disk.load_plain("accounting")
-            self._ids = {str(key): str(entry_id) for key, entry_id in saved.get("ids", {}).items()}
+            self._ids = ours
             self._hours = self._still_kept(saved.get("hours", {}))
             told = {device: (int(seq), float(end_s)) for device, (seq, end_s) in saved.get("told", {}).items()}
         else:
@@ -232,6 +230,19 @@ class Accountant:
             self._receipts_tenants.counts = dict(windows.receipt_j_tenants)
             self._unanswered.counts = dict(windows.unanswered_tenants)
             self._unanswered_j.counts = dict(windows.unanswered_j_tenants)
+
+    async def _accounted(self, ours: Mapping[str, str]) -> dict[str, str]:
+        """Up to which entry of each energy stream is accounted, as Redis says. Beyond a stream's end nothing is: there
+        `ours` holds, or what the stream has by now is taken for accounted."""
+        keys, found = self._state.keys, dict[str, str]()
+        for node, at in (await self._state.fields(keys.accounted())).items():
+            key = keys.energy(node)
+            newest = await self._state.tail(key, EnergySample)
+            if newest and entry_order(at) > entry_order(newest[-1][0]):
+                at = ours.get(key, newest[-1][0])
+            if entry_order(at) > (0, 0):
+                found[key] = at
+        return found
 
     async def _stored_sums(self) -> dict[str, dict[str, dict[str, float]]]:
         prefix = self._state.keys.totals_prefix()

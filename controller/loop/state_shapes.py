@@ -90,7 +90,7 @@ class KeptBooks:
 
     def __post_init__(self) -> None:
         sums = (number for hour in self.hours.values() for family in hour.values() for number in family.values())
-        _require("hours", "a sum", all(map(math.isfinite, sums)))
+        _require("hours", "a sum", all(0 <= number < math.inf for number in sums))
         _require("told", "an end", all(math.isfinite(end_s) for _, end_s in self.told.values()))
 
 

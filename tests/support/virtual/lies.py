@@ -52,6 +52,9 @@ AHEAD = (1, 3, 1000, 10**6, 2**40, 2**62)
 OWN = (b"0", b"7", b"1000", b"9" * 12, b"9" * 18, b"-1", b"1:1", b"1e300")
 SAMPLE_MAX_J = 800.0
 """More than one true sample of a device here draws, and what it can draw in that time at most."""
+GRAMS_MAX_PER_J = 10_000.0 * 10.0 / 3.6e6  # the highest intensity and PUE that can be
+NAMED_S = 0.5  # within which a worker says what it refuses
+KILLED = 0.25  # of the lies in Redis are followed by the end of the controller
 Rng = np.random.Generator
 
 
@@ -371,6 +374,8 @@ class Liar:
             left_s = system.server.ttl_s(key)
             kept = left_s is not None and math.isfinite(left_s) and not forever
             system.server.set(key, data, max(1, int(1e3 * left_s)) if kept and left_s is not None else 0)
+            if key == system.keys.plan() and system.plan_key_file is not None:
+                system.loop.call_later(NAMED_S, _judge_named, system, data)
 
         return write
 
@@ -408,6 +413,7 @@ def in_a_file(system: System, rng: Rng) -> None:
     if restarted:
         place.kill()
         system.loop.call_later(float(rng.uniform(0.3, 2.0)), place.start)
+    system.faults[path.stem] += 1
     text = path.read_text()
     lied = _lines(text, rng) if path.suffix == ".jsonl" else _document(path.stem, text, rng)
     system.note(f"LIE in the file {path.name}: {lied:.300}")
@@ -465,11 +471,32 @@ def drawn(system: System) -> float:
             system.loop.call_later(at_s, in_a_file, system, own)
             continue
         system.faults["in Redis"] += 1
+        if own.random() < KILLED:  # what comes next reads the lie at its start
+            system.loop.call_later(at_s + float(own.uniform(0.0, 3.0)), _restart, system, float(own.uniform(0.3, 2.0)))
         liar = Liar(system, own)
         for again in range(5 if rng.random() < 0.1 else 1):
             last_s = max(last_s, at_s + REPEAT_S * again)
             system.loop.call_later(at_s + REPEAT_S * again, liar.tell)
     return last_s
+
+
+def _restart(system: System, after_s: float) -> None:
+    system.note("the controller is killed")
+    system.controller.kill()
+    system.loop.call_later(after_s, system.controller.start)
+
+
+def _judge_named(system: System, lie: bytes) -> None:
+    """A plan that nobody signed stands there still: every worker says that it refuses it."""
+    if system.server.value(system.keys.plan()) != lie or lie == system.promises.last_put(system.keys.plan()):
+        return
+    for worker in system.workers:
+        local = worker.local
+        if local is None or local.routing.plan is None or local.routing.loads() == ():
+            continue
+        stood = system.server.value(system.keys.ack(*local.id))
+        if isinstance(stood, bytes) and not codec.decode(TableAck, stood).refused:
+            system.promises.broken(f"{worker.name} does not say that it refuses {codec.decode(Plan, lie).revision}")
 
 
 def history(seed: int) -> tuple[list[str], System]:
@@ -480,6 +507,7 @@ def history(seed: int) -> tuple[list[str], System]:
             system.plan_key_file = Path(folder) / "plan.key"
             system.plan_key_file.write_text("0123456789abcdef" * 4)
             system.plan_key_file.chmod(0o600)
+        loop.set_exception_handler(lambda _, found: system.promises.broken(f"an exception: {found}"))
         with installed(system, real_bytes=True):
             last_s = drawn(system)
             system.play(lambda _: None, last_s + HEAL_S + JUDGED_S + 3.0)
@@ -507,12 +535,12 @@ def judge(system: System, last_s: float) -> None:
 
 def _judge_books(system: System) -> None:
     """Joules are those that the nodes told of, and those that nobody can tell from true ones."""
-    prefix = system.keys.totals_prefix()
-    booked_j = sum(
-        float(fields.get(b"joules", b"0"))
-        for name in system.server.names(prefix)
-        if isinstance(fields := system.server.value(name), dict)
-    )
+    names = system.server.names(system.keys.totals_prefix())
+    hours = [fields for name in names if isinstance(fields := system.server.value(name), dict)]
+    booked_j, booked_g = (sum(float(hour.get(name, b"0")) for hour in hours) for name in (b"joules", b"grams"))
+    if not 0.0 <= booked_g <= GRAMS_MAX_PER_J * max(0.0, booked_j):
+        system.promises.broken(f"{booked_g:g} g are booked for {booked_j:.0f} J")
     drawn_j = sum(node.drawn_j for node in system.nodes.values())
-    if not drawn_j - 4 * 60.0 * 12 <= booked_j <= drawn_j + SAMPLE_MAX_J:
+    own = system.faults["accounting"]  # a file of sums that is right in every respect is what is gone on from
+    if not (own or drawn_j - 4 * 60.0 * 12 <= booked_j <= drawn_j + SAMPLE_MAX_J):
         system.promises.broken(f"{booked_j:.0f} J are booked of {drawn_j:.0f} J")

@@ -208,6 +208,10 @@ class Promises(PlanPromises):
             if record.trigger == "start":
                 self._started_s = self._system.loop.time()
 
+    def last_put(self, key: str) -> bytes | None:
+        """What its writer has last written at a key."""
+        return self._last_put.get(key)
+
     # --- slices and requests ------------------------------------------------------------------------------------------
 
     def stopped(self, key: SliceKey, revision: Revision) -> None:

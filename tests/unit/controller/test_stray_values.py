@@ -1,11 +1,14 @@
 """A stray value in a stream, well-formed and absurd: it is set aside by name, and its writer's next values count."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from controller.accounting.accountant import Accountant
+from controller.loop.disk_store import DiskStore
 from tests.unit.controller.test_receipt_shell import HOUR, KEYS, World
 from tests.unit.controller.test_receipts import sample
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, ScaleSignal, TableAck
@@ -15,6 +18,7 @@ from trefoil.core.fleet import DeviceStatus, NodeStatus
 from trefoil.core.latency import Histogram, build_histogram
 from trefoil.core.outside.plausible import power_fault, sample_fault, window_fault
 from trefoil.core.outside.stream_order import FOLDED_MAX, StreamOrder
+from trefoil.runtime.fenced import SetFields, Write
 from trefoil.runtime.state import SIGNAL_TTL_S
 
 KEY, TYPE = KEYS[0], "A100-SXM4-40GB"
@@ -214,6 +218,32 @@ async def test_a_stray_value_changes_no_total_and_blocks_nothing(world, name):
     assert totals["requests"] == 13 * 10
     assert world.seen.windows.live(world.clock.now_s())
     assert sum(world.seen.windows.arrivals("digits", world.clock.now_s())) == 0
+
+
+async def goes_on(world: World, folder: Path, lies: list[Write]) -> float:
+    """Joules that the books have in the end, where these stood in Redis when another process on that disk began."""
+    for _ in range(6):
+        await world.second(0.6)
+    await world.accountant.flush()
+    await world.state.write(world.authority._lease, lies)
+    known = (world.settings, world.state, world.authority, world.seen, world.accountant.receipts)
+    world.accountant = Accountant(*known, DiskStore(folder, 10), world.metrics, world.clock)
+    for _ in range(3):
+        await world.second(0.6)
+    await world.accountant.flush()
+    return (await world.state.totals(world.state.keys.totals("digits", HOUR)))["joules"]
+
+
+@pytest.mark.parametrize("at", ["1-0", f"{10**13}-0", f"{10**17}-0"])
+async def test_strays_in_the_books_of_redis_are_not_gone_on_from_where_the_disk_knows(world, tmp_path, at):
+    keys = world.state.keys
+    lies = [SetFields(keys.totals("digits", HOUR), {"joules": 1e12}), SetFields(keys.accounted(), {"n": at})]
+    assert await goes_on(world, tmp_path, lies) == pytest.approx(9 * 6.0)
+
+
+async def test_an_end_beyond_that_of_its_stream_books_nothing_twice(world, tmp_path):
+    lies = [SetFields(world.state.keys.accounted(), {"n": f"{10**13}-0"})]
+    assert await goes_on(world, tmp_path / "empty", lies) == pytest.approx(9 * 6.0, abs=6.1)
 
 
 async def test_what_was_set_aside_is_said_once_by_key_with_its_count(world):
