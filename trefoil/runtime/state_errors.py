@@ -29,6 +29,7 @@ VALUE_MAX_BYTES: Final = 32 * 2**20
 """Longest value that is read: a plan of 60,000 GPUs."""
 INTERVAL_MAX_S: Final = 86_400.0
 """Longest interval of one load window or energy sample: a machine that slept for a day."""
+RUNGS: Final = frozenset(map(int, carbon.Rung))
 REMEDIES: Final[Mapping[str, str]] = {
     "OOM": "give Redis more memory, or delete what is not of this cluster",
     "MISCONF": "make room on the disk of Redis, or correct its `dir`",
@@ -137,7 +138,7 @@ def _reading(keys: Keys, key: str, found: carbon.CarbonReading) -> str:
     why = elsewhere or numbers_fault(found)
     if not why and (found.intensity_g_per_kwh < 0.0 or not 0.0 <= found.ends_at_s - found.starts_at_s <= YEAR_S):
         why = f"{found.intensity_g_per_kwh:g} g/kWh from {found.starts_at_s:g} to {found.ends_at_s:g} s"
-    return why
+    return why or ("" if found.rung in RUNGS else f"rung {found.rung}")
 
 
 def _forecast(keys: Keys, key: str, found: carbon.CarbonForecast) -> str:

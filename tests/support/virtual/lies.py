@@ -308,6 +308,7 @@ class Liar:
             unwritten = _unwritten(system)
             if not names or self._rng.random() < 0.1:
                 self.key = list(unwritten)[int(self._rng.integers(len(unwritten)))]
+                system.unwritten.add(self.key)
                 self._lie = self._of_value(self.key, unwritten[self.key])
             else:
                 kinds = [kind for kind in sorted(places) for _ in range(3 if kind in LIKELY else 1)]

@@ -158,6 +158,8 @@ class System:
         self.service_rng = np.random.default_rng([seed, 9])
         self.hung: set[SliceKey] = set()
         self.faults: Counter[str] = Counter()
+        self.unwritten: set[str] = set()
+        """Keys at which something stands that none of the services writes."""
 
     # --- time and noise -----------------------------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ def test_a_sound_value_is_read(key):
         (KEYS.carbon_now(SERIES), replace(READING, intensity_g_per_kwh=1e300), "intensity_g_per_kwh"),
         (KEYS.carbon_now(SERIES), replace(READING, intensity_g_per_kwh=-1.0), "-1"),
         (KEYS.carbon_now(SERIES), replace(READING, ends_at_s=2e11), "ends_at_s"),
+        (KEYS.carbon_now(SERIES), replace(READING, rung=1000), "rung 1000"),
         (KEYS.receipts(), replace(RATES, rates=(replace(RATES.rates[0], request_j=1e300),)), "request_j"),
         (KEYS.receipts(), replace(RATES, pue=1e9), "pue"),
         (KEYS.objective("digits"), replace(OBJECTIVE, slo_ms=1e300), "slo_ms"),
