@@ -123,11 +123,11 @@ class DecoupledRequest:
             self._version = inner.model_version
             if inner.outputs:
                 self._inference.record_token(request, self._version)
-            data += kserve_wire.stream_answer(self._suffix(request, final))
-        elif wants_final:  # empty: a model's own response tells its version
-            data += kserve_wire.stream_answer(self._suffix(request, final)) if request.parameters.receipt else b""
-        else:
+            data = self._with_suffix(request, inner, final)
+        elif not wants_final:
             data = b""
+        elif request.parameters.receipt:  # empty: a model's own response tells its version
+            data = self._with_suffix(request, inner, final)
         if final:
             self._end(request)
         if data:
@@ -136,11 +136,13 @@ class DecoupledRequest:
             await self._send(data)
             self._sending = False
 
-    def _suffix(self, request: Request, final: bool) -> bytes:
-        """A receipt is for the whole request, all its tokens: it stands on the final response."""
+    def _with_suffix(self, request: Request, answer: Any, final: bool) -> bytes:
+        """A slice's ModelInferResponse as ours, for a stream. The receipt covers all tokens of the request: it stands
+        on the final response."""
         assert request.pick is not None
         variant = self._inference.variant(request.ticket.family, self._version, request.pick)
-        return self._inference.answer_suffix(request, variant) if final else kserve_wire.answer_suffix(variant)
+        suffix = self._inference.answer_suffix(request, variant) if final else kserve_wire.answer_suffix(variant)
+        return kserve_wire.stream_answer(answer.SerializeToString() + suffix)
 
     def _end(self, request: Request) -> None:
         """Book it, once."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.integration.test_dispatcher_rest_real import SAME_BYTES, SCORES, without_ours
@@ -17,8 +19,10 @@ from tests.support import http_clients
 from tests.support.dispatching import Plane, dispatching, until
 from tests.support.http_clients import HttpRequest
 from tests.support.special_models import SpecialTriton, special_node, special_plan
+from tests.support.special_world import raw
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
+MODELS = ("scores", "kinds", "repeat")
 PATH = "/v2/models/scores/infer"
 INPUT = {"name": "SCORES", "shape": [1, 4], "datatype": "FP32"}
 IN_JSON = json.dumps({"inputs": [INPUT | {"data": [0.5, 1, 2, 3]}]}).encode()
@@ -47,14 +51,14 @@ class Both:
 
 @pytest.fixture
 async def both(state, tmp_path) -> AsyncIterator[Both]:
-    triton = SpecialTriton(tmp_path, 0, 1, ("scores", "kinds"), http=True)
+    triton = SpecialTriton(tmp_path, 0, 1, MODELS, http=True)
     try:
         await triton.ready()
         async with dispatching(state, tmp_path, rest_address="127.0.0.1:0") as running:
             plane = Plane(state)
             await plane.node(special_node([triton]))
             await plane.plan(special_plan([triton]))
-            await until(lambda: len(running.local.routing.table.live("scores")) == 1)
+            await until(lambda: all(running.contracts.known(name) for name in MODELS))
             yield Both((running.rest_address, f"127.0.0.1:{triton.http_port}"), (running.address, triton.target))
     finally:
         triton.close()
@@ -123,3 +127,34 @@ async def test_a_grpc_client_of_node_cannot_tell_the_dispatcher_from_triton(both
         answer.parameters.clear()
     assert answers[0] == answers[1]
     assert np.frombuffer(answers[0].raw_output_contents[0], np.float32).tolist() == SCORES[0].tolist()
+
+
+FINAL = {"triton_enable_empty_final_response": True}
+STREAMED = [
+    raw("repeat", "two", COUNT=2, DELAY_MS=0),
+    raw("repeat", "two and the end", FINAL, COUNT=2, DELAY_MS=0),
+    raw("repeat", "none and the end", FINAL, COUNT=0, DELAY_MS=0),
+    raw("repeat", "an error", COUNT=-1, DELAY_MS=0),
+]
+
+
+async def test_node_with_protobuf_js_reads_the_answers_of_a_decoupled_family(both, tmp_path):
+    """It keeps the last occurrence of a message field, where Python merges all."""
+    descriptors = tmp_path / "kserve.binpb"
+    files = FileDescriptorSet()
+    for module in (model_config_pb2, pb):
+        module.DESCRIPTOR.CopyToProto(files.file.add())
+    descriptors.write_bytes(files.SerializeToString())
+    asked = [each.SerializeToString() for each in STREAMED]
+    ours, theirs = [
+        await asyncio.to_thread(http_clients.node_streams, address, descriptors, asked) for address in both.grpc
+    ]
+    variants = []
+    for answer in (answer["infer_response"] for answers in ours for answer in answers):
+        named = {each["key"]: each["value"] for each in answer.get("parameters", ())}
+        if "trefoil_variant" in named:
+            variants.append(named.pop("trefoil_variant")["string_param"])
+            answer["parameters"] = [{"key": key, "value": value} for key, value in named.items()]
+    assert variants == ["v1"] * 5
+    assert ours == theirs
+    assert [len(answers) for answers in ours] == [2, 3, 1, 2]

@@ -30,6 +30,7 @@ from dispatcher.transport.h2_server import H2Server, Routes, ServerBounds
 from dispatcher.transport.seam import TRANSPORTS, Channel
 from tests.support.dispatching import Plane, Running, dispatching, until
 from tests.support.ports import free_ports
+from tests.support.wire_fields import repeated_messages
 from tests.unit.dispatcher.worlds import node, plan, status, target
 from trefoil.core.fleet import Hosted
 from trefoil.core.plan import Route
@@ -654,6 +655,15 @@ def comparable(ask: Ask, seen: Outcome) -> Outcome:
     return seen
 
 
+def repeated_in(ask: Ask, seen: Outcome) -> list[str]:
+    """Message fields that an answer has twice: some clients would see the last one only."""
+    service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    called = service.methods_by_name.get(ask.path.rpartition("/")[2])
+    if called is None or not ask.path.startswith(f"/{SERVICE}/"):
+        return []
+    return [name for answer in seen.answers for name in repeated_messages(answer, called.output_type)]
+
+
 # Two dispatchers
 
 
@@ -665,6 +675,7 @@ class Both:
         self.channels = channels
         self.seen: Counter[str] = Counter()
         self.differences: list[str] = []
+        self.repeated: list[str] = []
 
     async def serve(self, states: Sequence[State], mimic: Mimic) -> None:
         statuses = [
@@ -698,6 +709,7 @@ class Both:
                 pairs = await asyncio.gather(*(self._ask(ask) for _, ask in some))
                 for (number, ask), (ours, reference) in zip(some, pairs, strict=True):
                     self.seen[ask.kind] += 1
+                    self.repeated += repeated_in(ask, ours) + repeated_in(ask, reference)
                     if comparable(ask, ours) != comparable(ask, reference) or ours.code == "never":
                         told = f"h2:   {ours}\n  grpc: {reference}"
                         self.differences.append(f"seed {SEED}, request {number}, {ask}\n  {told}")
@@ -705,6 +717,7 @@ class Both:
                 await self.settle()
 
     def check(self, count: int) -> None:
+        assert not self.repeated
         assert not self.differences, f"{len(self.differences)} of {count}:\n" + "\n".join(self.differences[:10])
         assert sum(self.seen.values()) == count
 

@@ -6,12 +6,13 @@ separated by tabs. It prints status, Content-Type, Inference-Header-Content-Leng
 """
 
 import base64
+import json
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -93,15 +94,31 @@ def curl(address: str, requests: Sequence[HttpRequest], *options: str) -> list[A
 def grpc(library: str, address: str, calls: Sequence[tuple[str, bytes]]) -> list[tuple[int, bytes]]:
     """Statuses and messages that Node's "http2" or "grpc-js" gets for calls (path, message)."""
     needs("node")
-    if library == "grpc-js" and not (CLIENTS / "node_modules").is_dir():
-        needs("npm")
-        command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
-        done = subprocess.run(command, cwd=CLIENTS, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            pytest.skip(f"`npm ci` in {CLIENTS} failed: {done.stderr.strip()[-200:]}")
+    if library == "grpc-js":
+        _needs_packages()
     given = [f"{path}\t{base64.b64encode(message).decode()}" for path, message in calls]
     lines = _lines(["node", str(CLIENTS / "grpc.mjs"), library, address], given)
     return [(int(status), base64.b64decode(data)) for status, data in (line.split("\t") for line in lines)]
+
+
+def node_streams(address: str, descriptors: Path, requests: Sequence[bytes]) -> list[list[dict[str, Any]]]:
+    """What @grpc/grpc-js with stubs by protobuf.js gets for ModelInferRequests, each on a ModelStreamInfer of its own:
+    messages as JSON. `descriptors`: file with the FileDescriptorSet of the service."""
+    needs("node")
+    _needs_packages()
+    command = ["node", str(CLIENTS / "stream.mjs"), address, str(descriptors)]
+    return [json.loads(line) for line in _lines(command, [base64.b64encode(each).decode() for each in requests])]
+
+
+def _needs_packages() -> None:
+    """Install what package-lock.json names; skip the test where that fails."""
+    if (CLIENTS / "node_modules").is_dir():
+        return
+    needs("npm")
+    command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
+    done = subprocess.run(command, cwd=CLIENTS, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"`npm ci` in {CLIENTS} failed: {done.stderr.strip()[-200:]}")
 
 
 def _lines(command: Sequence[str], given: Sequence[str]) -> list[str]:

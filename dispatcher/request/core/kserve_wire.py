@@ -1,6 +1,8 @@
 """Bytes of KServe v2 messages, without parsing or copying their tensors.
 
-In the protobuf wire format the last value of a singular field, or of a map key, wins: appending a field overrides it.
+In the protobuf wire format the last value of a scalar field, or of a map key, wins: appending a field overrides it. A
+message field is never written twice: some parsers merge its occurrences (C++, Python, Go), others keep the last one
+(protobuf.js).
 """
 
 import functools
@@ -119,8 +121,7 @@ FINAL: Final = bool_parameter(IS_FINAL, True)
 
 
 def stream_answer(answer: bytes) -> bytes:
-    """A ModelStreamInferResponse of a ModelInferResponse (its field 2). Appended to another one it overrides its
-    fields: embedded messages merge."""
+    """A ModelStreamInferResponse of a ModelInferResponse (its field 2)."""
     return b"\x12" + length(len(answer)) + answer
 
 

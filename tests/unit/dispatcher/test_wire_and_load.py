@@ -45,19 +45,6 @@ def test_stream_messages_are_what_protobuf_would_write(data, id_, details):
     assert error == pb.ModelStreamInferResponse(error_message=details, infer_response=pb.ModelInferResponse(id=id_))
 
 
-def test_what_is_appended_to_a_stream_message_overrides_and_keeps_the_rest():
-    inner = pb.ModelInferResponse(model_name="digits", model_version="7", id="mine", raw_output_contents=[b"12"])
-    inner.parameters[kserve_wire.IS_FINAL].bool_param = False
-    data = pb.ModelStreamInferResponse(infer_response=inner).SerializeToString()
-    told = pb.ModelStreamInferResponse.FromString(
-        data + kserve_wire.stream_answer(kserve_wire.answer_suffix("digits-l"))
-    )
-    assert told.infer_response.model_version == "1"
-    assert told.infer_response.parameters["trefoil_variant"].string_param == "digits-l"
-    assert not told.infer_response.parameters[kserve_wire.IS_FINAL].bool_param
-    assert (told.infer_response.id, list(told.infer_response.raw_output_contents)) == ("mine", [b"12"])
-
-
 def test_the_empty_final_response_is_asked_for_whatever_the_client_said():
     request = pb.ModelInferRequest(model_name="digits", raw_input_contents=[b"1"])
     request.parameters[kserve_wire.WANTS_FINAL].bool_param = False
