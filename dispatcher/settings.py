@@ -29,11 +29,12 @@ class DispatcherSettings(ServiceSettings):
     grpc.aio, at several times its CPU."""
     rest_address: str = ""
     """host:port of KServe v2 over HTTP/1.1 (Triton's own is 8000); empty = none."""
-    rest_json_bytes_max: int = Field(4 * 2**20, ge=1)
-    """Largest JSON part of a REST request. It is read in about 30 ms a MiB, from 256 KiB on in a process of its own,
-    one after the other. Binary tensors are bounded by message_bytes_max alone."""
-    rest_decompressed_bytes_max: int = Field(64 * 2**20, ge=1)
-    """Largest body of a REST request once decompressed; no more than that is ever made of it."""
+    rest_json_bytes_max: int = Field(-1, ge=-1)
+    """Largest JSON part of a REST request; -1 = message_bytes_max. It is read in about 40 ms a MiB: from 256 KiB on in
+    a process of its own, from 4 MiB on in a second one. Each takes one request after the other."""
+    rest_json_memory_bytes_max: int = Field(2**30, ge=2**26)
+    """Memory that each of these processes takes beyond what it starts with; a body that needs more is refused. JSON
+    takes up to 30 times its bytes while it is read."""
     front_tls_certificate: Path | None = None
     """PEM chain of the inference and REST ports; without it they take tls_certificate."""
     front_tls_key: Path | None = None
@@ -85,7 +86,8 @@ class DispatcherSettings(ServiceSettings):
     length_wait_s: float = Field(0.05, gt=0, le=10)
     """How long such a request waits for its predicted length at most, before it is queued without one."""
     message_bytes_max: int = Field(64 * 2**20, ge=-1)
-    """Largest request accepted, once decompressed; -1 = no limit, also of what a few compressed bytes can become."""
+    """Largest request accepted, once decompressed, as JSON too; -1 = no limit, also of what a few compressed bytes can
+    become."""
     held_bytes_max: int = Field(2**30, ge=1)
     """Messages that a worker of transport h2 holds at once over all connections: requests until they are answered, and
     answers that their clients have not read. Beyond it requests are refused; answers may take half of it, beyond which

@@ -61,7 +61,6 @@ async def world(state, tmp_path) -> AsyncIterator[World]:
             rest_address="127.0.0.1:0",
             message_bytes_max=2**20,
             rest_json_bytes_max=2**16,
-            rest_decompressed_bytes_max=2**16,
         ) as running,
     ):
         plane = Plane(state)
@@ -246,7 +245,8 @@ async def test_a_slices_own_error_comes_through_with_its_status(world):
         ("POST", INFER, {"Content_Encoding": "br"}, BODY, 501, "Unsupported compression type 'br'"),
         ("POST", INFER, {"Content_Encoding": "gzip"}, BODY, 400, "cannot be decompressed"),
         ("POST", INFER, {"Content_Encoding": "gzip"}, gzip.compress(BODY)[:-9], 400, "cut off"),
-        ("POST", INFER, {"Content_Encoding": "deflate"}, zlib.compress(bytes(2**17)), 400, "once decompressed"),
+        ("POST", INFER, {"Content_Encoding": "deflate"}, zlib.compress(bytes(2**20 + 1)), 413, "once decompressed"),
+        ("POST", INFER, {"Content_Encoding": "gzip"}, gzip.compress(BODY + bytes(2**16)), 413, "rest_json_bytes_max"),
         ("POST", INFER, {}, b" " * (2**16 + 1), 413, "rest_json_bytes_max"),
         ("POST", INFER, {}, bytes(2**20 + 1), 413, "rest_json_bytes_max"),
         ("POST", INFER, {"Inference_Header_Content_Length": "9"}, bytes(2**20 + 1), 413, "message_bytes_max"),
@@ -258,6 +258,28 @@ async def test_what_is_malformed_is_told_so(world, method, path, headers, body, 
     assert (got, fields["content-type"]) == (status, "application/json")
     assert words in json.loads(answer)["error"]
     assert not world.slice.requests
+
+
+async def test_json_has_the_limit_of_any_body(state, tmp_path):
+    """As many numbers as an image of 640 x 640 x 3 has, in lists of 8."""
+    pixels = np.random.default_rng(1).integers(0, 256, (19_200, 8, 8), np.uint8)
+    tensor = {"name": "IMAGE", "datatype": "UINT8", "shape": list(pixels.shape), "data": pixels.tolist()}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    async with (
+        FakeTriton(version=1) as slice_,
+        dispatching(state, tmp_path, rest_address="127.0.0.1:0") as running,
+    ):
+        plane = Plane(state)
+        await plane.node(node([status(0, slice_.target, variant="digits-xs")]))
+        await plane.plan(plan([route([target(0, "digits-xs", 1.0, 2)])]))
+        await until(lambda: running.local.routing.table.live("digits"))
+        world = World(plane, slice_, running)
+        got, _, answer = await world.raw("POST", INFER, body)
+        assert got == 200, answer[:500]
+        assert slice_.requests[-1].raw_input_contents[0] == pixels.tobytes()
+        zeros = {"name": "IMAGE", "datatype": "FP64", "shape": [9 * 2**20], "data": [0] * (9 * 2**20)}
+        got, _, answer = await world.raw("POST", INFER, json.dumps({"inputs": [zeros]}).encode())
+        assert (got, "the tensors have 7" in json.loads(answer)["error"]) == (413, True), "a digit is 8 bytes"
 
 
 async def test_a_body_without_json_is_the_only_inputs_data(world):

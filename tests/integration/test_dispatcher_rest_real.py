@@ -150,11 +150,35 @@ SAME_BYTES = {
 }  # fmt: skip
 
 
+JSON_FORMS = {
+    "a byte order mark": (b"\xef\xbb\xbf", "[1,2,3,4]", "", ""),
+    "an end by NUL": (b"", "[1,2,3,4]", "", "\0..."),
+    "numbers that JSON has not": (b"", "[Inf,-Inf,NaN,-Infinity]", "", ""),
+    "an infinite and no number": (b"", "[Infinity,-NaN,1e39,-0.0]", "", ""),
+    "a number beyond 64 bits": (b"", "[123456789012345678901234567890,1e-400,1,2]", "", ""),
+    "equal keys": (b"", '[1,2,3,4],"data":[5,6,7,8]', "", ""),
+    "null parameters of an input": (b"", '[1,2,3,4],"parameters":null', "", ""),
+    "a list of parameters of an output": (b"", "[1,2,3,4]", '"outputs":[{"name":"SCORES","parameters":[]}],', ""),
+    "lists beside numbers": (b"", "[[1,[2]],3,[[[4]]]]", "", ""),
+}
+SAME_BYTES |= {
+    name: ("/v2/models/scores/infer", mark + f'{{{more}"inputs":[{{"name":"SCORES","shape":[1,4],"datatype":"FP32",'
+           f'"data":{data}}}]}}{end}'.encode(), {})
+    for name, (mark, data, more, end) in JSON_FORMS.items()
+}  # fmt: skip
+
 NOT_FLOATS = '{{"inputs":[{{"name":"SCORES","shape":[1,4],"datatype":"FP32","data":{}}}]}}'
 OUR_400_THEIR_500 = {
     "a shape and other data": NOT_FLOATS.format([1]),
     "text for numbers": NOT_FLOATS.format('["1","2","3","4"]'),
     "no json": "{",
+    "null for the request's parameters": NOT_FLOATS.format("[1,2,3,4]").replace("{", '{"parameters":null,', 1),
+    "null for outputs": NOT_FLOATS.format("[1,2,3,4]").replace("{", '{"outputs":null,', 1),
+    "null for an id": NOT_FLOATS.format("[1,2,3,4]").replace("{", '{"id":null,', 1),
+    "null among data": NOT_FLOATS.format("[1,null,3,4]"),
+    "a number too large": NOT_FLOATS.format("[1e400,2,3,4]"),
+    "inf in small letters": NOT_FLOATS.format("[inf,2,3,4]"),
+    "two byte order marks": "\ufeff\ufeff" + NOT_FLOATS.format("[1,2,3,4]"),
 }  # fmt: skip
 """A client's own mistakes, for which Triton blames itself."""
 
@@ -172,7 +196,7 @@ def without_ours(answer):
     """Status, type and body of an answer without what is ours alone; of errors, that there is one."""
     status, content_type, length, data = answer
     head, rest = (data[: int(length)], data[int(length) :]) if length else (data, b"")
-    body = json.loads(head)
+    body = json.loads(head, parse_constant=str)  # NaN is not equal to itself
     if status != 200:
         return status, list(body)
     if isinstance(body, dict):

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts import kserve
 from dispatcher.fronts.grpc.server import Fronts
-from dispatcher.fronts.rest import codec, compression
+from dispatcher.fronts.rest import codec, compression, json_text
 from dispatcher.fronts.rest.codec_process import CodecProcess
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.core.tenants import ADMIN, Tenant
@@ -30,6 +30,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 JSON_LENGTH: Final = "inference-header-content-length"
 PROCESS_BYTES: Final = 256 * 1024
 """JSON from here on is read and written in a process of its own: others' requests must not wait for it."""
+HUGE_BYTES: Final = 4 * 2**20
+"""JSON from here on has a second process: what takes tenths of a second must not wait for what takes seconds."""
 INDEX_BYTES_MAX: Final = 64 * 1024
 """Of a question for the repository's index."""
 DISCARDED_BYTES_MAX: Final = 16 * 2**20
@@ -97,13 +99,14 @@ class RestApp:
         self._kserve, self._inference = fronts.kserve, fronts.inference
         self._contracts, self._access = fronts.contracts, fronts.access
         self._body_bytes_max = settings.message_bytes_max if settings.message_bytes_max >= 0 else math.inf
-        self._json_bytes_max = settings.rest_json_bytes_max
-        self._decompressed_bytes_max = settings.rest_decompressed_bytes_max
-        self._large = CodecProcess()
+        json_bytes_max = settings.rest_json_bytes_max
+        self._json_bytes_max = json_bytes_max if json_bytes_max >= 0 else self._body_bytes_max
+        self._json_limit = "rest_json_bytes_max" if json_bytes_max >= 0 else "message_bytes_max"
+        self._large, self._huge = (CodecProcess(settings.rest_json_memory_bytes_max) for _ in range(2))
 
     async def close(self) -> None:
         """Give back what the application holds."""
-        await self._large.close()
+        await asyncio.gather(self._large.close(), self._huge.close())
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """One ASGI scope."""
@@ -196,7 +199,7 @@ class RestApp:
 
     async def _index(self, ask: HttpRequest) -> HttpReply:
         body = await self._body(ask, INDEX_BYTES_MAX, "INDEX_BYTES_MAX")
-        given = codec.parse(body) if body else {}
+        given = json_text.parse(body) if body else {}
         ready = given.get("ready", False)
         if type(ready) is not bool:
             raise InvalidInput(
@@ -210,10 +213,14 @@ class RestApp:
         if JSON_LENGTH in ask.headers or "content-encoding" in ask.headers:
             body = await self._body(ask, self._body_bytes_max)
         else:  # it is JSON, all of it
-            body = await self._body(ask, min(self._body_bytes_max, self._json_bytes_max), "rest_json_bytes_max")
+            body = await self._body(ask, min(self._body_bytes_max, self._json_bytes_max), self._json_limit)
         self._access.admit(tenant, len(body))
-        body = await compression.decompress(body, ask.headers.get("content-encoding", ""), self._decompressed_bytes_max)
+        body = await compression.decompress(body, ask.headers.get("content-encoding", ""), self._body_bytes_max)
+        if len(body) > self._body_bytes_max:
+            raise _too_large("the request is too large once decompressed", "message_bytes_max", self._body_bytes_max)
         data, form = await self._decoded(ask, body, model, version)
+        if len(data) > self._body_bytes_max:
+            raise _too_large(f"the tensors have {len(data)} bytes", "message_bytes_max", self._body_bytes_max)
         flow = self._access.flow(tenant, ask.peer, ask.headers.items)
         trace = trace_of(ask.headers.items())
         caller = Caller(tenant=tenant.name, trace=trace, flow=flow, weight=tenant.weight)
@@ -222,7 +229,7 @@ class RestApp:
         if len(joined) < PROCESS_BYTES or form.all_binary:
             written, length = codec.encode(joined, form)
         else:
-            written, length = await self._large.encode(joined, form)
+            written, length = await self._process(len(joined)).encode(joined, form)
         headers: tuple[tuple[bytes, bytes], ...] = ()
         content_type = b"application/json"
         if length is not None:
@@ -240,10 +247,13 @@ class RestApp:
             config = (await self._contracts.fetch(model)).config.config
             return codec.decode_raw(body, config, version), codec.ALL_BINARY
         if length > self._json_bytes_max:
-            raise _too_large(f"the JSON of a request has {length} bytes", "rest_json_bytes_max", self._json_bytes_max)
+            raise _too_large(f"the JSON of a request has {length} bytes", self._json_limit, self._json_bytes_max)
         if length < PROCESS_BYTES:
             return codec.decode(body, length, model, version)
-        return await self._large.decode(body, length, model, version)
+        return await self._process(length).decode(body, length, model, version)
+
+    def _process(self, size: int) -> CodecProcess:
+        return self._large if size < HUGE_BYTES else self._huge
 
     async def _body(self, ask: HttpRequest, most: float, limit: str = "message_bytes_max") -> bytes:
         """The whole body; raises ClientDisconnected, or HttpError when it is too large."""
@@ -263,7 +273,7 @@ class RestApp:
             if not event.get("more_body", False) or (over and received > most + DISCARDED_BYTES_MAX):
                 break
         if over:
-            raise _too_large("the request is too large", limit, int(most))
+            raise _too_large("the request is too large", limit, most)
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
     async def _while_there(self, receive: Receive, answering: Any) -> Any:
@@ -320,8 +330,8 @@ def _json_length(given: str | None, size: int) -> int:
     return length
 
 
-def _too_large(what: str, setting: str, most: int) -> HttpError:
-    return HttpError(HttpReply(413, _error(f"{what}. Remedy: send at most {setting} = {most}")))
+def _too_large(what: str, setting: str, most: float) -> HttpError:
+    return HttpError(HttpReply(413, _error(f"{what}. Remedy: send at most {setting} = {most:.0f}")))
 
 
 def _error(text: str) -> bytes:

@@ -16,13 +16,12 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.rest import tensors
+from dispatcher.fronts.rest.json_text import parse
 from dispatcher.request.core import kserve_wire
 from trefoil.core.errors import InvalidInput, TrefoilError
 
 Json = Mapping[str, Any]
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
-PARTS_MAX: Final = 100_000
-"""Of one JSON text: lists, objects and members (and such characters in strings, which nobody looks into)."""
 RAW_INPUT_FIELD: Final = b"\x3a"  # field 7, length-delimited, in ModelInferRequest
 _FLAGS: Final = ("sequence_start", "sequence_end")
 
@@ -115,26 +114,6 @@ def dumps(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogateescape")
 
 
-def parse(text: bytes) -> Json:
-    """Parse a JSON object.
-
-    Raises:
-        InvalidInput: it is none, or has too many objects, lists and members: nobody else is answered while it is read.
-    """
-    if (count := text.count(b"[") + text.count(b"{") + text.count(b":")) > PARTS_MAX:
-        raise InvalidInput(
-            f"the request JSON has {count} lists, objects and members, at most {PARTS_MAX} are taken",
-            remedy="send 'data' as one flat list, or use the binary data format",
-        )
-    try:
-        given = json.loads(text.decode())
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"failed to parse the request JSON buffer: {error}", remedy="send a JSON object") from error
-    if type(given) is not dict:
-        raise InvalidInput("the request is not a JSON object", remedy="send {'inputs': [...]}")
-    return given
-
-
 def _input(message: Any, index: int, given: Any, rest: memoryview, raw: list[bytes | memoryview]) -> memoryview:
     """Add one input; what is left of the binary data."""
     where = f"inputs[{index}]"
@@ -142,7 +121,7 @@ def _input(message: Any, index: int, given: Any, rest: memoryview, raw: list[byt
         raise InvalidInput("is not an object", field=where, remedy="send name, datatype, shape and data")
     name = _member(given, "name", str, where)
     where = f"inputs[{name!r}]"
-    parameters = _member(given, "parameters", dict, where, {})
+    parameters = _lenient(given)
     ways = [
         way for way, there in (("data", given), ("binary_data_size", parameters), ("shared_memory_region", parameters))
         if way in there
@@ -180,7 +159,7 @@ def _outputs(message: Any, given: Sequence[Any]) -> dict[str, bool]:
         if type(each) is not dict:
             raise InvalidInput("is not an object", field=where, remedy="send at least a name")
         name = _member(each, "name", str, where)
-        parameters = _member(each, "parameters", dict, where, {})
+        parameters = _lenient(each)
         tensor = message.outputs.add(name=name)
         if "classification" in parameters:
             count = _unsigned(parameters, "classification", where)
@@ -189,6 +168,12 @@ def _outputs(message: Any, given: Sequence[Any]) -> dict[str, bool]:
             _shared_memory(tensor.parameters, parameters, where)
         binary[name] = _member(parameters, "binary_data", bool, where, False)
     return binary
+
+
+def _lenient(given: Json) -> Json:
+    """Parameters of a tensor: what is no object, such as null, counts as none, as in Triton; not so a request's."""
+    found = given.get("parameters")
+    return found if type(found) is dict else {}
 
 
 def _shared_memory(target: Any, parameters: Json, where: str) -> None:
@@ -225,7 +210,7 @@ def _parameters(message: Any, given: Json) -> bool:
             target.bool_param = value
         elif type(value) is int and INT64_MIN <= value <= INT64_MAX:
             target.int64_param = value
-        elif type(value) is float:
+        elif type(value) in (int, float):
             target.double_param = value
         else:
             raise InvalidInput(

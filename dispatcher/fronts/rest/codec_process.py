@@ -6,22 +6,33 @@ It starts at the first large body, takes one after the other, and ends with its 
 
 import asyncio
 import pickle
+import resource
 import struct
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any, Final
 
 from dispatcher.fronts.rest import codec
-from trefoil.core.errors import TrefoilError, Unavailable
+from trefoil.core.errors import InvalidInput, TrefoilError, Unavailable
 
 _LENGTH: Final = struct.Struct("<Q")
+_NO_MEMORY: Final = InvalidInput(
+    "this JSON needs more memory than rest_json_memory_bytes_max, a setting of the dispatcher, allows",
+    remedy="send and ask for the binary data format",
+)
 _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {"decode": codec.decode, "encode": codec.encode}
 
 
 class CodecProcess:
-    """Codec of large bodies, in a process of its own. Belongs to one event loop."""
+    """Codec of large bodies, in a process of its own. Belongs to one event loop.
 
-    def __init__(self) -> None:
+    `memory_bytes`: what the process takes beyond what it starts with; a body that needs more is refused.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
         self._process: asyncio.subprocess.Process | None = None
         self._one_at_a_time = asyncio.Lock()
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -73,7 +84,8 @@ class CodecProcess:
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                sys.executable, "-m", __name__, str(self._memory_bytes),
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,  # a signal to the worker's group is the worker's: what is under way goes on
             )  # fmt: skip
         return self._process
@@ -89,15 +101,30 @@ class CodecProcess:
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Serve requests until there are no more: the worker has ended."""
     while head := requests.read(_LENGTH.size):
-        name, args = pickle.loads(requests.read(*_LENGTH.unpack(head)))
+        request = requests.read(*_LENGTH.unpack(head))
         try:
-            answer = True, _FUNCTIONS[name](*args)
+            data = pickle.dumps((True, _answer(request)), pickle.HIGHEST_PROTOCOL)
         except TrefoilError as error:  # raised again by who asked; a bug ends this process with its traceback
-            answer = False, error
-        data = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+            data = pickle.dumps((False, error), pickle.HIGHEST_PROTOCOL)
+        except MemoryError:
+            data = pickle.dumps((False, _NO_MEMORY), pickle.HIGHEST_PROTOCOL)
         answers.write(_LENGTH.pack(len(data)) + data)
         answers.flush()
 
 
+def _answer(request: bytes) -> Any:
+    name, args = pickle.loads(request)
+    return _FUNCTIONS[name](*args)
+
+
+def _bound(memory_bytes: int) -> None:
+    """Take so much memory more at most; and where memory ends first, the kernel ends this process, not its worker."""
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + memory_bytes, in_use + memory_bytes))
+    with suppress(OSError):  # some containers forbid it
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
 if __name__ == "__main__":
+    _bound(int(sys.argv[1]))
     serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import math
 import zlib
 from typing import Final
 
@@ -14,12 +15,12 @@ THREAD_BYTES: Final = 32 * 1024
 _WINDOW: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
-async def decompress(body: bytes, encoding: str, bytes_max: int) -> bytes:
-    """Decompress a request's body.
+async def decompress(body: bytes, encoding: str, bytes_max: float) -> bytes:
+    """Decompress a request's body; of one that is larger than `bytes_max` its beginning, of one byte more.
 
     Raises:
         StatusError: UNIMPLEMENTED for another encoding.
-        InvalidInput: it is damaged, or larger than `bytes_max`.
+        InvalidInput: it is damaged.
     """
     if encoding in ("", "identity"):
         return body
@@ -31,14 +32,14 @@ async def decompress(body: bytes, encoding: str, bytes_max: int) -> bytes:
     return await asyncio.to_thread(_expand, body, _WINDOW[encoding], bytes_max)
 
 
-def _expand(body: bytes, window: int, bytes_max: int) -> bytes:
+def _expand(body: bytes, window: int, bytes_max: float) -> bytes:
     stream = zlib.decompressobj(window)
     try:
-        whole = stream.decompress(body, bytes_max + 1)
+        whole = stream.decompress(body, 0 if math.isinf(bytes_max) else int(bytes_max) + 1)
     except zlib.error as error:
         raise InvalidInput(f"cannot be decompressed ({error})", field="body", remedy="send it plain") from error
     if len(whole) > bytes_max:
-        raise InvalidInput(f"has more than {bytes_max} bytes once decompressed", field="body", remedy="send it plain")
+        return whole
     if not stream.eof or stream.unused_data:
         raise InvalidInput("is cut off, or goes on after its end", field="body", remedy="send one compressed stream")
     return whole

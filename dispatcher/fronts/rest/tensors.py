@@ -88,14 +88,32 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], raw: bytes) -> li
 
 def _flat(field: str, data: list[Any]) -> tuple[list[Any], set[type]]:
     """The elements, and what they are."""
-    for _ in range(NESTING_MAX):
+    for depth in range(NESTING_MAX):
         kinds = set(map(type, data))
         if list not in kinds:
             return data, kinds
         if len(kinds) > 1:
-            data = [each if type(each) is list else [each] for each in data]
+            flat, kinds = list[Any](), set[type]()
+            _add_mixed(field, data, depth, flat, kinds)
+            return flat, kinds
         data = list(itertools.chain.from_iterable(data))
-    raise InvalidInput(f"lists are nested deeper than {NESTING_MAX}", field=field, remedy="send a flat list")
+    raise _too_deep(field)
+
+
+def _add_mixed(field: str, data: list[Any], depth: int, flat: list[Any], kinds: set[type]) -> None:
+    """Add the elements of lists beside which elements stand: each is looked at once, however deep it lies."""
+    if depth == NESTING_MAX:
+        raise _too_deep(field)
+    for each in data:
+        if type(each) is list:
+            _add_mixed(field, each, depth + 1, flat, kinds)
+        else:
+            flat.append(each)
+            kinds.add(type(each))
+
+
+def _too_deep(field: str) -> InvalidInput:
+    return InvalidInput(f"lists are nested deeper than {NESTING_MAX}", field=field, remedy="send a flat list")
 
 
 def _numbers(field: str, datatype: str, dtype: str, flat: list[Any], fits: bool) -> bytes:

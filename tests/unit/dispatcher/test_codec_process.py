@@ -21,7 +21,7 @@ def body_of(items: int) -> bytes:
 
 @pytest.fixture
 async def beside():
-    made = CodecProcess()
+    made = CodecProcess(2**30)
     yield made
     await made.close()
 
@@ -74,3 +74,17 @@ async def test_a_client_that_leaves_disturbs_nobody_and_a_dead_process_is_replac
             continue
         break
     assert found == codec.decode(small, len(small), "m", "")
+
+
+async def test_a_body_that_needs_too_much_memory_is_refused_and_the_next_is_read():
+    little = CodecProcess(2**26)
+    try:
+        body = body_of(1_500_000)  # 24 bytes each as Python's floats
+        with pytest.raises(InvalidInput, match="rest_json_memory_bytes_max"):
+            await little.decode(body, len(body), "m", "")
+        first = little._process
+        small = body_of(3)
+        assert await little.decode(small, len(small), "m", "") == codec.decode(small, len(small), "m", "")
+        assert little._process is first
+    finally:
+        await little.close()
