@@ -25,6 +25,7 @@ from protos.power_agent.v1 import power_agent_pb2_grpc
 from protos.types.v1 import plan_pb2
 
 TIMEOUT_S = 60.0
+NO_PROXY = (("grpc.enable_http_proxy", 0),)
 
 
 class Services:
@@ -39,9 +40,9 @@ class Services:
     def _channel(self, address: str) -> grpc.Channel:
         given = self._given
         if given.tls_ca is None:
-            return grpc.insecure_channel(address)
+            return grpc.insecure_channel(address, NO_PROXY)
         pair = [path.read_bytes() if path else None for path in (given.tls_key, given.tls_certificate)]
-        return grpc.secure_channel(address, grpc.ssl_channel_credentials(given.tls_ca.read_bytes(), *pair))
+        return grpc.secure_channel(address, grpc.ssl_channel_credentials(given.tls_ca.read_bytes(), *pair), NO_PROXY)
 
     def ask(self, method: Callable[..., Any], request: Any) -> Any:
         """The answer to one call, which carries the token."""

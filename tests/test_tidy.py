@@ -139,6 +139,22 @@ def test_no_exception_is_swallowed():
     assert not silent
 
 
+def test_ways_to_internal_addresses_are_made_at_one_place():
+    """What would ask a proxy of the environment is made in `trefoil/direct.py`, or here with its reason."""
+    makers = re.compile(
+        r"\b(insecure_channel|secure_channel|urlopen|build_opener|InferenceServerClient|AsyncClient|APIClient"
+        r"|HTTPS?Connection|OTLPSpanExporter)\((?!.*TRITON_CLIENT)"
+    )
+    reasons = {
+        "trefoil/direct.py": "the place",
+        "trefoil/api/client.py": "with TRITON_CLIENT, on a line of its own",
+        "dispatcher/request/traced_inference.py": "with NO_PROXY",
+        "carbon_feed/providers/web.py": "providers are on the Internet; `proxy` is their setting",
+        "power_agent/runtimes/engine_proxy.py": "a Unix socket",
+    }
+    assert {str(path.relative_to(ROOT)) for path in product() if makers.search(path.read_text())} == reasons.keys()
+
+
 def test_no_registry_host_and_no_path_of_a_machine():
     found = [
         f"{path.relative_to(ROOT)}: {match.group()}"

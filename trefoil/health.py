@@ -14,6 +14,8 @@ from typing import Final
 
 import grpc
 
+from trefoil import direct
+
 SERVING: Final = 0
 NOT_SERVING: Final = 1
 REFUSED: Final = 2
@@ -67,12 +69,8 @@ def ask(target: str, service: str, pems: Sequence[bytes | None], timeout_s: floa
 
     `pems`: authority, key and certificate; without an authority it asks in clear text.
     """
-    options = [("grpc.enable_http_proxy", 0)]
-    with (
-        grpc.insecure_channel(target, options)
-        if pems[0] is None
-        else grpc.secure_channel(target, grpc.ssl_channel_credentials(*pems), options)
-    ) as channel:
+    credentials = None if pems[0] is None else grpc.ssl_channel_credentials(*pems)
+    with direct.blocking_channel(target, credentials) as channel:
         name = service.encode()
         try:
             told = channel.unary_unary(CHECK)(bytes((0x0A, len(name))) + name, timeout=timeout_s)  # field 1, a string

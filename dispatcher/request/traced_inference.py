@@ -25,6 +25,7 @@ from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core.trace_context import Trace
 from dispatcher.workers.core.membership import WorkerId, worker_name
 from dispatcher.workers.peer_links import Peers
+from trefoil import direct
 from trefoil.core.brains import Outcome, Pick
 from trefoil.core.errors import TrefoilError
 
@@ -42,7 +43,12 @@ def tracer_provider(local: LocalWorker) -> TracerProvider:
     endpoint = local.settings.otel_endpoint
     resource = Resource.create({SERVICE_NAME: "trefoil-dispatcher", SERVICE_INSTANCE_ID: worker_name(local.id)})
     provider = TracerProvider(resource=resource)
-    exporter = OTLPSpanExporter(endpoint, endpoint.startswith("http://"), timeout=EXPORT_S)
+    exporter = OTLPSpanExporter(
+        endpoint,
+        endpoint.startswith("http://"),
+        timeout=EXPORT_S,
+        channel_options=(direct.NO_PROXY,),  # type: ignore[arg-type]  # it says texts; gRPC takes numbers
+    )
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
 

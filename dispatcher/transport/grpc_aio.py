@@ -15,6 +15,7 @@ import grpc
 
 from dispatcher.transport.core.grpc_framing import JOIN
 from dispatcher.transport.seam import ConnectionDied, Keepalive, Leaving, Metadata, NotTaken, Parts, Trailers
+from trefoil import direct
 from trefoil.core.errors import StartError
 from trefoil.runtime.security.tls import Tls
 
@@ -24,7 +25,6 @@ OPTIONS: Final = (
     ("grpc.max_metadata_size", 64 * 1024),  # a slice's error says names and ids again: ours to shorten
     ("grpc.absolute_max_metadata_size", 128 * 1024),
     ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),  # the patience of one attempt; the pause between two is the other two
@@ -55,10 +55,7 @@ class GrpcChannel:
             ]
         if name:
             options.append(("grpc.ssl_target_name_override", name))
-        if tls is None:
-            self._channel = grpc.aio.insecure_channel(target, options=options)
-        else:
-            self._channel = grpc.aio.secure_channel(target, tls.channel_credentials(), options=options)
+        self._channel = direct.channel(target, None if tls is None else tls.channel_credentials(), options)
         self._channel.get_state(try_to_connect=True)  # not at the first request
         self._methods: dict[tuple[str, str], Any] = {}
 

@@ -26,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from power_agent.devices.gpm import GpuInstanceIds
 from power_agent.devices.gpus import ACTIVE_MAX
 from power_agent.devices.inventory import Inventory
+from trefoil import direct
 from trefoil.core.energy import AttributionMethod
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.clock import Clock
@@ -139,7 +140,7 @@ class Dcgm:
     def fetch(self) -> None:
         """Fetch the page once; what goes wrong is kept for `unavailable_reason`."""
         try:
-            with urllib.request.urlopen(self._url, timeout=FETCH_TIMEOUT_S) as answer:
+            with direct.open_url(self._url, FETCH_TIMEOUT_S) as answer:
                 text = answer.read(PAGE_BYTES_MAX + 1)
             if len(text) > PAGE_BYTES_MAX:
                 raise ValueError(f"more than {PAGE_BYTES_MAX} bytes")

@@ -1,8 +1,6 @@
 """Host as the doctor sees it: device files, containers, control groups, permissions, time, ports. Reads only."""
 
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +10,7 @@ from power_agent.doctor.findings import Finding, broken, of_reason, unknown, wor
 from power_agent.runtimes.gpu_access import KIND, RUNTIME, TOOLKIT, refusal_of, specifications
 from power_agent.settings import PowerAgentSettings
 from power_agent.triton.slice_launch import PORTS_PER_GPU
+from trefoil import direct
 from trefoil.core.errors import PortInUse, StateUnavailable, TrefoilError
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.rpc import check_port, split_address
@@ -174,8 +173,7 @@ def _is_agent(metrics_address: str) -> bool:
     reach = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # asked, not listened on
     url = f"http://{f'[{reach}]' if ':' in reach else reach}:{port}/metrics"
     try:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(url, timeout=PROBE_S) as answer:
+        with direct.open_url(url, PROBE_S) as answer:
             return b"trefoil_" in answer.read()
     except (OSError, ValueError):
         return False

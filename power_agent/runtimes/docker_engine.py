@@ -114,10 +114,22 @@ class Engine:
             environment = kwargs_from_env()
             if self._url:
                 environment["base_url"] = self._url
-            client = self._own.client = docker.APIClient(version="auto", **environment)
+            client = self._own.client = _DirectClient(version="auto", **environment)
         # The SDK's calls take their time limit from here.
         client.timeout = self._timeout_s if timeout_s is None else timeout_s
         return client
+
+
+class _DirectClient(docker.APIClient):
+    """Client that asks an engine by TCP directly, whatever `http_proxy` says (requests reads it where `trust_env`)."""
+
+    @property
+    def trust_env(self) -> bool:
+        return False
+
+    @trust_env.setter
+    def trust_env(self, value: bool) -> None:
+        """`requests.Session` sets it."""
 
 
 def refusal_error(what: str, error: docker.errors.APIError) -> TrefoilError:

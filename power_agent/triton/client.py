@@ -19,6 +19,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from power_agent.triton.access import HEADER
 from power_agent.triton.slice_launch import backend_of_slice, config_json, slice_config, write_config
+from trefoil import direct
 from trefoil.core.demand import PROBE_ID
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import Hosted
@@ -101,11 +102,9 @@ class TritonClient:
         options += [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         options += [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
         self._made_with = None if self._tls is None else self._tls.now
-        if self._tls is None:
-            channel = grpc.aio.insecure_channel(self._target, options=options)
-        else:
+        if self._tls is not None:
             options.append(("grpc.ssl_target_name_override", self._name))
-            channel = grpc.aio.secure_channel(self._target, self._tls.channel_credentials(), options=options)
+        channel = direct.channel(self._target, None if self._tls is None else self._tls.channel_credentials(), options)
         self._calls[channel] = 0
         self._channel, self._stub = channel, service_pb2_grpc.GRPCInferenceServiceStub(channel)
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
+from trefoil import direct
 from trefoil.core.errors import Infeasible, InvalidInput, NotFound, SettingError, TrefoilError, Unavailable
 
 TIMEOUT_S: Final = 30.0
@@ -84,7 +85,10 @@ class Client:
         self.address = f"{host}:{port}"
         self._headers = {"authorization": f"Bearer {token}"} if token else None
         self._client = triton.InferenceServerClient(
-            self.address, ssl=ca is not None, root_certificates=None if ca is None else str(ca)
+            self.address,
+            ssl=ca is not None,
+            root_certificates=None if ca is None else str(ca),
+            channel_args=direct.TRITON_CLIENT,
         )
         self._inputs: dict[str, tuple[tuple[str, str], ...]] = {}
 

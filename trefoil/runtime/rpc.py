@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from trefoil import direct
 from trefoil.core import errors
 from trefoil.runtime.config import ServiceSettings
 from trefoil.runtime.connections import CallsUnderWay, connections_max, guard_connections
@@ -52,10 +53,11 @@ ServiceEntry = tuple[Callable[[Any, Any], None], Any, str]
 
 @dataclass(slots=True)
 class RpcServer:
-    """Server, bound. `port` is the real one when the address asked for port 0."""
+    """Server, bound. `port` is the real one when the address asked for port 0. `health`: by service; None if the server
+    was given a servicer with its own."""
 
     server: grpc.aio.Server
-    health: health.aio.HealthServicer
+    health: health.aio.HealthServicer | None
     port: int
     names: Sequence[str]
     calls: CallsUnderWay = field(default_factory=CallsUnderWay)
@@ -66,7 +68,7 @@ class RpcServer:
 
     async def start(self) -> None:
         """Serve, and report healthy: the process ("") and each of its services."""
-        for name in ["", *self.names]:
+        for name in ["", *self.names] if self.health is not None else ():
             await self.serving(name, True)
         await self.server.start()
         if self.port:
@@ -82,7 +84,8 @@ class RpcServer:
         """
         if self._guarding is not None:
             self._guarding.cancel()
-        await self.health.enter_graceful_shutdown()
+        if self.health is not None:
+            await self.health.enter_graceful_shutdown()
         if self._ending is None:
             self._ending = asyncio.ensure_future(self.server.stop(NEVER_S))
         await asyncio.wait((self._ending,), timeout=grace_s)
@@ -100,6 +103,7 @@ class RpcServer:
 
     async def serving(self, full_name: str, yes: bool) -> None:
         """Set the health of one service; "" is the process as a whole."""
+        assert self.health is not None
         states = health_pb2.HealthCheckResponse
         await self.health.set(full_name, states.SERVING if yes else states.NOT_SERVING)
 
@@ -121,6 +125,7 @@ def make_server(
     tokens: Scopes | None = None,
     calls: CallsUnderWay | None = None,
     streams_max: int = STREAMS_MAX,
+    own_health: Any = None,
 ) -> RpcServer:
     """Bind a server (not started) at `address`, default `settings.admin_address`.
 
@@ -129,7 +134,7 @@ def make_server(
     `authenticated`: the servicer knows its callers otherwise than by the token.
     `tokens`: who may what, instead of the settings' two tokens. `calls`: where a servicer without interceptor counts
     what it has under way; connections without any may be closed (`connections.py`). `streams_max`: streams of answers
-    that may be open at once.
+    that may be open at once. `own_health`: servicer of grpc.health.v1, instead of one that knows services by name.
 
     Raises:
         errors.SettingError: a non-loopback listener without TLS and token, or certificates that cannot be used.
@@ -153,13 +158,13 @@ def make_server(
             *options,
         ],
     )
-    servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    by_name = health.aio.HealthServicer() if own_health is None else None
+    health_pb2_grpc.add_HealthServicer_to_server(own_health or by_name, server)
     for add, implementation, _ in services:
         add(implementation, server)
     names = [name for _, _, name in services]
     reflection.enable_server_reflection([*names, HEALTH_SERVICE, reflection.SERVICE_NAME], server)
-    return RpcServer(server, servicer, _bind(server, listen, tls), names, calls, tls)
+    return RpcServer(server, by_name, _bind(server, listen, tls), names, calls, tls)
 
 
 def _bind(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
@@ -256,17 +261,14 @@ def channel(
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
         ("grpc.enable_retries", 0),
-        ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 2000),  # the patience of one attempt; the pause between two is the other two
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]
     interceptors: list[grpc.aio.ClientInterceptor] = [UnaryToken(token), StreamToken(token)] if token else []
-    if tls is None:
-        return grpc.aio.insecure_channel(target, options=options, interceptors=interceptors)
-    if name:
+    if tls is not None and name:
         options.append(("grpc.ssl_target_name_override", name))
-    return grpc.aio.secure_channel(target, tls.channel_credentials(), options=options, interceptors=interceptors)
+    return direct.channel(target, None if tls is None else tls.channel_credentials(), options, interceptors)
 
 
 async def call(method: Any, request: Any, timeout_s: float) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
+from trefoil import direct
 from trefoil.cli.demo.live_view import DeviceLine, RunStatus, View
 from trefoil.cli.demo.results import CAUSES, Event, Exploration, FamilySummary, Series, Summary
 from trefoil.cli.demo.run_monitor import (
@@ -471,7 +472,7 @@ async def _triton_version(snapshots: list[Snapshot]) -> str:
 
 async def _server_version(target: str) -> str:
     """Version of a Triton, asked of itself; `unknown` when it does not answer."""
-    async with triton.InferenceServerClient(target) as client:
+    async with triton.InferenceServerClient(target, channel_args=direct.TRITON_CLIENT) as client:
         try:
             metadata = await client.get_server_metadata(client_timeout=METADATA_TIMEOUT_S)
         except InferenceServerException:

@@ -21,6 +21,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
+from trefoil import direct
 from trefoil.cli.load.arrivals import ArrivalTrace, NormalSizes, RateProfile, Schedule, schedule
 from trefoil.cli.load.inputs import LoadInputs, labelled_inputs
 from trefoil.cli.load.result import BAD_ANSWER, NOT_SENT, OK, LoadResult, Progress, Record, quantile
@@ -90,7 +91,7 @@ async def run_load(
     plan = schedule(spec.arrivals, len(inputs), spec.batch_sizes if inputs.batched else (1,), spec.seed)
     options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
     options += [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-    async with grpc.aio.insecure_channel(target, options=options) as channel:
+    async with direct.channel(target, options=options) as channel:
         await _wait_connected(channel, target, spec.connect_timeout_s)
         infer = channel.unary_unary(INFER, response_deserializer=service_pb2.ModelInferResponse.FromString)
         run = _LoadRun(spec, plan, inputs, infer, clock or WallClock(), stop or asyncio.Event(), lead_s)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from trefoil import direct
 from trefoil.cli.load.arrivals import HeldOut, Ints, load_held_out
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable
 from trefoil.profiler.triton_load import DATATYPES, item_shape, made_up
@@ -76,7 +77,7 @@ async def inputs_of_model(
         SettingError: an input's shape is open. InvalidInput: of a type that cannot be made up.
     """
     labelled = labelled_inputs(images) if images is not None else None
-    async with grpc.aio.insecure_channel(target) as channel:
+    async with direct.channel(target) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
             told = await stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=family), timeout=METADATA_S)

@@ -23,6 +23,7 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
+from trefoil import direct
 from trefoil.cli.run import processes, services
 from trefoil.cli.run.processes import ChildProcess, Command
 from trefoil.cli.run.scenario import System
@@ -366,7 +367,7 @@ async def infer_zeros(address: str, family: str) -> dict[str, Any]:
     Raises:
         Unavailable: no answer, with what came instead.
     """
-    async with triton.InferenceServerClient(address) as client:
+    async with triton.InferenceServerClient(address, channel_args=direct.TRITON_CLIENT) as client:
         try:
             if not await client.is_model_ready(family, client_timeout=INFER_TIMEOUT_S):
                 raise Unavailable(f"no slice serves {family} yet")

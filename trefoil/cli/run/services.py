@@ -18,6 +18,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import ValidationError
 
+from trefoil import direct
 from trefoil.cli.run.scenario import TRITON_PORTS_PER_DEVICE, System
 from trefoil.cli.run.state_directory import Launch, StatePaths, write_private
 from trefoil.core import policies
@@ -300,7 +301,7 @@ def _own_service(
 
 async def is_serving(address: str, service: str = "") -> bool:
     """Whether the gRPC health service of an admin port says SERVING."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with direct.channel(address) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
         try:
             answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=HEALTH_TIMEOUT_S)
