@@ -194,13 +194,21 @@ async def test_health_and_reflection_stand_on_the_inference_port(world):
         answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
         return answer.status == health_pb2.HealthCheckResponse.SERVING
 
+    names = ("", "inference.GRPCInferenceService", "grpc.health.v1.Health", "triton", "née")
+    watches = [health.Watch(health_pb2.HealthCheckRequest(service=name)) for name in names]
+
+    async def seen():
+        return [(await watch.read()).status == health_pb2.HealthCheckResponse.SERVING for watch in watches]
+
+    assert not any([await serving(name) for name in names])
     async with asyncio.timeout(60):
-        while await serving():
-            await asyncio.sleep(0.01)
-    await world.serve()
-    async with asyncio.timeout(60):
-        while not await serving() or not await serving("inference.GRPCInferenceService"):
-            await asyncio.sleep(0.01)
+        assert not any(await seen())
+        await world.serve()
+        assert all(await seen())
+        assert all([await serving(name) for name in names])
+        watches.pop().cancel()  # the others are told all the same
+        world.local.drain("test")
+        assert not any(await seen())
     from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
     from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 

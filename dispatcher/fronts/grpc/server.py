@@ -4,19 +4,20 @@ What access control refuses reaches no queue and is not booked as having arrived
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer as AsyncReflection
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.access_control import AccessControl
 from dispatcher.fronts.contracts import Contracts
+from dispatcher.fronts.grpc.health import ServerHealth
 from dispatcher.fronts.grpc.streams import Streams
 from dispatcher.fronts.kserve import UNIMPLEMENTED, KserveService
 from dispatcher.request.admission import Caller, StatusError
@@ -37,7 +38,6 @@ from trefoil.runtime.connections import CallsUnderWay, guard_connections
 from trefoil.runtime.telemetry import Metrics
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
-HEALTH_TICK_S: Final = 0.1
 CHANGES: Final = ("RepositoryModelLoad", "RepositoryModelUnload")
 """What needs the admin role."""
 
@@ -73,20 +73,10 @@ class Fronts:
         return cls(local, contracts, KserveService(local, contracts, peers), inference, access, peers, streams)
 
 
-class FrontServer(Server, Protocol):
-    """Inference server with health: what both transports' servers are."""
-
-    names: Sequence[str]
-
-    async def serving(self, full_name: str, yes: bool) -> None:
-        """Set the health of one service; "" is the process as a whole."""
-        ...
-
-
 class H2FrontServer:
     """The inference port on libnghttp2, with health and reflection as grpc.aio's servers have them."""
 
-    def __init__(self, fronts: Fronts) -> None:
+    def __init__(self, fronts: Fronts, own_health: ServerHealth) -> None:
         """Listen; raises like `rpc.make_server`."""
         from dispatcher.transport.h2 import Held, Limits
         from dispatcher.transport.h2_call import ServerBounds
@@ -96,11 +86,9 @@ class H2FrontServer:
         address = settings.inference_address
         rpc.check_listener(settings.front(), address, authenticated=settings.authenticates)
         tls = settings.front_tls()
-        self.names: Sequence[str] = (SERVICE,)
-        self._health = health.aio.HealthServicer()
         routes = Routes()
         routes.add_registered_method_handlers(SERVICE, handlers(fronts))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, routes)
+        health_pb2_grpc.add_HealthServicer_to_server(own_health, routes)
         named = (SERVICE, rpc.HEALTH_SERVICE, reflection.SERVICE_NAME)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(AsyncReflection(named), routes)
         self._server = H2Server(
@@ -124,30 +112,22 @@ class H2FrontServer:
         self._guarding: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Serve, and report healthy: the process ("") and the service."""
-        for name in ("", *self.names):
-            await self.serving(name, True)
+        """Serve."""
         await self._server.start()
         self._guarding = asyncio.create_task(guard_connections(self.port, self._server.busy_ports))
 
     async def stop(self, grace_s: float) -> None:
-        """Turn unhealthy, let calls in flight finish within the grace, end the rest."""
+        """Let calls in flight finish within the grace, end the rest."""
         if self._guarding is not None:
             self._guarding.cancel()
-        await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
-    async def serving(self, full_name: str, yes: bool) -> None:
-        """Set the health of one service; "" is the process as a whole."""
-        states = health_pb2.HealthCheckResponse
-        await self._health.set(full_name, states.SERVING if yes else states.NOT_SERVING)
 
-
-def make_server(fronts: Fronts) -> FrontServer:
+def make_server(fronts: Fronts, own_health: ServerHealth) -> Server:
     """The bound inference server; raises like `rpc.make_server`."""
     settings = fronts.local.settings
     if fronts.local.transport.name == "h2":
-        return H2FrontServer(fronts)
+        return H2FrontServer(fronts, own_health)
     calls = CallsUnderWay()
     generic = grpc.method_handlers_generic_handler(SERVICE, handlers(fronts, calls))
     return rpc.make_server(
@@ -161,6 +141,7 @@ def make_server(fronts: Fronts) -> FrontServer:
         tls=settings.front_tls(),
         authenticated=settings.authenticates,
         calls=calls,
+        own_health=own_health,
     )
 
 
@@ -178,30 +159,26 @@ class InferencePart:
     """Serves clients, and at the end lets what is in flight finish. A part of the service."""
 
     def __init__(self, fronts: Fronts, drain: GracefulShutdown | None = None) -> None:
-        self.server: FrontServer | None = None
+        self.server: Server | None = None
         self._fronts = fronts
         self._local = fronts.local
+        self._health = ServerHealth(lambda: not fronts.local.not_ready())
         self._drain = drain or GracefulShutdown(fronts.local)
 
     async def init(self) -> None:
         """Listen; raises like `rpc.make_server`."""
-        self.server = make_server(self._fronts)
+        self.server = make_server(self._fronts, self._health)
         await self.server.start()
 
     async def run(self) -> None:
-        """Health follows readiness."""
-        assert self.server is not None
-        ready = None
-        while True:
-            if ready is not (ready := not self._local.not_ready()):
-                for name in ("", *self.server.names):
-                    await self.server.serving(name, ready)
-            await self._local.clock.sleep(HEALTH_TICK_S)
+        """Report changes of readiness."""
+        await self._health.follow(self._local.clock)
 
     async def shutdown(self) -> None:
         """No new requests from now on; those under way, queued ones included, have stop_grace_s to end."""
         assert self.server is not None
         self._local.draining = True
+        await self._health.publish()
         self._fronts.streams.close()
         await self._drain.stop_within(self.server.stop, self._local.settings.stop_grace_s)
         await self._local.routing.connections.close()

@@ -4,6 +4,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
@@ -127,6 +128,17 @@ async def test_a_unary_request_gets_what_triton_itself_answers_right_or_wrong(wo
         assert told[name] == expected[name], name
     assert sum(isinstance(answer, tuple) for answer in told.values()) == 11
     assert not world.local.health.ejections.reasons(), "what clients do wrong says nothing of a slice"
+
+
+async def test_health_ignores_the_name_of_a_service_as_triton_does(world, tritons):
+    names = ("", "inference.GRPCInferenceService", "grpc.health.v1.Health", "scores", "triton", "née", "x" * 5000)
+    answers = []
+    for address in (world.address, tritons[0].target):
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            asked = [stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=20) for name in names]
+            answers.append([(await each).status for each in asked])
+    assert answers[0] == answers[1] == [health_pb2.HealthCheckResponse.SERVING] * len(names)
 
 
 async def test_metadata_and_configuration_are_tritons_under_the_public_version(world, tritons):
