@@ -155,6 +155,15 @@ def test_ways_to_internal_addresses_are_made_at_one_place():
     assert {str(path.relative_to(ROOT)) for path in product() if makers.search(path.read_text())} == reasons.keys()
 
 
+def test_services_import_nothing_from_the_folder_they_are_started_in():
+    """`python -m` puts the current folder first on the path, where another `protos` or `controller` may lie; -P not."""
+    by_code, by_unit = re.compile(r'executable, "-m"'), re.compile(r"\bpython(, | )-m\b(?! hatchling)")
+    shipped = [(by_code, path) for path in product()]
+    shipped += [(by_unit, path) for path in tracked("deploy/**", "docker-compose.yml") if path.suffix != ".md"]
+    found = [str(path.relative_to(ROOT)) for loose, path in shipped if loose.search(path.read_text(errors="replace"))]
+    assert not found
+
+
 def test_no_registry_host_and_no_path_of_a_machine():
     found = [
         f"{path.relative_to(ROOT)}: {match.group()}"

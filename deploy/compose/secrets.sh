@@ -50,7 +50,7 @@ make() {
     { [ "${TREFOIL_REDIS_PASSWORD-unset}" = unset ] && random || printf '%s\n' "$TREFOIL_REDIS_PASSWORD"; } | keep "$authority/redis_password"
     random | keep "$control/token"
     random | keep "$controller/plan.key"
-    python -m trefoil.runtime.security.plan_keys "$controller/plan.key" > "$dispatcher/copied" && mv "$dispatcher/copied" "$dispatcher/routes.key"
+    python -P -m trefoil.runtime.security.plan_keys "$controller/plan.key" > "$dispatcher/copied" && mv "$dispatcher/copied" "$dispatcher/routes.key"
     random | keep "$grafana/password"
     shared=$(name "${TREFOIL_ADVERTISE_HOST:-localhost}")
     pair "$control" control serverAuth,clientAuth "DNS:carbon_feed,DNS:controller,DNS:dispatcher,DNS:dispatcher_1,DNS:dispatcher_2,DNS:localhost,IP:127.0.0.1,$shared"

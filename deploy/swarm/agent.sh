@@ -34,13 +34,13 @@ stop() {
     exit 0
 }
 
-python -m power_agent.simulated --config /etc/trefoil/node.toml --node "$node" &
+python -P -m power_agent.simulated --config /etc/trefoil/node.toml --node "$node" &
 simulated=$!
 # The hardware outlives its agent: one that ends is started again, and restarts no Triton.
 (
     trap 'kill -TERM "$child"; wait "$child"; exit 0' TERM
     while [ ! -e /tmp/stopping ]; do
-        python -m power_agent --config /etc/trefoil/power_agent.toml & child=$!
+        python -P -m power_agent --config /etc/trefoil/power_agent.toml & child=$!
         wait "$child" || sleep 1
     done
 ) &
@@ -48,7 +48,7 @@ agent=$!
 trap stop TERM
 (
     [ -s $drained ] || exit 0
-    until python -m trefoil.health localhost:8103 --ca "$TREFOIL_TLS_CA" --certificate "$TREFOIL_TLS_CERTIFICATE" --key "$TREFOIL_TLS_KEY" >/dev/null; do sleep 1; done
+    until python -P -m trefoil.health localhost:8103 --ca "$TREFOIL_TLS_CA" --certificate "$TREFOIL_TLS_CERTIFICATE" --key "$TREFOIL_TLS_KEY" >/dev/null; do sleep 1; done
     while read -r device; do ask drain "$device" --release >/dev/null; done <$drained
     rm $drained
 ) &

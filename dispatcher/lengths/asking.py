@@ -132,7 +132,7 @@ class Lengths:
 
     async def _live(self) -> None:
         """One life of the process."""
-        arguments = (sys.executable, "-m", "dispatcher.lengths.process", str(self._folder))
+        arguments = (sys.executable, "-P", "-m", "dispatcher.lengths.process", str(self._folder))
         pipe = asyncio.subprocess.PIPE
         try:
             self._process = await asyncio.create_subprocess_exec(

@@ -146,7 +146,7 @@ class Supervisor:
         assignments = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
         # A session of its own: a terminal's Ctrl-C comes to us alone, and from us to the workers, once.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "dispatcher", *self._argv, *assignments,
+            sys.executable, "-P", "-m", "dispatcher", *self._argv, *assignments,
             start_new_session=True, pass_fds=tuple(sockets.values()),
         )  # fmt: skip
         self._workers[place] = process

@@ -37,7 +37,7 @@ class GpuLooker:
             raise DeviceLost("an earlier look at it hangs in the driver", remedy="see the kernel's log")
         words = [device, uuid, bus_id, *([str(node_socket)] if node_socket is not None else [])]
         self._processes[uuid] = process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "power_agent.devices.gpu_look", *words,
+            sys.executable, "-P", "-m", "power_agent.devices.gpu_look", *words,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:

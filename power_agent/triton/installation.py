@@ -9,6 +9,7 @@ import filecmp
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -23,6 +24,7 @@ BACKENDS: Final = ("onnxruntime", "python")  # that can run the ONNX files of a 
 STUB: Final = "triton_python_backend_stub"
 WHEEL: Final = "nvidia-pytriton"
 PROBE_TIMEOUT_S: Final = 30.0
+_OF_A_SHELL: Final = re.compile(r"[^\w@%+=:,./-]")
 # Asked of the interpreter that Triton's models will run in; it alone knows where its packages and its libpython are.
 PROBE: Final = """
 import ctypes, importlib.metadata, importlib.util, json, pathlib, sys, sysconfig
@@ -159,12 +161,27 @@ def prepare_triton(install: TritonInstall) -> None:
 
     Raises:
         BinaryMissing: no stub for this Python, or no libpython, naming the package that brings it.
-        StartError: wrong numpy or no onnxruntime in the environment, or the installation is not writable.
+        StartError: wrong numpy or no onnxruntime in the environment, a path that its stubs cannot have, or the
+            installation is not readable and writable.
     """
     if install.backend != "python":
         return
     refuse_environment(install)
+    remedy = "name another folder in TREFOIL_TRITON_ENVIRONMENT, then run `trefoil setup triton`"
+    refuse_path(install.backends, "triton_environment", remedy)
     _install_stub(install)
+
+
+def refuse_path(path: Path, field: str, remedy: str) -> None:
+    """Refuse a path that the python backend cannot use: it starts its stubs by `bash -c`, with paths unquoted.
+
+    Raises:
+        StartError: a character of it means something to a shell.
+    """
+    resolved = str(path.resolve())
+    if (odd := _OF_A_SHELL.search(resolved)) is not None:
+        why = f"has {odd[0]!r}, which Triton's python backend hands to a shell"
+        raise StartError(why, field=field, value=resolved, remedy=remedy)
 
 
 def refuse_environment(install: TritonInstall) -> None:
@@ -200,14 +217,16 @@ def _install_stub(install: TritonInstall) -> None:
             f"no stub for Python {install.python_version} in {stubs} (there are: {', '.join(versions) or 'none'})",
             remedy="install trefoil with a Python of one of these; in a checkout: make PYTHON=python3.11 setup",
         )
-    if target.is_file() and os.access(target, os.X_OK) and filecmp.cmp(source, target, shallow=False):
-        return
     try:
+        if os.access(target, os.X_OK | os.R_OK) and filecmp.cmp(source, target, shallow=False):
+            return
+        stub = source.read_bytes()
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{STUB}.", delete=False) as copy:
-            copy.write(source.read_bytes())
+            copy.write(stub)
         os.chmod(copy.name, 0o755)
         os.replace(copy.name, target)  # running stubs keep the old file
     except OSError as error:
         raise StartError(
-            f"cannot write {target}: {error.strerror}", remedy=f"make {target.parent} writable, or copy {source} there"
+            f"cannot put {target} in place: {error.strerror} ({error.filename})",
+            remedy=f"make {source} readable and {target.parent} writable, or copy the one there, executable",
         ) from error

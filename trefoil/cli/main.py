@@ -107,8 +107,10 @@ def up(
                 failure = message.get("error", failure)
                 ready = message if "ready" in message else ready
     except KeyboardInterrupt:
+        typer.echo("interrupted: stopping what was started", err=True)
         os.kill(child.pid, signal.SIGTERM)
         child.wait()
+        typer.echo("stopped", err=True)
         raise
     if not ready:
         child.wait()

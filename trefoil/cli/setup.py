@@ -60,7 +60,7 @@ def _make(folder: Path) -> None:
     python = folder / "bin" / "python"
     uv = shutil.which("uv", path=Path(sys.executable).parent) or shutil.which("uv")
     if uv is None:
-        _run(sys.executable, "-m", "venv", "--clear", folder)
+        _run(sys.executable, "-P", "-m", "venv", "--clear", folder)
         install: list[str | Path] = [python, "-m", "pip", "install", "--disable-pip-version-check"]
     else:
         _run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder)

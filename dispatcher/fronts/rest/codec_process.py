@@ -84,7 +84,7 @@ class CodecProcess:
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", __name__, str(self._memory_bytes),
+                sys.executable, "-P", "-m", __name__, str(self._memory_bytes),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,  # a signal to the worker's group is the worker's: what is under way goes on
             )  # fmt: skip

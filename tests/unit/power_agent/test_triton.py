@@ -1,5 +1,6 @@
 """Finding Triton, a slice's repository and the pure halves of the client; no Triton runs here."""
 
+import errno
 import os
 import shutil
 import stat
@@ -19,6 +20,7 @@ from power_agent.triton.installation import (
     find_triton,
     prepare_triton,
     refuse_environment,
+    refuse_path,
     with_backend,
 )
 from power_agent.triton.slice_launch import (
@@ -121,6 +123,38 @@ def test_the_stub_of_the_right_python_is_installed_once(install):
     prepare_triton(install)
     assert target.read_text() == "stub of 3.11"
     assert [p.name for p in target.parent.iterdir()] == [STUB]
+
+
+def test_a_stub_that_cannot_be_read_is_named(install, monkeypatch):
+    target = install.backends / "python" / STUB
+    source = install.backends.parent / "python_backend_stubs" / "3.11" / STUB
+    prepare_triton(install)
+    first, whole = target.stat().st_ino, Path.read_bytes
+    monkeypatch.setattr("os.access", lambda path, mode: path != target or not mode & os.R_OK)
+    prepare_triton(install)  # the one in place without its read bit: replaced
+    assert target.stat().st_ino != first
+
+    def closed(path):
+        if path == source:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return whole(path)
+
+    monkeypatch.setattr(Path, "read_bytes", closed)
+    with pytest.raises(StartError, match=rf"Permission denied \({source}\).*Remedy: make {source} readable"):
+        prepare_triton(install)
+    assert [p.name for p in target.parent.iterdir()] == [STUB]
+
+
+@pytest.mark.parametrize("odd", [" ", "$", ";", "'", "(", "&", "\n", "*"])
+def test_a_path_that_a_shell_would_read_otherwise_is_refused(install, tmp_path, odd):
+    folder = tmp_path / f"my{odd}state"
+    with pytest.raises(StartError, match=r"--state-dir = .* which Triton's python backend hands to a shell"):
+        refuse_path(folder, "--state-dir", "name another one")
+    moved = tmp_path / f"my{odd}environment"
+    install.backends.parent.rename(moved)
+    with pytest.raises(StartError, match="TREFOIL_TRITON_ENVIRONMENT"):
+        prepare_triton(replace(install, backends=moved / install.backends.name))
+    refuse_path(tmp_path / "mein_Gerät-1.2", "--state-dir", "name another one")
 
 
 def test_a_python_without_stub_is_told_which_there_are(install):

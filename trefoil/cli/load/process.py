@@ -93,7 +93,7 @@ class LoadProcess:
             stale.unlink(missing_ok=True)
         spec = folder / "load_spec.json"
         write_private(spec, json.dumps([asdict(plan) for plan in plans]))
-        argv = [sys.executable, "-m", "trefoil.cli.load.process", "--spec", str(spec)]
+        argv = [sys.executable, "-P", "-m", "trefoil.cli.load.process", "--spec", str(spec)]
         argv += ["--target", target, "--out", str(folder), "--lead-s", str(lead_s)]
         self._child = ChildProcess(Command("load", argv, self._log, stop_grace_s=3.0), launch_id, clock)
 

@@ -73,13 +73,13 @@ class Service:
     stop_grace_s: float = 8.0
 
 
-def preflight(system: System, now_s: float) -> None:
+def preflight(system: System, state_dir: Path, now_s: float) -> None:
     """Check all that can be known to be wrong before a process is started.
 
     Raises:
         TrefoilError: the first thing that is wrong, with its remedy.
     """
-    from power_agent.triton.installation import find_triton, prepare_triton
+    from power_agent.triton.installation import find_triton, prepare_triton, refuse_path
     from trefoil.cli.run.real_node import check_real_node
 
     check_ports_free(system.listening_ports.all(system.fleet.devices_simulated))
@@ -90,6 +90,7 @@ def preflight(system: System, now_s: float) -> None:
         check_ports_free(system.listening_ports.all(gpus))
     else:
         prepare_triton(find_triton(None, triton_environment(system.triton_environment)))
+        refuse_path(state_dir, "--state-dir", "name another one, e.g. --state-dir ~/.trefoil")
     load_catalog(resolve_path(system.family.repository), profile_overrides(system))
     check_served(system)
     check_carbon(system, now_s)
@@ -287,7 +288,7 @@ def _node(system: System, launch: Launch, paths: StatePaths) -> Service:
         return True
 
     Path(launch.node_socket).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    argv = [sys.executable, "-m", "power_agent.simulated", "--node", launch.node]
+    argv = [sys.executable, "-P", "-m", "power_agent.simulated", "--node", launch.node]
     argv += ["--socket", launch.node_socket, "--config", str(paths.settings("node"))]
     return Service("node", tuple(argv), healthy, settings=node_settings(system), stop_grace_s=12.0)
 
@@ -295,7 +296,7 @@ def _node(system: System, launch: Launch, paths: StatePaths) -> Service:
 def _own_service(
     name: str, launch: Launch, paths: StatePaths, settings: Mapping[str, Any], after: tuple[str, ...]
 ) -> Service:
-    argv = (sys.executable, "-m", name, "--config", str(paths.settings(name)))
+    argv = (sys.executable, "-P", "-m", name, "--config", str(paths.settings(name)))
     return Service(name, argv, lambda: is_serving(launch.addresses[name]), after, settings)
 
 

@@ -87,12 +87,19 @@ def start_detached(config: Path, state_dir: Path, overrides: dict[str, Any]) -> 
     """Start a supervisor of its own session; returns it and the end of the pipe to read."""
     paths = StatePaths(state_dir.resolve())
     log = paths.log("supervisor")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    reading, writing = os.pipe()
-    argv = [sys.executable, "-m", "trefoil.cli.run.supervisor", "--config", str(config), "--state-dir", str(state_dir)]
-    argv += ["--overrides", json.dumps(overrides), "--pipe", str(writing)]
     try:
-        with log.open("ab") as output:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        output = log.open("ab")
+    except OSError as error:
+        remedy = "name a folder that this user can write"
+        raise StartError(
+            f"cannot be used ({error.strerror})", field="--state-dir", value=str(state_dir), remedy=remedy
+        ) from error
+    reading, writing = os.pipe()
+    argv = [sys.executable, "-P", "-m", "trefoil.cli.run.supervisor", "--config", str(config)]
+    argv += ["--state-dir", str(state_dir), "--overrides", json.dumps(overrides), "--pipe", str(writing)]
+    try:
+        with output:
             child = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
