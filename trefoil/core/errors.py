@@ -24,6 +24,8 @@ TrefoilError                  one clear line: field, value, remedy
     +-- BinaryMissing
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Final, Self
 
 VALUE_CHARS_MAX: Final = 200
@@ -156,3 +158,10 @@ class PortInUse(StartError):
 
 class BinaryMissing(StartError):
     """Missing executable or shared library."""
+
+
+def neighbour(name: str, known: Iterable[str]) -> str:
+    """Name that was probably meant: one that begins with it, else the one most like it; "" = none."""
+    names = sorted(known)
+    longer = [other for other in names if other.startswith(name)] if len(name) > 1 else []
+    return next(iter(longer or get_close_matches(name, names, n=1)), "")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from trefoil.core.errors import NotFound, SettingError
+from trefoil.core.errors import NotFound, SettingError, neighbour
 from trefoil.core.parts import Kind, Value, load_attribute
 
 
@@ -157,7 +157,8 @@ def policy(name: str) -> Policy:
     if name in POLICIES:
         return POLICIES[name]
     if ":" not in name:
-        remedy = f"one of {sorted(POLICIES)}, or module:ROW"
+        near = neighbour(name, POLICIES)
+        remedy = f"{f'did you mean {near}? Else ' if near else ''}one of {', '.join(sorted(POLICIES))}, or module:ROW"
         raise NotFound(f"unknown policy {name!r}", field="policy", value=name, remedy=remedy)
     row = load_attribute("policy", name)
     if not isinstance(row, Policy):

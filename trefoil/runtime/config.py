@@ -7,10 +7,10 @@ Environment names are the prefix plus the field in capitals, `__` between levels
 
 import argparse
 import os
+import re
 import stat
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -171,7 +171,15 @@ def _overridden(
         return cls.model_validate(tree)
     except ValidationError as error:
         field = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise explain(error, origins.get(field, source), cls) from error
+        raise explain(error, _origin(field, origins, source), cls) from error
+
+
+def _origin(field: str, origins: Mapping[str, str], source: str) -> str:
+    """Where a field's value is from: the last that set it, a part of it, or what it is a part of."""
+    for key in reversed(origins):
+        if key == field or key.startswith(f"{field}.") or field.startswith(f"{key}."):
+            return origins[key]
+    return source
 
 
 def read_secret_file(path: Path, field: str) -> str:
@@ -238,7 +246,7 @@ def explain(error: ValidationError, source: str, model: type[BaseModel] | None =
     field = ".".join(str(part) for part in complaint["loc"])  # "": several fields together, which the message names
     if complaint["type"] == "extra_forbidden":
         known = _known(model, complaint["loc"][:-1])
-        near = neighbour(str(complaint["loc"][-1]), known)
+        near = errors.neighbour(str(complaint["loc"][-1]), known)
         remedy = f"remove it or use one of: {', '.join(known)}" if known else "remove it"
         remedy = f"did you mean {near}? Else {remedy}" if near else remedy
         return errors.SettingError(f"unknown setting (in {source})", field=field, remedy=remedy)
@@ -247,10 +255,21 @@ def explain(error: ValidationError, source: str, model: type[BaseModel] | None =
     value = None if not field else MASK if _is_secret(model, complaint["loc"]) else complaint["input"]
     message = complaint["msg"].removeprefix("Value error, ")
     more = error.error_count() - 1
+    expected = re.findall(r"'([^']*)'", str(complaint.get("ctx", {}).get("expected", "")))
+    near = errors.neighbour(complaint["input"], expected) if isinstance(complaint["input"], str) else ""
     suffix = f"; {more} more complaint{'s' if more > 1 else ''} after this one" if more else ""
     return errors.SettingError(
-        f"{message} (in {source}{suffix})", field=field, value=value, remedy="correct that value"
-    )
+        f"{message} (in {source}{suffix})", field=field, value=value,
+        remedy=f"did you mean {near}?" if near else _percent(complaint) or "correct that value",
+    )  # fmt: skip
+
+
+def _percent(complaint: Mapping[str, Any]) -> str:
+    """Remedy for a percentage where a fraction of 1 is meant; "" for another complaint."""
+    if complaint["type"] != "less_than_equal" or complaint["ctx"]["le"] != 1:
+        return ""
+    value = float(complaint["input"])  # it was compared
+    return f"write {value / 100:g} for {value:g} %" if 1 < value <= 100 else ""
 
 
 def masked(settings: BaseModel) -> dict[str, Any]:
@@ -315,13 +334,6 @@ def _parse(raw: str) -> Any:
         except (ValueError, RecursionError):
             return raw
     return raw
-
-
-def neighbour(name: str, known: Iterable[str]) -> str:
-    """Name that was probably meant: one that begins with it, else the one most like it; "" = none."""
-    names = sorted(known)
-    longer = [other for other in names if other.startswith(name)] if len(name) > 1 else []
-    return next(iter(longer or get_close_matches(name, names, n=1)), "")
 
 
 def _assign(model: type[BaseModel], tree: dict[str, Any], path: Sequence[str], value: Any, origin: str) -> None:

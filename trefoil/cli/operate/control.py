@@ -19,9 +19,19 @@ from trefoil.runtime.config import Settings, parse_pairs
 MODES: Final = {"observe": ActMode.OBSERVE, "advise": ActMode.ADVISE, "act": ActMode.ACT}
 
 
+def fraction(value: float | None) -> float | None:
+    """Value of an option that is a fraction of 1."""
+    if value is not None and not 0 <= value <= 1:
+        remedy = f"write {value / 100:g} for {value:g} %" if 1 < value <= 100 else "write a number from 0 to 1"
+        raise SettingError("is no fraction of 1", field="--min-accuracy", value=value, remedy=remedy)
+    return value
+
+
 def objective_set(
     family: Annotated[str, typer.Option(help="Family; default: the one that is served.")] = "",
-    min_accuracy: Annotated[float | None, typer.Option(help="Accuracy floor, a fraction of 1.", min=0, max=1)] = None,
+    min_accuracy: Annotated[
+        float | None, typer.Option(help="Accuracy floor, a fraction of 1.", callback=fraction)
+    ] = None,
     slo_ms: Annotated[float | None, typer.Option(help="Latency objective [ms].", min=0)] = None,
     slo_percentile: Annotated[
         float | None, typer.Option(help="Percentile that must meet it, e.g. 95.", min=1, max=99.999)

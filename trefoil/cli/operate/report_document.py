@@ -60,14 +60,25 @@ def records(document: Mapping[str, Any]) -> list[Part]:
             "joules",
             "unanswered_joules",
             "grams",
+            "basis",
             "unknown",
         ),
         "",
     )
+    basis = {one["family"]: _basis(one["quality"]["simulated"]) for one in document["families"]}
+    basis[""] = _basis(document["total"]["quality"]["simulated"])
     rows = [{"scope": "total"} | document["total"]]
     for scope in ("families", "variants", "tenants"):
         rows += [{"scope": {"families": "family"}.get(scope, scope[:-1])} | part for part in document[scope]]
+    rows = [row | {"basis": basis[row.get("family", "")]} for row in rows]
     return [columns | {name: row[name] for name in columns if name in row} for row in rows]
+
+
+def _basis(simulated: float | None) -> str:
+    """Which devices the joules are of, by the share that simulated ones drew; None: nothing was metered."""
+    if simulated is None:
+        return ""
+    return "measured" if simulated == 0 else "simulated" if simulated > 1 - ROUNDING else "measured, simulated"
 
 
 def _added(each: Iterable[Sums]) -> dict[str, float]:
