@@ -168,7 +168,8 @@ def prepare_triton(install: TritonInstall) -> None:
         return
     refuse_environment(install)
     remedy = "name another folder in TREFOIL_TRITON_ENVIRONMENT, then run `trefoil setup triton`"
-    refuse_path(install.backends, "triton_environment", remedy)
+    for path in (install.backends, install.environment):
+        refuse_path(path, "triton_environment", remedy)
     _install_stub(install)
 
 
@@ -178,10 +179,10 @@ def refuse_path(path: Path, field: str, remedy: str) -> None:
     Raises:
         StartError: a character of it means something to a shell.
     """
-    resolved = str(path.resolve())
-    if (odd := _OF_A_SHELL.search(resolved)) is not None:
-        why = f"has {odd[0]!r}, which Triton's python backend hands to a shell"
-        raise StartError(why, field=field, value=resolved, remedy=remedy)
+    for name in (str(path.absolute()), str(path.resolve())):
+        if (odd := _OF_A_SHELL.search(name)) is not None:
+            why = f"has {odd[0]!r}, which Triton's python backend hands to a shell"
+            raise StartError(why, field=field, value=name, remedy=remedy)
 
 
 def refuse_environment(install: TritonInstall) -> None:

@@ -176,7 +176,7 @@ def _overridden(
 
 def _origin(field: str, origins: Mapping[str, str], source: str) -> str:
     """Where a field's value is from: the last that set it, a part of it, or what it is a part of."""
-    for key in reversed(origins):
+    for key in reversed(list(origins)):
         if key == field or key.startswith(f"{field}.") or field.startswith(f"{key}."):
             return origins[key]
     return source
