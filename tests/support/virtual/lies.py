@@ -31,6 +31,7 @@ from trefoil.core.energy import EnergySample
 from trefoil.core.errors import InvalidInput, TrefoilError
 from trefoil.core.fleet import DeviceState, NodeStatus, SliceState
 from trefoil.core.objective import Objective
+from trefoil.core.outside.plausible import EPOCH_MAX
 from trefoil.core.plan import Plan, Rollout, RolloutState
 from trefoil.runtime import codec
 
@@ -410,7 +411,8 @@ def in_a_file(system: System, rng: Rng) -> None:
     if not paths:
         return
     path = paths[int(rng.integers(len(paths)))]
-    restarted = rng.random() < 0.7
+    listening = sum(worker.local is not None for worker in system.workers)
+    restarted = rng.random() < 0.7 and (place is system.controller or listening > 1)
     if restarted:
         place.kill()
         system.loop.call_later(float(rng.uniform(0.3, 2.0)), place.start)
@@ -491,6 +493,8 @@ def _judge_named(system: System, lie: bytes) -> None:
     """A plan that nobody signed stands there still: every worker says that it refuses it."""
     if system.server.value(system.keys.plan()) != lie or lie == system.promises.last_put(system.keys.plan()):
         return
+    if codec.decode(Plan, lie).revision.epoch > EPOCH_MAX:
+        return  # no reader takes it for a plan; the controller's status names the key
     for worker in system.workers:
         local = worker.local
         if local is None or local.routing.plan is None or local.routing.loads() == ():
