@@ -142,7 +142,7 @@ class Containers:
     def pids(self, service: str, program: str) -> list[int]:
         """Processes of a service that run a program."""
         told = self._of(service).top(ps_args="-eo pid,args")
-        return sorted(int(pid) for pid, command in told["Processes"] if Path(command.split()[0]).name == program)
+        return sorted(int(pid) for pid, command in told["Processes"] or () if Path(command.split()[0]).name == program)
 
     def address(self, service: str) -> str:
         """Address of a service on the project's network."""
