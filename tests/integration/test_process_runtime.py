@@ -374,7 +374,7 @@ def test_tritons_whose_files_are_lost_are_found_by_what_they_were_launched_as(ki
         assert [(one.tag, one.owner) for one in again.list()] == [("a.g1", owner)]
         again.stop("a.g1", 5)
         until(lambda: not listens(launch))
-        assert listens(other)
+        until(lambda: listens(other))
     finally:
         os.kill(int(was.id), signal.SIGKILL) if listens(launch) else None
         foreign.stop("b.g1", 5)
