@@ -112,7 +112,8 @@ class ObservationReader:
         for key in load_keys:
             for entry_id, window in await self._state.stream(key, LoadWindow, self._load_ids.get(key, "0")):
                 self._load_ids[key] = entry_id
-                for one in self._order.take(key, window) if self._is_over(window) else ():
+                proven = self._live.offset_s(window.dispatcher, window.worker) is not None
+                for one in self._order.take(key, window, proven) if self._is_over(window) else ():
                     self.observation.windows.add(self._in_own_time(one), self.observation.catalog)
         if self.observation.windows.restorable and not self._restored:
             await self._restore_history()

@@ -65,8 +65,8 @@ class StreamOrder(Generic[IntervalT]):
         """Begin after these values; what was held is forgotten."""
         self._last, self._held = {**last}, {}
 
-    def take(self, writer: Hashable, value: IntervalT) -> tuple[IntervalT, ...]:
-        """Values that count now, oldest first, given the next one of a writer's stream."""
+    def take(self, writer: Hashable, value: IntervalT, proven: bool = False) -> tuple[IntervalT, ...]:
+        """Values that count now, oldest first, given the next one of a writer's stream, who may be `proven`."""
         last, held = self._last.get(writer), self._held.get(writer, [])
         if last is not None and (
             (value.seq < last[0] and value.ends_at_s <= last[1])
@@ -76,7 +76,7 @@ class StreamOrder(Generic[IntervalT]):
         if value in held:
             return ()
         taken: tuple[IntervalT, ...] = ()
-        if self._proven if last is None else self._continues(last, value):
+        if (proven or self._proven) if last is None else self._continues(last, value):
             taken = (value,)
         elif (before := next((h for h in held if self._continues((h.seq, h.ends_at_s), value)), None)) is not None:
             taken = (before, value)
