@@ -276,7 +276,7 @@ class RuntimeContract:
         os.kill(kit.pid(started), signal.SIGKILL)
         until(lambda: not only(runtime).alive)
         assert only(runtime).exit_code == -signal.SIGKILL
-        assert port_free(launch)
+        until(lambda: port_free(launch))
         assert not list(Path("/dev/shm").glob(f"{launch.shm_prefix}*"))
 
     def test_what_is_unknown_is_gone_already(self, kit: Kit) -> None:
