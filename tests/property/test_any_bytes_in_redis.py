@@ -55,7 +55,7 @@ def spoil(system: System, number: int, value: Any) -> None:
     server.publish(system.keys.changed(), key)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(SPOILS, REFUSALS, HINTS, st.integers(0, 1000))
 def test_no_bytes_end_a_service_and_all_keys_are_right_again(
     spoils: Sequence[tuple[float, int, Any]],
