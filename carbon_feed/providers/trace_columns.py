@@ -9,7 +9,7 @@ from carbon_feed.settings import TraceReading
 from trefoil.core import errors
 from trefoil.core.carbon import Factors
 from trefoil.core.units import INTENSITY_UNITS, g_per_kwh_per, intensity_unit
-from trefoil.runtime.given.table import words_of
+from trefoil.runtime.given.table import named_column, words_of
 
 VALUE_NAME: Final = re.compile(r"carbon.?intensity|^intensity|^[am]oer$", re.IGNORECASE)
 TIME_NAMES: Final = (re.compile(r"date", re.IGNORECASE), re.compile(r"time|hour", re.IGNORECASE))
@@ -122,11 +122,7 @@ def _value_names(names: Sequence[str], factors: Factors) -> list[str]:
 
 def _column(where: str, names: Sequence[str], wanted: str, setting: str, found: Sequence[str]) -> int:
     if wanted:
-        if wanted not in names:
-            raise errors.TraceError(
-                f"{where}: no such column", field=setting, value=wanted, remedy=f"use one of {list(names)}"
-            )
-        return names.index(wanted)
+        return named_column(where, names, wanted, setting)
     if len(found) != 1:
         what = "several columns could be meant" if found else "no column has a name that tells"
         raise errors.TraceError(f"{where}: {what}", field=setting, value=found or names, remedy=f"set {setting}")

@@ -105,7 +105,7 @@ class Accountant:
         self._minute: dict[str, list[EnergySample]] = {}
         self._folded: deque[tuple[str, EnergySample]] = deque(maxlen=SAMPLES_MAX)
         # Of each device, as its agent said; a node's status proves its devices.
-        self._order = StreamOrder[EnergySample](self._set_aside, FOLDED_MAX, proven=True)
+        self._order = StreamOrder[EnergySample](self._set_aside, FOLDED_MAX)
         self._families: Sequence[str] = ()
         self._last: dict[str, EnergySample] = {}  # the last one, in our time
         self._offsets: dict[str, float] = {}  # by which that one's was shifted
@@ -143,8 +143,9 @@ class Accountant:
                 return  # the observer says so; the agents send again what was missed
             for entry_id, sample in entries:
                 self._ids[key] = entry_id
-                for one in self._order.take(sample.device, sample) if self._is_possible(sample, offset_s) else ():
-                    self._book(node, one, readings, families, offset_s)
+                if self._is_possible(sample, offset_s):
+                    for one in self._order.take(sample.device, sample, proven=True):
+                        self._book(node, one, readings, families, offset_s)
         self._book_answers()
         self._reconcile(readings)
         due_s = FLUSH_S + (HELD_MAX_S if self._order.holds else 0.0)  # what is held is not in the sums yet

@@ -136,14 +136,16 @@ def _revision(revision: common.Revision) -> str:
 def _reading(keys: Keys, key: str, found: carbon.CarbonReading) -> str:
     elsewhere = _is_at(keys.carbon_now(found.series), keys.carbon_history(found.series))(key)
     why = elsewhere or numbers_fault(found)
-    if not why and (found.intensity_g_per_kwh < 0.0 or not 0.0 <= found.ends_at_s - found.starts_at_s <= YEAR_S):
+    negative = found.intensity_g_per_kwh < 0.0 and found.series.method is not carbon.Method.MARGINAL
+    if not why and (negative or not 0.0 <= found.ends_at_s - found.starts_at_s <= YEAR_S):
         why = f"{found.intensity_g_per_kwh:g} g/kWh from {found.starts_at_s:g} to {found.ends_at_s:g} s"
     return why or ("" if found.rung in RUNGS else f"rung {found.rung}")
 
 
 def _forecast(keys: Keys, key: str, found: carbon.CarbonForecast) -> str:
-    if min((band.p10_g_per_kwh for band in found.bands), default=0.0) < 0.0:
-        return "negative g/kWh"
+    lowest = min((band.p10_g_per_kwh for band in found.bands), default=0.0)
+    if lowest < 0.0 and found.series.method is not carbon.Method.MARGINAL:
+        return f"{lowest:g} g/kWh"
     return _is_at(keys.carbon_forecast(found.series))(key) or numbers_fault(found)
 
 

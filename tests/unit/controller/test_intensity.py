@@ -6,6 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carbon_feed.reading.core.observation import Observation as CarbonObservation
+from carbon_feed.reading.loop import ZoneLoop
+from carbon_feed.settings import CarbonFeedSettings
 from controller.forecasters.last_max import LastMax
 from controller.loop.core.decision import ControlState
 from controller.loop.core.triggers import HoldTimers, Thresholds, evaluate_triggers, plan_basis
@@ -52,6 +55,21 @@ def forecast(issued_s: float = NOW_S, hours: int = 96, series: Series = SERIES) 
     starts = [NOW_S + i * HOUR_S for i in range(hours)]
     bands = tuple(CarbonBand(at, at + HOUR_S, 90.0, 100.0 + i, 300.0) for i, at in enumerate(starts))
     return CarbonForecast(series, "blend", issued_s, bands)
+
+
+class Negative:
+    """Provider of a marginal intensity of -50 g/kWh."""
+
+    name, speedup = "negative", 1.0
+
+    async def read(self, now_s: float) -> CarbonObservation:
+        """The value of this minute."""
+        starts_s = now_s // 60 * 60
+        return CarbonObservation(starts_s, starts_s + 60.0, -50.0, Quality.MEASURED, self.name, "", "", starts_s, False)
+
+    def history(self, _now_s: float, _count_max: int) -> tuple[CarbonObservation, ...]:
+        """None."""
+        return ()
 
 
 class World:
@@ -102,6 +120,18 @@ async def test_a_refused_rung_triggers_nothing_and_other_triggers_plan_with_the_
     assert world.seen.carbon(world.clock.now_s()).intensity_g_per_kwh == 900.0, (
         "what is metered is weighed with what is in force"
     )
+
+
+async def test_a_negative_marginal_intensity_goes_from_the_feed_to_a_plan_as_0(tmp_path):
+    world = World(method="marginal")
+    feed = CarbonFeedSettings(state_dir=tmp_path, zone=SERIES.zone, method="marginal")
+    loop = ZoneLoop(feed, Negative(), world.state, world.clock, Metrics("carbon_feed"))
+    await loop.init()
+    await loop.tick()
+    assert loop.reading is not None
+    assert (loop.reading.intensity_g_per_kwh, loop.reading.rung) == (-50.0, Rung.NORMAL)
+    view = await world.view()
+    assert (view.carbon.intensity_g_per_kwh, view.carbon.rung, view.carbon.provider) == (0.0, Rung.NORMAL, "negative")
 
 
 async def test_an_allowed_rung_is_acted_on_again():

@@ -17,7 +17,7 @@ from trefoil.core.energy import EnergySample
 from trefoil.core.fleet import DeviceStatus, NodeStatus
 from trefoil.core.latency import Histogram, build_histogram
 from trefoil.core.outside.plausible import power_fault, sample_fault, window_fault
-from trefoil.core.outside.stream_order import FOLDED_MAX, StreamOrder
+from trefoil.core.outside.stream_order import FOLDED_MAX, HELD_MAX, StreamOrder
 from trefoil.runtime.fenced import SetFields, Write
 from trefoil.runtime.state import SIGNAL_TTL_S
 
@@ -36,9 +36,9 @@ async def world(tmp_path):
     return made
 
 
-def order(step: int = 1, proven: bool = False) -> tuple[StreamOrder[LoadWindow], list[LoadWindow]]:
+def order(step: int = 1) -> tuple[StreamOrder[LoadWindow], list[LoadWindow]]:
     aside: list[LoadWindow] = []
-    return StreamOrder(lambda value, _why: aside.append(value), step, proven), aside
+    return StreamOrder(lambda value, _why: aside.append(value), step), aside
 
 
 @given(
@@ -49,8 +49,8 @@ def test_no_single_stray_is_counted_or_makes_a_true_window_be_left_out(seq, star
     true = [window(n, 100.0 + n, 101.0 + n) for n in range(1, count + 9)]
     if stray.seq in (at, at + 1) and abs(stray.starts_at_s - (100.0 + at)) <= 2.0:
         return  # it says what its writer says
-    found, aside = order(proven=True)
-    taken = [one for value in (*true[:at], stray, *true[at:]) for one in found.take("w", value)]
+    found, aside = order()
+    taken = [one for value in (*true[:at], stray, *true[at:]) for one in found.take("w", value, proven=True)]
     assert taken == true
     assert stray in aside or (stray.seq <= at and stray.ends_at_s <= true[at - 1].ends_at_s)
 
@@ -62,22 +62,22 @@ def test_no_single_stray_is_counted_or_makes_a_true_window_be_left_out(seq, star
 )
 @example(50, [7] * 10, 1)
 def test_strays_between_true_values_cost_few_of_them_even_after_one_that_was_taken(step, strays, every):
-    found, _ = order(FOLDED_MAX, proven=True)
+    found, _ = order(FOLDED_MAX)
     true = [window(n, 100.0 + n, 101.0 + n) for n in range(1, 8 + every * len(strays))]
     lie = window(1 + step, 102.0, 103.5, CELL)  # continues the first
     put = iter(window(seq, 1e4 * n, 1e4 * n + 1.0, CELL) for n, seq in enumerate(strays, 1))  # none continues another
     values = [true[0], lie]
     for n, value in enumerate(true[1:]):
         values += [value] if n % every else [one for one in (next(put, None), value) if one is not None]
-    taken = [one for value in values for one in found.take("w", value)]
+    taken = [one for value in values for one in found.take("w", value, proven=True)]
     assert len([one for one in true if one not in taken]) <= 2
     assert taken[-3:] == true[-3:]
 
 
 def test_a_gap_is_believed_once_its_stream_goes_on_and_a_repeat_counts_once():
-    found, aside = order(proven=True)
+    found, aside = order()
     one, two, late, later = window(1, 1, 2), window(2, 2, 3), window(9, 20, 21), window(10, 21, 22)
-    assert found.take("w", one) == (one,)
+    assert found.take("w", one, proven=True) == (one,)
     assert found.take("w", one) == ()
     assert found.take("w", two) == (two,)
     assert found.take("w", late) == found.take("w", late) == ()
@@ -89,26 +89,36 @@ def test_a_gap_is_believed_once_its_stream_goes_on_and_a_repeat_counts_once():
 
 @pytest.mark.parametrize("proven", [False, True])
 def test_a_first_value_that_is_stray_gives_way_to_the_live_writer(proven):
-    found, aside = order(proven=proven)
+    found, aside = order()
     stray, true = window(2**62, 5, 6), [window(n, 5.0 + n, 6.0 + n) for n in range(7, 10)]
-    assert found.take("w", stray) == ((stray,) if proven else ())
+    assert found.take("w", stray, proven=proven) == ((stray,) if proven else ())
     assert [one for value in true for one in found.take("w", value)] == true
     assert aside == ([] if proven else [stray])
 
 
 def test_one_value_of_a_writer_that_does_not_exist_is_never_taken():
     found, aside = order()
-    assert [found.take("nobody", one) for one in [window(1, 1, 2)] * 3] == [(), (), ()]
+    assert [found.take("w", one) for one in [window(1, 1, 2)] * 3] == [(), (), ()]
     assert not aside
 
 
 def test_folded_samples_continue_and_what_is_held_can_be_released():
-    found, _ = order(FOLDED_MAX, proven=True)
+    found, _ = order(FOLDED_MAX)
     one, folded, gap = window(1, 1, 2), window(5, 2, 6), window(6, 60, 61)
-    assert found.take("w", one) + found.take("w", folded) == (one, folded)
+    assert found.take("w", one, proven=True) + found.take("w", folded) == (one, folded)
     assert found.take("w", gap) == ()
     assert found.release() == (gap,)
     assert found.last["w"] == (6, 61)
+
+
+def test_of_several_values_that_no_successor_proves_the_newest_few_wait_and_none_is_released():
+    found, aside = order()
+    strays = [window(10 * n, 100.0 * n, 100.0 * n + 1) for n in range(1, HELD_MAX + 3)]
+    assert [found.take("w", one) for one in strays] == [()] * len(strays)
+    assert aside == strays[:-HELD_MAX]
+    assert found.release() == ()
+    assert aside == strays
+    assert not found.holds
 
 
 HISTOGRAMS = {

@@ -17,6 +17,7 @@ from trefoil.runtime.state_errors import decode_value
 
 KEYS, NOW_S = Keys("test"), 1_795_000_000.0
 SERIES = Series("gb", Method.AVERAGE, Factors.DIRECT)
+MARGINAL = Series("gb", Method.MARGINAL, Factors.DIRECT)
 PART = SliceStatus(SliceKey("n/gpu0", "3g.20gb", 0, 4), credits=4, grpc_target="127.0.0.1:1")
 DEVICE = DeviceStatus("n/gpu0", "A100-SXM4-40GB", slices=(PART,), clock_mhz=1410, power_w=300.0, power_limit_w=400.0)
 CELL = LoadCell(LoadKey("digits"), arrived=9, arrived_per_s=(9,))
@@ -26,6 +27,11 @@ GOOD: Final[dict[str, tuple[str, Any]]] = {
     "forecast": (
         KEYS.carbon_forecast(SERIES),
         CarbonForecast(SERIES, "m", NOW_S, (CarbonBand(NOW_S, NOW_S + 1800.0, 100.0, 200.0, 300.0),)),
+    ),
+    "marginal reading": (KEYS.carbon_now(MARGINAL), CarbonReading(MARGINAL, NOW_S, NOW_S + 300.0, -1500.0)),
+    "marginal forecast": (
+        KEYS.carbon_forecast(MARGINAL),
+        CarbonForecast(MARGINAL, "m", NOW_S, (CarbonBand(NOW_S, NOW_S + 300.0, -1500.0, -20.0, 300.0),)),
     ),
     "ratio": (KEYS.carbon_ratio(SERIES), CarbonRatio(SERIES, 300.0, 0.8, observed_at_s=NOW_S)),
     "node": (KEYS.node("n"), NodeStatus("n", devices=(DEVICE,), observed_at_s=NOW_S)),
@@ -54,6 +60,8 @@ SPOILT: Final[dict[str, tuple[dict[str, Any], ...]]] = {
         {"bands": (CarbonBand(NOW_S, NOW_S + 60.0, -100.0, 200.0, 300.0),)},
         {"issued_at_s": 1e12},
     ),
+    "marginal reading": ({"intensity_g_per_kwh": -1501.0}, {"series": SERIES}),
+    "marginal forecast": ({"bands": (CarbonBand(NOW_S, NOW_S + 60.0, -1501.0, 200.0, 300.0),)}, {"series": SERIES}),
     "ratio": ({"cir": 1e300}, {"aci_g_per_kwh": 1e9}, {"observed_at_s": 1e12}),
     "node": (
         {"node": "m"}, device(device="m/gpu0"), device(device="n"), device(power_w=1e9), device(power_w=-1.0),

@@ -44,10 +44,8 @@ IntervalT = TypeVar("IntervalT", bound=Interval)
 class StreamOrder(Generic[IntervalT]):
     """Order of the values of many writers. `set_aside` gets each value that is contradicted, and the reason."""
 
-    def __init__(
-        self, set_aside: Callable[[IntervalT, str], None], seq_step_max: int = 1, proven: bool = False
-    ) -> None:
-        self._set_aside, self._seq_step_max, self._proven = set_aside, seq_step_max, proven
+    def __init__(self, set_aside: Callable[[IntervalT, str], None], seq_step_max: int = 1) -> None:
+        self._set_aside, self._seq_step_max = set_aside, seq_step_max
         self._last: dict[Hashable, tuple[int, float]] = {}  # seq and end of the last value that was taken
         self._held: dict[Hashable, list[IntervalT]] = {}
 
@@ -76,7 +74,7 @@ class StreamOrder(Generic[IntervalT]):
         if value in held:
             return ()
         taken: tuple[IntervalT, ...] = ()
-        if (proven or self._proven) if last is None else self._continues(last, value):
+        if proven if last is None else self._continues(last, value):
             taken = (value,)
         elif (before := next((h for h in held if self._continues((h.seq, h.ends_at_s), value)), None)) is not None:
             taken = (before, value)

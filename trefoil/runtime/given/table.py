@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from trefoil.core.errors import TraceError
+from trefoil.core.errors import TraceError, shown
 
 TimeUnit = Literal["", "s", "ms", "us", "ns", "min", "h", "day", "date"]
 """Unit of a column of times; empty: by its name and values."""
@@ -96,6 +96,17 @@ def _delimiter(line: str) -> str:
     if not counts[mark] and line.split()[1:] and number_of(line.split()[0]) is not None:
         return " "
     return mark
+
+
+def named_column(where: str, names: Sequence[str], name: str, field: str) -> int:
+    """Place of the column that the setting `field` names.
+
+    Raises:
+        TraceError: there is none; names `where`, field and the columns.
+    """
+    if name not in names:
+        raise TraceError(f"{where}: no such column", field=field, value=name, remedy=f"use one of {shown(list(names))}")
+    return names.index(name)
 
 
 def words_of(name: str) -> tuple[str, ...]:

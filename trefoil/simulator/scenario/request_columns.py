@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Final
 
 from trefoil.core.errors import SettingError, TraceError, shown
-from trefoil.runtime.given.table import DATE, UNIT_S, date_of, number_of, since_1970, time_unit, unit_of_words, words_of
+from trefoil.runtime.given.table import (
+    DATE,
+    UNIT_S,
+    date_of,
+    named_column,
+    number_of,
+    since_1970,
+    time_unit,
+    unit_of_words,
+    words_of,
+)
 
 
 def _of(words: str) -> frozenset[str]:
@@ -127,7 +137,7 @@ def choose(path: Path, names: Sequence[str], row: Sequence[str], options: TraceO
     """
     lower = [name.lower() for name in names]
     known = next((one for one in _FORMATS if one.names <= frozenset(lower)), None)
-    count = _place(path, names, options.column, "column") if options.column else _count(path, names, options)
+    count = named_column(str(path), names, options.column, "column") if options.column else _count(path, names, options)
     if known is not None and not options.time_column:
         time, by_name = lower.index(known.time), True
     else:
@@ -208,7 +218,7 @@ def _time(
 ) -> tuple[int, bool]:
     """Place of the column of times, and whether its name alone says so; -1: none, as counts may have."""
     if options.time_column:
-        return _place(path, names, options.time_column, "time_column"), False
+        return named_column(str(path), names, options.time_column, "time_column"), False
     if counted and words_of(names[0]) in [(name,) for name in _BINS]:
         return 0, True
     dated = [i for i, cell in enumerate(row) if number_of(cell) is not None or date_of(cell)]
@@ -240,12 +250,6 @@ def _time(
             remedy="set column to the counts and bin_s or time_column, or time_column to the time of each request",
         )  # fmt: skip
     return -1, False
-
-
-def _place(path: Path, names: Sequence[str], name: str, field: str) -> int:
-    if name not in names:
-        raise TraceError(f"{path} has no such column", field=field, value=name, remedy=f"one of {shown(list(names))}")
-    return names.index(name)
 
 
 def check_samples(path: Path, names: Sequence[str], choice: Columns, spaced: bool) -> None:
