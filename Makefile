@@ -237,7 +237,7 @@ dashboards: setup  ## regenerate the committed Grafana dashboards from the metri
 	$(BIN)/python deploy/grafana/generate.py
 
 lock: setup  ## re-resolve the hashed lock files
-	for name in bootstrap main dev triton train export docs notebooks; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
+	for name in bootstrap main services dev triton train export docs notebooks; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
 	for name in triton-server perf-analyzer encoder; do $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-deps --no-header --no-annotate requirements/$$name.in -o requirements/$$name.txt; done
 
 clean:  ## remove environments and outputs

