@@ -102,6 +102,8 @@ class PowerAgentSettings(ServiceSettings):
     triton_uid_base: int = Field(default=2_000_000_000, ge=1, le=2_146_000_000)
     """User and group of a slice's Triton: this plus the slice's gRPC port. Where another process has that user, the
     same plus 65,536, up to 15 times. No person or service may have one of these users."""
+    triton_log_mib: int = Field(default=16, ge=1)
+    """Size at which a Triton's log is rotated, while it is written [MiB]; two files of that size stay of each slice."""
     cgroup_parent: Path | None = None
     """Folder of cgroup v2 for the groups of CPU slices; None: below the agent's own. See docs/operations.md."""
     triton_backend: Literal["auto", "python", "onnxruntime"] = "auto"

@@ -38,6 +38,7 @@ from power_agent.triton.installation import TritonInstall
 from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core.errors import StartError, Unavailable
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.files import rotate_log
 
 # What the host's environment says of the host's file system means nothing in a container.
 HOST_ONLY: Final = frozenset({"PATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR"})
@@ -45,8 +46,7 @@ ALIVE: Final = frozenset({"running", "paused", "restarting"})
 NOBODY: Final = "65534:65534"
 PIDS_MAX: Final = 4096
 TMP_MIB: Final = 256
-LOG_FILES: Final = 3
-LOG_FILE_MIB: Final = 10
+LOG_FILES: Final = 2
 LAST_LINES: Final = 2000  # of a container's log, kept when the container goes
 LOOK_PERIOD_S: Final = 300.0
 LOOK_AGAIN_S: Final = 30.0  # where it was found wanting
@@ -268,6 +268,7 @@ class DockerRuntime:
                 log_path.parent.mkdir(parents=True, exist_ok=True)
                 with log_path.open("ab") as file:
                     file.write(said)
+                rotate_log(log_path, self._settings.triton_log_mib * MIB)
         except (docker.errors.NotFound, StartError, OSError) as error:
             self._log.warning("the log of a container is lost", container=found["Id"][:12], why=str(error))
         try:
@@ -303,7 +304,7 @@ class DockerRuntime:
                 "mounts": mounts(launch),
                 "restart_policy": {"Name": "no"},
                 "log_config": docker.types.LogConfig(
-                    type="json-file", config={"max-size": f"{LOG_FILE_MIB}m", "max-file": str(LOG_FILES)}
+                    type="json-file", config={"max-size": f"{settings.triton_log_mib}m", "max-file": str(LOG_FILES)}
                 ),
                 "read_only": True,
                 "tmpfs": {"/tmp": f"size={TMP_MIB}m,mode=1777"},

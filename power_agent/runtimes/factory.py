@@ -93,7 +93,8 @@ def build_process_runtime(settings: PowerAgentSettings, confinement: Confinement
     for controller, why in cgroups.missing.items():
         structlog.get_logger().info("no control groups", controller=controller, why=why)
     owner = f"{settings.cluster}/{settings.node}"
-    return ProcessRuntime(settings.state_dir / "runtime", cgroups, WallClock(), boot_id(), confinement, owner=owner)
+    folder, log_mib = settings.state_dir / "runtime", settings.triton_log_mib
+    return ProcessRuntime(folder, cgroups, WallClock(), boot_id(), confinement, owner=owner, log_mib=log_mib)
 
 
 def missing_resources(runtime: Runtime) -> dict[str, str]:

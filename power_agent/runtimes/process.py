@@ -36,7 +36,7 @@ from power_agent.triton.slice_launch import LAUNCHED_AS, SliceLaunch, clean_shar
 from trefoil.core.errors import StartError, Unavailable
 from trefoil.runtime import proc
 from trefoil.runtime.clock import WallClock
-from trefoil.runtime.files import disk_error, replace_file
+from trefoil.runtime.files import FileTrouble, disk_error, replace_file, rotate_log
 from trefoil.runtime.state_files import of_shape, read_state
 
 log = structlog.get_logger()
@@ -45,8 +45,7 @@ MARK: Final = "TREFOIL_RUNTIME_ID"  # in the environment of all that belongs to 
 KILL_PATIENCE_S: Final = 5.0
 REMOVE_PATIENCE_S: Final = 0.5
 POLL_S: Final = 0.02
-LOG_BYTES_MAX: Final = 16 * 2**20  # then its last megabyte is kept as <log>.1 and it begins anew
-LOG_TAIL_BYTES: Final = 2**20
+LOG_MIB: Final = 16  # of a Triton's log, where no setting says another size
 SHM_NAME: Final = re.compile(r"trefoil-[\w.-]+-")
 SHM_PREFIX: Final = re.compile(f"shm-region-prefix-name=({SHM_NAME.pattern})")
 
@@ -111,10 +110,13 @@ class ProcessRuntime:
         *,
         owned: bool = False,
         owner: str = "",
+        log_mib: int = LOG_MIB,
     ) -> None:
         """`owned`: what it starts ends with the thread that called `start`. `owner`: "<cluster>/<node>", whose Tritons
-        are found again although their files are lost; empty: nobody's."""
+        are found again although their files are lost; empty: nobody's. `log_mib`: where a Triton's log is rotated."""
         self._owner = owner
+        self._log_bytes_max = log_mib * 2**20
+        self._log_trouble = FileTrouble("log of a Triton", "it grows on")
         self._confinement = confinement or Confinement()
         self._parent = os.getpid() if owned else 0
         self._folder = folder
@@ -263,7 +265,7 @@ class ProcessRuntime:
                 with self._locked(record.tag, wait=False) as mine:  # else somebody is stopping it just now
                     if mine:
                         record = self._refresh(self._find(record.tag) or record)
-                _truncate_log(Path(record.log_path))
+                self._rotate_log(Path(record.log_path))
             found.append(record.running())
         return tuple(found)
 
@@ -398,6 +400,14 @@ class ProcessRuntime:
             self._records[record.tag] = record
         return record
 
+    def _rotate_log(self, path: Path) -> None:
+        try:
+            rotate_log(path, self._log_bytes_max)
+        except OSError as error:
+            self._log_trouble.begin(path, error)
+        else:
+            self._log_trouble.end()
+
     def _forget(self, tag: str) -> None:
         record = self._find(tag)
         if record is None:
@@ -437,17 +447,3 @@ def remedy_of(why: str, launch: SliceLaunch, log_path: Path) -> str:
     if UNREADABLE in why:
         return f"chmod -R o+rX {launch.source}; or set triton_user = same, and models run as the agent's user"
     return f"check {launch.argv[0]}, {launch.cwd} and {log_path}"
-
-
-def _truncate_log(path: Path) -> None:
-    """Keep the end of a log that has grown too large. It is opened for appending, so it may be cut under the writer."""
-    try:
-        if path.stat().st_size <= LOG_BYTES_MAX:
-            return
-        with path.open("r+b") as log:
-            log.seek(-LOG_TAIL_BYTES, os.SEEK_END)
-            with contextlib.suppress(OSError):  # a full disk needs the room, and can do without the tail
-                path.with_suffix(".log.1").write_bytes(log.read(LOG_TAIL_BYTES))
-            log.truncate(0)
-    except FileNotFoundError:
-        return

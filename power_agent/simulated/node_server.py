@@ -75,7 +75,8 @@ class NodeServer:
         self._interference = Interference(machine)
         workloads = {name: Workload(device_type(name), catalog) for name in settings.devices}
         no_groups = Cgroups(0, {}, {})
-        runtime = ProcessRuntime(self._directory / "processes", no_groups, clock, boot_id(), owned=True)
+        folder, log_mib = self._directory / "processes", settings.triton_log_mib
+        runtime = ProcessRuntime(folder, no_groups, clock, boot_id(), owned=True, log_mib=log_mib)
         pace_dir, now_s = self._directory / "pace", clock.monotonic_s()
         self.node = SimulatedNode(machine, runtime, workloads, pace_dir, settings.seed, now_s)
         self._ops: dict[str, Callable[..., Any]] = {

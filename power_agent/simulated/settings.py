@@ -52,6 +52,8 @@ class NodeSettings(config.Settings):
     """Instances that somebody else destroyed stay listed, with dead handles, until the next nvmlInit."""
     fresh_uuids: bool = True
     """A re-created instance gets another MIG UUID; false = as driver R470, which repeated them."""
+    triton_log_mib: Annotated[int, Field(ge=1)] = 16
+    """Size at which a Triton's log is rotated [MiB]; two files of that size stay of each slice."""
     log_level: str = "info"
     """Least severe lines that are logged."""
     log_json: bool | None = None

@@ -145,7 +145,7 @@ async def test_a_triton_in_a_container_infers_confined_and_ends_when_it_is_told(
     assert host["CapDrop"] == ["ALL"]
     assert host["ReadonlyRootfs"]
     assert "no-new-privileges:true" in host["SecurityOpt"]
-    assert host["LogConfig"]["Config"] == {"max-file": "3", "max-size": "10m"}
+    assert host["LogConfig"]["Config"] == {"max-file": "2", "max-size": "16m"}
     assert [mount["RW"] for mount in container.attrs["Mounts"]] == [False, False]
     status = Path(f"/proc/{leader(container)}/status").read_text()
     said = dict(line.split(":\t") for line in status.splitlines() if ":\t" in line)

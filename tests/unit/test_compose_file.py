@@ -30,6 +30,13 @@ def test_secrets_are_read_by_those_who_need_them_and_written_by_their_maker(volu
     assert all(mount[2:] == ["ro"] for mount in found.values())
 
 
+@pytest.mark.parametrize("file", [FILE, FILE.with_name("deploy") / "swarm/trefoil.yml"], ids=["compose", "swarm"])
+def test_the_log_of_every_service_is_bounded_by_one_setting(file):
+    for name, told in yaml.safe_load(file.read_text())["services"].items():
+        bound = {"max-size": "${TREFOIL_LOG_SIZE:-10m}", "max-file": "3"}
+        assert told["logging"] == {"driver": "json-file", "options": bound}, name
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_only_the_agent_of_real_gpus_is_root(name):
     told = SERVICES[name]

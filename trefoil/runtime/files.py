@@ -5,6 +5,7 @@ What comes of a file that cannot be written is for its owner to say; `FileTroubl
 """
 
 import contextlib
+import ctypes
 import errno
 import os
 import stat
@@ -16,6 +17,8 @@ import structlog
 
 from trefoil.core import errors
 
+COLLAPSE_RANGE: Final = 0x08  # modes of fallocate(2)
+PUNCH_HOLE_KEEP_SIZE: Final = 0x02 | 0x01
 REMEDY: Final = "make room on that disk, or mend it or its permissions; nothing needs to be started again"
 
 
@@ -132,6 +135,54 @@ def in_place(path: Path, descriptor: int) -> bool:
         return True  # the disk fails: what is written says so
     here = os.fstat(descriptor)
     return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+
+def rotate_log(path: Path, bytes_max: int) -> None:
+    """Move what a log holds to `<path>.1` once it is larger than `bytes_max`, while its writers append to it.
+
+    The bytes are copied, then one system call cuts exactly these off the front of the file: no line is lost, and no
+    writer has to be told. It cuts whole blocks, so a few KiB stay, from the middle of a line on. A file system without
+    that call (ext4 and XFS have it) gets a hole there: readers see NULs, the disk has the room. Where it can do neither
+    (NFS before 4.2), what was written between copy and cut is lost. Of a log that is twice as large already, `.1` gets
+    the last `2 * bytes_max` bytes: the rest would have been dropped by a rotation in between.
+
+    Raises:
+        OSError: the log cannot be read or moved, and is as it was. A full disk is none: it is cut without its copy.
+    """
+    try:
+        log = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        size, block = os.fstat(log).st_size, os.fstatvfs(log).f_bsize
+        end = max(0, size - 1) // block * block
+        if size <= bytes_max or not end or size - (begin := os.lseek(log, 0, os.SEEK_DATA)) <= bytes_max:
+            return
+        _copy_out(log, max(begin, end - 2 * bytes_max), end, path.with_name(f"{path.name}.1"))
+        if not (_fallocate(log, COLLAPSE_RANGE, end) or _fallocate(log, PUNCH_HOLE_KEEP_SIZE, end)):
+            os.ftruncate(log, 0)
+    finally:
+        os.close(log)
+
+
+def _copy_out(log: int, begin: int, end: int, path: Path) -> None:
+    """Copy a part of a log over an older one. Where the disk is full, the rest is left out: services need the room."""
+    mode = stat.S_IMODE(os.fstat(log).st_mode)
+    copy = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        while begin < end and (sent := os.sendfile(copy, log, begin, end - begin)):
+            begin += sent
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+    finally:
+        os.close(copy)
+
+
+def _fallocate(file: int, mode: int, length: int) -> bool:
+    """Whether the file system changed the first bytes of a file this way."""
+    length_c = ctypes.c_longlong(length)
+    return bool(ctypes.CDLL(None).fallocate64(file, mode, ctypes.c_longlong(0), length_c) == 0)
 
 
 class LineFile:

@@ -433,3 +433,15 @@ def test_the_sockets_of_killed_workers_go(tmp_path: Path) -> None:
     (peers / "4242-0.sock").touch()
     remove_runtime_files(paths)
     assert not peers.exists()
+
+
+async def test_logs_rotate_while_their_services_write_them(tmp_path: Path, table: dict[str, Service]) -> None:
+    talk = f"import sys\nfor i in range(2**16): print(f'{{i:063d}}')\nsys.stdout.flush()\n{SERVE}"
+    table["redis"] = service(tmp_path, "redis", talk)
+    async with launcher(tmp_path, System(port_offset=23_000, log_mib=1)):
+        log = StatePaths(tmp_path / "state").log("redis")
+        async with asyncio.timeout(60.0):
+            while not (was := log.with_name("redis.log.1")).exists() or log.stat().st_blocks > 16:
+                await CLOCK.sleep(0.05)
+        assert 2**20 - 4096 <= was.stat().st_size <= 2**21
+        assert processes.last_log_lines(log).endswith(f"{2**16 - 1:063d}")

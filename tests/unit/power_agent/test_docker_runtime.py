@@ -89,7 +89,7 @@ def test_a_slice_of_a_gpu_becomes_exactly_this_container(engine, launch, tmp_pat
         "ShmSize": 256 * 2**20,
         "Mounts": mounts,
         "RestartPolicy": {"Name": "no"},
-        "LogConfig": {"Type": "json-file", "Config": {"max-size": "10m", "max-file": "3"}},
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": "16m", "max-file": "2"}},
         "ReadonlyRootfs": True,
         "Tmpfs": {"/tmp": "size=256m,mode=1777"},
         "CapDrop": ["ALL"],

@@ -3,13 +3,16 @@
 import errno
 import itertools
 import os
+import subprocess
+import sys
 
 import pytest
 import structlog
 
 from tests.support.failing_disk import ERRORS, FailingDisk, fill, small_disk
 from trefoil.core.errors import DiskUnavailable
-from trefoil.runtime.files import FileTrouble, LineFile, replace_file, replace_files
+from trefoil.runtime import files
+from trefoil.runtime.files import FileTrouble, LineFile, replace_file, replace_files, rotate_log
 from trefoil.runtime.telemetry import Metrics
 
 
@@ -109,3 +112,69 @@ def test_trouble_is_said_once_when_it_begins_and_once_when_it_is_over(tmp_path):
     assert "plans.json" in str(raised)
     assert "Remedy: make room" in str(raised)
     assert 'trefoil_disk_trouble{file="plans",simulated="false"} 0.0' in metrics.text()
+
+
+TALK = """
+import os, sys
+for number in range(int(sys.argv[2])):
+    os.write(1, f"{sys.argv[1]} {number:059d}\\n".encode())
+"""
+KIB = 1024
+
+
+@pytest.mark.parametrize("no_collapse", [False, True], ids=["as the disk can", "holes"])
+def test_no_line_is_lost_or_torn_while_a_log_rotates_under_its_writers(tmp_path, monkeypatch, no_collapse):
+    real = files._fallocate
+    monkeypatch.setattr(
+        files,
+        "_fallocate",
+        lambda file, mode, n: not (no_collapse and mode == files.COLLAPSE_RANGE) and real(file, mode, n),
+    )
+    log, copy, whole = tmp_path / "a.log", tmp_path / "a.log.1", b""
+    with log.open("ab") as out:
+        writers = [subprocess.Popen([sys.executable, "-c", TALK, f"w{n}", "20000"], stdout=out) for n in range(2)]
+    rotations, running = 0, True
+    while running:
+        running = any(writer.poll() is None for writer in writers)
+        copy.unlink(missing_ok=True)
+        rotate_log(log, 512 * KIB)
+        if copy.exists():
+            rotations, whole = rotations + 1, whole + copy.read_bytes()
+            assert copy.stat().st_mode == log.stat().st_mode
+        assert log.stat().st_blocks * 512 < 2**21, "the disk has the room again"
+    lines = (whole + log.read_bytes().lstrip(b"\0")).decode().splitlines()
+    assert rotations >= 3
+    for name in ("w0", "w1"):
+        assert [line for line in lines if line.startswith(name)] == [f"{name} {n:059d}" for n in range(20000)]
+    assert len(lines) == 40000
+
+
+def test_a_log_that_grew_faster_than_it_was_looked_at_leaves_two_bounded_files(tmp_path):
+    log = tmp_path / "a.log"
+    log.write_bytes(b"x" * (1000 * KIB))
+    rotate_log(log, 64 * KIB)
+    assert (tmp_path / "a.log.1").stat().st_size == 128 * KIB
+    assert log.stat().st_size <= 4 * KIB
+    rotate_log(tmp_path / "none.log", 1)
+    rotate_log(log, 64 * KIB)
+    assert (tmp_path / "a.log.1").stat().st_size == 128 * KIB, "not while it is small"
+
+
+def test_a_log_on_a_full_disk_gives_its_room_back(tmp_path):
+    with small_disk(tmp_path) as disk:
+        log = disk / "a.log"
+        fill(disk).rename(log)
+        rotate_log(log, 16 * KIB)
+        assert log.stat().st_blocks * 512 <= 8 * KIB
+        replace_file(disk / "state", "x" * 16 * KIB)
+
+
+def test_a_link_in_the_place_of_a_rotated_log_is_not_followed(tmp_path):
+    (tmp_path / "other").write_text("mine")
+    log = tmp_path / "a.log"
+    log.write_bytes(b"x" * (100 * KIB))
+    (tmp_path / "a.log.1").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic links"):
+        rotate_log(log, 64 * KIB)
+    assert (tmp_path / "other").read_text() == "mine"
+    assert log.stat().st_size == 100 * KIB

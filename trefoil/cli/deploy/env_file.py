@@ -46,6 +46,7 @@ GIVEN: Final[Mapping[str, tuple[str, str]]] = {
     "TREFOIL_CARBON_PROVIDER": ("trace", "who is asked (docs/carbon.md); trace: a synthetic day"),
     "TREFOIL_CARBON_SPEEDUP": ("12", "of the trace: a day passes in two hours"),
     "TREFOIL_MODE": ("act", "observe, advise or act"),
+    "TREFOIL_LOG_SIZE": ("10m", "size at which a service's log is rotated; three files of it stay of each"),
     "TREFOIL_METRICS_KEPT": ("15d", "how long Prometheus keeps what it reads"),
 }
 """Variable: what docker-compose.yml takes where it is not set, and what it means."""

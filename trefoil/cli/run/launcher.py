@@ -38,6 +38,7 @@ from trefoil.runtime.socket_paths import temporary_folder
 
 START_DEADLINE_S: Final = 45.0
 POLL_S: Final = 0.1
+LOG_POLL_S: Final = 1.0
 INFER_TIMEOUT_S: Final = 5.0
 FIRST_ANSWER_DEADLINE_S: Final = 60.0
 STABLE_S: Final = 30.0  # one that lived so long had started, also on a busy machine
@@ -87,6 +88,7 @@ class Launcher:
         self._again_s: dict[str, float] = {}  # monotonic: when one that ended is started again
         self._failing: dict[str, Failing] = {}
         self._supervision: asyncio.Task[None] | None = None
+        self._rotation: asyncio.Task[None] | None = None
         self._restarting: set[str] = set()  # being restarted on purpose: their end is no crash
         self._services: dict[str, Service] = {}
         self.launch: Launch | None = None
@@ -120,7 +122,8 @@ class Launcher:
             self.system, self.paths, self._launch_id, Identity.of_pid(os.getpid()), self._clock.now_s()
         )
         self.paths.write_launch(self.launch)
-        self.paths.rotate_logs()
+        self.paths.begin_logs()
+        self._rotation = asyncio.create_task(self._rotate_logs(), name="rotation of logs")
         self._services = services.service_table(self.system, self.launch, self.paths, self._clock)
         for service in self._services.values():
             self._write_settings(service)
@@ -211,6 +214,19 @@ class Launcher:
                     self._keep_up(service)
             await self._clock.sleep(POLL_S)
 
+    async def _rotate_logs(self) -> None:
+        """Bound the logs, in a thread: a slow disk keeps nothing else waiting."""
+        trouble = ""
+        while True:
+            before, trouble = trouble, ""
+            try:
+                await asyncio.to_thread(self.paths.rotate_logs, self.system.log_mib * 2**20)
+            except OSError as error:
+                trouble = str(error)
+            if trouble and trouble != before:
+                self._say(f"a log cannot be rotated ({trouble}): it grows on")
+            await self._clock.sleep(LOG_POLL_S)
+
     def _keep_up(self, service: Service) -> None:
         name, child = service.name, self._children.get(service.name)
         if child is not None and (code := child.exit_code) is not None:
@@ -259,10 +275,11 @@ class Launcher:
 
     async def stop(self) -> None:
         """Stop everything, in order. Idempotent; safe after a start that stopped half-way."""
-        if self._supervision is not None:
-            self._supervision.cancel()
-            await asyncio.gather(self._supervision, return_exceptions=True)
-            self._supervision = None
+        for task in (self._supervision, self._rotation):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        self._supervision = self._rotation = None
         for group in STOP_ORDER:
             children = [self._children.pop(name) for name in group if name in self._children]
             for name in await processes.stop_all(children, kill_now=self._kill_now):

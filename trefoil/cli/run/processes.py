@@ -127,8 +127,9 @@ def last_log_lines(path: Path, count: int = LAST_LINES, from_byte: int = 0) -> s
     """Last lines of a log file, or a remark that there are none."""
     try:
         with path.open("rb") as log:
-            log.seek(max(from_byte, log.seek(0, os.SEEK_END) - LAST_BYTES))
-            lines = log.read(LAST_BYTES).decode(errors="replace").strip().splitlines()
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(from_byte if from_byte <= size else 0, size - LAST_BYTES))  # smaller: rotated meanwhile
+            lines = log.read(LAST_BYTES).decode(errors="replace").strip("\0 \t\r\n").splitlines()
     except FileNotFoundError:
         lines = []
     except OSError as error:  # of a failing disk: no reason to stop looking after the process

@@ -210,6 +210,7 @@ class System(Settings):
     workers: int = Field(default=1, ge=1, le=64)  # processes of the dispatcher, behind one port
     seed: int = Field(default=20240607, ge=0)  # of everything that draws
     log_level: Literal["debug", "info", "warning", "error"] = "info"  # least severe lines that services log
+    log_mib: int = Field(default=16, ge=1)  # size at which a log is rotated; two files of it stay of each process
     fleet: Fleet = Fleet()
     family: ServedFamily = ServedFamily()
     more_families: tuple[FamilyBeside, ...] = ()

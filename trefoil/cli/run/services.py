@@ -405,6 +405,7 @@ def _agent_values(system: System) -> dict[str, Any]:
         "own_parts": _own_parts(system, Kind.GOVERNOR),
         "parts": _part_settings(system, Kind.GOVERNOR),
         "stop_slices_on_exit": system.fleet.real,
+        "triton_log_mib": system.log_mib,
     }
 
 
@@ -482,6 +483,7 @@ def node_settings(system: System) -> dict[str, Any]:
         "model_repository": str(resolve_path(system.family.repository)),
         "profile_overrides": {name: str(path) for name, path in profile_overrides(system).items()},
         "seed": system.seed,
+        "triton_log_mib": system.log_mib,
     }
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from trefoil.cli.run.processes import ChildProcess, first_log_errors
 from trefoil.core.errors import InvalidInput, NotFound, SettingError, StartError, TrefoilError
 from trefoil.runtime import codec
-from trefoil.runtime.files import NotPlain, read_plain, replace_file
+from trefoil.runtime.files import NotPlain, read_plain, replace_file, rotate_log
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.socket_paths import socket_folder
 from trefoil.runtime.state_files import refuse_newer
@@ -114,11 +114,16 @@ class StatePaths:
         """Log file of a service."""
         return self.state_dir / "logs" / f"{service}.log"
 
-    def rotate_logs(self) -> None:
+    def begin_logs(self) -> None:
         """Move the logs of the launch before to `.log.1`: each launch writes its own."""
         for log in (self.state_dir / "logs").glob("*.log"):
             if log.name != "supervisor.log":  # its own: open since before the launch
                 log.replace(log.with_suffix(".log.1"))
+
+    def rotate_logs(self, bytes_max: int) -> None:
+        """Rotate each log that has grown past a size, the supervisor's too (`rotate_log`). Raises OSError."""
+        for log in (self.state_dir / "logs").glob("*.log"):
+            rotate_log(log, bytes_max)
 
     def with_first_errors(self, error: TrefoilError, since_s: float) -> TrefoilError:
         """The time-out of a command, with what each service first complained of since a time [UTC s]."""

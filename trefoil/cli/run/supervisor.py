@@ -23,6 +23,7 @@ from trefoil.cli.run.shutdown import ShutdownSignals, run_until_signal, uncancel
 from trefoil.cli.run.state_directory import StateLock, StatePaths
 from trefoil.core.errors import StartError, TrefoilError
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.telemetry import LogStream
 
 DOWN_DEADLINE_S: Final = 40.0
 
@@ -55,6 +56,7 @@ class Pipe:
 
     def __init__(self, file: TextIO | None) -> None:
         self._file = file
+        self._log = LogStream(1)
 
     def say(self, line: str) -> None:
         """Report a line of progress."""
@@ -74,8 +76,7 @@ class Pipe:
 
     def _write(self, values: dict[str, Any]) -> None:
         text = json.dumps(values)
-        with suppress(OSError):  # the disk of the log is full: what it would say is in `status` too
-            print(text, flush=True)
+        self._log.write(f"{text}\n")
         if self._file is not None:
             try:
                 print(text, file=self._file, flush=True)
@@ -144,14 +145,14 @@ async def _stop_system(paths: StatePaths, say: Any) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`python -m trefoil.cli.run.supervisor`, started by `trefoil up`."""
+    """`python -m trefoil.cli.run.supervisor`, of `trefoil up`; without `--pipe` in the foreground, as a unit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--overrides", type=json.loads, default={})
-    parser.add_argument("--pipe", type=int, required=True)
+    parser.add_argument("--pipe", type=int)
     arguments = parser.parse_args(argv)
-    pipe = Pipe(os.fdopen(arguments.pipe, "w"))
+    pipe = Pipe(None if arguments.pipe is None else os.fdopen(arguments.pipe, "w"))
     try:
         system = load_system(arguments.config, System, arguments.overrides)
     except TrefoilError as error:
