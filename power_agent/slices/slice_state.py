@@ -16,7 +16,7 @@ from power_agent.slices.core.reconcile import HAS_TRAFFIC, SeenSlice
 from power_agent.triton.client import TritonClient, VersionCounters
 from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core.common import Revision
-from trefoil.core.fleet import LEGAL_MOVES, Hosted, SliceKey, SliceState, SliceStatus, family_of
+from trefoil.core.fleet import FAILED_LAST, LEGAL_MOVES, Hosted, SliceKey, SliceState, SliceStatus, family_of
 
 NANO: Final = 1e-9
 
@@ -31,6 +31,7 @@ class Slice:
     since_s: float
     on_move: Callable[["Slice", SliceState], None]
     why: str = ""
+    last_failure: str = ""  # why it failed last, until it is READY again
     hosted: tuple[Hosted, ...] = ()
     revision: Revision = Revision()
     credits: int = 0
@@ -40,6 +41,7 @@ class Slice:
     mig_uuid: str = ""
     running: bool = False
     loaded: bool = False
+    log_from: int = 0  # byte of its Triton's log at which its last start begins
     incarnation: str = ""  # of its process: counters of different ones have nothing in common
     drained: bool = False
     stale_files: bool = False  # its Triton was started with files that are gone: it can load nothing any more
@@ -75,6 +77,13 @@ class Slice:
         """Whether requests may be on the slice."""
         return self.state in HAS_TRAFFIC
 
+    @property
+    def shown_why(self) -> str:
+        """Why it is in its state, as it is published; while it is mended, also why it failed last."""
+        if self.state not in (SliceState.PENDING, SliceState.STARTING) or not self.last_failure:
+            return self.why
+        return f"{self.why}; {FAILED_LAST}{self.last_failure}"
+
     def move(self, state: SliceState, why: str, now_s: float) -> None:
         """Move to another state.
 
@@ -88,6 +97,8 @@ class Slice:
             self.published_s = math.inf
         if state in (SliceState.PENDING, SliceState.FAILED):
             self.loaded = False
+        if state in (SliceState.FAILED, SliceState.READY):
+            self.last_failure = why if state == SliceState.FAILED else ""
         self.on_move(self, before)
 
     def fail(self, why: str, now_s: float) -> None:
@@ -111,7 +122,7 @@ class Slice:
             generation=self.generation,
             mig_uuid=self.mig_uuid,
             state=self.state,
-            why=self.why,
+            why=self.shown_why,
             hosted=self.hosted,
             grpc_target=self.launch.published_target if self.launch else "",
             metrics_url=self.launch.published_metrics_url if self.launch else "",

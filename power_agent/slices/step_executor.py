@@ -28,6 +28,7 @@ from power_agent.slices.slice_state import Slice
 from power_agent.triton.access import TritonAccess
 from power_agent.triton.client import TritonClient, TritonUnready, VersionCounters
 from power_agent.triton.installation import TritonInstall
+from power_agent.triton.log_errors import log_size, read_first_error
 from power_agent.triton.model_digests import ModelDigests
 from power_agent.triton.slice_launch import (
     SliceLaunch,
@@ -50,6 +51,7 @@ from trefoil.runtime.sightings import LiveAcks
 from trefoil.runtime.state import State
 
 T = TypeVar("T")
+LOADS: Final = ("start", "load", "warm_up")  # steps that fail by what a model is
 NO_INSTALL: Final = TritonInstall(*(Path("/nonexistent"),) * 4)  # of a Triton that runs, where none could be started
 
 
@@ -112,7 +114,12 @@ class StepExecutor:
         Raises:
             TrefoilError: it did not work; the slice is as it was before, or FAILED by the caller.
         """
-        await self._by_name[task.verb](part, task)
+        try:
+            await self._by_name[task.verb](part, task)
+        except TrefoilError as error:
+            if task.verb not in LOADS or part.launch is None or not (words := await self.triton_words(part)):
+                raise
+            raise error.with_cause(words) from error
 
     async def in_thread(self, call: Callable[[], T]) -> T:
         """Run a blocking call of the runtime or the file system in a thread."""
@@ -163,6 +170,7 @@ class StepExecutor:
         part.launch = launch_of(self.install or NO_INSTALL, spec)
         await self.renew_files(part)
         part.stale_files = not was_there or not _started_in(process.argv, spec.repository)
+        part.log_from = log_size(self._log_path(part))
         self._attached(part, process)
 
     async def renew_files(self, part: Slice) -> None:
@@ -268,10 +276,31 @@ class StepExecutor:
             await self._claim(part, task)
         part.hosted = task.hosted
         part.move(SliceState.STARTING, task.why, self._clock.now_s())
+        part.log_from = log_size(self._log_path(part))
         part.launch = await self.in_thread(lambda: self._prepare(part, task.hosted))
-        launch, log_path = part.launch, (self._settings.state_dir / "logs" / f"{part.key.name}.log").absolute()
-
+        launch, log_path = part.launch, self._log_path(part)
         self._attached(part, await self.in_thread(lambda: self.runtime.start(part.tag, launch, log_path)))
+
+    def _log_path(self, part: Slice) -> Path:
+        return (self._settings.state_dir / "logs" / f"{part.key.name}.log").absolute()
+
+    async def triton_words(self, part: Slice, *, process_gone: bool = False) -> str:
+        """First error that a slice's Triton has logged since its start, as a cause; "" for none.
+
+        `process_gone`: it is forgotten first, for only then a container's log is in the file.
+        """
+
+        def read() -> str:
+            if process_gone:
+                self.runtime.forget(part.tag)
+            return read_first_error(self._log_path(part), part.log_from)
+
+        try:
+            words = await self.in_thread(read)
+        except TrefoilError as error:
+            self._log.warning("the log of a Triton is not read", slice=part.key.name, why=str(error))
+            return ""
+        return f"its Triton logged: {words}" if words else ""
 
     async def _stop(self, part: Slice, task: Task) -> None:
         await self.stop_process(part)

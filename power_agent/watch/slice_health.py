@@ -95,7 +95,10 @@ class SliceHealth:
                 continue  # another process meanwhile, or one that ought to end
             if process is None or not process.alive:
                 how = "vanished" if process is None else f"exited with {process.exit_code}"
-                await self._declare_failed(part, f"Triton {how}", "exit", process_gone=True)
+                words = await self._executor.triton_words(part, process_gone=True)
+                if part.incarnation == incarnation:  # else it was ended meanwhile
+                    why = f"Triton {how}" + (f"; {words}" if words else "")
+                    await self._declare_failed(part, why, "exit", process_gone=True)
 
     async def _declare_failed(self, part: Slice, why: str, cause: str, *, process_gone: bool) -> None:
         """A slice has failed: say so, and let it be mended at once if it was healthy for long."""

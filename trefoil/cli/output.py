@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -15,7 +15,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from trefoil.core.errors import SettingError, TrefoilError
-from trefoil.core.fleet import DeviceStatus, SliceState
+from trefoil.core.fleet import DeviceStatus, NodeStatus, SliceState, failures
 from trefoil.core.plan import Plan
 from trefoil.runtime import codec
 from trefoil.runtime.config import register_own_device_types
@@ -108,6 +108,11 @@ def slices_text(device: DeviceStatus) -> str:
         if slice_.key is not None and slice_.state is not SliceState.GONE
     ]
     return count_equal(parts)
+
+
+def failure_lines(nodes: Iterable[NodeStatus]) -> list[str]:
+    """Slices that have failed, a line for each reason."""
+    return [f"{', '.join(names)} failed: {why}" for why, names in failures(nodes).items()]
 
 
 def count_equal(parts: Sequence[str]) -> str:

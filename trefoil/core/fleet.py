@@ -309,6 +309,8 @@ LEGAL_MOVES: Final[Mapping[SliceState, frozenset[SliceState]]] = {
     SliceState.GONE: frozenset(),
 }
 
+FAILED_LAST: Final = "it failed last: "
+"""Words in `SliceStatus.why` of a slice that is started again, before the reason of its last failure."""
 SERVING: Final = frozenset({SliceState.READY, SliceState.SWAPPING})
 
 
@@ -321,3 +323,15 @@ class Step:
     state: str = ""
     took_ms: float = 0.0
     why: str = ""
+
+
+def failures(nodes: Iterable[NodeStatus]) -> dict[str, tuple[str, ...]]:
+    """Names of slices that have failed and do not serve again yet, by the reason that their agent gives."""
+    found: dict[str, tuple[str, ...]] = {}
+    for slice_ in (one for node in nodes for device in node.devices for one in device.slices):
+        before, mended, last = slice_.why.partition(FAILED_LAST)
+        failed = slice_.state == SliceState.FAILED
+        if failed or (mended and slice_.state in (SliceState.PENDING, SliceState.STARTING)):
+            why = (before if failed else last) or "its agent gives no reason"
+            found[why] = (*found.get(why, ()), slice_.key.name)
+    return found

@@ -21,7 +21,16 @@ from trefoil.cli.system_client import SystemClient
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.common import Revision
 from trefoil.core.errors import InvalidInput, StaleRevision, Unavailable
-from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
+from trefoil.core.fleet import (
+    FAILED_LAST,
+    DeviceState,
+    DeviceStatus,
+    Hosted,
+    NodeStatus,
+    SliceKey,
+    SliceState,
+    SliceStatus,
+)
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode
 from trefoil.core.plan import (
     DecisionRecord,
@@ -361,6 +370,33 @@ def test_status(tmp_path: Path, running: Running) -> None:
     running.ratio = None
     assert document(tmp_path, "status")["carbon_ratio"][0]["ratio"] is None
     assert "over its mean: not known, routers that go by it do without" in run(tmp_path, "status").stdout
+
+
+def test_status_gives_the_reason_of_every_slice_that_failed(
+    tmp_path: Path, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dims = "Triton exited with 1; its Triton logged: model output 'label' must specify 'dims'"
+    states = [
+        (SliceState.FAILED, dims),
+        (SliceState.STARTING, f"planned; {FAILED_LAST}{dims}"),
+        (SliceState.FAILED, f"start: no port; {FAILED_LAST}older"),
+        (SliceState.FAILED, ""),
+        (SliceState.STARTING, "planned"),
+        (SliceState.READY, "could not load digits-l"),
+    ]
+    slices = tuple(
+        SliceStatus(replace(KEY, slice_type="1g.5gb", start=n), state=state, why=why, hosted=HOSTED)
+        for n, (state, why) in enumerate(states)
+    )
+    device = replace(NODE.devices[0], slices=slices)
+    monkeypatch.setitem(globals(), "NODE", replace(NODE, devices=(device,)))
+    said = run(tmp_path, "status").stdout.replace("\n", " ")
+    name = "node0-gpu0-1g.5gb"
+    assert f"{name}-0, {name}-1 failed: {dims}" in said
+    assert f"{name}-2 failed: start: no port; " in said
+    assert f"{name}-3 failed: its agent gives no reason" in said
+    assert f"{name}-4 failed" not in said
+    assert f"{name}-5 failed" not in said
 
 
 def test_status_says_what_is_served_and_saved_and_where_metrics_are(tmp_path: Path, running: Running) -> None:

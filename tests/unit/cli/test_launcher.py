@@ -23,7 +23,9 @@ from trefoil.cli.run.launcher import Launcher, clean_up, first_answer, remove_ru
 from trefoil.cli.run.scenario import ServedFamily, System
 from trefoil.cli.run.services import Service
 from trefoil.cli.run.state_directory import AlreadyRunning, StateLock, StatePaths, to_toml
+from trefoil.cli.system_client import SystemClient
 from trefoil.core.errors import BinaryMissing, CatalogError, PortInUse, SettingError, StartError, TraceError
+from trefoil.core.fleet import DeviceStatus, NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.runtime.clock import ManualClock, WallClock
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.socket_paths import socket_folder, temporary_folder
@@ -110,6 +112,22 @@ async def test_a_time_out_carries_what_services_logged_first(tmp_path: Path, tab
             await first_answer(one, CLOCK, deadline_s=0.0)
         since_s = CLOCK.now_s() + 3600.0
         assert str(one.paths.with_first_errors(StartError("late"), since_s)) == "late", "not what was logged before"
+
+
+async def test_a_time_out_says_why_slices_failed(
+    tmp_path: Path, table: dict[str, Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "Triton exited with 1; its Triton logged: model output 'label' must specify 'dims'"
+    failed = SliceStatus(SliceKey("node0/gpu0", "1g.5gb", 0, 1), state=SliceState.FAILED, why=why)
+
+    async def nodes(_: SystemClient) -> list[NodeStatus]:
+        return [NodeStatus("node0", devices=(DeviceStatus("node0/gpu0", slices=(failed,)),))]
+
+    monkeypatch.setattr(SystemClient, "nodes", nodes)
+    async with launcher(tmp_path) as one:
+        with pytest.raises(StartError, match=r"must specify 'dims'.* Remedy: read .*/logs, and .*/agent/logs") as late:
+            await first_answer(one, CLOCK, deadline_s=0.0)
+    assert f"node0-gpu0-1g.5gb-0 failed: {why}" in str(late.value)
 
 
 async def test_a_refusal_of_settings_is_one_line(tmp_path: Path, table: dict[str, Service]) -> None:

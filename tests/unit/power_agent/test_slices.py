@@ -11,7 +11,7 @@ from power_agent.watch.slice_health import ejected_slices, probe_reason
 from tests.support.plans import key, plan_of, planned
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck
-from trefoil.core.fleet import LEGAL_MOVES, Hosted, SliceState
+from trefoil.core.fleet import FAILED_LAST, LEGAL_MOVES, Hosted, SliceState
 from trefoil.core.plan import Plan
 
 KEY = key("3g.20gb", 0)
@@ -43,6 +43,18 @@ def test_the_first_cause_of_a_failure_stays():
     part.fail("first", 1.0)
     part.fail("second", 2.0)
     assert (part.why, part.since_s, len(moves)) == ("first", 1.0, 1)
+
+
+def test_a_slice_that_is_mended_still_says_why_it_failed_until_it_serves():
+    part, _ = make(SliceState.STARTING)
+    part.fail("Triton exited with 1", 1.0)
+    assert part.status().why == "Triton exited with 1"
+    part.move(SliceState.PENDING, "planned", 2.0)
+    assert part.status().why == f"planned; {FAILED_LAST}Triton exited with 1"
+    part.move(SliceState.STARTING, "planned", 3.0)
+    assert part.status().why.endswith("Triton exited with 1")
+    part.move(SliceState.READY, "", 4.0)
+    assert part.status().why == ""
 
 
 def test_a_drain_counts_for_one_life_only():

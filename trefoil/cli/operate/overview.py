@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dispatcher.request.core.receipts import current_ratio
 from trefoil.cli.carbon.client import format_time
-from trefoil.cli.output import as_json, grid, slices_text
+from trefoil.cli.output import as_json, failure_lines, grid, slices_text
 from trefoil.cli.run.state_directory import Failing, StatePaths
 from trefoil.cli.system_client import ControllerClient, receipt_check, saving_since_start, totals_by_family
 from trefoil.core.carbon import CarbonRatio, CarbonReading
@@ -148,6 +148,7 @@ def trouble_lines(found: Mapping[str, Any], now_s: float) -> list[str]:
     lines += [f"{node} is silent: what stands there is of then" for node in found["stale_nodes"]]
     for node in nodes_of(found):
         lines += [f"{node.node} cannot: {one}" for one in node.missing if one.startswith(TROUBLES)]
+    lines += failure_lines(nodes_of(found))
     lines += [f"plan refused: {refusal}" for refusal in found["plans_refused"]]
     if found["rollout"] == "halted":
         lines.append(f"the rollout is halted: {found['rollout_why']}")

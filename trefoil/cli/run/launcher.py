@@ -24,12 +24,14 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from trefoil import direct
+from trefoil.cli.output import failure_lines
 from trefoil.cli.run import processes, services
 from trefoil.cli.run.processes import ChildProcess, Command
 from trefoil.cli.run.scenario import System
 from trefoil.cli.run.services import Service, merge_settings
 from trefoil.cli.run.shutdown import uncancellable
 from trefoil.cli.run.state_directory import Failing, Launch, StateLock, StatePaths, to_toml, write_private
+from trefoil.cli.system_client import SystemClient
 from trefoil.core.demand import PROBE_ID
 from trefoil.core.errors import StartError, TrefoilError, Unavailable
 from trefoil.runtime.clock import Clock, WallClock
@@ -352,7 +354,7 @@ async def first_answer(launcher: Launcher, clock: Clock, deadline_s: float = FIR
 
     Raises:
         StartError: a service failed, or nothing answered in time; says what the dispatcher answered last, and what
-            services logged first.
+            slices failed by and services logged first.
     """
     launch = launcher.launch
     assert launch is not None, "the launcher has started"
@@ -373,9 +375,22 @@ async def first_answer(launcher: Launcher, clock: Clock, deadline_s: float = FIR
         f"no answer within {deadline_s:.0f} s; the dispatcher answers: {last_error}",
         field="inference",
         value=launch.addresses["inference"],
-        remedy=f"read the logs in {launch.state_dir}/logs",
+        remedy=f"read the logs in {launch.state_dir}/logs, and those of Tritons in {launch.state_dir}/agent/logs",
     )
+    if failed := await _slice_failures(launch):
+        silence = silence.with_cause("; ".join(failed))
     raise launcher.paths.with_first_errors(silence, launch.started_at_s)
+
+
+async def _slice_failures(launch: Launch) -> list[str]:
+    """Why slices do not serve, as their agent publishes it."""
+    client = SystemClient(launch)
+    try:
+        return failure_lines(await client.nodes())
+    except TrefoilError as error:
+        return [f"why slices do not serve is not known: {error}"]
+    finally:
+        await client.close()
 
 
 async def infer_zeros(address: str, family: str) -> dict[str, Any]:
