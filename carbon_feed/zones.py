@@ -93,7 +93,7 @@ class Zones:
         found = self.get(name)
         if found is None:
             near = sorted(zone.id for zone in self._zones.values() if zone.id[:2].lower() == name[:2].lower())
-            remedy = f"use one of: {', '.join(near or sorted(self._zones))}; or add it to zones_file"
+            remedy = errors.one_of(near or sorted(self._zones), also="add it to zones_file")
             raise errors.NotFound("no such zone", field="zone", value=name, remedy=remedy)
         return found
 

@@ -180,7 +180,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             if wanted.family not in said:
                 raise errors.InvalidInput(
                     "the settings have no objective of it", field="family", value=wanted.family,
-                    remedy=f"one of {', '.join(sorted(said)) or 'none: add [[objectives]] to the settings'}",
+                    remedy=errors.one_of(sorted(said), wanted.family, none="add [[objectives]] to the settings"),
                 )  # fmt: skip
             wanted, params = said[wanted.family], None  # accepted as at a start
         stored = self._loop.core.objectives
@@ -220,8 +220,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         """Set how far the controller may go: observe, advise or act."""
         known = {int(m): m for m in ActMode if m}
         if request.mode not in known and not request.reset:
-            names = ", ".join(m.name.lower() for m in known.values())
-            raise errors.InvalidInput("no such mode", field="mode", value=request.mode, remedy=f"one of {names}")
+            names = errors.one_of(m.name.lower() for m in known.values())
+            raise errors.InvalidInput("no such mode", field="mode", value=request.mode, remedy=names)
         if request.mode and request.reset:
             raise errors.InvalidInput(
                 "given with a reset", field="mode", value=request.mode, remedy="give mode, or reset"
@@ -294,7 +294,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         cause = request.cause or OPERATOR
         known = (OPERATOR, *CAUSES)
         if cause not in known:
-            raise errors.InvalidInput("no such cause", field="cause", value=cause, remedy=f"one of {', '.join(known)}")
+            raise errors.InvalidInput("no such cause", field="cause", value=cause, remedy=errors.one_of(known, cause))
         if self._loop.core.control.mode == ActMode.OBSERVE:
             raise errors.InvalidInput(
                 "mode observe plans nothing", field="mode", value="observe", remedy="set mode advise or act first"
@@ -403,7 +403,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         if family not in self._loop.core.objectives:
             raise errors.NotFound(
                 f"no objective for family {family!r}",
-                remedy=f"one of {sorted(self._loop.core.objectives) or 'none yet'}",
+                remedy=errors.one_of(sorted(self._loop.core.objectives), family),
             )
         return self._loop.core.objectives[family]
 

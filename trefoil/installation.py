@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from trefoil.core.errors import NotFound, SettingError
+from trefoil.core.errors import NotFound, SettingError, one_of
 
 CHECKOUT: Final = Path(__file__).resolve().parents[1]
 _IN_WHEEL: Final = Path(__file__).resolve().parent / "shipped"
@@ -58,8 +58,8 @@ def find_scenario(given: Path) -> Path:
     for path in (given, SHIPPED / given, SHIPPED / SCENARIOS / f"{given}.toml"):
         if path.is_file():
             return path
-    names = ", ".join(sorted(path.stem for path in (SHIPPED / SCENARIOS).glob("*.toml")))
-    remedy = f"name a TOML file, or one that ships: {names}"
+    names = sorted(path.stem for path in (SHIPPED / SCENARIOS).glob("*.toml"))
+    remedy = one_of(names, str(given), also="a TOML file")
     raise NotFound("no such scenario", field="SCENARIO", value=str(given), remedy=remedy)
 
 

@@ -235,8 +235,9 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         feed = self._feed(request.zone)
         window = request.window or EXPANDING
         if window not in WINDOWS:
-            remedy = f"use one of: {', '.join(WINDOWS)}"
-            raise errors.InvalidInput("no such window", field="window", value=window, remedy=remedy)
+            raise errors.InvalidInput(
+                "no such window", field="window", value=window, remedy=errors.one_of(WINDOWS, window)
+            )
         found = feed.forecasts.ratio(window, self._clock.now_s())
         if found is None:
             raise errors.Unavailable(
@@ -400,8 +401,7 @@ def _without_repeats(feeds: list[ZoneFeed], field: str) -> list[ZoneFeed]:
 
 
 def _remedy(names: Iterable[str]) -> str:
-    found = ", ".join(sorted(names))
-    return f"use one of: {found}" if found else "none is known here: ask the zone's holder (GetZoneHealth)"
+    return errors.one_of(sorted(names), none="none is known here: ask the zone's holder (GetZoneHealth)")
 
 
 def _archived(model: str, issued_at_s: float, rows: Iterable[Mapping[str, Any]]) -> Any:

@@ -11,7 +11,7 @@ import math
 from typing import Any, Final
 
 from trefoil.core.common import frozen_by_types
-from trefoil.core.errors import InvalidInput
+from trefoil.core.errors import InvalidInput, one_of
 
 PREFIX: Final = "trefoil_"
 CLASS, MIN_ACCURACY, RECEIPT, SLO_MS = "trefoil_class", "trefoil_min_accuracy", "trefoil_receipt", "trefoil_slo_ms"
@@ -44,8 +44,9 @@ def extract(parameters: Any) -> RequestParameters:
     if not ours:
         return NO_PARAMETERS
     if not ours.keys() <= KNOWN:
-        unknown = ", ".join(sorted(ours.keys() - KNOWN))
-        raise InvalidInput(f"unknown request parameter {unknown}", remedy=f"use one of {', '.join(sorted(KNOWN))}")
+        unknown = sorted(ours.keys() - KNOWN)
+        remedy = one_of(sorted(KNOWN), unknown[0])
+        raise InvalidInput(f"unknown request parameter {', '.join(unknown)}", remedy=remedy)
     found = RequestParameters(
         slo_class=_text(CLASS, ours[CLASS]) if CLASS in ours else "",
         min_accuracy=_number(MIN_ACCURACY, ours[MIN_ACCURACY], 0.0, 1.0) if MIN_ACCURACY in ours else 0.0,

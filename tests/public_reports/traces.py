@@ -186,7 +186,7 @@ REFUSED = (
     row("bin_s for single requests", "arrival_s\n0.5\n", r"no column of \['arrival_s'\] is one of counts", bin_s=1.0),
     row("milliseconds called seconds", "time_s,requests\n1700000000500,1\n1700000001500,1\n", r"no time in s"),
     row("no function of that name", minutes("o,a,f,http,3"), r"no request of that name", column="g"),
-    row("no such column", "second,requests\n0,1\n", r"no such column.*\['second', 'requests'\]", column="jobs"),
+    row("no such column", "second,requests\n0,1\n", r"no such column.*use one of: second, requests", column="jobs"),
     row(
         "a carbon trace",
         "hour,inferred_datetime_utc,carbon_intensity_gco2_per_kwh\n0,2021-03-26T21:00Z,124.57\n",

@@ -18,7 +18,7 @@ from trefoil.core.carbon import CarbonReading
 from trefoil.core.catalog import Catalog, Family, ProfileRow
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import DEVICE_TYPES, device_type, is_outside_mig, profile_type
-from trefoil.core.errors import Infeasible, NotFound, ProfileMissing, SettingError
+from trefoil.core.errors import Infeasible, NotFound, ProfileMissing, SettingError, one_of
 from trefoil.core.fleet import DeviceState, DeviceStatus, FleetState, NodeStatus
 from trefoil.core.objective import Objective, ObjectiveMode, floor_missed
 from trefoil.core.plan import Plan
@@ -254,9 +254,9 @@ def _catalog(family: str | Path | Family, profile: tuple[ProfileRow, ...]) -> Ca
         family = next((folder for folder in folders if (folder / FAMILY_FILE).is_file()), Path())
         if family == Path():
             names = sorted({path.parent.name for one in repositories() for path in one.glob(f"*/{FAMILY_FILE}")})
-            raise NotFound(
-                "no such family", field="family", value=folders[0].name, remedy=f"one of {names}, or its folder"
-            )
+            given = folders[0].name
+            remedy = one_of(names, given, also="its folder")
+            raise NotFound("no such family", field="family", value=given, remedy=remedy)
     found, rows = load_family(family)
     return Catalog((found,), rows)
 

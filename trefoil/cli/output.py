@@ -19,6 +19,7 @@ from trefoil.core.fleet import DeviceStatus, NodeStatus, SliceState, failures
 from trefoil.core.plan import Plan
 from trefoil.runtime import codec
 from trefoil.runtime.config import register_own_device_types
+from trefoil.tables import Grid
 
 EXIT_ERROR: Final = 2
 COMMAND_PACKAGES: Final = ("jinja2", "matplotlib", "plotext", "textual")
@@ -64,7 +65,7 @@ def print_json(value: Any) -> None:
 
 def grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Table of text with a title."""
-    table = Table(title=title, title_justify="left")
+    table = Grid(title=title, title_justify="left")
     for column in columns:
         table.add_column(column)
     for row in rows:

@@ -13,7 +13,7 @@ import typer
 
 from trefoil.cli.options import Forecaster, Governor, Planner, Queue, Router, Sets, non_empty, parse_sets
 from trefoil.cli.output import AsJson, Guarded, console, print_json
-from trefoil.core.errors import SettingError
+from trefoil.core.errors import SettingError, one_of
 
 if TYPE_CHECKING:
     from trefoil.simulator.scenario.schema import Scenario
@@ -124,7 +124,9 @@ def clover(
 
     unknown = sorted(set(family or ()) - set(FAMILIES))
     if unknown:
-        raise SettingError("no such application", field="--family", value=unknown[0], remedy=f"one of {FAMILIES}")
+        raise SettingError(
+            "no such application", field="--family", value=unknown[0], remedy=one_of(FAMILIES, unknown[0])
+        )
     options = Options(tuple(family or FAMILIES), tuple(range(1, seeds + 1)), hours, hours, speedup, jobs, sweeps)
     if quick:
         options = QUICK

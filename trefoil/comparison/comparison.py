@@ -214,6 +214,7 @@ class Comparison:
                 "slo_missed": run.summary["slo_missed"],
                 "floor_missed": run.summary["floor_missed"],
                 "saving_pct": self._saving_of(case, row, run),
+                "basis": "simulated",
             }
             for case in self.cases
             for row in case.rows

@@ -15,6 +15,7 @@ from rich.table import Table
 from trefoil.comparison.comparison import AVERAGED, Case, Comparison, Row, Saving
 from trefoil.comparison.saving import PRICE_STEP
 from trefoil.simulator.report.result import json_safe
+from trefoil.tables import Grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +31,7 @@ def comparison_tables(found: Comparison) -> list[Table]:
 
 
 def _table(found: Comparison, case: Case) -> Table:
-    table = Table(title=case_title(found, case), caption=case_caption(found, case))
+    table = Grid(title=case_title(found, case), caption=case_caption(found, case))
     table.title_justify = table.caption_justify = "left"
     for name in (*COLUMNS, saving_title(found)):
         table.add_column(name, justify="left" if name == "policy" else "right")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from trefoil.core.common import IdentityKey, Provenance
-from trefoil.core.errors import NotFound, ProfileMissing
+from trefoil.core.errors import NotFound, ProfileMissing, one_of
 from trefoil.core.fleet import Hosted, family_of, stage_model
 
 
@@ -48,7 +48,9 @@ class Family:
         for variant in self.variants:
             if variant.name == name:
                 return variant
-        raise NotFound(f"family {self.name} has no variant {name}", remedy=f"one of {[v.name for v in self.variants]}")
+        raise NotFound(
+            f"family {self.name} has no variant {name}", remedy=one_of((v.name for v in self.variants), name)
+        )
 
     def by_accuracy(self) -> tuple[Variant, ...]:
         """Variants by accuracy, cheapest first; never by version."""
@@ -102,7 +104,7 @@ class Catalog:
         for family in self.families:
             if family.name == name:
                 return family
-        raise NotFound(f"no family {name!r} in the catalogue", remedy=f"one of {[f.name for f in self.families]}")
+        raise NotFound(f"no family {name!r} in the catalogue", remedy=one_of((f.name for f in self.families), name))
 
     def restrict(self, families: Collection[str]) -> "Catalog":
         """Catalogue of these families alone; names that it does not know are left out."""

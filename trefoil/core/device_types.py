@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from trefoil.core.common import Basis, Provenance
-from trefoil.core.errors import NotFound, SettingError
+from trefoil.core.errors import NotFound, SettingError, one_of
 from trefoil.core.fleet import Configuration, DeviceKind, DeviceType, SliceKey, SliceType
 from trefoil.core.outside.ranges import Ranged
 
@@ -268,7 +268,7 @@ def device_type(name: str) -> DeviceType:
     cpu = _CPU_DEVICE.fullmatch(name)
     if cpu is not None and int(cpu[1]) <= CPU_CORES_MAX:
         return _cpu_device(int(cpu[1]))
-    raise NotFound(f"unknown device type {name!r}", remedy=f"one of {sorted(DEVICE_TYPES)}, or cpu:<cores>")
+    raise NotFound(f"unknown device type {name!r}", remedy=one_of(sorted(DEVICE_TYPES), name, also="cpu:<cores>"))
 
 
 def known_type(name: str) -> DeviceType | None:
@@ -363,8 +363,8 @@ def slice_type(device: DeviceType, name: str) -> SliceType:
         memory_mib = CPU_MIB_PER_CORE * tenths // TENTHS
         return SliceType(name, 0, tenths, 0, memory_mib, -(-tenths // TENTHS), starts)
     known = [s.name for s in device.slice_types]
-    quotas = ", or quota:<cores with one decimal>" if device.kind == DeviceKind.CPU else ""
-    raise NotFound(f"{device.name} has no slice type {name!r}", remedy=f"one of {known}{quotas}")
+    quotas = "quota:<cores with one decimal>" if device.kind == DeviceKind.CPU else ""
+    raise NotFound(f"{device.name} has no slice type {name!r}", remedy=one_of(known, name, also=quotas))
 
 
 def device_share(device: DeviceType, name: str) -> float:

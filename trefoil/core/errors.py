@@ -165,3 +165,14 @@ def neighbour(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     longer = [other for other in names if other.startswith(name)] if len(name) > 1 else []
     return next(iter(longer or get_close_matches(name, names, n=1)), "")
+
+
+def one_of(known: Iterable[str], given: str = "", *, also: str = "", none: str = "none yet") -> str:
+    """Remedy for a name that is not among those `known`: the one that was probably meant, and all of them.
+
+    also: what else would do. none: what stands there where nothing is known.
+    """
+    names = list(filter(None, known))
+    near = neighbour(given, names)
+    every = f"use one of: {', '.join(names)}" if names else none
+    return f"{f'did you mean {near}? Else ' if near else ''}{every}{also and f', or {also}'}"

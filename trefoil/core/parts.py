@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from pydantic import ConfigDict, ValidationError
 
-from trefoil.core.errors import SettingError
+from trefoil.core.errors import SettingError, one_of
 from trefoil.core.outside.ranges import Ranged
 
 Brain = TypeVar("Brain", covariant=True)
@@ -133,13 +133,13 @@ class Part(Generic[Brain]):
         except ValidationError as error:
             complaint = error.errors(include_url=False)[0]
             name = ".".join(str(part) for part in complaint["loc"])
-            known = ", ".join(sorted(self.settings.model_fields)) or "none: it has no settings"
+            known = one_of(sorted(self.settings.model_fields), name, none="leave it out: it has no settings")
             unknown = complaint["type"] == "extra_forbidden"
             raise SettingError(
                 f"{self.name} has no such setting" if unknown else complaint["msg"],
                 field=f"{self.kind} setting {name}",
                 value=complaint.get("input"),
-                remedy=f"one of {known}" if unknown else f"see the settings of {self.kind} {self.name}",
+                remedy=known if unknown else f"see the settings of {self.kind} {self.name}",
             ) from error
 
 
@@ -216,8 +216,7 @@ def check_name(kind: Kind, name: str, shipped: Collection[str]) -> None:
 
 
 def _unknown(kind: Kind, name: str, known: Collection[str], own: str) -> SettingError:
-    names = ", ".join(sorted(filter(None, known)))
-    return SettingError(f"no such {kind}", field=kind.value, value=name, remedy=f"one of {names}, or {own}")
+    return SettingError(f"no such {kind}", field=kind.value, value=name, remedy=one_of(sorted(known), name, also=own))
 
 
 def load_own_part(kind: Kind, path: str) -> Part[Any]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from trefoil.core.errors import NotFound, SettingError, neighbour
+from trefoil.core.errors import NotFound, SettingError, one_of
 from trefoil.core.parts import Kind, Value, load_attribute
 
 
@@ -143,7 +143,7 @@ def preset_constants(planner: str, preset: str) -> Mapping[str, float]:
     """
     found = PLANNER_PRESETS.get((planner, preset), PRESETS.get(preset))
     if found is None:
-        raise NotFound(f"no preset {preset!r}", field="preset", value=preset, remedy=f"one of {sorted(PRESETS)}")
+        raise NotFound(f"no preset {preset!r}", field="preset", value=preset, remedy=one_of(sorted(PRESETS), preset))
     return found
 
 
@@ -157,8 +157,7 @@ def policy(name: str) -> Policy:
     if name in POLICIES:
         return POLICIES[name]
     if ":" not in name:
-        near = neighbour(name, POLICIES)
-        remedy = f"{f'did you mean {near}? Else ' if near else ''}one of {', '.join(sorted(POLICIES))}, or module:ROW"
+        remedy = one_of(sorted(POLICIES), name, also="module:ROW")
         raise NotFound(f"unknown policy {name!r}", field="policy", value=name, remedy=remedy)
     row = load_attribute("policy", name)
     if not isinstance(row, Policy):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from trefoil.core.device_types import NO_MIG
-from trefoil.core.errors import SettingError
+from trefoil.core.errors import SettingError, one_of
 from trefoil.core.fleet import DeviceType
 from trefoil.core.units import MS_PER_S
 from trefoil.profiler.assumed import FP32_PER_SM, GB_PER_S, OperatorCost
@@ -80,7 +80,7 @@ def board_of(device: DeviceType) -> Board:
     if name not in FP32_PER_SM or not device.clocks_mhz:
         raise SettingError(
             "no bandwidth and FP32 cores are known of it", field="--device", value=device.name,
-            remedy=f"one of {sorted(FP32_PER_SM)}",
+            remedy=one_of(sorted(FP32_PER_SM), name),
         )  # fmt: skip
     sms = max(shape.sm_count for shape in device.slice_types)
     return Board(2.0 * FP32_PER_SM[name] * sms * 1e6 * max(device.clocks_mhz), GB_PER_S[name] * 1e9)

@@ -266,9 +266,8 @@ def _rebuild_dataclass(cls: type, tree: Any, path: str) -> Any:
         tree = {name: value for name, value in tree.items() if name in hints or name not in RETIRED}
     for name in tree:
         if name not in hints:
-            raise errors.InvalidInput(
-                "unknown field", field=f"{path}.{name}", remedy=f"use one of: {', '.join(sorted(hints))}"
-            )
+            remedy = errors.one_of(sorted(hints), name)
+            raise errors.InvalidInput("unknown field", field=f"{path}.{name}", remedy=remedy)
     return cls(**{name: from_plain(hints[name], value, f"{path}.{name}") for name, value in tree.items()})
 
 

@@ -246,9 +246,8 @@ def explain(error: ValidationError, source: str, model: type[BaseModel] | None =
     field = ".".join(str(part) for part in complaint["loc"])  # "": several fields together, which the message names
     if complaint["type"] == "extra_forbidden":
         known = _known(model, complaint["loc"][:-1])
-        near = errors.neighbour(str(complaint["loc"][-1]), known)
-        remedy = f"remove it or use one of: {', '.join(known)}" if known else "remove it"
-        remedy = f"did you mean {near}? Else {remedy}" if near else remedy
+        given = str(complaint["loc"][-1])
+        remedy = errors.one_of(known, given, also="remove it") if known else "remove it"
         return errors.SettingError(f"unknown setting (in {source})", field=field, remedy=remedy)
     if complaint["type"] == "missing":
         return errors.SettingError(f"missing (in {source})", field=field, remedy="give it a value")

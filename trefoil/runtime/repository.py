@@ -186,10 +186,8 @@ def load_catalog(root: Path, profile_overrides: Mapping[str, Path] | None = None
         raise errors.CatalogError("too many families", field=str(root), value=len(folders), remedy=remedy)
     loaded = [load_family(folder, overrides.pop(folder.name, None)) for folder in folders]
     if overrides:
-        names = ", ".join(folder.name for folder in folders)
-        raise errors.CatalogError(
-            "no such family", field="profile_overrides", value=sorted(overrides), remedy=f"use one of: {names}"
-        )
+        remedy = errors.one_of((folder.name for folder in folders), min(overrides))
+        raise errors.CatalogError("no such family", field="profile_overrides", value=sorted(overrides), remedy=remedy)
     return Catalog(tuple(family for family, _ in loaded), tuple(chain.from_iterable(rows for _, rows in loaded)))
 
 
@@ -279,7 +277,10 @@ def _row(
         raise _explain(error, where, COLUMNS) from error
     if read.variant not in known:
         raise errors.CatalogError(
-            f"{where}: not in {FAMILY_FILE}", field="variant", value=read.variant, remedy=f"use one of: {known}"
+            f"{where}: not in {FAMILY_FILE}",
+            field="variant",
+            value=read.variant,
+            remedy=errors.one_of(known, read.variant),
         )
     for low, high in pairwise(("latency_ms_p50", "latency_ms_p95", "latency_ms_p99")):
         if getattr(read, low) > getattr(read, high):
@@ -301,7 +302,7 @@ def _provenance(path: Path, comments: Iterable[str]) -> Provenance:
     bases = {basis.name.lower(): basis for basis in (Basis.MEASURED, Basis.MODELLED, Basis.SYNTHETIC)}
     if header["basis"] not in bases:
         raise errors.CatalogError(
-            f"{path}: not a basis", field="basis", value=header["basis"], remedy=f"use one of: {', '.join(bases)}"
+            f"{path}: not a basis", field="basis", value=header["basis"], remedy=errors.one_of(bases, header["basis"])
         )
     try:
         day = datetime.datetime.strptime(header["date"], "%Y-%m-%d").replace(tzinfo=datetime.UTC)

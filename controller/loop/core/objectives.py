@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Final
 
 from trefoil.core.catalog import Catalog, Family
-from trefoil.core.errors import InvalidInput, NotFound, StaleRevision
+from trefoil.core.errors import InvalidInput, NotFound, StaleRevision, one_of
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.outside.ranges import complaint
 
@@ -48,7 +48,7 @@ def accept_objective(
                     "unknown constant of the policy",
                     field=f"params.{name}",
                     value=filled.params[name],
-                    remedy=f"one of {', '.join(sorted(params)) or 'none: this policy has none'}",
+                    remedy=one_of(sorted(params), name, none="leave it out: this policy has none"),
                 )
     return filled
 
@@ -96,9 +96,8 @@ def _family(objective: Objective, catalog: Catalog) -> Family:
     try:
         return catalog.family(objective.family)
     except NotFound as error:
-        names = ", ".join(f.name for f in catalog.families)
         raise InvalidInput(
-            "no such family in the model repository", field="family", value=objective.family, remedy=f"one of {names}"
+            "no such family in the model repository", field="family", value=objective.family, remedy=error.remedy
         ) from error
 
 

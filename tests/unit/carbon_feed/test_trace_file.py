@@ -68,7 +68,7 @@ def test_columns_can_be_named(tmp_path):
     assert load_trace(path, wanted).values_g_per_kwh == (2.0, 4.0)
     with pytest.raises(TraceError, match=r"trace\.time_column = \['when', 'us-west', 'us-east'\].*no column"):
         load_trace(path)
-    with pytest.raises(TraceError, match=r"trace\.value_column = 'us-north': .*use one of \['when'"):
+    with pytest.raises(TraceError, match=r"trace\.value_column = 'us-north': .*use one of: when, "):
         load_trace(path, TraceSettings(path=path, time_column="when", value_column="us-north"))
 
 

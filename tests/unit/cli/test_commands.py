@@ -104,8 +104,9 @@ NODE = NodeStatus(
     ),
 )
 READING = CarbonReading(
-    Series("demo", Method.AVERAGE, Factors.LIFECYCLE), intensity_g_per_kwh=249.0, provider="trace", simulated=True
-)
+    Series("demo", Method.AVERAGE, Factors.LIFECYCLE), intensity_g_per_kwh=249.0, provider="trace", simulated=True,
+    estimation_method="mean of 4 h, played 12 times as fast",
+)  # fmt: skip
 
 TOTALS = {  # of the launch's hours, by family
     "cats": [{"joules": 10.0, "grams": 1.0, "base_joules": 20.0, "base_grams": 3.0, "active_joules": 5.0}],
@@ -304,10 +305,10 @@ def test_no_command_is_missing_from_the_tests() -> None:
     ("arguments", "named", "remedy"),
     [
         (["profile", "nosuch"], "nosuch/family.toml", "name the right folder"),
-        (["simulate", "nosuch.toml"], "nosuch.toml", "or one that ships: clover_fleet, cpus, digits"),
+        (["simulate", "nosuch.toml"], "nosuch.toml", "clover_fleet, cpus, digits"),
         (["reproduce", "clover", "--family", "nosuch"], "--family = 'nosuch'", "efficientnet"),
         (["family", "list", "--repository", "nosuch"], "nosuch'", "name the right folder"),
-        (["family", "check", "nosuch"], "no family nosuch", "digits"),
+        (["family", "check", "nosuch"], "no such family in", "digits"),
         (["family", "import", "nosuch", "--as", "new=a,b", "--slo-ms", "10"], "no accuracy of a", "--accuracies"),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
@@ -366,7 +367,8 @@ def test_status(tmp_path: Path, running: Running) -> None:
     assert "receipts cats: no traffic yet" in said
     assert found["overrides"] == ["digits.slo_ms = 75 by command, 90 in the settings"]
     assert found["overrides"][0] in said
-    assert "over its mean: 0.87" in said
+    carbon = "249 g/kWh (simulated: mean of 4 h, played 12 times as fast); over its mean: 0.87"
+    assert carbon in said.replace("\n", " ")
     running.ratio = None
     assert document(tmp_path, "status")["carbon_ratio"][0]["ratio"] is None
     assert "over its mean: not known, routers that go by it do without" in run(tmp_path, "status").stdout
@@ -537,7 +539,7 @@ def test_objective_show_says_what_each_floor_binds_and_the_cap(tmp_path: Path, r
     found = document(tmp_path, "objective", "show", "--family", "digits")
     assert [each["family"] for each in found["objectives"]] == ["digits"]
     assert found["max_watts"] == 900.0
-    assert "one of cats, digits" in run(tmp_path, "objective", "show", "--family", "dogs").stderr
+    assert "one of: cats, digits" in run(tmp_path, "objective", "show", "--family", "dogs").stderr
 
 
 def test_the_cap_of_the_fleet_is_set_taken_away_and_shown(tmp_path: Path, running: Running) -> None:
@@ -575,7 +577,7 @@ def test_objectives_of_a_file_are_sent_together(tmp_path: Path, running: Running
 @pytest.mark.parametrize(("text", "words"), [
     ("[families.digits]\nslo_ms = -3", ("objectives.toml", "families.digits.slo_ms = -3")),
     ("[families.digits]\nslo = 3", ("objectives.toml", "families.digits.slo", "slo_ms")),
-    ("[families.dogs]\nslo_ms = 3", ("objectives.toml", "families.dogs", "one of cats, digits")),
+    ("[families.dogs]\nslo_ms = 3", ("objectives.toml", "families.dogs", "one of: cats, digits")),
     ("[families.digits]\nmode = 'instant'\nwindow_s = 9", ("objectives.toml", "family digits", "window_s", "budget")),
     ("[families.digits]\nmin_accuracy = 0.98\n[families.cats]\nslo_ms = 1", ("objectives.toml", "family cats: slo_ms")),
     ("", ("objectives.toml", "says nothing")),

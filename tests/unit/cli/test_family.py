@@ -257,7 +257,7 @@ def test_check_names_what_is_wrong(theirs, tmp_path):
     (ours / "toy" / "profile.csv").write_text(profile_text(points, WHERE, estimate_energy=True))
     assert run("check", "toy", "--repository", ours).exit_code == 0
     refused(run("assume", "toy", "--repository", ours), "profile.csv exists already")
-    refused(run("check", "tyo", "--repository", ours), "no family tyo", "'toy'")
+    refused(run("check", "tyo", "--repository", ours), "FAMILY = 'tyo': no such family", "did you mean toy?")
     (ours / "toy" / "2" / "model.onnx").write_bytes(graph("mlp_unnamed"))
     wrong = run("check", "--repository", ours)
     assert wrong.exit_code == 1

@@ -12,6 +12,11 @@ from trefoil.cli.operate.report_document import records
     [
         ("up --set famly.name=x", "famly: unknown setting (in flag famly.name). Remedy: did you mean family?"),
         ("up --policy exakt", "policy = 'exakt': unknown policy. Remedy: did you mean exact?"),
+        (
+            "simulate digts",
+            "SCENARIO = 'digts': no such scenario. Remedy: did you mean digits? Else use one of: clover",
+        ),
+        ("family check digts", "Remedy: did you mean digits?"),
         ("up --mode akt", "Remedy: did you mean act?"),
         ("objective set --min-accuracy 70", "--min-accuracy = 70.0: is no fraction of 1. Remedy: write 0.7 for 70 %"),
         ("objective set --min-accuracy -1", "write a number from 0 to 1"),

@@ -125,7 +125,7 @@ def test_a_malformed_family_is_named(folder, old, new, named):
         (",1.5,35,10", ",1.5,35", "line 7: 13 cells for 14 columns"),
         (",2.5,35,10", ",0.5,35,10", "energy_active_j_per_batch = 0.5: .*batch 2 is below batch 1"),
         ("small,0,2", "small,0,1", "operating point.*stands twice"),
-        ("small,0,2", "tiny,0,2", r"variant = 'tiny': .*line 8: not in family.toml.*\['small', 'large'\]"),
+        ("small,0,2", "tiny,0,2", r"variant = 'tiny': .*line 8: not in family.toml.*use one of: small, large"),
         ("batch,", "bach,", r"columns = \['bach', 'batch'\]"),
         ("# commit: abc\n", "", "commit: .*header line missing"),
         ("synthetic", "guessed", "basis = 'guessed': .*measured, modelled, synthetic"),

@@ -15,7 +15,7 @@ from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
 from trefoil.cli.system_client import RPC_TIMEOUT_S, open_service
 from trefoil.core.carbon import CarbonReading, Rung, Series
-from trefoil.core.errors import NotFound, SettingError, Unavailable
+from trefoil.core.errors import NotFound, SettingError, Unavailable, one_of
 from trefoil.runtime import codec, rpc
 
 T = TypeVar("T")
@@ -139,8 +139,8 @@ def _find_zone(read: Sequence[Any], name: str) -> Any:
     exact = [zone for zone in read if zone.id == name]
     found = exact or [zone for zone in read if name.lower() in (known.lower() for known in zone_names(zone))]
     if not found:
-        known = ", ".join(sorted(zone.id for zone in read))
-        raise NotFound("this feed does not read it", field="zone", value=name, remedy=f"use one of: {known}")
+        remedy = one_of(sorted(zone.id for zone in read), name)
+        raise NotFound("this feed does not read it", field="zone", value=name, remedy=remedy)
     return found[0]
 
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from trefoil.cli.carbon import feed_commands, forecast_commands, scores
 from trefoil.cli.options import TimeColumn, TimeUnit
 from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, writing
-from trefoil.core.errors import InvalidInput, SettingError
+from trefoil.core.errors import InvalidInput, SettingError, one_of
 from trefoil.runtime.config import explain
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def backtest(
 
 def _check_name(what: str, name: str, known: Collection[str]) -> None:
     if name not in known:
-        raise SettingError(f"no such {what}", field=f"--{what}", value=name, remedy=f"one of {', '.join(known)}")
+        raise SettingError(f"no such {what}", field=f"--{what}", value=name, remedy=one_of(known, name))
 
 
 def _trace_settings(values: Mapping[str, object]) -> "TraceSettings":

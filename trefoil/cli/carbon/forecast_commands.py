@@ -26,7 +26,7 @@ from trefoil.cli.carbon.client import (
     with_feed,
 )
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, grid, print_json, writing
-from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, CarbonScores, Series
+from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, CarbonScores, Quality, Series
 from trefoil.core.errors import SettingError, Unavailable
 from trefoil.core.units import HOUR_S
 from trefoil.runtime import codec
@@ -295,7 +295,9 @@ def history(
     series, found = with_feed(target, ca, state_dir, gather)
     if out is not None:
         with writing(out, "--out"):
-            write_csv(out, ("zone", "method", "factors", *HISTORY_COLUMNS), [_csv_row(reading) for reading in found])
+            write_csv(
+                out, ("zone", "method", "factors", *HISTORY_COLUMNS, "basis"), [_csv_row(reading) for reading in found]
+            )
     if plot is not None:
         with writing(plot, "--plot"):
             _save_png(plot, series, found, (), to_s or now_s)
@@ -331,4 +333,6 @@ def _csv_row(reading: CarbonReading) -> dict[str, Any]:
     series = reading.series
     head = {"zone": series.zone, "method": series.method.name.lower(), "factors": series.factors.name.lower()}
     values = {name: getattr(reading, name) for name in HISTORY_COLUMNS}
-    return {**head, **values, "quality": reading.quality.name.lower()}
+    given = "measured" if reading.quality is Quality.MEASURED else "modelled"
+    basis = "simulated" if reading.simulated else given
+    return {**head, **values, "quality": reading.quality.name.lower(), "basis": basis}

@@ -14,6 +14,7 @@ from trefoil.cli.demo import plots
 from trefoil.cli.demo.results import Exploration, FamilySummary, Report, Series, Summary, write_json
 from trefoil.cli.demo.spread import Spread
 from trefoil.comparison.saving import summary
+from trefoil.tables import Grid
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 UNKNOWN: Final = "not metered"
@@ -82,7 +83,7 @@ def report_table(report: Report) -> Table:
     title = "Trefoil demo" + (" (SIMULATED GPUs)" if report.simulated else "")
     if missed := missed_lines(report):
         title = "\n".join([*(f"[bold red]MISSED {escape(line)}[/]" for line in missed), title])
-    grid = Table(title=title, caption=savings_caption(report), title_justify="left", caption_justify="left")
+    grid = Grid(title=title, caption=savings_caption(report), title_justify="left", caption_justify="left")
     grid.add_column("")
     for name in report.runs:
         grid.add_column(name, justify="right", style="bold" if name == report.subject else "")

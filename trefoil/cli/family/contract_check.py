@@ -9,7 +9,7 @@ from tritonclient.grpc import model_config_pb2
 
 from trefoil.cli.family.onnx_graph import TensorInfo, graph_tensors
 from trefoil.core.catalog import Family
-from trefoil.core.errors import CatalogError, NotFound, TrefoilError
+from trefoil.core.errors import CatalogError, NotFound, TrefoilError, one_of
 from trefoil.installation import repositories
 from trefoil.runtime.given.onnx_file import check_external_data
 from trefoil.runtime.given.repository_names import boundary
@@ -73,7 +73,7 @@ def check_families(repository: Path, names: Sequence[str]) -> list[dict[str, Any
     for name in names:
         if name not in known:
             where = " or ".join(map(str, repositories(repository)))
-            raise NotFound(f"no family {name} in {where}", remedy=f"one of {list(known)}")
+            raise NotFound(f"no such family in {where}", field="FAMILY", value=name, remedy=one_of(known, name))
     return [_check_family(known[name].parent, name) for name in names or known]
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from trefoil.cli.options import HERE, SystemAddress, parse_number, read_plan
 from trefoil.cli.output import AsJson, as_json, console, print_json
 from trefoil.cli.system_client import ControllerClient, call_system
-from trefoil.core.errors import InvalidInput, NotFound, SettingError
+from trefoil.core.errors import InvalidInput, NotFound, SettingError, one_of
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode, objective_text
 from trefoil.runtime import codec, config
 from trefoil.runtime.config import Settings, parse_pairs
@@ -139,7 +139,7 @@ def _set_from_file(file: Path, where: SystemAddress, as_json_: bool) -> None:
         for family, values in wanted.families.items():
             if family not in now:
                 raise SettingError(
-                    "no such family is served", field=f"families.{family}", remedy=f"one of {', '.join(sorted(now))}"
+                    "no such family is served", field=f"families.{family}", remedy=one_of(sorted(now), family)
                 )
             try:
                 changed.append(with_changes(now[family], **values.model_dump()))
@@ -189,7 +189,7 @@ def objective_show(
     stored, max_watts = call_system(where, lambda system: system.objectives())
     known = [each.family for each in stored]
     if family and family not in known:
-        raise NotFound("no such family is served", field="--family", value=family, remedy=f"one of {', '.join(known)}")
+        raise NotFound("no such family is served", field="--family", value=family, remedy=one_of(known, family))
     stored = [each for each in stored if family in ("", each.family)]
     if as_json_:
         print_json({"objectives": [as_json(each) for each in stored], "max_watts": max_watts or None})
@@ -267,7 +267,7 @@ def mode(
     if reset == bool(mode_):
         raise SettingError("one of the two is needed", field="mode", remedy=f"give {', '.join(MODES)}, or --reset")
     if mode_ and mode_ not in MODES:
-        raise SettingError("no such mode", field="mode", value=mode_, remedy=f"one of {', '.join(MODES)}")
+        raise SettingError("no such mode", field="mode", value=mode_, remedy=one_of(MODES, mode_))
     wanted = f"ACT_MODE_{MODES[mode_].name}" if mode_ else None
     request = controller_pb2.SetModeRequest(mode=wanted, reset=reset)
     answer = call_system(where, lambda system: system.call("SetMode", request))

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 import trefoil
 from trefoil.cli.options import Sets, parse_sets, read_plan
@@ -23,6 +22,7 @@ from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import NodeStatus
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.config import load
+from trefoil.tables import Grid
 
 T = TypeVar("T")
 UNIT_SETTINGS: Final = Path("/etc/trefoil/power-agent.toml")
@@ -338,7 +338,7 @@ def doctor(
     if as_json_:
         print_json({"trefoil": trefoil.__version__} | found.document())
     else:
-        table = Table(title="Doctor" + (" (SIMULATED)" if found.simulated else ""), title_justify="left")
+        table = Grid(title="Doctor" + (" (SIMULATED)" if found.simulated else ""), title_justify="left")
         for column in ("what", "", "seen", "what mends it"):
             table.add_column(column, overflow="fold")
         for one in found.findings:

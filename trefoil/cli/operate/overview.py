@@ -177,6 +177,7 @@ def carbon_lines(found: Mapping[str, Any]) -> list[str]:
     lines = []
     for reading, known in zip(found["carbon"], found["carbon_ratio"], strict=True):
         kind = "simulated" if reading["simulated"] else reading["provider"]
+        kind += f": {reading['estimation_method']}" if reading["estimation_method"] else ""
         ratio = "not known, routers that go by it do without" if known["ratio"] is None else f"{known['ratio']:.2f}"
         now = f"{reading['intensity_g_per_kwh']:.0f} g/kWh ({kind})"
         lines.append(f"carbon {reading['series']['zone']}: {now}; over its mean: {ratio}")

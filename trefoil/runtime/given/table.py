@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from trefoil.core.errors import TraceError, shown
+from trefoil.core.errors import TraceError, one_of
 
 TimeUnit = Literal["", "s", "ms", "us", "ns", "min", "h", "day", "date"]
 """Unit of a column of times; empty: by its name and values."""
@@ -105,7 +105,7 @@ def named_column(where: str, names: Sequence[str], name: str, field: str) -> int
         TraceError: there is none; names `where`, field and the columns.
     """
     if name not in names:
-        raise TraceError(f"{where}: no such column", field=field, value=name, remedy=f"use one of {shown(list(names))}")
+        raise TraceError(f"{where}: no such column", field=field, value=name, remedy=one_of(names, name))
     return names.index(name)
 
 

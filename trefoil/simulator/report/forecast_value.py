@@ -20,6 +20,7 @@ from trefoil.simulator.report.result import Summary, json_safe
 from trefoil.simulator.run import simulate
 from trefoil.simulator.scenario.inputs import Provided, prepare
 from trefoil.simulator.scenario.schema import FamilyObjective, Scenario, Served
+from trefoil.tables import Grid
 
 MODELS: Final = ("none", "persistence", "climatology", "blend", "perfect")
 FLOOR_STEP: Final = 0.001
@@ -77,7 +78,7 @@ class Comparison:
     def table(self) -> Table:
         """Table for people."""
         floors = ", ".join(f"{family} >= {floor:.4f}" for family, floor in self.floors.items())
-        table = Table(
+        table = Grid(
             title=f"{self.scenario}: what a forecast buys, {self.duration_s / 3600:g} h simulated, seed {self.seed}, "
             f"mean accuracy {floors}"
         )

@@ -20,6 +20,7 @@ from trefoil.core.plan import DecisionRecord
 from trefoil.simulator.books.intervals import Interval
 from trefoil.simulator.report.frames import data_frame
 from trefoil.simulator.simulation import Simulation
+from trefoil.tables import Grid
 
 DIGITS = 9  # significant, in JSON
 
@@ -127,8 +128,9 @@ class Result:
         (folder / "result.json").write_text(self.to_json(), encoding="utf-8")
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(self.series)
-        writer.writerows(zip(*([_short(v) for v in values] for values in self.series.values()), strict=True))
+        writer.writerow((*self.series, "basis"))
+        rows = zip(*([_short(v) for v in values] for values in self.series.values()), strict=True)
+        writer.writerows((*row, self.summary.basis) for row in rows)
         (folder / "series.csv").write_text(out.getvalue(), encoding="utf-8")
 
     def frame(self) -> Any:
@@ -152,7 +154,7 @@ class Result:
     def table(self) -> Table:
         """Table for people."""
         s = self.summary
-        table = Table(
+        table = Grid(
             title=f"{s.scenario}: {s.policy}, {s.fidelity}, {s.duration_s / 3600:g} h simulated, seed {s.seed}"
         )
         table.title_justify = "left"
