@@ -478,7 +478,7 @@ def explain(view: PlanView, plan: Plan | None, objective: Objective, state: Roll
     if view.fleet.stale:
         lines.append(f"stale nodes, nothing moves there: {', '.join(view.fleet.stale)}")
     if plan is not None and plan.exploration:
-        lines.append("this plan is a candidate that is being measured")
+        lines.append("this plan is for a measurement: a candidate, or devices that are lent")
     if state not in FINAL_STATES or state == RolloutState.HALTED:
         lines.append(f"rollout {state.name}: {rolling}")
     return "\n".join(lines)

@@ -9,7 +9,7 @@ them: whoever repeats a write, or takes the role over, counts nothing twice and 
 import datetime
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -65,6 +65,15 @@ class _Recent:
 
 
 @dataclass(slots=True)
+class _Span:
+    """When a device was lent last [UTC s], as far as that was looked at."""
+
+    since_s: float
+    until_s: float
+    over: bool = False
+
+
+@dataclass(slots=True)
 class _Booked:
     """How much of growing counts is booked."""
 
@@ -116,14 +125,16 @@ class Accountant:
         self.base = ModelledBase()
         self._flushed_at_s = clock.now_s()
         self._log = structlog.get_logger()
+        self._lent: dict[str, _Span] = {}
         self.unallocated_j = 0.0
         self.unknown_s = 0.0
         self.hold_from_s = math.inf  # samples that end after it are kept in `held`: they are being measured
         self.held: deque[EnergySample] = deque(maxlen=SAMPLES_MAX)
 
-    async def refresh(self, families: Sequence[str]) -> None:
+    async def refresh(self, families: Sequence[str], lent: Collection[str] = ()) -> None:
         """Read new samples of all nodes and book them; every few seconds write the totals. Not before the role is ours:
-        whoever has it books them."""
+        whoever has it books them. `lent`: devices whose joules are no family's: others measure there."""
+        self._note_lent(lent)
         if self._leadership.epoch not in (0, self._epoch):
             try:
                 await self._take_over(self._leadership.epoch)
@@ -151,6 +162,20 @@ class Accountant:
         due_s = FLUSH_S + (HELD_MAX_S if self._order.holds else 0.0)  # what is held is not in the sums yet
         if self._clock.now_s() - self._flushed_at_s >= due_s:
             await self.flush()
+
+    def _note_lent(self, lent: Collection[str]) -> None:
+        now_s = self._clock.now_s()
+        for device in lent:
+            span = self._lent.get(device)
+            if span is None or span.over:
+                span = self._lent[device] = _Span(now_s, now_s)
+            span.until_s = now_s
+        for device, span in self._lent.items():  # kept: samples come late
+            span.over = device not in lent
+
+    def _is_lent(self, sample: EnergySample) -> bool:
+        span = self._lent.get(sample.device)
+        return span is not None and sample.ends_at_s > span.since_s and sample.starts_at_s < span.until_s
 
     def grams_per_request(self, families: Iterable[str], now_s: float) -> dict[str, float | None]:
         """Grams per request over the measuring window; None when energy was not measured or nothing was answered."""
@@ -359,10 +384,12 @@ class Accountant:
         self._last[sample.device] = sample
         for part in sample.slices:
             self._observation.cpu.add_slice(part, sample.starts_at_s, sample.ends_at_s)
-        self.receipts.sample(sample)
         self._fold(node, sample)
         if sample.ends_at_s > self.hold_from_s:
             self.held.append(sample)
+        if self._is_lent(sample):
+            return
+        self.receipts.sample(sample)
         kind, metered = known_type(self._types.get(sample.device, "")), sample.method not in UNMEASURED
         embodied_g, lifetime_years = kind.embodied_g if kind else 0.0, self._settings.embodied_lifetime_years
         for booking in embodied_bookings(sample, families, embodied_g, lifetime_years, metered):

@@ -250,7 +250,7 @@ class ControlLoop:
             if not was_down:
                 self._log.warning("blind: nothing is decided, what runs goes on", why=inputs.down)
             return
-        await self._accountant.refresh(sorted(self.core.objectives))
+        await self._accountant.refresh(sorted(self.core.objectives), self.core.loans.lent)
         for family, objective in self.core.objectives.items():
             if objective.mode == ObjectiveMode.BUDGET:
                 self.observation.windows.open_budget(family, objective.window_s, self._clock.now_s())

@@ -64,14 +64,15 @@ class Loans:
         return replace(view, fleet=_cordoned(IdentityKey(view.fleet), reasons), catalog=known)
 
     def with_lent(self, plan: Plan, fleet: FleetState) -> Plan:
-        """Plan with what the lent devices hold."""
+        """Plan with what the lent devices hold; while one is lent, no plan to go back to."""
         if not self.lent and not self.returned:
             return plan
         named = {d.device for node in plan.nodes for d in node.devices}
         idle = (self.returned & _there(IdentityKey(fleet))) - named - self.lent.keys()
         empty = [PlannedDevice(name, DeviceState.ASLEEP) for name in sorted(idle)]
         own = {d.device: d for d in (*empty, *(loan.planned for loan in self.lent.values()))}
-        return replace(plan, nodes=tuple(_with_devices(plan.nodes, own))) if own else plan
+        measuring = plan.exploration or bool(self.lent)
+        return replace(plan, nodes=tuple(_with_devices(plan.nodes, own)), exploration=measuring) if own else plan
 
 
 def refuse_loan(loan: Loan, before: Loan | None, held: str) -> None:

@@ -1,5 +1,6 @@
 """What becomes of rates: published when they move, booked by the hour, compared with what was metered."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,7 +55,9 @@ class World:
         self._agent = await self.state.acquire("agent:n", "test", ttl_s=3600.0)
         await self.state.put(self._agent, self.state.keys.node("n"), node({KEYS[0]: "s"}))
 
-    async def second(self, j_each: float, answered: int = 10, receipt_j: float = 0.0, **metered) -> None:
+    async def second(
+        self, j_each: float, answered: int = 10, receipt_j: float = 0.0, lent: Sequence[str] = (), **metered
+    ) -> None:
         """Answers and energy of one second, then one look."""
         await self.clock.advance(1.0)
         await self.authority._step()
@@ -70,7 +73,7 @@ class World:
         await self.state.append(self._agent, self.state.keys.energy("n"), energy, 1000)
         await self.reader.refresh()
         assert self.seen.inputs.down == ""
-        await self.accountant.refresh(["digits"])
+        await self.accountant.refresh(["digits"], lent)
         await self.series.publish(None)
         told = await self.state.get(self.state.keys.receipts(), ReceiptRates)
         if told is not None and (not self.told or told != self.told[-1]):

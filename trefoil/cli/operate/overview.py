@@ -85,7 +85,7 @@ async def _gather_known(system: ControllerClient, since_s: float | None = None) 
         "why": answer.plan.why,
         "rollout": RolloutState(answer.rollout.state).name.lower(),
         "rollout_why": answer.rollout.why,
-        "exploring": answer.plan.exploration,
+        "exploring": answer.plan.exploration and not answer.loans,
         "cluster": fleet.cluster,
         "nodes": [as_json(node) for node in fleet.nodes],
         "stale_nodes": list(fleet.stale_nodes),
