@@ -46,6 +46,7 @@ TEXTS: Final = (
     "x" * 100_000, "é" * 30_000, "Request for unknown model: 'moody' is not found",
 )  # fmt: skip
 OTHERS_PER_S: Final = 20.0
+DIRECT_S: Final = 2.0
 LASTS_S: Final = 8.0
 LATE_S: Final = 0.4  # p99 of others beyond their usual one, on a machine that others use
 FOUND_MAX_S: Final = 5.0  # until a dead stub is out: Triton itself takes 1 s to answer each request to it
@@ -131,9 +132,23 @@ class Attack:
         del executed[0]
         if twice := [nonce for nonce, count in executed.items() if count > 1]:
             found.append(f"{len(twice)} requests were executed more than once")
-        if self.health.ejected_total and not dead:
-            found.append(f"ejected {dict(self.health.ejected_total)}")
-        return Outcome(tries, failed, broken=tuple(found), figures=(f"{self.bad} bad", *figures))
+        silent = [] if dead else [place for place in self.health.ejections.reasons() if not await self._answers(*place)]
+        if sum(self.health.ejected_total.values()) > len(silent) and not dead:
+            found.append(f"ejected {dict(self.health.ejected_total)}, of which {silent} answer nothing indeed")
+        said = (f"{model} on {slice_.name} answers nothing, asked directly either" for slice_, model in silent)
+        return Outcome(tries, failed, broken=tuple(found), figures=(f"{self.bad} bad", *said, *figures))
+
+    async def _answers(self, slice_: SliceKey, model: str) -> bool:
+        """Whether a Triton answers for a model, asked without a dispatcher."""
+        request = scores(0) if model == "scores" else moody(0, model or "moody", 0, 0)
+        async with grpc.aio.insecure_channel(self.world.tritons[slice_.start].target) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            try:
+                async for _ in stub.ModelStreamInfer(_one(request), timeout=DIRECT_S):
+                    return True
+            except grpc.aio.AioRpcError:
+                pass
+        return False
 
 
 @asynccontextmanager

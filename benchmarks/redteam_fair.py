@@ -47,8 +47,8 @@ token_sha256 = "{}"
 READY_S: Final = 60.0
 WARM_UP_S: Final = 60.0
 """The profile's joules are assumed: rates follow the meters within a minute."""
-STORM_S: Final = 60.0
-"""Samples are of a second: cut off at both ends, they are 1 % of it."""
+STORM_S: Final = 120.0
+"""Samples are of a second, cut off at both ends, and rates follow what has changed within a minute: 1 % of it."""
 CLOCK: Final = WallClock()
 
 

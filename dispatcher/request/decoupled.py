@@ -79,10 +79,11 @@ class DecoupledRequest:
                 attempts += 1
                 continue
             except asyncio.CancelledError as error:
+                if self._sending and not self._over:  # its slice goes on giving answers: it is cancelled at once
+                    self._inference.end(request, "CANCELLED", executed=True)
+                    raise
                 cut = None if self._over else self._inference.call_cancelled(request, connection, usual=False)
                 if cut is None:
-                    if self._sending and not self._over:  # its slice goes on giving answers: it is cancelled at once
-                        self._inference.end(request, "CANCELLED", executed=True)
                     raise
                 may_retry = connection is not None and connection.gone and not self._sent
                 if not may_retry or not self._inference.begin_retry(request, attempts):

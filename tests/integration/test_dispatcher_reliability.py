@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 import pytest
@@ -21,6 +22,9 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from dispatcher.fronts.grpc.streams import ClientLeft
+from dispatcher.request.decoupled import DecoupledRequest
+from dispatcher.request.inference import Caller
 from dispatcher.service.admin import table_of
 from dispatcher.slice_health import prober
 from dispatcher.slice_health.core.ejection import Failure
@@ -388,6 +392,36 @@ async def test_streams_whose_client_leaves_keep_their_credit_until_their_slice_h
         await until(lambda: not running.local.routing.in_flight())
         assert slice_.most == 1, "no more at once than it has credits"
         assert 1 < slice_.executed == slice_.begun
+
+
+async def unreached(*_: object) -> None:
+    raise AssertionError("no other worker is there")
+
+
+class TwoAnswers(Streamed):
+    """Decoupled: two answers to each request."""
+
+    async def ModelStreamInfer(self, asked, context):
+        async for answer in super().ModelStreamInfer(asked, context):
+            first = pb.ModelStreamInferResponse(infer_response=answer.infer_response)
+            del first.infer_response.parameters["triton_final_response"]
+            yield first
+            yield answer
+
+
+async def test_a_client_that_is_gone_when_an_answer_is_written_ends_its_request_once(state, tmp_path):
+    async with TwoAnswers() as slice_, dispatching(state, tmp_path) as running:
+        await serve(running, state, [slice_.target], credits=1)
+        inference = running.fronts.inference
+
+        async def gone(_: bytes) -> None:
+            raise ClientLeft
+
+        for _ in range(3):
+            serving = DecoupledRequest(running.local, inference, gone, False).serve
+            with pytest.raises(ClientLeft):
+                await inference.handle(request().SerializeToString(), Caller(), partial(serving, False), unreached)
+            await until(lambda: not running.local.routing.in_flight())
 
 
 async def test_the_earliest_of_all_deadlines_counts_and_is_forwarded(state, tmp_path):
