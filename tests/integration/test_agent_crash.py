@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 DEVICES = ("A100-SXM4-40GB",) * 2
 CASES = (  # seed, what its repartition has to contain, how many writes later the next death is
-    pytest.param(1, "clocks", 12, marks=pytest.mark.gate),
+    pytest.param(1, "clocks", 30, marks=pytest.mark.gate),
     (1, "clocks", 1),
     (2, "sleep", 1),
     (3, "variants", 1),

@@ -112,7 +112,6 @@ async def test_without_redis_it_pauses_and_then_goes_on(plane: ControlPlane) -> 
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.gate
 async def test_clover_measures_on_real_tritons_and_no_request_fails() -> None:
     system = RunningSystem({"policy": "clover", "params.accuracy_margin": 0.0})
     stop = asyncio.Event()

@@ -247,6 +247,7 @@ def test_what_answered_nothing_has_no_curve_and_no_number(played):
     assert json_finite({"a": [math.nan, 1.0], "b": (math.inf, "x", None)}) == {"a": [None, 1.0], "b": [None, "x", None]}
 
 
+@pytest.mark.long
 def test_a_run_is_played_again_when_what_it_imports_has_changed(tmp_path, monkeypatch):
     """And only then: CLOVER's runs outlive a change of `exact`, and no run outlives one of the simulator."""
     for package in runs.OURS:

@@ -37,7 +37,7 @@ def forecasts(draw):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(forecast=forecasts())
 def test_a_line_is_the_forecast(forecast):
     line = line_of(forecast)

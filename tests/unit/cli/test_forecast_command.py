@@ -44,6 +44,7 @@ def test_a_backtest_scores_what_is_planned_for_against_the_busiest_second_that_c
     assert found.instead == 0
 
 
+@pytest.mark.long
 def test_a_backtest_prints_every_forecaster_or_those_that_are_asked_for(trace):
     found = json.loads(run("backtest", trace, "--json", "--every-s", 60).stdout)
     assert set(found["scores"]) == {"last_max", "ewma", "holt_winters", "lstm"}

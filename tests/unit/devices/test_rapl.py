@@ -108,7 +108,7 @@ def test_no_package_and_no_permission_say_what_to_do(tmp_path, clock, monkeypatc
         RaplCounter(tree.root, clock, "boot")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     steps=st.lists(
         st.tuples(st.floats(0.2, 60.0), st.floats(0.0, 900.0), st.floats(0.0, 900.0), st.booleans()), max_size=12

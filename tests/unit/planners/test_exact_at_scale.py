@@ -42,6 +42,7 @@ def test_one_type_and_four_clocks_at_any_size(gpus, gap):
     assert took_s < 5.0
 
 
+@pytest.mark.long
 def test_two_types_and_four_families_at_two_thousand():
     solution, took_s, _ = solved("B", 2000)
     assert solution.gap <= 1e-3
