@@ -21,6 +21,7 @@ from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from trefoil.cli.options import SystemAddress
 from trefoil.cli.run.state_directory import Launch, StatePaths
 from trefoil.core.carbon import CarbonReading
+from trefoil.core.demand import PROBE_TENANT
 from trefoil.core.errors import NotFound, SettingError, StartError, TrefoilError, Unavailable
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.objective import Objective
@@ -32,6 +33,8 @@ from trefoil.runtime.security.tls import Tls
 
 RPC_TIMEOUT_S: Final = 10.0
 RECEIPT_HOURS: Final = 2
+REQUESTS_MIN: Final = 200
+"""Requests of clients from which on a saving, or receipts against the meter, is shown as a figure."""
 TOKEN_VARIABLE: Final = "TREFOIL_TOKEN"
 TOKEN_FILE_VARIABLE: Final = "TREFOIL_TOKEN_FILE"
 TLS_VARIABLES: Final = ("TREFOIL_TLS_CERTIFICATE", "TREFOIL_TLS_KEY", "TREFOIL_TLS_CA")
@@ -238,16 +241,22 @@ def totals_by_family(report: Any) -> dict[str, list[dict[str, float]]]:
     return found
 
 
+def own_requests(hour: Mapping[str, float]) -> float:
+    """Requests of an hour's totals that clients sent: not the probes of Trefoil itself."""
+    return hour.get("requests", 0.0) - hour.get(f"tenant_requests:{PROBE_TENANT}", 0.0)
+
+
 def receipt_check(totals: Mapping[str, Sequence[Mapping[str, float]]]) -> list[dict[str, Any]]:
     """Energy by family as receipts sum it and as it was metered [J], in the hour under way and the one before.
 
-    `residual`: receipts over metered, less 1; None where nothing was answered or metered.
+    `residual`: receipts over metered, less 1; None where clients were answered nothing, or nothing was metered.
     """
     found = []
     for family, hours in totals.items():
         recent = hours[-RECEIPT_HOURS:]
-        answered, receipt_j, active_j = (
-            sum(hour.get(name, 0.0) for hour in recent) for name in ("requests", "receipt_joules", "active_joules")
+        answered = sum(map(own_requests, recent))
+        receipt_j, active_j = (
+            sum(hour.get(name, 0.0) for hour in recent) for name in ("receipt_joules", "active_joules")
         )
         residual = receipt_j / active_j - 1 if active_j and answered else None
         one = {"receipt_j": receipt_j, "active_j": active_j, "residual": residual}

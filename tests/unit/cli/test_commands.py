@@ -111,8 +111,8 @@ READING = CarbonReading(
 TOTALS = {  # of the launch's hours, by family
     "cats": [{"joules": 10.0, "grams": 1.0, "base_joules": 20.0, "base_grams": 3.0, "active_joules": 5.0}],
     "digits": [
-        {"joules": 90.0, "grams": 9.0, "base_joules": 110.0, "base_grams": 11.0, "requests": 50.0},
-        {"requests": 50.0, "active_joules": 1000.0, "receipt_joules": 970.0},
+        {"joules": 90.0, "grams": 9.0, "base_joules": 110.0, "base_grams": 11.0, "requests": 500.0},
+        {"requests": 500.0, "active_joules": 1000.0, "receipt_joules": 970.0},
     ],
 }
 
@@ -140,6 +140,7 @@ class Running:
         self.asked: list[tuple[str, Any]] = []
         self.ratio: float | None = 0.87
         self.totals = TOTALS
+        self.attained, self.accuracy = 0.963, 0.981
 
     async def ask(self, method: str, request: Any) -> Any:
         self.asked.append((method, request))
@@ -155,9 +156,10 @@ class Running:
                     overrides=["digits.slo_ms = 75 by command, 90 in the settings"],
                 )  # fmt: skip
             case "GetServed":
-                whole = {"family": "digits", "slo_ms": 75.0, "rate_per_s": 20.0, "answered": 1200, "accuracy": 0.981}
+                whole = {"family": "digits", "slo_ms": 75.0, "rate_per_s": 20.0, "answered": 1200}
+                whole["accuracy"] = self.accuracy
                 silent = controller_pb2.Served(family="digits", slo_class="gold", slo_ms=30.0, rate_per_s=0.0)
-                rows = [controller_pb2.Served(**whole, slo_attainment=0.93, grams_per_request=0.0021), silent]
+                rows = [controller_pb2.Served(**whole, slo_attainment=self.attained, grams_per_request=0.0021), silent]
                 return controller_pb2.GetServedResponse(window_s=60.0, served=rows, base_basis="digits-l everywhere")
             case "Explain":
                 return controller_pb2.ExplainResponse(
@@ -405,7 +407,7 @@ def test_status_says_what_is_served_and_saved_and_where_metrics_are(tmp_path: Pa
     found = document(tmp_path, "status")
     assert found["metrics"] == {"controller": "http://127.0.0.1:2/metrics"}
     whole, gold = found["served"]["by_class"]
-    assert (whole["slo_attainment"], whole["grams_per_request"], whole["joules_per_request"]) == (0.93, 0.0021, None)
+    assert (whole["slo_attainment"], whole["grams_per_request"], whole["joules_per_request"]) == (0.963, 0.0021, None)
     assert (gold["slo_class"], gold["rate_per_s"], gold["latency_ms_p95"], gold["slo_attainment"]) == (
         "gold",
         0.0,
@@ -413,9 +415,9 @@ def test_status_says_what_is_served_and_saved_and_where_metrics_are(tmp_path: Pa
         None,
     )
     assert found["saving"]["saving_pct"] == pytest.approx(100 * (1 - 10 / 14))
-    assert (found["saving"]["requests"], found["saving"]["basis"]) == (100, "digits-l everywhere")
+    assert (found["saving"]["requests"], found["saving"]["basis"]) == (1000, "digits-l everywhere")
     said = run(tmp_path, "status").stdout
-    for part in ("http://127.0.0.1:2/metrics", "last 60 s", "93.0%", "2.100", "30 ms", "+28.6 % against modelled BASE"):
+    for part in ("http://127.0.0.1:2/metrics", "last 60 s", "96.3%", "2.100", "30 ms", "+28.6 % against modelled BASE"):
         assert part in said
 
 
@@ -423,12 +425,75 @@ def test_status_says_what_is_served_and_saved_and_where_metrics_are(tmp_path: Pa
 def test_a_saving_that_is_not_known_is_null_and_says_why(
     tmp_path: Path, running: Running, totals: dict[str, float]
 ) -> None:
-    one = {"joules": 90.0, "grams": 9.0, "base_joules": 110.0, "base_grams": 11.0, "requests": 50.0, **totals}
+    one = {"joules": 90.0, "grams": 9.0, "base_joules": 110.0, "base_grams": 11.0, "requests": 500.0, **totals}
     if not one["grams"]:
-        one = {"requests": 50.0, "unmeasured_s": 20.0}
+        one = {"requests": 500.0, "unmeasured_s": 20.0}
     running.totals = {"digits": [one]}
     assert document(tmp_path, "status")["saving"]["saving_pct"] is None
-    assert "saving not known: " in run(tmp_path, "status").stdout
+    assert "no saving is shown: " in run(tmp_path, "status").stdout
+
+
+HOUR = {
+    "joules": 90.0,
+    "grams": 9.0,
+    "base_joules": 110.0,
+    "base_grams": 11.0,
+    "active_joules": 20.0,
+    "receipt_joules": 20.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("hour", "attained", "accuracy", "why"),
+    [
+        (
+            {"requests": 1.0, "tenant_requests:(trefoil)": 1.0, "receipt_joules": 0.0},
+            1.0,
+            0.98,
+            "200 more requests are needed (0 of 200)",
+        ),
+        (
+            {"requests": 151.0, "tenant_requests:(trefoil)": 1.0, "receipt_joules": 0.0},
+            1.0,
+            0.98,
+            "50 more requests are needed (150 of 200)",
+        ),
+        ({"requests": 200.0}, 0.949, 0.98, "digits misses its SLO (94.9% in time, 95.0% asked)"),
+        ({"requests": 200.0}, 0.96, 0.9, "digits is below its accuracy floor (0.9000, 0.9700 asked)"),
+        (
+            {"requests": 200.0, "requests:digits-l": 100.0, "requests:digits-m": 100.0},
+            0.96,
+            0.98,
+            "digits is below its accuracy floor (0.9510, 0.9700 asked)",
+        ),
+        ({"requests": 200.0, "requests:digits-l": 200.0}, 0.96, 0.9, ""),
+        ({"requests": 200.0}, 0.95, 0.97, ""),
+    ],
+    ids=["the probe of up", "too few", "SLO", "floor of the minute", "floor of the mean", "mean of a budget", "enough"],
+)
+def test_no_saving_stands_before_enough_requests_nor_beside_a_missed_slo_or_floor(
+    tmp_path: Path,
+    running: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    hour: dict[str, float],
+    attained: float,
+    accuracy: float,
+    why: str,
+) -> None:
+    targets = (RouteTarget(KEY, "digits-l", accuracy=0.972), RouteTarget(KEY, "digits-m", accuracy=0.93))
+    monkeypatch.setitem(globals(), "PLAN", replace(PLAN, routes=(replace(PLAN.routes[0], targets=targets),)))
+    running.totals, running.attained, running.accuracy = {"digits": [HOUR | hour]}, attained, accuracy
+    saving = document(tmp_path, "status")["saving"]
+    assert saving["withheld"] == why
+    said = run(tmp_path, "status").stdout.replace("\n", " ")
+    if not why:
+        assert saving["saving_pct"] == pytest.approx(100 * (1 - 9 / 11))
+        assert "+18.2 % against modelled BASE" in said
+        return
+    assert saving["saving_pct"] is None
+    assert f"no saving is shown: {why}" in said
+    assert " % against" not in said
+    assert "-100" not in said
 
 
 def test_top_prints_one_frame_and_the_same_as_json(tmp_path: Path, running: Running) -> None:

@@ -1,7 +1,7 @@
 """Overview of a running system, as one document and as tables of it: what `trefoil status` and `trefoil top` show."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -11,9 +11,16 @@ from rich.table import Table
 
 from dispatcher.request.core.receipts import current_ratio
 from trefoil.cli.carbon.client import format_time
+from trefoil.cli.operate.saving import saving_withheld
 from trefoil.cli.output import as_json, failure_lines, grid, slices_text
 from trefoil.cli.run.state_directory import Failing, StatePaths
-from trefoil.cli.system_client import ControllerClient, receipt_check, saving_since_start, totals_by_family
+from trefoil.cli.system_client import (
+    REQUESTS_MIN,
+    ControllerClient,
+    receipt_check,
+    saving_since_start,
+    totals_by_family,
+)
 from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import MISSING_MODEL, NodeStatus
@@ -76,6 +83,7 @@ async def _gather_known(system: ControllerClient, since_s: float | None = None) 
     ratios: dict[str, CarbonRatio] = {one.series.zone: codec.from_proto(one) for one in fleet.carbon_ratios}
     readings: list[CarbonReading] = [codec.from_proto(one) for one in fleet.carbon]
     wanted, max_watts = await system.objectives()  # a plan that stayed still names those that it was made for
+    rows = [_served_row(one) for one in served.served]
     return {
         "mode": ActMode(answer.mode).name.lower(),
         "frozen": answer.frozen,
@@ -108,15 +116,27 @@ async def _gather_known(system: ControllerClient, since_s: float | None = None) 
         "receipts": receipt_check(totals),
         "objectives": [as_json(objective) for objective in wanted],
         "max_watts": max_watts or None,
-        "served": {"window_s": served.window_s, "by_class": [_served_row(one) for one in served.served]},
+        "served": {"window_s": served.window_s, "by_class": rows},
         "saving": {
             "since_s": report.since.seconds if since_s is None else since_s // HOUR_S * HOUR_S,
             "since_start": since_s is not None,
-            **saving_since_start(totals),
-            "basis": served.base_basis,
-            "unknown": served.base_unknown,
+            **_saving(totals, served, rows, wanted, answer.plan.routes),
         },
     }
+
+
+def _saving(
+    totals: Mapping[str, Sequence[Mapping[str, float]]],
+    served: Any,
+    rows: Sequence[Mapping[str, Any]],
+    wanted: Iterable[Objective],
+    routes: Iterable[Any],
+) -> dict[str, Any]:
+    """Saving by these hours, and why it is none to be shown; accuracies of variants are those of the plan's routes."""
+    accuracies = {(route.family, target.variant): target.accuracy for route in routes for target in route.targets}
+    withheld = saving_withheld(totals, rows, {one.family: one for one in wanted}, accuracies)
+    found = {**saving_since_start(totals), "basis": served.base_basis, "unknown": served.base_unknown}
+    return found | {"withheld": withheld} | ({"saving_pct": None} if withheld else {})
 
 
 def _served_row(one: Any) -> dict[str, Any]:
@@ -190,6 +210,9 @@ def receipt_lines(found: Mapping[str, Any]) -> list[str]:
     for row in found["receipts"]:
         if not row["answered"]:
             lines.append(f"receipts {row['family']}: no traffic yet")
+        elif row["answered"] < REQUESTS_MIN:
+            more = REQUESTS_MIN - row["answered"]
+            lines.append(f"receipts {row['family']}: {more} more requests are needed to compare them with the meter")
         elif row["residual"] is not None:
             lines.append(
                 f"receipts {row['family']}: {row['receipt_j']:,.0f} J of {row['active_j']:,.0f} J metered active "
@@ -232,9 +255,13 @@ def saving_lines(found: Mapping[str, Any]) -> list[str]:
     """What was saved since the start, and what that rests on."""
     saving = found["saving"]
     took, base = _cost_text(saving["grams"], saving["joules"]), _cost_text(saving["base_grams"], saving["base_joules"])
-    why = saving["unknown"] or ("nothing is metered" if saving["grams"] is None else "a part of the time had no model")
+    why = (
+        saving["withheld"]
+        or saving["unknown"]
+        or ("nothing is metered" if saving["grams"] is None else "a part of the time had no model")
+    )
     pct = saving["saving_pct"]
-    against = f"{pct:+.1f} % against modelled BASE ({base})" if pct is not None else f"saving not known: {why}"
+    against = f"{pct:+.1f} % against modelled BASE ({base})" if pct is not None else f"no saving is shown: {why}"
     since = f"since {format_time(saving['since_s'])}{', the hour of the start' if saving['since_start'] else ''}"
     lines = [f"{since}: {saving['requests']:,} requests, {took}; {against}"]
     if pct is not None and saving["basis"]:

@@ -1,0 +1,55 @@
+"""Saving of a running system, and when it is no figure yet: too few requests, or a missed SLO or accuracy floor."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from trefoil.cli.system_client import REQUESTS_MIN, own_requests
+from trefoil.core.objective import Objective, ObjectiveMode, floor_missed
+
+COUNTED: Final = "requests:"  # of a variant, in the totals of an hour
+
+
+def saving_withheld(
+    totals: Mapping[str, Sequence[Mapping[str, float]]],
+    served: Sequence[Mapping[str, Any]],
+    objectives: Mapping[str, Objective],
+    accuracies: Mapping[tuple[str, str], float],
+) -> str:
+    """Why no saving is shown; "" where it is. `totals`: of the saving's hours, by family; `served`: rows of the last
+    minute, by family and class; `accuracies`: by family and variant, as far as they are known.
+
+    A budget's floor binds a mean: that of the saving's hours, else of the last minute.
+    """
+    requests = sum(own_requests(hour) for hours in totals.values() for hour in hours)
+    if requests < REQUESTS_MIN:
+        return f"{round(REQUESTS_MIN - requests)} more requests are needed ({round(requests)} of {REQUESTS_MIN})"
+    for row in served:
+        objective = objectives.get(row["family"])
+        if objective is None:
+            continue
+        attained, whole = row["slo_attainment"], not row["slo_class"]
+        if attained is not None and attained < objective.slo_quantile:
+            name = row["family"] if whole else f"class {row['slo_class']} of {row['family']}"
+            return f"{name} misses its SLO ({attained:.1%} in time, {objective.slo_quantile:.1%} asked)"
+        mean = mean_accuracy(objective.family, totals.get(objective.family, ()), accuracies)
+        accuracy = row["accuracy"] if objective.mode != ObjectiveMode.BUDGET or mean is None else mean
+        if whole and accuracy is not None and floor_missed(accuracy, objective.min_accuracy):
+            floor = objective.min_accuracy
+            return f"{row['family']} is below its accuracy floor ({accuracy:.4f}, {floor:.4f} asked)"
+    return ""
+
+
+def mean_accuracy(
+    family: str, hours: Sequence[Mapping[str, float]], accuracies: Mapping[tuple[str, str], float]
+) -> float | None:
+    """Mean accuracy of a family's answers in these hours; None where there are none, or a variant's is not known."""
+    answered: dict[str, float] = {}
+    for hour in hours:
+        for name, count in hour.items():
+            if name.startswith(COUNTED):
+                variant = name.removeprefix(COUNTED)
+                answered[variant] = answered.get(variant, 0.0) + count
+    total = sum(answered.values())
+    if not total or any((family, variant) not in accuracies for variant in answered):
+        return None
+    return sum(count * accuracies[family, variant] for variant, count in answered.items()) / total
