@@ -23,7 +23,7 @@ from dispatcher.service.local_worker import LocalWorker
 from trefoil.core.demand import PROBE_ID
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import SliceKey
-from trefoil.runtime.model_files import ZERO_TEXT, isolate_sequence
+from trefoil.runtime.model_files import THREADS, ZERO_TEXT, isolate_sequence, probe_shape
 
 ASK_TIMEOUT_S: Final = 5.0
 
@@ -54,10 +54,11 @@ class Contract:
         """Build the smallest request that the family accepts: what a probe sends."""
         request = pb.ModelInferRequest(model_name=model, id=PROBE_ID)
         optional = {each.name for each in self.config.config.input if each.optional}
+        shapes = {each.name: probe_shape(self.config.config, each) for each in self.config.config.input}
         for each in self.metadata.inputs:
             if each.name in optional:
                 continue
-            shape = [max(1, size) for size in each.shape]
+            shape = shapes.get(each.name) or [max(1, size) for size in each.shape]
             count = math.prod(shape)
             request.inputs.add(name=each.name, datatype=each.datatype, shape=shape)
             zero = ZERO_TEXT if each.datatype == "BYTES" else bytes(BYTES_PER_ELEMENT[each.datatype])
@@ -202,6 +203,9 @@ def published(family: str, metadata: Any, config: Any) -> Contract:
     clean.version_policy.specific.versions.append(int(PUBLIC_VERSION))
     clean.input.extend(config.input)
     clean.output.extend(config.output)
+    for name in config.parameters:
+        if name != THREADS:
+            clean.parameters[name].CopyFrom(config.parameters[name])
     if config.HasField("dynamic_batching"):
         clean.dynamic_batching.SetInParent()
     if config.HasField("sequence_batching"):

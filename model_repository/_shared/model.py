@@ -65,6 +65,9 @@ STEP_NS = 2_000_000  # after which a batch looks who runs beside it
 STALE_NS = 2_000_000_000  # a neighbour that has not moved for so long is dead, or its graph is no paced one's
 
 
+PROBE_SHAPE = "trefoil_shape."  # parameter: the shape of one item of an input in a first request
+
+
 class PaceError(Exception):
     """The pace file cannot be used; the message says why."""
 
@@ -214,6 +217,12 @@ def providers(onnxruntime):
     return ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
 
+def shape_of(tensor):
+    """Shape of one item of an input as the graph takes it: Triton has reshaped what the client sent."""
+    dims = tensor["reshape"].get("shape", []) if "reshape" in tensor else tensor["dims"]
+    return tuple(int(size) for size in dims)
+
+
 class TritonPythonModel:
     """One version of one family. Inputs and outputs are those of the generated config.pbtxt."""
 
@@ -225,11 +234,10 @@ class TritonPythonModel:
 
         config = json.loads(args["model_config"])
         self._inputs = {
-            i["name"]: (np.dtype(pb_utils.triton_string_to_numpy(i["data_type"])), tuple(int(d) for d in i["dims"]))
-            for i in config["input"]
+            i["name"]: (np.dtype(pb_utils.triton_string_to_numpy(i["data_type"])), shape_of(i)) for i in config["input"]
         }
         self._outputs = [o["name"] for o in config["output"]]
-        self._batch_max = max(1, int(config.get("max_batch_size", 0)))
+        self._batch_max = int(config.get("max_batch_size", 0))  # 0: the first dimension does not count items
         self._run_errors = (errors.Fail, errors.InvalidArgument, errors.RuntimeException, errors.NotImplemented)
         version = int(args["model_version"])
         path = Path(args["model_repository"]) / str(version) / "model.onnx"
@@ -242,8 +250,7 @@ class TritonPythonModel:
         if self._session.get_providers()[0] != wanted[0]:  # it falls back with a warning only
             raise pb_utils.TritonModelException(f"{path} does not run on {wanted[0]}: see the lines above in this log")
         self._refuse_other_contract(path)
-        first = {n: np.zeros((1, *(max(1, d) for d in dims)), dtype) for n, (dtype, dims) in self._inputs.items()}
-        self._session.run(self._outputs, first)
+        self._session.run(self._outputs, self._first(config))
         self._pace = None
         pace_file = os.environ.get("TREFOIL_PACE_FILE", "")
         if pace_file:
@@ -251,6 +258,19 @@ class TritonPythonModel:
                 self._pace = Pace(pace_file, args["model_name"], version, args["model_instance_name"])
             except PaceError as error:
                 raise pb_utils.TritonModelException(str(error)) from error
+
+    def _first(self, config):
+        """The arrays of a first request: zeros; open dimensions by the contract's parameter, else 1."""
+        first = {}
+        for tensor in config["input"]:
+            dtype, dims = self._inputs[tensor["name"]]
+            given = config.get("parameters", {}).get(PROBE_SHAPE + tensor["name"])
+            sizes = given["string_value"].split(",") if given else []
+            opened = iter([int(size) for size, dim in zip(sizes, tensor["dims"], strict=False) if int(dim) < 0])
+            dims = [next(opened, 1) if size < 0 else size for size in dims]
+            shape = [1, *dims] if self._batch_max else dims
+            first[tensor["name"]] = np.full(shape, b"0" if dtype == np.object_ else 0, dtype)
+        return first
 
     def _refuse_other_contract(self, path):
         """Every variant of a family has the same tensors; one that has not would fail at its first request."""
@@ -260,7 +280,8 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(f"{path} has tensors {have}, the family's config.pbtxt says {want}")
 
     def execute(self, requests):
-        """Answer the requests as one batch. A request that cannot be run gets its error; the others are answered."""
+        """Answer the requests as one batch, or one by one where the model does not batch. A request that cannot be run
+        gets its error; the others are answered."""
         responses = [None] * len(requests)
         batch = []
         for index, request in enumerate(requests):
@@ -268,16 +289,25 @@ class TritonPythonModel:
                 batch.append((index, self._read(request)))
             except ValueError as error:
                 responses[index] = pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
-        if batch:
-            try:
-                outputs = self._run({n: np.concatenate([arrays[n] for _, arrays in batch]) for n in self._inputs})
-            except (*self._run_errors, PaceError) as error:
-                failure = pb_utils.TritonError(f"{type(error).__name__}: {error}")
-                for index, _ in batch:
-                    responses[index] = pb_utils.InferenceResponse(error=failure)
-            else:
-                self._split(batch, outputs, responses)
+        for part in [batch] if self._batch_max else [[one] for one in batch]:
+            self._answer(part, responses)
         return responses
+
+    def _answer(self, batch, responses):
+        """Run one batch and put its responses where its requests stood."""
+        if not batch:
+            return
+        arrays = batch[0][1]
+        if len(batch) > 1:
+            arrays = {name: np.concatenate([own[name] for _, own in batch]) for name in self._inputs}
+        try:
+            outputs = self._run(arrays)
+        except (*self._run_errors, PaceError) as error:
+            failure = pb_utils.TritonError(f"{type(error).__name__}: {error}")
+            for index, _ in batch:
+                responses[index] = pb_utils.InferenceResponse(error=failure)
+        else:
+            self._split(batch, outputs, responses)
 
     def _read(self, request):
         """Return the request's arrays by input name. Raises ValueError saying what is wrong with them."""
@@ -287,16 +317,17 @@ class TritonPythonModel:
             if tensor is None:
                 raise ValueError(f"input {name} is missing")
             array = tensor.as_numpy()
-            fits = array.ndim == len(dims) + 1 and all(
-                want in (-1, have) for want, have in zip(dims, array.shape[1:], strict=True)
-            )
-            if array.dtype != dtype or not fits or not 1 <= array.shape[0] <= self._batch_max:
+            own = array.shape[1:] if self._batch_max else array.shape
+            fits = len(own) == len(dims) and all(want in (-1, have) for want, have in zip(dims, own, strict=True))
+            if self._batch_max:
+                fits = fits and 1 <= array.shape[0] <= self._batch_max
+            if array.dtype != dtype or not fits:
+                wanted = [*([f"1..{self._batch_max}"] if self._batch_max else []), *dims]
                 raise ValueError(
-                    f"input {name} is {array.dtype}{list(array.shape)}; "
-                    f"expected {dtype}[1..{self._batch_max}, {', '.join(map(str, dims))}]"
+                    f"input {name} is {array.dtype}{list(array.shape)}; expected {dtype}[{', '.join(map(str, wanted))}]"
                 )
             arrays[name] = array
-        if len({len(a) for a in arrays.values()}) > 1:
+        if self._batch_max and len({len(a) for a in arrays.values()}) > 1:
             raise ValueError(f"inputs differ in their number of items: { {n: len(a) for n, a in arrays.items()} }")
         return arrays
 
@@ -304,7 +335,7 @@ class TritonPythonModel:
         """Infer for real; on a simulated slice fill the rest of the service time."""
         if self._pace is None:
             return self._session.run(self._outputs, arrays)
-        items = len(next(iter(arrays.values())))
+        items = len(next(iter(arrays.values()))) if self._batch_max else 1
         self._pace.start(items)
         try:
             return self._session.run(self._outputs, arrays)
@@ -315,9 +346,9 @@ class TritonPythonModel:
         """Give each request its rows."""
         start = 0
         for index, arrays in batch:
-            end = start + len(next(iter(arrays.values())))
+            end = start + (len(next(iter(arrays.values()))) if self._batch_max else 0)
             tensors = [
-                pb_utils.Tensor(name, np.ascontiguousarray(output[start:end]))
+                pb_utils.Tensor(name, np.ascontiguousarray(output[start:end] if self._batch_max else output))
                 for name, output in zip(self._outputs, outputs, strict=True)
             ]
             responses[index] = pb_utils.InferenceResponse(output_tensors=tensors)

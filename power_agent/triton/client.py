@@ -24,7 +24,7 @@ from trefoil.core.demand import PROBE_ID
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.model_files import ZERO_TEXT, contract, generative, isolate_sequence
+from trefoil.runtime.model_files import ZERO_TEXT, contract, generative, isolate_sequence, probe_shape
 from trefoil.runtime.security.tls import Tls
 
 POLL_S: Final = 0.05
@@ -425,7 +425,7 @@ def probe_request(config: model_config_pb2.ModelConfig, version: int) -> Any:
         if tensor.optional:
             continue
         name = model_config_pb2.DataType.Name(tensor.data_type)
-        shape = [1, *(max(1, d) for d in tensor.dims)]
+        shape = probe_shape(config, tensor)
         datatype = name.removeprefix("TYPE_").replace("STRING", "BYTES")
         request.inputs.add(name=tensor.name, datatype=datatype, shape=shape)
         size = ITEM_BYTES.get(name)

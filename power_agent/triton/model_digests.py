@@ -16,7 +16,7 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.errors import CatalogError
 from trefoil.core.fleet import MODEL_DIGEST_CHARS
 from trefoil.runtime.given.onnx_file import check_external_data
-from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, boundary, opened
+from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, boundary, names_below, opened
 from trefoil.runtime.model_files import ENGINES, FILES, backend_of, contract, expected_files, judged_versions
 
 Version = tuple[str, int]
@@ -90,7 +90,8 @@ class ModelDigests:
         for version, files in versions.items():
             self._model_file[family] = expected[0]
             if (family, version) not in self._known:
-                found = {file.name: self._digest(file)[0] for file in files}
+                places = names_below(self._source / family / str(version), files)
+                found = {name: self._digest(file, family)[0] for name, file in places.items()}
                 stated = self._stated.get((family, version))
                 self._known[family, version] = found | ({expected[0]: stated} if stated else {})
 
@@ -103,16 +104,16 @@ class ModelDigests:
             return f"{folder / name} is missing" if name else ""
         for name, digest in self._known[version].items():
             path = folder / name
-            now, why = self._digest(path)
+            now, why = self._digest(path, version[0])
             if not now or why:
                 return why or f"{path} is missing or cannot be read"
             if now != digest:
                 return f"{path} has another digest (SHA-256 {now[:12]}) than this version ({digest[:12]})"
         return ""
 
-    def _digest(self, path: Path) -> tuple[str, str]:
+    def _digest(self, path: Path, family: str) -> tuple[str, str]:
         """SHA-256 of a file, "" when it cannot be read; and why it is refused whatever it is: it names other files."""
-        below = boundary(self._source, path.parent.parent.name)
+        below = boundary(self._source, family)
         try:
             with opened(path, below, FILE_BYTES_MAX) as file:
                 stat = os.fstat(file.fileno())

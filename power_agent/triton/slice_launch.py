@@ -1,7 +1,8 @@
 """Triton of a slice: writes the slice's model repository and says how to start its Triton (argv, env).
 
     <slice repository>/<family>/config.pbtxt           generated: one backend, one version, one instance group
-                               <version>/model.onnx    link to the shared model_repository, as all files beside it
+                               labels.txt              link to the shared model_repository, as all model files
+                               <version>/model.onnx
                                <version>/model.py      link to model_repository/_shared/model.py; of a generative
                                                        family (its contract names decoder.py) also to what decodes
 
@@ -24,18 +25,20 @@ from trefoil.core.device_types import cpu_quota
 from trefoil.core.errors import CatalogError, SettingError
 from trefoil.core.fleet import Hosted, SliceKey
 from trefoil.runtime.files import replace_file
-from trefoil.runtime.given.repository_names import boundary, resolved
+from trefoil.runtime.given.repository_names import boundary, names_below, resolved
 from trefoil.runtime.model_files import (
     CONFIG,
     DECODER,
     ENGINES,
     OURS,
+    THREADS,
     backend_of,
     contract,
     expected_files,
     generative,
     how_to_make,
     judged_versions,
+    label_files,
 )
 
 LOOPBACK: Final = "127.0.0.1"
@@ -44,7 +47,6 @@ GPUS_MAX: Final = 16  # of one node
 PORTS_PER_GPU: Final = 16  # two for each of 8 memory slices
 TENTHS: Final = 10
 SHARED: Final = "_shared"
-THREADS: Final = "intra_op_thread_count"  # a parameter of the onnxruntime backend
 SHARED_MEMORY: Final = Path("/dev/shm")
 # Everything else stays out of Triton. By the launch id a launcher finds what outlives its parents.
 PASSED_ON: Final = ("HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "TREFOIL_LAUNCH_ID")
@@ -285,6 +287,7 @@ def slice_config(
     config.ClearField("instance_group")
     kind = groups.KIND_GPU if serving.on_gpu else groups.KIND_CPU
     config.instance_group.add(kind=kind, count=max(1, hosted.instances))
+    config.parameters.pop(THREADS, None)
     if serving.threads:
         config.parameters[THREADS].string_value = str(serving.threads)
     config.version_policy.Clear()
@@ -326,10 +329,16 @@ def write_family(
     for version, files in versions.items():
         folder = repository / hosted.model / str(version)
         folder.mkdir(parents=True, exist_ok=True)
-        for file in files:
-            _link(folder / file.name, resolved(file, below))
+        for place, file in names_below(source / hosted.model / str(version), files).items():
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)
+            _link(folder / place, resolved(file, below))
         for path in shared:
             _link(folder / path.name, resolved(path, boundary(source, SHARED)))
+    for label in label_files(family):
+        if not (source / hosted.model / label).is_file():
+            remedy = "put that file beside its config.pbtxt"
+            raise CatalogError(f"{source / hosted.model / label} is missing", field="label_filename", remedy=remedy)
+        _link(repository / hosted.model / label, resolved(source / hosted.model / label, below))
     write_config(repository, slice_config(family, hosted, serving))
 
 

@@ -120,6 +120,19 @@ ATTACKS: Final[dict[str, tuple[Attack, str]]] = {
     "... a socket": (_replace("1/w.bin", _socket), "w.bin"),
     "... an endless device": (_replace("1/w.bin", lambda p, _: p.symlink_to("/dev/zero")), "w.bin"),
     "... a sparse file of 4 TiB": (_replace("1/w.bin", _sparse), "bytes"),
+    "a folder of a version is a link out": (
+        lambda m, s: [(s.parent / "elsewhere").mkdir(), (s.parent / "elsewhere" / "w.bin").touch(),
+                      (m / "1" / "more").symlink_to(s.parent / "elsewhere")],  # type: ignore[return-value]
+        "w.bin",
+    ),
+    "... a link to itself": (
+        lambda m, _: (m / "1" / "again").symlink_to("."), "too deep",  # type: ignore[return-value]
+    ),
+    "labels are a link to a secret": (
+        lambda m, s: [_config("", LINEAR.replace("dims: [ 3 ]", "dims: [ 3 ] label_filename: 'l.txt'"))(m, s),
+                      (m / "l.txt").symlink_to(s)],  # type: ignore[return-value]
+        "l.txt",
+    ),
     "... with a name of blanks": (_replace("1/a b", lambda p, _: p.touch()), "a b"),
     "the model's file is a FIFO": (_replace("1/model.onnx", lambda p, _: os.mkfifo(p)), "model.onnx"),
     "config.pbtxt is a FIFO": (_replace("config.pbtxt", lambda p, _: os.mkfifo(p)), "config.pbtxt"),

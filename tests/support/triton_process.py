@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -87,11 +88,14 @@ class TritonProcess:
         pace: Path | None = None,
         gpu: str = "",
         serving: Hosted | None = None,
+        more: Sequence[Hosted] = (),
         key: str = "",
         tls: TritonFiles | None = None,
     ) -> None:
         grpc_port, metrics_port = free_ports(2)
-        spec = SliceSpec("test", folder / "slice", source, [serving or hosted(version)], grpc_port, metrics_port, gpu)
+        spec = SliceSpec(
+            "test", folder / "slice", source, [serving or hosted(version), *more], grpc_port, metrics_port, gpu
+        )
         spec = replace(spec, key=key, tls=tls)
         self.launch: SliceLaunch = prepare_slice(install(), spec)
         self.log = folder / f"triton-{grpc_port}.log"

@@ -1,13 +1,15 @@
 """Model files of a family for Triton: its tensor contract (config.pbtxt) and the files of each version.
 
     <family>/config.pbtxt              name, max_batch_size, input, output: what all variants share; the backend
-             <version>/model.onnx      backend onnxruntime (or none named): the graph, and external data beside it
+             labels.txt                of the outputs that name one (label_filename), for all variants
+             <version>/model.onnx      backend onnxruntime (or none named): the graph; external data below its folder
              <version>/model.plan      backend tensorrt: an engine; several for GPU types by `cc_model_filenames`
 
 A family may have no model files at all: the catalogue knows it, and only a slice that shall serve it refuses.
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +28,7 @@ from trefoil.runtime.given.repository_names import (
     check_file_name,
     check_files,
     check_name,
+    names_below,
     read_text,
 )
 
@@ -46,6 +49,11 @@ ELEMENTS_MAX: Final = 2**31  # of one item of a tensor: no request of gRPC holds
 # What makes Triton load other code, or reads and writes other files, than those of the version.
 FORBIDDEN: Final = ("ensemble_scheduling", "model_operations", "model_repository_agents", "model_warmup", "runtime")
 PATHS: Final = ("/", "\\", "\0", "..")
+# Parameters that Triton or a backend takes for the name of a file; all others are metadata, and any text.
+FILE_PARAMETER: Final = re.compile(r"(?i)path|file|dir|lib|^session\.|^ep\.")
+THREADS: Final = "intra_op_thread_count"  # a parameter of the onnxruntime backend, which a slice sets
+PROBE_SHAPE: Final = "trefoil_shape."
+"""Parameter of a contract, with the name of an input after it: shape of one item that a probe sends, `3,640,640`."""
 
 
 def read_contract(path: Path, below: Path | None = None) -> model_config_pb2.ModelConfig:
@@ -67,11 +75,12 @@ def read_contract(path: Path, below: Path | None = None) -> model_config_pb2.Mod
             check_file_name(name, f"{path}: {field}")
     for key in config.cc_model_filenames:
         check_file_name(key, f"{path}: cc_model_filenames")
-    _check_range(path, "max_batch_size", config.max_batch_size, config.max_batch_size <= BATCH_MAX, BATCH_MAX)
+    _check_range(path, "max_batch_size", config.max_batch_size, 0 <= config.max_batch_size <= BATCH_MAX, BATCH_MAX)
     for kind, tensors in (("input", config.input), ("output", config.output)):
         _check_range(path, kind, len(tensors), len(tensors) <= TENSORS_MAX, TENSORS_MAX)
         for tensor in tensors:
             check_dims(path, f"{tensor.name}.dims", tensor.dims)
+            check_dims(path, f"{tensor.name}.reshape", tensor.reshape.shape)
     return config
 
 
@@ -94,6 +103,9 @@ def _check_range(path: Path, field: str, value: object, fits: bool, most: object
 def _texts(message: Message, place: str = "") -> Iterator[tuple[str, str]]:
     """Texts of a message by field, names of tensors apart: these are no names of files."""
     for field, value in message.ListFields():
+        if field.name == "parameters" and not place:
+            yield from ((f"parameters.{key}", value[key].string_value) for key in value if FILE_PARAMETER.search(key))
+            continue
         entries = value.values() if hasattr(value, "values") else value if field.is_repeated else (value,)
         for entry in entries:
             if isinstance(entry, Message):
@@ -117,22 +129,73 @@ def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
             f"no tensor contract of family {family}: {path}: {error.strerror}",
             field="family",
             value=family,
-            remedy="add config.pbtxt with max_batch_size, input and output to the family's folder",
+            remedy="add config.pbtxt with input and output to the family's folder",
         ) from error
-    if config.name != family or not config.input or not config.output or config.max_batch_size < 1:
-        raise CatalogError(
-            f"{path} needs name {family!r}, max_batch_size >= 1, input and output", field="family", value=family
-        )
+    if config.name != family or not config.input or not config.output:
+        raise CatalogError(f"{path} needs name {family!r}, input and output", field="family", value=family)
+    check_contract(config, path)
+    return config
+
+
+def check_contract(config: model_config_pb2.ModelConfig, path: Path) -> None:
+    """Check that a contract makes Triton read no file but those of its family, and no shape that a probe cannot have.
+
+    Raises:
+        CatalogError: naming the field.
+    """
     present = {field.name for field, _ in config.ListFields()}
     for name in FORBIDDEN:
         if name in present:
             remedy = "remove it: slices are configured by the agent"
             raise CatalogError(f"{path}: a family's contract has none", field=name, remedy=remedy)
+    for tensor in config.input:
+        probe_shape(config, tensor)
     for field, text in _texts(config):
         if any(part in text for part in PATHS):
             remedy = "name files beside the model, without a path"
             raise CatalogError(f"{path}: is a path", field=field, value=text, remedy=remedy)
-    return config
+
+
+def graph_dims(tensor: Any) -> tuple[int, ...]:
+    """Shape of one item of a tensor as its model takes it: Triton reshapes what clients send."""
+    return tuple(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+
+
+def probe_shape(config: model_config_pb2.ModelConfig, tensor: Any) -> list[int]:
+    """Shape of an input in a probe, of one item where the model batches: open dimensions by the contract's parameter
+    `trefoil_shape.<input>`, else 1.
+
+    Raises:
+        CatalogError: that parameter is no shape of the input.
+    """
+    dims = [max(1, size) for size in tensor.dims]
+    field = PROBE_SHAPE + str(tensor.name)
+    if field in config.parameters:
+        text = str(config.parameters[field].string_value)
+        fits = re.fullmatch(r"[0-9]{1,10}(,[0-9]{1,10})*", text)
+        given = [int(size) for size in text.split(",")] if fits else []
+        if not (
+            len(given) == len(dims)
+            and all(a == b or (a > 0 and b == -1) for a, b in zip(given, tensor.dims, strict=True))
+        ):
+            remedy = f"write sizes that fit dims {list(tensor.dims)}, as in 3,640,640"
+            raise CatalogError("is no shape of that input", field=field, value=text, remedy=remedy)
+        check_dims(Path(CONFIG), field, given)
+        dims = given
+    return [1, *dims] if config.max_batch_size > 0 else dims
+
+
+def graph_probe(config: model_config_pb2.ModelConfig, tensor: Any) -> list[int]:
+    """Shape of one item of an input in a probe, as the model takes it after Triton's reshape."""
+    shape = probe_shape(config, tensor)
+    given = shape[1:] if config.max_batch_size > 0 else shape
+    opened = iter([size for size, dim in zip(given, tensor.dims, strict=True) if dim == -1])
+    return [next(opened, 1) if dim == -1 else dim for dim in graph_dims(tensor)]
+
+
+def label_files(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:
+    """Files with the labels of outputs, beside the config.pbtxt."""
+    return tuple(sorted({str(tensor.label_filename) for tensor in config.output if tensor.label_filename}))
 
 
 def isolate_sequence(request: Any, config: model_config_pb2.ModelConfig) -> None:
@@ -171,7 +234,7 @@ def expected_files(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:
 
 
 def version_files(source: Path, family: str, expected: tuple[str, ...]) -> dict[int, tuple[Path, ...]]:
-    """Files of each complete version, those beside the model included (external data); what `judged_versions` refuses
+    """Files of each complete version, those below its folder included (external data); what `judged_versions` refuses
     is left out.
     """
     return judged_versions(source, family, expected)[0]
@@ -192,7 +255,7 @@ def judged_versions(
         except (CatalogError, OSError) as error:
             refused[int(folder.name)] = str(error)
             continue
-        if set(expected) <= {file.name for file in files}:
+        if set(expected) <= names_below(folder, files).keys():
             found[int(folder.name)] = files
     return found, refused
 

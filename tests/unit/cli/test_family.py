@@ -121,19 +121,23 @@ def test_variants_that_name_their_tensors_otherwise_are_refused_with_both_names_
     [
         ("max_batch_size: 8", "max_batch_size: 4", ("model large", "max_batch_size = 4", "make it 8, as small has it")),
         ("max_batch_size: 8", "max_batch_size: 0", ("max_batch_size = 0",)),
-        ("dims: [ 4 ]", "dims: [ 5 ]", ("x.dims = [5]", "the family's has [4]")),
-        ("dims: [ 3 ]", "dims: [ 1000 ]", ("y.dims = [1000]", "the family's has [3]")),
+        ("dims: [ 4 ]", "dims: [ 5 ]", ("x.dims = [5]", "x is [-1, 4] in its graph, the contract says [-1, 5]")),
+        (
+            "dims: [ 3 ]",
+            "dims: [ 1000 ]",
+            ("y.dims = [1000]", "y is [-1, 3] in its graph, the contract says [-1, 1000]"),
+        ),
         (
             '"x" data_type: TYPE_FP32',
             '"x" data_type: TYPE_UINT8',
-            ("x.data_type = 'TYPE_UINT8'", "the family's is TYPE_FP32"),
+            ("x.data_type = 'TYPE_UINT8'", "x is TYPE_FP32 in its graph, the contract says TYPE_UINT8"),
         ),
-        ('"x"', '"input"', ("input = 'input'", "x: mend config.pbtxt")),
+        ('"x"', '"input"', ("input = 'input'", "input is not in its graph, which has x")),
         ("platform:", "dynamic_batching { } platform:", ("dynamic_batching = '{  }'", "make it 'none'")),
         ('platform: "onnxruntime_onnx"', 'backend: "python"', ("backend = 'python'", "onnxruntime, tensorrt")),
         ("platform:", "sequence_batching { } platform:", ("sequence_batching",)),
         ("platform:", "model_transaction_policy { decoupled: true } platform:", ("decoupled",)),
-        ("dims: [ 4 ]", "dims: [ 4 ] reshape { shape: [ 2, 2 ] }", ("x.reshape",)),
+        ("dims: [ 4 ]", "dims: [ 4 ] reshape { shape: [ 2, 2 ] }", ("x.dims = [4]", "the contract says [-1, 2, 2]")),
         ("platform:", "nonsense {", ("is no Triton model configuration",)),
     ],
 )
@@ -230,7 +234,8 @@ def test_engines_of_other_gpus_or_with_other_names_are_refused(tmp_path):
 
 def test_what_a_slice_decides_itself_is_left_out_and_said(theirs):
     (theirs / "small" / "config.pbtxt").write_text(LINEAR + "instance_group [ { count: 4 } ]")
-    assert "note: small: instance_group not carried over" in imported(theirs).output
+    note = "note: small: instance_group [{ count: 4 }] is left out: the plan decides devices and instances"
+    assert note in imported(theirs).output
 
 
 def test_the_shipped_families_are_in_order_and_those_without_graphs_say_how_to_get_them():

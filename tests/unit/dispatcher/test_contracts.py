@@ -126,3 +126,16 @@ async def test_an_answer_that_is_no_message_is_an_internal_error_and_gives_its_c
                 await inference.answer(request.SerializeToString(), Caller())
         assert refused.value.code is grpc.StatusCode.INTERNAL
     assert local.accounting.load.totals["digits"].by_code == {"INTERNAL": 3}
+
+
+def test_clients_read_metadata_in_parameters_and_a_probe_has_the_shape_that_is_stated():
+    config = model_config_pb2.ModelConfig(max_batch_size=8)
+    config.input.add(name="x", data_type=model_config_pb2.TYPE_FP32, dims=[3, -1])
+    for name, text in (("classes", "a,b"), ("trefoil_shape.x", "3,32"), ("intra_op_thread_count", "2")):
+        config.parameters[name].string_value = text
+    metadata = pb.ModelMetadataResponse(name="toy")
+    metadata.inputs.add(name="x", datatype="FP32", shape=[-1, 3, -1])
+    public = published("toy", metadata, config)
+    told = public.config.config.parameters
+    assert {name: told[name].string_value for name in told} == {"classes": "a,b", "trefoil_shape.x": "3,32"}
+    assert list(public.zeros("toy").inputs[0].shape) == [1, 3, 32]

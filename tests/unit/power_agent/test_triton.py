@@ -241,6 +241,38 @@ def test_the_repository_links_every_version_and_loads_one(install, tmp_path, sou
     assert {p: p.lstat().st_ino for p in family.rglob("model.*")} == inodes  # a running Triton sees no change
 
 
+def test_labels_and_weights_in_folders_are_linked_and_threads_are_the_slices(install, tmp_path, source):
+    path = source / "toy" / "config.pbtxt"
+    path.write_text(
+        CONTRACT.replace("dims: [ 10 ]", 'dims: [ 10 ] label_filename: "labels.txt"')
+        + 'parameters { key: "intra_op_thread_count" value { string_value: "many" } }\n'
+        'parameters { key: "classes" value { string_value: "a/b" } }'
+    )
+    (source / "toy" / "2" / "weights").mkdir()
+    (source / "toy" / "2" / "weights" / "part0").write_text("weights")
+    with pytest.raises(CatalogError, match=r"toy/labels\.txt is missing"):
+        prepare_slice(install, spec(tmp_path, source))
+    (source / "toy" / "labels.txt").write_text("zero\none\n")
+    launch = prepare_slice(install, spec(tmp_path, source))
+    assert (launch.repository / "toy" / "labels.txt").read_text() == "zero\none\n"
+    assert (launch.repository / "toy" / "2" / "weights" / "part0").is_symlink()
+    config = contract(launch.repository, "toy")
+    assert dict(config.parameters) == {"classes": config.parameters["classes"]}
+    assert backend_of_slice(config).threads == 0
+
+
+def test_a_probe_has_the_shape_that_the_contract_states_and_no_batch_where_there_is_none(source):
+    path = source / "toy" / "config.pbtxt"
+    shape = 'parameters { key: "trefoil_shape.IMAGE" value { string_value: "8,12" } }'
+    path.write_text(CONTRACT.replace("dims: [ 8, 8 ]", "dims: [ 8, -1 ]") + shape)
+    assert client.probe_request(contract(source, "toy"), 1).inputs[0].shape == [1, 8, 12]
+    path.write_text(path.read_text().replace("max_batch_size: 8", "max_batch_size: 0"))
+    assert client.probe_request(contract(source, "toy"), 1).inputs[0].shape == [8, 12]
+    path.write_text(path.read_text().replace("8,12", "9,12"))
+    with pytest.raises(CatalogError, match=r"trefoil_shape.IMAGE = '9,12'.*fit dims \[8, -1\]"):
+        contract(source, "toy")
+
+
 GENERATIVE = """
 name: "toy"
 backend: "python"
@@ -307,7 +339,7 @@ def test_what_the_source_lacks_is_named(install, tmp_path, source, lacking, text
 
 
 @pytest.mark.parametrize(
-    "bad", ["nonsense {", 'name: "other" max_batch_size: 8', CONTRACT.replace("size: 8", "size: 0")]
+    "bad", ["nonsense {", 'name: "other" max_batch_size: 8', CONTRACT.replace("size: 8", "size: -1")]
 )
 def test_a_bad_contract_is_refused(source, bad):
     (source / "toy" / "config.pbtxt").write_text(bad)

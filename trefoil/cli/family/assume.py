@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tritonclient.grpc import model_config_pb2
+
 import trefoil
 from trefoil.core.errors import BinaryMissing, CatalogError
 from trefoil.installation import MODELS, SHIPPED, triton_environment
@@ -14,7 +16,17 @@ from trefoil.profiler.profile_csv import Provenance, profile_text, write_profile
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.given.onnx_file import check_external_data
 from trefoil.runtime.given.repository_names import boundary
-from trefoil.runtime.model_files import ENGINES, backend_of, contract, expected_files, generative, version_files
+from trefoil.runtime.model_files import (
+    ENGINES,
+    FILES,
+    PROBE_SHAPE,
+    backend_of,
+    contract,
+    expected_files,
+    generative,
+    graph_probe,
+    version_files,
+)
 from trefoil.runtime.repository import PROFILE_FILE, load_family
 
 CONSTANTS = SHIPPED / MODELS / "_profiles" / "constants.json"
@@ -50,11 +62,12 @@ def write_assumed(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str
     for variant in family.variants:
         if variant.version not in files:
             raise CatalogError(f"{variant.name} has no model files", field="family", value=family.name)
-        graph = next(file for file in files[variant.version] if file.suffix == ".onnx")
+        graph = folder.absolute() / str(variant.version) / FILES["onnxruntime"]
         check_external_data(graph, boundary(folder.parent, folder.name))
         graphs.append(graph)
-        sizes.append(sum(file.stat().st_size for file in graph.parent.iterdir() if file.is_file()))
-    found = dict(zip((v.name for v in family.variants), graph_costs(graphs, sizes, shapes, python), strict=True))
+        sizes.append(sum(file.stat().st_size for file in files[variant.version]))
+    known = _item_shapes(config) | dict(shapes) | ({} if config.max_batch_size else {"": ()})
+    found = dict(zip((v.name for v in family.variants), graph_costs(graphs, sizes, known, python), strict=True))
     law = read_model(json.loads(CONSTANTS.read_text(encoding="utf-8"))).latency
     points = assumed_points(family, found, law, config.max_batch_size)
     date = datetime.fromtimestamp(WallClock().now_s(), UTC).strftime("%Y-%m-%d")
@@ -64,6 +77,12 @@ def write_assumed(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str
     )
     write_profile(folder / PROFILE_FILE, folder, text)
     return found
+
+
+def _item_shapes(config: model_config_pb2.ModelConfig) -> dict[str, Sequence[int]]:
+    """Shapes of one item of the inputs that the contract leaves not open."""
+    closed = (t for t in config.input if -1 not in t.dims or PROBE_SHAPE + t.name in config.parameters)
+    return {tensor.name: graph_probe(config, tensor) for tensor in closed}
 
 
 def cost_lines(costs: Mapping[str, GraphCost]) -> list[str]:

@@ -105,6 +105,7 @@ def import_(
         memory_mib=parse_numbers(memory_mib, "--memory-mib"),
         load_s=parse_numbers(load_s, "--load-s"),
         macs=parse_numbers(macs, "--macs"),
+        shapes=parse_shapes(shape),
     )
     costs: dict[str, GraphCost] = {}
 

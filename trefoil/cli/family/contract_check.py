@@ -7,12 +7,12 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
-from trefoil.cli.family.onnx_graph import TensorInfo, graph_tensors
+from trefoil.cli.family.onnx_graph import differences, graph_tensors
 from trefoil.core.catalog import Family
 from trefoil.core.errors import CatalogError, NotFound, TrefoilError, one_of
 from trefoil.installation import repositories
 from trefoil.runtime.given.onnx_file import check_external_data
-from trefoil.runtime.given.repository_names import boundary
+from trefoil.runtime.given.repository_names import boundary, names_below
 from trefoil.runtime.model_files import (
     ENGINES,
     FILES,
@@ -22,6 +22,7 @@ from trefoil.runtime.model_files import (
     generative,
     how_to_make,
     judged_versions,
+    label_files,
     version_files,
 )
 from trefoil.runtime.repository import family_folders, load_family
@@ -107,15 +108,23 @@ def _check_family(root: Path, name: str) -> dict[str, Any]:
         family, rows = load_family(root / name)
         config = contract(root, name)
         files, refused = judged_versions(root, name, expected_files(config))
-        missing = [v.name for v in family.variants if v.version not in files and v.version not in refused]
-        problems += [f"version {version} is refused: {why}" for version, why in sorted(refused.items())]
+        wrong = {version: [f"version {version} is refused: {why}"] for version, why in sorted(refused.items())}
+        for variant in family.variants:
+            if variant.version not in files and variant.version not in refused:
+                wrong[variant.version] = [f"{variant.name} has no model files"] if files else []
+        absent = [label for label in label_files(config) if not (root / name / label).is_file()]
+        problems += [f"labels are missing beside its config.pbtxt: {label}" for label in absent]
+        for version, there in sorted(files.items()):
+            if found := _graph_differences(root, config, version, there):
+                wrong[version] = found
+        sound = [v for v in family.variants if v.version not in wrong and not absent]
         if not files:
             state = f"catalogue only, no model files: {how_to_make(root, name)}"
         else:
-            state = f"{len(family.variants) - len(missing)} of {len(family.variants)} variants can be served"
-            problems += [f"{variant} has no model files" for variant in missing]
-        for version, there in sorted(files.items()):
-            problems += _graph_differences(config, version, there)
+            engines = backend_of(config) == ENGINES
+            what = "have their files; engines are not looked into" if engines else "can be served"
+            state = f"{len(sound)} of {len(family.variants)} variants {what}"
+        problems += [why for whys in wrong.values() for why in whys]
         state += f"; {len(rows)} profile rows"
         if files and not rows:
             problems.append(
@@ -127,39 +136,19 @@ def _check_family(root: Path, name: str) -> dict[str, Any]:
     return {"family": name, "state": state, "problems": problems}
 
 
-def _graph_differences(config: model_config_pb2.ModelConfig, version: int, files: Sequence[Path]) -> list[str]:
+def _graph_differences(
+    root: Path, config: model_config_pb2.ModelConfig, version: int, files: Sequence[Path]
+) -> list[str]:
     """Where a version's graph differs from the contract. Engines cannot be looked into, and what decodes is between a
     generative family's contract and its graph."""
     if backend_of(config) == ENGINES or generative(config):
         return []
-    path = next(file for file in files if file.name == FILES["onnxruntime"])
-    below = boundary(path.parent.parent.parent, path.parent.parent.name)
-    found = []
-    if lacking := check_external_data(path, below) - {file.name for file in files}:
-        found.append(f"version {version}: weights are missing beside its graph: {', '.join(sorted(lacking))}")
-    inputs, outputs = graph_tensors(path, below)
-    for configured, graph, exact in ((config.input, inputs, True), (config.output, outputs, False)):
-        there = {tensor.name: tensor for tensor in graph}
-        for tensor in configured:
-            if tensor.name not in there:
-                found.append(f"version {version}: {tensor.name} is not in its graph, which has {', '.join(there)}")
-            elif why := _difference(tensor, there[tensor.name]):
-                found.append(f"version {version}: {tensor.name} {why}")
-        if exact and (more := sorted(set(there) - {tensor.name for tensor in configured})):
-            found.append(f"version {version}: its graph also wants {', '.join(more)}")
-    return found
-
-
-def _difference(configured: Any, graph: TensorInfo) -> str:
-    """How a tensor of the graph differs from the contract's; "" when it does not."""
-    kind = model_config_pb2.DataType.Name(configured.data_type)
-    if graph.data_type != kind:
-        return f"is {graph.data_type} in its graph, the contract says {kind}"
-    dims = tuple(configured.dims)
-    inner = graph.dims[1:]
-    fits = len(inner) == len(dims) and all(
-        -1 in (have, want) or have == want for have, want in zip(inner, dims, strict=True)
-    )
-    if graph.dims and (not fits or graph.dims[0] != -1):
-        return f"is {list(graph.dims)} in its graph, the contract says [-1, {', '.join(map(str, dims))}]"
-    return ""
+    folder = root / config.name / str(version)
+    path, below = folder / FILES["onnxruntime"], boundary(root, config.name)
+    try:
+        lacking = sorted(check_external_data(path, below) - names_below(folder, files).keys())
+        found = [f"weights are missing beside its graph: {', '.join(lacking)}"] if lacking else []
+        found += [why for _, _, why, _ in differences(config, graph_tensors(path, below))]
+    except (TrefoilError, OSError) as error:
+        found = [str(error)]
+    return [f"version {version}: {why}" for why in found]

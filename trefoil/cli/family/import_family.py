@@ -23,10 +23,14 @@ from typing import Final
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from trefoil.cli.family.config_fields import metadata, warm_shapes
+from trefoil.cli.family.run_once import run_graphs
 from trefoil.cli.family.triton_models import (
     Source,
     Tensors,
+    complete_batching,
     engine_file,
+    notes,
     read_source,
     read_tensors,
     refuse_difference,
@@ -36,14 +40,13 @@ from trefoil.cli.family.triton_models import (
 from trefoil.core.errors import CatalogError, DiskUnavailable, SettingError
 from trefoil.installation import MODELS, SHIPPED
 from trefoil.runtime import codec
+from trefoil.runtime.files import replace_file
 from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, check_name, opened, resolved
-from trefoil.runtime.model_files import CONFIG, ENGINES, FILES, OURS, backend_of
+from trefoil.runtime.model_files import CONFIG, ENGINES, FILES, OURS, PROBE_SHAPE, backend_of, check_contract
 from trefoil.runtime.repository import FAMILY_FILE, load_family
 from trefoil.runtime.state_files import STRANGE
 
 SHARED: Final = "_shared"
-# What a slice's configuration decides itself, or what has no meaning for a family.
-DROPPED: Final = ("instance_group", "model_warmup", "optimization", "parameters", "response_cache", "metric_tags")
 LOAD_S: Final = 5.0  # assumption: a swap of a model of some hundred megabytes
 WORKSPACE: Final = 2.0  # assumption: a batch needs as much memory as the weights
 WORKSPACE_MIB_MIN: Final = 128
@@ -68,6 +71,7 @@ class Statement:
     memory_mib: Mapping[str, float] = field(default_factory=dict)
     load_s: Mapping[str, float] = field(default_factory=dict)
     macs: Mapping[str, float] = field(default_factory=dict)
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)  # of inputs that are open
     sizes_bytes: dict[str, int] = field(default_factory=dict)  # of the files, found at import
 
 
@@ -120,14 +124,15 @@ def import_family(
     sources = [read_source(repository, name) for name in models]
     result = ImportedFamily(stated.family, target)
     first = sources[0]
+    read = []
     for source in sources:
         refuse_unfit(source)
+        complete_batching(source)
         refuse_difference(first, source)
-        result.notes += _dropped(source)
-    tensors = read_tensors(first)
-    for source in sources[1:]:
-        refuse_other_tensors(first, tensors, source, read_tensors(source))
-    contract = _contract(first, tensors, stated.family)
+        read.append(read_tensors(source))
+        refuse_other_tensors(first, read[0], source, read[-1])
+        result.notes += notes(source)
+    contract = _contract(first, read[0], stated)
     try:
         into.mkdir(parents=True, exist_ok=True)
         _remove_unfinished(into)
@@ -164,6 +169,8 @@ def _write(
         (fresh / CONFIG).write_text(text_format.MessageToString(contract), encoding="utf-8")
         (fresh / FAMILY_FILE).write_text(family_toml(stated, models, repository), encoding="utf-8")
         load_family(fresh)  # what was just written is judged as any other family
+        if note := run_graphs(fresh):
+            result.notes.append(note)
         if finish is not None:
             finish(fresh)
         fresh.rename(target)
@@ -186,29 +193,27 @@ def _check_room(sources: Sequence[Source], into: Path) -> None:
         raise CatalogError(f"of {wanted} bytes at most {max(0, most)} are copied", field="--as", remedy=remedy)
 
 
-def _dropped(source: Source) -> list[str]:
-    config = source.config
-    left = [name for name in DROPPED if name in {f.name for f, _ in config.ListFields()}]
-    left += [f"{tensor.name}.label_filename" for tensor in config.output if tensor.label_filename]
-    return [f"{source.name}: {', '.join(left)} not carried over"] if left else []
-
-
-def _contract(first: Source, tensors: Tensors, family: str) -> model_config_pb2.ModelConfig:
+def _contract(first: Source, tensors: Tensors, stated: Statement) -> model_config_pb2.ModelConfig:
     """The first variant's configuration without what is its own."""
-    config = model_config_pb2.ModelConfig(name=family, max_batch_size=first.config.max_batch_size)
+    config = model_config_pb2.ModelConfig(name=stated.family, max_batch_size=first.config.max_batch_size)
     config.backend = backend_of(first.config)
     for target, entries in ((config.input, tensors.inputs), (config.output, tensors.outputs)):
-        for tensor in entries:
-            kept = target.add()
-            kept.CopyFrom(tensor)
-            if "label_filename" in kept.DESCRIPTOR.fields_by_name:
-                kept.label_filename = ""
-    if first.config.HasField("dynamic_batching"):
-        config.dynamic_batching.CopyFrom(first.config.dynamic_batching)
+        target.extend(entries)
+    for name in ("dynamic_batching", "optimization"):
+        if first.config.HasField(name):
+            getattr(config, name).CopyFrom(getattr(first.config, name))
+    unknown = sorted(stated.shapes.keys() - {tensor.name for tensor in config.input})
+    if unknown:
+        known = ", ".join(tensor.name for tensor in config.input)
+        raise CatalogError("no such input", field="--shape", value=unknown[0], remedy=f"the inputs are {known}")
+    shapes = {PROBE_SHAPE + name: ",".join(map(str, sizes)) for name, sizes in stated.shapes.items()}
+    for name, text in (metadata(first.config) | warm_shapes(first.config) | shapes).items():
+        config.parameters[name].string_value = text
     for capability in first.config.cc_model_filenames:
         config.cc_model_filenames[capability] = engine_file(capability)
     if first.config.cc_model_filenames and FILES[ENGINES] in first.files:
         config.default_model_filename = FILES[ENGINES]
+    check_contract(config, first.folder.parent / CONFIG)
     return config
 
 
@@ -217,12 +222,19 @@ def _copy_files(source: Source, folder: Path, *, link: bool) -> int:
     folder.mkdir(parents=True)
     pairs = {**source.files, **{name: name for name in source.other_files}}
     for here, there in pairs.items():
-        original = source.folder / there
-        if link:
-            os.link(resolved(original, source.below), folder / here)
-        else:
-            _copy(original, source.below, folder / here)
+        (folder / here).parent.mkdir(parents=True, exist_ok=True)
+        _put(source.folder / there, source.below, folder / here, link=link)
+    for label in source.labels:
+        if not (folder.parent / label).exists():
+            _put(source.folder.parent / label, source.below, folder.parent / label, link=link)
     return sum((folder / here).stat().st_size for here in pairs)
+
+
+def _put(original: Path, below: Path, target: Path, *, link: bool) -> None:
+    if link:
+        os.link(resolved(original, below), target)
+    else:
+        _copy(original, below, target)
 
 
 def _copy(original: Path, below: Path, target: Path) -> None:
@@ -234,11 +246,12 @@ def _copy(original: Path, below: Path, target: Path) -> None:
 
 
 def _copy_backend(into: Path) -> None:
-    """A model repository of its own needs the model.py that a slice of the python backend runs."""
-    own = into / SHARED / OURS[0]
-    if not own.exists():
+    """A separate model repository needs the newest model.py, which a slice of the python backend runs."""
+    own, newest = into / SHARED / OURS[0], (SHIPPED / MODELS / SHARED / OURS[0]).read_text(encoding="utf-8")
+    if not own.is_file() or own.read_text(encoding="utf-8") != newest:
         own.parent.mkdir(exist_ok=True)
-        shutil.copyfile(SHIPPED / MODELS / SHARED / OURS[0], own)
+        replace_file(own, newest)
+        own.chmod(0o644)
 
 
 def parse_numbers(given: Sequence[str] | None, flag: str) -> dict[str, float]:

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from tritonclient.grpc import model_config_pb2
 
 from trefoil.core.errors import CatalogError
 from trefoil.runtime.given.onnx_file import Malformed, Message, opened_model
-from trefoil.runtime.model_files import DIMS_MAX
+from trefoil.runtime.model_files import DIMS_MAX, graph_dims
 
 GRAPH, INITIALIZER, INPUT, OUTPUT = 7, 5, 11, 12  # fields of a model, and of its graph
 VALUES_MAX: Final = 1_000_000
@@ -27,7 +29,11 @@ class TensorInfo:
     dims: tuple[int, ...]
 
 
-def graph_tensors(path: Path, below: Path | None = None) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+Graph = tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]
+"""Inputs and outputs of a graph."""
+
+
+def graph_tensors(path: Path, below: Path | None = None) -> Graph:
     """Inputs and outputs of an ONNX graph; weights that older files list among the inputs are left out.
 
     Raises:
@@ -59,3 +65,39 @@ def _tensor_info(value: Message) -> TensorInfo:
             if len(dims) > DIMS_MAX:
                 raise Malformed(f"has a tensor of more than {DIMS_MAX} dimensions")
     return TensorInfo(value.text(1), TYPES.get(kind, f"ONNX type {kind}"), tuple(dims))
+
+
+def differences(config: model_config_pb2.ModelConfig, graph: Graph) -> list[tuple[str, object, str, str]]:
+    """Where a graph differs from a configuration: field, its value there, why it cannot be served, what to do."""
+    found = list[tuple[str, object, str, str]]()
+    for kind, configured, tensors in (("input", config.input, graph[0]), ("output", config.output, graph[1])):
+        there = {tensor.name: tensor for tensor in tensors}
+        for tensor in configured:
+            if tensor.name not in there:
+                why = f"{tensor.name} is not in its graph, which has {', '.join(there)}"
+                found.append((kind, tensor.name, why, "write the graph's names into its config.pbtxt"))
+            else:
+                found += _difference(config.max_batch_size, tensor, there[tensor.name])
+        if kind == "input" and (more := sorted(set(there) - {tensor.name for tensor in configured})):
+            why = f"its graph also wants {', '.join(more)}"
+            found.append((kind, more, why, "list all inputs of the graph in its config.pbtxt"))
+    return found
+
+
+def _difference(batch_max: int, configured: Any, graph: TensorInfo) -> list[tuple[str, object, str, str]]:
+    name, kind = str(configured.name), model_config_pb2.DataType.Name(configured.data_type)
+    if graph.data_type != kind:
+        why = f"{name} is {graph.data_type} in its graph, the contract says {kind}"
+        return [(f"{name}.data_type", kind, why, f"write {graph.data_type} into its config.pbtxt")]
+    dims = [*([ANY] if batch_max > 0 else []), *graph_dims(configured)]
+    have = list(graph.dims)
+    batch_fits = batch_max < 1 or have[:1] in ([ANY], [batch_max if batch_max == 1 else ANY])
+    rest = (have[1:], dims[1:]) if batch_max > 0 else (have, dims)
+    fits = len(have) == len(dims) and all(ANY in pair or pair[0] == pair[1] for pair in zip(*rest, strict=True))
+    if not graph.dims or (fits and batch_fits):
+        return []
+    why = f"{name} is {have} in its graph, the contract says {dims}"
+    remedy = "mend its config.pbtxt, or export it with these shapes"
+    if fits:
+        remedy = "export it with a batch dimension of any size, or write max_batch_size: 0 and dims with the first one"
+    return [(f"{name}.dims", list(configured.dims), why, remedy)]

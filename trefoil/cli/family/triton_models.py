@@ -3,16 +3,37 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from trefoil.cli.family.onnx_graph import TensorInfo, graph_tensors
+from trefoil.cli.family.config_fields import left_fields, refused_fields, shared_fields
+from trefoil.cli.family.onnx_graph import ANY, TensorInfo, differences, graph_tensors
 from trefoil.core.errors import CatalogError, NotFound
 from trefoil.runtime.given.onnx_file import check_external_data
-from trefoil.runtime.given.repository_names import VERSION, check_files, check_name
-from trefoil.runtime.model_files import CONFIG, ENGINES, FILES, OURS, backend_of, check_dims, read_contract
+from trefoil.runtime.given.repository_names import (
+    VERSION,
+    check_files,
+    check_name,
+    names_below,
+    read_text,
+    resolved,
+)
+from trefoil.runtime.model_files import (
+    CONFIG,
+    ENGINES,
+    FILES,
+    OURS,
+    backend_of,
+    check_dims,
+    label_files,
+    read_contract,
+)
+
+LABELS_BYTES_MAX: Final = 2**24
+NAMED_MAX: Final = 5  # files in a note
+COMPLETED_BATCH: Final = 4  # Triton's own default of the onnxruntime backend (default-max-batch-size)
+EXPORT: Final = "export it to ONNX, or build a TensorRT engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +41,19 @@ class Source:
     """One model of the repository, as it is served there."""
 
     name: str
-    version: int
+    served: tuple[int, ...]  # versions, the newest last
     config: model_config_pb2.ModelConfig
     folder: Path  # of that version
     files: Mapping[str, str]  # file in the family's version folder -> file here
-    other_files: tuple[str, ...]  # other files, e.g. external data
+    other_files: tuple[str, ...]  # other files below that folder, e.g. external data
     below: Path  # the repository, which none of its files leaves
+    labels: tuple[str, ...] = ()  # files beside its config.pbtxt
+    not_taken: tuple[str, ...] = ()  # names beside its config.pbtxt
+
+    @property
+    def version(self) -> int:
+        """The version that is taken."""
+        return self.served[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,46 +73,85 @@ def read_source(repository: Path, name: str) -> Source:
     """
     repository = repository.resolve()
     folder = repository / check_name(name, "model")
-    path = folder / CONFIG
     if not folder.is_dir():
         known = sorted(p.parent.name for p in repository.glob(f"*/{CONFIG}"))
         raise NotFound(
             f"{repository} has no model {name}", remedy=f"one of {known}" if known else "name another folder"
         )
-    try:
-        config = read_contract(path, repository)
-    except OSError as error:
-        raise CatalogError(
-            f"{path}: {error.strerror}",
-            field="model",
-            value=name,
-            remedy="write its config.pbtxt (Triton prints the one it completed: curl .../v2/models/<name>/config)",
-        ) from error
+    config = _config(folder, repository)
     backend = backend_of(config)
     if backend not in FILES:
-        raise variant_error(name, "backend", backend or str(config.platform), f"one of {', '.join(FILES)}", path)
-    version = _served_version(name, folder, config)
-    there = check_files(folder / str(version), repository, OURS)
-    files = _files(name, folder / str(version), config, backend)
-    other_files = {path.name for path in there} - set(files.values())
-    source = Source(name, version, config, folder / str(version), files, tuple(sorted(other_files)), repository)
+        for field, value, remedy in refused_fields(config):  # says more of an ensemble than its platform does
+            raise variant_error(name, field, value, remedy, folder / CONFIG)
+        value = backend or str(config.platform)
+        raise variant_error(name, "backend", value, f"one of {', '.join(FILES)}: {EXPORT}", folder / CONFIG)
+    served = _served_versions(name, folder, config)
+    version_folder = folder / str(served[-1])
+    there = names_below(version_folder, check_files(version_folder, repository, OURS))
+    files = _files(name, version_folder, config, backend)
+    other_files = there.keys() - set(files.values())
+    labels = label_files(config)
+    taken = {CONFIG, *labels}
+    left = [p.name for p in folder.iterdir() if p.name not in taken and p.name[0] != "." and not _is_version(p)]
+    source = Source(
+        name, served, config, version_folder, files, tuple(sorted(other_files)), repository, labels,
+        tuple(sorted(left)[:NAMED_MAX]),
+    )  # fmt: skip
+    for label in labels:
+        if not (folder / label).is_file():
+            raise variant_error(name, "label_filename", label, f"put that file into {folder}")
+        resolved(folder / label, repository)
     if backend != ENGINES:
-        outside = check_external_data(folder / str(version) / files[FILES[backend]], repository) - other_files
+        outside = check_external_data(version_folder / files[FILES[backend]], repository) - other_files
         if outside:
             raise variant_error(name, "external_data", min(outside), "put that file beside the model", source.folder)
     return source
 
 
-def _served_version(name: str, folder: Path, config: model_config_pb2.ModelConfig) -> int:
-    """The newest version that its policy serves."""
-    there = {int(p.name) for p in folder.iterdir() if p.is_dir() and VERSION.fullmatch(p.name)}
+def _config(folder: Path, repository: Path) -> model_config_pb2.ModelConfig:
+    """Configuration of a model; what it does not say of its backend Triton tells by the name of the model's file."""
+    try:
+        config = read_contract(folder / CONFIG, repository)
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError) or not _inferred(folder, ""):
+            raise CatalogError(
+                f"{folder / CONFIG}: {error.strerror}",
+                field="model",
+                value=folder.name,
+                remedy="write its config.pbtxt (Triton prints the one it completed: curl .../v2/models/<name>/config)",
+            ) from error
+        config = model_config_pb2.ModelConfig(name=folder.name)
+    if not config.backend and not config.platform and not config.HasField("ensemble_scheduling"):
+        config.backend = _inferred(folder, str(config.default_model_filename))
+    return config
+
+
+def _inferred(folder: Path, file: str) -> str:
+    """Backend of a model by the name of its file; "" where none is known."""
+    for backend, name in FILES.items():
+        if file == name or (
+            not file and any((path / name).is_file() for path in folder.iterdir() if _is_version(path))
+        ):
+            return backend
+    return ""
+
+
+def _is_version(path: Path) -> bool:
+    return bool(VERSION.fullmatch(path.name)) and path.is_dir()
+
+
+def _served_versions(name: str, folder: Path, config: model_config_pb2.ModelConfig) -> tuple[int, ...]:
+    """The versions that its policy serves, the newest last."""
+    there = sorted(int(p.name) for p in folder.iterdir() if _is_version(p))
     if config.version_policy.HasField("specific"):
-        there &= set(config.version_policy.specific.versions)
+        there = [version for version in there if version in set(config.version_policy.specific.versions)]
+    elif not config.version_policy.HasField("all"):
+        there = there[-max(1, config.version_policy.latest.num_versions) :]
     if not there:
         raise CatalogError(
             f"{folder} has no version to serve", field="model", value=name, remedy="add 1/ with the model"
         )
-    return max(there)
+    return tuple(there)
 
 
 def _files(name: str, folder: Path, config: model_config_pb2.ModelConfig, backend: str) -> dict[str, str]:
@@ -107,27 +174,13 @@ def engine_file(capability: str) -> str:
 
 
 def refuse_unfit(source: Source) -> None:
-    """Refuse what a variant of a family cannot be: sequences, decoupled answers, no batches, reshaped tensors.
+    """Refuse what a variant of a family cannot be: sequences, decoupled answers, ensembles, ragged tensors.
 
     Raises:
         CatalogError: naming model and field.
     """
-    config = source.config
-    if config.max_batch_size < 1:
-        raise variant_error(
-            source.name, "max_batch_size", config.max_batch_size, "export it with a batch dimension of any size"
-        )
-    for unfit in ("batch_input", "batch_output"):
-        if len(getattr(config, unfit)):
-            raise variant_error(source.name, unfit, "set", "serve it outside of a family")
-    if config.HasField("sequence_batching"):
-        raise variant_error(source.name, "sequence_batching", "set", "serve it outside of a family")
-    if config.model_transaction_policy.decoupled:
-        raise variant_error(source.name, "model_transaction_policy.decoupled", True, "serve it outside of a family")
-    for tensor in (*config.input, *config.output):
-        for unfit in ("reshape", "is_shape_tensor", "is_non_linear_format_io", "allow_ragged_batch", "optional"):
-            if unfit in tensor.DESCRIPTOR.fields_by_name and unfit in {f.name for f, _ in tensor.ListFields()}:
-                raise variant_error(source.name, f"{tensor.name}.{unfit}", "set", "export it without")
+    for name, value, remedy in refused_fields(source.config):
+        raise variant_error(source.name, name, value, remedy)
 
 
 def refuse_difference(first: Source, source: Source) -> None:
@@ -136,28 +189,32 @@ def refuse_difference(first: Source, source: Source) -> None:
     Raises:
         CatalogError: naming model, field, value and what the first has.
     """
-    shared: dict[str, tuple[Any, Any]] = {
-        "backend": (backend_of(first.config), backend_of(source.config)),
-        "max_batch_size": (first.config.max_batch_size, source.config.max_batch_size),
-        "dynamic_batching": (_batching(first), _batching(source)),
-        "cc_model_filenames": (_keys(first), _keys(source)),
-    }
-    for name, (want, have) in shared.items():
+    wanted, found = shared_fields(first.config), shared_fields(source.config)
+    for name in dict.fromkeys([*wanted, *found]):
+        want, have = wanted.get(name, "none"), found.get(name, "none")
         if want != have:
             raise variant_error(
                 source.name, name, have, f"make it {want!r}, as {first.name} has it, or import fewer models"
             )
+    for label in source.labels:
+        if label in first.labels and _label(first, label) != _label(source, label):
+            remedy = f"make it equal to {first.name}'s, or name it otherwise in both config.pbtxt"
+            raise variant_error(source.name, "label_filename", label, remedy)
 
 
-def _keys(source: Source) -> list[str]:
-    return sorted(source.config.cc_model_filenames)
+def _label(source: Source, name: str) -> str:
+    return read_text(source.folder.parent / name, source.below, LABELS_BYTES_MAX)
 
 
-def _batching(source: Source) -> str:
-    """An empty `dynamic_batching { }` is not the same as none."""
-    config = source.config
-    text = text_format.MessageToString(config.dynamic_batching, as_one_line=True)
-    return f"{{ {text} }}" if config.HasField("dynamic_batching") else "none"
+def notes(source: Source) -> list[str]:
+    """What is not carried over from a model's folder, with the reason."""
+    found = [f"{source.name}: {text}" for text in left_fields(source.config)]
+    if len(source.served) > 1:
+        served = ", ".join(map(str, source.served))
+        found.append(f"{source.name}: versions {served} are served there, {source.version} is taken")
+    if source.not_taken:
+        found.append(f"{source.name}: not taken from its folder: {', '.join(map(repr, source.not_taken))}")
+    return found
 
 
 def read_tensors(source: Source) -> Tensors:
@@ -173,33 +230,40 @@ def read_tensors(source: Source) -> Tensors:
             raise variant_error(source.name, "input", [], "write input and output into its config.pbtxt")
         return Tensors(inputs, outputs)
     path = source.folder / source.files[FILES["onnxruntime"]]
-    graph_inputs, graph_outputs = graph_tensors(path, source.below)
-    inputs = inputs or tuple(_completed(source, t, model_config_pb2.ModelInput()) for t in graph_inputs)
-    outputs = outputs or tuple(_completed(source, t, model_config_pb2.ModelOutput()) for t in graph_outputs)
-    for kind, configured, graph in (("input", inputs, graph_inputs), ("output", outputs, graph_outputs)):
-        there = {tensor.name for tensor in graph}
-        for tensor in configured:
-            if tensor.name not in there:
-                raise variant_error(
-                    source.name, kind, tensor.name, f"{path} has {', '.join(sorted(there))}: mend config.pbtxt"
-                )
-    if lacking := {t.name for t in graph_inputs} - {t.name for t in inputs}:
-        raise variant_error(
-            source.name, "input", sorted(lacking), "its config.pbtxt has to list all inputs of the graph"
-        )
+    graph = graph_tensors(path, source.below)
+    batches = source.config.max_batch_size > 0
+    inputs = inputs or tuple(_completed(source, t, model_config_pb2.ModelInput(), batches) for t in graph[0])
+    outputs = outputs or tuple(_completed(source, t, model_config_pb2.ModelOutput(), batches) for t in graph[1])
+    whole = model_config_pb2.ModelConfig(max_batch_size=source.config.max_batch_size, input=inputs, output=outputs)
+    for name, value, why, remedy in differences(whole, graph):
+        raise CatalogError(f"model {source.name}: {why} ({path})", field=name, value=value, remedy=remedy)
     return Tensors(inputs, outputs)
 
 
-def _completed(source: Source, tensor: TensorInfo, entry: Any) -> Any:
-    """The entry of config.pbtxt for a tensor of the graph: its batch dimension is not written there."""
-    if not tensor.dims or tensor.dims[0] != -1:
-        remedy = "export it with a batch dimension of any size"
+def complete_batching(source: Source) -> None:
+    """Complete the largest batch as Triton does where a configuration leaves it and the tensors to the graph."""
+    config = source.config
+    if config.max_batch_size or (config.input and config.output) or backend_of(config) == ENGINES:
+        return
+    graph = graph_tensors(source.folder / source.files[FILES["onnxruntime"]], source.below)
+    if not all(tensor.dims and tensor.dims[0] == ANY for tensors in graph for tensor in tensors):
+        return
+    config.max_batch_size = COMPLETED_BATCH
+    if not config.HasField("dynamic_batching"):
+        config.dynamic_batching.SetInParent()
+
+
+def _completed(source: Source, tensor: TensorInfo, entry: Any, batches: bool) -> Any:
+    """The entry of config.pbtxt for a tensor of the graph: a batch dimension is not written there."""
+    dims = tensor.dims[1:] if batches else tensor.dims
+    if not dims:
+        remedy = "write input and output into its config.pbtxt, with reshape { } where a tensor has no dimensions"
         raise variant_error(source.name, f"{tensor.name}.dims", list(tensor.dims), remedy)
     if tensor.data_type not in model_config_pb2.DataType.keys():  # noqa: SIM118 - an enum wrapper, not a mapping
         raise CatalogError(f"model {source.name}: Triton has no {tensor.data_type}", field=tensor.name)
     entry.name, entry.data_type = tensor.name, model_config_pb2.DataType.Value(tensor.data_type)
-    check_dims(source.folder, f"{tensor.name}.dims", tensor.dims[1:])
-    entry.dims.extend(tensor.dims[1:])
+    check_dims(source.folder, f"{tensor.name}.dims", dims)
+    entry.dims.extend(dims)
     return entry
 
 
@@ -238,6 +302,10 @@ def _refuse_other_shape(source: Source, tensor: Any, family: Any) -> None:
     if tuple(tensor.dims) != tuple(family.dims):
         remedy = f"the family's has {list(family.dims)}; export it so, with resizing inside the graph"
         raise variant_error(source.name, f"{tensor.name}.dims", list(tensor.dims), remedy)
+    for field in dict.fromkeys(field.name for one in (family, tensor) for field, _ in one.ListFields()):
+        if field not in ("name", "data_type", "dims") and getattr(tensor, field) != getattr(family, field):
+            value = " ".join(str(getattr(tensor, field)).split())
+            raise variant_error(source.name, f"{tensor.name}.{field}", value, "make it equal to the family's")
 
 
 def variant_error(model: str, name: str, value: object, remedy: str, path: Path | str = "") -> CatalogError:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from trefoil.core.errors import CatalogError
-from trefoil.runtime.given.repository_names import ONNX_BYTES_MAX, check_file_name, opened
+from trefoil.runtime.given.repository_names import ONNX_BYTES_MAX, check_place, opened
 
 DEPTH_MAX: Final = 100  # as protobuf itself
 VARINT_BYTES_MAX: Final = 10
@@ -110,7 +110,7 @@ def opened_model(path: Path, below: Path | None = None) -> Iterator[Message]:
 
 
 def check_external_data(path: Path, below: Path | None = None) -> frozenset[str]:
-    """Names of the files in which weights of a model lie, all of them beside it.
+    """Files in which weights of a model lie, by their places below the model's folder.
 
     Raises:
         CatalogError: one could lie elsewhere, or it is no ONNX model.
@@ -118,9 +118,7 @@ def check_external_data(path: Path, below: Path | None = None) -> frozenset[str]
     """
     with opened_model(path, below) as model:
         found = frozenset(_locations(model, MODEL, 0))
-    for name in sorted(found):
-        check_file_name(name, f"{path}: external_data.location")
-    return found
+    return frozenset(check_place(name, f"{path}: external_data.location") for name in sorted(found))
 
 
 def _locations(message: Message, shape: Shape, depth: int) -> Iterator[str]:

@@ -7,9 +7,9 @@ folder of a family, and `_shared`, may be links that an operator has set; then t
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
 from trefoil.core.errors import CatalogError
@@ -26,6 +26,8 @@ ONNX_BYTES_MAX: Final = 2**31  # of the graph, as protobuf bounds it; larger wei
 FILE_BYTES_MAX: Final = 2**38
 BATCH_MAX: Final = 2**16
 FILES_MAX: Final = 256  # of one version, or of one kind in a folder
+FOLDERS_DEEP_MAX: Final = 8  # in a version's folder
+COMPILED: Final = "__pycache__"
 FAMILIES_MAX: Final = 1024
 VERSION_MAX: Final = 999_999_999
 VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
@@ -91,23 +93,53 @@ def resolved(path: Path, below: Path) -> Path:
 
 
 def check_files(folder: Path, below: Path, apart: Sequence[str] = ()) -> tuple[Path, ...]:
-    """Check all files of a version's folder, hidden ones and those of these names apart; folders are left out.
+    """Check all files of a version's folder and of the folders in it. Left out are hidden ones, what Python compiled,
+    and files of these names beside the model.
 
     Raises:
         CatalogError: one leads out, is no regular file, has no name of a file, or there are too many.
         OSError: they cannot be listed.
     """
     found = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name[0] == "." or entry.name in apart or entry.is_dir():
-                continue
-            check_file_name(entry.name, f"{folder}: file")
-            found.append(folder / entry.name)
-            if len(found) > FILES_MAX:
-                raise CatalogError(
-                    f"has more than {FILES_MAX} files", field="folder", value=str(folder), remedy="remove the others"
-                )
+    for path in _files_below(folder, apart, folder):
+        found.append(path)
+        if len(found) > FILES_MAX:
+            raise CatalogError(
+                f"has more than {FILES_MAX} files", field="folder", value=str(folder), remedy="remove the others"
+            )
     for path in found:
         resolved(path, below)
     return tuple(sorted(path.absolute() for path in found))
+
+
+def _files_below(folder: Path, apart: Sequence[str], top: Path) -> Iterator[Path]:
+    if len(folder.parts) - len(top.parts) > FOLDERS_DEEP_MAX:
+        remedy = f"at most {FOLDERS_DEEP_MAX} folders inside each other"
+        raise CatalogError("is too deep", field="folder", value=str(folder), remedy=remedy)
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.name[0] == "." or entry.name == COMPILED or (entry.name in apart and folder == top):
+                continue
+            check_file_name(entry.name, f"{folder}: file")
+            if entry.is_dir():
+                yield from _files_below(folder / entry.name, apart, top)
+            else:
+                yield folder / entry.name
+
+
+def names_below(folder: Path, files: Iterable[Path]) -> dict[str, Path]:
+    """Files of a version by their names from its folder: `model.onnx`, `weights/part0`."""
+    return {str(file.relative_to(folder.absolute())): file for file in files}
+
+
+def check_place(place: str, field: str) -> str:
+    """Check the place of a file in its folder, as in `weights/part0`; returns it without `./`.
+
+    Raises:
+        CatalogError: it could lead elsewhere.
+    """
+    parts = PurePosixPath(place).parts
+    for part in parts or (place,):
+        if not FILE_NAME.fullmatch(part):
+            raise CatalogError("is no file beside the model", field=field, value=place, remedy="name a file there")
+    return "/".join(parts)

@@ -1,0 +1,117 @@
+"""What becomes of each field of a config.pbtxt when its model becomes a variant: carried over, left out and named in a
+note, or refused. A field that is in none of these tables is refused.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from trefoil.runtime.model_files import ENGINES, PROBE_SHAPE, THREADS, backend_of
+
+CARRIED: Final = frozenset(
+    {
+        "name", "platform", "backend", "version_policy", "max_batch_size", "input", "output", "dynamic_batching",
+        "default_model_filename", "cc_model_filenames", "parameters", "optimization", "model_transaction_policy",
+    }
+)  # fmt: skip
+LEFT: Final[Mapping[str, str]] = {
+    "instance_group": "the plan decides devices and instances",
+    "model_warmup": "each load asks the model once before it serves",
+    "response_cache": "an answer from a cache would hide what the variant costs",
+    "metric_tags": "metrics are labelled by family and variant",
+    "model_metrics": "metrics are labelled by family and variant",
+}
+OUTSIDE: Final = "serve it outside of a family"
+REFUSED: Final[Mapping[str, str]] = {
+    "runtime": "leave it out: no other library is loaded",
+    "batch_input": OUTSIDE,
+    "batch_output": OUTSIDE,
+    "sequence_batching": OUTSIDE,
+    "ensemble_scheduling": "import the model that costs most as the family, and call its neighbours from the client",
+    "model_operations": "leave it out: no other library is loaded",
+    "model_repository_agents": "leave it out: no other library is loaded",
+}
+TENSOR_CARRIED: Final = frozenset({"name", "data_type", "format", "dims", "reshape", "label_filename"})
+ENGINE_CARRIED: Final = frozenset({"is_shape_tensor", "is_non_linear_format_io"})
+GROUP_LEFT: Final = frozenset({"name", "kind", "count", "gpus", "rate_limiter", "host_policy"})
+ENVIRONMENT: Final = "EXECUTION_ENV_PATH"
+TEXT_MAX: Final = 100  # characters of a value in a note
+
+
+def refused_fields(config: model_config_pb2.ModelConfig) -> Iterator[tuple[str, object, str]]:
+    """Fields that a variant cannot have: name, value, and what to do."""
+    for field, value in config.ListFields():
+        if field.name not in CARRIED and field.name not in LEFT:
+            yield field.name, _text(value), REFUSED.get(field.name, OUTSIDE)
+    if config.model_transaction_policy.decoupled:
+        yield "model_transaction_policy.decoupled", True, OUTSIDE
+    carried = TENSOR_CARRIED | (ENGINE_CARRIED if backend_of(config) == ENGINES else frozenset())
+    for tensor in (*config.input, *config.output):
+        for field, value in tensor.ListFields():
+            if field.name not in carried:
+                yield f"{tensor.name}.{field.name}", value, "export it without"
+    for group in config.instance_group:
+        for field, value in group.ListFields():
+            if field.name not in GROUP_LEFT:
+                yield f"instance_group.{field.name}", _text(value), "leave it out: the plan decides where it runs"
+    if ENVIRONMENT in config.parameters:
+        value = config.parameters[ENVIRONMENT].string_value
+        yield f"parameters.{ENVIRONMENT}", value, "install its packages in Triton's own environment, and leave it out"
+
+
+def left_fields(config: model_config_pb2.ModelConfig) -> Iterator[str]:
+    """Fields that are not carried over, with their values and the reason."""
+    for field, value in config.ListFields():
+        if field.name in LEFT:
+            yield f"{field.name} {_text(value)} is left out: {LEFT[field.name]}"
+    if THREADS in config.parameters:
+        value = config.parameters[THREADS].string_value
+        yield f"parameters.{THREADS} {value} is left out: a slice shares out its cores"
+    if config.HasField("optimization") and backend_of(config) != ENGINES:
+        yield "optimization acts where Triton's onnxruntime backend serves, not under its python backend"
+
+
+def shared_fields(config: model_config_pb2.ModelConfig) -> dict[str, object]:
+    """Fields in which all variants agree, since one configuration serves them: name -> value."""
+    found: dict[str, object] = {
+        "backend": backend_of(config),
+        "max_batch_size": config.max_batch_size,
+        "dynamic_batching": _set(config, "dynamic_batching"),
+        "optimization": _set(config, "optimization"),
+        "cc_model_filenames": sorted(config.cc_model_filenames),
+    }
+    return found | {f"parameters.{name}": text for name, text in metadata(config).items()}
+
+
+def metadata(config: model_config_pb2.ModelConfig) -> dict[str, str]:
+    """Parameters that are carried over."""
+    return {name: value.string_value for name, value in sorted(config.parameters.items()) if name != THREADS}
+
+
+def warm_shapes(config: model_config_pb2.ModelConfig) -> dict[str, str]:
+    """Parameters with the shapes of the first sample that the model is warmed up with, of inputs that are open."""
+    found = {}
+    for sample in config.model_warmup[:1]:
+        for tensor in config.input:
+            if -1 in tensor.dims and tensor.name in sample.inputs and sample.inputs[tensor.name].dims:
+                found[PROBE_SHAPE + tensor.name] = ",".join(map(str, sample.inputs[tensor.name].dims))
+    return found
+
+
+def _set(config: model_config_pb2.ModelConfig, name: str) -> str:
+    """A field as text; an empty `dynamic_batching { }` is not the same as none."""
+    return _text(getattr(config, name), whole=True) if config.HasField(name) else "none"
+
+
+def _text(value: Any, *, whole: bool = False) -> str:
+    if hasattr(value, "DESCRIPTOR"):
+        text = f"{{ {text_format.MessageToString(value, as_one_line=True)} }}"
+    elif isinstance(value, str | bytes | bool | int | float):
+        text = str(value)
+    elif hasattr(value, "items"):
+        text = str({key: _text(value[key]) for key in sorted(value)})
+    else:
+        text = f"[{', '.join(_text(one) for one in value)}]"
+    return text if whole or len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}..."
