@@ -214,6 +214,11 @@ ADOPTED = (
         Family({"default_model_filename": ""}),
     ),
     row(
+        "... beside a graph that is not served",
+        Model(ONNX + 'default_model_filename: "net.onnx"', model="1/net.onnx", files={"1/model.onnx": "an older one"}),
+        Family({"default_model_filename": ""}, ("not taken from its folder: '1/model.onnx'",)),
+    ),
+    row(
         "weights beside the graph",
         Model(ONNX, weights="model.onnx_data"),
         Family(files=("1/model.onnx", "1/model.onnx_data")),
@@ -330,6 +335,11 @@ REFUSED = (
         "labels that are missing",
         Model(ONNX.replace("dims: [ 3 ]", 'dims: [ 3 ] label_filename: "labels.txt"')),
         "label_filename = 'labels.txt'.*put that file",
+    ),
+    row(
+        "labels with the name of another file",
+        Model(ONNX.replace("dims: [ 3 ]", 'dims: [ 3 ] label_filename: "family.toml"'), files={"family.toml": "x"}),
+        "label_filename = 'family.toml'.*another name",
     ),
     row(
         "a shape that is none of the input",

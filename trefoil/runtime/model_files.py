@@ -48,6 +48,7 @@ DIMS_MAX: Final = 16
 ELEMENTS_MAX: Final = 2**31  # of one item of a tensor: no request of gRPC holds more bytes
 # What makes Triton load other code, or reads and writes other files, than those of the version.
 FORBIDDEN: Final = ("ensemble_scheduling", "model_operations", "model_repository_agents", "model_warmup", "runtime")
+RESERVED: Final = (CONFIG, "family.toml", "profile.csv")  # of a family's folder, beside labels
 PATHS: Final = ("/", "\\", "\0", "..")
 # Parameters that Triton or a backend takes for the name of a file; all others are metadata, and any text.
 FILE_PARAMETER: Final = re.compile(r"(?i)path|file|dir|lib|^session\.|^ep\.")
@@ -73,6 +74,12 @@ def read_contract(path: Path, below: Path | None = None) -> model_config_pb2.Mod
     for field, name in names.items():
         if name:
             check_file_name(name, f"{path}: {field}")
+    for tensor in config.output:
+        if tensor.label_filename in RESERVED or VERSION.fullmatch(tensor.label_filename):
+            remedy = "give the file of labels another name"
+            raise CatalogError(
+                f"{path}: is no file of labels", field="label_filename", value=tensor.label_filename, remedy=remedy
+            )
     for key in config.cc_model_filenames:
         check_file_name(key, f"{path}: cc_model_filenames")
     _check_range(path, "max_batch_size", config.max_batch_size, 0 <= config.max_batch_size <= BATCH_MAX, BATCH_MAX)

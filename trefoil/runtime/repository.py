@@ -37,6 +37,7 @@ SENSITIVITY: Final = "clock_sensitivity"
 """The one column that a profile may leave out; with it, a header line of this name says where its numbers are from."""
 
 FAMILY_VARIANTS_MAX: Final = 256
+LISTED_MAX: Final = 30  # fields in one refusal
 ROWS_MAX: Final = 200_000
 NUMBER_MAX: Final = 1e12  # of milliseconds, requests/s, joules, watts: beyond what any hardware has
 WHOLE_MAX: Final = 2**53
@@ -355,11 +356,37 @@ def _read(path: Path, below: Path | None, bytes_max: int) -> str:
 
 
 def _explain(error: ValidationError, where: str, known: tuple[str, ...]) -> errors.CatalogError:
-    complaint = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in complaint["loc"])
-    if complaint["type"] == "extra_forbidden":
-        return errors.CatalogError(f"{where}: unknown key", field=field, remedy=f"remove it; known: {', '.join(known)}")
-    if complaint["type"] == "missing":
-        return errors.CatalogError(f"{where}: missing", field=field, remedy="add it")
-    message = complaint["msg"].removeprefix("Value error, ")
-    return errors.CatalogError(f"{where}: {message}", field=field, value=complaint["input"], remedy="correct it")
+    """All that is missing, unknown or wrong, in one line."""
+    places: dict[str, list[str]] = {"missing": [], "extra_forbidden": []}
+    wrong = list[tuple[str, object, str]]()
+    complaints = error.errors(include_url=False)
+    above = {complaint["loc"][:depth] for complaint in complaints for depth in range(len(complaint["loc"]))}
+    for complaint in complaints:
+        field = ".".join(str(part) for part in complaint["loc"])
+        if complaint["loc"] in above:  # too few entries, as those that are wrong are not counted
+            continue
+        if complaint["type"] in places:
+            places[complaint["type"]].append(field)
+        else:
+            wrong.append((field, complaint["input"], complaint["msg"].removeprefix("Value error, ")))
+    missing, unknown = places["missing"], places["extra_forbidden"]
+    rest = [
+        *([f"missing: {_listed(missing)}"] if missing else []),
+        *([f"unknown: {_listed(unknown)}"] if unknown else []),
+    ]
+    if wrong:
+        field, value, message = wrong[0]
+        rest += [f"{field}: {message}" for field, _, message in wrong[1:LISTED_MAX]]
+        also = f"; also {'; '.join(rest)}" if rest else ""
+        return errors.CatalogError(f"{where}: {message}{also}", field=field, value=value, remedy="correct it")
+    remedy = f"remove it; known: {', '.join(known)}" if unknown else "add it"
+    if missing and unknown:
+        remedy = f"add what is missing, remove what is unknown; known: {', '.join(known)}"
+        return errors.CatalogError(f"{where}: {'; '.join(rest)}", field=missing[0], remedy=remedy)
+    why = "missing" if missing else "unknown key"
+    return errors.CatalogError(f"{where}: {why}", field=_listed(missing or unknown), remedy=remedy)
+
+
+def _listed(fields: Sequence[str]) -> str:
+    more = f" and {len(fields) - LISTED_MAX} more" if len(fields) > LISTED_MAX else ""
+    return ", ".join(fields[:LISTED_MAX]) + more

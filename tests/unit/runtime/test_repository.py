@@ -115,6 +115,17 @@ def test_a_malformed_family_is_named(folder, old, new, named):
     refused(folder, named, path)
 
 
+def test_a_family_names_all_that_it_lacks_at_once(folder):
+    path = folder / "family.toml"
+    path.write_text('name = "toy"\n[[variants]]\nname = "small"\nversion = 1\n')
+    lacks = ("accuracy", "accuracy_source", "memory_mib", "load_s", "macs", "licence")
+    named = ", ".join(("metric", "classes", *(f"variants.0.{field}" for field in lacks)))
+    refused(folder, f"^{named}: .*: missing. Remedy: add it", path)
+    path.write_text('name = "toy"\nmetrics = "top-1"\n[[variants]]\nname = "small"\nversion = 0\naccuracy = 7\n')
+    wrong = "variants.0.version = 0: .*also missing: metric, classes, .*; unknown: metrics; variants.0.accuracy: "
+    refused(folder, wrong, path)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [

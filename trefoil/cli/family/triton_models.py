@@ -89,10 +89,11 @@ def read_source(repository: Path, name: str) -> Source:
     version_folder = folder / str(served[-1])
     there = names_below(version_folder, check_files(version_folder, repository, OURS))
     files = _files(name, version_folder, config, backend)
-    other_files = there.keys() - set(files.values())
+    other_files = there.keys() - set(files.values()) - files.keys()
     labels = label_files(config)
     taken = {CONFIG, *labels}
     left = [p.name for p in folder.iterdir() if p.name not in taken and p.name[0] != "." and not _is_version(p)]
+    left += [f"{served[-1]}/{file}" for file in files if file in there and file not in files.values()]
     source = Source(
         name, served, config, version_folder, files, tuple(sorted(other_files)), repository, labels,
         tuple(sorted(left)[:NAMED_MAX]),
