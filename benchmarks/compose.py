@@ -4,7 +4,7 @@ Builds the images, brings all up without a .env, and asks 100 times a second by 
 HAProxy, while carbon changes the plan, each service is replaced, Redis is killed and its volume emptied. Then each
 service is stopped by SIGSTOP, and all is taken down. Prints what was asked and what was seen of each event; exit code 1
 where one does not hold. It takes the Docker engine that runs here (DOCKER_HOST), else, as root, one of its own; where
-neither can be had it says why, and that is no failure. --compose: which Compose (docker-compose 1.29 or v2).
+neither can be had it says why, and that is no failure. --compose: which Compose v2.
 """
 
 import argparse
@@ -232,6 +232,39 @@ async def replaced(site: Deployment, service: str, load: Clients) -> str:
     return f"healthy again after {CLOCK.monotonic_s() - began_s:.0f} s; {await load.none_failed(site)}"
 
 
+async def upgraded(site: Deployment, load: Clients) -> str:
+    """All is rolled to another tag, and back; a whole `up` with a tag that was not rolled out is refused."""
+    began_s, old = CLOCK.monotonic_s(), site.containers.env.pop("TREFOIL_TAG")
+    for tag in ("e2e-next", old):
+        site.containers.tag(old, tag)
+        await asyncio.to_thread(site.containers.script, "upgrade.sh", tag)
+        await site.healthy()
+        seen = await load.none_failed(site)
+    site.containers.env["TREFOIL_TAG"] = "e2e-other"
+    try:
+        site.compose("up", "-d")
+    except Broken as error:
+        need("upgrade.sh" in str(error), str(error))
+    else:
+        raise Broken("`up -d` took another tag")
+    site.containers.env["TREFOIL_TAG"] = old
+    return f"there and back in {CLOCK.monotonic_s() - began_s:.0f} s; `up -d` with another tag is refused; {seen}"
+
+
+async def restored(site: Deployment) -> str:
+    """What a backup of the running deployment holds is there again after all was lost."""
+    found = await site.ask("GetObjective", controller_pb2.GetObjectiveRequest(family="digits"))
+    backup = site.folder / "backup.tar"
+    site.containers.script("backup.sh", "write", str(backup))
+    site.compose("down", "-v")
+    site.containers.script("backup.sh", "restore", str(backup))
+    took_s = await site.first_answer_s()
+    site.read_secrets()
+    again = await site.ask("GetObjective", controller_pb2.GetObjectiveRequest(family="digits"))
+    need(again.objective == found.objective, f"the objective was {found} and is {again}")
+    return f"{backup.stat().st_size / 1e6:.1f} MB; first right answer {took_s:.0f} s after `up`, objective as before"
+
+
 async def agent_replaced(site: Deployment, load: Clients) -> str:
     """The agent's container is replaced; no Triton is restarted."""
     await site.freeze()
@@ -364,6 +397,7 @@ async def play(folder: Path, containers: Containers, arguments: argparse.Namespa
         *((service, none, partial(replaced, site, service)) for service in REPLACED),
         ("agent", f"{none}, no Triton is restarted", partial(agent_replaced, site)),
         ("node", f"drained and {none}: requests wait for the only one", partial(node_replaced, site)),
+        ("upgrade", f"deploy/compose/upgrade.sh: {none}", partial(upgraded, site)),
         ("redis, kill -9", "none fails, epochs and revisions never fall", partial(redis_lost, site, emptied=False)),
         ("redis, volume emptied", "the same", partial(redis_lost, site, emptied=True)),
     )
@@ -381,12 +415,14 @@ async def play(folder: Path, containers: Containers, arguments: argparse.Namespa
         say("all that time", f">= {least} answered at {RATE_PER_S:g}/s, 0 failed", load_text(sums))
         need(sums["answered"] >= least and not sums["failed"], f"failed: {sums['failed']}")
         load = None
-        for event, upgraded in (("node killed", False), ("node upgraded", True)):
+        for event, anew in (("node killed", False), ("node upgraded", True)):
             if event in (arguments.events or event):
-                say(event, "the agent stays; only what was in flight fails", await node_lost(site, upgraded=upgraded))
+                say(event, "the agent stays; only what was in flight fails", await node_lost(site, upgraded=anew))
         if "SIGSTOP" in (arguments.events or "SIGSTOP"):
             seen = [await stopped(site, service) for service in STOPPED]
             say("SIGSTOP", f"unhealthy within {UNHEALTHY_S:g} s", ", ".join(seen))
+        if "backup" in (arguments.events or "backup"):
+            say("backup", "all is lost, and restored", await restored(site))
         say("down -v", "leaves nothing", await down(site))
     except Broken as error:
         print(f"BROKEN: {error}")
@@ -407,7 +443,7 @@ def play_on_an_engine(
 ) -> int:
     """Play it on an engine, in a folder and a project of its own, by the command line; returns the exit code."""
     parser.add_argument("--keep", action="store_true", help="keep the folder with logs")
-    parser.add_argument("--compose", default="", help="path of docker-compose 1.29 or v2; default: the one found")
+    parser.add_argument("--compose", default="", help="path of docker-compose v2; default: the one found")
     parser.add_argument("--no-build", action="store_true", help="take the images of an earlier run as they are")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix=f"trefoil-{name}-"))

@@ -67,18 +67,17 @@ class Compose:
 def find_compose(named: str) -> Compose:
     """The Compose that is named, else `docker compose`, else docker-compose on PATH, else the wheel's, in the cache."""
     folder = docker_engine.CACHE / "compose"
-    candidates = (
-        [[named]] if named else [["docker", "compose"], ["docker-compose"], [str(folder / "bin/docker-compose")]]
-    )
+    wheels = [[str(path)] for path in folder.glob("lib/python*/site-packages/compose/docker-compose")]
+    candidates = [[named]] if named else [["docker", "compose"], ["docker-compose"], *wheels]
     for argv in candidates:
         with contextlib.suppress(OSError):
             done = subprocess.run([*argv, "version"], capture_output=True, text=True)
-            if done.returncode == 0:
+            if done.returncode == 0 and "v2" in done.stdout:
                 return Compose(argv, done.stdout.splitlines()[0])
-    need(not named, f"--compose {named} is no Compose")
+    need(not named, f"--compose {named} is no Compose v2")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     subprocess.run([folder / "bin/pip", "install", "--quiet", WHEEL], check=True)
-    return find_compose(str(folder / "bin/docker-compose"))
+    return find_compose("")
 
 
 class Containers:
@@ -91,6 +90,7 @@ class Containers:
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("TREFOIL_")}
         self.env |= {"COMPOSE_PROJECT_NAME": project, "DOCKER_BUILDKIT": "0", "PATH": engine.path}
         self.env |= {"DOCKER_HOST": engine.url} if engine.url else {}
+        (ROOT / "deploy/compose/tags/e2e.comes-by-upgrade.sh").touch()
 
     def build(self) -> str:
         """Build the images; how large they are."""
@@ -102,8 +102,7 @@ class Containers:
 
     def images(self) -> str:
         """Sizes of the images of the Compose file."""
-        names = self.compose("config", "--images").split() if "v2" in self.compose("version") else []
-        names = sorted(set(names)) or ["trefoil:e2e", "trefoil-triton-cpu:e2e"]
+        names = sorted(set(self.compose("config", "--images").split()))
         sizes = {name: self._client.images.get(name).attrs["Size"] / 1e6 for name in names}
         return ", ".join(f"{name} {mb:.0f} MB" for name, mb in sizes.items())
 
@@ -118,6 +117,19 @@ class Containers:
         said = (done.stdout + done.stderr).decode(errors="replace")
         need(done.returncode == 0, f"{' '.join(argv)} ended with {done.returncode}: {said[-3000:]}")
         return done.stdout
+
+    def script(self, name: str, *words: str) -> str:
+        """Run a script of deploy/compose with this Compose; what it prints."""
+        argv = [str(ROOT / "deploy/compose" / name), *words]
+        more = {"COMPOSE": " ".join(self._argv), "TREFOIL_ENV_FILE": str(self.env_file)}
+        done = subprocess.run(argv, env=self.env | more, capture_output=True, text=True)
+        need(done.returncode == 0, f"{' '.join(argv)} ended with {done.returncode}: {done.stdout}{done.stderr[-3000:]}")
+        return done.stdout
+
+    def tag(self, old: str, new: str) -> None:
+        """Give Trefoil's images another tag."""
+        for name in ("trefoil", "trefoil-triton-cpu"):
+            self._client.images.get(f"{name}:{old}").tag(name, new)
 
     def services(self) -> list[str]:
         """Services that run."""

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Secrets and certificates of a Compose deployment; what the one-shot service `secrets` runs at each `up`. What is there
-# stays; a certificate is made anew where its names changed or its last 30 days began.
+# Secrets and certificates of a Compose deployment; what the one-shot service `secrets` runs at each `up`, and `renewal`
+# every day. What is there stays; a certificate is made anew where its names changed or its last 30 days began.
 #   docker compose run --rm -T secrets export gpu8 10.0.0.12 10.0.0.11 > gpu8.tar    what the host of node gpu8 needs
 #   docker compose run --rm -T secrets import < gpu8.tar                             on that host, before its first `up`
+# `backup`, `check` and `restore` are what deploy/compose/backup.sh asks for.
 # A folder, and so a volume, for each who reads: no service sees the authority's key. Feed, controller and dispatchers
 # share a pair; the plan key is only the controller's and the agents', and of it dispatchers have the routes key.
 set -eu
@@ -10,6 +11,8 @@ umask 027
 authority=/run/trefoil-authority control=/run/trefoil controller=/run/trefoil-controller dispatcher=/run/trefoil-dispatcher redis=/run/trefoil-redis haproxy=/run/trefoil-haproxy
 node=/run/trefoil-agent grafana=/run/trefoil-grafana
 DAYS=365 RENEW_S=2592000
+kept="run/trefoil run/trefoil-authority run/trefoil-controller run/trefoil-dispatcher run/trefoil-agent run/trefoil-redis
+    run/trefoil-haproxy run/trefoil-grafana var/lib/trefoil-redis var/lib/trefoil-controller var/lib/trefoil-carbon_feed"
 
 refuse() { echo "error: $1 = '$2': $3. Remedy: $4" >&2; exit 2; }
 
@@ -65,13 +68,44 @@ PASSWORD
     cp "$authority/ca.crt" "$haproxy/ca.crt"
 }
 
-case ${1:-make} in
-make)
+look() {
     if [ -s "$node/joined" ]; then
         [ "$(cat "$node/joined")" = "$TREFOIL_NODE" ] || refuse TREFOIL_NODE "$TREFOIL_NODE" "the secrets here are of $(cat "$node/joined")" "import those of $TREFOIL_NODE"
     elif [ -n "${TREFOIL_REDIS_URL:-}" ]; then
         refuse TREFOIL_REDIS_URL "$TREFOIL_REDIS_URL" "another host's Redis, and no secrets of it here" "docker compose run --rm -T secrets import < $TREFOIL_NODE.tar, made there by 'secrets export'"
-    else make; fi ;;
+    else make; fi
+}
+
+check() {  # FOLDER: what was unpacked there is whole
+    for file in run/trefoil-authority/ca.crt run/trefoil-authority/redis_password run/trefoil/token run/trefoil-controller/plan.key; do
+        [ -s "$1/$file" ] || refuse backup "$file" "missing or empty" "make another backup"
+    done
+    public=$(openssl x509 -in "$1/run/trefoil-authority/ca.crt" -noout -pubkey) || refuse backup run/trefoil-authority/ca.crt "no certificate" "make another backup"
+    [ "$public" = "$(openssl pkey -in "$1/run/trefoil-authority/ca.key" -pubout)" ] ||
+        refuse backup run/trefoil-authority/ca.key "not the key of ca.crt" "make another backup"
+    openssl verify -CAfile "$1/run/trefoil-authority/ca.crt" "$1/run/trefoil/tls.crt" "$1/run/trefoil-redis/tls.crt" >/dev/null ||
+        refuse backup run/trefoil/tls.crt "no certificate of this authority" "make another backup"
+}
+
+unpack() {  # FOLDER: of standard input; a part that is cut off is refused
+    tar -C "$1" -x -p --no-same-owner --no-overwrite-dir || refuse backup stdin "no whole archive" "make another backup"
+}
+
+case ${1:-make} in
+make) look ;;
+renew)
+    trap 'exit 0' TERM
+    while :; do
+        look
+        sleep "${TREFOIL_RENEW_S:-86400}" &
+        wait $!
+    done ;;
+backup)  # Redis rewrites a file now and then while it is read: one more is no harm, one that changed is looked at by Redis' own check
+    tar -C / --warning=no-file-changed -c $kept || [ $? -eq 1 ] ;;
+check) mkdir /tmp/backup && unpack /tmp/backup && check /tmp/backup ;;
+restore)
+    [ ! -s "$authority/ca.crt" ] || refuse "secrets restore" "$authority" "there is a deployment already" "'docker compose down -v' deletes it"
+    unpack / && check / ;;
 export)
     [ $# -eq 4 ] || refuse "secrets export" "$*" "not NODE, its address, this host's address" "e.g. secrets export gpu8 10.0.0.12 10.0.0.11"
     [ -s "$authority/ca.key" ] || refuse "secrets export" "$2" "no authority here" "'docker compose up' on the first host makes it"
@@ -84,5 +118,5 @@ import)
     tar -C "$node" -x --no-same-owner
     [ -s "$node/joined" ] || refuse "secrets import" stdin "no secrets of a node" "give what 'secrets export' printed"
     echo "secrets of $(cat "$node/joined") are here: docker compose --profile node up -d" ;;
-*) refuse "secrets" "$1" "no such word" "make, export or import" ;;
+*) refuse "secrets" "$1" "no such word" "make, renew, export, import, backup, check or restore" ;;
 esac

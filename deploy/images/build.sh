@@ -7,7 +7,21 @@ cd "$(dirname "$0")/../.."
 export DOCKER_BUILDKIT=0
 BASE=${BASE:-debian:bookworm-slim}
 
-have() { docker image inspect "$1" >/dev/null 2>&1 || { [ -z "${OFFLINE:-}" ] && docker pull -q "$1" >/dev/null 2>&1; }; }
+here() { docker image inspect "$1" >/dev/null 2>&1; }
+
+have() {
+    if here "$1"; then echo "$1: is here"
+    elif [ -z "${OFFLINE:-}" ] && docker pull -q "$1" >/dev/null 2>&1; then echo "$1: pulled"
+    else return 1; fi
+}
+
+build() {  # TAG WHAT OPTIONS...
+    tag=$1 began=$(date +%s)
+    echo "$tag: being built from $2, some minutes"
+    shift 2
+    docker build -q -t "$tag" "$@" >/dev/null
+    echo "$tag: built in $(($(date +%s) - began)) s, $(($(docker image inspect -f '{{.Size}}' "$tag") / 1000000)) MB"
+}
 
 base() {
     command -v debootstrap >/dev/null || { echo "error: BASE = $BASE: cannot be pulled, and there is no debootstrap. Remedy: install debootstrap, or name a base that this engine has" >&2; exit 1; }
@@ -21,14 +35,20 @@ base() {
     rm -rf "$folder"
 }
 
-have "$BASE" || base
+have "$BASE" || { echo "$BASE: made by debootstrap, a minute or two" && base; }
 for target in trefoil triton-cpu; do
-    tag=trefoil:${TREFOIL_TAG:-latest}
-    [ $target = trefoil ] || tag=trefoil-triton-cpu:${TREFOIL_TAG:-latest}
-    [ -z "${FRESH:-}" ] && docker image inspect "$tag" >/dev/null 2>&1 || docker build -q "$@" --build-arg "BASE=$BASE" ${PIP_INDEX_URL:+--build-arg "PIP_INDEX_URL=$PIP_INDEX_URL"} -f deploy/Dockerfile --target $target -t "$tag" . >/dev/null
+    image=trefoil:${TREFOIL_TAG:-latest}
+    [ $target = trefoil ] || image=trefoil-triton-cpu:${TREFOIL_TAG:-latest}
+    if here "$image" && [ -z "${FRESH:-}" ]; then echo "$image: is here (FRESH=1 builds it anew)"; continue; fi
+    # `docker compose up -d` would replace at once all that runs an older image of this tag.
+    if [ -n "$(docker ps -q --filter "ancestor=$image")" ]; then
+        echo "error: TREFOIL_TAG = '${TREFOIL_TAG:-latest}': containers run $image. Remedy: TREFOIL_TAG=NEXT $0, then deploy/compose/upgrade.sh NEXT" >&2
+        exit 2
+    fi
+    build "$image" "this checkout" "$@" --build-arg "BASE=$BASE" ${PIP_INDEX_URL:+--build-arg "PIP_INDEX_URL=$PIP_INDEX_URL"} -f deploy/Dockerfile --target $target .
 done
 while read -r tag target package; do
-    have "$tag" || docker build -q "$@" --build-arg "BASE=$BASE" --build-arg "PACKAGE=$package" -f deploy/images/Dockerfile --target "$target" -t "$tag" deploy/images >/dev/null
+    have "$tag" || build "$tag" "Debian's $package" "$@" --build-arg "BASE=$BASE" --build-arg "PACKAGE=$package" -f deploy/images/Dockerfile --target "$target" deploy/images </dev/null
 done <<'TAGS'
 redis:7.0 redis redis-server
 haproxy:2.6 haproxy haproxy

@@ -25,7 +25,7 @@ READERS = {
 def test_secrets_are_read_by_those_who_need_them_and_written_by_their_maker(volume):
     mounts = {name: [text.split(":") for text in told.get("volumes", ())] for name, told in SERVICES.items()}
     found = {name: mount for name, all_ in mounts.items() for mount in all_ if mount[0] == volume}
-    assert found.pop("secrets")[2:] == []
+    assert found.pop("secrets")[2:] == found.pop("renewal")[2:] == []
     assert found.keys() == READERS[volume]
     assert all(mount[2:] == ["ro"] for mount in found.values())
 
@@ -48,13 +48,42 @@ def test_only_the_agent_of_real_gpus_is_root(name):
     assert "privileged" not in told
 
 
-@pytest.mark.skipif(not shutil.which("docker-compose"), reason="no docker-compose on PATH")
+def test_the_project_has_a_name_and_its_variables_no_place_in_git():
+    assert yaml.safe_load(FILE.read_text())["name"] == "trefoil"
+    named = ["git", "check-ignore", ".env", "settings/controller.toml", "deploy/compose/tags/1.3.comes-by-upgrade.sh"]
+    done = subprocess.run(named, cwd=FILE.parent, capture_output=True, text=True)
+    assert done.stdout.split() == named[2:]
+
+
+def test_services_read_settings_of_ones_own_over_those_that_ship():
+    for name, told in SERVICES.items():
+        mounts = told.get("volumes", ())
+        if name not in ("secrets", "renewal") and "./deploy/compose:/etc/trefoil:ro" in mounts:
+            assert "${TREFOIL_SETTINGS:-./settings}:/etc/trefoil.d:ro" in mounts, name
+            if "python" in str(told["command"]):
+                assert told["environment"]["TREFOIL_OVERRIDES"] == "/etc/trefoil.d", name
+
+
+COMPOSE = shutil.which("docker-compose")
+
+
+def composed(words, folder, **variables):
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), **variables}
+    argv = [COMPOSE, "--env-file", os.devnull, "-f", str(FILE), *words]
+    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(COMPOSE is None, reason="no docker-compose on PATH")
+def test_a_tag_that_was_not_rolled_out_is_refused(tmp_path):
+    done = composed(["up", "-d"], tmp_path, TREFOIL_TAG="1.3")
+    assert "deploy/compose/tags/1.3.comes-by-upgrade.sh not found" in done.stderr
+
+
+@pytest.mark.skipif(COMPOSE is None, reason="no docker-compose on PATH")
 @pytest.mark.parametrize("profiles", [(), ("gpu", "dashboards", "node")])
 def test_compose_takes_the_file_without_an_env_file(profiles, tmp_path):
     asked = [word for name in profiles for word in ("--profile", name)]
-    argv = ["docker-compose", "--project-directory", str(tmp_path), "-f", str(FILE), *asked, "config", "--services"]
-    alone = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-    done = subprocess.run(argv, cwd=tmp_path, env=alone, capture_output=True, text=True)
+    done = composed([*asked, "config", "--services"], tmp_path)
     assert done.returncode == 0, done.stderr
     asked_for = {name for name, told in SERVICES.items() if not set(told.get("profiles", ())) - set(profiles)}
-    assert asked_for <= set(done.stdout.split()), "docker-compose 1.29 names those of all profiles"
+    assert asked_for == set(done.stdout.split())

@@ -1,4 +1,5 @@
-"""Settings: frozen pydantic models, `defaults < TOML < environment < flags`; an unknown key fails at start.
+"""Settings: frozen pydantic models, `defaults < TOML < environment < flags`; an unknown key fails at start. Where
+TREFOIL_OVERRIDES names a folder, its file of the same name goes over the TOML file.
 
 Environment names are the prefix plus the field in capitals, `__` between levels: `TREFOIL_CARBON_FEED_ADMIN_ADDRESS`,
 `TREFOIL_CARBON_FEED_TRACE__SPEEDUP`. Flags are `--set trace.speedup=60`; an entry of a list is named by its place, from
@@ -23,6 +24,7 @@ from trefoil.core.outside.ranges import Ranged
 
 MASK = "***"
 DEVICE_TYPES_VARIABLE = "TREFOIL_DEVICE_TYPES"
+OVERRIDES_VARIABLE = "TREFOIL_OVERRIDES"
 SECRET_BYTES_MAX = 4096
 _FILE = "_file"  # a setting that ends so names the file of the secret that is called as the rest of it
 
@@ -142,14 +144,29 @@ def load(
     """
     register_own_device_types()
     merged: dict[str, Any] = _read_toml(toml_path) if toml_path is not None else {}
+    source = str(toml_path) if toml_path else cls.__name__
     origins: dict[str, str] = {}
+    environment = os.environ if environ is None else environ
+    folder = environment.get(OVERRIDES_VARIABLE)
+    if toml_path is not None and folder and (over := Path(folder) / toml_path.name).exists():
+        merged, source = merge(merged, _read_toml(over)), f"{source}, {over}"
     if env_prefix:
-        for name, raw in sorted((os.environ if environ is None else environ).items()):
+        for name, raw in sorted(environment.items()):
             if name.startswith(env_prefix):
                 path = name.removeprefix(env_prefix).lower().split("__")
                 _assign(cls, merged, path, _parse(raw), f"environment {name}")
                 origins[".".join(path)] = f"environment {name}"
-    return _overridden(cls, merged, overrides or {}, origins, str(toml_path) if toml_path else cls.__name__)
+    return _overridden(cls, merged, overrides or {}, origins, source)
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge trees of settings: tables merge, everything else is replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        inner = merged.get(key)
+        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge(inner, value) if both and inner is not None else value
+    return merged
 
 
 def changed(settings: SettingsT, overrides: Mapping[str, Any]) -> SettingsT:

@@ -69,7 +69,7 @@ def test_a_second_host_has_no_control_plane_and_says_where_it_is() -> None:
         (Wanted("node", redis_url="rediss://:pw@h:6379"), HERE, r"REDIS_URL = 'rediss://\*\*\*': holds a password"),
         (Wanted("node", redis_url="redis://h:6379"), HERE, "TREFOIL_REDIS_URL = 'redis://h:6379': no address of"),
         (Wanted("node"), HERE, "TREFOIL_REDIS_URL = '': missing: whom this node joins"),
-        (Wanted(), replace(HERE, compose="1.25.0"), "compose = '1.25.0': too old. Remedy: install Compose v2"),
+        (Wanted(), replace(HERE, compose="1.29.2"), "compose = '1.29.2': too old. Remedy: install Compose v2"),
         (Wanted(), replace(HERE, compose=""), "compose = '': neither"),
         (Wanted(), replace(HERE, engine_trouble="none at x. Remedy: start it"), "^none at x. Remedy: start it$"),
         (Wanted(models=Path("/not/there")), HERE, "TREFOIL_MODELS = '/not/there': no such model repository. Remedy: "),

@@ -210,3 +210,25 @@ def test_command_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parser_main(Example, "example", ["--help"])
     assert "An example service." in capsys.readouterr().out
+
+
+def test_a_file_of_the_same_name_in_the_folder_of_overrides_goes_over_the_settings_file(tmp_path):
+    shipped, own = tmp_path / "shipped", tmp_path / "own"
+    for folder in (shipped, own):
+        folder.mkdir()
+    (shipped / "example.toml").write_text('cluster = "a"\nzone = "DE"\n[trace]\nspeedup = 2.0\nfiles = ["x"]\n')
+    environment = {"TREFOIL_OVERRIDES": str(own)}
+
+    def read():
+        return load(Example, shipped / "example.toml", "TREFOIL_EXAMPLE_", {}, environment)
+
+    assert read().zone == "DE"
+    (own / "example.toml").write_text('zone = "FR"\n[trace]\nspeedup = 3.0\n')
+    (own / "controller.toml").write_text("no = 1")
+    found = read()
+    assert (found.cluster, found.zone, found.trace.speedup, found.trace.files) == ("a", "FR", 3.0, ("x",))
+    environment["TREFOIL_EXAMPLE_ZONE"] = "GB"
+    assert read().zone == "GB"
+    (own / "example.toml").write_text("zon = 1")
+    with pytest.raises(SettingError, match=r"zon: unknown setting \(in .*shipped.*own/example.toml\)"):
+        read()

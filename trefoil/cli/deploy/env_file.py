@@ -42,6 +42,8 @@ GIVEN: Final[Mapping[str, tuple[str, str]]] = {
     "TREFOIL_DOCKER_GROUP": ("0", "group of the engine's socket"),
     "TREFOIL_GPU_RUNTIME": ("nvidia", "the engine's runtime that gives the agent the GPUs"),
     "TREFOIL_MODELS": ("./model_repository", "model repository"),
+    "TREFOIL_SETTINGS": ("./settings", "folder of your own settings files, which no upgrade touches"),
+    "TREFOIL_RENEW_S": ("86400", "how often certificates are looked at; each is renewed in its last 30 days"),
     "TREFOIL_ZONE": ("demo", "grid zone (trefoil carbon zones)"),
     "TREFOIL_CARBON_PROVIDER": ("trace", "who is asked (docs/carbon.md); trace: a synthetic day"),
     "TREFOIL_CARBON_SPEEDUP": ("12", "of the trace: a day passes in two hours"),

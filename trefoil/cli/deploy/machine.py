@@ -20,7 +20,7 @@ from trefoil.core.errors import PortInUse, SettingError, StartError, TrefoilErro
 from trefoil.runtime import rpc
 from trefoil.runtime.repository import load_catalog
 
-COMPOSE_LEAST: Final = (1, 29)
+COMPOSE_LEAST: Final = (2, 3)
 GIB: Final = 2**30
 MEMORY_GIB_LEAST: Final = 4
 SOCKET: Final = Path("/var/run/docker.sock")
@@ -136,7 +136,7 @@ def _check_compose(version: str) -> None:
     found = re.match(r"v?(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) < COMPOSE_LEAST:
         why = "too old" if found else "neither `docker compose` nor docker-compose is here"
-        remedy = "install Compose v2, or docker-compose 1.29 (Debian 12: apt-get install docker-compose)"
+        remedy = "install Compose v2 (Docker's package docker-compose-plugin; Debian 13: docker-compose)"
         raise SettingError(why, field="compose", value=version, remedy=remedy)
 
 

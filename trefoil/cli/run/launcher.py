@@ -28,12 +28,13 @@ from trefoil.cli.output import failure_lines
 from trefoil.cli.run import processes, services
 from trefoil.cli.run.processes import ChildProcess, Command
 from trefoil.cli.run.scenario import System
-from trefoil.cli.run.services import Service, merge_settings
+from trefoil.cli.run.services import Service
 from trefoil.cli.run.shutdown import uncancellable
 from trefoil.cli.run.state_directory import Failing, Launch, StateLock, StatePaths, to_toml, write_private
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.demand import PROBE_ID
 from trefoil.core.errors import StartError, TrefoilError, Unavailable
+from trefoil.runtime import config
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.socket_paths import temporary_folder
@@ -138,7 +139,7 @@ class Launcher:
     def _write_settings(self, service: Service) -> None:
         if service.settings is None:
             return
-        values = merge_settings(service.settings, self._overrides.get(service.name, {}))
+        values = config.merge(service.settings, self._overrides.get(service.name, {}))
         write_private(self.paths.settings(service.name), service.render(values) if service.render else to_toml(values))
 
     async def _start_service(self, service: Service, healthy: Mapping[str, asyncio.Event]) -> None:
@@ -185,7 +186,7 @@ class Launcher:
         service = self._services[name]
         self._restarting.add(name)
         try:
-            self._overrides[name] = merge_settings(self._overrides.get(name, {}), overrides or {})
+            self._overrides[name] = config.merge(self._overrides.get(name, {}), overrides or {})
             if (child := self._children.get(name)) is not None:
                 await child.stop(kill_now=self._kill_now)
             self._failing.pop(name, None)

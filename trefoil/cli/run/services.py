@@ -347,7 +347,7 @@ def _feed_values(system: System) -> dict[str, Any]:
     if provider == "override" and isinstance(override, Mapping):
         provider = override.get("base")
     known = {"zone": system.carbon.zone, "trace": trace_settings(system), **ONLY_SERIES.get(str(provider), {})}
-    return merge_settings(known, table)
+    return config.merge(known, table)
 
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
@@ -485,16 +485,6 @@ def node_settings(system: System) -> dict[str, Any]:
         "seed": system.seed,
         "triton_log_mib": system.log_mib,
     }
-
-
-def merge_settings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables merge, everything else is replaced."""
-    merged = dict(base)
-    for key, value in changes.items():
-        inner = merged.get(key)
-        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
-        merged[key] = merge_settings(inner, value) if both and inner is not None else value
-    return merged
 
 
 def served_family(system: System, name: str = "") -> Family:

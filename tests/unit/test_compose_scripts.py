@@ -1,0 +1,205 @@
+"""deploy/compose: certificates that are renewed, backups that are checked, tags that are rolled out."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE = ROOT / "deploy/compose"
+READ = ("authority", "controller", "dispatcher", "agent", "redis", "haproxy", "grafana")
+KEPT = ("redis", "controller", "carbon_feed")
+FOLDERS = ["run/trefoil", *(f"run/trefoil-{name}" for name in READ), *(f"var/lib/trefoil-{name}" for name in KEPT)]
+
+pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl on PATH")
+
+
+class Secrets:
+    """The script of the service `secrets`, with folders of its own in place of the container's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.script = folder, folder / "secrets.sh"
+        for name in FOLDERS:
+            (folder / name).mkdir(parents=True)
+        self.write(365)
+
+    def write(self, days: int) -> None:
+        text = (COMPOSE / "secrets.sh").read_text().replace("DAYS=365", f"DAYS={days}")
+        text = text.replace("=/run/trefoil", f"={self.folder}/run/trefoil").replace("tar -C /", f"tar -C {self.folder}")
+        text = text.replace("unpack / &&", f"unpack {self.folder} &&").replace("check / ;;", f"check {self.folder} ;;")
+        self.script.write_text(text.replace("/tmp/backup", f"{self.folder}/unpacked"))
+
+    def __call__(self, word: str, given: bytes = b"", code: int = 0) -> bytes:
+        environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TREFOIL_NODE": "node0"}
+        argv = ["sh", str(self.script), word]
+        done = subprocess.run(argv, env=environment, input=given, capture_output=True, cwd=ROOT)
+        assert done.returncode == code, done.stderr.decode()
+        return done.stdout if code == 0 else done.stderr
+
+    def read(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
+
+PAIRS = [
+    "run/trefoil/tls.crt",
+    "run/trefoil-redis/tls.crt",
+    "run/trefoil-agent/tls.crt",
+    "run/trefoil-agent/tritons.crt",
+]
+
+
+def test_certificates_are_renewed_in_their_last_30_days_and_not_before(tmp_path):
+    secrets = Secrets(tmp_path)
+    secrets("make")
+    first = {name: secrets.read(name) for name in [*PAIRS, "run/trefoil/token", "run/trefoil-redis/password"]}
+    secrets("make")
+    assert {name: secrets.read(name) for name in first} == first
+    secrets.write(29)
+    for name in PAIRS:
+        (tmp_path / name).with_suffix(".names").write_text("others")
+    secrets("make")
+    short = {name: secrets.read(name) for name in PAIRS}
+    assert not set(short.values()) & set(first.values())
+    secrets.write(365)
+    renewing = subprocess.Popen(
+        ["sh", str(secrets.script), "renew"],
+        cwd=ROOT,
+        env=os.environ
+        | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "TREFOIL_NODE": "node0",
+            "TREFOIL_RENEW_S": "3600",
+        },
+    )
+    try:
+        until_s = 30.0
+        while any(secrets.read(name) == short[name] for name in PAIRS) and until_s > 0:
+            subprocess.run(["sleep", "0.1"], check=True)
+            until_s -= 0.1
+        assert all(secrets.read(name) != short[name] for name in PAIRS)
+        assert renewing.poll() is None, "it goes on looking"
+    finally:
+        renewing.terminate()
+    assert renewing.wait(10) == 0
+    assert secrets.read("run/trefoil/token") == first["run/trefoil/token"]
+
+
+def test_a_backup_is_checked_and_restores_every_file(tmp_path):
+    secrets = Secrets(tmp_path / "first")
+    secrets("make")
+    (tmp_path / "first/var/lib/trefoil-controller/objectives").write_text("mine")
+    archive = secrets("backup")
+    secrets("check", archive)
+    other = Secrets(tmp_path / "other")
+    other("restore", archive)
+    for path in (tmp_path / "first").rglob("*"):
+        name = path.relative_to(tmp_path / "first")
+        if path.is_file() and name.parts[0] in ("run", "var"):
+            assert (tmp_path / "other" / name).read_bytes() == path.read_bytes()
+            assert (tmp_path / "other" / name).stat().st_mode == path.stat().st_mode
+    assert b"there is a deployment already" in other("restore", archive, code=2)
+
+
+@pytest.mark.parametrize("spoil", ["cut", "key", "empty"])
+def test_a_backup_that_is_not_whole_is_refused(tmp_path, spoil):
+    secrets = Secrets(tmp_path / "first")
+    secrets("make")
+    if spoil == "key":
+        key = tmp_path / "first/run/trefoil-authority/ca.key"
+        subprocess.run(
+            ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", key], check=True
+        )
+    if spoil == "empty":
+        (tmp_path / "first/run/trefoil/token").write_text("")
+    archive = secrets("backup")
+    error = secrets("check", archive[: len(archive) // 2] if spoil == "cut" else archive, code=2).decode()
+    assert "error: backup = " in error
+    assert ". Remedy: " in error
+
+
+ENGINE = """#!/bin/sh
+echo "$*" >> "$LOG"
+case "$*" in
+*"ps --services"*) printf '%s\\n' $RUNNING ;;
+*"ps -q"*) echo id ;;
+*"inspect -f"*) case "$(cat "$HEALTH")" in "") echo healthy ;; *) echo starting ;; esac ;;
+*"image inspect"*) case "$*" in *missing*) exit 1 ;; esac ;;
+*pull*) exit 1 ;;
+esac
+"""
+ALL = "dispatcher_1 dispatcher_2 controller carbon_feed renewal agent node node_network redis haproxy prometheus"
+
+
+class Upgrade:
+    """The script that upgrades, on a checkout and an engine of its own that writes down what is asked."""
+
+    def __init__(self, folder: Path, running: str) -> None:
+        self.folder, self.running = folder, running
+        shutil.copytree(COMPOSE, folder / "deploy/compose")
+        for name in ("docker", "log", "health"):
+            (folder / name).write_text(ENGINE if name == "docker" else "")
+        (folder / "docker").chmod(0o755)
+
+    def __call__(self, tag: str, code: int = 0) -> str:
+        environment = {"PATH": f"{self.folder}:{os.environ['PATH']}", "RUNNING": self.running, "TREFOIL_HEALTHY_S": "2",
+                       "LOG": str(self.folder / "log"), "HEALTH": str(self.folder / "health")}  # fmt: skip
+        argv = [str(self.folder / "deploy/compose/upgrade.sh"), tag]
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        return done.stderr
+
+    @property
+    def asked(self) -> list[str]:
+        return [
+            line.partition(".env ")[2] for line in (self.folder / "log").read_text().splitlines() if ".env " in line
+        ]
+
+    @property
+    def marks(self) -> set[str]:
+        return {
+            path.name.removesuffix(".comes-by-upgrade.sh")
+            for path in (self.folder / "deploy/compose/tags").glob("*.sh")
+        }
+
+
+def test_an_upgrade_goes_one_after_the_other_and_leaves_the_tag_for_the_next_up(tmp_path):
+    upgrade = Upgrade(tmp_path, ALL)
+    (tmp_path / ".env").write_text("TREFOIL_ZONE=GB\nTREFOIL_TAG=1.2\n")
+    upgrade("1.3")
+    replaced = [line.split("--no-deps ")[1] for line in upgrade.asked if line.startswith("up -d --no-deps")]
+    assert replaced == ["dispatcher_1", "dispatcher_2", "controller", "carbon_feed", "renewal", "agent", "node"]
+    drained = [line.rpartition("localhost:8103 ")[2] for line in upgrade.asked if "node drain" in line]
+    assert drained == ["--patience 5 --wait 120", "--release"]
+    assert not any("redis" in line or "haproxy" in line for line in replaced), "they are not of this tag"
+    assert (tmp_path / ".env").read_text() == "TREFOIL_ZONE=GB\nTREFOIL_TAG=1.3\n"
+    assert upgrade.marks == {"latest", "1.3"}
+    upgrade("1.4")
+    assert upgrade.marks == {"latest", "1.4"}, "the tag before is refused by `up`, too"
+
+
+def test_an_upgrade_stops_at_the_first_that_is_not_healthy(tmp_path):
+    upgrade = Upgrade(tmp_path, ALL)
+    (tmp_path / "health").write_text("no")
+    error = upgrade("1.3", code=2)
+    assert "error: dispatcher_1 = '1.3': not healthy after 2 s" in error
+    assert [line for line in upgrade.asked if line.startswith("up")] == ["up -d --no-deps dispatcher_1"]
+    assert (tmp_path / ".env").read_text() == ""
+    assert upgrade.marks == {"latest"}
+
+
+@pytest.mark.parametrize(("tag", "why"), [("missing", "no image trefoil:missing here"), ("a b", "no tag of an image")])
+def test_an_upgrade_to_what_is_no_tag_touches_nothing(tmp_path, tag, why):
+    upgrade = Upgrade(tmp_path, ALL)
+    assert why in upgrade(tag, code=2)
+    assert upgrade.asked == []
+    assert upgrade.marks == {"latest"}
+
+
+def test_the_first_upgrade_starts_everything(tmp_path):
+    upgrade = Upgrade(tmp_path, "")
+    upgrade("1.3")
+    assert [line for line in upgrade.asked if line.startswith("up")] == ["up -d"]
+    assert (tmp_path / ".env").read_text() == "TREFOIL_TAG=1.3\n"
