@@ -71,7 +71,8 @@ HEAD: Final = """services, each from inside its container
   No attack, so in no row: feed, controller, dispatchers and agent hold the token, by which each may command all; who
   has a certificate of the authority may ask for health, and Tritons for inferences; the dispatchers' fronts serve
   everybody (front_open); metrics pages, Prometheus and HAProxy are clear text; in `node` models share a user with the
-  simulated hardware, and may command that. What is tried has the container's own user and capabilities."""
+  simulated hardware, and may command that; `renewal` holds all secrets, in no network. What is tried
+  has the container's own user and capabilities."""
 PEM_CHARS: Final = 64
 SECRET_CHARS_MIN: Final = 32
 SET_ID: Final = 0o6000
@@ -88,6 +89,7 @@ ALLOWED: Final[Mapping[str, set[str]]] = {  # what docker-compose.yml gives to w
     "all of them, or a root to write to": set(),
     "the engine's socket": {"engine_proxy"},
 }
+MAKERS: Final = {"renewal"}  # it holds every secret, as `secrets` does; it has no network and reads nothing of anyone
 NETWORKS: Final = {"agent": "node_network", "node": "node_network"}  # services that share another one's network
 ARCHIVES_MAX: Final = 5  # a file that grows meanwhile spoils an archive
 
@@ -104,7 +106,8 @@ class Besieged(compose.Deployment):
         """Find containers, secrets and Tritons."""
         filters = {"label": f"{PROJECT}={self.containers.project}"}
         self.by_service = {one.labels[SERVICE]: one for one in self.client.containers.list(all=True, filters=filters)}
-        self.running = {name: one for name, one in sorted(self.by_service.items()) if one.status == "running"}
+        running = {name: one for name, one in sorted(self.by_service.items()) if one.status == "running"}
+        self.running = {name: one for name, one in running.items() if name not in MAKERS}
         self.files = {name: files_in_volumes(one) for name, one in self.by_service.items()}
         self.secrets = {name: essence(self.files["secrets"][path]) for name, (path, _) in SECRETS.items()}
         ports = re.findall(r"--grpc-port=(\d+)", str(self.by_service["node"].top(ps_args="-eo pid,args")))

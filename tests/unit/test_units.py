@@ -2,8 +2,10 @@
 
 import configparser
 import importlib.util
+import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,14 @@ def test_each_unit_restarts_is_confined_and_imports_nothing_from_its_folder(path
     assert (program, first, flag) == ("/opt/trefoil/.venv/bin/python", "-P", "-m")
     for name in INSTANCES[path.stem] if module == "%i" else (module,):
         assert importlib.util.find_spec(name) is not None
+
+
+def test_the_unit_of_the_whole_system_runs_the_supervisor_in_the_foreground(tmp_path):
+    _, *words = parsed(ROOT / "deploy/systemd/trefoil.service")["Service"]["ExecStart"].split()
+    words = [word.replace("/etc/trefoil", str(tmp_path)).replace("/var/lib", str(tmp_path)) for word in words]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "up.toml" in json.loads(done.stdout)["error"], done.stderr
 
 
 def test_the_docs_install_each_unit_by_its_file():
