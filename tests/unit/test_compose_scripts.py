@@ -2,11 +2,17 @@
 
 import os
 import shutil
+import socket
+import ssl
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "deploy/compose"
@@ -15,6 +21,17 @@ KEPT = ("redis", "controller", "carbon_feed")
 FOLDERS = ["run/trefoil", *(f"run/trefoil-{name}" for name in READ), *(f"var/lib/trefoil-{name}" for name in KEPT)]
 
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl on PATH")
+
+
+WITH_PYTHON = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def until(check: Callable[[], bool]) -> None:
+    """Poll for a minute."""
+    until_s = time.monotonic() + 60.0
+    while not check():
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
 
 
 class Secrets:
@@ -33,7 +50,7 @@ class Secrets:
         self.script.write_text(text.replace("/tmp/backup", f"{self.folder}/unpacked"))
 
     def __call__(self, word: str, given: bytes = b"", code: int = 0) -> bytes:
-        environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TREFOIL_NODE": "node0"}
+        environment = WITH_PYTHON | {"TREFOIL_NODE": "node0"}
         argv = ["sh", str(self.script), word]
         done = subprocess.run(argv, env=environment, input=given, capture_output=True, cwd=ROOT)
         assert done.returncode == code, done.stderr.decode()
@@ -64,27 +81,50 @@ def test_certificates_are_renewed_in_their_last_30_days_and_not_before(tmp_path)
     short = {name: secrets.read(name) for name in PAIRS}
     assert not set(short.values()) & set(first.values())
     secrets.write(365)
-    renewing = subprocess.Popen(
-        ["sh", str(secrets.script), "renew"],
-        cwd=ROOT,
-        env=os.environ
-        | {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "TREFOIL_NODE": "node0",
-            "TREFOIL_RENEW_S": "3600",
-        },
-    )
+    more = {"TREFOIL_NODE": "node0", "TREFOIL_RENEW_S": "3600"}
+    renewing = subprocess.Popen(["sh", str(secrets.script), "renew"], cwd=ROOT, env=WITH_PYTHON | more)
     try:
-        until_s = 30.0
-        while any(secrets.read(name) == short[name] for name in PAIRS) and until_s > 0:
-            subprocess.run(["sleep", "0.1"], check=True)
-            until_s -= 0.1
-        assert all(secrets.read(name) != short[name] for name in PAIRS)
+        until(lambda: all(secrets.read(name) != short[name] for name in PAIRS))
         assert renewing.poll() is None, "it goes on looking"
     finally:
         renewing.terminate()
     assert renewing.wait(10) == 0
     assert secrets.read("run/trefoil/token") == first["run/trefoil/token"]
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server on PATH: of Debian, with TLS")
+def test_redis_shows_a_renewed_certificate_without_a_restart(tmp_path):
+    secrets, [port] = Secrets(tmp_path), free_ports(1)
+    secrets("make")
+    own = tmp_path / "run/trefoil-redis"
+    for name in ("redis.sh", "redis.conf"):
+        text = (COMPOSE / name).read_text().replace("/run/trefoil/", f"{own}/").replace("6379", str(port))
+        text = text.replace("/etc/trefoil", str(tmp_path)).replace("/var/lib", f"{tmp_path}/var/lib")
+        (tmp_path / name).write_text(text.replace("redis-cli --tls", f"redis-cli -p {port} --tls"))
+    context = ssl.create_default_context(cafile=str(own / "ca.crt"))
+    context.load_cert_chain(own / "tls.crt", own / "tls.key")
+
+    def shown() -> str:
+        try:
+            with (
+                socket.create_connection(("127.0.0.1", port)) as plain,
+                context.wrap_socket(plain, server_hostname="localhost") as connection,
+            ):
+                return ssl.DER_cert_to_PEM_cert(connection.getpeercert(binary_form=True) or b"").strip()
+        except ConnectionRefusedError:
+            return ""
+
+    redis = subprocess.Popen(["sh", str(tmp_path / "redis.sh")], env=os.environ | {"TREFOIL_RENEW_S": "1"})
+    try:
+        until(lambda: shown() == (own / "tls.crt").read_text().strip())
+        was = shown()
+        (own / "tls.names").write_text("others")
+        secrets("make")
+        until(lambda: shown() == (own / "tls.crt").read_text().strip() != was)
+        assert redis.poll() is None
+    finally:
+        redis.terminate()
+        redis.wait(20)
 
 
 def test_a_backup_is_checked_and_restores_every_file(tmp_path):
