@@ -5,7 +5,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +22,6 @@ FOLDERS = ["run/trefoil", *(f"run/trefoil-{name}" for name in READ), *(f"var/lib
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl on PATH")
 
 
-WITH_PYTHON = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-
-
 def until(check: Callable[[], bool]) -> None:
     """Poll for a minute."""
     until_s = time.monotonic() + 60.0
@@ -39,6 +35,10 @@ class Secrets:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.script = folder, folder / "secrets.sh"
+        self.environment = os.environ | {"PATH": f"{folder}/bin:{os.environ['PATH']}", "TREFOIL_NODE": "node0"}
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin/python").write_text("#!/bin/sh\necho routes\n")  # which derives the key of routes
+        (folder / "bin/python").chmod(0o755)
         for name in FOLDERS:
             (folder / name).mkdir(parents=True)
         self.write(365)
@@ -50,9 +50,8 @@ class Secrets:
         self.script.write_text(text.replace("/tmp/backup", f"{self.folder}/unpacked"))
 
     def __call__(self, word: str, given: bytes = b"", code: int = 0) -> bytes:
-        environment = WITH_PYTHON | {"TREFOIL_NODE": "node0"}
         argv = ["sh", str(self.script), word]
-        done = subprocess.run(argv, env=environment, input=given, capture_output=True, cwd=ROOT)
+        done = subprocess.run(argv, env=self.environment, input=given, capture_output=True)
         assert done.returncode == code, done.stderr.decode()
         return done.stdout if code == 0 else done.stderr
 
@@ -81,8 +80,8 @@ def test_certificates_are_renewed_in_their_last_30_days_and_not_before(tmp_path)
     short = {name: secrets.read(name) for name in PAIRS}
     assert not set(short.values()) & set(first.values())
     secrets.write(365)
-    more = {"TREFOIL_NODE": "node0", "TREFOIL_RENEW_S": "3600"}
-    renewing = subprocess.Popen(["sh", str(secrets.script), "renew"], cwd=ROOT, env=WITH_PYTHON | more)
+    more = {"TREFOIL_RENEW_S": "3600"}
+    renewing = subprocess.Popen(["sh", str(secrets.script), "renew"], env=secrets.environment | more)
     try:
         until(lambda: all(secrets.read(name) != short[name] for name in PAIRS))
         assert renewing.poll() is None, "it goes on looking"
@@ -178,7 +177,9 @@ class Upgrade:
 
     def __init__(self, folder: Path, running: str) -> None:
         self.folder, self.running = folder, running
-        shutil.copytree(COMPOSE, folder / "deploy/compose")
+        tags = folder / "deploy/compose/tags"
+        shutil.copytree(COMPOSE, tags.parent, ignore=shutil.ignore_patterns("*.comes-by-upgrade.sh"))
+        shutil.copy(COMPOSE / "tags/latest.comes-by-upgrade.sh", tags)  # and none that a deployment here has rolled out
         for name in ("docker", "log", "health"):
             (folder / name).write_text(ENGINE if name == "docker" else "")
         (folder / "docker").chmod(0o755)
