@@ -1,6 +1,7 @@
 """Every model of the table becomes a variant with all that its configuration says, or is refused with one line."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.public_reports.imports import ADOPTED, REFUSED, Model
 from tests.unit.cli.test_family import refused, run
 from trefoil.cli.family import config_fields
 from trefoil.runtime.model_files import contract
+from trefoil.runtime.repository import load_family
 
 
 def graph(model: Model, path: Path) -> None:
@@ -117,3 +119,13 @@ def test_a_public_model_that_cannot_be_a_variant_is_refused_by_name(report, tmp_
 def test_no_field_of_a_configuration_is_dropped_in_silence():
     judged = config_fields.CARRIED | config_fields.LEFT.keys() | config_fields.REFUSED.keys()
     assert set(model_config_pb2.ModelConfig.DESCRIPTOR.fields_by_name) <= judged
+
+
+@pytest.mark.parametrize("words", ["quickstart", "texts in", "open sizes", "a scalar"])
+def test_a_profile_is_assumed_of_models_without_batches_of_texts_and_of_open_shapes(words, tmp_path):
+    model = next(report.input for report in ADOPTED if words in report.source)
+    result = imported(replace(model, options=(*model.options, "--assume")), tmp_path)
+    assert result.exit_code == 0, result.output
+    _, rows = load_family(tmp_path / "ours" / "f")
+    batch_max = contract(tmp_path / "ours", "f").max_batch_size
+    assert {row.batch for row in rows} == {size for size in (1, 2, 4, 8) if size <= max(1, batch_max)}

@@ -24,7 +24,7 @@ FREE = {"Constant", "ConstantOfShape", "Flatten", "Identity", "Reshape", "Shape"
 UNCOUNTED = {"Attention", "Einsum", "FusedMatMul", "MatMulNBits", "MultiHeadAttention", "QAttention"}
 TYPES = {
     "float": np.float32, "double": np.float64, "float16": np.float16, "int64": np.int64, "int32": np.int32,
-    "int8": np.int8, "uint8": np.uint8, "bool": np.bool_,
+    "int8": np.int8, "uint8": np.uint8, "bool": np.bool_, "string": np.object_,
 }  # fmt: skip
 
 
@@ -87,7 +87,8 @@ def _profiled(path: str, options: onnxruntime.SessionOptions, given: dict[str, l
         if any(not isinstance(size, int) or size < 1 for size in shape):
             raise SystemExit(f"the shape {tensor.shape[1:]} of input {tensor.name} is open")
         floats = np.issubdtype(TYPES[kind], np.floating)
-        feeds[tensor.name] = (rng.standard_normal(shape) if floats else np.zeros(shape)).astype(TYPES[kind])
+        made = rng.standard_normal(shape) if floats else np.full(shape, "0" if kind == "string" else 0)
+        feeds[tensor.name] = made.astype(TYPES[kind])
     session.run(None, feeds)
     with open(session.end_profiling()) as file:
         return json.load(file)
