@@ -55,6 +55,13 @@ def test_the_project_has_a_name_and_its_variables_no_place_in_git():
     assert done.stdout.split() == named[2:]
 
 
+def test_a_host_that_joins_runs_its_node_alone():
+    first = {
+        name for name, told in SERVICES.items() if "TREFOIL_CONTROL" in str(told.get("scale")) or "profiles" in told
+    }
+    assert SERVICES.keys() - first == {"secrets", "node_network", "node", "agent"}
+
+
 def test_services_read_settings_of_ones_own_over_those_that_ship():
     for name, told in SERVICES.items():
         mounts = told.get("volumes", ())

@@ -57,4 +57,6 @@ def env(
     if as_json:
         print_json({"written": str(output), "values": values, "machine": machine})
     else:
-        console().print(f"{output} is written: docker compose up -d --build", soft_wrap=True)
+        tag = values["TREFOIL_TAG"]  # one that was not rolled out is refused by `up`
+        start = "docker compose up -d" if tag == GIVEN["TREFOIL_TAG"][0] else f"deploy/compose/upgrade.sh {tag}"
+        console().print(f"{output} is written: {start}", soft_wrap=True)
