@@ -149,11 +149,15 @@ def obeyed_epochs(inputs: LatestInputs) -> list[int]:
 def starting_objectives(
     settings: ControllerSettings, stored: Mapping[str, Objective], commanded: Collection[str], catalog: Catalog
 ) -> dict[str, Objective]:
-    """Objectives of the settings, with the next number where they have changed, and stored ones of other families.
+    """Objectives of the settings, with the next number where they have changed, and stored ones of commands.
 
-    Those of the families that are `commanded` stay as they are stored.
+    Those of the families that are `commanded` stay as they are stored; a family that neither the settings name any more
+    nor a command has set goes out of service.
     """
-    found = dict(stored)
+    named = {wanted.family for wanted in settings.objectives}
+    found = {family: objective for family, objective in stored.items() if family in named or family in commanded}
+    for family in sorted(stored.keys() - found.keys()):
+        structlog.get_logger().warning("out of service: no setting names it any more", family=family)
     for position, wanted in enumerate(settings.objectives):
         if wanted.family in commanded:
             continue

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trefoil.cli.output import AsJson, console, print_json
+from trefoil.cli.output import AsJson, console, print_json, ticking
 from trefoil.runtime.config import parse_pairs
 
 
@@ -26,14 +26,18 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare policies: the same arrivals and carbon for each, and savings only beside attainment and accuracy."""
-    from trefoil.comparison.runs import compare as compare_policies
-    from trefoil.comparison.runs import split_values
 
-    values = {key: split_values(text) for key, text in parse_pairs("--set", sets or ()).items()}
-    named = [name.strip() for name in policies.split(",") if name.strip()]
-    quiet = as_json or not sys.stderr.isatty()
-    say = (lambda _text: None) if quiet else (lambda text: typer.echo(text, err=True))
-    found = compare_policies(scenario, named, values, seeds, jobs, say)
+    def say(text: str) -> None:
+        if not as_json:
+            typer.echo(text, err=True)
+
+    with ticking(say):
+        from trefoil.comparison.runs import compare as compare_policies
+        from trefoil.comparison.runs import split_values
+
+        values = {key: split_values(text) for key, text in parse_pairs("--set", sets or ()).items()}
+        named = [name.strip() for name in policies.split(",") if name.strip()]
+        found = compare_policies(scenario, named, values, seeds, jobs, say)
     from trefoil.cli.demo.results import git_commit, machine
     from trefoil.comparison.report import FILES, comparison_tables, write_comparison
 

@@ -2,8 +2,9 @@
 
 import json
 import os
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -18,10 +19,13 @@ from trefoil.core.errors import SettingError, TrefoilError
 from trefoil.core.fleet import DeviceStatus, NodeStatus, SliceState, failures
 from trefoil.core.plan import Plan
 from trefoil.runtime import codec
+from trefoil.runtime.clock import WallClock
 from trefoil.runtime.config import register_own_device_types
 from trefoil.tables import Grid
 
 EXIT_ERROR: Final = 2
+FIRST_TICK_S: Final = 1.5
+TICK_S: Final = 10.0  # between two lines of progress
 COMMAND_PACKAGES: Final = ("jinja2", "matplotlib", "plotext", "textual")
 """Packages of requirements/main.in that are not in services.in."""
 DEFAULT_STATE_DIR: Final = os.environ.get("TREFOIL_STATE_DIR") or ".trefoil/default"
@@ -61,6 +65,27 @@ def console() -> Console:
 def print_json(value: Any) -> None:
     """Print one JSON document, in stable order."""
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False, sort_keys=False))
+
+
+@contextmanager
+def ticking(say: Callable[[str], None]) -> Iterator[None]:
+    """Say how long work has taken, until the block ends: within 2 s for the first time, then every few seconds."""
+    clock, ended = WallClock(), threading.Event()
+    started_s = clock.monotonic_s()
+
+    def tick() -> None:
+        wait_s = FIRST_TICK_S
+        while not ended.wait(wait_s):
+            say(f"working, {clock.monotonic_s() - started_s:.0f} s so far")
+            wait_s = TICK_S
+
+    ticker = threading.Thread(target=tick, name="progress", daemon=True)
+    ticker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        ticker.join()
 
 
 def grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

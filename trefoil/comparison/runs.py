@@ -104,7 +104,9 @@ def compare(
     _check(policies, values or {}, seeds)
     varied = {key: tuple(given) for key, given in (values or {}).items()}
     planned = [_plan(scenario, policies, chosen, varied, seeds, every) for chosen in _combinations(varied)]
-    found = run_all((job for case in planned for job in case), None, jobs, say)
+    wanted = [job for case in planned for job in case]
+    say(f"{len(set(wanted))} runs in simulated time")
+    found = run_all(wanted, None, jobs, say)
     cases = tuple(_case(case, found) for case in planned)
     played_ = tuple(row.policy for row in cases[0].rows)
     if any(tuple(row.policy for row in case.rows) != played_ for case in cases):

@@ -2,13 +2,16 @@
 
 import csv
 import json
+import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from trefoil.cli import output
 from trefoil.cli.main import app
 from trefoil.comparison import runs
+from trefoil.core.errors import SettingError
 from trefoil.core.policies import POLICIES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,6 +44,31 @@ def test_every_policy_value_and_seed_meets_the_same_load(tmp_path):
     assert "none: floor missed" in page
     assert "<svg" in page
     assert (tmp_path / "comparison.png").stat().st_size > 1000
+
+
+def test_progress_is_printed_within_two_seconds_and_while_it_lasts(monkeypatch):
+    assert output.FIRST_TICK_S < 2.0
+    monkeypatch.setattr(output, "FIRST_TICK_S", 0.01)
+    monkeypatch.setattr(output, "TICK_S", 0.01)
+
+    def slow(*arguments):
+        time.sleep(0.2)
+        raise SettingError("no more", field="x", remedy="none")
+
+    monkeypatch.setattr(runs, "compare", slow)
+    _, out, err = run("digits", "--policies", "base,exact")
+    assert out == ""
+    assert err.count("working, 0 s so far") > 1
+    assert err.endswith("trefoil: x: no more. Remedy: none\n")
+    assert run("digits", "--policies", "base,exact", "--json")[2].startswith("trefoil: x")
+
+
+def test_a_comparison_says_how_many_runs_it_needs_and_each_that_is_done():
+    code, _, err = run(*TINY, "--policies", "base,static_mix", "--seeds", "1", "--jobs", "1")
+    lines = [line for line in err.splitlines() if not line.startswith("working")]
+    assert code == 0
+    assert lines[0].endswith("runs in simulated time")
+    assert len(lines) == 1 + int(lines[0].split()[0])
 
 
 def test_all_policies_that_apply_are_played_and_the_others_named_with_the_reason(monkeypatch):

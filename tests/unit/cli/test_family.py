@@ -214,7 +214,7 @@ def test_engines_are_taken_for_every_type_of_gpu(tmp_path):
     assert config.backend == "tensorrt"
     assert dict(config.cc_model_filenames) == {"8.0": "model_cc8.0.plan", "9.0": "model_cc9.0.plan"}
     assert (tmp_path / "ours" / "toy" / "2" / "model_cc9.0.plan").read_text() == "large for 9.0"
-    checked = run("check", "--repository", tmp_path / "ours")
+    checked = run("check", "--graphs-only", "--repository", tmp_path / "ours")
     assert checked.exit_code == 1
     assert checked.output.count("\n  ") == 1
     assert "no profile" in checked.output
@@ -239,9 +239,12 @@ def test_what_a_slice_decides_itself_is_left_out_and_said(theirs):
 
 
 def test_the_shipped_families_are_in_order_and_those_without_graphs_say_how_to_get_them():
-    found = {one["family"]: one for one in json.loads(run("check", "--repository", SHIPPED, "--json").output)}
+    found = {
+        one["family"]: one
+        for one in json.loads(run("check", "--graphs-only", "--repository", SHIPPED, "--json").output)
+    }
     assert not any(one["problems"] for one in found.values())
-    assert found["digits"]["state"].startswith("4 of 4 variants can be served")
+    assert found["digits"]["state"].startswith("4 of 4 variants compared with the contract, not run")
     assert "AGPL-3.0" in (SHIPPED / "yolo" / "family.toml").read_text()
     listed = {
         one["family"]: one["variants"] for one in json.loads(run("list", "--repository", SHIPPED, "--json").output)
@@ -255,28 +258,33 @@ def test_the_shipped_families_are_in_order_and_those_without_graphs_say_how_to_g
 def test_check_names_what_is_wrong(theirs, tmp_path):
     done(imported(theirs, "--json"))
     ours = tmp_path / "ours"
-    unprofiled = run("check", "toy", "--repository", ours)
+    unprofiled = run("check", "--graphs-only", "toy", "--repository", ours)
     assert unprofiled.exit_code == 1
     assert "no profile: only policies that measure can serve it. Remedy: `trefoil profile toy`" in unprofiled.output
     points = assumed_points(load_family(ours / "toy")[0], dict.fromkeys(("small", "large"), COST), LAW, 8)
     (ours / "toy" / "profile.csv").write_text(profile_text(points, WHERE, estimate_energy=True))
-    assert run("check", "toy", "--repository", ours).exit_code == 0
+    assert run("check", "--graphs-only", "toy", "--repository", ours).exit_code == 0
     refused(run("assume", "toy", "--repository", ours), "profile.csv exists already")
-    refused(run("check", "tyo", "--repository", ours), "FAMILY = 'tyo': no such family", "did you mean toy?")
+    refused(
+        run("check", "--graphs-only", "tyo", "--repository", ours),
+        "FAMILY = 'tyo': no such family",
+        "did you mean toy?",
+    )
     (ours / "toy" / "2" / "model.onnx").write_bytes(graph("mlp_unnamed"))
-    wrong = run("check", "--repository", ours)
+    wrong = run("check", "--graphs-only", "--repository", ours)
     assert wrong.exit_code == 1
     assert "version 2: x is not in its graph, which has input.1" in wrong.output
     config = ours / "toy" / "config.pbtxt"
     text = config.read_text()
     config.write_text(text.replace("dims: 3", "dims: 2"))
     assert (
-        "version 1: y is [-1, 3] in its graph, the contract says [-1, 2]" in run("check", "--repository", ours).output
+        "version 1: y is [-1, 3] in its graph, the contract says [-1, 2]"
+        in run("check", "--graphs-only", "--repository", ours).output
     )
     (ours / "toy" / "2" / "model.onnx").unlink()
-    assert "large has no model files" in run("check", "--repository", ours).output
+    assert "large has no model files" in run("check", "--graphs-only", "--repository", ours).output
     config.unlink()
-    assert "no tensor contract" in run("check", "--repository", ours).output
+    assert "no tensor contract" in run("check", "--graphs-only", "--repository", ours).output
 
 
 def test_what_is_assumed_grows_with_batch_and_shrinks_with_the_slice_and_says_that_nobody_measured(theirs, tmp_path):

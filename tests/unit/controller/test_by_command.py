@@ -143,7 +143,7 @@ def test_a_reset_that_cannot_be_done_is_refused(monkeypatch):
 
     seen, _ = played(monkeypatch, work)
     assert all(isinstance(error, InvalidInput) for error in seen.values())
-    assert "family = 'ghost': the settings have no objective of it. Remedy: one of digits" in str(seen["ghost"])
+    assert "family = 'ghost': the settings have no objective of it. Remedy: use one of: digits" in str(seen["ghost"])
 
 
 def settings(**changes: Any) -> ControllerSettings:
@@ -174,6 +174,14 @@ def test_objectives_of_unchanged_settings_keep_their_number(tmp_path: Path):
     edited = settings(objectives=(ONE | {"slo_ms": 500.0},))
     assert starting_objectives(edited, accepted, (), virtual.CATALOG)[FAMILY].number == 2
     assert starting_objectives(edited, accepted, (FAMILY,), virtual.CATALOG) == accepted
+
+
+def test_a_family_that_the_settings_name_no_more_goes_out_of_service_unless_a_command_set_it():
+    own = Objective("own", slo_ms=10.0, number=1)
+    stored = starting_objectives(settings(), {}, (), virtual.CATALOG) | {"own": own}
+    assert list(starting_objectives(settings(), stored, (), virtual.CATALOG)) == [FAMILY]
+    assert starting_objectives(settings(), stored, ("own",), virtual.CATALOG) == stored
+    assert starting_objectives(settings(objectives=()), stored, ("own",), virtual.CATALOG) == {"own": own}
 
 
 def test_a_family_that_the_settings_do_not_name_is_shown():

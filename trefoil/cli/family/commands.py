@@ -2,18 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from trefoil.cli.output import AsJson, Guarded, console, grid, print_json
-from trefoil.core.errors import SettingError
-from trefoil.installation import MODELS, own_repository
+from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, ticking
+from trefoil.core.errors import BinaryMissing, SettingError, StartError
+from trefoil.installation import MODELS, own_repository, triton_environment
 from trefoil.runtime.given.repository_names import check_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from power_agent.triton.installation import TritonInstall
+    from trefoil.cli.family.contract_check import Ask
     from trefoil.cli.family.import_family import ImportedFamily
+    from trefoil.core.catalog import Family, Variant
     from trefoil.profiler.assumed import GraphCost
 
 FOUND_WRONG: Final = 1
@@ -49,13 +55,22 @@ def list_(repository: Repository = MODELS, as_json: AsJson = False) -> None:
 @app.command()
 def check(
     families: Annotated[list[str] | None, typer.Argument(help="Families; default: all.")] = None,
+    graphs_only: Annotated[
+        bool, typer.Option("--graphs-only", help="Compare contracts with graphs; run none.")
+    ] = False,
     repository: Repository = MODELS,
     as_json: AsJson = False,
 ) -> None:
-    """Compare each family's contract with its graphs; say what cannot be served. Exit code 1: something is wrong."""
+    """Compare each contract with its graphs, and ask each variant once on this machine's Triton. Exit code 1: something
+    is wrong."""
     from trefoil.cli.family.contract_check import check_families
 
-    found = check_families(repository, families or [])
+    def say(text: str) -> None:
+        if not as_json:
+            typer.echo(text, err=True)
+
+    with ticking(say):
+        found = check_families(repository, families or [], None if graphs_only else _asker(say))
     if as_json:
         print_json(found)
     else:
@@ -64,6 +79,29 @@ def check(
                 console().print(line, markup=False, soft_wrap=True)
     if any(family["problems"] for family in found):
         raise typer.Exit(FOUND_WRONG)
+
+
+def _asker(say: "Callable[[str], None]") -> "Ask":
+    """Asks variants on this machine's Triton; where there is none that is said, once."""
+
+    @cache
+    def install() -> "TritonInstall | None":
+        from power_agent.triton.installation import find_triton, prepare_triton
+
+        try:
+            found = find_triton(None, triton_environment(None))
+            prepare_triton(found)
+        except (BinaryMissing, StartError) as error:
+            typer.echo(f"no model is run here, contracts are compared with graphs alone: {error}", err=True)
+            return None
+        return found
+
+    def ask(root: Path, family: "Family", variants: "Sequence[Variant]") -> dict[int, str] | None:
+        from trefoil.cli.family.asked_once import unanswered
+
+        return None if (found := install()) is None else unanswered(found, root, family, variants, say)
+
+    return ask
 
 
 @app.command("import")

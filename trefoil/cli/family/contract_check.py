@@ -1,14 +1,14 @@
 """Families of a model repository as `trefoil family list` and `check` show them."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
 from trefoil.cli.family.onnx_graph import differences, graph_tensors
-from trefoil.core.catalog import Family
+from trefoil.core.catalog import Family, Variant
 from trefoil.core.errors import CatalogError, NotFound, TrefoilError, one_of
 from trefoil.installation import repositories
 from trefoil.runtime.given.onnx_file import check_external_data
@@ -26,6 +26,9 @@ from trefoil.runtime.model_files import (
     version_files,
 )
 from trefoil.runtime.repository import family_folders, load_family
+
+Ask = Callable[[Path, Family, Sequence[Variant]], dict[int, str] | None]
+"""Loads variants of a repository's family; says by version which do not answer, and why; None: no Triton is here."""
 
 
 def describe_families(repository: Path) -> list[dict[str, Any]]:
@@ -64,8 +67,10 @@ def _files_by_version(root: Path, family: Family) -> dict[int, tuple[Path, ...]]
         return {}  # `check` says what is wrong with its contract
 
 
-def check_families(repository: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+def check_families(repository: Path, names: Sequence[str], ask: Ask | None = None) -> list[dict[str, Any]]:
     """State and problems of each family; one that is only catalogued (no model files at all) is no problem.
+
+    `ask` loads variants on a Triton and says which do not answer; None: graphs are compared with contracts alone.
 
     Raises:
         NotFound: no such family.
@@ -75,7 +80,7 @@ def check_families(repository: Path, names: Sequence[str]) -> list[dict[str, Any
         if name not in known:
             where = " or ".join(map(str, repositories(repository)))
             raise NotFound(f"no such family in {where}", field="FAMILY", value=name, remedy=one_of(known, name))
-    return [_check_family(known[name].parent, name) for name in names or known]
+    return [_check_family(known[name].parent, name, ask) for name in names or known]
 
 
 def refuse_unserved(folder: Path, profile: Path | None, device_types: Collection[str], *, measured: bool) -> None:
@@ -101,7 +106,7 @@ def refuse_unserved(folder: Path, profile: Path | None, device_types: Collection
     raise CatalogError(f"{why}: nothing is known of what it costs", field="family", value=family.name, remedy=remedy)
 
 
-def _check_family(root: Path, name: str) -> dict[str, Any]:
+def _check_family(root: Path, name: str, ask: Ask | None) -> dict[str, Any]:
     problems: list[str] = []
     state = "cannot be served"
     try:
@@ -117,12 +122,17 @@ def _check_family(root: Path, name: str) -> dict[str, Any]:
         for version, there in sorted(files.items()):
             if found := _graph_differences(root, config, version, there):
                 wrong[version] = found
+        engines = backend_of(config) == ENGINES  # they want their GPU
+        present = [variant for variant in family.variants if variant.version in files]
+        silent = ask(root, family, present) if ask is not None and present and not engines else None
+        for version, why in (silent or {}).items():
+            wrong[version] = [*wrong.get(version, []), why]
         sound = [v for v in family.variants if v.version not in wrong and not absent]
         if not files:
             state = f"catalogue only, no model files: {how_to_make(root, name)}"
         else:
-            engines = backend_of(config) == ENGINES
-            what = "have their files; engines are not looked into" if engines else "can be served"
+            how = "compared with the contract, not run" if silent is None else "answer on Triton"
+            what = "have their files; engines are not looked into" if engines else how
             state = f"{len(sound)} of {len(family.variants)} variants {what}"
         problems += [why for whys in wrong.values() for why in whys]
         state += f"; {len(rows)} profile rows"
