@@ -4,7 +4,8 @@
                                labels.txt              link to the shared model_repository, as all model files
                                <version>/model.onnx
                                <version>/model.py      link to model_repository/_shared/model.py; of a generative
-                                                       family (its contract names decoder.py) also to what decodes
+                                                       family (its contract names decoder.py) also to what decodes,
+                                                       of python models (opaque.py) to what runs them
 
 Every version of the family is linked, only one is loaded, so a swap needs no file but the new config.pbtxt.
 """
@@ -30,7 +31,7 @@ from trefoil.runtime.model_files import (
     CONFIG,
     DECODER,
     ENGINES,
-    OURS,
+    OPAQUE,
     THREADS,
     backend_of,
     contract,
@@ -39,6 +40,8 @@ from trefoil.runtime.model_files import (
     how_to_make,
     judged_versions,
     label_files,
+    opaque,
+    shared_files,
 )
 
 LOOPBACK: Final = "127.0.0.1"
@@ -254,6 +257,8 @@ def choose_backend(install: TritonInstall, spec: SliceSpec, family: model_config
             value=family.name,
             remedy="serve it on a real GPU by a Triton with the tensorrt backend, or import its ONNX files instead",
         )
+    if opaque(family):
+        return BackendChoice(on_gpu=on_gpu)
     if install.backend == "python" or generative(family):
         return BackendChoice()
     if on_gpu:
@@ -281,7 +286,7 @@ def slice_config(
     config.CopyFrom(contract)
     config.backend, config.platform = serving.backend, ""
     if serving.backend != ENGINES:  # whose files have other names, also by compute capability (cc_model_filenames)
-        config.default_model_filename = DECODER if generative(contract) else ""
+        config.default_model_filename = DECODER if generative(contract) else OPAQUE if opaque(contract) else ""
         config.cc_model_filenames.clear()
     groups = model_config_pb2.ModelInstanceGroup
     config.ClearField("instance_group")
@@ -308,7 +313,7 @@ def write_family(
     Raises:
         CatalogError: naming family, version and path when the source lacks something.
     """
-    shared = [source / SHARED / name for name in (OURS if generative(family) else OURS[:1])]
+    shared = [source / SHARED / name for name in shared_files(family)]
     expected, below = expected_files(family), boundary(source, hosted.model)
     versions, refused = judged_versions(source, hosted.model, expected)
     gone = next((path for path in shared if not path.is_file()), None)

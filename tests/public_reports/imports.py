@@ -265,6 +265,35 @@ ADOPTED = (
     ),
 )
 
+PYTHON_MODEL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from neighbour import FACTOR
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", FACTOR + x[:, :3])]))
+        return answers
+"""
+ADOPTED += (
+    row(
+        "a python backend",
+        Model(
+            'backend: "python" max_batch_size: 8' + XY.replace("dims: [ 4 ]", "dims: [ 4 ] optional: false"),
+            files={"1/model.py": PYTHON_MODEL, "1/neighbour.py": "FACTOR = 1\n"},
+            model="1/model.py",
+        ),
+        Family(
+            {"backend": "python", "default_model_filename": "opaque.py"},
+            ("python models were not run",),
+            ("1/variant.py", "1/neighbour.py"),
+        ),
+    ),
+)
+
 REFUSED = (
     row(
         "an ensemble of preprocessing and model",
@@ -275,7 +304,17 @@ REFUSED = (
         r"ensemble_scheduling = .*Remedy: import the model that costs most",
     ),
     row(
-        "a python backend", Model('backend: "python" max_batch_size: 8' + XY, model="1/model.py"), "backend = 'python'"
+        "a python model that completes itself", Model('backend: "python"', model="1/model.py"), "write input and output"
+    ),
+    row(
+        "a decoupled python model",
+        Model('backend: "python" model_transaction_policy { decoupled: true }' + XY, model="1/model.py"),
+        "decoupled = True",
+    ),
+    row(
+        "a python model with a file of ours",
+        Model('backend: "python" max_batch_size: 8' + XY, model="1/model.py", files={"1/decoder.py": "x"}),
+        "file = 'decoder.py'.*another name",
     ),
     row("DALI", Model('backend: "dali" max_batch_size: 8' + XY, model="1/model.dali"), "backend = 'dali'.*ONNX"),
     row("PyTorch", Model('platform: "pytorch_libtorch"' + XY, model="1/model.pt"), "backend = 'pytorch_libtorch'"),

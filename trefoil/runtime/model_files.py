@@ -34,13 +34,15 @@ from trefoil.runtime.given.repository_names import (
 
 CONFIG: Final = "config.pbtxt"
 ENGINES: Final = "tensorrt"  # the backend whose models are built for one type of GPU
-FILES: Final = {"onnxruntime": "model.onnx", ENGINES: "model.plan"}
+PYTHON: Final = "python"  # the backend of models that are code
+FILES: Final = {"onnxruntime": "model.onnx", ENGINES: "model.plan", PYTHON: "variant.py"}
 PLATFORMS: Final = {"onnxruntime_onnx": "onnxruntime", "tensorrt_plan": ENGINES}
 PROBE_SEQUENCE: Final = 0x7472_6566_6F69_6C  # "trefoil": no client's, or it would meet a probe
 ZERO_TEXT: Final = b"\x01\x00\x00\x000"  # the zero of strings in a probe: an empty one is refused by what generates
 MAKERS: Final = ("export.py", "train.py")
 DECODER: Final = "decoder.py"  # what a generative family's contract names as its default_model_filename
-OURS: Final = ("model.py", DECODER, "decoding.py")  # linked into versions by the agent: the first into all
+OPAQUE: Final = "opaque.py"  # what the contract of a family of python models names as its default_model_filename
+OURS: Final = ("model.py", DECODER, "decoding.py", OPAQUE)  # linked into versions by the agent: the first into all
 
 
 TENSORS_MAX: Final = 256  # inputs, or outputs, of a model
@@ -228,11 +230,23 @@ def generative(config: model_config_pb2.ModelConfig) -> bool:
     return backend_of(config) == "python" and str(config.default_model_filename) == DECODER
 
 
+def opaque(config: model_config_pb2.ModelConfig) -> bool:
+    """Whether `_shared/opaque.py` serves the family: each variant is a python model."""
+    return backend_of(config) == PYTHON and str(config.default_model_filename) == OPAQUE
+
+
+def shared_files(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:
+    """Files of `_shared` that a version of the family needs."""
+    return OURS[:3] if generative(config) else (OURS[0], OPAQUE) if opaque(config) else OURS[:1]
+
+
 def expected_files(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:
     """Names of the files that every version folder has to hold.
 
     With `cc_model_filenames` Triton takes the file of the GPU's compute capability, and the default one elsewhere.
     """
+    if opaque(config):
+        return (FILES[PYTHON],)
     if backend_of(config) != ENGINES:
         return (FILES["onnxruntime"],)
     by_gpu = sorted(set(config.cc_model_filenames.values()))

@@ -25,6 +25,7 @@ from trefoil.runtime.model_files import (
     expected_files,
     generative,
     graph_probe,
+    opaque,
     version_files,
 )
 from trefoil.runtime.repository import PROFILE_FILE, load_family
@@ -50,9 +51,12 @@ def write_assumed(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str
             "what decoding takes is not known from a graph", field="family", value=family.name,
             remedy="write its profile as model_repository/pydoc/make_profile.py does",
         )  # fmt: skip
-    if backend_of(config) == ENGINES:
+    if backend_of(config) == ENGINES or opaque(config):
         raise CatalogError(
-            "engines cannot be looked into", field="family", value=family.name, remedy="measure: trefoil profile"
+            f"{'python models' if opaque(config) else 'engines'} cannot be looked into",
+            field="family",
+            value=family.name,
+            remedy="measure: trefoil profile",
         )
     python = triton_environment() / "bin" / "python"
     if not python.exists():

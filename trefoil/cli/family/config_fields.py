@@ -8,7 +8,7 @@ from typing import Any, Final
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from trefoil.runtime.model_files import ENGINES, PROBE_SHAPE, THREADS, backend_of
+from trefoil.runtime.model_files import ENGINES, PROBE_SHAPE, PYTHON, THREADS, backend_of
 
 CARRIED: Final = frozenset(
     {
@@ -34,7 +34,10 @@ REFUSED: Final[Mapping[str, str]] = {
     "model_repository_agents": "leave it out: no other library is loaded",
 }
 TENSOR_CARRIED: Final = frozenset({"name", "data_type", "format", "dims", "reshape", "label_filename"})
-ENGINE_CARRIED: Final = frozenset({"is_shape_tensor", "is_non_linear_format_io"})
+BACKEND_CARRIED: Final[Mapping[str, frozenset[str]]] = {
+    ENGINES: frozenset({"is_shape_tensor", "is_non_linear_format_io"}),
+    PYTHON: frozenset({"optional"}),
+}
 GROUP_LEFT: Final = frozenset({"name", "kind", "count", "gpus", "rate_limiter", "host_policy"})
 ENVIRONMENT: Final = "EXECUTION_ENV_PATH"
 TEXT_MAX: Final = 100  # characters of a value in a note
@@ -47,7 +50,7 @@ def refused_fields(config: model_config_pb2.ModelConfig) -> Iterator[tuple[str, 
             yield field.name, _text(value), REFUSED.get(field.name, OUTSIDE)
     if config.model_transaction_policy.decoupled:
         yield "model_transaction_policy.decoupled", True, OUTSIDE
-    carried = TENSOR_CARRIED | (ENGINE_CARRIED if backend_of(config) == ENGINES else frozenset())
+    carried = TENSOR_CARRIED | BACKEND_CARRIED.get(backend_of(config), frozenset())
     for tensor in (*config.input, *config.output):
         for field, value in tensor.ListFields():
             if field.name not in carried:

@@ -23,6 +23,7 @@ from trefoil.runtime.model_files import (
     how_to_make,
     judged_versions,
     label_files,
+    opaque,
     version_files,
 )
 from trefoil.runtime.repository import family_folders, load_family
@@ -151,7 +152,7 @@ def _graph_differences(
 ) -> list[str]:
     """Where a version's graph differs from the contract. Engines cannot be looked into, and what decodes is between a
     generative family's contract and its graph."""
-    if backend_of(config) == ENGINES or generative(config):
+    if backend_of(config) == ENGINES or generative(config) or opaque(config):
         return []
     folder = root / config.name / str(version)
     path, below = folder / FILES["onnxruntime"], boundary(root, config.name)

@@ -42,7 +42,17 @@ from trefoil.installation import MODELS, SHIPPED
 from trefoil.runtime import codec
 from trefoil.runtime.files import replace_file
 from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, check_name, opened, resolved
-from trefoil.runtime.model_files import CONFIG, ENGINES, FILES, OURS, PROBE_SHAPE, backend_of, check_contract
+from trefoil.runtime.model_files import (
+    CONFIG,
+    ENGINES,
+    FILES,
+    OPAQUE,
+    OURS,
+    PROBE_SHAPE,
+    PYTHON,
+    backend_of,
+    check_contract,
+)
 from trefoil.runtime.repository import FAMILY_FILE, load_family
 from trefoil.runtime.state_files import STRANGE
 
@@ -213,6 +223,8 @@ def _contract(first: Source, tensors: Tensors, stated: Statement) -> model_confi
         config.cc_model_filenames[capability] = engine_file(capability)
     if first.config.cc_model_filenames and FILES[ENGINES] in first.files:
         config.default_model_filename = FILES[ENGINES]
+    if config.backend == PYTHON:
+        config.default_model_filename = OPAQUE
     check_contract(config, first.folder.parent / CONFIG)
     return config
 
@@ -246,12 +258,13 @@ def _copy(original: Path, below: Path, target: Path) -> None:
 
 
 def _copy_backend(into: Path) -> None:
-    """A separate model repository needs the newest model.py, which a slice of the python backend runs."""
-    own, newest = into / SHARED / OURS[0], (SHIPPED / MODELS / SHARED / OURS[0]).read_text(encoding="utf-8")
-    if not own.is_file() or own.read_text(encoding="utf-8") != newest:
-        own.parent.mkdir(exist_ok=True)
-        replace_file(own, newest)
-        own.chmod(0o644)
+    """A separate model repository needs the newest of what a slice of the python backend runs."""
+    for name in (OURS[0], OPAQUE):
+        own, newest = into / SHARED / name, (SHIPPED / MODELS / SHARED / name).read_text(encoding="utf-8")
+        if not own.is_file() or own.read_text(encoding="utf-8") != newest:
+            own.parent.mkdir(exist_ok=True)
+            replace_file(own, newest)
+            own.chmod(0o644)
 
 
 def parse_numbers(given: Sequence[str] | None, flag: str) -> dict[str, float]:

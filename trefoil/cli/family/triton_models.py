@@ -24,6 +24,7 @@ from trefoil.runtime.model_files import (
     ENGINES,
     FILES,
     OURS,
+    PYTHON,
     backend_of,
     check_dims,
     label_files,
@@ -32,6 +33,7 @@ from trefoil.runtime.model_files import (
 
 LABELS_BYTES_MAX: Final = 2**24
 NAMED_MAX: Final = 5  # files in a note
+SOURCE_FILES: Final = {**FILES, PYTHON: "model.py"}  # by Triton's own names
 COMPLETED_BATCH: Final = 4  # Triton's own default of the onnxruntime backend (default-max-batch-size)
 EXPORT: Final = "export it to ONNX, or build a TensorRT engine"
 
@@ -90,6 +92,9 @@ def read_source(repository: Path, name: str) -> Source:
     there = names_below(version_folder, check_files(version_folder, repository, OURS))
     files = _files(name, version_folder, config, backend)
     other_files = there.keys() - set(files.values()) - files.keys()
+    clash = [file for file in (*OURS, FILES[PYTHON]) if (version_folder / file).exists() and file not in files.values()]
+    if backend == PYTHON and clash:
+        raise variant_error(name, "file", clash[0], "give that file another name: the family has one of this name")
     labels = label_files(config)
     taken = {CONFIG, *labels}
     left = [p.name for p in folder.iterdir() if p.name not in taken and p.name[0] != "." and not _is_version(p)]
@@ -102,7 +107,7 @@ def read_source(repository: Path, name: str) -> Source:
         if not (folder / label).is_file():
             raise variant_error(name, "label_filename", label, f"put that file into {folder}")
         resolved(folder / label, repository)
-    if backend != ENGINES:
+    if backend == "onnxruntime":
         outside = check_external_data(version_folder / files[FILES[backend]], repository) - other_files
         if outside:
             raise variant_error(name, "external_data", min(outside), "put that file beside the model", source.folder)
@@ -129,7 +134,7 @@ def _config(folder: Path, repository: Path) -> model_config_pb2.ModelConfig:
 
 def _inferred(folder: Path, file: str) -> str:
     """Backend of a model by the name of its file; "" where none is known."""
-    for backend, name in FILES.items():
+    for backend, name in SOURCE_FILES.items():
         if file == name or (
             not file and any((path / name).is_file() for path in folder.iterdir() if _is_version(path))
         ):
@@ -157,7 +162,7 @@ def _served_versions(name: str, folder: Path, config: model_config_pb2.ModelConf
 
 def _files(name: str, folder: Path, config: model_config_pb2.ModelConfig, backend: str) -> dict[str, str]:
     """Names in the family -> names here. Engines by compute capability become model_cc<capability>.plan."""
-    default = str(config.default_model_filename) or FILES[backend]
+    default = str(config.default_model_filename) or SOURCE_FILES[backend]
     files = {}
     if backend == ENGINES:
         files = {engine_file(capability): file for capability, file in sorted(config.cc_model_filenames.items())}
@@ -226,7 +231,7 @@ def read_tensors(source: Source) -> Tensors:
         CatalogError: configuration and graph do not agree, or a tensor cannot be served in batches.
     """
     inputs, outputs = tuple(source.config.input), tuple(source.config.output)
-    if backend_of(source.config) == ENGINES:
+    if backend_of(source.config) != "onnxruntime":
         if not inputs or not outputs:
             raise variant_error(source.name, "input", [], "write input and output into its config.pbtxt")
         return Tensors(inputs, outputs)
@@ -244,7 +249,7 @@ def read_tensors(source: Source) -> Tensors:
 def complete_batching(source: Source) -> None:
     """Complete the largest batch as Triton does where a configuration leaves it and the tensors to the graph."""
     config = source.config
-    if config.max_batch_size or (config.input and config.output) or backend_of(config) == ENGINES:
+    if config.max_batch_size or (config.input and config.output) or backend_of(config) != "onnxruntime":
         return
     graph = graph_tensors(source.folder / source.files[FILES["onnxruntime"]], source.below)
     if not all(tensor.dims and tensor.dims[0] == ANY for tensors in graph for tensor in tensors):
