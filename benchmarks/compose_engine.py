@@ -88,7 +88,9 @@ class Containers:
         self.env_file.touch()
         self._client, self._argv = engine.client, compose.argv
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("TREFOIL_")}
-        self.env |= {"COMPOSE_PROJECT_NAME": project, "DOCKER_BUILDKIT": "0", "PATH": engine.path}
+        self.env |= {"COMPOSE_PROJECT_NAME": project, "DOCKER_BUILDKIT": "0"}
+        folders = [str(Path(word).parent) for word in compose.argv[:1] if "/" in word]  # for `trefoil deploy env`
+        self.env |= {"PATH": ":".join([*folders, engine.path])}
         self.env |= {"DOCKER_HOST": engine.url} if engine.url else {}
         (ROOT / "deploy/compose/tags/e2e.comes-by-upgrade.sh").touch()
 
