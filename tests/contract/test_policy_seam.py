@@ -117,14 +117,14 @@ def test_settings_of_parts_are_typed_by_the_part_and_go_over_the_rows() -> None:
 BAD = {
     "policy": ({"name": "tests.support.seam:NONE"}, r"policy = 'tests.support.seam:NONE'.*Remedy"),
     "no row": ({"name": "tests.support.seam:Policy"}, r"is no row of a policy.*Remedy"),
-    "planner": ({"planner": "best"}, r"planner = 'best': no such planner. Remedy: one of alpaserve, .*module:Class"),
+    "planner": ({"planner": "best"}, r"planner = 'best': no such planner. Remedy: .*one of: alpaserve, .*module:Class"),
     "forecaster": ({"forecaster": "prophet"}, r"forecaster = 'prophet': no such.*last_max"),
-    "router": ({"router": "fastest"}, r"router = 'fastest': no such router. Remedy: one of carbondis, dybatch, fifo"),
-    "queue": ({"queue": "sjf"}, r"queue = 'sjf': no such queue. Remedy: one of fifo"),
-    "governor": ({"governor": "turbo"}, r"governor = 'turbo': no such governor. Remedy: one of fixed"),
+    "router": ({"router": "fastest"}, r"router = 'fastest': no such router. Remedy: .*one of: carbondis, dybatch, fifo"),
+    "queue": ({"queue": "sjf"}, r"queue = 'sjf': no such queue. Remedy: .*one of: fifo"),
+    "governor": ({"governor": "turbo"}, r"governor = 'turbo': no such governor. Remedy: .*one of: fixed"),
     "module": ({"governor": "nowhere.at_all:X"}, r"governor = 'nowhere.at_all:X': cannot be imported.*PYTHONPATH"),
     "methods": ({"queue": "tests.support.seam.governor:Stairs"}, r"queue = .*has no method limit, check.*Remedy"),
-    "setting": ({"parts": {"governor": {"steps": 3}}}, r"governor setting steps = 3: .*one of step_mhz"),
+    "setting": ({"parts": {"governor": {"steps": 3}}}, r"governor setting steps = 3: .*one of: step_mhz"),
     "value": ({"parts": {"governor": {"step_mhz": "low"}}}, r"governor setting step_mhz = 'low'.*Remedy"),
     "kind": ({"parts": {"cooler": {"x": 1}}}, r"parts = 'cooler': .*planner, forecaster, router, queue, governor"),
     "missing": ({"parts": {"planner": {"variant": 3.5}}}, r"planner setting variant = 3.5"),
@@ -145,7 +145,7 @@ def test_traits_that_do_not_fit_are_refused_by_field_value_and_remedy() -> None:
 
 @pytest.mark.parametrize("kind", Kind)
 def test_what_starts_a_system_refuses_the_same_and_names_the_column(kind: Kind) -> None:
-    with pytest.raises(SettingError, match=rf"{kind} = 'none': no such {kind}. Remedy: one of .*, or module:Class"):
+    with pytest.raises(SettingError, match=rf"{kind} = 'none': no such {kind}. Remedy: .*one of: .*, or module:Class"):
         System(**{kind.value: "none"})
     with pytest.raises(SettingError, match=rf"{kind} setting hidden = 3.*"):
         System(parts={kind.value: {"hidden": 3}})

@@ -363,7 +363,7 @@ async def test_replans_on_demand_and_shows_each_decision_and_the_rollout(start):
     assert (running.plan.number, running.rollout.target.number) == (before.number + 1, before.number + 1)
     assert running.rollout.moving
     assert "is in force, not" in await refusal(plane.stub.Replan(pb.ReplanRequest(revision=before)))
-    assert "cause = 'whim': no such cause. Remedy: one of operator" in await refusal(
+    assert "cause = 'whim': no such cause. Remedy: use one of: operator" in await refusal(
         plane.stub.Replan(pb.ReplanRequest(cause="whim"))
     )
     with pytest.raises(grpc.aio.AioRpcError, match="no such decision is kept"):

@@ -58,7 +58,7 @@ def test_a_backtest_prints_every_forecaster_or_those_that_are_asked_for(trace):
     ("forecaster", "says"),
     [
         ("oracle", "forecaster = 'oracle': knows what only a simulation knows"),
-        ("prophet", "forecaster = 'prophet': no such forecaster. Remedy: one of ewma"),
+        ("prophet", "forecaster = 'prophet': no such forecaster. Remedy: "),
     ],
 )
 def test_a_backtest_refuses_who_cannot_forecast(trace, forecaster, says):

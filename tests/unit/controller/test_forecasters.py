@@ -99,7 +99,7 @@ def test_the_controllers_flat_settings_and_those_of_the_part_are_the_forecasters
     [
         (
             {"hidden": 3},
-            r"forecaster setting hidden = 3: last_max has no such setting.*one of growth_ratio_max",
+            r"forecaster setting hidden = 3: last_max has no such setting.*one of: growth_ratio_max",
         ),
         ({"smooth_s": "much"}, r"forecaster setting smooth_s = 'much'"),
         ({"smooth_s": 0.0}, r"forecaster setting smooth_s = 0.0: .*greater than 0"),

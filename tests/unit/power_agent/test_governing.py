@@ -149,7 +149,7 @@ def test_no_window_for_two_seconds_is_the_top_of_the_range():
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
     [
-        ("turbo", {}, r"governor = 'turbo': no such governor. Remedy: one of fixed, miad, or module:Class"),
+        ("turbo", {}, r"governor = 'turbo': no such governor. Remedy: .*one of: fixed, miad, or module:Class"),
         ("fixed", {"step_mhz": 3}, r"governor setting step_mhz = 3: fixed has no such setting"),
         ("nowhere:X", {}, r"governor = 'nowhere:X': no such governor.*own_parts.governor"),
     ],
@@ -171,7 +171,7 @@ async def test_the_keeper_locks_what_the_governor_wants_as_time_passes_and_refus
     await bench.pass_s(1.1)
     assert bench.gpus.locked == (210, 1170)
     unknown = replace(plan, devices=tuple(replace(d, governor="turbo") for d in plan.devices))
-    with pytest.raises(PlanError, match=r"device node0/gpu0: governor = 'turbo': no such governor. Remedy: one of"):
+    with pytest.raises(PlanError, match=r"device node0/gpu0: governor = 'turbo': no such governor. Remedy: .*one of: "):
         bench.keeper.refuse(unknown)
     await bench.end()
     assert bench.gpus.locked is None
