@@ -330,6 +330,7 @@ async def dead_stub(folder: Path) -> Outcome:
 
 def checks() -> list[Check]:
     """Attacks on slices' health."""
+    of_streams = partial(storm, ms=15, leave_s=0.01, model="moods")
     return [
         Check("evidence: statuses and texts, unary", partial(statuses, unary, "moody")),
         Check("evidence: statuses and texts, unary, grpc.aio", partial(statuses, unary, "moody", transport="grpc")),
@@ -339,7 +340,9 @@ def checks() -> list[Check]:
         Check("evidence: 400 bad answers at once, one slice", burst),
         Check("evidence: cancels, 100/s, of 5 ms", partial(storm, ms=5, leave_s=0.003)),
         Check("evidence: cancels, 100/s, of 15 ms", partial(storm, ms=15, leave_s=0.01)),
-        Check("evidence: cancels, 100/s, of streams of 15 ms", partial(storm, ms=15, leave_s=0.01, model="moods")),
+        Check("evidence: cancels, 100/s, of streams of 15 ms", of_streams),
+        Check("evidence: cancels, 100/s, of streams of 15 ms, grpc.aio", partial(of_streams, transport="grpc")),
+        Check("evidence: deadlines, 100/s, of streams of 15 ms", partial(of_streams, deadline=True)),
         Check("evidence: deadlines, 100/s, of 15 ms", partial(storm, ms=15, leave_s=0.01, deadline=True)),
         Check("evidence: a model sleeps", sleepers),
         Check("evidence: short between long, with a deadline", between),

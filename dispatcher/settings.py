@@ -133,8 +133,8 @@ class DispatcherSettings(ServiceSettings):
     """Errors of a server's kind in a row on a slice after which a probe that fails in the same way ejects it as
     sick."""
     cancel_grace_s: float = Field(0.5, ge=0)
-    """How long a request whose client left may still take on its slice, or to its next answer on a stream. It keeps its
-    credit until then, or until this time is over; then it is cancelled there."""
+    """How long a request or stream whose client left may still take on its slice. It keeps its credit until then, or
+    until this time is over; then it is cancelled there."""
     deadline_s: float = Field(0.0, ge=0)
     """Deadline of requests that name none, for families without one in `deadlines_s`; 0 = none."""
     deadlines_s: dict[str, float] = Field(default_factory=dict)

@@ -4,9 +4,8 @@ There is one retry loop, here: a request goes to another slice only if the chann
 (connection refused, stream refused), or if it hangs on a host that is gone, within a budget and its deadline. A status
 that a slice answered is the client's, and what was in flight on a slice that died fails.
 
-A request whose client leaves keeps its credit until its slice has answered, or given the next answer of a stream,
-`cancel_grace_s` at most: Triton goes on executing what it has begun, and another request in its place would wait behind
-it.
+A request whose client leaves keeps its credit until its slice has answered, to the end of a stream, `cancel_grace_s` at
+most: Triton goes on executing what it has begun, and another request in its place would wait behind it.
 
 A family that is split has a Triton model for each stage: the request goes from one to the next through this worker,
 each with a queue, credits, retries and a slice of its own, stages on one slice too. Triton's ensembles would save those

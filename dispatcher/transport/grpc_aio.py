@@ -58,6 +58,7 @@ class GrpcChannel:
         self._channel = direct.channel(target, None if tls is None else tls.channel_credentials(), options)
         self._channel.get_state(try_to_connect=True)  # not at the first request
         self._methods: dict[tuple[str, str], Any] = {}
+        self._ending: set[asyncio.Future[None]] = set()  # streams whose caller has left
 
     def get_state(self, try_to_connect: bool = False) -> Any:
         """State of the connection."""
@@ -86,21 +87,33 @@ class GrpcChannel:
         self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = (),
         leaving: Leaving | None = None,
     ) -> AsyncGenerator[bytes, None]:  # fmt: skip
-        """Answers to one message. Cancelling it cancels the call at once, whatever `leaving` says: grpc.aio does."""
+        """Answers to one message. Closing it cancels the call on the server, or leaves it to end as `leaving` says,
+        which then hears nothing; cancelling it does as with `unary`."""
         connected = self._connected()
         call = self._method("unary_stream", path)(parts, timeout=timeout_s, metadata=tuple(metadata))
+        left = None if leaving is None else leaving._replace(ended=lambda _: None)
         try:
-            async for data in call:
+            while True:
+                reading = asyncio.ensure_future(call.read())  # a cancelled `read` would cancel the call
+                try:
+                    data = await asyncio.shield(reading)
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    left = leaving if task is not None and task.cancelling() else left
+                    raise
+                if data is grpc.aio.EOF:
+                    return
                 yield data
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if leaving is not None and task is not None and task.cancelling():
-                leaving.ended(False)
-            raise
         except grpc.aio.AioRpcError as error:
             raise self._judged(error, connected) from error
         finally:
-            call.cancel()  # does nothing after its end
+            if left is None or call.done():
+                call.cancel()  # does nothing after its end
+                if left is not None:
+                    left.ended(not call.cancelled())
+            else:
+                self._ending.add(ending := asyncio.ensure_future(_drain(call, reading, left)))
+                ending.add_done_callback(self._ending.discard)
 
     async def close(self, grace_s: float | None = None) -> None:
         """Take no more calls."""
@@ -140,6 +153,17 @@ async def _done(call: Any, leaving: Leaving) -> None:
 
         call.add_done_callback(ended)
         raise
+
+
+async def _drain(call: Any, reading: Any, leaving: Leaving) -> None:
+    """Read a stream to its end, for the grace at most; then it is cancelled."""
+    try:
+        async with asyncio.timeout(leaving.grace_s):
+            while await reading is not grpc.aio.EOF:
+                reading = call.read()
+    except (TimeoutError, asyncio.CancelledError, grpc.aio.AioRpcError):
+        call.cancel()  # does nothing after its end
+    leaving.ended(not call.cancelled())
 
 
 class GrpcServer:

@@ -179,12 +179,9 @@ class _ClientConnection(h2.Connection):
         except FramingError as error:
             self._fail(call, error.code, error.details)
             return
-        call.messages.extend(found)
-        if found and call.leaving is not None and call.streaming:
-            call.finish(None)
-            self.drop(call)
-            return
-        if not call.streaming or (not found and call.waiter is not None):
+        if call.leaving is None:
+            call.messages.extend(found)
+        if call.leaving is not None or not call.streaming or (not found and call.waiter is not None):
             self.take(call, call.unread_bytes)
         elif found:
             call.wake()
@@ -348,8 +345,8 @@ class H2Channel:
         self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = (),
         leaving: Leaving | None = None,
     ) -> AsyncGenerator[bytes, None]:  # fmt: skip
-        """Answers to one message, as they come; raises like `unary`. Closing it cancels the call on the server, and
-        cancelling it as `unary` does."""
+        """Answers to one message, as they come; raises like `unary`. Closing it cancels the call on the server, or
+        leaves it to end as `leaving` says, which then hears nothing; cancelling it does as with `unary`."""
         call = self._begin(path, parts, timeout_s, metadata, streaming=True)
         try:
             while True:
@@ -372,7 +369,7 @@ class H2Channel:
                 yield call.decoded(message)
         finally:
             if call.leaving is None:
-                self._drop(call)
+                self._leave(call, None if leaving is None else leaving._replace(ended=lambda _: None))
 
     def _begin(
         self,
@@ -419,6 +416,8 @@ class H2Channel:
                 leaving.ended(call.ended and _answers(call.end))
             return
         call.leaving = leaving
+        call.messages.clear()
+        call.connection.take(call, call.unread_bytes)
         if call.timer is not None:
             call.timer.cancel()
         call.timer = self._loop.call_later(leaving.grace_s, self._give_up, call)

@@ -22,7 +22,7 @@ class ConnectionDied(grpc.aio.AioRpcError):  # type: ignore[misc]
 
 
 class Leaving(NamedTuple):
-    """What becomes of a call whose caller is cancelled while it waits for an answer: it goes on to its next answer, for
+    """What becomes of a call whose caller is cancelled while it waits for an answer: it goes on to its end, for
     `grace_s` at most, then it is cancelled on its server. `ended(answered)` is called once, when it has ended."""
 
     grace_s: float

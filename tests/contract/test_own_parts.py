@@ -84,7 +84,9 @@ def test_a_plan_that_names_what_is_not_there_is_refused_and_imports_nothing(
 ) -> None:
     given, mark = name if name is not None else evil[0], evil[1]
     plan = naming(given, kind)
-    with pytest.raises(PlanError, match=rf"{kind} = '{given}': no such {kind}\. Remedy: .*one of: .*own_parts\.{kind} of"):
+    with pytest.raises(
+        PlanError, match=rf"{kind} = '{given}': no such {kind}\. Remedy: .*one of: .*own_parts\.{kind} of"
+    ):
         check_parts(plan)
     if kind == Kind.GOVERNOR:
         with pytest.raises(SettingError, match="no such governor"):

@@ -119,7 +119,10 @@ BAD = {
     "no row": ({"name": "tests.support.seam:Policy"}, r"is no row of a policy.*Remedy"),
     "planner": ({"planner": "best"}, r"planner = 'best': no such planner. Remedy: .*one of: alpaserve, .*module:Class"),
     "forecaster": ({"forecaster": "prophet"}, r"forecaster = 'prophet': no such.*last_max"),
-    "router": ({"router": "fastest"}, r"router = 'fastest': no such router. Remedy: .*one of: carbondis, dybatch, fifo"),
+    "router": (
+        {"router": "fastest"},
+        r"router = 'fastest': no such router. Remedy: .*one of: carbondis, dybatch, fifo",
+    ),
     "queue": ({"queue": "sjf"}, r"queue = 'sjf': no such queue. Remedy: .*one of: fifo"),
     "governor": ({"governor": "turbo"}, r"governor = 'turbo': no such governor. Remedy: .*one of: fixed"),
     "module": ({"governor": "nowhere.at_all:X"}, r"governor = 'nowhere.at_all:X': cannot be imported.*PYTHONPATH"),
