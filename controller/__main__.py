@@ -118,7 +118,7 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     )  # fmt: skip
     stored = {o.family: o for o in disk.load_all("objectives", Objective)}
     left = load_saved_state(
-        disk, settings, starting_objectives(settings, stored, load_by_command(disk).families, catalog)
+        disk, settings, starting_objectives(settings, stored, load_by_command(disk, settings).families, catalog)
     )
     planner_runner = PlannerRunner(planner, row.planner, disk, clock, settings.solve_timeout_s)
     core = ControlCore(

@@ -68,10 +68,10 @@ from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
 
-def load_by_command(disk: DiskStore) -> ByCommand:
+def load_by_command(disk: DiskStore, settings: ControllerSettings) -> ByCommand:
     """What stands by command on this disk; of what was lost nothing does."""
     stored, control, fleet = disk.load_all("objectives", Objective), disk.load_plain("control"), disk.load_plain(FLEET)
-    found = disk.load(BY_COMMAND, ByCommand) or by_command_of_old(stored, bool(control), bool(fleet))
+    found = disk.load(BY_COMMAND, ByCommand) or by_command_of_old(stored, settings, bool(control), bool(fleet))
     families = sorted({o.family for o in stored}.intersection(found.families))
     return ByCommand(tuple(families), found.mode and bool(control), found.max_watts and bool(fleet))
 
@@ -79,7 +79,7 @@ def load_by_command(disk: DiskStore) -> ByCommand:
 def load_saved_state(disk: DiskStore, settings: ControllerSettings, objectives: Mapping[str, Objective]) -> SavedState:
     """Load what the last controller on this disk has left; `objectives` are those to begin with."""
     saved, counts = disk.load_plain("control"), disk.load_plain("counts")
-    by_command = load_by_command(disk)
+    by_command = load_by_command(disk, settings)
     control = ControlState(
         ActMode[saved["mode"]] if by_command.mode else settings.act_mode,
         bool(saved.get("frozen", False)),

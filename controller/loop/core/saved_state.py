@@ -54,9 +54,14 @@ class SavedState:
     by_command: ByCommand = NO_RESET
 
 
-def by_command_of_old(stored: Iterable[Objective], control: bool, fleet: bool) -> ByCommand:
-    """What stands by command on a disk of a Trefoil that did not keep it: all that a command may have written."""
-    return ByCommand(tuple(sorted(o.family for o in stored if o.number > 1)), control, fleet)
+def by_command_of_old(
+    stored: Iterable[Objective], settings: ControllerSettings, control: bool, fleet: bool
+) -> ByCommand:
+    """What stands by command on a disk that does not tell, of an older Trefoil or with a file lost: all that a command
+    may have written. So no family goes out of service for that."""
+    said = {one.family for one in settings.objectives}
+    families = (o.family for o in stored if o.number > 1 or o.family not in said)
+    return ByCommand(tuple(sorted(families)), control, fleet)
 
 
 def overrides(

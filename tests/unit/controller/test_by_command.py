@@ -154,11 +154,23 @@ def test_a_disk_without_the_marks_counts_what_a_command_may_have_written(tmp_pat
     disk = DiskStore(tmp_path, 10)
     accepted = starting_objectives(settings(), {}, (), virtual.CATALOG)[FAMILY]
     disk.save("objectives", [accepted])
-    assert load_by_command(disk) == ByCommand()
+    assert load_by_command(disk, settings()) == ByCommand()
     disk.save("control", {"mode": "ADVISE", "frozen": False, "pinned": False})
     (tmp_path / "objectives.json").write_text(json.dumps([codec.to_plain(accepted) | {"number": 2}]))
-    assert load_by_command(disk) == ByCommand((FAMILY,), mode=True)
+    assert load_by_command(disk, settings()) == ByCommand((FAMILY,), mode=True)
     assert load_saved_state(disk, settings(), {}).control.mode == ActMode.ADVISE
+
+
+def test_a_lost_or_older_file_of_marks_takes_no_family_out_of_service(tmp_path: Path):
+    disk = DiskStore(tmp_path, 10)
+    own = Objective("own", slo_ms=10.0, number=1)
+    stored = starting_objectives(settings(), {}, (), virtual.CATALOG) | {"own": own}
+    disk.save("objectives", list(stored.values()))
+    marks = load_by_command(disk, settings())
+    assert marks == ByCommand(("own",))
+    assert starting_objectives(settings(), stored, marks.families, virtual.CATALOG) == stored
+    disk.save("by_command", ByCommand())
+    assert load_by_command(disk, settings()) == ByCommand()
 
 
 def test_a_mark_whose_file_was_lost_holds_nothing_against_the_settings(tmp_path: Path):
