@@ -15,7 +15,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 GRAFANA, PROMETHEUS = ROOT / "deploy" / "grafana", ROOT / "deploy" / "prometheus"
 SCRAPED = {"job", "instance", "simulated", "worker"}
-OF_PROMETHEUS = {"up": {"job"}, "ALERTS": {"alertstate"}}
+OF_OTHERS = {"up": {"job"}, "ALERTS": {"alertstate"}, "haproxy_backend_active_servers": {"job", "proxy"}}
 MATCHED = re.compile(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}")
 LABEL = re.compile(r"(\w+)(?:=~|!~|!=|=)\"")
 
@@ -65,7 +65,7 @@ def test_no_label_is_asked_for_that_a_metric_lacks(panels):
     for text in expressions():
         for name, inside in MATCHED.findall(text):
             metric = next(panels.metric_names(name), name)
-            known = {"family", "node"} if metric in panels.RECORDED else OF_PROMETHEUS.get(metric, SCRAPED)
+            known = {"family", "node"} if metric in panels.RECORDED else OF_OTHERS.get(metric, SCRAPED)
             if metric in panels.TABLE:
                 known = SCRAPED | {*panels.TABLE[metric].labels}
             wrong += [f"{name}: {label}" for label in LABEL.findall(inside) if label not in known]
@@ -108,6 +108,7 @@ def test_a_job_for_each_service_at_the_port_that_up_gives_it():
     ports, names = Ports(), {"power_agent": "agent"}
     jobs = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
     found = {job["job_name"]: (sd["names"], sd["port"]) for job in jobs for sd in job["dns_sd_configs"]}
+    assert found.pop("haproxy") == (["haproxy"], 8404)
     assert found == {
         name: ([names.get(name, name)], getattr(ports, f"{name}_metrics"))
         for name in ("carbon_feed", "controller", "power_agent", "dispatcher")

@@ -134,7 +134,7 @@ def test_variants_that_name_their_tensors_otherwise_are_refused_with_both_names_
         ),
         ('"x"', '"input"', ("input = 'input'", "input is not in its graph, which has x")),
         ("platform:", "dynamic_batching { } platform:", ("dynamic_batching = '{  }'", "make it 'none'")),
-        ('platform: "onnxruntime_onnx"', 'backend: "python"', ("backend = 'python'", "onnxruntime, tensorrt")),
+        ('platform: "onnxruntime_onnx"', 'backend: "python"', ("model.py is missing", "add that file")),
         ("platform:", "sequence_batching { } platform:", ("sequence_batching",)),
         ("platform:", "model_transaction_policy { decoupled: true } platform:", ("decoupled",)),
         ("dims: [ 4 ]", "dims: [ 4 ] reshape { shape: [ 2, 2 ] }", ("x.dims = [4]", "the contract says [-1, 2, 2]")),

@@ -146,7 +146,7 @@ def test_the_speedup_scales_a_step_of_the_trace_to_a_step_of_the_wall() -> None:
 def test_an_unknown_policy_and_fields_that_do_not_fit_together_are_one_short_line():
     with pytest.raises(
         SettingError,
-        match=r"^policy = 'clever': unknown policy. Remedy: did you mean clover\? Else one of .*module:ROW$",
+        match=r"^policy = 'clever': unknown policy. Remedy: did you mean clover\? Else use one of: .*module:ROW$",
     ):
         load_system(SHIPPED / "up.toml", System, {"policy": "clever"})
     with pytest.raises(SettingError, match=r"^port_offset 64000 moves a port out of 1..65535 \(in [^{]*$"):

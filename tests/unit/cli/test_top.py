@@ -22,6 +22,7 @@ FOUND: dict[str, Any] = {
         "since_s": 1_794_999_600.0, "since_start": True, "requests": 0, "joules": None, "grams": None,
         "base_joules": None,
         "base_grams": None, "saving_pct": None, "unmeasured_s": 0.0, "basis": "", "unknown": "no profile of x",
+        "withheld": "",
     },
 }  # fmt: skip
 

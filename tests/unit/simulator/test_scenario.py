@@ -110,7 +110,7 @@ def test_floor_that_no_variant_reaches_names_the_best():
 def test_unknown_policy_and_constant_are_refused():
     with pytest.raises(
         SettingError,
-        match=r"^policy\.name = 'clever': unknown policy\. Remedy: did you mean clover\? Else one of .* exact,",
+        match=r"^policy\.name = 'clever': unknown policy\. Remedy: did you mean clover\? Else use one of: .* exact,",
     ):
         scenario(policy={"name": "clever"})
     with pytest.raises(InvalidInput, match=r"params\.speed"):
