@@ -415,9 +415,9 @@ async def play(folder: Path, containers: Containers, arguments: argparse.Namespa
         say("all that time", f">= {least} answered at {RATE_PER_S:g}/s, 0 failed", load_text(sums))
         need(sums["answered"] >= least and not sums["failed"], f"failed: {sums['failed']}")
         load = None
-        for event, anew in (("node killed", False), ("node upgraded", True)):
+        for event, upgrade in (("node killed", False), ("node upgraded", True)):
             if event in (arguments.events or event):
-                say(event, "the agent stays; only what was in flight fails", await node_lost(site, upgraded=anew))
+                say(event, "the agent stays; only what was in flight fails", await node_lost(site, upgraded=upgrade))
         if "SIGSTOP" in (arguments.events or "SIGSTOP"):
             seen = [await stopped(site, service) for service in STOPPED]
             say("SIGSTOP", f"unhealthy within {UNHEALTHY_S:g} s", ", ".join(seen))

@@ -135,7 +135,10 @@ class Attack:
         silent = [] if dead else [place for place in self.health.ejections.reasons() if not await self._answers(*place)]
         if sum(self.health.ejected_total.values()) > len(silent) and not dead:
             found.append(f"ejected {dict(self.health.ejected_total)}, of which {silent} answer nothing indeed")
-        said = (f"{model} on {slice_.name} answers nothing, asked directly either" for slice_, model in silent)
+        said = (
+            f"{slice_.name} answers nothing for {model or 'any model'}, asked directly either"
+            for slice_, model in silent
+        )
         return Outcome(tries, failed, broken=tuple(found), figures=(f"{self.bad} bad", *said, *figures))
 
     async def _answers(self, slice_: SliceKey, model: str) -> bool:

@@ -132,8 +132,9 @@ class Accountant:
         self.held: deque[EnergySample] = deque(maxlen=SAMPLES_MAX)
 
     async def refresh(self, families: Sequence[str], lent: Collection[str] = ()) -> None:
-        """Read new samples of all nodes and book them; every few seconds write the totals. Not before the role is ours:
-        whoever has it books them. `lent`: devices whose joules are no family's: others measure there."""
+        """Read new samples of all nodes and book them; every few seconds write the totals. Not before this
+        controller leads: until then the leader books them. `lent`: devices on which a profile is measured; their joules
+        are booked on no family."""
         self._note_lent(lent)
         if self._leadership.epoch not in (0, self._epoch):
             try:

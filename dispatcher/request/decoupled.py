@@ -79,7 +79,7 @@ class DecoupledRequest:
                 attempts += 1
                 continue
             except asyncio.CancelledError as error:
-                if self._sending and not self._over:  # its slice goes on giving answers: it is cancelled at once
+                if self._sending and not self._over:  # its client left meanwhile: its credit comes back at once
                     self._inference.end(request, "CANCELLED", executed=True)
                     raise
                 cut = None if self._over else self._inference.call_cancelled(request, connection, usual=False)

@@ -63,8 +63,6 @@ SEQLOCK_TRIES = 1000  # a writer needs microseconds; 1,000 tries of 100 us are 0
 NS_PER_MS = 1e6
 STEP_NS = 2_000_000  # after which a batch looks who runs beside it
 STALE_NS = 2_000_000_000  # a neighbour that has not moved for so long is dead, or its graph is no paced one's
-
-
 PROBE_SHAPE = "trefoil_shape."  # parameter: the shape of one item of an input in a first request
 
 

@@ -113,7 +113,7 @@ class ProcessRuntime:
         log_mib: int = LOG_MIB,
     ) -> None:
         """`owned`: what it starts ends with the thread that called `start`. `owner`: "<cluster>/<node>", whose Tritons
-        are found again although their files are lost; empty: nobody's. `log_mib`: where a Triton's log is rotated."""
+        are found again although their files are lost; empty: nobody's. `log_mib`: size of a rotated log."""
         self._owner = owner
         self._log_bytes_max = log_mib * 2**20
         self._log_trouble = FileTrouble("log of a Triton", "it grows on")

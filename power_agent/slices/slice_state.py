@@ -79,7 +79,7 @@ class Slice:
 
     @property
     def shown_why(self) -> str:
-        """Why it is in its state, as it is published; while it is mended, also why it failed last."""
+        """Reason of its state, as the agent publishes it; until it serves again, also that of its last failure."""
         if self.state not in (SliceState.PENDING, SliceState.STARTING) or not self.last_failure:
             return self.why
         return f"{self.why}; {FAILED_LAST}{self.last_failure}"

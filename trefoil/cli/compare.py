@@ -26,12 +26,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare policies: the same arrivals and carbon for each, and savings only beside attainment and accuracy."""
-
-    def say(text: str) -> None:
-        if not as_json:
-            typer.echo(text, err=True)
-
-    with ticking(say):
+    with ticking(quiet=as_json) as say:
         from trefoil.comparison.runs import compare as compare_policies
         from trefoil.comparison.runs import split_values
 

@@ -68,8 +68,15 @@ def print_json(value: Any) -> None:
 
 
 @contextmanager
-def ticking(say: Callable[[str], None]) -> Iterator[None]:
-    """Say how long work has taken, until the block ends: within 2 s for the first time, then every few seconds."""
+def ticking(*, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Print how long work has taken, until the block ends: within 2 s for the first time, then every few seconds.
+    Yields what prints other lines of progress, on standard error too; `quiet`: nothing is printed.
+    """
+
+    def say(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
     clock, ended = WallClock(), threading.Event()
     started_s = clock.monotonic_s()
 
@@ -82,7 +89,7 @@ def ticking(say: Callable[[str], None]) -> Iterator[None]:
     ticker = threading.Thread(target=tick, name="progress", daemon=True)
     ticker.start()
     try:
-        yield
+        yield say
     finally:
         ended.set()
         ticker.join()

@@ -65,11 +65,7 @@ def check(
     is wrong."""
     from trefoil.cli.family.contract_check import check_families
 
-    def say(text: str) -> None:
-        if not as_json:
-            typer.echo(text, err=True)
-
-    with ticking(say):
+    with ticking(quiet=as_json) as say:
         found = check_families(repository, families or [], None if graphs_only else _asker(say))
     if as_json:
         print_json(found)
