@@ -11,7 +11,9 @@ with fewer than `items_min` answers takes the ratio of its kind (device type, sl
 Where no profile is known the metered joules per item are the rate.
 A device that nothing meters has no rates: its energy is unknown, not 0.
 What was executed without an answer (its client had left, it failed) counts as answers do, in estimates and receipts.
-residual = receipts / metered active energy - 1, over the same samples: not 0 while ratios lag.
+residual = receipts / metered active energy - 1, over the same samples: not 0 while ratios lag. What receipts of a
+(slice, family, variant) asked too little or too much is asked of the answers of the next `memory_s`, by at most a tenth
+more or less; what is beyond is not made up for.
 Deviations: CONTRACTS section 4 prices at dispatch; here the answer is priced, for only then the variant is certain.
 """
 
@@ -35,8 +37,10 @@ WORKER_WAIT_S: Final = 3.0  # how long a sample waits for the windows of a worke
 SAMPLE_WAIT_S: Final = 600.0  # how long windows wait for samples: an agent sends the last ten minutes again
 EARLY_S_MAX: Final = 2.0  # an answer that takes longer is not spread over that time
 EARLY_FADES: Final = 0.9  # from window to window
+GAP_S: Final = 0.01  # between two samples that follow each other, at most
 PIECES_MAX: Final = 4_800  # windows of a device that wait for its samples
 RATIO_DIGITS: Final = 4
+CARRIED_MAX: Final = 0.1  # of the joules remembered: more would have one client pay what another was not asked
 
 Key = tuple[SliceKey, str, str]  # slice, family, variant
 Kind = tuple[str, str, str, str]  # device type, slice type, family, variant
@@ -67,6 +71,8 @@ class MeteredRatio:
     estimated_j: float = 0.0
     items: float = 0.0
     at_s: float = -math.inf
+    carried_j: float = 0.0
+    """What receipts have asked too little so far, below 0 too much."""
 
     def add(self, metered_j: float, estimated_j: float, items: float, at_s: float, memory_s: float) -> None:
         """One sample. However long nothing came, what was known keeps a third of its weight: one request that straddles
@@ -82,6 +88,16 @@ class MeteredRatio:
         if self.items < items_min or self.estimated_j <= 0 or self.metered_j <= 0:
             return None
         return self.metered_j / self.estimated_j
+
+    def carry(self, residual_j: float) -> None:
+        """Carry what the receipts of one sample asked too little; below 0 too much."""
+        bound_j = CARRIED_MAX * self.metered_j
+        self.carried_j = min(max(self.carried_j + residual_j, -bound_j), bound_j)
+
+    def asked(self, items_min: int) -> float | None:
+        """The ratio with what is carried, spread over as many joules as are remembered."""
+        ratio = self.value(items_min)
+        return ratio * (1.0 + self.carried_j / self.metered_j) if ratio is not None else None
 
 
 @dataclass(slots=True)
@@ -120,6 +136,8 @@ class _Device:
     pieces: list[_Piece] = field(default_factory=list)
     early_s: float = 0.0  # by how much answers are booked earlier, at most of late
     metered: bool | None = None  # None: no sample yet
+    metered_from_s: float = -math.inf  # samples follow each other from there on: an answer of then that is reported
+    metered_to_s: float = -math.inf  # after its sample was joined counts in the next
     simulated: bool = False
 
 
@@ -205,8 +223,11 @@ class Receipts:
         return tuple(found)
 
     def _join(self, device: _Device, sample: EnergySample) -> Iterator[JoinedSample]:
+        if sample.starts_at_s > device.metered_to_s + GAP_S:
+            device.metered_from_s = sample.starts_at_s
+        device.metered_to_s = sample.ends_at_s if sample.method not in UNMEASURED else -math.inf
         for piece in device.pieces:
-            piece.cut(sample.starts_at_s)  # served while nothing was metered: a gap, which is not interpolated
+            piece.cut(device.metered_from_s)  # served while nothing was metered: a gap, which is not interpolated
         taken = [piece.cut(sample.ends_at_s) for piece in device.pieces]
         device.pieces = [piece for piece in device.pieces if piece.ends_at_s > piece.starts_at_s]
         if sample.method in UNMEASURED:
@@ -232,8 +253,9 @@ class Receipts:
 
     def _learn(self, key: Key, metered_j: float, served: Iterable[_Piece], at_s: float) -> None:
         line = self._line(key)
-        answered = items = tokens = 0.0
+        answered = items = tokens = receipt_j = 0.0
         for piece in served:
+            receipt_j += piece.receipt_j
             answered += piece.answered
             items += piece.items
             tokens += piece.tokens
@@ -245,11 +267,13 @@ class Receipts:
             self._kinds.setdefault(self._kind(key), MeteredRatio()),
         ):
             ratio.add(metered_j, estimated_j, items, at_s, self._memory_s)
+        if receipt_j or not answered:  # answers without receipts: no rate was known, nothing is owed
+            self._ratios[key].carry(metered_j - receipt_j)
 
     def _rate(self, key: Key, device: _Device) -> ReceiptRate | None:
         line = self._line(key)
         own, kind = self._ratios.get(key), self._kinds.get(self._kind(key))
-        ratio = own.value(self._items_min) if own is not None else None
+        ratio = own.asked(self._items_min) if own is not None else None
         if ratio is None and kind is not None:
             ratio = kind.value(self._items_min)
         if ratio is None and line is NO_PROFILE:

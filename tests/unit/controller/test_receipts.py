@@ -238,7 +238,7 @@ def test_a_generative_family_costs_by_the_token_and_tokens_are_booked_when_they_
     (alone,) = receipts.rates(None)
     assert (alone.request_j, alone.item_j, alone.token_j) == (0.0, 0.0, pytest.approx(0.05))  # 0.5 J an answer of ten
     for at_s in range(2, 8):  # 40 tokens a second at 0.06 J, of requests that have not ended
-        cell = LoadCell(LoadKey("digits", "s", KEYS[0]), tokens_out=40, receipt_j=2.0)
+        cell = LoadCell(LoadKey("digits", "s", KEYS[0]), tokens_out=40, receipt_j=2.4)
         receipts.window(LoadWindow("d", 0, at_s, at_s - 1.0, float(at_s), cells=(cell,)))
         receipts.sample(sample(KEYS[0], "s", 2.4, float(at_s)))
     joined = sum_by_family(receipts.join(8.0))[0]
@@ -375,6 +375,52 @@ def test_a_storm_of_cancels_is_its_tenants_and_changes_nobody_elses_receipts():
             receipt_j, drawn_j = paid[phase, tenant]
             assert receipt_j == pytest.approx(drawn_j, rel=0.01), (phase, tenant)
     assert max(rates[60:]) / min(rates[60:]) == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("share", [0.08, -0.08])
+def test_what_receipts_asked_too_little_is_asked_of_the_next(share):
+    """From one second on each request draws 8 % more (or less): the rates lag by a minute, the receipts pay it back."""
+    receipts, prices, book = Receipts(CATALOG), Prices(60.0), LoadCounters("d", 0, 0.0, 16)
+    key, drawn_j, receipt_j = KEYS[0], 0.0, 0.0
+    receipts.nodes([node({key: "s"})])
+    for second in range(1, 301):
+        true_j = 4.3 * (1 + share * (second > 60))
+        book.answered("digits", "s", key, "", 20, 20.0, 1.0, 75.0, second, "")
+        book.settle(prices.rate)
+        closed = book.close_window(float(second), Revision())
+        receipts.window(closed)
+        receipts.sample(sample(key, "s", true_j, float(second)))
+        receipts.join(float(second) + 5)
+        if second % 5 == 0:
+            prices.set_rates(ReceiptRates(receipts.rates(None), float(second), Series("z"), 1.2, Revision(1, 1)), None)
+        if second > 60:
+            drawn_j += true_j
+            receipt_j += sum(cell.receipt_j for cell in closed.cells)
+    assert receipt_j == pytest.approx(drawn_j, rel=0.002)
+
+
+def test_an_answer_of_a_time_that_was_joined_already_counts_in_the_next_sample():
+    """The second window's answers took two seconds each, so that half of it belongs to the sample joined before."""
+    receipts, slow = with_catalog_facts(), LoadKey("digits", "s", KEYS[0])
+    receipts.window(window(KEYS[0], "s", 10, 1.0))
+    receipts.sample(sample(KEYS[0], "s", 5.0, 1.0))
+    found = receipts.join(1.0)
+    cell = LoadCell(slow, answered=10, items=10, receipt_j=5.0, service=build_histogram([1000.0] * 10))
+    receipts.window(LoadWindow("d", 0, 2, 1.0, 2.0, cells=(cell,)))
+    receipts.sample(sample(KEYS[0], "s", 5.0, 2.0))
+    found += receipts.join(9.0)
+    assert sum(joined.answered for joined in found) == pytest.approx(20.0)
+    assert sum(joined.receipt_j for joined in found) == pytest.approx(5.0)
+    receipts.window(replace(window(KEYS[0], "s", 10, 9.5), seq=3))  # nothing meters from second 2 to 20
+    receipts.sample(sample(KEYS[0], "s", 5.0, 21.0))
+    assert not any(joined.answered for joined in receipts.join(30.0)), "a gap is not interpolated"
+
+
+def test_requests_of_before_any_rate_was_known_are_not_paid_by_later_ones():
+    receipts = with_catalog_facts()
+    feed(receipts, KEYS[0], "s", 30, 10, 0.6)
+    (rate,) = receipts.rates(None)
+    assert rate.ratio == pytest.approx(1.2)
 
 
 def test_work_without_an_answer_is_in_the_estimate_but_is_no_answer():
