@@ -19,7 +19,8 @@ from controller.accounting.core.modelled_base import ModelledBase
 from controller.accounting.core.served import Served
 from controller.explore.core.exploration import TOTALS
 from controller.explore.core.exploration_state import ExplorationTotals
-from controller.loop.core.control import RETRY_S, ControlCore
+from controller.loop.core.control import ControlCore
+from controller.loop.core.deciding import RETRY_S
 from controller.loop.core.decision import ControlState, as_live_planner, ask_planner, run_planner
 from controller.loop.core.effects import (
     CallPlanner,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from controller.loop.core.control import URGENT
+from controller.loop.core.deciding import URGENT
 from controller.loop.core.effects import RecordDecision
 from controller.loop.core.triggers import OPERATOR
 from tests.support.cores.inputs import DRAINS_S

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from controller.explore.core.exploration_state import ExplorationTotals
-from controller.loop.core.control import SOON_S, ControlCore
+from controller.loop.core.control import ControlCore
+from controller.loop.core.deciding import SOON_S
 from controller.loop.core.decision import ControlState
 from controller.loop.core.effects import CallPlanner, CoreTime, PlannerAnswer, RecordDecision, Save, StartRollout
 from controller.loop.core.saved_state import SavedState

@@ -1,0 +1,473 @@
+"""Control loop as a pure core: evaluate the triggers, and when one fires plan, judge, record, and roll out.
+
+Source: DESIGN section 1 (the control loop is a brain), section 5 (modes of operation). It goes on whatever is
+down: what cannot be recorded is not put in force and triggers again; a planner that fails leaves the last good plan.
+A planner that decides each second is recorded where it says something new (`_is_news`): ours.
+Data: what is observed (`Observation`), what energy cost (`Meter`), where the rollout stands (`RolloutStatus`).
+Decision: the effects of controller/loop/core/effects.py, in order.
+Whoever carries them out lets one step end before the next begins.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+from controller.explore.core.exploration import Explorer, Meter, RolloutOutcome
+from controller.loop.core.decision import (
+    ADVISED,
+    CANDIDATE,
+    DEGRADED,
+    FAILED,
+    NEW,
+    UNCHANGED,
+    Verdict,
+    judge,
+    reconfigures,
+)
+from controller.loop.core.effects import (
+    AddMetric,
+    CallPlanner,
+    ConcludeExploration,
+    CoreTime,
+    Deploy,
+    Log,
+    NextSeed,
+    NotifyWatchers,
+    OpenRecords,
+    PlannerAnswer,
+    RecordCandidate,
+    RecordDecision,
+    Republish,
+    RequireRoom,
+    Save,
+    SaveLater,
+    StartRollout,
+    Steps,
+    StopRollout,
+    UseView,
+    WriteObjectives,
+)
+from controller.loop.core.loans import Loans
+from controller.loop.core.saved_state import SavedState
+from controller.loop.core.slo_margin import SloMargin
+from controller.loop.core.triggers import (
+    ALWAYS,
+    HoldTimers,
+    PlanBasis,
+    Trigger,
+    evaluate_triggers,
+    plan_basis,
+)
+from controller.observe.core.observation import Observation
+from controller.observe.core.plannable import refused_slices
+from controller.settings import ControllerSettings
+from trefoil.core import errors
+from trefoil.core.brains import Decision, LivePlanner, PlanView
+from trefoil.core.common import Revision
+from trefoil.core.objective import ActMode
+from trefoil.core.plan import Plan, RolloutState
+from trefoil.core.policies import Policy
+
+URGENT: Final = ("loss", "objective")  # what an exploration under way makes room for
+RETRY_S: Final = 10.0  # after a decision that found no plan
+FIRST_RETRY_S: Final = 2.0  # the same while nothing is in force
+SOON_S: Final = 2.0  # a planner that asks to be run again within this decides by the second
+
+
+class RolloutStatus(Protocol):
+    """Status of the newest rollout, as control sees it."""
+
+    @property
+    def outcome(self) -> RolloutOutcome:
+        """State of the newest rollout and its reason; APPLYING while it is under way."""
+
+    @property
+    def rolling(self) -> bool:
+        """Whether a rollout has begun and has not ended."""
+
+    @property
+    def retry_at_s(self) -> float | None:
+        """When a halted rollout is tried again, monotonic; None: it was not halted."""
+
+
+class DecidingCore:
+    """State machine of the control loop, without what operators change: plans, triggers, exploration."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        policy: Policy,
+        tick_grace_s: float,
+        live: LivePlanner | None,
+        observation: Observation,
+        meter: Meter,
+        rollouts: RolloutStatus,
+        time: CoreTime,
+        saved: SavedState,
+    ) -> None:
+        self.settings, self.policy, self.observation, self.time = settings, policy, observation, time
+        self._thresholds = replace(settings.thresholds, tick_grace_s=tick_grace_s)
+        self._meter, self._rollouts = meter, rollouts
+        self.objectives = saved.objectives
+        self.max_watts = saved.max_watts  # of the fleet's planned power; 0 = no cap
+        self.by_command = saved.by_command
+        # A candidate that was being measured when the controller ended makes way for the plan before it.
+        self.plans = [p for p in saved.plans if not p.exploration] or list(saved.plans)
+        self.control = saved.control
+        self.causes, self.reconfigurations = saved.causes, saved.reconfigurations
+        self.explorer = Explorer(live, observation.windows, meter, settings.explore, time, saved.totals)
+        self.slo_margin = SloMargin(settings.slo_boost_ratio, settings.slo_boost_max, settings.slo_boost_wear_s)
+        self.loans = Loans()
+        self.last_verdict: Verdict | None = None
+        self.last_trigger: Trigger | None = None
+        self.plan_basis: PlanBasis | None = None
+        self.timers = HoldTimers()
+        self.decision_number = 0  # within the epoch
+        self.not_before_s = -math.inf
+        self._pending_trigger: Trigger | None = None
+        self._epoch = 0
+        self._entered = self._rolls_again = False
+        self._started_at_s = time.now_s
+
+    @property
+    def current(self) -> Plan | None:
+        """Plan in force, complete; None before the first."""
+        return self.plans[-1] if self.plans else None
+
+    @property
+    def decision_id(self) -> str:
+        """Id of the decision that is being taken: epoch.number."""
+        return f"{self._epoch}.{self.decision_number:06d}"
+
+    def view(self) -> PlanView:
+        """View of this moment for planner and triggers."""
+        grams = self._meter.grams_per_request(self.objectives, self.time.now_s)
+        margins = self.slo_margin.by_family
+        found = self.observation.view(self.objectives, self.current, margins, grams, self.time.now_s)
+        found = replace(found, max_watts=self.max_watts) if self.max_watts else found
+        return self.loans.seen(found, self.observation.catalog) if self.loans.lent else found
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def enter_epoch(self, epoch: int) -> Steps[None]:
+        """Enter a new epoch: rewrite what readers need, and roll the plan in force out again, once its nodes are seen.
+
+        To be run before each step: what could not be done yet is done then.
+        """
+        if epoch == self._epoch and self._entered:
+            yield from self._roll_again()
+            return
+        self._epoch, self._entered = epoch, False
+        self.decision_number = yield OpenRecords(epoch)
+        yield StopRollout()
+        if self.explorer.run is not None:
+            self._pending_trigger = self.explorer.run.trigger
+            yield from self.explorer.abandon("the role was lost")
+            self.plans = [p for p in self.plans if not p.exploration] or self.plans
+        yield WriteObjectives(tuple(self.objectives.values()))
+        if self.current is not None:
+            again = self._renumbered(self.current)
+            self.plans[-1] = again
+            yield Republish(again.revision)
+        self._entered = True  # not before: what could not be written is written at the next tick
+        self._rolls_again = True
+        yield from self._roll_again()
+
+    def _roll_again(self) -> Steps[None]:
+        if not self._rolls_again or self.observation.awaits_nodes(self.current, self.time.now_s):
+            return
+        self._rolls_again = False
+        if self.current is not None and self.control.mode == ActMode.ACT:
+            yield from self._roll(self._renumbered(self.current), "epoch")
+
+    def step(self) -> Steps[None]:
+        """Step of control under the epoch entered: triggers, decision, exploration, retries."""
+        if self.loans.lent:
+            for loan in self.loans.expire(self.observation.fleet(self.time.now_s), self.time.monotonic_s):
+                yield Log("loan ended", {"device": loan.device, "holder": loan.holder}, "warning")
+        view = self.view()
+        yield UseView(view)
+        self.slo_margin.wear_off(view)
+        if not self._may_plan(view):
+            return
+        trigger = self._pending_trigger
+        if trigger is None and self.explorer.run is not None:
+            yield from self._explore(view)
+            return
+        if trigger is None:
+            trigger = self._fires(view, self.observation.allowed_triggers(self.policy.triggers, self.time.now_s))
+        if trigger is not None:
+            forced, self._pending_trigger = self._pending_trigger, None
+            try:
+                yield from self._decide(view, trigger)
+            except (errors.Fenced, errors.StateUnavailable, errors.DiskUnavailable):
+                self._pending_trigger = forced  # nothing is in force of it: it is still asked for
+                raise
+        elif (
+            self._rollouts.retry_at_s is not None
+            and self.time.monotonic_s >= self._rollouts.retry_at_s
+            and self.control.mode == ActMode.ACT
+            and self.current is not None
+            and not refused_slices(view.fleet, self.current)  # of a pinned plan: until the reason is gone
+        ):
+            yield from self._roll(self._renumbered(self.current), "retry of a halted rollout")
+
+    def _fires(self, view: PlanView, allowed: Sequence[str]) -> Trigger | None:
+        trigger, self.timers = evaluate_triggers(
+            view,
+            self.plan_basis,
+            self.timers,
+            self._thresholds,
+            allowed,
+            self._rollouts.rolling,
+            self.observation.inputs.scale_signals,
+        )
+        return trigger
+
+    def _explore(self, view: PlanView) -> Steps[None]:
+        """The next step of the exploration under way, unless something makes it void."""
+        trigger = self._fires(view, ())
+        if trigger is not None and trigger.cause in URGENT:
+            yield from self._decide(view, trigger)
+        else:
+            yield from self._run_explorer(self.explorer.step(view, self.current, self._rollouts.outcome))
+
+    def _may_plan(self, view: PlanView) -> bool:
+        """Nothing is planned before there is something to plan with."""
+        if self.control.mode == ActMode.OBSERVE or not self.objectives or self.time.monotonic_s < self.not_before_s:
+            return False
+        if not any(n.node not in view.fleet.stale and n.devices for n in view.fleet.nodes):
+            return False
+        if self.observation.awaits_nodes(self.current, view.now_s):
+            return False
+        waited_s = view.now_s - self._started_at_s
+        return self.observation.inputs.carbon is not None or waited_s >= self.settings.carbon.wait_s
+
+    def step_is_idle(self, still_s: float, keep_s: float) -> bool:
+        """Whether a step changes nothing, when all that it would see is what it saw for `still_s`.
+
+        Load is remembered for `keep_s`: what was seen longer ago is forgotten already.
+        """
+        if still_s <= keep_s or self.plan_basis is None or self._pending_trigger is not None:
+            return False
+        held = any(name.startswith((*ALWAYS, *self.policy.triggers)) for name in self.timers.since_s)
+        rolling = self._rollouts.rolling or self._rollouts.outcome[0] == RolloutState.APPLYING
+        held = held or bool(self.observation.inputs.scale_signals)
+        if rolling or self.explorer.run or held or self.loans.lent or any(self.slo_margin.by_family.values()):
+            return False
+        settings, retry_at_s = self.settings, self._rollouts.retry_at_s
+        rested_s = self.plan_basis.at_s + settings.triggers.slo_rest_s + settings.tick_s
+        held_s = self._started_at_s + settings.demand_initial_hold_s + settings.tick_s
+        due_s = min(self.plan_basis.next_tick_at_s, math.inf if retry_at_s is None else retry_at_s)
+        return max(rested_s, held_s, self.not_before_s) < self.time.now_s < due_s
+
+    # --- deciding -----------------------------------------------------------------------------------------------------
+
+    def _decide(self, view: PlanView, trigger: Trigger) -> Steps[None]:
+        yield RequireRoom()
+        if trigger.cause in ("slo", "scale"):
+            self.slo_margin.raise_on_breach(view, self.observation.inputs.scale_signals)
+            view = self.view()
+        if self.explorer.run is not None and self.control.hold_reason:
+            yield from self.explorer.abandon(self.control.hold_reason)
+        self.last_trigger = trigger
+        if not self.control.hold_reason and self.explorer.wants_to_explore(view):
+            if self.current is not None:
+                self.plan_basis = plan_basis(view, self.current, math.inf)
+            rollout = self._rollouts.outcome
+            yield from self._run_explorer(self.explorer.begin(view, trigger, self.current, rollout))
+            return
+        view = replace(view, trigger=trigger.cause)
+        answer = yield CallPlanner(view, self._next_seed())
+        yield from self._judge(view, view, trigger, answer)
+
+    def _judge(
+        self,
+        view: PlanView,
+        judged: PlanView,
+        trigger: Trigger,
+        answer: PlannerAnswer,
+        decision: Decision | None = None,
+        versions: Mapping[str, str] | None = None,
+    ) -> Steps[None]:
+        """Record what was decided on `view`, and put it in force. `decision`: what is made of the answer."""
+        wanted = decision or answer.decision
+        if wanted.plan is not None:
+            wanted = replace(wanted, plan=self.loans.with_lent(wanted.plan, judged.fleet))
+        judgement = verdict = judge(judged, trigger, wanted, self.control)
+        if decision is None and not self._is_news(view, trigger, verdict):
+            self._set_basis(view, verdict)
+            return
+        plan, effect = verdict.plan, verdict.outcome
+        if plan is not None:
+            effect = yield from self._count(trigger.cause, reconfigures(self.current, plan))
+            plan = self._numbered(view, plan)
+        verdict = replace(verdict, decision=answer.decision)  # a replay compares with what the planner made
+        yield self._record_effect(view, trigger, answer, verdict, effect, plan or self.current, versions)
+        plans = self._plans_with(plan) if plan is not None else self.plans
+        if plan is not None:
+            yield Save({"plans": plans})
+        self.last_verdict = judgement
+        self._set_basis(view, verdict)  # not before: what could not be written has to trigger again
+        self.plans = plans
+        if plan is not None:
+            yield from self._roll(plan, plan.why)
+        yield NotifyWatchers()
+
+    def _is_news(self, view: PlanView, trigger: Trigger, verdict: Verdict) -> bool:
+        """Whether a decision is recorded and put in force. One that is taken each second is not when it only says again
+        what the last one said, or when it changes shares alone and a rollout is under way: that one goes on, and shares
+        wait for its end.
+        """
+        last, made, outcome = self.last_verdict, verdict.decision, verdict.outcome
+        if trigger.cause != "tick" or last is None or made is None or made.next_tick_at_s > view.now_s + SOON_S:
+            return True
+        if outcome == UNCHANGED:
+            return last.outcome in (DEGRADED, FAILED) or bool(verdict.degraded) != bool(last.degraded)
+        if outcome == ADVISED and verdict.advised is not None:
+            return last.advised is None or reconfigures(last.advised, verdict.advised)
+        if outcome == NEW and verdict.plan is not None:
+            return not self._rollouts.rolling or reconfigures(self.current, verdict.plan)
+        return outcome != last.outcome
+
+    def _record_effect(
+        self,
+        view: PlanView,
+        trigger: Trigger,
+        answer: PlannerAnswer,
+        verdict: Verdict,
+        effect: str,
+        plan: Plan | None,
+        versions: Mapping[str, str] | None = None,
+    ) -> RecordDecision:
+        before = self._rollouts.outcome[
+            0
+        ].name.lower()  # of the plan until now: one under way is superseded by a new one
+        given = {"rollout_before": before, **(versions or {})}
+        counts = dict(self.causes), dict(self.reconfigurations)
+        return RecordDecision(self.decision_id, view, trigger, answer, verdict, effect, plan, given, *counts)
+
+    def _next_seed(self) -> int:
+        """Of a new decision; `decision_id` is its id from now on."""
+        self.decision_number += 1
+        return self.settings.seed * 1_000_003 + self.decision_number
+
+    def _count(self, cause: str, moves_: bool, replans: bool = True) -> Steps[str]:
+        """Count a plan that is put in force; returns its effect. A candidate moves things and is no replan."""
+        if replans:
+            self.causes[cause] += 1
+            yield AddMetric("trefoil_replans_total", labels={"cause": cause})
+        if moves_:
+            self.reconfigurations[cause] += 1
+            yield AddMetric("trefoil_reconfigurations_total", labels={"cause": cause})
+        return "reconfigure" if moves_ else "reroute"
+
+    def _numbered(self, view: PlanView, plan: Plan) -> Plan:
+        """The plan with its number and where it comes from."""
+        return replace(
+            self._renumbered(plan),
+            policy=self.policy.name,
+            inputs=self.observation.input_stamps(self.time.now_s),
+            created_at_s=view.now_s,
+            decision_id=self.decision_id,
+        )
+
+    def _set_basis(self, view: PlanView, verdict: Verdict) -> None:
+        """What the triggers compare with from now on, also when the plan was kept or only advised."""
+        made = verdict.decision.plan if verdict.decision else None
+        next_s = verdict.decision.next_tick_at_s if verdict.decision else view.now_s + RETRY_S
+        plan = made or self.current
+        if plan is None:
+            self.not_before_s = self.time.monotonic_s + FIRST_RETRY_S
+            return
+        if verdict.outcome in (FAILED, DEGRADED):
+            next_s = min(next_s, view.now_s + RETRY_S)
+        else:
+            next_s = max(next_s, view.now_s + self.settings.tick_min_s) if self.settings.tick_min_s else next_s
+        self.plan_basis = plan_basis(view, plan, next_s)
+
+    # --- exploring ----------------------------------------------------------------------------------------------------
+
+    def _run_explorer(self, steps: Steps[None]) -> Steps[None]:
+        """Carry out what an exploration asks of control; the rest goes on to the shell."""
+        answer: Any = None
+        error: errors.TrefoilError | None = None
+        while True:
+            try:
+                effect = steps.send(answer) if error is None else steps.throw(error)
+            except StopIteration:
+                return
+            answer, error = None, None
+            try:
+                match effect:
+                    case NextSeed():
+                        answer = self._next_seed()
+                    case Deploy(plan):
+                        answer = yield from self._deploy(plan)
+                    case RecordCandidate():
+                        answer = yield from self._record_candidate(effect)
+                    case ConcludeExploration():
+                        answer = yield from self._conclude(effect)
+                    case _:
+                        answer = yield effect
+            except errors.TrefoilError as caught:  # the exploration's to raise
+                error = caught
+
+    def _record_candidate(self, wanted: RecordCandidate) -> Steps[Plan]:
+        """Record a candidate; its plan, numbered. A refused one is not deployed."""
+        trigger, step, refused = wanted.trigger, wanted.answer.step, wanted.refusal
+        why = f"{trigger.cause}: {trigger.why}; {step.why}" + (f"; refused: {refused}" if refused else "")
+        assert step.plan is not None
+        plan = self._numbered(wanted.view, replace(step.plan, exploration=True, why=why))
+        effect = "refused"
+        if not refused:
+            effect = yield from self._count(trigger.cause, reconfigures(self.current, plan), replans=False)
+        verdict = Verdict(CANDIDATE, why, Decision(step.plan, why, math.inf))
+        led_to = self.current if refused else plan
+        yield self._record_effect(wanted.view, trigger, wanted.answer, verdict, effect, led_to)
+        return plan
+
+    def _deploy(self, plan: Plan) -> Steps[Plan]:
+        """Put a plan in force in place of the candidate before it, and begin its rollout.
+
+        The disk need not have it: the next controller goes back to the plan before the exploration.
+        """
+        newer = self.current is None or self.current.revision < plan.revision
+        plan = plan if newer and plan.revision.epoch == self._epoch else self._renumbered(plan)
+        self.plan_basis = plan_basis(self.view(), plan, math.inf)
+        self.plans = self._plans_with(plan)
+        yield SaveLater("plans", self.plans)
+        yield from self._roll(plan, plan.why)
+        yield NotifyWatchers()
+        return plan
+
+    def _conclude(self, wanted: ConcludeExploration) -> Steps[Plan | None]:
+        """Record a decision and put in force what it has become; a candidate that is deployed is no plan yet."""
+        view, decision = wanted.view, wanted.decision
+        trial = self.current is not None and self.current.exploration
+        if decision.plan is not None:
+            decision = replace(decision, plan=replace(decision.plan, exploration=False))
+        judged = replace(view, current=None) if trial else view
+        try:
+            yield from self._judge(view, judged, wanted.trigger, wanted.answer, decision, wanted.versions)
+        except (errors.Fenced, errors.StateUnavailable, errors.DiskUnavailable):
+            self._pending_trigger = wanted.trigger  # the exploration is over: what it was for is still asked for
+            raise
+        return self.current
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    def _plans_with(self, plan: Plan) -> list[Plan]:
+        """The plans that are kept when the numbered one becomes the plan in force."""
+        saved = self.plans[:-1] if self.current is not None and self.current.exploration else self.plans
+        return [*saved, plan][-self.settings.plans_kept :]
+
+    def _roll(self, plan: Plan, why: str) -> Steps[None]:
+        self.plans[-1], self._rolls_again = plan, False
+        yield StartRollout(plan, why)
+
+    def _renumbered(self, plan: Plan) -> Plan:
+        """The same plan under the next number of this epoch; numbers never go back, also across epochs."""
+        number = self.current.revision.number if self.current else 0
+        return replace(plan, revision=Revision(self._epoch, number + 1, 0))
