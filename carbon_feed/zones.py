@@ -135,8 +135,9 @@ def _read(path: Path) -> dict[str, Zone]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise errors.SettingError(
-            f"cannot be read ({type(error).__name__})", field="zones_file", value=str(path), remedy="name a TOML file"
+        remedy = "name a TOML file"
+        raise errors.system_error(
+            errors.SettingError, error, "be read", path, field="zones_file", remedy=remedy
         ) from error
     except (ValueError, RecursionError) as error:
         raise errors.SettingError(f"{path} is not valid TOML: {error}", remedy="correct that line") from error

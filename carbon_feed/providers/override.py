@@ -122,7 +122,7 @@ def _meter(path: Path) -> dict[str, Any]:
         parsed = codec.parse_json(read_plain(path, METER_BYTES_MAX))
     except (OSError, NotPlain) as error:
         raise ProviderFailure(
-            Cause.UNAVAILABLE, f"the site's meter file cannot be read ({type(error).__name__})"
+            Cause.UNAVAILABLE, f"the site's meter file cannot be read ({errors.system_words(error)})"
         ) from error
     except errors.InvalidInput as error:
         raise ProviderFailure(Cause.NOT_JSON, "the site's meter file is not JSON") from error

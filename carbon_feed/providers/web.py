@@ -158,11 +158,8 @@ class HttpClient:
         try:
             return ssl.create_default_context(cafile=str(bundle)) if bundle else httpx.create_ssl_context()
         except (OSError, ssl.SSLError) as error:
-            raise errors.SettingError(
-                f"no bundle of certificates ({type(error).__name__})",
-                field="web.ca_bundle",
-                value=str(bundle),
-                remedy="name a PEM file",
+            raise errors.system_error(
+                errors.SettingError, error, "be read", bundle, field="web.ca_bundle", remedy="name a PEM file"
             ) from error
 
     def _failure(

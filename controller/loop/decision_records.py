@@ -225,7 +225,7 @@ def _stored(path: Path, cls: type[T]) -> T:
         return codec.from_json(cls, read_plain(path, BYTES_MAX).decode())
     except (NotPlain, OSError, UnicodeDecodeError, errors.InvalidInput) as error:
         remedy = "remove that file to replay the others"
-        raise errors.InvalidInput(str(error), field="file", value=str(path), remedy=remedy) from error
+        raise errors.system_error(errors.InvalidInput, error, "be read", path, remedy=remedy) from error
 
 
 def _diff(recorded: Plan, again: Plan | None) -> Iterator[str]:

@@ -48,8 +48,9 @@ class DiskStore:
         try:
             (root / "decisions").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise errors.StartError(
-                f"cannot be created ({error.strerror})", field="state_dir", value=str(root), remedy="make it writable"
+            remedy = "make it writable"
+            raise errors.system_error(
+                errors.StartError, error, "be made", root, field="state_dir", remedy=remedy
             ) from error
 
     @property

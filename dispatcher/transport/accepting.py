@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from trefoil.core.errors import StartError
+from trefoil.core.errors import listen_error
 from trefoil.runtime import rpc
 from trefoil.runtime.connections import TICK_S, connections_max, descriptors_short
 
@@ -44,10 +44,7 @@ def listen(address: str, field: str, inherited: int = -1) -> socket.socket:
         bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
-        raise StartError(
-            f"cannot listen ({error.strerror or error})", field=field, value=address,
-            remedy="stop what listens there, or set another address",
-        ) from error  # fmt: skip
+        raise listen_error(error, address, field) from error
     bound.setblocking(False)
     return bound
 

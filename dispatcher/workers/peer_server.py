@@ -23,7 +23,7 @@ from dispatcher.transport.seam import Server
 from dispatcher.workers import peer_links
 from dispatcher.workers.core import membership
 from dispatcher.workers.core.membership import WorkerId
-from trefoil.core.errors import SettingError, StartError
+from trefoil.core.errors import SettingError, StartError, system_error
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.security.scopes import Tokens
 from trefoil.runtime.socket_paths import socket_folder
@@ -159,7 +159,7 @@ def socket_of(state_dir: Path, me: WorkerId) -> Path:
         inside.chmod(0o700)
     except OSError as error:
         remedy = "give a state_dir that this user owns"
-        raise StartError(f"cannot be used ({error})", field="state_dir", value=str(inside), remedy=remedy) from error
+        raise system_error(StartError, error, "be used", inside, field="state_dir", remedy=remedy) from error
     for other in inside.glob("*.sock"):
         _remove_dead_socket(other)
     return inside / name

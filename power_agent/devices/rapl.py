@@ -25,7 +25,7 @@ from typing import Final
 
 import structlog
 
-from trefoil.core.errors import Unavailable
+from trefoil.core.errors import Unavailable, system_words
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.files import FileTrouble, replace_file
 from trefoil.runtime.state_files import of_shape, read_state
@@ -114,7 +114,7 @@ def _unreadable(path: Path, error: Exception) -> RaplUnavailable:
         remedy = "run as root, or give the agent's user read access to energy_uj (a udev rule or tmpfiles.d)"
     else:
         remedy = "see the kernel's log"
-    return RaplUnavailable(f"{path} cannot be read ({error})", remedy=remedy)
+    return RaplUnavailable(f"{path} cannot be read ({system_words(error)})", remedy=remedy)
 
 
 class RaplCounter:

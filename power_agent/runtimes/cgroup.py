@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trefoil.core.errors import StartError
+from trefoil.core.errors import StartError, system_words
 
 # Short: a slice of 0.1 cores that has used up its share stands still for 18 ms, not for 90 of the usual 100 ms.
 PERIOD_US: Final = 20_000
@@ -66,7 +66,7 @@ class Cgroups:
             except OSError as error:
                 remove_groups(made)
                 remedy = "see that cores and quota are within those of the agent's own group"
-                raise StartError(f"{folder} refused {files}: {error.strerror}", remedy=remedy) from error
+                raise StartError(f"{folder} refused {files}: {system_words(error)}", remedy=remedy) from error
         return tuple(made)
 
     def of_process(self, pid: int) -> tuple[Path, ...]:
@@ -140,7 +140,7 @@ def _find_v1(name: str, trees: dict[str, Path]) -> Cgroups:
         try:
             _make(1, controller, folder)
         except OSError as error:
-            missing[controller] = f"cannot make {folder}: {error.strerror}. Remedy: {DELEGATE}"
+            missing[controller] = f"cannot make {folder}: {system_words(error)}. Remedy: {DELEGATE}"
         else:
             parents[controller] = folder
             remove_groups([folder / "none"])
@@ -169,7 +169,7 @@ def _find_v2(name: str, unified: Path, *, given: bool) -> Cgroups:
             _make(2, controller, folder)
         except OSError as error:
             missing[controller] = (
-                f"{base} does not hand down {controller}: {error.strerror}. "
+                f"{base} does not hand down {controller}: {system_words(error)}. "
                 f"Remedy: {DELEGATE}; or set cgroup_parent to a folder for the agent alone"
             )
         else:

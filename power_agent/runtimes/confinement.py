@@ -22,7 +22,7 @@ import structlog
 from power_agent.runtimes import launcher
 from power_agent.runtimes.child import become, spawn
 from power_agent.triton.slice_launch import SliceLaunch
-from trefoil.core.errors import SettingError, StartError
+from trefoil.core.errors import SettingError, StartError, system_error
 from trefoil.runtime import proc
 
 OWN: Final = tuple(launcher.PUBLIC)  # folders of which each Triton has its own
@@ -84,7 +84,8 @@ class Confinement:
             lock = os.open(USERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             remedy = f"let the agent write in {USERS_LOCK.parent}, or set triton_user = same"
-            raise StartError(f"no lock on the users of Tritons: {error}", remedy=remedy) from error
+            so = "it locks the users of Tritons"
+            raise system_error(StartError, error, "be opened", USERS_LOCK, remedy=remedy, so=so) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -33,7 +33,7 @@ from power_agent.runtimes.child import become, reap_orphans, spawn
 from power_agent.runtimes.confinement import Confined, Confinement
 from power_agent.runtimes.launcher import UNREADABLE
 from power_agent.triton.slice_launch import LAUNCHED_AS, SliceLaunch, clean_shared_memory
-from trefoil.core.errors import StartError, Unavailable
+from trefoil.core.errors import StartError, Unavailable, system_words
 from trefoil.runtime import proc
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.files import FileTrouble, disk_error, replace_file, rotate_log
@@ -252,7 +252,7 @@ class ProcessRuntime:
                     self._forget(tag)
                     if isinstance(error, StartError):
                         raise
-                    message = f"{tag}: cannot start {launch.argv[0]}: {error}"
+                    message = f"{tag}: cannot start {launch.argv[0]}: {system_words(error)}"
                     raise StartError(message, remedy="check the program and the folder of its log") from error
 
     def list(self) -> Sequence[RunningTriton]:

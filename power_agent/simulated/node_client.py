@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from power_agent.devices.errors import NodeRefused, NodeUnreachable
+from trefoil.core.errors import system_words
 
 FRAME: Final = struct.Struct("<I")
 CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: process, user, group
@@ -96,7 +97,7 @@ class NodeClient:
             answer = json.loads(_read_frame(connection))
         except (OSError, EOFError) as error:
             connection.close()
-            message = f"simulated node at {self._path} did not answer {op} ({error})"
+            message = f"simulated node at {self._path} did not answer {op} ({system_words(error)})"
             raise NodeUnreachable(message, remedy="see its log; restart it if it died") from error
         self._give_back(connection)
         if "error" in answer:
@@ -129,7 +130,7 @@ class NodeClient:
             connection.connect(self._path)
         except OSError as error:
             connection.close()
-            message = f"no simulated node listens at {self._path} ({error})"
+            message = f"no simulated node listens at {self._path} ({system_words(error)})"
             raise NodeUnreachable(message, remedy="start it: python -m power_agent.simulated") from error
         return connection
 

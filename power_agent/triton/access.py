@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from power_agent.settings import PowerAgentSettings
-from trefoil.core.errors import DiskUnavailable, SettingError
+from trefoil.core.errors import DiskUnavailable, SettingError, system_error
 from trefoil.core.fleet import triton_name
 from trefoil.runtime.files import REMEDY, replace_file, replace_files
 from trefoil.runtime.security.tls import Tls
@@ -82,8 +82,8 @@ class TritonAccess:
                 try:
                     self._secret = _secret_of(self._state_dir / SECRET)
                 except OSError as error:
-                    text = f"the key of Tritons can be neither read nor written ({error})"
-                    raise DiskUnavailable(text, field="state_dir", remedy=REMEDY) from error
+                    path, so = self._state_dir / SECRET, "it is the key of Tritons"
+                    raise system_error(DiskUnavailable, error, "be used", path, remedy=REMEDY, so=so) from error
         return hmac.new(self._secret, tag.encode(), hashlib.sha256).hexdigest()[:32]
 
     def files(self, name: str) -> TritonFiles | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from trefoil.core.errors import BinaryMissing, StartError
+from trefoil.core.errors import BinaryMissing, StartError, system_words
 from trefoil.runtime.model_files import ENGINES
 
 BACKENDS: Final = ("onnxruntime", "python")  # that can run the ONNX files of a family; the better first
@@ -149,7 +149,8 @@ def _environment(environment: Path | None) -> tuple[Path, dict[str, Any]]:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise StartError(
-            f"{python} does not run: {error}", remedy="remove that environment and run `trefoil setup triton`"
+            f"{python} does not run: {system_words(error)}",
+            remedy="remove that environment and run `trefoil setup triton`",
         ) from error
     return python.parent.parent, json.loads(done.stdout)
 
@@ -228,6 +229,6 @@ def _install_stub(install: TritonInstall) -> None:
         os.replace(copy.name, target)  # running stubs keep the old file
     except OSError as error:
         raise StartError(
-            f"cannot put {target} in place: {error.strerror} ({error.filename})",
+            f"cannot put {target} in place: {system_words(error)} ({error.filename})",
             remedy=f"make {source} readable and {target.parent} writable, or copy the one there, executable",
         ) from error

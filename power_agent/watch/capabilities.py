@@ -18,6 +18,7 @@ from power_agent.devices.errors import DeviceError
 from power_agent.devices.gpus import ObservedDevice
 from power_agent.devices.instance_holders import capability_minor
 from power_agent.devices.inventory import Inventory
+from trefoil.core.errors import system_words
 
 CAP_SYS_ADMIN: Final = 21  # bit of CapEff
 ARCHITECTURE_VOLTA: Final = 5
@@ -76,7 +77,7 @@ def mig_device(proc: Path = Path("/proc"), dev: Path = Path("/dev")) -> str:
     try:
         path.open("rb").close()
     except OSError as error:
-        return f"{path} cannot be opened ({error.strerror}): {NOT_ROOT}"
+        return f"{path} cannot be opened ({system_words(error)}): {NOT_ROOT}"
     return ""
 
 

@@ -164,7 +164,7 @@ async def test_of_two_feeds_of_a_zone_one_publishes(feed, own_state, redis_serve
     ("settings", "named"),
     [
         ({"zon": "x"}, "error: zon: unknown setting"),
-        ({"trace__path": "absent.csv"}, "error: no trace absent.csv"),
+        ({"trace__path": "absent.csv"}, "error: trace = 'absent.csv': cannot be read (No such file"),
         ({"trace__speedup": 0}, "error: trace.speedup = '0': .*greater than 0"),
         ({"admin_address": "0.0.0.0:0"}, "error: address = '0.0.0.0:0': .*TLS and a token"),
         ({"provider": "electricity"}, "error: provider = 'electricity': .*'trace'"),
@@ -185,7 +185,7 @@ async def test_a_port_in_use_starts_nothing(feed, own_state):
     await feed.start()
     code, log = await feed.ended()
     assert code == 2
-    assert f"error: address = '127.0.0.1:{feed.port}': the port is in use" in log
+    assert f"error: address = '127.0.0.1:{feed.port}': cannot listen (Address already in use)" in log
     assert await own_state.names(own_state.keys.prefix) == [], "nothing half-started"
     server.close()
 

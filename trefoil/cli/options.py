@@ -11,10 +11,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from trefoil.cli.output import DEFAULT_STATE_DIR, StateDir
-from trefoil.core.errors import InvalidInput, NotFound, SettingError
+from trefoil.core.errors import InvalidInput, SettingError, system_error
 from trefoil.core.plan import Plan
 from trefoil.runtime import codec
 from trefoil.runtime.config import parse_pairs
+from trefoil.runtime.files import NotPlain, read_plain
+from trefoil.runtime.state_files import BYTES_MAX
 
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, e.g. carbon.step_s=60.")
@@ -139,18 +141,13 @@ def read_plan(path: Path) -> Plan:
     """Read a plan as `trefoil plan --json` prints it (the whole answer, or its `plan`).
 
     Raises:
-        NotFound, InvalidInput: naming what is wrong with the file.
+        InvalidInput: naming what is wrong with the file.
     """
     try:
-        values = codec.parse_json(path.read_bytes())
-    except FileNotFoundError as error:
-        raise NotFound(
-            "no such file", field="FILE", value=str(path), remedy="trefoil plan --json > plan.json"
-        ) from error
-    except InvalidInput as error:
-        raise InvalidInput(
-            error.message, field="FILE", value=str(path), remedy="trefoil plan --json > plan.json"
-        ) from error
+        values = codec.parse_json(read_plain(path, BYTES_MAX))
+    except (OSError, NotPlain, InvalidInput) as error:
+        remedy = "trefoil plan --json > plan.json"
+        raise system_error(InvalidInput, error, "be read", path, field="FILE", remedy=remedy) from error
     if isinstance(values, dict) and isinstance(values.get("plan"), dict):
         values = values["plan"]
     plan: Plan = codec.from_json(Plan, json.dumps(values))

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from trefoil.core.errors import SettingError, TrefoilError
+from trefoil.core.errors import SettingError, TrefoilError, in_one_line, system_error
 from trefoil.core.fleet import DeviceStatus, NodeStatus, SliceState, failures
 from trefoil.core.plan import Plan
 from trefoil.runtime import codec
@@ -41,8 +41,9 @@ class Guarded(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            register_own_device_types()
-            return super().invoke(ctx)
+            with in_one_line():
+                register_own_device_types()
+                return super().invoke(ctx)
         except TrefoilError as error:
             typer.echo(f"trefoil: {error}", err=True)
             raise typer.Exit(EXIT_ERROR) from error
@@ -117,9 +118,7 @@ def writing(path: Path, option: str) -> Iterator[Path]:
         yield path
     except OSError as error:
         remedy = "name a file in a folder that you may write to"
-        raise SettingError(
-            f"cannot be written ({error.strerror or error})", field=option, value=str(path), remedy=remedy
-        ) from error
+        raise system_error(SettingError, error, "be written", path, field=option, remedy=remedy) from error
 
 
 def as_json(value: Any) -> Any:

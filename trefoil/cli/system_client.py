@@ -88,7 +88,7 @@ class ControllerClient:
         if len(silent) == 1 and not is_silence(silent[0][1]):
             raise silent[0][1]
         found = "; ".join(f"{at}: {why}" for at, why in silent)
-        remedy = "see that it runs there, that this machine reaches it, and that both or neither speak TLS"
+        remedy = "see that the address is right, that it runs there, and that both or neither speak TLS"
         raise Unavailable(f"no controller answers ({found})", remedy=remedy)
 
     async def family(self, wanted: str) -> str:

@@ -24,15 +24,38 @@ TrefoilError                  one clear line: field, value, remedy
     +-- BinaryMissing
 """
 
-from collections.abc import Iterable
+import errno
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 VALUE_CHARS_MAX: Final = 200
 """Characters of a value that an error shows: whoever sent megabytes does not get them back."""
 STATUS_BYTES_MAX: Final = 2000
 """Bytes of UTF-8 that a gRPC status says: it travels in a header, which may grow to three times that (percent-encoded),
 and from 8 KiB on clients drop the status with its call."""
+_PERMISSION: Final = "give this user permission to it, or name another"
+SYSTEM_REMEDIES: Final[Mapping[int, str]] = {
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
+    errno.EROFS: "name a place that can be written",
+    errno.EISDIR: "name a file, not a folder",
+    errno.ENOTDIR: "name another path: a part of this one is a file, not a folder",
+    errno.ENAMETOOLONG: "name a shorter path",
+    errno.ELOOP: "name the file itself: its links lead in a circle",
+    errno.ENOSPC: "make room on that disk",
+    errno.EDQUOT: "make room on that disk, or raise this user's quota",
+    errno.EIO: "mend that disk",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EADDRINUSE: "stop what listens there, or set another address",
+    errno.EADDRNOTAVAIL: "use an address of this host",
+    errno.ECONNREFUSED: "start what should listen there, or correct the address",
+    errno.EHOSTUNREACH: "correct the address, or mend the network",
+    errno.ENETUNREACH: "correct the address, or mend the network",
+}
+"""What mends an error of the system, whatever met it."""
+NO_NAME: Final = "correct the name of the host, or mend this machine's DNS"
 
 
 def shown(value: object) -> str:
@@ -158,6 +181,58 @@ class PortInUse(StartError):
 
 class BinaryMissing(StartError):
     """Missing executable or shared library."""
+
+
+ErrorT = TypeVar("ErrorT", bound=TrefoilError)
+
+
+def system_words(error: Exception) -> str:
+    """Words of the system for an error, without number and path; of another exception its own words."""
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)
+
+
+def system_remedy(error: Exception, otherwise: str) -> str:
+    """Remedy for an error of the system, else `otherwise`."""
+    number = getattr(error, "errno", None) or 0
+    return NO_NAME if number < 0 else SYSTEM_REMEDIES.get(number, otherwise)  # below 0: getaddrinfo's
+
+
+def system_error(
+    cls: type[ErrorT], error: Exception, did: str, target: object, *, field: str = "file", remedy: str, so: str = ""
+) -> ErrorT:
+    """Error of the system in one line.
+
+    did: what failed: `be read`, `listen`. target: path or address. field: setting or flag that names it.
+    remedy: what mends it where `SYSTEM_REMEDIES` has nothing. so: what comes of it.
+    """
+    why = f"cannot {did} ({system_words(error)}){so and f': {so}'}"
+    return cls(why, field=field, value=str(target), remedy=system_remedy(error, remedy))
+
+
+def listen_error(error: OSError, address: str, field: str = "address") -> StartError:
+    """Error of an address at which nothing can listen."""
+    cls = PortInUse if error.errno == errno.EADDRINUSE else StartError
+    return system_error(cls, error, "listen", address, field=field, remedy="use an address of this host")
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Turn an error of the system that no part has turned into its own into one line.
+
+    Raises:
+        StartError: names the path, the system's words and a remedy. A broken pipe and a timeout keep their class.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.errno == errno.EPIPE:
+            raise
+        if error.filename is None:
+            raise StartError(
+                system_words(error), remedy=system_remedy(error, "see that this machine allows it")
+            ) from error
+        target = error.filename2 or error.filename
+        raise system_error(StartError, error, "be used", target, remedy="name one that is there") from error
 
 
 def neighbour(name: str, known: Iterable[str]) -> str:

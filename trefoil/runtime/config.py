@@ -18,6 +18,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from trefoil.core import device_types, errors
 from trefoil.core.outside.ranges import Ranged
@@ -223,7 +224,8 @@ def read_secret_lines(path: Path, field: str, lines_max: int = 1) -> Sequence[st
             kind = os.fstat(file.fileno()).st_mode
             data = file.read(SECRET_BYTES_MAX + 1) if stat.S_ISREG(kind) else b""
     except OSError as error:
-        raise refuse(f"cannot be read ({error.strerror})", "name a text file that this user may read") from error
+        remedy = "name a text file that this user may read"
+        raise errors.system_error(errors.SettingError, error, "be read", path, field=field, remedy=remedy) from error
     if not stat.S_ISREG(kind):
         raise refuse("is no file", "name a text file")
     if kind & stat.S_IRWXO:
@@ -257,27 +259,54 @@ def _register_device_types(path: str) -> None:
     device_types.register(device_types.parse_rows(_read_toml(Path(path)), path), path)
 
 
-def explain(error: ValidationError, source: str, model: type[BaseModel] | None = None) -> errors.SettingError:
-    """Explain the first complaint of a pydantic error in one line: field, value, what is wrong, remedy."""
-    complaint = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in complaint["loc"])  # "": several fields together, which the message names
+def explain(
+    error: ValidationError,
+    source: str,
+    model: type[BaseModel] | None = None,
+    cls: type[errors.InvalidInput] = errors.SettingError,
+) -> errors.InvalidInput:
+    """Explain a pydantic error in one line: field, value, what is wrong, remedy; then all else that is wrong."""
+    complaints = error.errors(include_url=False)
+    above = {complaint["loc"][:depth] for complaint in complaints for depth in range(len(complaint["loc"]))}
+    first, *others = [
+        one for one in complaints if one["loc"] not in above
+    ]  # a list has too few: wrong ones not counted
+    field = ".".join(str(part) for part in first["loc"])  # "": several fields together, which the message names
+    value = None if not field or first["type"] in _WHOLE else _shown_input(first, model)
+    also = f"; also {'; '.join(_grouped(others))}" if others else ""
+    return cls(f"{_said(first)} (in {source}{also})", field=field, value=value, remedy=_remedy(first, model))
+
+
+_WHOLE = {"missing": "missing", "extra_forbidden": "unknown setting"}  # complaints of a field, not of its value
+_LISTED_MAX = 30  # fields in one refusal
+
+
+def _said(complaint: ErrorDetails) -> str:
+    return _WHOLE.get(complaint["type"]) or complaint["msg"].removeprefix("Value error, ")
+
+
+def _grouped(complaints: Sequence[ErrorDetails]) -> list[str]:
+    """Complaints after the first: what each kind of them is about."""
+    by_kind: dict[str, list[str]] = {}
+    for complaint in complaints[:_LISTED_MAX]:
+        by_kind.setdefault(_said(complaint), []).append(".".join(str(part) for part in complaint["loc"]))
+    more = len(complaints) - _LISTED_MAX
+    return [f"{said}: {', '.join(fields)}" for said, fields in by_kind.items()] + ([f"{more} more"] if more > 0 else [])
+
+
+def _shown_input(complaint: ErrorDetails, model: type[BaseModel] | None) -> Any:
+    return MASK if _is_secret(model, complaint["loc"]) else complaint["input"]
+
+
+def _remedy(complaint: ErrorDetails, model: type[BaseModel] | None) -> str:
+    if complaint["type"] == "missing":
+        return "give it a value"
     if complaint["type"] == "extra_forbidden":
         known = _known(model, complaint["loc"][:-1])
-        given = str(complaint["loc"][-1])
-        remedy = errors.one_of(known, given, also="remove it") if known else "remove it"
-        return errors.SettingError(f"unknown setting (in {source})", field=field, remedy=remedy)
-    if complaint["type"] == "missing":
-        return errors.SettingError(f"missing (in {source})", field=field, remedy="give it a value")
-    value = None if not field else MASK if _is_secret(model, complaint["loc"]) else complaint["input"]
-    message = complaint["msg"].removeprefix("Value error, ")
-    more = error.error_count() - 1
+        return errors.one_of(known, str(complaint["loc"][-1]), also="remove it") if known else "remove it"
     expected = re.findall(r"'([^']*)'", str(complaint.get("ctx", {}).get("expected", "")))
     near = errors.neighbour(complaint["input"], expected) if isinstance(complaint["input"], str) else ""
-    suffix = f"; {more} more complaint{'s' if more > 1 else ''} after this one" if more else ""
-    return errors.SettingError(
-        f"{message} (in {source}{suffix})", field=field, value=value,
-        remedy=f"did you mean {near}?" if near else _percent(complaint) or "correct that value",
-    )  # fmt: skip
+    return f"did you mean {near}?" if near else _percent(complaint) or "correct that value"
 
 
 def _percent(complaint: Mapping[str, Any]) -> str:
@@ -334,10 +363,8 @@ def parse_pairs(flag: str, assignments: Sequence[str]) -> dict[str, str]:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise errors.SettingError(f"no settings file {path}", remedy="name an existing TOML file") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise errors.SettingError(f"{path} cannot be read ({error})", remedy="make it a readable text file") from error
+        raise errors.system_error(errors.SettingError, error, "be read", path, remedy="name a TOML file") from error
     except (ValueError, RecursionError) as error:
         raise errors.SettingError(f"{path} is not valid TOML: {error}", remedy="correct that line") from error
 

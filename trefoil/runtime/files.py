@@ -19,7 +19,8 @@ from trefoil.core import errors
 
 COLLAPSE_RANGE: Final = 0x08  # modes of fallocate(2)
 PUNCH_HOLE_KEEP_SIZE: Final = 0x02 | 0x01
-REMEDY: Final = "make room on that disk, or mend it or its permissions; nothing needs to be started again"
+REMEDY: Final = "make room on that disk, or mend it or its permissions"
+GOES_ON: Final = "; nothing needs to be started again"
 
 
 class Gauges(Protocol):
@@ -242,8 +243,8 @@ class LineFile:
 
 def disk_error(path: Path, error: OSError, verb: str, consequence: str) -> errors.DiskUnavailable:
     """Error of a file that the disk refuses to have read or written, and what comes of it."""
-    why = f"cannot be {verb} ({error.strerror or error}): {consequence}"
-    return errors.DiskUnavailable(why, field="file", value=str(path), remedy=REMEDY)
+    found = errors.system_error(errors.DiskUnavailable, error, f"be {verb}", path, remedy=REMEDY, so=consequence)
+    return errors.DiskUnavailable(found.message, field=found.field, value=found.value, remedy=found.remedy + GOES_ON)
 
 
 class FileTrouble:

@@ -18,7 +18,7 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 from tritonclient.grpc import model_config_pb2
 
-from trefoil.core.errors import CatalogError
+from trefoil.core.errors import CatalogError, system_error
 from trefoil.installation import CHECKOUT, MODELS, SHIPPED
 from trefoil.runtime.given.repository_names import (
     BATCH_MAX,
@@ -134,12 +134,8 @@ def contract(source: Path, family: str) -> model_config_pb2.ModelConfig:
     try:
         config = read_contract(path, boundary(source, family))
     except OSError as error:
-        raise CatalogError(
-            f"no tensor contract of family {family}: {path}: {error.strerror}",
-            field="family",
-            value=family,
-            remedy="add config.pbtxt with input and output to the family's folder",
-        ) from error
+        remedy, so = "add it, with input and output, to the family's folder", f"family {family} has no tensor contract"
+        raise system_error(CatalogError, error, "be read", path, remedy=remedy, so=so) from error
     if config.name != family or not config.input or not config.output:
         raise CatalogError(f"{path} needs name {family!r}, input and output", field="family", value=family)
     check_contract(config, path)

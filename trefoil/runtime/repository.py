@@ -17,6 +17,7 @@ from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.common import Basis, Provenance
 from trefoil.core.outside.ranges import Ranged
 from trefoil.installation import MODELS, repositories
+from trefoil.runtime.config import explain
 from trefoil.runtime.given.repository_names import (
     BATCH_MAX,
     FAMILIES_MAX,
@@ -37,7 +38,6 @@ SENSITIVITY: Final = "clock_sensitivity"
 """The one column that a profile may leave out; with it, a header line of this name says where its numbers are from."""
 
 FAMILY_VARIANTS_MAX: Final = 256
-LISTED_MAX: Final = 30  # fields in one refusal
 ROWS_MAX: Final = 200_000
 NUMBER_MAX: Final = 1e12  # of milliseconds, requests/s, joules, watts: beyond what any hardware has
 WHOLE_MAX: Final = 2**53
@@ -214,7 +214,7 @@ def _read_tree(path: Path, below: Path) -> _Family:
     try:
         return _Family.model_validate(tree)
     except ValidationError as error:
-        raise _explain(error, str(path), tuple(_Family.model_fields)) from error
+        raise explain(error, str(path), _Family, errors.CatalogError) from error
 
 
 def _read_family(path: Path, below: Path) -> Family:
@@ -275,7 +275,7 @@ def _row(
     try:
         read = _Row.model_validate({name: cell.strip() for name, cell in zip(header, cells, strict=True)})
     except ValidationError as error:
-        raise _explain(error, where, COLUMNS) from error
+        raise explain(error, where, _Row, errors.CatalogError) from error
     if read.variant not in known:
         raise errors.CatalogError(
             f"{where}: not in {FAMILY_FILE}",
@@ -349,44 +349,6 @@ def _cells(path: Path, lines: list[str]) -> list[list[str]]:
 def _read(path: Path, below: Path | None, bytes_max: int) -> str:
     try:
         return read_text(path, below, bytes_max)
-    except FileNotFoundError as error:
-        raise errors.CatalogError(f"no file {path}", remedy="add it, or name the right folder") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise errors.CatalogError(f"{path} cannot be read ({error})", remedy="make it a readable text file") from error
-
-
-def _explain(error: ValidationError, where: str, known: tuple[str, ...]) -> errors.CatalogError:
-    """All that is missing, unknown or wrong, in one line."""
-    places: dict[str, list[str]] = {"missing": [], "extra_forbidden": []}
-    wrong = list[tuple[str, object, str]]()
-    complaints = error.errors(include_url=False)
-    above = {complaint["loc"][:depth] for complaint in complaints for depth in range(len(complaint["loc"]))}
-    for complaint in complaints:
-        field = ".".join(str(part) for part in complaint["loc"])
-        if complaint["loc"] in above:  # too few entries, as those that are wrong are not counted
-            continue
-        if complaint["type"] in places:
-            places[complaint["type"]].append(field)
-        else:
-            wrong.append((field, complaint["input"], complaint["msg"].removeprefix("Value error, ")))
-    missing, unknown = places["missing"], places["extra_forbidden"]
-    rest = [
-        *([f"missing: {_listed(missing)}"] if missing else []),
-        *([f"unknown: {_listed(unknown)}"] if unknown else []),
-    ]
-    if wrong:
-        field, value, message = wrong[0]
-        rest += [f"{field}: {message}" for field, _, message in wrong[1:LISTED_MAX]]
-        also = f"; also {'; '.join(rest)}" if rest else ""
-        return errors.CatalogError(f"{where}: {message}{also}", field=field, value=value, remedy="correct it")
-    remedy = f"remove it; known: {', '.join(known)}" if unknown else "add it"
-    if missing and unknown:
-        remedy = f"add what is missing, remove what is unknown; known: {', '.join(known)}"
-        return errors.CatalogError(f"{where}: {'; '.join(rest)}", field=missing[0], remedy=remedy)
-    why = "missing" if missing else "unknown key"
-    return errors.CatalogError(f"{where}: {why}", field=_listed(missing or unknown), remedy=remedy)
-
-
-def _listed(fields: Sequence[str]) -> str:
-    more = f" and {len(fields) - LISTED_MAX} more" if len(fields) > LISTED_MAX else ""
-    return ", ".join(fields[:LISTED_MAX]) + more
+        remedy = "add it as a text file, or name the right folder"
+        raise errors.system_error(errors.CatalogError, error, "be read", path, remedy=remedy) from error

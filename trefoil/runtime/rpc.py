@@ -5,8 +5,8 @@ A `TrefoilError` in a handler becomes a status plus the trailer `trefoil-error: 
 
 import asyncio
 import contextlib
-import errno
 import ipaddress
+import re
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -212,14 +212,7 @@ def check_port(address: str) -> None:
             probe.bind((host, port))
             probe.listen(1)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise errors.PortInUse("the port is in use", field="address", value=address, remedy=_FREE) from error
-            raise errors.StartError(
-                f"cannot listen ({error.strerror})",
-                field="address",
-                value=address,
-                remedy="use an address of this host",
-            ) from error
+            raise errors.listen_error(error, address) from error
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -288,6 +281,10 @@ _BY_NAME: Final[Mapping[str, type[errors.TrefoilError]]] = {
 }
 
 
+_SYSTEM_WORDS: Final = re.compile(r"(?:Failed to connect to remote host|address lookup failed for [^ ]+): ([^:\]]+)")
+"""What gRPC quotes of the system when no connection comes up; it lists all that it tried around it."""
+
+
 def error_of(error: grpc.aio.AioRpcError) -> errors.TrefoilError:
     """Operating error behind a failed call."""
     name = str(dict(error.trailing_metadata() or ()).get(ERROR_TRAILER, ""))
@@ -298,7 +295,8 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.TrefoilError:
             return errors.Untrusted(f"no connection: {found[0]} ({details})", remedy=found[1])
         gone = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
         cls = errors.Unavailable if error.code() in gone else errors.TrefoilError
-        return cls(f"{error.code().name}: {error.details()}")
+        system = _SYSTEM_WORDS.search(details)
+        return cls(f"{error.code().name}: {system[1] if system else details}")
     return cls(error.details() or name)
 
 

@@ -126,7 +126,9 @@ def main(
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             while True:
                 try:
-                    runner.run(run(build(sys.argv[1:] if argv is None else argv), WallClock()))
+                    with errors.in_one_line():
+                        parts = build(sys.argv[1:] if argv is None else argv)
+                    runner.run(run(parts, WallClock()))
                     break
                 except errors.RoleFree as error:
                     structlog.get_logger().info("starts anew", why=str(error))
@@ -149,7 +151,8 @@ async def _initialised(part: Part, stopping: asyncio.Event) -> bool:
         init.cancel()
         await asyncio.wait((init,))
         return False
-    await init
+    with errors.in_one_line():
+        await init
     return True
 
 

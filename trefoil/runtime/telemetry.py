@@ -95,12 +95,7 @@ class Metrics(Collector):
         try:
             server, thread = prometheus.start_http_server(port, host, self._outer())
         except OSError as error:
-            raise errors.PortInUse(
-                f"cannot listen ({error.strerror})",
-                field="metrics_address",
-                value=f"{host}:{port}",
-                remedy="stop what listens there, or set another address",
-            ) from error
+            raise errors.listen_error(error, f"{host}:{port}", "metrics_address") from error
 
         def close() -> None:
             server.shutdown()

@@ -121,7 +121,7 @@ def test_a_wrong_file_is_named(tmp_path, text, named):
 
 
 def test_absent_and_unreadable_files_are_named(tmp_path):
-    with pytest.raises(TraceError, match=r"no trace .*absent"):
+    with pytest.raises(TraceError, match=r"trace = .*absent.: cannot be read .No such file"):
         load_trace(tmp_path / "absent")
     with pytest.raises(TraceError, match="cannot be read"):
         load_trace(tmp_path)

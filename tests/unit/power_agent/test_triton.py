@@ -329,7 +329,7 @@ def test_links_follow_a_repository_that_moved(install, tmp_path, source):
     [
         ("toy/2/model.onnx", r"version 2 of family toy cannot be served: .*toy/2/model\.onnx is missing.*one of \[1\]"),
         ("_shared/model.py", r"_shared/model\.py is missing"),
-        ("toy/config.pbtxt", r"no tensor contract of family toy: .*config\.pbtxt"),
+        ("toy/config.pbtxt", r"config\.pbtxt.: cannot be read .*: family toy has no tensor contract"),
     ],
 )
 def test_what_the_source_lacks_is_named(install, tmp_path, source, lacking, text):

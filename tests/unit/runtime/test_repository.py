@@ -96,7 +96,7 @@ def test_a_profile_can_be_replaced(folder, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ("accuracy = 0.8", "accuracy = 80", r"variants.0.accuracy = 80: .*family.toml.*less than or equal to 1"),
+        ("accuracy = 0.8", "accuracy = 80", r"variants.0.accuracy = 80: .*less than or equal to 1 \(in .*family.toml"),
         ("accuracy = 0.8", "acuracy = 0.8", r"variants.0.acuracy|variants.0.accuracy"),
         ("version = 2", "version = 1", "variants.version = 1: .*stands twice"),
         ('name = "large"', 'name = "small"', "variants.name = 'small': .*stands twice"),
@@ -105,7 +105,11 @@ def test_a_profile_can_be_replaced(folder, tmp_path):
         ("load_s = 1.5", "load_s = nan", "load_s = nan: .*finite"),
         ('[classes.""]\nslo_ms = 50.0\nslo_quantile = 0.95', "classes = {}", "classes = {}"),
         ('metric = "top-1"', "metric = ", "not valid TOML"),
-        ('metric = "top-1"', 'metric = "top-1"\ncolour = "red"', "colour: .*unknown key.*known: name, metric"),
+        (
+            'metric = "top-1"',
+            'metric = "top-1"\ncolour = "red"',
+            "colour: unknown setting .*use one of: classes, .*metric",
+        ),
     ],
 )
 def test_a_malformed_family_is_named(folder, old, new, named):
@@ -119,10 +123,10 @@ def test_a_family_names_all_that_it_lacks_at_once(folder):
     path = folder / "family.toml"
     path.write_text('name = "toy"\n[[variants]]\nname = "small"\nversion = 1\n')
     lacks = ("accuracy", "accuracy_source", "memory_mib", "load_s", "macs", "licence")
-    named = ", ".join(("metric", "classes", *(f"variants.0.{field}" for field in lacks)))
-    refused(folder, f"^{named}: .*: missing. Remedy: add it", path)
+    named = ", ".join(("classes", *(f"variants.0.{field}" for field in lacks)))
+    refused(folder, f"^metric: missing .in .*; also missing: {named}.. Remedy: give it a value", path)
     path.write_text('name = "toy"\nmetrics = "top-1"\n[[variants]]\nname = "small"\nversion = 0\naccuracy = 7\n')
-    wrong = "variants.0.version = 0: .*also missing: metric, classes, .*; unknown: metrics; variants.0.accuracy: "
+    wrong = "^metric: missing .*; also missing: classes, .*: variants.0.version; .*: variants.0.accuracy; .*: metrics"
     refused(folder, wrong, path)
 
 
@@ -130,7 +134,7 @@ def test_a_family_names_all_that_it_lacks_at_once(folder):
     ("old", "new", "named"),
     [
         (",10,11,12,", ",10,9,12,", "latency_ms_p50 = 10.0: .*line 7: above latency_ms_p95"),
-        (",10,11,12,", ",-10,11,12,", "latency_ms_p50 = '-10': .*line 7: .*greater than 0"),
+        (",10,11,12,", ",-10,11,12,", "latency_ms_p50 = '-10': .*greater than 0 .in .*line 7"),
         (",10,11,12,", ",ten,11,12,", "latency_ms_p50 = 'ten': .*line 7"),
         (",1.5,35,10", ",nan,35,10", "energy_active_j_per_batch = 'nan': .*line 7"),
         (",1.5,35,10", ",1.5,35", "line 7: 13 cells for 14 columns"),
@@ -164,7 +168,7 @@ def refused(folder, named, path):
 def test_absent_files_are_named(folder, tmp_path):
     (folder / "profile.csv").unlink()
     assert load_family(folder)[1] == ()  # not profiled yet: planners that measure can still serve it
-    with pytest.raises(CatalogError, match=r"no file .*other\.csv"):
+    with pytest.raises(CatalogError, match=r"file = .*other\.csv.: cannot be read .No such file"):
         load_family(folder, folder / "other.csv")
     with pytest.raises(CatalogError, match=r"no family\.toml below it"):
         load_catalog(tmp_path / "absent")
@@ -186,5 +190,5 @@ def test_how_much_of_a_time_follows_the_clock_is_a_column_with_a_source(folder):
     path.write_text("\n".join(["# clock_sensitivity: a test", *lines]) + "\n")
     assert [row.clock_sensitivity for row in load_family(folder)[1]] == [0.4, 1.0, 0.0]
     path.write_text("\n".join(["# clock_sensitivity: a test", *lines]).replace(",0.4", ",1.4") + "\n")
-    with pytest.raises(CatalogError, match=r"clock_sensitivity = '1.4': .*line 8: Input should be less"):
+    with pytest.raises(CatalogError, match=r"clock_sensitivity = '1.4': Input should be less .*line 8"):
         load_family(folder)

@@ -293,7 +293,9 @@ async def test_token_is_demanded_except_for_health():
 
 async def test_a_taken_port_is_one_clear_line(server):
     address = f"127.0.0.1:{server.port}"
-    with pytest.raises(errors.PortInUse, match=f"address = '{address}': the port is in use[.] Remedy: stop"):
+    with pytest.raises(
+        errors.PortInUse, match=f"^address = '{address}': cannot listen .Address already in use.*: stop"
+    ):
         rpc.make_server(ServiceSettings(admin_address=address), [])
     with pytest.raises(errors.StartError, match="Remedy: use an address of this host"):
         rpc.check_port("192.0.2.1:80")

@@ -37,7 +37,7 @@ from trefoil.cli.family.triton_models import (
     refuse_other_tensors,
     refuse_unfit,
 )
-from trefoil.core.errors import CatalogError, DiskUnavailable, SettingError
+from trefoil.core.errors import CatalogError, DiskUnavailable, SettingError, system_error
 from trefoil.installation import MODELS, SHIPPED
 from trefoil.runtime import codec
 from trefoil.runtime.files import replace_file
@@ -152,9 +152,7 @@ def import_family(
         _copy_backend(into)
     except OSError as error:
         remedy = "make room there, or make it writable; leave out --link across file systems"
-        raise DiskUnavailable(
-            f"cannot be written ({error})", field="repository", value=str(into), remedy=remedy
-        ) from error
+        raise system_error(DiskUnavailable, error, "be written", into, field="repository", remedy=remedy) from error
     return result
 
 
@@ -321,7 +319,7 @@ def _from_file(path: Path) -> dict[str, float]:
         return {str(name): float(value) for name, value in tree.items()}
     except (OSError, *STRANGE, RecursionError) as error:
         remedy = "a TOML file with lines like resnet18 = 0.69758, or the same in JSON"
-        raise SettingError(f"cannot be read: {error}", field="--accuracies", value=str(path), remedy=remedy) from error
+        raise system_error(SettingError, error, "be read", path, field="--accuracies", remedy=remedy) from error
 
 
 def family_toml(stated: Statement, models: Sequence[str], repository: Path) -> str:

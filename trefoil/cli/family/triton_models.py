@@ -9,7 +9,7 @@ from tritonclient.grpc import model_config_pb2
 
 from trefoil.cli.family.config_fields import left_fields, refused_fields, shared_fields
 from trefoil.cli.family.onnx_graph import ANY, TensorInfo, differences, graph_tensors
-from trefoil.core.errors import CatalogError, NotFound
+from trefoil.core.errors import CatalogError, NotFound, system_error
 from trefoil.runtime.given.onnx_file import check_external_data
 from trefoil.runtime.given.repository_names import (
     VERSION,
@@ -120,11 +120,9 @@ def _config(folder: Path, repository: Path) -> model_config_pb2.ModelConfig:
         config = read_contract(folder / CONFIG, repository)
     except OSError as error:
         if not isinstance(error, FileNotFoundError) or not _inferred(folder, ""):
-            raise CatalogError(
-                f"{folder / CONFIG}: {error.strerror}",
-                field="model",
-                value=folder.name,
-                remedy="write its config.pbtxt (Triton prints the one it completed: curl .../v2/models/<name>/config)",
+            remedy = "write its config.pbtxt (Triton prints the one it completed: curl .../v2/models/<name>/config)"
+            raise system_error(
+                CatalogError, error, "be read", folder / CONFIG, field=f"model {folder.name}", remedy=remedy
             ) from error
         config = model_config_pb2.ModelConfig(name=folder.name)
     if not config.backend and not config.platform and not config.HasField("ensemble_scheduling"):

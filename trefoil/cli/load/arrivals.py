@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trefoil.core.errors import InvalidInput, TraceError
+from trefoil.core.errors import InvalidInput, TraceError, system_error
 from trefoil.simulator.scenario.arrivals import ArrivalStream, Rate, draw_counted
 from trefoil.simulator.scenario.request_columns import TraceOptions
 from trefoil.simulator.scenario.request_trace import RequestTrace, read_trace
@@ -209,10 +209,8 @@ def load_held_out(path: Path) -> HeldOut:
         with np.load(path, allow_pickle=False) as data:
             images, labels = data["images"], data["labels"]
     except (OSError, ValueError, KeyError) as error:
-        raise InvalidInput(
-            f"{path} holds no labelled images: {error}", field="images", value=str(path),
-            remedy="name an npz file with arrays `images` and `labels`",
-        ) from error  # fmt: skip
+        remedy = "name an npz file with arrays `images` and `labels`"
+        raise system_error(InvalidInput, error, "be read", path, field="images", remedy=remedy) from error
     if len(images) == 0 or len(images) != len(labels):
         raise InvalidInput(f"{path}: {len(images)} images, {len(labels)} labels", field="images", value=str(path))
     return HeldOut(images, labels.astype(np.int64))

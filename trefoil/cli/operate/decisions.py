@@ -14,7 +14,7 @@ from trefoil.cli.carbon.client import format_time
 from trefoil.cli.options import HERE, SystemAddress
 from trefoil.cli.output import AsJson, as_json, console, grid, plan_rows, print_json
 from trefoil.cli.system_client import ControllerClient, call_system, channel_to, make_channel
-from trefoil.core.errors import InvalidInput, NotFound, SettingError
+from trefoil.core.errors import InvalidInput, NotFound, SettingError, system_error
 from trefoil.core.plan import DecisionRecord, Plan, Rollout
 from trefoil.core.policies import chosen, policy
 from trefoil.runtime import codec
@@ -322,7 +322,6 @@ def _from_file(path: Path) -> list[tuple[DecisionRecord, Plan | None]]:
     try:
         text = path.read_text()
     except OSError as error:
-        raise InvalidInput(
-            f"cannot be read ({error})", field="decision", value=str(path), remedy="a file of controller/decisions"
-        ) from error
+        remedy = "name a file of controller/decisions"
+        raise system_error(InvalidInput, error, "be read", path, field="decision", remedy=remedy) from error
     return [(codec.from_json(DecisionRecord, text), None)]

@@ -33,7 +33,7 @@ from trefoil.cli.run.shutdown import uncancellable
 from trefoil.cli.run.state_directory import Failing, Launch, StateLock, StatePaths, to_toml, write_private
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.demand import PROBE_ID
-from trefoil.core.errors import StartError, TrefoilError, Unavailable
+from trefoil.core.errors import StartError, TrefoilError, Unavailable, system_words
 from trefoil.runtime import config
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.proc import Identity
@@ -160,7 +160,7 @@ class Launcher:
         try:
             self.paths.write_process(name, self._children.get(name), self._failing.get(name))
         except OSError as error:  # of use to people only; it is written again when there is news
-            self._say(f"{name}: its file in {self.paths.run} cannot be written ({error})")
+            self._say(f"{name}: its file in {self.paths.run} cannot be written ({system_words(error)})")
 
     async def _until_healthy(self, service: Service) -> None:
         child = self._children[service.name]
@@ -225,7 +225,7 @@ class Launcher:
             try:
                 await asyncio.to_thread(self.paths.rotate_logs, self.system.log_mib * 2**20)
             except OSError as error:
-                trouble = str(error)
+                trouble = f"{error.filename}: {system_words(error)}"
             if trouble and trouble != before:
                 self._say(f"a log cannot be rotated ({trouble}): it grows on")
             await self._clock.sleep(LOG_POLL_S)

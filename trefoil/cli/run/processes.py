@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from trefoil.core.errors import system_words
 from trefoil.runtime import proc
 from trefoil.runtime.clock import Clock
 
@@ -133,7 +134,7 @@ def last_log_lines(path: Path, count: int = LAST_LINES, from_byte: int = 0) -> s
     except FileNotFoundError:
         lines = []
     except OSError as error:  # of a failing disk: no reason to stop looking after the process
-        lines = [f"(its log cannot be read: {error})"]
+        lines = [f"(its log cannot be read: {system_words(error)})"]
     return "\n".join(lines[-count:]) if lines else "(it logged nothing)"
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trefoil.cli.run.processes import ChildProcess, first_log_errors
-from trefoil.core.errors import InvalidInput, NotFound, SettingError, StartError, TrefoilError
+from trefoil.core.errors import InvalidInput, NotFound, SettingError, StartError, TrefoilError, system_error
 from trefoil.runtime import codec
 from trefoil.runtime.files import NotPlain, read_plain, replace_file, rotate_log
 from trefoil.runtime.proc import Identity
@@ -184,9 +184,7 @@ class StatePaths:
             return None
         except (NotPlain, OSError, InvalidInput) as error:
             remedy = "end the `trefoil up` of this folder if it runs, then remove that file"
-            raise StartError(
-                f"cannot be understood ({error})", field="launch file", value=str(self.launch), remedy=remedy
-            ) from error
+            raise system_error(StartError, error, "be read", self.launch, field="launch file", remedy=remedy) from error
 
     def write_launch(self, launch: Launch) -> None:
         """Write the launch file: atomically, readable by its owner only."""

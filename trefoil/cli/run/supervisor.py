@@ -21,7 +21,7 @@ from trefoil.cli.run.launcher import Launcher, clean_up, first_answer
 from trefoil.cli.run.scenario import System, load_system
 from trefoil.cli.run.shutdown import ShutdownSignals, run_until_signal, uncancellable
 from trefoil.cli.run.state_directory import StateLock, StatePaths
-from trefoil.core.errors import StartError, TrefoilError
+from trefoil.core.errors import StartError, TrefoilError, in_one_line, system_error
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.telemetry import LogStream
 
@@ -93,9 +93,7 @@ def start_detached(config: Path, state_dir: Path, overrides: dict[str, Any]) -> 
         output = log.open("ab")
     except OSError as error:
         remedy = "name a folder that this user can write"
-        raise StartError(
-            f"cannot be used ({error.strerror})", field="--state-dir", value=str(state_dir), remedy=remedy
-        ) from error
+        raise system_error(StartError, error, "be used", state_dir, field="--state-dir", remedy=remedy) from error
     reading, writing = os.pipe()
     argv = [sys.executable, "-P", "-m", "trefoil.cli.run.supervisor", "--config", str(config)]
     argv += ["--state-dir", str(state_dir), "--overrides", json.dumps(overrides), "--pipe", str(writing)]
@@ -154,7 +152,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     pipe = Pipe(None if arguments.pipe is None else os.fdopen(arguments.pipe, "w"))
     try:
-        system = load_system(arguments.config, System, arguments.overrides)
+        with in_one_line():
+            system = load_system(arguments.config, System, arguments.overrides)
     except TrefoilError as error:
         pipe.error(str(error))
         return EXIT_ERROR

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from trefoil.core.errors import TraceError, one_of
+from trefoil.core.errors import TraceError, one_of, system_error
 
 TimeUnit = Literal["", "s", "ms", "us", "ns", "min", "h", "day", "date"]
 """Unit of a column of times; empty: by its name and values."""
@@ -49,13 +49,9 @@ def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             first = next((line for line in file if line.strip() and not line.startswith("#")), "")
             file.seek(0)
             yield from _objects(path, file) if first.startswith("{") else _cells(path, file, _delimiter(first))
-    except FileNotFoundError as error:
-        raise TraceError(
-            f"no trace {path}", field="trace", value=str(path), remedy="name an existing CSV file"
-        ) from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(
-            f"{path} cannot be read ({error})", field="trace", value=str(path), remedy="make it a readable CSV file"
+        raise system_error(
+            TraceError, error, "be read", path, field="trace", remedy="name a CSV file of UTF-8"
         ) from error
 
 

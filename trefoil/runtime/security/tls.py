@@ -14,7 +14,7 @@ from typing import Any, Final
 import grpc
 import structlog
 
-from trefoil.core.errors import SettingError
+from trefoil.core.errors import SettingError, system_words
 from trefoil.runtime.config import ServiceSettings
 
 FIELDS: Final = ("tls_certificate", "tls_key", "tls_ca")
@@ -266,7 +266,7 @@ def explain(said: str, ca: str = "tls_ca") -> tuple[str, str] | None:
 def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
-    return str(error.strerror or error) if isinstance(error, OSError) else str(error)
+    return system_words(error)
 
 
 def _remedy(said: str, ca: Path | None) -> str:
