@@ -14,6 +14,7 @@ import io
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -248,6 +249,7 @@ async def upgraded(site: Deployment, load: Clients) -> str:
     else:
         raise Broken("`up -d` took another tag")
     site.containers.env["TREFOIL_TAG"] = old
+    subprocess.run(["git", "checkout", "-q", "--", "deploy/compose/tags"], cwd=ROOT, check=True)  # for `latest`
     return f"there and back in {CLOCK.monotonic_s() - began_s:.0f} s; `up -d` with another tag is refused; {seen}"
 
 

@@ -12,6 +12,9 @@ refuse() { echo "error: $1 = '$2': $3. Remedy: $4" >&2; exit 2; }
 
 tag=${1:-}
 case $tag in "" | *[!A-Za-z0-9._-]*) refuse TAG "$tag" "no tag of an image" "e.g. $0 1.3" ;; esac
+case $(printf %s "$tag" | tr A-Z a-z) in latest | stable | main | master | trunk | head | edge | nightly | dev | current | next)
+    refuse TAG "$tag" "a tag that moves: with the next build it names another image, and there is no way back" "name this build: docker tag trefoil:$tag trefoil:1.3, trefoil-triton-cpu too, then $0 1.3" ;;
+esac
 touch "$env"
 dc() { TREFOIL_TAG=$tag $compose --env-file "$env" "$@"; }
 
@@ -60,5 +63,5 @@ fi
 grep -v '^TREFOIL_TAG=' "$env" > "$env.new" || true
 echo "TREFOIL_TAG=$tag" >> "$env.new"
 chmod 0600 "$env.new" && mv "$env.new" "$env"
-find deploy/compose/tags -name '*.comes-by-upgrade.sh' ! -name "$tag.*" ! -name 'latest.*' -delete
+find deploy/compose/tags -name '*.comes-by-upgrade.sh' ! -name "$tag.*" -delete  # latest too, which is for a first `up` alone
 echo "all of it runs $tag"

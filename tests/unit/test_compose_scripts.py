@@ -216,9 +216,9 @@ def test_an_upgrade_goes_one_after_the_other_and_leaves_the_tag_for_the_next_up(
     assert drained == ["--patience 5 --wait 120", "--release"]
     assert not any("redis" in line or "haproxy" in line for line in replaced), "they are not of this tag"
     assert (tmp_path / ".env").read_text() == "TREFOIL_ZONE=GB\nTREFOIL_TAG=1.3\n"
-    assert upgrade.marks == {"latest", "1.3"}
+    assert upgrade.marks == {"1.3"}, "latest, which a first `up` may start, is refused from now on"
     upgrade("1.4")
-    assert upgrade.marks == {"latest", "1.4"}, "the tag before is refused by `up`, too"
+    assert upgrade.marks == {"1.4"}, "the tag before is refused by `up`, too"
 
 
 def test_an_upgrade_stops_at_the_first_that_is_not_healthy(tmp_path):
@@ -231,7 +231,15 @@ def test_an_upgrade_stops_at_the_first_that_is_not_healthy(tmp_path):
     assert upgrade.marks == {"latest"}
 
 
-@pytest.mark.parametrize(("tag", "why"), [("missing", "no image trefoil:missing here"), ("a b", "no tag of an image")])
+@pytest.mark.parametrize(
+    ("tag", "why"),
+    [
+        ("missing", "no image trefoil:missing here"),
+        ("a b", "no tag of an image"),
+        ("latest", "error: TAG = 'latest': a tag that moves"),
+        ("Main", "Remedy: name this build: docker tag trefoil:Main trefoil:1.3"),
+    ],
+)
 def test_an_upgrade_to_what_is_no_tag_touches_nothing(tmp_path, tag, why):
     upgrade = Upgrade(tmp_path, ALL)
     assert why in upgrade(tag, code=2)
