@@ -299,9 +299,19 @@ REFUSED = (
         "an ensemble of preprocessing and model",
         Model(
             'platform: "ensemble" max_batch_size: 8' + XY + "ensemble_scheduling { step [ { model_name: 'pre'"
-            " model_version: -1 input_map { key: 'a' value: 'x' } output_map { key: 'b' value: 'y' } } ] }"
+            " model_version: -1 input_map { key: 'a' value: 'x' } output_map { key: 'b' value: 'z' } },"
+            " { model_name: 'net' model_version: -1 input_map { key: 'c' value: 'z' }"
+            " output_map { key: 'd' value: 'y' } } ] }"
         ),
         r"ensemble_scheduling = .*Remedy: import the model that costs most",
+    ),
+    row(
+        "an ensemble of one model, under other names",
+        Model(
+            'platform: "ensemble" max_batch_size: 8' + XY + "ensemble_scheduling { step [ { model_name: 'net'"
+            " model_version: -1 input_map { key: 'a' value: 'x' } output_map { key: 'y' value: 'y' } } ] }"
+        ),
+        r"ensemble_scheduling = .*Remedy: import net, the one model that it runs; clients .*: a for x$",
     ),
     row(
         "a python model that completes itself", Model('backend: "python"', model="1/model.py"), "write input and output"

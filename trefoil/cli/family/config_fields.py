@@ -43,11 +43,22 @@ ENVIRONMENT: Final = "EXECUTION_ENV_PATH"
 TEXT_MAX: Final = 100  # characters of a value in a note
 
 
+def _only_step(config: model_config_pb2.ModelConfig) -> str:
+    """Remedy for an ensemble that runs one model; "" for anything else. No backend serves a model under other names."""
+    steps = config.ensemble_scheduling.step
+    if len(steps) != 1:
+        return ""
+    names = {**dict(steps[0].input_map), **dict(steps[0].output_map)}
+    other = [f"{name} for {outside}" for name, outside in names.items() if name != outside]
+    clients = f"; clients then name its tensors: {', '.join(sorted(other))}" if other else ""
+    return f"import {steps[0].model_name}, the one model that it runs{clients}"
+
+
 def refused_fields(config: model_config_pb2.ModelConfig) -> Iterator[tuple[str, object, str]]:
     """Fields that a variant cannot have: name, value, and what to do."""
     for field, value in config.ListFields():
         if field.name not in CARRIED and field.name not in LEFT:
-            yield field.name, _text(value), REFUSED.get(field.name, OUTSIDE)
+            yield field.name, _text(value), _only_step(config) or REFUSED.get(field.name, OUTSIDE)
     if config.model_transaction_policy.decoupled:
         yield "model_transaction_policy.decoupled", True, OUTSIDE
     carried = TENSOR_CARRIED | BACKEND_CARRIED.get(backend_of(config), frozenset())
