@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
@@ -12,7 +12,7 @@ from controller.loop.control_loop import ControlLoop
 from controller.loop.core.decision import predicted_saving
 from controller.loop.core.loans import LEASE_MAX_S, Loan
 from controller.loop.core.objectives import accept_objective
-from controller.loop.core.saved_state import ByCommand
+from controller.loop.core.saved_state import STOPPED, ByCommand, start_command
 from controller.loop.core.triggers import CAUSES, OPERATOR, Trigger
 from controller.loop.disk_store import DiskStore
 from controller.observe.core.plannable import check_obeyed, places_refused, unloadable_variants
@@ -154,6 +154,16 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         devices, degraded = await self._allocate(request.family, request.device, False)
         return pb.UnloadFamilyResponse(devices=devices, degraded=degraded)
 
+    async def StopFamily(self, request: Any, context: Any) -> Any:
+        """Take a family out of service; answers why the plan in force stays, if it does."""
+        await self._loop.set_service(request.family, serves=False)
+        return pb.StopFamilyResponse(held=self._loop.core.control.hold_reason)
+
+    async def StartFamily(self, request: Any, context: Any) -> Any:
+        """Bring a stopped family back into service; answers what of its objective cannot be met."""
+        degraded = await self._loop.set_service(request.family, serves=True)
+        return pb.StartFamilyResponse(held=self._loop.core.control.hold_reason, degraded=degraded)
+
     async def _allocate(self, family: str, device: str, load: bool) -> tuple[list[Any], str]:
         policy, constants = self._loop.settings.policy, self._constants
         if not self._shares or constants is None:
@@ -175,6 +185,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         """The objective that a SetObjectiveRequest asks for."""
         wanted: Objective = codec.from_proto(request.objective)
         params, settings = self._constants, self._loop.settings
+        self._refuse_stopped((wanted.family,))
         if request.reset:
             said = {one.family: one.objective() for one in settings.objectives}
             if wanted.family not in said:
@@ -259,6 +270,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
                 "families that have an objective and no route: nobody would serve them", field="plan.routes",
                 value=left_out, remedy="route them",
             )  # fmt: skip
+        self._refuse_stopped(routed)
         plan = replace(plan, objectives=view.objectives)
         check_parts(plan)
         check(plan, view.fleet, self._catalog, view.demand, view.objectives)
@@ -276,6 +288,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             raise errors.NotFound("there is no earlier plan to go back to", remedy="pin a plan instead")
         before, now = plans[-2], plans[-1]
         view = self._loop.view()
+        self._refuse_stopped(route.family for route in before.routes)
         plan = replace(before, objectives=view.objectives)
         check_parts(plan)
         check(plan, view.fleet, self._catalog, (), view.objectives)
@@ -399,7 +412,12 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
                 remedy="set mode act first",
             )
 
+    def _refuse_stopped(self, families: Iterable[str]) -> None:
+        if stopped := sorted(self._loop.core.stopped.keys() & set(families)):
+            raise errors.InvalidInput(STOPPED, field="family", value=stopped[0], remedy=start_command(stopped[0]))
+
     def _objective(self, family: str) -> Objective:
+        self._refuse_stopped((family,))
         if family not in self._loop.core.objectives:
             raise errors.NotFound(
                 f"no objective for family {family!r}",

@@ -73,8 +73,10 @@ def load_by_command(disk: DiskStore, settings: ControllerSettings) -> ByCommand:
     """What stands by command on this disk; of what was lost nothing does."""
     stored, control, fleet = disk.load_all("objectives", Objective), disk.load_plain("control"), disk.load_plain(FLEET)
     found = disk.load(BY_COMMAND, ByCommand) or by_command_of_old(stored, settings, bool(control), bool(fleet))
-    families = sorted({o.family for o in stored}.intersection(found.families))
-    return ByCommand(tuple(families), found.mode and bool(control), found.max_watts and bool(fleet))
+    families, stopped = (
+        tuple(sorted({o.family for o in stored}.intersection(marked))) for marked in (found.families, found.stopped)
+    )
+    return ByCommand(families, found.mode and bool(control), found.max_watts and bool(fleet), stopped)
 
 
 def load_saved_state(disk: DiskStore, settings: ControllerSettings, objectives: Mapping[str, Objective]) -> SavedState:
@@ -90,8 +92,9 @@ def load_saved_state(disk: DiskStore, settings: ControllerSettings, objectives: 
     known = [plan for plan in plans if _has_known_parts(plan)]
     if known[-1:] != plans[-1:]:  # an older plan is in force, which no operator pinned
         control = replace(control, pinned=False)
+    stopped = {name: one for name, one in objectives.items() if name in by_command.stopped}
     return SavedState(
-        dict(objectives),
+        {name: one for name, one in objectives.items() if name not in stopped},
         known,
         control,
         disk.load(TOTALS, ExplorationTotals) or ExplorationTotals(),
@@ -99,6 +102,7 @@ def load_saved_state(disk: DiskStore, settings: ControllerSettings, objectives: 
         Counter(counts.get("reconfigurations", {})),
         float(disk.load_plain(FLEET)["max_watts"]) if by_command.max_watts else settings.max_watts,
         by_command,
+        stopped,
     )
 
 
@@ -204,7 +208,7 @@ class ControlLoop:
         self._lock = asyncio.Lock()
         self._commands = 0  # that wait for the lock or have it
         self.observation.windows.load_budgets(disk.load_plain("budgets"), clock.now_s())
-        for name, value in core.kept_objectives().items() if core.objectives else ():
+        for name, value in core.kept_objectives().items() if core.objectives or core.stopped else ():
             disk.save_later(name, value)
         if differing := self.overrides():
             self._log.warning("commands win over the settings", differing=differing, remedy=BACK)
@@ -231,7 +235,8 @@ class ControlLoop:
 
     def overrides(self) -> list[str]:
         """What is in force and differs from the settings, a line for each field."""
-        return overrides(self.settings, self.core.objectives, self.core.control, self.core.max_watts)
+        core, stopped = self.core, self.core.stopped
+        return overrides(self.settings, {**core.objectives, **stopped}, core.control, core.max_watts, stopped)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -395,9 +400,21 @@ class ControlLoop:
             view = await self._perform(self.core.set_objectives(objectives, max_watts, reset))
         return await self._perform(self.core.unmet_objectives(view))
 
+    async def set_service(self, family: str, *, serves: bool) -> str:
+        """Take a family out of service, or bring it back: `ControlCore.set_service`, with what it raises; returns what
+        cannot be met then.
+        """
+        async with self._turn():
+            self._leadership.require()
+            view = await self._perform(self.core.set_service(family, serves))
+            await self._leadership.copy_files()
+        self._signals.wake()
+        return await self._perform(self.core.unmet_objectives(view)) if serves else ""
+
 
 BACK: Final = (
-    "go back by trefoil objective set --reset, objective fleet --reset, mode --reset, freeze --off or pin --off"
+    "go back by trefoil objective set --reset, objective fleet --reset, mode --reset, freeze --off, pin --off or "
+    "family start"
 )
 COMMANDS_MAX: Final = 16
 MEMORY: Final = "planner_memory"

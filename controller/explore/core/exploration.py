@@ -110,7 +110,7 @@ class Explorer:
 
     def wants_to_explore(self, view: PlanView) -> bool:
         """Whether the planner wants to measure on the system."""
-        return self.live is not None and self.live.asks(view)
+        return self.live is not None and bool(view.objectives) and self.live.asks(view)
 
     def begin(self, view: PlanView, trigger: Trigger, current: Plan | None, rollout: RolloutOutcome) -> Steps[None]:
         """Begin an exploration, in place of one under way. `current`: the plan in force."""

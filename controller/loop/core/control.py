@@ -117,7 +117,7 @@ class ControlCore(DecidingCore):
         cap = self.max_watts if max_watts is None else max_watts
         wanted = {objective.family: objective for objective in objectives}
         marks = self.by_command.after(wanted, max_watts is not None, reset)
-        together = list({**self.objectives, **wanted}.values())
+        together = list({**self.objectives, **self.stopped, **wanted}.values())
         yield Save({"objectives": together, FLEET: {"max_watts": cap}, BY_COMMAND: marks})
         try:
             yield WriteObjectives(tuple(objectives))
@@ -131,9 +131,36 @@ class ControlCore(DecidingCore):
             self.observation.windows.restart_budget(family)
         return replace(self.view(), trigger="objective")
 
+    def set_service(self, family: str, serves: bool) -> Steps[PlanView]:
+        """Take a family out of service, or bring it back; returns the view that is planned on from now on.
+
+        Raises:
+            errors.NotFound: it has no objective.
+            errors.DiskUnavailable, errors.Fenced, errors.StateUnavailable: nothing has changed.
+        """
+        known = {**self.objectives, **self.stopped}
+        if family not in known:
+            raise errors.NotFound(
+                "no objective of this family", field="family", value=family, remedy=errors.one_of(sorted(known), family)
+            )
+        if (family in self.objectives) != serves:
+            stopped = self.stopped.keys() ^ {family}
+            marks = replace(self.by_command, stopped=tuple(sorted(stopped)))
+            yield Save({BY_COMMAND: marks})
+            if serves:
+                try:
+                    yield WriteObjectives((known[family],))
+                except (errors.Fenced, errors.StateUnavailable):
+                    yield SaveLater(BY_COMMAND, self.by_command)
+                    raise
+            self.by_command = marks
+            self.stopped = {name: one for name, one in known.items() if name in stopped}
+            self.objectives = {name: one for name, one in known.items() if name not in stopped}
+        return replace(self.view(), trigger="objective")
+
     def kept_objectives(self) -> dict[str, Any]:
         """What is kept of the objectives in force, by the names of the files."""
-        objectives, fleet = list(self.objectives.values()), {"max_watts": self.max_watts}
+        objectives, fleet = [*self.objectives.values(), *self.stopped.values()], {"max_watts": self.max_watts}
         return {BY_COMMAND: self.by_command, "objectives": objectives, FLEET: fleet}
 
     def unmet_objectives(self, view: PlanView) -> Steps[str]:

@@ -111,7 +111,7 @@ class DecidingCore:
         self._meter, self._rollouts = meter, rollouts
         self.objectives = saved.objectives
         self.max_watts = saved.max_watts  # of the fleet's planned power; 0 = no cap
-        self.by_command = saved.by_command
+        self.by_command, self.stopped = saved.by_command, saved.stopped
         # A candidate that was being measured when the controller ended makes way for the plan before it.
         self.plans = [p for p in saved.plans if not p.exploration] or list(saved.plans)
         self.control = saved.control
@@ -235,7 +235,9 @@ class DecidingCore:
 
     def _may_plan(self, view: PlanView) -> bool:
         """Nothing is planned before there is something to plan with."""
-        if self.control.mode == ActMode.OBSERVE or not self.objectives or self.time.monotonic_s < self.not_before_s:
+        if self.control.mode == ActMode.OBSERVE or self.time.monotonic_s < self.not_before_s:
+            return False
+        if not self.objectives and not (self.stopped and self.current is not None and self.current.routes):
             return False
         if not any(n.node not in view.fleet.stale and n.devices for n in view.fleet.nodes):
             return False
@@ -269,8 +271,8 @@ class DecidingCore:
         if trigger.cause in ("slo", "scale"):
             self.slo_margin.raise_on_breach(view, self.observation.inputs.scale_signals)
             view = self.view()
-        if self.explorer.run is not None and self.control.hold_reason:
-            yield from self.explorer.abandon(self.control.hold_reason)
+        if self.explorer.run is not None and (self.control.hold_reason or not view.objectives):
+            yield from self.explorer.abandon(self.control.hold_reason or "no family is in service")
         self.last_trigger = trigger
         if not self.control.hold_reason and self.explorer.wants_to_explore(view):
             if self.current is not None:

@@ -9,6 +9,7 @@ frozen and a pinned controller plan, predict the saving against what runs, and t
 Deviations: none.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
@@ -19,10 +20,11 @@ from controller.observe.core.plannable import check_obeyed
 from controller.planners.fleet_power import check_power
 from trefoil.core.brains import Candidate, Decision, LivePlanner, Planner, PlanView
 from trefoil.core.errors import PlanError, TrefoilError
+from trefoil.core.fleet import DeviceState
 from trefoil.core.objective import ActMode
 from trefoil.core.parts import LIVE
-from trefoil.core.plan import Plan
-from trefoil.core.plan_check import check, node_digest, plan_digest
+from trefoil.core.plan import Plan, PlannedDevice
+from trefoil.core.plan_check import check, node_digest, plan_digest, sealed
 from trefoil.core.units import grams
 
 NEW, UNCHANGED, DEGRADED, FAILED, ADVISED = "new_plan", "unchanged", "degraded", "failed", "advised"
@@ -74,11 +76,26 @@ class Verdict:
 
 
 def run_planner(view: PlanView, planner: Planner, seed: int) -> Decision:
-    """Run the planner once (`plan`), the same way live and in a replay; what it cannot do is a degraded decision."""
+    """Run the planner once (`plan`), the same way live and in a replay; what it cannot do is a degraded decision. Where
+    no family is in service no planner is asked."""
+    if not view.objectives:
+        return _nothing_served(view)
     try:
         return planner.plan(view, np.random.default_rng(seed))
     except TrefoilError as error:
         return Decision(None, f"the planner found no plan: {error}", float("inf"), str(error))
+
+
+def _nothing_served(view: PlanView) -> Decision:
+    """Every device of the plan in force sleeps."""
+    nodes, why = (view.current.nodes if view.current else ()), "no family is in service"
+    asleep = (
+        replace(
+            node, devices=tuple(PlannedDevice(d.device, DeviceState.ASLEEP, governor=d.governor) for d in node.devices)
+        )
+        for node in nodes
+    )
+    return Decision(Plan(nodes=tuple(sealed(node, node.revision) for node in asleep), why=why), why, math.inf)
 
 
 def as_live_planner(planner: Planner) -> LivePlanner | None:

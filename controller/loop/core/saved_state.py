@@ -20,15 +20,18 @@ FLEET: Final = "fleet_objective"  # under which the watt cap is saved
 BY_COMMAND: Final = "by_command"
 NOT_COMPARED: Final = ("family", "number", "params")
 NONE: Final = "none"
+STOPPED: Final = "out of service by command"
 
 
 @dataclass(frozen=True, slots=True)
 class ByCommand:
-    """What stands by an operator's command: objectives of families, the mode, the fleet's watt cap."""
+    """What stands by an operator's command: objectives of families, the mode, the fleet's watt cap, and which families
+    are stopped: their objectives are kept, and out of service."""
 
     families: tuple[str, ...] = ()
     mode: bool = False
     max_watts: bool = False
+    stopped: tuple[str, ...] = ()
 
     def after(self, families: Collection[str], max_watts: bool, reset: "ByCommand") -> "ByCommand":
         """What stands by command after a command for these; `reset` goes back to the settings."""
@@ -52,6 +55,7 @@ class SavedState:
     reconfigurations: Counter[str] = field(default_factory=Counter)
     max_watts: float = 0.0
     by_command: ByCommand = NO_RESET
+    stopped: dict[str, Objective] = field(default_factory=dict)
 
 
 def by_command_of_old(
@@ -65,11 +69,15 @@ def by_command_of_old(
 
 
 def overrides(
-    settings: ControllerSettings, objectives: Mapping[str, Objective], control: ControlState, max_watts: float
+    settings: ControllerSettings,
+    objectives: Mapping[str, Objective],
+    control: ControlState,
+    max_watts: float,
+    stopped: Collection[str] = (),
 ) -> list[str]:
-    """What is in force and differs from the settings, a line for each field with both values."""
+    """What is in force and differs from the settings, a line for each field with both values, and what is stopped."""
     said = {one.family: with_defaults(one.objective(), settings.pue) for one in settings.objectives}
-    lines = [f"{name}: in force, not in the settings" for name in sorted(objectives.keys() - said.keys())]
+    lines = [f"{name}: in force, not in the settings" for name in sorted(objectives.keys() - said.keys() - {*stopped})]
     pairs = [
         (f"{name}.{key}", values.get(key), wanted.get(key))
         for name in sorted(objectives.keys() & said.keys())
@@ -82,11 +90,17 @@ def overrides(
         ("frozen", control.frozen, False),
         ("pinned", control.pinned, False),
     ]
+    lines += [f"{name}: {STOPPED}; back by {start_command(name)}" for name in sorted(stopped)]
     return lines + [
         f"{name} = {_text(value)} by command, {_text(wanted)} in the settings"
         for name, value, wanted in pairs
         if value != wanted
     ]
+
+
+def start_command(family: str) -> str:
+    """Command that brings a family back that is stopped."""
+    return f"trefoil family start {family}"
 
 
 def _values(objective: Objective) -> dict[str, Any]:

@@ -8,7 +8,7 @@ Formulation, in order of urgency:
   start      there is no plan
   loss       a device or slice of the plan is gone, out of service or failed for longer than `loss_hold_s`, or a device
              came back; a place on one was taken by others, or is free again
-  objective  an objective's number differs from the plan's, or the fleet's watt cap does
+  objective  an objective's number differs from the plan's, or the fleet's watt cap does; a family is out of service
   load       p90 demand > capacity of the plan, and the rate is significantly above what the plan expected: at once;
              p90 demand leaves [1 - down, 1 + up] x the planned one for `load_hold_s`: patiently, either way
   slo        attainment < quantile - margin for `slo_hold_s`, no earlier than `slo_rest_s` after the last plan
@@ -210,6 +210,8 @@ def _objectives(view: PlanView, basis: PlanBasis) -> list[Trigger]:
     if view.max_watts != basis.max_watts:
         now, then = (f"{watts:g} W" if watts else "without a cap" for watts in (view.max_watts, basis.max_watts))
         return [Trigger("objective", f"the fleet may take {now}, planned for {then}")]
+    if gone := sorted(planned.keys() - {o.family for o in view.objectives}):
+        return [Trigger("objective", f"{', '.join(gone)}: planned for, and out of service now")]
     return [
         Trigger(
             "objective", f"objective of {o.family} is number {o.number}, planned for {planned.get(o.family, 'none')}"

@@ -129,6 +129,32 @@ class UnloadFamilyResponse(_message.Message):
     degraded: str
     def __init__(self, devices: _Optional[_Iterable[_Union[AllocatedDevice, _Mapping]]] = ..., degraded: _Optional[str] = ...) -> None: ...
 
+class StopFamilyRequest(_message.Message):
+    __slots__ = ("family",)
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    family: str
+    def __init__(self, family: _Optional[str] = ...) -> None: ...
+
+class StopFamilyResponse(_message.Message):
+    __slots__ = ("held",)
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    held: str
+    def __init__(self, held: _Optional[str] = ...) -> None: ...
+
+class StartFamilyRequest(_message.Message):
+    __slots__ = ("family",)
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    family: str
+    def __init__(self, family: _Optional[str] = ...) -> None: ...
+
+class StartFamilyResponse(_message.Message):
+    __slots__ = ("held", "degraded")
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    held: str
+    degraded: str
+    def __init__(self, held: _Optional[str] = ..., degraded: _Optional[str] = ...) -> None: ...
+
 class GetObjectiveRequest(_message.Message):
     __slots__ = ("family",)
     FAMILY_FIELD_NUMBER: _ClassVar[int]

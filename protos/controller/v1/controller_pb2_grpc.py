@@ -74,6 +74,16 @@ class ControllerStub:
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.UnloadFamilyRequest.SerializeToString,
                 response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.UnloadFamilyResponse.FromString,
                 _registered_method=True)
+        self.StopFamily = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/StopFamily',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.StopFamilyRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.StopFamilyResponse.FromString,
+                _registered_method=True)
+        self.StartFamily = channel.unary_unary(
+                '/trefoil.controller.v1.Controller/StartFamily',
+                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.StartFamilyRequest.SerializeToString,
+                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.StartFamilyResponse.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/trefoil.controller.v1.Controller/Explain',
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.ExplainRequest.SerializeToString,
@@ -197,6 +207,19 @@ class ControllerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnloadFamily(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopFamily(self, request, context):
+        """Takes a family out of service until StartFamily: its objective is kept, its slices are freed. Twice is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartFamily(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -343,6 +366,16 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.UnloadFamily,
                     request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.UnloadFamilyRequest.FromString,
                     response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.UnloadFamilyResponse.SerializeToString,
+            ),
+            'StopFamily': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopFamily,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.StopFamilyRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.StopFamilyResponse.SerializeToString,
+            ),
+            'StartFamily': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartFamily,
+                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.StartFamilyRequest.FromString,
+                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.StartFamilyResponse.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -631,6 +664,60 @@ class Controller:
             '/trefoil.controller.v1.Controller/UnloadFamily',
             protos_dot_controller_dot_v1_dot_controller__pb2.UnloadFamilyRequest.SerializeToString,
             protos_dot_controller_dot_v1_dot_controller__pb2.UnloadFamilyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopFamily(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/StopFamily',
+            protos_dot_controller_dot_v1_dot_controller__pb2.StopFamilyRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.StopFamilyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartFamily(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trefoil.controller.v1.Controller/StartFamily',
+            protos_dot_controller_dot_v1_dot_controller__pb2.StartFamilyRequest.SerializeToString,
+            protos_dot_controller_dot_v1_dot_controller__pb2.StartFamilyResponse.FromString,
             options,
             channel_credentials,
             insecure,

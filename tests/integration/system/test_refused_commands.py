@@ -86,6 +86,8 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
     "node reset": ("node0-gpu9-1g.5gb-0", "node0-gpu9-1g.5gb-0 --force"),
     "family load": ("digits node0/gpu0", "ghost node0/gpu0", "digits node0/gpu9"),
     "family unload": ("digits node0/gpu0", "ghost node0/gpu0", "digits node0/gpu9"),
+    "family stop": ("ghost",),
+    "family start": ("ghost",),
     "sensitivity": (
         "{digits} --agent {agent}",  # it serves
         "{digits} --agent {agent} --replace --device node0/gpu9",

@@ -58,7 +58,8 @@ COMMANDS = [
     ["carbon", "history"], ["carbon", "health"], ["carbon", "zones"], ["reproduce", "wattwiser"],
     ["reproduce", "muserve"], ["reproduce", "muserve-scheduler"], ["sensitivity"], ["generate"],
     ["reproduce", "carbondis"],
-    ["family", "load"], ["family", "unload"], ["objective", "fleet"], ["setup", "triton"],
+    ["family", "load"], ["family", "unload"], ["family", "stop"], ["family", "start"],
+    ["objective", "fleet"], ["setup", "triton"],
     ["forecast", "train"], ["forecast", "backtest"], ["deploy", "env"], ["reproduce", "infadapter"],
 ]  # fmt: skip
 KEY = SliceKey("node0/gpu0", "7g.40gb", 0, 8)
@@ -181,6 +182,10 @@ class Running:
             case "LoadFamily":
                 found = controller_pb2.AllocatedDevice(device=request.device, sharing_factor=2)
                 return controller_pb2.LoadFamilyResponse(devices=[found])
+            case "StopFamily":
+                return controller_pb2.StopFamilyResponse(held="frozen")
+            case "StartFamily":
+                return controller_pb2.StartFamilyResponse(degraded="too slow for it")
             case "SetObjective":
                 if request.expected_number != OBJECTIVE.number and not request.reset:
                     raise StaleRevision("somebody changed it", remedy="look again")
@@ -293,6 +298,17 @@ def test_a_family_is_loaded_onto_a_device(running: Running, tmp_path: Path) -> N
     assert document(tmp_path, "family", "load", "digits", "node0/gpu1") == wanted
     said = run(tmp_path, "family", "load", "digits", "node0/gpu1")
     assert "digits may use node0/gpu1 (shared by 2)" in said.stdout
+
+
+def test_a_family_is_stopped_and_started(running: Running, tmp_path: Path) -> None:
+    wanted = {"family": "digits", "stopped": True, "held": "frozen", "degraded": ""}
+    assert document(tmp_path, "family", "stop", "digits") == wanted
+    said = run(tmp_path, "family", "stop", "digits").stdout
+    assert said.splitlines() == ["digits is out of service", "the plan in force stays for now: frozen"]
+    wanted = {"family": "digits", "stopped": False, "held": "", "degraded": "too slow for it"}
+    assert document(tmp_path, "family", "start", "digits") == wanted
+    said = run(tmp_path, "family", "start", "digits").stdout
+    assert said.splitlines() == ["digits is in service", "the fleet cannot meet its objective: too slow for it"]
 
 
 def test_no_command_is_missing_from_the_tests() -> None:

@@ -146,6 +146,54 @@ def test_a_reset_that_cannot_be_done_is_refused(monkeypatch):
     assert "family = 'ghost': the settings have no objective of it. Remedy: use one of: digits" in str(seen["ghost"])
 
 
+def test_a_stopped_family_is_out_of_service_until_it_is_started_also_after_a_restart(monkeypatch):
+    def work(operator: Operator) -> None:
+        objective = codec.to_proto(Objective(FAMILY, slo_ms=300.0))
+        operator.asks("begun", "GetPlan", pb.GetPlanRequest())
+        for _ in range(2):
+            operator.asks("stopped", "StopFamily", pb.StopFamilyRequest(family=FAMILY))
+        operator.does(lambda: None, 6.0)
+        operator.looks("out")
+        operator.asks("ghost", "StopFamily", pb.StopFamilyRequest(family="ghost"))
+        operator.asks("set", "SetObjective", pb.SetObjectiveRequest(objective=objective))
+        operator.asks("pinned", "Rollback", pb.RollbackRequest())
+        operator.restarts(FIRST)
+        operator.looks("still")
+        operator.does(lambda: seen.update(nodes=hosted(operator.system)))
+        for _ in range(2):
+            operator.asks("started", "StartFamily", pb.StartFamilyRequest(family=FAMILY))
+        operator.does(lambda: None, 6.0)
+        operator.looks("back")
+
+    seen: dict[str, Any] = {}
+    found, _ = played(monkeypatch, work)
+    seen |= found
+    assert [route.family for route in seen["begun"].plan.routes] == [FAMILY]
+    assert seen["stopped"].held == ""
+    line = f"{FAMILY}: out of service by command; back by trefoil family start {FAMILY}"
+    for name in ("out", "still"):
+        plan = seen[name].plan
+        assert (list(plan.routes), [d for n in plan.nodes for d in n.devices if d.slices]) == ([], []), name
+        assert list(seen[name].overrides) == [line]
+        assert list(seen[f"{name} objectives"].objectives) == []
+    assert seen["nodes"] == [], "its slices are freed"
+    for name, words in (
+        ("ghost", "family = 'ghost': no objective of this family. Remedy: use one of: digits"),
+        ("set", f"family = 'digits': out of service by command. Remedy: trefoil family start {FAMILY}"),
+        ("pinned", "family = 'digits': out of service by command"),
+    ):
+        assert words in str(seen[name]), name
+    assert [route.family for route in seen["back"].plan.routes] == [FAMILY]
+    assert list(seen["back"].overrides) == []
+    assert in_force(seen, "back") == (400.0, 1, 0.0, "ACT")
+
+
+def hosted(system: System) -> list[str]:
+    """Slices that stand on any node."""
+    statuses = [node.status() for node in system.nodes.values()]
+    return [part.key.name for status in statuses for device in status.devices for part in device.slices]
+
+
 def settings(**changes: Any) -> ControllerSettings:
     return ControllerSettings(**{**FIRST, **changes})
 

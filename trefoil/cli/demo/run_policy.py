@@ -216,6 +216,7 @@ async def _wait_settled(context: DemoContext, launcher: Launcher, what: str) -> 
     launch = launcher.launch
     assert launch is not None, "the launcher has started"
     answered_s = await first_answer(launcher, context.clock)
+    assert answered_s is not None, "nothing stops a family here"
     client = SystemClient(launch)
     try:
         give_up_s = context.clock.monotonic_s() + SETTLE_DEADLINE_S

@@ -350,8 +350,8 @@ def _exit_text(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-async def first_answer(launcher: Launcher, clock: Clock, deadline_s: float = FIRST_ANSWER_DEADLINE_S) -> float:
-    """Wait until every family answers; returns the seconds since the launch began.
+async def first_answer(launcher: Launcher, clock: Clock, deadline_s: float = FIRST_ANSWER_DEADLINE_S) -> float | None:
+    """Wait until every family in service answers; returns the seconds since the launch began, None where none is.
 
     Raises:
         StartError: a service failed, or nothing answered in time; says what the dispatcher answered last, and what
@@ -361,11 +361,13 @@ async def first_answer(launcher: Launcher, clock: Clock, deadline_s: float = FIR
     assert launch is not None, "the launcher has started"
     give_up_s = clock.monotonic_s() + deadline_s
     last_error = "nothing"
+    if not (families := await _in_service(launch)):
+        return None
     while clock.monotonic_s() < give_up_s:
         if launcher.failure:
             raise StartError(launcher.failure)
         try:
-            for family in (launch.family, *launch.more_families):
+            for family in families:
                 await infer_zeros(launch.addresses["inference"], family)
         except Unavailable as error:
             last_error = str(error)
@@ -381,6 +383,18 @@ async def first_answer(launcher: Launcher, clock: Clock, deadline_s: float = FIR
     if failed := await _slice_failures(launch):
         silence = silence.with_cause("; ".join(failed))
     raise launcher.paths.with_first_errors(silence, launch.started_at_s)
+
+
+async def _in_service(launch: Launch) -> list[str]:
+    """Families of a launch without those that a command has stopped; all where the controller does not say."""
+    families, client = [launch.family, *launch.more_families], SystemClient(launch)
+    try:
+        known = {objective.family for objective in (await client.objectives())[0]}
+    except TrefoilError:
+        return families
+    finally:
+        await client.close()
+    return [family for family in families if family in known]
 
 
 async def _slice_failures(launch: Launch) -> list[str]:
