@@ -38,7 +38,8 @@ from trefoil.core.plan import NodePlan, Plan
 from trefoil.runtime import rpc, service, telemetry
 from trefoil.runtime.clock import Clock, SteadyClock, WallClock
 from trefoil.runtime.config import masked, parser_main
-from trefoil.runtime.repository import load_catalog, stated_digests
+from trefoil.runtime.given.catalog_files import CatalogFiles
+from trefoil.runtime.repository import load_catalog
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.security.tls import Tls
 from trefoil.runtime.service import CertificatesPart, MetricsPart, Part, ServerPart, StatePart
@@ -47,7 +48,10 @@ from trefoil.runtime.telemetry import Metrics
 
 
 class ControlPart:
-    """The lease keeper and the loop. It gives the role back at the end, so that a successor need not wait."""
+    """The lease keeper, the loop and the watch of the model repository.
+
+    It gives the role back at the end, so that a successor need not wait.
+    """
 
     def __init__(
         self,
@@ -56,8 +60,9 @@ class ControlPart:
         leadership: Leadership,
         agents: AgentClients,
         accountant: Accountant,
+        files: CatalogFiles,
     ) -> None:
-        self._loop, self._reader, self._leadership = loop, reader, leadership
+        self._loop, self._reader, self._leadership, self._files = loop, reader, leadership, files
         self._agents, self._accountant = agents, accountant
 
     async def init(self) -> None:
@@ -74,6 +79,7 @@ class ControlPart:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._leadership.maintain(), name="lease")
                 tasks.create_task(self._loop.run(), name="loop")
+                tasks.create_task(self._files.run(self._loop.clock), name="catalogue")
         except ExceptionGroup as ended:  # Python 3.11.2 wraps again what is raised in an `except*`
             free, others = ended.split(RoleFree)
             if free is None or others is not None:
@@ -91,7 +97,8 @@ class ControlPart:
 def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     """Everything that runs in this process, in the order of its start."""
     row = row_of(settings)
-    catalog = load_catalog(settings.model_repository, settings.profile_overrides)
+    files = CatalogFiles(settings.model_repository, settings.profile_overrides, load_catalog)
+    catalog = files.catalog
     planner, traits = planner_of("", row), find(Kind.PLANNER, row.planner, PLANNERS).traits
     metrics, signals = Metrics("controller"), Signals()
     state = State.connect(settings.redis_url, settings.cluster, clock=clock, metrics=metrics)
@@ -99,9 +106,8 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     time = CoreTime(clock.now_s(), clock.monotonic_s())
     plan_keys = PlanKeys.read(settings.cluster, settings.plan_key_file)
     receipts = Receipts(catalog, settings.receipts.memory_s, settings.receipts.items_min)
-    stated = {f"{f}/{v}": sha[:MODEL_DIGEST_CHARS] for (f, v), sha in stated_digests(settings.model_repository).items()}
     forecaster = forecaster_of(settings, row, open_network=open_network, monotonic_s=clock.monotonic_s)
-    observation = Observation(settings, state.keys, catalog, forecaster, time.now_s, receipts.window, stated)
+    observation = Observation(settings, state.keys, catalog, forecaster, time.now_s, receipts.window, _stated(files))
     reader = ObservationReader(observation, state, settings.carbon, clock)
 
     leadership = Leadership(state, disk, clock, metrics, lambda: obeyed_epochs(observation.inputs), plan_keys)
@@ -117,9 +123,9 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
         time, clock,
     )  # fmt: skip
     stored = {o.family: o for o in disk.load_all("objectives", Objective)}
-    left = load_saved_state(
-        disk, settings, starting_objectives(settings, stored, load_by_command(disk, settings).families, catalog)
-    )
+    marks = load_by_command(disk, settings)
+    kept = {*marks.families, *marks.stopped}
+    left = load_saved_state(disk, settings, starting_objectives(settings, stored, kept, catalog))
     planner_runner = PlannerRunner(planner, row.planner, disk, clock, settings.solve_timeout_s)
     core = ControlCore(
         settings, row, traits.tick_grace_s, planner_runner.live, observation, accountant, rollouts, time, left
@@ -128,17 +134,27 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
         core, settings, state, leadership, reader, rollout_runner, accountant, planner_runner, disk, metrics, signals,
         clock,
     )  # fmt: skip
+
+    def adopt() -> None:
+        observation.learn(files.catalog, _stated(files))
+        receipts.learn(files.catalog)
+
+    files.in_use, files.adopt = loop.in_use, adopt
     stored_reads = StoredReads(settings, state, observation, clock)
-    service_ = ControllerService(loop, catalog, constants_of("", row), disk, stored_reads, traits.shares)
+    service_ = ControllerService(loop, files, constants_of("", row), disk, stored_reads, traits.shares)
     servicer = LeaderAnswers(service_, lambda: leadership.leader)
     add = controller_pb2_grpc.add_ControllerServicer_to_server
     return (
         StatePart(state, clock, metrics),
         MetricsPart(metrics, settings.metrics_address),
-        ControlPart(loop, reader, leadership, agents, accountant),
+        ControlPart(loop, reader, leadership, agents, accountant, files),
         CertificatesPart({"service": tls.end_s} if tls else {}, clock, metrics),
         ServerPart(lambda: rpc.make_server(settings, [(add, servicer, FULL_NAME)], metrics=metrics, tls=tls)),
     )
+
+
+def _stated(files: CatalogFiles) -> dict[str, str]:
+    return {f"{family}/{version}": sha[:MODEL_DIGEST_CHARS] for (family, version), sha in files.stated.items()}
 
 
 def obeyed_epochs(inputs: LatestInputs) -> list[int]:

@@ -25,12 +25,12 @@ from protos.controller.v1 import controller_pb2 as pb
 from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
-from trefoil.core.catalog import Catalog
 from trefoil.core.common import IdentityKey, Revision
 from trefoil.core.objective import ActMode, Objective
 from trefoil.core.plan import Expected, NodePlan, Plan, PlannedDevice, RolloutState
 from trefoil.core.plan_check import check, check_node, check_parts
 from trefoil.runtime import codec
+from trefoil.runtime.given.catalog_files import CatalogFiles
 
 FULL_NAME = "trefoil.controller.v1.Controller"
 
@@ -41,13 +41,13 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
     def __init__(
         self,
         loop: ControlLoop,
-        catalog: Catalog,
+        files: CatalogFiles,
         constants: Mapping[str, float] | None,
         disk: DiskStore,
         stored: StoredReads,
         shares: bool = False,
     ) -> None:
-        self._loop, self._catalog, self._constants, self._disk = loop, catalog, constants, disk
+        self._loop, self._files, self._constants, self._disk = loop, files, constants, disk
         self._stored, self._shares = stored, shares
 
     async def GetPlan(self, request: Any, context: Any) -> Any:
@@ -73,6 +73,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             files_set_aside=self._disk.set_aside(),
             set_aside=self._loop.observation.inputs.set_aside.lines(self._loop.clock.now_s()),
             overrides=self._loop.overrides(),
+            catalog_refused=self._files.why,
         )
 
     def _places_refused(self) -> list[str]:
@@ -103,6 +104,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         """Set the objective of a family; answers what of it cannot be met."""
         if not request.HasField("objective"):
             raise errors.InvalidInput("missing", field="objective", remedy="give one")
+        await self._files.refresh_for((request.objective.family,))
         accepted = self._accepted(request)
         degraded = await self._loop.set_objectives((accepted,), reset=_reset_of(request))
         return pb.SetObjectiveResponse(objective=codec.to_proto(accepted), degraded=degraded)
@@ -111,6 +113,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         """Set several objectives and the fleet's watt cap, all or none; answers what of them cannot be met."""
         if not request.objectives and not request.HasField("max_watts") and not request.reset_max_watts:
             raise errors.InvalidInput("missing", field="objectives", remedy="give one, or max_watts")
+        await self._files.refresh_for([each.objective.family for each in request.objectives])
         accepted: dict[str, Objective] = {}
         for each in request.objectives:
             family = each.objective.family
@@ -161,6 +164,9 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
 
     async def StartFamily(self, request: Any, context: Any) -> Any:
         """Bring a stopped family back into service; answers what of its objective cannot be met."""
+        await self._files.refresh_for((request.family,))
+        if (stored := self._loop.core.stopped.get(request.family)) is not None:
+            accept_objective(stored, {}, self._files.catalog, None)  # its files may have changed meanwhile
         degraded = await self._loop.set_service(request.family, serves=True)
         return pb.StartFamilyResponse(held=self._loop.core.control.hold_reason, degraded=degraded)
 
@@ -176,7 +182,9 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         objective, view = self._objective(family), self._loop.core.view()
         found = with_device(read_view(view, constants["rate_floor_per_s"], whole=True), constants, family, device, load)
         wanted = replace(objective, devices=found.gpus[family])
-        accepted = accept_objective(wanted, self._loop.core.objectives, self._catalog, constants, objective.number)
+        accepted = accept_objective(
+            wanted, self._loop.core.objectives, self._files.catalog, constants, objective.number
+        )
         degraded = await self._loop.set_objectives((accepted,))
         factor = found.sharing_factor
         return [pb.AllocatedDevice(device=d, sharing_factor=factor[d]) for d in found.gpus[family]], degraded
@@ -195,7 +203,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
                 )  # fmt: skip
             wanted, params = said[wanted.family], None  # accepted as at a start
         stored = self._loop.core.objectives
-        return accept_objective(wanted, stored, self._catalog, params, request.expected_number, settings.pue)
+        return accept_objective(wanted, stored, self._files.catalog, params, request.expected_number, settings.pue)
 
     async def GetObjective(self, request: Any, context: Any) -> Any:
         """Objective of a family that is in force."""
@@ -273,7 +281,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         self._refuse_stopped(routed)
         plan = replace(plan, objectives=view.objectives)
         check_parts(plan)
-        check(plan, view.fleet, self._catalog, view.demand, view.objectives)
+        check(plan, view.fleet, self._files.catalog, view.demand, view.objectives)
         check_power(view, plan)
         check_obeyed(view, plan)
         why = f"pinned by the operator; {plan.why}" if plan.why else "pinned by the operator"
@@ -291,7 +299,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         self._refuse_stopped(route.family for route in before.routes)
         plan = replace(before, objectives=view.objectives)
         check_parts(plan)
-        check(plan, view.fleet, self._catalog, (), view.objectives)
+        check(plan, view.fleet, self._files.catalog, (), view.objectives)
         check_power(view, plan)
         check_obeyed(view, plan)
         why = f"rolled back from {_number(now)} to {_number(before)} and frozen; {before.why}"
@@ -354,9 +362,10 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         planned: PlannedDevice = codec.from_proto(request.device)
         if not planned.device:
             raise errors.InvalidInput("missing", field="device.device", remedy="name one of `trefoil status`")
+        await self._files.refresh_for([h.family for part in planned.slices for h in part.hosted])
         view, alone = self._loop.view(), NodePlan(node=planned.device.partition("/")[0], devices=(planned,))
         check_parts(Plan(nodes=(alone,)))  # before anything is touched
-        check_node(alone, view.fleet, self._catalog)  # with every family of the repository
+        check_node(alone, view.fleet, self._files.catalog)  # with every family of the repository
         refused = unloadable_variants(view.fleet)
         for hosted in (h for part in planned.slices for h in part.hosted):
             if why := refused.get(f"{hosted.family}/{hosted.version}"):
@@ -421,7 +430,11 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         if family not in self._loop.core.objectives:
             raise errors.NotFound(
                 f"no objective for family {family!r}",
-                remedy=errors.one_of(sorted(self._loop.core.objectives), family),
+                remedy=errors.one_of(
+                    sorted(self._loop.core.objectives),
+                    family,
+                    also="a family of the repository: give it --min-accuracy",
+                ),
             )
         return self._loop.core.objectives[family]
 

@@ -51,7 +51,8 @@ from protos.power_agent.v1 import power_agent_pb2_grpc
 from trefoil.runtime import rpc
 from trefoil.runtime.clock import Clock, SteadyClock, WallClock
 from trefoil.runtime.config import masked, parser_main
-from trefoil.runtime.repository import load_catalog, stated_digests
+from trefoil.runtime.given.catalog_files import CatalogFiles
+from trefoil.runtime.repository import load_catalog
 from trefoil.runtime.security.audit import AuditLog
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.security.tls import Tls
@@ -86,15 +87,16 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     mig = MigInstances(calls, inventory, clock, settings.in_use_retries_max, settings.in_use_backoff_s)
     owner = f"{settings.cluster}/{settings.node}"
     journal = Journal(settings.state_dir, boot_id(), driver_load_id(settings.driver_marker), metrics, owner)
-    node = Node(settings, clock, journal, load_catalog(settings.model_repository), metrics)
+    files = CatalogFiles(settings.model_repository, load=load_catalog)
+    node = Node(settings, clock, journal, files.catalog, metrics)
     node.boot_id, node.driver_load_id = boot_id(), driver_load_id(settings.driver_marker)
     threads = ThreadPoolExecutor(4, "node")
-    models = settings.model_repository
-    digests = ModelDigests(models.absolute(), node.catalog, stated_digests(models))
+    digests = ModelDigests(settings.model_repository.absolute(), files.catalog, files.stated)
     made = (mig, runtime, threads, state, journal, digests, node.catalog)
     executor = StepExecutor(settings, clock, *made, node.keep_last_reading, access, plan_keys)
     unproven = Unproven(node, mig, executor)
-    clocks = ClockKeeper(node, inventory, calls.call, LatencyReader(node, state))
+    clocks = ClockKeeper(node, inventory, calls.call, reader := LatencyReader(node, state))
+    _learn_families(files, node, executor, digests, reader)
     reconciler = Reconciler(node, executor, clocks)
     energy_log = EnergyLog(settings.state_dir, int(settings.ring_s / settings.sample_period_s), metrics)
     publisher = Publisher(node, state, energy_log)
@@ -111,15 +113,27 @@ def build(argv: Sequence[str]) -> Sequence[Part]:
     xids = XidWatch(node, inventory, quarantine, watch.fence, watch.poll_soon)
     capabilities = CapabilityWatch(node, inventory, calls, _rights(client), runtime, dcgm)
     parts = (node, inventory, calls, mig, executor, reconciler, clocks)
-    watches = (health, watch, xids, capabilities, ModelWatch(node, digests, executor.in_thread))
+    watches = (health, watch, xids, capabilities, ModelWatch(node, files, digests, executor.in_thread))
     agent = AgentPart(*parts, *watches, metering, publisher, unproven, state, plan_keys, cpu, cpu_serves)
     servicer = PowerAgentServicer(node, reconciler, clocks, feed, partial(state.epoch_of, CONTROLLER), unproven)
     server = _server(settings, servicer, node, tls)
     metrics.pass_on(TritonMetrics(node))
     page = MetricsPart(metrics, settings.metrics_address)
-    certificates = _certificates(tls, access, node, metrics)
     connections = StatePart(state, clock, metrics, partial(node.set_missing, "clock"))
-    return [connections, page, NetworkPart(clock), agent, certificates, server]
+    return [connections, page, NetworkPart(clock), agent, _certificates(tls, access, node, metrics), server]
+
+
+def _learn_families(
+    files: CatalogFiles, node: Node, executor: StepExecutor, digests: ModelDigests, reader: LatencyReader
+) -> None:
+    """Wire what goes by the catalogue to the files that it is read from."""
+
+    def adopt() -> None:
+        node.catalog = executor.catalog = files.catalog
+        digests.learn(files.catalog, files.stated)
+        reader.latencies.learn(files.catalog)
+
+    files.in_use, files.adopt, node.learn_models = node.families, adopt, files.refresh_for
 
 
 def _server(settings: PowerAgentSettings, servicer: PowerAgentServicer, node: Node, tls: Tls | None) -> ServerPart:

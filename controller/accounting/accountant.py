@@ -34,7 +34,7 @@ from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.accounting import by_family, fold, per_request, reading_at
 from trefoil.core.carbon import CarbonReading
-from trefoil.core.common import Revision
+from trefoil.core.common import IdentityKey, Revision
 from trefoil.core.device_types import known_type
 from trefoil.core.energy import EnergySample, ReceiptRates
 from trefoil.core.objective import Objective
@@ -420,9 +420,10 @@ class Accountant:
         statuses = (d for node in self._observation.inputs.nodes.values() for d in node.devices)
         devices = {status.device: status.type for status in statuses}
         self._types |= devices
-        if self._base_of != (devices, tuple(families)):
-            self._base_of = devices, tuple(families)
-            self.base = model_base(self._observation.catalog, devices, families)
+        catalog = self._observation.catalog
+        if self._base_of != (devices, tuple(families), IdentityKey(catalog)):
+            self._base_of = devices, tuple(families), IdentityKey(catalog)
+            self.base = model_base(catalog, devices, families)
 
     def _add_base(self, family: str, joules: float, reading: CarbonReading) -> None:
         co2 = grams(joules, reading.intensity_g_per_kwh, self._settings.pue)

@@ -238,6 +238,11 @@ class ControlLoop:
         core, stopped = self.core, self.core.stopped
         return overrides(self.settings, {**core.objectives, **stopped}, core.control, core.max_watts, stopped)
 
+    def in_use(self) -> set[str]:
+        """Families that are in service, run or are to run."""
+        core = self.core
+        return {*core.objectives, *self.observation.hosted(core.current, self._clock.now_s())}
+
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:

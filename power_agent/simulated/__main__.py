@@ -8,7 +8,7 @@ from power_agent.simulated.node_server import NodeServer
 from power_agent.simulated.settings import parse
 from trefoil.core import errors
 from trefoil.runtime.clock import WallClock
-from trefoil.runtime.repository import load_catalog
+from trefoil.runtime.given.catalog_files import CatalogFiles
 from trefoil.runtime.telemetry import setup_logging
 
 
@@ -17,8 +17,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         settings = parse(argv)
         setup_logging("node", settings.log_level, settings.log_json)
-        catalog = load_catalog(settings.model_repository, settings.profile_overrides)
-        asyncio.run(NodeServer(settings, catalog, WallClock()).run())
+        files = CatalogFiles(settings.model_repository, settings.profile_overrides)
+        asyncio.run(NodeServer(settings, files, WallClock()).run())
     except errors.TrefoilError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -22,6 +22,7 @@ from power_agent.simulated.node_client import PaceSummary
 from power_agent.simulated.pace_file import PacedWork, PaceFile
 from power_agent.simulated.workload import Workload
 from power_agent.triton.slice_launch import SliceLaunch
+from trefoil.core.fleet import family_of
 
 log = structlog.get_logger()
 
@@ -118,6 +119,17 @@ class SimulatedNode:
                 log.info("process ended", tag=process.tag, pid=process.pid, exit_code=one and one.exit_code)
         return tuple(found.values())
 
+    def families(self) -> set[str]:
+        """Families that have computed where a process runs now."""
+        accounts = [process.account for process in self._slice_processes.values()]
+        return {family_of(version.family) for account in accounts for version in account.versions.values()}
+
+    def learn(self, workloads: Mapping[str, Workload]) -> None:
+        """Go by another catalogue from now on, on slices that run too."""
+        self._workloads = workloads
+        for process in self._slice_processes.values():
+            process.clock_mhz = 0  # its table is written again at the next tick
+
     # --- time ---
 
     def tick(self, now_s: float) -> None:
@@ -140,8 +152,11 @@ class SimulatedNode:
         for process in slice_processes:
             if process.clock_mhz != clock_mhz:
                 process.clock_mhz = clock_mhz
-                workload = self._workloads[gpu.model.name]
-                process.pace.write_table(clock_mhz, workload.entries(process.account.slice_type, clock_mhz))
+                entries = self._workloads[gpu.model.name].entries(process.account.slice_type, clock_mhz)
+                if process.pace.holds(entries):
+                    process.pace.write_table(clock_mhz, entries)
+                else:
+                    log.warning("families that came later do not fit a slice that runs", tag=process.tag)
             draws += self._draws(process, dt_s, now_ns)
         self.machine.integrate(gpu, dt_s, draws, any(process.serving for process in slice_processes))
 

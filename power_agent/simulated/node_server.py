@@ -40,11 +40,11 @@ from power_agent.simulated.settings import NodeSettings
 from power_agent.simulated.workload import Workload
 from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core import errors
-from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import device_type
 from trefoil.runtime import config
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.files import replace_file
+from trefoil.runtime.given.catalog_files import CatalogFiles
 from trefoil.runtime.service import NetworkPart
 
 log = structlog.get_logger()
@@ -62,8 +62,8 @@ _client: ContextVar[int] = ContextVar("client")  # pid at the other end of the c
 class NodeServer:
     """Server of a simulated node: its socket, its ticks and its end."""
 
-    def __init__(self, settings: NodeSettings, catalog: Catalog, clock: WallClock) -> None:
-        self._settings = settings
+    def __init__(self, settings: NodeSettings, files: CatalogFiles, clock: WallClock) -> None:
+        self._settings, self._files = settings, files
         self._clock = clock
         self._stop = asyncio.Event()
         self._handlers: set[asyncio.Task[None]] = set()
@@ -73,12 +73,12 @@ class NodeServer:
         machine = build_machine(settings, _load_number(self.driver_load_id))
         machine.on_reload = self._reload_driver
         self._interference = Interference(machine)
-        workloads = {name: Workload(device_type(name), catalog) for name in settings.devices}
         no_groups = Cgroups(0, {}, {})
         folder, log_mib = self._directory / "processes", settings.triton_log_mib
         runtime = ProcessRuntime(folder, no_groups, clock, boot_id(), owned=True, log_mib=log_mib)
         pace_dir, now_s = self._directory / "pace", clock.monotonic_s()
-        self.node = SimulatedNode(machine, runtime, workloads, pace_dir, settings.seed, now_s)
+        self.node = SimulatedNode(machine, runtime, self._workloads(), pace_dir, settings.seed, now_s)
+        files.in_use, files.adopt = self.node.families, lambda: self.node.learn(self._workloads())
         self._ops: dict[str, Callable[..., Any]] = {
             "nvml": self._nvml,
             "process_start": self._process_start,
@@ -92,6 +92,9 @@ class NodeServer:
             "admin": self._admin,
             "shutdown": self._stop.set,
         }
+
+    def _workloads(self) -> dict[str, Workload]:
+        return {name: Workload(device_type(name), self._files.catalog) for name in self._settings.devices}
 
     @property
     def _directory(self) -> Path:
@@ -112,22 +115,24 @@ class NodeServer:
         log.info("simulated node is up", **config.masked(self._settings), driver_load_id=self.driver_load_id)
         ticking = asyncio.create_task(self._tick_until_stopped())
         reaching = asyncio.create_task(NetworkPart(self._clock).run())
+        reading = asyncio.create_task(self._files.run(self._clock))
         try:
             stopping = asyncio.create_task(self._stop.wait())
-            await asyncio.wait((ticking, reaching, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((ticking, reaching, reading, stopping), return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
             if ticking.done():
                 ticking.result()  # a bug in the driver ends the node loudly
             server.close()
             await self._end_processes()
-            if reaching.done():
-                reaching.result()  # raises: its Tritons cannot be reached any more
+            for ended in (task for task in (reaching, reading) if task.done()):
+                ended.result()  # raises: its Tritons cannot be reached any more, or a bug
         finally:
             ticking.cancel()
             reaching.cancel()
+            reading.cancel()
             for handler in self._handlers:
                 handler.cancel()
-            await asyncio.gather(ticking, reaching, *self._handlers, return_exceptions=True)
+            await asyncio.gather(ticking, reaching, reading, *self._handlers, return_exceptions=True)
             self._settings.socket.unlink(missing_ok=True)
             log.info("simulated node is down")
 

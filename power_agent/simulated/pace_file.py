@@ -30,6 +30,7 @@ SLOT: Final = struct.Struct("<IIQQQQQQIf")
 SLOTS_AT: Final = 64
 SLOTS: Final = 64
 ENTRIES_AT: Final = SLOTS_AT + SLOTS * SLOT.size
+ENTRIES_SPARE: Final = 8192  # of operating points, for families that come later; pages that are not used cost nothing
 STALLED_SERVICE_TIMES: Final = 8  # a batch that runs longer than so many of the longest ones: its stub is dead
 STALLED_S_MIN: Final = 2.0
 
@@ -76,12 +77,12 @@ class PaceFile:
     """Pace file of one process on one slice. A new process gets a new file, so a leftover writer cannot reach it."""
 
     def __init__(self, path: Path, seed: int, entries_max: int, interference: float = INTERFERENCE) -> None:
-        """Make the file. `entries_max`: as many as a table ever has at any clock."""
-        self.path, self._entries_max = path, entries_max
+        """Make the file. `entries_max`: as many as a table has at any clock, now."""
+        self.path, self._entries_max = path, entries_max + ENTRIES_SPARE
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.ftruncate(descriptor, ENTRIES_AT + max(1, entries_max) * ENTRY.size)
+            os.ftruncate(descriptor, ENTRIES_AT + self._entries_max * ENTRY.size)
             self._map = mmap.mmap(descriptor, 0)
         finally:
             os.close(descriptor)
@@ -92,9 +93,13 @@ class PaceFile:
         self._stalled_ns = int(STALLED_S_MIN * 1e9)
         self._slots: dict[tuple[int, int, int], _Slot] = {}  # by position, family, version
 
+    def holds(self, entries: Sequence[PaceEntry]) -> bool:
+        """Whether there is room for a table."""
+        return len(entries) <= self._entries_max
+
     def write_table(self, clock_mhz: int, entries: Sequence[PaceEntry]) -> None:
         """Replace clock and service times; a reader sees all of it or none."""
-        assert len(entries) <= self._entries_max, "the file was made for fewer operating points"
+        assert self.holds(entries), "the file was made for fewer operating points"
         self._table_id += 1
         body = b"".join(
             ENTRY.pack(family_crc32(e.family), e.version, e.batch, 0, e.service_ms_mean, e.service_cv, e.activity)

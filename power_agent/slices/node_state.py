@@ -5,6 +5,7 @@
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -125,6 +126,8 @@ class Node:
         self.clock = clock
         self.journal = journal
         self.catalog = catalog
+        self.learn_models: Callable[[Iterable[tuple[str, str]]], Awaitable[None]] | None = None
+        """Reads the model repository again, if one of these (family, variant) is not in the catalogue."""
         self.metrics = metrics
         self.devices: dict[str, Device] = {}
         self.slices: dict[SliceKey, Slice] = {}
@@ -260,6 +263,12 @@ class Node:
         """Take the reading of a slice for the meter; its overhead counts anew from here."""
         kind = self.devices[part.key.device].type
         return part.take_reading(device_share(kind, part.key.slice_type), self.variant_of)
+
+    def families(self) -> set[str]:
+        """Families that slices host, or are to host."""
+        planned = [part.hosted for device in (self.plan.devices if self.plan else ()) for part in device.slices]
+        standing = [part.hosted for part in self.slices.values()]
+        return {one.family for hosted in (*planned, *standing) for one in hosted}
 
     def variant_of(self, family: str, version: int) -> str:
         """Variant behind a version at the Triton edge."""

@@ -39,6 +39,11 @@ class ApplyResult:
     steps: tuple[Step, ...] = ()
 
 
+def hosted_of(plan: NodePlan) -> set[tuple[str, str]]:
+    """Family and variant of all that a plan hosts."""
+    return {(hosted.family, hosted.variant) for d in plan.devices for part in d.slices for hosted in part.hosted}
+
+
 class Reconciler:
     """Reconciler of a node, the only one that gives slices their steps."""
 
@@ -64,6 +69,8 @@ class Reconciler:
             PlanError: this node cannot carry it out; nothing was touched.
         """
         plan = replace(plan, digest=plan.digest or node_digest(plan))
+        if self._node.learn_models is not None:
+            await self._node.learn_models(hosted_of(plan))
         async with self._apply:
             found = self._evaluate(plan)
             if self._node.plan is not None and self._node.plan.revision == plan.revision:

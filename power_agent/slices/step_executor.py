@@ -93,7 +93,7 @@ class StepExecutor:
         self.acks = LiveAcks(state, clock)
         self._journal = journal
         self._digests = digests
-        self._catalog = catalog
+        self.catalog = catalog
         self._keep_last_reading = keep_last_reading
         self._by_name: Mapping[str, Callable[[Slice, Task], Awaitable[None]]] = {
             "drain": self._drain,
@@ -364,7 +364,7 @@ class StepExecutor:
         elif part.state in (SliceState.PENDING, SliceState.STARTING):
             if part.state == SliceState.PENDING:
                 part.move(SliceState.STARTING, task.why, self._clock.now_s())
-            timeout_s = load_timeout_s(part.hosted, self._catalog, self._settings.ready_timeout_s)
+            timeout_s = load_timeout_s(part.hosted, self.catalog, self._settings.ready_timeout_s)
             await triton.wait_ready(part.hosted, timeout_s)
         else:
             await self._swap(part, task)
@@ -387,7 +387,7 @@ class StepExecutor:
             raise
 
     def _swap_timeout_s(self, new: Hosted) -> float:
-        return load_timeout_s((new,), self._catalog, self._settings.swap_timeout_s)
+        return load_timeout_s((new,), self.catalog, self._settings.swap_timeout_s)
 
     async def _swap(self, part: Slice, task: Task) -> None:
         triton = self._triton(part)

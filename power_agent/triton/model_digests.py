@@ -29,13 +29,18 @@ class ModelDigests:
 
     def __init__(self, source: Path, catalog: Catalog, stated: Mapping[Version, str]) -> None:
         """stated: SHA-256 of the model file of those versions that family.toml states one for."""
-        self._source, self._stated = source, stated
-        self._versions = {family.name: [v.version for v in family.variants] for family in catalog.families}
+        self._source = source
+        self.learn(catalog, stated)
         self._model_file: dict[str, str] = {}  # of each family that has had any
         self._known: dict[Version, dict[str, str]] = {}
         self._engines: set[str] = set()  # families whose files are made for one type of GPU: nodes may differ
         self._refused: dict[Version, str] = {}  # for what its files are, whatever their digests
         self._read: dict[Path, tuple[tuple[int, ...], str, str]] = {}  # stamp, digest, why it is refused all the same
+
+    def learn(self, catalog: Catalog, stated: Mapping[Version, str]) -> None:
+        """Go by another catalogue from now on."""
+        self._stated = stated
+        self._versions = {family.name: [v.version for v in family.variants] for family in catalog.families}
 
     def refusals(self) -> dict[Version, str]:
         """Refusals of all versions that may not be loaded now: which file, and why."""

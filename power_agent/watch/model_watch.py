@@ -1,4 +1,5 @@
-"""Model watch: says which variants this node cannot load, because a file of theirs was removed, cut short or replaced.
+"""Model watch: reads the catalogue again where its files have changed, and says which variants this node cannot load,
+because a file of theirs was removed, cut short or replaced.
 
 What runs goes on: a Triton has its model in memory. Planners go round what is named here (`NodeStatus.missing`), and
 use it again when it is gone from there. What the node has is
@@ -10,7 +11,8 @@ from typing import Any, Final
 
 from power_agent.slices.node_state import Node
 from power_agent.triton.model_digests import ModelDigests
-from trefoil.core.fleet import MISSING_MODEL
+from trefoil.core.fleet import CATALOG, MISSING_MODEL
+from trefoil.runtime.given.catalog_files import CatalogFiles
 
 PERIOD_S: Final = 2.0
 
@@ -19,9 +21,13 @@ class ModelWatch:
     """Watch of the model repository's files."""
 
     def __init__(
-        self, node: Node, digests: ModelDigests, in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
+        self,
+        node: Node,
+        files: CatalogFiles,
+        digests: ModelDigests,
+        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
     ) -> None:
-        self._node, self._digests, self._in_thread = node, digests, in_thread
+        self._node, self._files, self._digests, self._in_thread = node, files, digests, in_thread
         self._reported: set[str] = set()
 
     async def run(self) -> None:
@@ -32,6 +38,8 @@ class ModelWatch:
 
     async def refresh(self) -> None:
         """Look once: each refusal is logged and published when it is news, and so is its end."""
+        await self._files.refresh()
+        self._node.report_missing(CATALOG, self._files.why)
         refused = await self._in_thread(self._digests.refusals)
         self._node.set_models(self._digests.report())
         now = {f"{MISSING_MODEL}{family}/{version}": why for (family, version), why in refused.items()}

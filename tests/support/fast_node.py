@@ -18,9 +18,9 @@ from power_agent.simulated.settings import NodeSettings
 from power_agent.triton.slice_launch import LAUNCHED_AS, SliceLaunch
 from tests.support.fake_slice import FakeSlice
 from tests.support.fast_agent import catalog
-from trefoil.core.catalog import Catalog
 from trefoil.core.errors import StartError, TrefoilError
 from trefoil.runtime.clock import WallClock
+from trefoil.runtime.given.catalog_files import CatalogFiles
 from trefoil.runtime.telemetry import setup_logging
 
 FIRST_PID: Final = 2**23  # above any real one: a signal to it hits nobody
@@ -123,8 +123,8 @@ class FakeRuntime:
 class FastNode(NodeServer):
     """Operations for tests: `inspect` tells everything, `kill` ends a fake Triton, `kill_stub` its stub."""
 
-    def __init__(self, settings: NodeSettings, catalog: Catalog) -> None:
-        super().__init__(settings, catalog, WallClock())
+    def __init__(self, settings: NodeSettings, files: CatalogFiles) -> None:
+        super().__init__(settings, files, WallClock())
         self._fakes = FakeRuntime()
         self.node.runtime = self._fakes  # type: ignore[assignment]
         self._ops |= {"inspect": self._inspect, "kill": self._kill, "kill_stub": self._kill_stub}
@@ -182,9 +182,9 @@ def main(config: dict[str, Any]) -> int:
     """In the forked process."""
     settings = NodeSettings(**config)
     setup_logging("node", "warning", True)
-    asyncio.run(_run(settings, catalog(Path(settings.model_repository))))
+    asyncio.run(_run(settings, CatalogFiles(Path(settings.model_repository), load=catalog)))
     return 0
 
 
-async def _run(settings: NodeSettings, catalog: Catalog) -> None:
-    await FastNode(settings, catalog).run()
+async def _run(settings: NodeSettings, files: CatalogFiles) -> None:
+    await FastNode(settings, files).run()

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from trefoil import installation
 from trefoil.cli.main import app
 from trefoil.cli.run.scenario import System
-from trefoil.cli.run.services import with_one_repository
+from trefoil.cli.run.services import link_families, with_one_repository
 from trefoil.cli.run.state_directory import StatePaths
 from trefoil.core.errors import NotFound, SettingError
 from trefoil.installation import MODELS, find_scenario, own_repository, resolve_path, triton_environment
@@ -73,13 +73,18 @@ def test_the_environment_names_ones_own_repository(tmp_path, work, monkeypatch):
 
 def test_services_read_own_families_and_those_that_ship_in_one_folder(tmp_path, work):
     paths = StatePaths(tmp_path / "state")
-    assert with_one_repository(System(), paths).family.repository == ROOT / MODELS, "what ships alone is read as it is"
-    mine = add_family(work / MODELS, "mine")
     for _ in range(2):  # the second launch finds the links of the first
         repository = with_one_repository(System(), paths).family.repository
     assert repository == tmp_path / "state" / "models"
+    assert "digits" in {family.name for family in load_catalog(repository).families}
+    mine = add_family(work / MODELS, "mine")
+    for _ in range(2):
+        link_families(MODELS, repository)
     assert {"mine", "digits"} <= {family.name for family in load_catalog(repository).families}
     assert (repository / "mine").resolve() == mine
+    mine.rename(work / "away")
+    link_families(MODELS, repository)
+    assert not (repository / "mine").is_symlink()
     assert (repository / "_shared" / "model.py").is_file()
 
 

@@ -26,7 +26,7 @@ from trefoil.core.policies import policy as policy_row
 from trefoil.core.units import DAY_S, HOUR_S
 from trefoil.installation import repositories
 from trefoil.runtime.config import register_own_device_types
-from trefoil.runtime.repository import FAMILY_FILE, load_family
+from trefoil.runtime.repository import FAMILY_FILE, family_files, load_family
 
 PER_NODE: Final = 8
 QUANTILE: Final = 0.95
@@ -253,7 +253,7 @@ def _catalog(family: str | Path | Family, profile: tuple[ProfileRow, ...]) -> Ca
         folders = [one / family for one in repositories()]
         family = next((folder for folder in folders if (folder / FAMILY_FILE).is_file()), Path())
         if family == Path():
-            names = sorted({path.parent.name for one in repositories() for path in one.glob(f"*/{FAMILY_FILE}")})
+            names = sorted({path.parent.name for one in repositories() for path in family_files(one)})
             given = folders[0].name
             remedy = one_of(names, given, also="its folder")
             raise NotFound("no such family", field="family", value=given, remedy=remedy)

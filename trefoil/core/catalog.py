@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from trefoil.core.common import IdentityKey, Provenance
-from trefoil.core.errors import NotFound, ProfileMissing, one_of
+from trefoil.core.errors import CatalogError, NotFound, ProfileMissing, one_of
 from trefoil.core.fleet import Hosted, family_of, stage_model
 
 
@@ -146,6 +146,22 @@ class Catalog:
             f"clock_mhz={clock_mhz} cohosted={cohosted} batch={batch} stage={stage}",
             remedy=f"profile this operating point and add it to model_repository/{family}/profile.csv",
         )
+
+
+def check_in_use(before: Catalog, after: Catalog, families: Collection[str]) -> None:
+    """Check that a catalogue still has each variant of these families, under its version.
+
+    Raises:
+        CatalogError: naming family and variant.
+    """
+    known = {family.name: {v.name: v.version for v in family.variants} for family in after.families}
+    for family in before.families if families else ():
+        for variant in family.variants if family.name in families else ():
+            if known.get(family.name, {}).get(variant.name) != variant.version:
+                raise CatalogError(
+                    f"family {family.name} is in use, and this variant of it is gone or has another version",
+                    field="variants", value=variant.name, remedy=f"put it back, or `trefoil family stop {family.name}`",
+                )  # fmt: skip
 
 
 def stages_of(catalog: Catalog, family: str, variant: str) -> int:

@@ -135,6 +135,11 @@ def load_family(
     return family, _parse_profile(profile or own, text, family, variants)
 
 
+def family_files(root: Path) -> list[Path]:
+    """Every family.toml of a repository, but for folders that an import has not finished (`.import-*`)."""
+    return [path for path in root.glob(f"*/{FAMILY_FILE}") if not path.parent.name.startswith(".")]
+
+
 def family_folders(repository: Path = MODELS) -> dict[str, Path]:
     """Folder of every family by name, where `trefoil.installation.repositories` looks; of two of one name the first.
 
@@ -142,7 +147,7 @@ def family_folders(repository: Path = MODELS) -> dict[str, Path]:
         errors.CatalogError: there is none.
     """
     roots = repositories(repository)
-    folders = {path.parent.name: path.parent for root in reversed(roots) for path in root.glob(f"*/{FAMILY_FILE}")}
+    folders = {path.parent.name: path.parent for root in reversed(roots) for path in family_files(root)}
     if not folders:
         raise _no_families(roots[0])
     return dict(sorted(folders.items()))
@@ -179,7 +184,7 @@ def load_catalog(root: Path, profile_overrides: Mapping[str, Path] | None = None
         errors.CatalogError: names file, field, value and remedy.
     """
     overrides = dict(profile_overrides or {})
-    folders = sorted(path.parent for path in root.glob(f"*/{FAMILY_FILE}"))
+    folders = sorted(path.parent for path in family_files(root))
     if not folders:
         raise _no_families(root)
     if len(folders) > FAMILIES_MAX:
@@ -198,8 +203,7 @@ def stated_digests(root: Path) -> dict[tuple[str, int], str]:
     Raises:
         errors.CatalogError: names file, field, value and remedy.
     """
-    files = root.glob(f"*/{FAMILY_FILE}")
-    found = [_read_tree(path, boundary(root, path.parent.name)) for path in files]
+    found = [_read_tree(path, boundary(root, path.parent.name)) for path in family_files(root)]
     return {(family.name, v.version): v.sha256 for family in found for v in family.variants if v.sha256}
 
 

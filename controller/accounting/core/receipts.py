@@ -159,6 +159,15 @@ class Receipts:
 
     def __init__(self, catalog: Catalog, memory_s: float = 60.0, items_min: int = 20) -> None:
         self._memory_s, self._items_min = memory_s, items_min
+        self.learn(catalog)
+        self._devices: dict[str, _Device] = {}
+        self._types: dict[str, DeviceStatus] = {}
+        self._reported: dict[tuple[str, int], float] = {}
+        self._ratios: dict[Key, MeteredRatio] = {}
+        self._kinds: dict[Kind, MeteredRatio] = {}
+
+    def learn(self, catalog: Catalog) -> None:
+        """Go by another catalogue from now on."""
         self._rows: dict[Kind, list[ProfileRow]] = {}
         for row in catalog.rows:
             if not row.stage and not row.cohosted:
@@ -166,11 +175,6 @@ class Receipts:
                 self._rows.setdefault(kind, []).append(row)
         self._tokens_means = {family.name: family.tokens_mean for family in catalog.families}
         self._lines: dict[tuple[Kind, int], EnergyLine] = {}
-        self._devices: dict[str, _Device] = {}
-        self._types: dict[str, DeviceStatus] = {}
-        self._reported: dict[tuple[str, int], float] = {}
-        self._ratios: dict[Key, MeteredRatio] = {}
-        self._kinds: dict[Kind, MeteredRatio] = {}
 
     def nodes(self, nodes: Iterable[NodeStatus]) -> None:
         """Record the type and clock of every device."""

@@ -37,9 +37,11 @@ def accept_objective(
             f"the stored objective of {wanted.family} has number {number}, not {expected_number}",
             remedy="read it again, then repeat",
         )
-    filled = replace(with_defaults(wanted, pue), number=number + 1)
+    family = _family(wanted, catalog)
+    slo_ms, quantile = family.classes.get("", (0.0, 0.0))
+    slo = replace(wanted, slo_ms=wanted.slo_ms or slo_ms, slo_quantile=wanted.slo_quantile or quantile)
+    filled = replace(with_defaults(slo, pue), number=number + 1)
     _numbers(filled)
-    family = _family(filled, catalog)
     _reachable(filled, family, catalog)
     if params is not None:
         for name in filled.params:

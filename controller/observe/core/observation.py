@@ -123,6 +123,15 @@ class Observation:
         self.refusals = Refusals(settings.rollout.refusal_retry_s)
         self._clipped: tuple[CarbonForecast, float, float, CarbonForecast] | None = None
 
+    def learn(self, catalog: Catalog, stated: Mapping[str, str]) -> None:
+        """Go by another catalogue from now on."""
+        self.catalog, self._stated = catalog, dict(stated)
+        self._known_of, self._known_catalog = frozenset(), catalog.restrict(())
+
+    def hosted(self, current: Plan | None, now_s: float) -> frozenset[str]:
+        """Families that run, or are to run."""
+        return _hosted(self.fleet(now_s), current)
+
     def fleet(self, now_s: float) -> FleetState:
         """Fleet: all nodes by name; stale are those whose status is older than its limit.
 

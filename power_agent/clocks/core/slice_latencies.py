@@ -38,6 +38,10 @@ class SliceLatencies:
         self.heard_s = -math.inf
         self._windows: deque[tuple[float, float, Answers]] = deque()  # when each began and came
         self._kept: deque[tuple[float, Mapping[tuple[SliceKey, str], tuple[int, int]]]] = deque()  # in the SLO, of all
+        self.learn(catalog)
+
+    def learn(self, catalog: Catalog) -> None:
+        """Go by another catalogue from now on."""
         self._weights: dict[tuple[str, str, str, str, int], float] = {}
         for row in catalog.rows:
             key = (row.device_type, row.slice_type, row.family, row.variant, row.stage)

@@ -18,7 +18,7 @@ class GetPlanRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetPlanResponse(_message.Message):
-    __slots__ = ("plan", "rollout", "mode", "frozen", "pinned", "carbon_refused", "disk_trouble", "loans", "models_refused", "agents_unreached", "places_refused", "files_set_aside", "set_aside", "overrides")
+    __slots__ = ("plan", "rollout", "mode", "frozen", "pinned", "carbon_refused", "disk_trouble", "loans", "models_refused", "agents_unreached", "places_refused", "files_set_aside", "set_aside", "overrides", "catalog_refused")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class GetPlanResponse(_message.Message):
     FILES_SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
     SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
     OVERRIDES_FIELD_NUMBER: _ClassVar[int]
+    CATALOG_REFUSED_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     rollout: _plan_pb2.Rollout
     mode: _plan_pb2.ActMode
@@ -47,7 +48,8 @@ class GetPlanResponse(_message.Message):
     files_set_aside: _containers.RepeatedScalarFieldContainer[str]
     set_aside: _containers.RepeatedScalarFieldContainer[str]
     overrides: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., rollout: _Optional[_Union[_plan_pb2.Rollout, _Mapping]] = ..., mode: _Optional[_Union[_plan_pb2.ActMode, str]] = ..., frozen: _Optional[bool] = ..., pinned: _Optional[bool] = ..., carbon_refused: _Optional[str] = ..., disk_trouble: _Optional[str] = ..., loans: _Optional[_Iterable[_Union[Loan, _Mapping]]] = ..., models_refused: _Optional[_Iterable[str]] = ..., agents_unreached: _Optional[_Iterable[str]] = ..., places_refused: _Optional[_Iterable[str]] = ..., files_set_aside: _Optional[_Iterable[str]] = ..., set_aside: _Optional[_Iterable[str]] = ..., overrides: _Optional[_Iterable[str]] = ...) -> None: ...
+    catalog_refused: str
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., rollout: _Optional[_Union[_plan_pb2.Rollout, _Mapping]] = ..., mode: _Optional[_Union[_plan_pb2.ActMode, str]] = ..., frozen: _Optional[bool] = ..., pinned: _Optional[bool] = ..., carbon_refused: _Optional[str] = ..., disk_trouble: _Optional[str] = ..., loans: _Optional[_Iterable[_Union[Loan, _Mapping]]] = ..., models_refused: _Optional[_Iterable[str]] = ..., agents_unreached: _Optional[_Iterable[str]] = ..., places_refused: _Optional[_Iterable[str]] = ..., files_set_aside: _Optional[_Iterable[str]] = ..., set_aside: _Optional[_Iterable[str]] = ..., overrides: _Optional[_Iterable[str]] = ..., catalog_refused: _Optional[str] = ...) -> None: ...
 
 class Loan(_message.Message):
     __slots__ = ("device", "holder", "left_s")

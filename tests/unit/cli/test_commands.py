@@ -20,7 +20,7 @@ from trefoil.cli.run.state_directory import Failing, Launch, StatePaths
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.common import Revision
-from trefoil.core.errors import InvalidInput, StaleRevision, Unavailable
+from trefoil.core.errors import InvalidInput, NotFound, StaleRevision, Unavailable
 from trefoil.core.fleet import (
     FAILED_LAST,
     DeviceState,
@@ -166,6 +166,8 @@ class Running:
                 return controller_pb2.ExplainResponse(
                     why="carbon fell", trigger="carbon", replans_by_cause={"carbon": 2}
                 )
+            case "GetObjective" if request.family == "new":
+                raise NotFound("no objective for family 'new'")
             case "GetObjective":
                 return controller_pb2.GetObjectiveResponse(objective=codec.to_proto(OBJECTIVE))
             case "GetObjectives":
@@ -597,6 +599,17 @@ def test_objective_set_changes_only_what_is_given(tmp_path: Path, running: Runni
     assert running.asked[-1][1].expected_number == 4
     assert found["degraded"] == "too slow for it"
     assert "cannot meet it: too slow for it" in run(tmp_path, "objective", "set", "--slo-ms", "1").stdout
+
+
+def test_objective_set_brings_a_family_into_service_by_its_floor(tmp_path: Path, running: Running) -> None:
+    refused = run(tmp_path, "objective", "set", "--family", "new", "--slo-ms", "70")
+    assert refused.exit_code == 2
+    assert [method for method, _ in running.asked] == ["GetObjective"]
+    run(tmp_path, "objective", "set", "--family", "new", "--min-accuracy", "0.9")
+    method, request = running.asked[-1]
+    assert (method, request.expected_number) == ("SetObjective", 0)
+    wanted = codec.from_proto(request.objective)
+    assert wanted == Objective("new", ObjectiveMode.BUDGET, min_accuracy=0.9)
 
 
 def test_objective_set_chooses_mode_and_window(tmp_path: Path, running: Running) -> None:

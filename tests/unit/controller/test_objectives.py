@@ -55,3 +55,10 @@ def test_a_change_by_somebody_else_is_noticed():
 
 def test_params_of_a_planner_of_ones_own_are_its_own_business():
     assert accept_objective(replace(OBJECTIVE, params={"mine": 2.0}), {}, PROFILED, None).params == {"mine": 2.0}
+
+
+def test_an_slo_that_is_left_open_is_that_of_the_family():
+    (toy,) = (replace(family, classes={"": (44.0, 0.9)}) for family in CATALOG.families if family.name == "toy")
+    found = accept_objective(replace(OBJECTIVE, slo_ms=0.0, slo_quantile=0.0), {}, Catalog((toy,), (ROW,)), {})
+    assert (found.slo_ms, found.slo_quantile) == (44.0, 0.9)
+    assert accept_objective(OBJECTIVE, {}, Catalog((toy,), (ROW,)), {}).slo_ms == OBJECTIVE.slo_ms

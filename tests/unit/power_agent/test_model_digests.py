@@ -15,6 +15,7 @@ from power_agent.triton.model_digests import ModelDigests
 from power_agent.watch.model_watch import ModelWatch
 from trefoil.core.errors import CatalogError
 from trefoil.runtime.clock import ManualClock
+from trefoil.runtime.given.catalog_files import CatalogFiles
 from trefoil.runtime.repository import load_catalog, stated_digests
 from trefoil.runtime.telemetry import Metrics
 
@@ -134,7 +135,7 @@ async def test_the_node_names_it_once_and_its_end_once(models, tmp_path):
         return call()
 
     digests = ModelDigests(models, CATALOG, {})
-    watch = ModelWatch(node, digests, at_once)
+    watch = ModelWatch(node, CatalogFiles(models), digests, at_once)
     folder, kept = models / "digits" / "2", models / "kept"
     await watch.refresh()
     assert len(node.models) == 4

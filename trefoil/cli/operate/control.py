@@ -108,13 +108,23 @@ def _set_one(family: str, wanted: _Wanted | None, where: SystemAddress, as_json_
         name = await system.family(family)
         if wanted is None:
             return await system.reset_objective(name)
-        return await system.set_objective(with_changes(await system.objective(name), **wanted.model_dump()))
+        return await system.set_objective(with_changes(await _before(system, name, wanted), **wanted.model_dump()))
 
     stored, degraded = call_system(where, change)
     if as_json_:
         print_json({"objective": as_json(stored), "degraded": degraded})
         return
     _print_objectives([stored], None, degraded)
+
+
+async def _before(system: ControllerClient, family: str, wanted: _Wanted) -> Objective:
+    """Objective of a family that is to be changed; of a family that has none yet, one to begin with."""
+    try:
+        return await system.objective(family)
+    except NotFound:
+        if wanted.min_accuracy is None and wanted.lambda_weight is None:
+            raise
+        return Objective(family, ObjectiveMode.BUDGET)
 
 
 class _WantedOfFleet(Settings):

@@ -23,7 +23,7 @@ from trefoil.cli.system_client import (
 )
 from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.errors import Unavailable
-from trefoil.core.fleet import MISSING_MODEL, NodeStatus
+from trefoil.core.fleet import CATALOG, MISSING_MODEL, NodeStatus
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode, floor_missed
 from trefoil.core.plan import RolloutState
 from trefoil.core.units import DAY_S, HOUR_S
@@ -36,6 +36,7 @@ TROUBLES: Final = (
     "plan: ",
     "unproven: ",
     MISSING_MODEL,
+    f"{CATALOG}: ",
 )  # of what a node lacks, what keeps it from following plans
 ELSEWHERE: Final[Mapping[str, Any]] = {
     "state_dir": "", "inference": "", "rest": "", "services": {"controller": True}, "metrics": {}, "failing": {},
@@ -112,6 +113,7 @@ async def _gather_known(system: ControllerClient, since_s: float | None = None) 
         "files_set_aside": list(answer.files_set_aside),
         "set_aside": list(answer.set_aside),
         "overrides": list(answer.overrides),
+        "catalog_refused": answer.catalog_refused,
         "loans": [{"device": one.device, "holder": one.holder} for one in answer.loans],
         "receipts": receipt_check(totals),
         "objectives": [as_json(objective) for objective in wanted],
@@ -175,6 +177,8 @@ def trouble_lines(found: Mapping[str, Any], now_s: float) -> list[str]:
     if found["carbon_refused"]:
         lines.append(f"carbon is not planned by: {found['carbon_refused']}")
     lines += [f"planned around, {refused}" for refused in found["models_refused"] + found["places_refused"]]
+    if found["catalog_refused"]:
+        lines.append(f"controller: the model repository as it was read before stays: {found['catalog_refused']}")
     lines += [f"cannot command {unreached}" for unreached in found["agents_unreached"]]
     lines += [f"controller: {line}" for line in found["files_set_aside"]]
     lines += [f"not believed, {line}" for line in found["set_aside"]]

@@ -41,7 +41,7 @@ from trefoil.runtime.socket_paths import temporary_folder
 
 START_DEADLINE_S: Final = 45.0
 POLL_S: Final = 0.1
-LOG_POLL_S: Final = 1.0
+UPKEEP_S: Final = 1.0
 INFER_TIMEOUT_S: Final = 5.0
 FIRST_ANSWER_DEADLINE_S: Final = 60.0
 STABLE_S: Final = 30.0  # one that lived so long had started, also on a busy machine
@@ -91,7 +91,8 @@ class Launcher:
         self._again_s: dict[str, float] = {}  # monotonic: when one that ended is started again
         self._failing: dict[str, Failing] = {}
         self._supervision: asyncio.Task[None] | None = None
-        self._rotation: asyncio.Task[None] | None = None
+        self._upkeep: list[asyncio.Task[None]] = []
+        self._repository = system.family.repository
         self._restarting: set[str] = set()  # being restarted on purpose: their end is no crash
         self._services: dict[str, Service] = {}
         self.launch: Launch | None = None
@@ -126,7 +127,9 @@ class Launcher:
         )
         self.paths.write_launch(self.launch)
         self.paths.begin_logs()
-        self._rotation = asyncio.create_task(self._rotate_logs(), name="rotation of logs")
+        self._upkeep = [asyncio.create_task(self._rotate_logs(), name="rotation of logs")]
+        if services.looks_twice(self._repository):
+            self._upkeep.append(asyncio.create_task(self._link_families(), name="links to families"))
         self._services = services.service_table(self.system, self.launch, self.paths, self._clock)
         for service in self._services.values():
             self._write_settings(service)
@@ -228,7 +231,20 @@ class Launcher:
                 trouble = f"{error.filename}: {system_words(error)}"
             if trouble and trouble != before:
                 self._say(f"a log cannot be rotated ({trouble}): it grows on")
-            await self._clock.sleep(LOG_POLL_S)
+            await self._clock.sleep(UPKEEP_S)
+
+    async def _link_families(self) -> None:
+        """Link families that come later, as those were that were there at the start."""
+        trouble, folder = "", self.paths.folder("models")
+        while True:
+            before, trouble = trouble, ""
+            try:
+                await asyncio.to_thread(services.link_families, self._repository, folder)
+            except (OSError, TrefoilError) as error:
+                trouble = str(error)
+            if trouble and trouble != before:
+                self._say(f"new families are not seen: {trouble}")
+            await self._clock.sleep(UPKEEP_S)
 
     def _keep_up(self, service: Service) -> None:
         name, child = service.name, self._children.get(service.name)
@@ -278,11 +294,11 @@ class Launcher:
 
     async def stop(self) -> None:
         """Stop everything, in order. Idempotent; safe after a start that stopped half-way."""
-        for task in (self._supervision, self._rotation):
+        for task in (self._supervision, *self._upkeep):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        self._supervision = self._rotation = None
+        self._supervision, self._upkeep = None, []
         for group in STOP_ORDER:
             children = [self._children.pop(name) for name in group if name in self._children]
             for name in await processes.stop_all(children, kill_now=self._kill_now):

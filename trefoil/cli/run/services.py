@@ -27,7 +27,14 @@ from trefoil.core.device_types import QUOTA_PLACES
 from trefoil.core.errors import BinaryMissing, PortInUse, SettingError, StateUnavailable
 from trefoil.core.parts import Kind, Value
 from trefoil.core.units import HOUR_S
-from trefoil.installation import repositories, resolve_path, triton_environment
+from trefoil.installation import (
+    MODELS,
+    SHIPPED,
+    own_repository,
+    repositories,
+    resolve_path,
+    triton_environment,
+)
 from trefoil.runtime import config, rpc
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.config import ServiceSettings
@@ -167,16 +174,32 @@ def with_one_repository(system: System, paths: StatePaths) -> System:
     """
     repository = system.family.repository
     roots = repositories(repository)
-    if len(roots) > 1:
+    if looks_twice(repository):
         folder = paths.folder("models")
         for old in folder.iterdir():
             old.unlink()
-        for name, source in family_folders(repository).items():
-            (folder / name).symlink_to(source)
+        link_families(repository, folder)
         link_shared(repository, folder)
         roots = (folder,)
     family = system.family.model_copy(update={"repository": roots[0]})
     return system.model_copy(update={"family": family})
+
+
+def looks_twice(repository: Path) -> bool:
+    """Whether families are looked for in one's own repository, which may come later, and in what ships."""
+    return repository == MODELS and own_repository() != SHIPPED / MODELS
+
+
+def link_families(repository: Path, folder: Path) -> None:
+    """Link every family that is not linked yet; links that lead nowhere any more go."""
+    for name, source in family_folders(repository).items():
+        link = folder / name
+        if not link.is_symlink() or link.readlink() != source:
+            link.unlink(missing_ok=True)
+            link.symlink_to(source)
+    for link in folder.iterdir():
+        if not link.exists():
+            link.unlink()
 
 
 def profile_overrides(system: System) -> dict[str, Path]:
