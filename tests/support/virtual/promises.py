@@ -40,6 +40,7 @@ class PlanPromises:
         self._plan: Plan | None = None
         self._routed_before = self._first_per_s = 0.0
         self._seen: dict[str, Revision] = {}
+        self._published = {Revision()}
         self._left_s: dict[SliceKey, float] = {}
         self._judged: set[str] = set()
         self._started_s = 0.0
@@ -81,6 +82,7 @@ class PlanPromises:
 
     def _take_plan(self, plan: Plan) -> None:
         self._grows("the published plan", plan.revision)
+        self._published.add(plan.revision)
         if self._plan is not None and self._plan.revision.number != plan.revision.number:
             self._routed_before = self._routed(self._plan)
         self._plan = plan
@@ -249,7 +251,10 @@ class Promises(PlanPromises):
             local = worker.local
             if local is None:
                 continue
-            self._grows(worker.name, local.routing.table.revision)
+            obeyed = local.routing.table.revision
+            if self._seen.get(worker.name, obeyed) not in self._published:  # forged, where nobody signs: it is beaten
+                del self._seen[worker.name]
+            self._grows(worker.name, obeyed)
             held, open_ = worker.held(), len(worker.open) - worker.away
             if worker.running and held != open_:
                 self.broken(f"{worker.name} has {open_} open requests, its pumps know of {held}")
