@@ -173,6 +173,7 @@ def read_view(
     planned = {part.key: part for device in before for part in device.slices}
     locked = {d.device: d.clock_max_mhz for d in before} if clocks else {}
     own = {z.series.zone for z in view.zones} - {view.carbon.series.zone}
+    served = {o.family for o in view.objectives}
     devices, lost, left, types = [], [], [], frozenset(DEVICE_TYPES) if unprofiled else profiled_types(view.catalog)
     for node in sorted(view.fleet.nodes, key=lambda n: n.node):
         for status in sorted(node.devices, key=lambda d: natural_sort_key(d.device)):
@@ -186,7 +187,7 @@ def read_view(
             if not status.usable:
                 lost.append((node.node, status.device))
                 continue
-            running = tuple(sorted(_running(status, planned), key=lambda r: r.key))
+            running = tuple(sorted(_running(status, planned, served), key=lambda r: r.key))
             kind = usable_type(status)
             if whole and kind.name != status.type:
                 lost.append((node.node, status.device))
@@ -217,13 +218,16 @@ def _streams(catalog: Catalog, family: str) -> int:
     return max((row.batch for row in catalog.rows if row.family == family), default=1)
 
 
-def _running(status: DeviceStatus, planned: Mapping[SliceKey, object]) -> list[HostedSlice]:
+def _running(status: DeviceStatus, planned: Mapping[SliceKey, object], served: set[str]) -> list[HostedSlice]:
+    """What stands of families in service: what stands of others is not planned, and leaves."""
     found = []
     for part in status.slices:
         if part.state not in STANDING or taken_reason(status, part.key):
             continue
         hosted = getattr(planned.get(part.key), "hosted", ()) or part.hosted
-        found += [HostedSlice(part.key, h.family, h.variant, (), h.stage, h.stages or 1) for h in hosted]
+        found += [
+            HostedSlice(part.key, h.family, h.variant, (), h.stage, h.stages or 1) for h in hosted if h.family in served
+        ]
     return list(sharing(tuple(found)))
 
 
