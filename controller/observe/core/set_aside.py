@@ -6,6 +6,7 @@ from typing import Final
 
 SHOWN_S: Final = 600.0
 KEYS_MAX: Final = 256
+KINDS: Final = ("sample", "value", "window")
 
 
 @dataclass(slots=True)
@@ -39,6 +40,6 @@ class SetAside:
         return [f"{key}: {of.count} set aside, the last because of {of.why}" for key, of in found]
 
     def take_counts(self) -> dict[str, int]:
-        """Values set aside since the last call, by kind."""
-        found, self._uncounted = dict(self._uncounted), Counter()
+        """Values set aside since the last call, by kind; 0 counts too, so that the metric is there before the first."""
+        found, self._uncounted = {kind: self._uncounted[kind] for kind in KINDS}, Counter()
         return found

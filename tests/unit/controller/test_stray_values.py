@@ -266,8 +266,8 @@ async def test_what_was_set_aside_is_said_once_by_key_with_its_count(world):
     (line,) = world.seen.inputs.set_aside.lines(world.clock.now_s())
     where = f"{world.state.keys.energy('n')} {KEY.device}"
     assert line.startswith(f"{where}: 2 set aside, the last because of 1e+09 J in 1 s")
-    assert world.seen.inputs.set_aside.take_counts() == {"sample": 2}
-    assert world.seen.inputs.set_aside.take_counts() == {}
+    assert world.seen.inputs.set_aside.take_counts() == {"sample": 2, "value": 0, "window": 0}
+    assert world.seen.inputs.set_aside.take_counts() == {"sample": 0, "value": 0, "window": 0}
     assert world.seen.inputs.set_aside.lines(world.clock.now_s() + 601) == []
 
 
@@ -287,7 +287,7 @@ async def test_what_is_not_read_is_said_by_key(world):
     await world.second(0.6)
     (line,) = world.seen.inputs.set_aside.lines(world.clock.now_s())
     assert line == f"{key}: 1 set aside, the last because of device 'n/gpu0' is none of n9"
-    assert world.seen.inputs.set_aside.take_counts() == {"value": 1}
+    assert world.seen.inputs.set_aside.take_counts() == {"sample": 0, "value": 1, "window": 0}
 
 
 @pytest.mark.parametrize(("ttl_s", "counts"), [(None, 0), (60.0, 0), (SIGNAL_TTL_S, 1)])
