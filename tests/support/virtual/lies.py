@@ -407,7 +407,7 @@ def in_a_file(system: System, rng: Rng) -> None:
     """A lie in a state file of the controller or of a worker, which then most often dies and starts again."""
     place = [system.controller, *system.workers][int(rng.choice(3, p=(0.6, 0.2, 0.2)))]
     folder = system.folder / ("controller" if place is system.controller else f"{place.name}/dispatcher")
-    paths = sorted(path for path in folder.glob("*.json*") if path.is_file())
+    paths = sorted(path for path in folder.glob("*.json*") if path.suffix in (".json", ".jsonl"))
     if not paths:
         return
     path = paths[int(rng.integers(len(paths)))]
