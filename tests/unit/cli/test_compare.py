@@ -91,7 +91,7 @@ def test_all_policies_that_apply_are_played_and_the_others_named_with_the_reason
         (("--policies", "base"), ("--policies = 'base': nothing to compare", "two or more")),
         (("--set", "policy.name=base,exact"), ("policy.name", "--policies")),
         (("--set", "families.1.name=digits"), ("families: has 1 entry", "families.0")),
-        (("--set", "families.0.repository=nowhere,elsewhere"), ("no file", "family.toml")),
+        (("--set", "families.0.repository=nowhere,elsewhere"), ("nowhere/digits/family.toml", "No such file")),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_starts(monkeypatch, arguments, words):

@@ -13,7 +13,7 @@ FOUND: dict[str, Any] = {
     "services": {"controller": True, "dispatcher": False}, "mode": "act", "frozen": True, "pinned": False,
     "exploring": False, "revision": {"epoch": 1, "number": 3}, "policy": "exact", "why": "[carbon] fell",
     "rollout": "done", "nodes": [], "stale_nodes": [], "workers": [],
-    "carbon": [], "carbon_ratio": [], "carbon_refused": "", "disk_trouble": "",
+    "carbon": [], "carbon_ratio": [], "carbon_refused": "", "catalog_refused": "", "disk_trouble": "",
     "models_refused": [], "places_refused": [], "agents_unreached": [], "plans_refused": [],
     "set_aside": [], "files_set_aside": [],
     "loans": [], "objectives": [], "decisions": [],

@@ -124,7 +124,9 @@ async def test_no_acknowledgement_takes_the_role_from_who_leads(host):
 
 
 class Parts:
-    """A keeper of the lease and a loop that end as they are told."""
+    """A keeper of the lease, a loop and a watch of files that end as they are told."""
+
+    clock = None
 
     def __init__(self, **ends):
         self._ends = ends
@@ -132,7 +134,7 @@ class Parts:
     async def maintain(self):
         raise self._ends["lease"]
 
-    async def run(self):
+    async def run(self, clock=None):
         if "loop" in self._ends:
             raise self._ends["loop"]
         await asyncio.Event().wait()
@@ -142,7 +144,7 @@ async def test_a_controller_ends_by_the_free_role_itself_and_hides_no_bug_behind
     free, bug = RoleFree("free"), ValueError("bug")
     alone, both = Parts(lease=free), Parts(lease=free, loop=bug)
     with pytest.raises(RoleFree):
-        await ControlPart(alone, None, alone, None, None).run()
+        await ControlPart(alone, None, alone, None, None, alone).run()
     with pytest.raises(ExceptionGroup) as ended:
-        await ControlPart(both, None, both, None, None).run()
+        await ControlPart(both, None, both, None, None, Parts()).run()
     assert set(ended.value.exceptions) == {free, bug}
