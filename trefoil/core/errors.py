@@ -203,7 +203,7 @@ def system_error(
     """Error of the system in one line.
 
     did: what failed: `be read`, `listen`. target: path or address. field: setting or flag that names it.
-    remedy: what mends it where `SYSTEM_REMEDIES` has nothing. so: what comes of it.
+    remedy: for an error number that is not in `SYSTEM_REMEDIES`. so: consequence for the caller, empty to leave it out.
     """
     why = f"cannot {did} ({system_words(error)}){so and f': {so}'}"
     return cls(why, field=field, value=str(target), remedy=system_remedy(error, remedy))

@@ -234,7 +234,7 @@ class DeviceStatus:
         return self.state != DeviceState.LOST and not self.cordon and not self.closed
 
 
-CATALOG: Final = "catalogue"  # what a node lacks whose model repository, as it is now, is not in force
+CATALOG: Final = "catalogue"  # entry of `NodeStatus.missing`: the node refused the changed model repository
 MISSING_MODEL: Final = "model "
 """Entries of `NodeStatus.missing` that begin so name a variant, as `model family/version: why`, that the node cannot
 load."""

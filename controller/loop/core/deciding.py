@@ -5,7 +5,7 @@ down: what cannot be recorded is not put in force and triggers again; a planner 
 A planner that decides each second is recorded where it says something new (`_is_news`): ours.
 Data: what is observed (`Observation`), what energy cost (`Meter`), where the rollout stands (`RolloutStatus`).
 Decision: the effects of controller/loop/core/effects.py, in order.
-Whoever carries them out lets one step end before the next begins.
+The shell that carries them out ends one step before it begins the next.
 """
 
 import math
@@ -293,7 +293,8 @@ class DecidingCore:
         decision: Decision | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> Steps[None]:
-        """Record what was decided on `view`, and put it in force. `decision`: what is made of the answer."""
+        """Judge and record the planner's answer for `view`, and put its plan in force. `decision`: replaces the
+        answer's own, as an exploration concludes it."""
         wanted = decision or answer.decision
         if wanted.plan is not None:
             wanted = replace(wanted, plan=self.loans.with_lent(wanted.plan, judged.fleet))
