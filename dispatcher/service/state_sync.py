@@ -203,8 +203,9 @@ class StateSync:
         if plan != self._plan_read:
             try:
                 self._plan_keys.require(self._settings.redis_url.get_secret_value(), self._settings.insecure)
-                bare, routing = self._plan_keys.verify_routes(plan), self._routing
-                beats = self._fence.check(bare.revision, routing.obeyed, leader, self._clock.monotonic_s())
+                bare, routing, now_s = self._plan_keys.verify_routes(plan), self._routing, self._clock.monotonic_s()
+                routes = routing.plan is not None and bool(routing.plan.routes)
+                beats = self._fence.check(bare.revision, routing.obeyed, leader, now_s, routes=routes)
                 routing.set_plan(bare, beats_fence=beats)
             except TrefoilError as error:
                 self._note_refusal(plan.revision, str(error))

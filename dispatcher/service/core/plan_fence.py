@@ -6,6 +6,7 @@ Decision: obey it, refuse it, or obey it although an epoch that the lease does n
 Formulation: a plan of epoch e may be obeyed where e <= E, the highest epoch that the lease was taken under. One that is
     older than the one obeyed is refused, because Redis may have been restored. The fence is void once a controller has
     led under E = e for BEATEN_S of sight: then what was obeyed is not of this lease, or was forged (plans unsigned).
+    A fence that routes nothing is void at first sight of such a leader: nothing is lost with it.
     Where plans are signed, one of the same epoch never beats: the leader has signed both.
 Deviations: none.
 """
@@ -41,8 +42,9 @@ class PlanFence:
         """Forget what was seen of the leader: Redis was out of sight, or its plan is obeyed."""
         self._epoch = 0
 
-    def check(self, plan: Revision, obeyed: Revision, leader: Leader, now_s: float) -> bool:
-        """Check that a plan may be obeyed; True: although it is older than the one obeyed.
+    def check(self, plan: Revision, obeyed: Revision, leader: Leader, now_s: float, *, routes: bool = True) -> bool:
+        """Check that a plan may be obeyed; True: although it is older than the one obeyed. `routes`: whether the one
+        obeyed routes anything.
 
         Raises:
             Fenced: its epoch is none that a controller has led under.
@@ -61,7 +63,7 @@ class PlanFence:
         leads = leader.led == leader.epoch == plan.epoch and not (self._signed and obeyed.epoch == plan.epoch)
         if not leads or leader.led != self._epoch:
             self._epoch, self._since_s = (leader.led if leads else 0), now_s
-        if self._epoch and now_s - self._since_s >= BEATEN_S:
+        if self._epoch and now_s - self._since_s >= (BEATEN_S if routes else 0.0):
             self.forget()
             return True
         raise StaleRevision(

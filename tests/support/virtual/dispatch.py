@@ -76,7 +76,7 @@ class Worker:
         self._tickets = count(1 if name.endswith("0") else 2, 2)  # numbers that no other worker gives
         self._waits: dict[int, tuple[asyncio.Future[Pick], asyncio.Task[Any] | None]] = {}
         self.away = 0
-        """Of the open ones: those that another worker has, or that have just come back from there."""
+        """Of the open ones: those that another worker has, or that have come back from there and wait for news."""
 
     @property
     def running(self) -> bool:
@@ -191,7 +191,9 @@ class Worker:
                     return "OK"
                 if not isinstance(error, ServedElsewhere) or self._system.loop.time() > give_up_s:
                     return type(error).__name__
+                self.away += 1
                 await asyncio.sleep(NEWS_S)  # who shares the credits has changed, and a worker has not heard of it
+                self.away -= 1
         return "UNAVAILABLE"
 
     async def _elsewhere(self, local: LocalWorker, request: Request) -> bool:

@@ -175,6 +175,8 @@ class Promises(PlanPromises):
 
     def _demands_of(self, decision: str) -> Mapping[str, float] | None:
         view = self._decided.get(decision)
+        if view is None and self._system.faults["published"]:  # the controller's own file names another decision
+            return {}
         return {d["family"]: d["rate_per_s"] for d in json.loads(view)["demand"]} if view is not None else None
 
     # --- Redis --------------------------------------------------------------------------------------------------------
@@ -254,7 +256,8 @@ class Promises(PlanPromises):
             obeyed = local.routing.table.revision
             if self._seen.get(worker.name, obeyed) not in self._published:  # forged, where nobody signs: it is beaten
                 del self._seen[worker.name]
-            self._grows(worker.name, obeyed)
+            if obeyed != Revision():  # a new worker that found no table goes back to none
+                self._grows(worker.name, obeyed)
             held, open_ = worker.held(), len(worker.open) - worker.away
             if worker.running and held != open_:
                 self.broken(f"{worker.name} has {open_} open requests, its pumps know of {held}")

@@ -159,6 +159,8 @@ class System:
         self.hung: set[SliceKey] = set()
         self.faults: Counter[str] = Counter()
         self.unwritten: set[str] = set()
+        self.lies: list[tuple[float, str]] = []
+        """When each lie was told, and at which key, in which file, or as which plan that is obeyed."""
         """Keys at which something stands that none of the services writes."""
 
     # --- time and noise -----------------------------------------------------------------------------------------------
