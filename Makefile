@@ -1,4 +1,4 @@
-# Everything a person runs. Needs only Python >= 3.11,<3.13 and make; the rest comes from the hashed lock files.
+# Everything a person runs. Needs only Python >= 3.11,<3.14 and make; the rest comes from the hashed lock files.
 PYTHON ?= python3
 BIN := .venv/bin
 UV := $(BIN)/uv
@@ -15,7 +15,7 @@ help:  ## this list
 setup: .venv/.ready .venv-triton/.ready  ## create both environments from the hashed lock files
 
 .venv/.ready: requirements/bootstrap.txt requirements/dev.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"trefoil needs Python >=3.11,<3.13; {sys.executable} is {v[0]}.{v[1]}. Remedy: make PYTHON=python3.11 setup")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else f"trefoil needs Python >=3.11,<3.14; {sys.executable} is {v[0]}.{v[1]}. Remedy: make PYTHON=python3.11 setup")'
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
 	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/dev.txt

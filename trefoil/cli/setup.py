@@ -19,6 +19,9 @@ from trefoil.installation import SHIPPED, TRITON_VARIABLE, triton_environment
 LOCKS: Final = (("triton.txt", ()), ("triton-server.txt", ("--no-deps",)))
 """Lock files, and how each is installed: the server's own dependencies are those of a client library."""
 READY: Final = ".ready"
+NEWEST: Final = (3, 12)
+"""Newest Python with a wheel of the numpy that the Triton environment holds."""
+VERSION: Final = "import sys; print('%d.%d' % sys.version_info[:2])"
 
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="What a system needs beside this package.")
 
@@ -26,23 +29,47 @@ app = typer.Typer(cls=Guarded, no_args_is_help=True, help="What a system needs b
 @app.command()
 def triton(as_json: AsJson = False) -> None:
     """Make the Triton environment; one that is there already and as the lock files say stays as it is."""
-    folder = triton_environment()
-    made = _stamp() != _read(folder / READY)
+    folder, (python, version) = triton_environment(), _python()
+    made = _stamp(version) != _read(folder / READY)
     if made:
         _refuse_foreign(folder)
         if not as_json:
             console().print(f"making {folder}: a download of some 100 MB", soft_wrap=True)
-        _make(folder)
+        _make(folder, python)
+        (folder / READY).write_text(_stamp(version))
     if as_json:
         print_json({"triton_environment": str(folder), "made": made})
     else:
         console().print(f"{folder} is {'ready' if made else 'there already'}", soft_wrap=True)
 
 
-def _stamp() -> str:
+def _python() -> tuple[str, str]:
+    """Python of the environment, and its version: this one, or the newest of PATH that is old enough.
+
+    Raises:
+        StartError: there is none.
+    """
+    if sys.version_info[:2] <= NEWEST:
+        return sys.executable, f"{sys.version_info.major}.{sys.version_info.minor}"
+    for version in (f"{NEWEST[0]}.{NEWEST[1]}", "3.11"):
+        found = shutil.which(f"python{version}")
+        if found is not None and _version(found) == version:  # a shim may stand for a Python that is not there
+            return found, version
+    raise StartError(
+        f"no Python of {NEWEST[0]}.{NEWEST[1]} or 3.11 on PATH, and Triton's numpy has no wheel for a newer one",
+        field="python", value=sys.executable,
+        remedy="install python3.12 beside it, for example by `uv python install 3.12`, and run this again",
+    )  # fmt: skip
+
+
+def _version(python: str) -> str:
+    return subprocess.run([python, "-P", "-c", VERSION], capture_output=True, text=True).stdout.strip()
+
+
+def _stamp(version: str) -> str:
     """What an environment is made of: Python and lock files."""
     locks = b"".join((SHIPPED / "requirements" / name).read_bytes() for name, _ in LOCKS)
-    return f"Python {sys.version_info.major}.{sys.version_info.minor}, {hashlib.sha256(locks).hexdigest()}\n"
+    return f"Python {version}, {hashlib.sha256(locks).hexdigest()}\n"
 
 
 def _read(path: Path) -> str:
@@ -56,18 +83,17 @@ def _refuse_foreign(folder: Path) -> None:
         raise SettingError("holds something else", field=TRITON_VARIABLE, value=str(folder), remedy=remedy)
 
 
-def _make(folder: Path) -> None:
+def _make(folder: Path, base: str) -> None:
     python = folder / "bin" / "python"
     uv = shutil.which("uv", path=Path(sys.executable).parent) or shutil.which("uv")
     if uv is None:
-        _run(sys.executable, "-P", "-m", "venv", "--clear", folder)
+        _run(base, "-P", "-m", "venv", "--clear", folder)
         install: list[str | Path] = [python, "-m", "pip", "install", "--disable-pip-version-check"]
     else:
-        _run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder)
+        _run(uv, "venv", "--quiet", "--clear", "--python", base, folder)
         install = [uv, "pip", "install", "--compile-bytecode", "--python", python]
     for name, options in LOCKS:
         _run(*install, "--quiet", "--require-hashes", *options, "-r", SHIPPED / "requirements" / name)
-    (folder / READY).write_text(_stamp())
 
 
 def _run(*argv: str | Path) -> None:
