@@ -1,4 +1,4 @@
-"""Which Python the Tritons' environment is made with: this one where their numpy has a wheel for it, else an older one."""
+"""Python of the Tritons' environment: this one where their numpy has a wheel for it, else an older one."""
 
 import sys
 from pathlib import Path
