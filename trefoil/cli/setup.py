@@ -50,7 +50,7 @@ def _python() -> tuple[str, str]:
         StartError: there is none.
     """
     if sys.version_info[:2] <= NEWEST:
-        return sys.executable, f"{sys.version_info.major}.{sys.version_info.minor}"
+        return sys.executable, f"{sys.version_info[0]}.{sys.version_info[1]}"
     for version in (f"{NEWEST[0]}.{NEWEST[1]}", "3.11"):
         found = shutil.which(f"python{version}")
         if found is not None and _version(found) == version:  # a shim may stand for a Python that is not there
