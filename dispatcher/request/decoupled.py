@@ -1,14 +1,15 @@
 """One request of a decoupled family: any number of answers, from one stream to its slice.
 
-The credit is held until Triton's final response; where the client leaves before, until its next one. A request that the
-channel knows was not taken is tried on another slice; a connection that dies later ends it with the status that came
-back.
+The credit is held until Triton's final response; where the client leaves before, until the stream has ended, for
+`cancel_grace_s` at most. A request that the channel knows was not taken is tried on another slice; a connection that
+dies later ends it with the status that came back.
 """
 
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -66,12 +67,10 @@ class DecoupledRequest:
             try:
                 connection = self._connections.connection(pick.slice)
                 await self._run(request, connection, wants_final)
-            except (grpc.aio.AioRpcError, Unavailable, DecodeError, StatusError) as error:
+            except (grpc.aio.AioRpcError, Unavailable) as error:
                 if self._over:
-                    if isinstance(error, StatusError):
-                        raise
                     return
-                refused, proof = error if isinstance(error, StatusError) else status(error), proof_of(error)
+                refused, proof = status(error), proof_of(error)
                 self._inference.slice_failed(request, refused, proof, usual=False)
                 may_retry = proof is Failure.UNREACHABLE and not self._sent
                 if not may_retry or not self._inference.begin_retry(request, attempts):
@@ -79,10 +78,8 @@ class DecoupledRequest:
                 attempts += 1
                 continue
             except asyncio.CancelledError as error:
-                if self._sending and not self._over:  # its client left meanwhile: its credit comes back at once
-                    self._inference.end(request, "CANCELLED", executed=True)
-                    raise
-                cut = None if self._over else self._inference.call_cancelled(request, connection, usual=False)
+                left = self._over or self._sending  # while an answer was written: booked as `leaving` says
+                cut = None if left else self._inference.call_cancelled(request, connection, usual=False)
                 if cut is None:
                     raise
                 may_retry = connection is not None and connection.gone and not self._sent
@@ -90,18 +87,19 @@ class DecoupledRequest:
                     raise cut from error
                 attempts += 1
                 continue
-            except BaseException:
-                if not self._over:  # a bug: the credit must come back whatever happens
+            except BaseException:  # an error among the answers is booked; a bug is not
+                if not self._over:
+                    self._over = True
                     self._inference.end(request, "CANCELLED", executed=True)
                 raise
             return
 
     async def _run(self, request: Request, connection: Connection, wants_final: bool) -> None:
-        """Raises AioRpcError, or, with `grpc_error`, StatusError for any error among the answers."""
+        """Raises AioRpcError; StatusError for what is no answer and, with `grpc_error`, for any error among answers."""
         parts, timeout_s, trace = self._inference.upstream_request(request)
         # Never with triton_grpc_error: Triton 2.51 dies of a model that goes on after its first error then.
-        left = self._inference.leaving(request)
-        leaving = left._replace(ended=lambda answered: None if self._over else left.ended(answered))
+        leaving = self._inference.leaving(request)
+        leaving = leaving._replace(ended=partial(self._left_ended, leaving.ended))
         stream = connection.stream((*parts, kserve_wire.ASK_FINAL), timeout_s, trace, leaving)
         async with aclosing(stream) as answers:
             async for data in answers:  # to the end of the stream, which follows the final response
@@ -114,7 +112,12 @@ class DecoupledRequest:
         assert request.pick is not None
         place = request.pick.slice, request.ticket.family
         self._evidence.answer_counts[place] += 1  # it lives, however long the whole takes
-        answer = _parse(data)
+        try:
+            answer = _parse(data)
+        except DecodeError as error:
+            self._over, refused = True, status(error)
+            self._inference.slice_failed(request, refused, proof_of(error), usual=False)
+            raise refused from error
         inner = answer.infer_response
         final = kserve_wire.IS_FINAL in inner.parameters and inner.parameters[kserve_wire.IS_FINAL].bool_param
         if (error := error_of(answer)) is not None:
@@ -144,6 +147,12 @@ class DecoupledRequest:
         variant = self._inference.variant(request.ticket.family, self._version, request.pick)
         suffix = self._inference.answer_suffix(request, variant) if final else kserve_wire.answer_suffix(variant)
         return kserve_wire.stream_answer(answer.SerializeToString() + suffix)
+
+    def _left_ended(self, ended: Callable[[bool], None], answered: bool) -> None:
+        """Its client left before the end of its stream, which has come."""
+        if not self._over:
+            self._over = True
+            ended(answered)
 
     def _end(self, request: Request) -> None:
         """Book it, once."""

@@ -87,11 +87,10 @@ class GrpcChannel:
         self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = (),
         leaving: Leaving | None = None,
     ) -> AsyncGenerator[bytes, None]:  # fmt: skip
-        """Answers to one message. Closing it cancels the call on the server, or leaves it to end as `leaving` says,
-        which then hears nothing; cancelling it does as with `unary`."""
+        """Answers to one message. Closing it does as cancelling it."""
         connected = self._connected()
         call = self._method("unary_stream", path)(parts, timeout=timeout_s, metadata=tuple(metadata))
-        left = None if leaving is None else leaving._replace(ended=lambda _: None)
+        left = leaving
         try:
             while True:
                 reading = asyncio.ensure_future(call.read())  # a cancelled `read` would cancel the call
@@ -99,12 +98,15 @@ class GrpcChannel:
                     data = await asyncio.shield(reading)
                 except asyncio.CancelledError:
                     task = asyncio.current_task()
-                    left = leaving if task is not None and task.cancelling() else left
+                    if task is None or not task.cancelling():  # this end closed the channel
+                        left = None
                     raise
                 if data is grpc.aio.EOF:
+                    left = None  # it was read to its end
                     return
                 yield data
         except grpc.aio.AioRpcError as error:
+            left = None
             raise self._judged(error, connected) from error
         finally:
             if left is None or call.done():

@@ -345,31 +345,30 @@ class H2Channel:
         self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = (),
         leaving: Leaving | None = None,
     ) -> AsyncGenerator[bytes, None]:  # fmt: skip
-        """Answers to one message, as they come; raises like `unary`. Closing it cancels the call on the server, or
-        leaves it to end as `leaving` says, which then hears nothing; cancelling it does as with `unary`."""
+        """Answers to one message, as they come; raises like `unary`. Closing it does as cancelling it."""
         call = self._begin(path, parts, timeout_s, metadata, streaming=True)
+        left = leaving
         try:
             while True:
                 while not call.messages:
                     if call.ended:
+                        left = None  # it was read to its end
                         if call.end is not None:
                             raise call.end
                         return
                     call.waiter = self._loop.create_future()
                     if call.connection is not None:
                         call.connection.take(call, call.unread_bytes)
-                    try:
-                        await call.waiter
-                    except asyncio.CancelledError:
-                        self._leave(call, leaving)
-                        raise
+                    await call.waiter
                 message = call.messages.popleft()
                 if call.connection is not None:
                     call.connection.take(call, min(call.unread_bytes, framing.PREFIX.size + len(message)))
                 yield call.decoded(message)
+        except grpc.aio.AioRpcError:
+            left = None
+            raise
         finally:
-            if call.leaving is None:
-                self._leave(call, None if leaving is None else leaving._replace(ended=lambda _: None))
+            self._leave(call, left)
 
     def _begin(
         self,
@@ -409,7 +408,7 @@ class H2Channel:
         self._drop(call)
 
     def _leave(self, call: _Call, leaving: Leaving | None) -> None:
-        """The caller was cancelled while it waited."""
+        """The caller waits no longer; `leaving`: what becomes of a call that it has not read to its end."""
         if leaving is None or call.ended or call.connection is None:
             self._drop(call)
             if leaving is not None:

@@ -22,7 +22,7 @@ class ConnectionDied(grpc.aio.AioRpcError):  # type: ignore[misc]
 
 
 class Leaving(NamedTuple):
-    """What becomes of a call whose caller is cancelled while it waits for an answer: it goes on to its end, for
+    """What becomes of a call whose caller is cancelled before its end, or closes its stream: it goes on to its end, for
     `grace_s` at most, then it is cancelled on its server. `ended(answered)` is called once, when it has ended."""
 
     grace_s: float
@@ -63,7 +63,7 @@ class Channel(Protocol):
         self, path: str, parts: Parts, timeout_s: float | None = None, metadata: Metadata = (),
         leaving: Leaving | None = None,
     ) -> AsyncGenerator[bytes, None]:  # fmt: skip
-        """Answers to one message. Closing it cancels the call on the server; cancelling it as `unary` does."""
+        """Answers to one message. Closing it does as cancelling it: see `unary`."""
         ...
 
     async def close(self, grace_s: float | None = None) -> None:

@@ -28,6 +28,7 @@ from dispatcher.request.inference import Caller
 from dispatcher.service.admin import table_of
 from dispatcher.slice_health import prober
 from dispatcher.slice_health.core.ejection import Failure
+from dispatcher.transport.seam import TRANSPORTS
 from tests.integration.test_dispatcher_process import config, ended
 from tests.integration.test_dispatcher_process import start as start_process
 from tests.support import fake_triton as fake
@@ -397,29 +398,62 @@ async def unreached(*_: object) -> None:
 
 
 class TwoAnswers(Streamed):
-    """Decoupled: two answers to each request."""
+    """Decoupled: two answers to each request, the first before its slice executes it."""
 
     async def ModelStreamInfer(self, asked, context):
-        async for answer in super().ModelStreamInfer(asked, context):
-            first = pb.ModelStreamInferResponse(infer_response=answer.infer_response)
-            del first.infer_response.parameters["triton_final_response"]
-            yield first
+        async def begun():
+            async for request_ in asked:
+                await context.write(pb.ModelStreamInferResponse(infer_response=self._answer(request_)))
+                yield request_
+
+        async for answer in super().ModelStreamInfer(begun(), context):
             yield answer
 
 
-async def test_a_client_that_is_gone_when_an_answer_is_written_ends_its_request_once(state, tmp_path):
-    async with TwoAnswers() as slice_, dispatching(state, tmp_path) as running:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_client_that_is_gone_when_an_answer_is_written_ends_its_request_once(state, tmp_path, transport):
+    """Its credit comes back when its slice has executed it, not before."""
+    async with TwoAnswers(latency_s=0.05) as slice_, dispatching(state, tmp_path, transport=transport) as running:
         await serve(running, state, [slice_.target], credits=1)
         inference = running.fronts.inference
 
         async def gone(_: bytes) -> None:
             raise ClientLeft
 
-        for _ in range(3):
+        for count in range(1, 4):
             serving = DecoupledRequest(running.local, inference, gone, False).serve
             with pytest.raises(ClientLeft):
                 await inference.handle(request().SerializeToString(), Caller(), partial(serving, False), unreached)
+            assert running.local.routing.in_flight()
             await until(lambda: not running.local.routing.in_flight())
+            assert slice_.executed == count
+
+
+class NoMessages(Streamed):
+    """Decoupled: its answers are no messages."""
+
+    def _methods(self):
+        made = super()._methods()
+        handler = grpc.stream_stream_rpc_method_handler(self.ModelStreamInfer, pb.ModelInferRequest.FromString, bytes)
+        return made | {"ModelStreamInfer": handler}
+
+    async def ModelStreamInfer(self, asked, context):
+        async for _ in super().ModelStreamInfer(asked, context):
+            yield b"\xff"
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_an_answer_of_a_stream_that_is_no_message_fails_its_request_alone_and_once(state, tmp_path, transport):
+    async with NoMessages() as slice_, dispatching(state, tmp_path, transport=transport) as running:
+        await serve(running, state, [slice_.target], credits=1)
+        async with grpc.aio.insecure_channel(running.address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            for _ in range(3):
+                (answer,) = [answer async for answer in stub.ModelStreamInfer(iter([request()]))]
+                assert "is no inference response" in answer.error_message
+        await until(lambda: not running.local.routing.in_flight())
+        assert running.local.accounting.load.totals["digits"].by_code == {"INTERNAL": 3}
+        assert not running.local.health.ejected_total
 
 
 async def test_the_earliest_of_all_deadlines_counts_and_is_forwarded(state, tmp_path):
