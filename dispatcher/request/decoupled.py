@@ -114,10 +114,10 @@ class DecoupledRequest:
         self._evidence.answer_counts[place] += 1  # it lives, however long the whole takes
         try:
             answer = _parse(data)
-        except DecodeError as error:
-            self._over, refused = True, status(error)
-            self._inference.slice_failed(request, refused, proof_of(error), usual=False)
-            raise refused from error
+        except DecodeError as undecoded:
+            self._over, refused = True, status(undecoded)
+            self._inference.slice_failed(request, refused, proof_of(undecoded), usual=False)
+            raise refused from undecoded
         inner = answer.infer_response
         final = kserve_wire.IS_FINAL in inner.parameters and inner.parameters[kserve_wire.IS_FINAL].bool_param
         if (error := error_of(answer)) is not None:
