@@ -27,7 +27,8 @@ from trefoil.runtime.given.table import DATE, UNIT_S, date_of, number_of, read_r
 
 TOLERANCE_S: Final = 1e-3
 NO_VALUE: Final = ("", "null", "none", "na", "n/a", "nan")
-MARKED: Final = ("true", "yes", "1", "t", "y", "estimated")  # of a row that is an estimate
+MARKED: Final = ("true", "yes", "t", "y", "estimated")  # of a row that is an estimate
+UNMARKED: Final = (*NO_VALUE, "false", "no", "f", "n", "measured", "actual")
 
 
 class TraceProvider:
@@ -186,7 +187,7 @@ class _Series:
                 raise errors.TraceError(
                     f"{where}: {len(cells)} cells for {len(self._names)} columns", remedy="mend that line"
                 )
-            estimated = columns.estimated >= 0 and cells[columns.estimated].lower() in MARKED
+            estimated = columns.estimated >= 0 and self._is_estimate(where, cells[columns.estimated])
             missing = cells[columns.value].lower() in NO_VALUE or (estimated and not options.estimates)
             if missing and options.gaps != "refuse":
                 continue
@@ -210,6 +211,16 @@ class _Series:
             raise errors.TraceError(
                 f"{self._path}: every value is 0, the mark of an outage", remedy="fetch the data again"
             )
+
+    def _is_estimate(self, where: str, cell: str) -> bool:
+        """Whether a mark says so: a word, or 1 as tables of numbers write true."""
+        number, word = number_of(cell), cell.lower()
+        if number is None and word not in (*MARKED, *UNMARKED):
+            raise errors.TraceError(
+                f"{where}: no mark of an estimate", field=self._names[self._columns.estimated], value=cell,
+                remedy="write true or false",
+            )  # fmt: skip
+        return word in MARKED or number == 1
 
     def _time(self, where: str, cell: str) -> float:
         """Seconds of a number, or since 1970 of a date.

@@ -61,6 +61,12 @@ READ = (
         estimates=False,
         gaps="hold",
     ),
+    row(
+        "estimates as pandas writes them beside empty cells",
+        "datetime_utc,intensity_g_per_kwh,is_estimated",
+        tuple(f"{at},{value},{mark}" for at, value, mark in zip(HOURS, (1, 2, 3), ("1.0", "0.0", ""), strict=True)),
+        read(1.0, 2.0, 3.0, estimates=(0,)),
+    ),
     row("UTC before local", "datetime_local,datetime_utc,intensity_g_per_kwh", LOCAL, read(10.0, 20.0)),
     row(
         "UTC behind local",
@@ -144,6 +150,12 @@ REFUSED = (
         timezone="Europe/London",
     ),
     row("times of no unit", "time,intensity_g_per_kwh", ("0,1", "1,2"), r"unit of these times is not known"),
+    row(
+        "estimates by an unknown word",
+        "datetime_utc,intensity_g_per_kwh,estimated",
+        tuple(f"{at},1,{mark}" for at, mark in zip(HOURS, ("A", "E", "A"), strict=True)),
+        r"estimated = .A.: .*line 2: no mark of an estimate",
+    ),
     row("estimates that nothing stands for", MAPS, MAPS_ROWS, r"line 3: an estimate.*gaps", estimates=False),
     hourly("negative averages", "intensity_g_per_kwh", (-1, 2), r"line 2: negative.*marginal"),
 )
