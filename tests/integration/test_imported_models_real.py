@@ -17,7 +17,7 @@ from trefoil.runtime.model_files import ENGINES, contract, label_files
 pytestmark = pytest.mark.integration
 READY_S = 120.0
 WORDS = ("quickstart", "without batches", "batches of one", "without a config", "open sizes", "folder below", "scalar",
-         "texts in", "a python backend")  # fmt: skip
+         "texts in", "a python backend", "a label for each")  # fmt: skip
 
 
 async def test_imported_models_load_and_answer_in_their_shapes(tmp_path: Path) -> None:

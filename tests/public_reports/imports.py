@@ -54,6 +54,12 @@ input [ { name: "input_ids" data_type: TYPE_INT64 dims: [ -1 ] },
 output [ { name: "logits" data_type: TYPE_FP32 dims: [ 2 ] } ]
 """
 LOGITS = {"logits": ("FLOAT", [N, 2])}
+FLOWERS = {"X": ("FLOAT", [N, 4])}
+CLASSES = {"label": ("INT64", [N]), "probabilities": ("FLOAT", [N, 3])}
+CLASSIFIER = """
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "label" data_type: TYPE_INT64 dims: [ ] }, { name: "probabilities" data_type: TYPE_FP32 dims: [ 3 ] } ]
+"""
 DETECTOR = {"images": ("FLOAT", [1, 3, 640, 640])}
 PLAN = 'platform: "tensorrt_plan"' + XY
 
@@ -123,6 +129,11 @@ ADOPTED = (
         "Optimum's export of an encoder, without a config.pbtxt",
         Model("", TOKENS, {"last_hidden_state": ("FLOAT", [N, "L", 384])}),
         Family({"max_batch_size": 4, "output[0].dims": [-1, 384], "dynamic_batching": True}),
+    ),
+    row(
+        "scikit-learn's classifier as ONNX: a label for each item",
+        Model("", FLOWERS, CLASSES),
+        Family({"max_batch_size": 4, "output[0].dims": [1], "output[0].reshape.shape": [], "output[1].dims": [3]}),
     ),
     row(
         "a configuration of a name only",
@@ -368,6 +379,18 @@ REFUSED = (
         "dims with the batch in them",
         Model(ONNX.replace("dims: [ 4 ]", "dims: [ 1, 4 ]")),
         r"x is \[-1, 4\] in its graph, the contract says \[-1, 1, 4\]",
+    ),
+    row(
+        "scikit-learn's classifier: a label without dims",
+        Model(ONNX.replace(XY, CLASSIFIER), FLOWERS, CLASSES),
+        r"label.dims: .*Remedy: write it; dims: \[ 1 \] reshape \{ shape: \[ \] \} where each item is one value",
+    ),
+    row(
+        "a python model's output without a type",
+        Model(
+            'backend: "python" max_batch_size: 8' + XY.replace('"y" data_type: TYPE_FP32', '"y"'), model="1/model.py"
+        ),
+        "y.data_type: .*write it, e.g. TYPE_FP32",
     ),
     row("dims of another size", Model(ONNX.replace("dims: [ 3 ]", "dims: [ 2 ]")), r"y is \[-1, 3\] in its graph"),
     row(

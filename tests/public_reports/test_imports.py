@@ -116,6 +116,32 @@ def test_a_public_model_that_cannot_be_a_variant_is_refused_by_name(report, tmp_
     assert not (tmp_path / "ours" / "f").exists()
 
 
+def test_an_output_that_is_no_tensor_is_refused_by_name(tmp_path):
+    """skl2onnx gives probabilities as a sequence of maps, unless asked not to."""
+    result = imported(Model("", files={"1/other.onnx": "="}), tmp_path)
+    assert result.exit_code == 0, result.output
+    path = tmp_path / "theirs" / "m" / "1" / "model.onnx"
+    made = onnx.load(path)
+    made.graph.output.add(name="output_probability").type.sequence_type.elem_type.map_type.key_type = TensorProto.INT64
+    path.write_bytes(made.SerializeToString())
+    result = run("import", path.parents[2], "--as", "g=m", "--slo-ms", 50, "--accuracy", "m=0.5",
+                 "--repository", tmp_path / "ours")  # fmt: skip
+    refused(result)
+    assert re.search(r"output_probability.data_type = 'a sequence or map'.*zipmap", result.output), result.output
+
+
+@pytest.mark.parametrize("words", ["a python backend", "a TensorRT plan of one shape", "a model that batches"])
+def test_a_profile_is_assumed_of_graphs_only_and_offered_for_them_only(words, tmp_path):
+    model = next(report.input for report in ADOPTED if words in report.source)
+    result = imported(model, tmp_path)
+    assert result.exit_code == 0, result.output
+    checked = run("check", "f", "--graphs-only", "--repository", tmp_path / "ours").output
+    for said in (result.output, checked):
+        assert "`trefoil profile f` measures one" in said
+        assert ("family assume" in said) == (words == "a model that batches")
+    assert (run("assume", "f", "--repository", tmp_path / "ours").exit_code == 0) == (words == "a model that batches")
+
+
 def test_no_field_of_a_configuration_is_dropped_in_silence():
     judged = config_fields.CARRIED | config_fields.LEFT.keys() | config_fields.REFUSED.keys()
     assert set(model_config_pb2.ModelConfig.DESCRIPTOR.fields_by_name) <= judged

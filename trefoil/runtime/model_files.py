@@ -286,3 +286,11 @@ def how_to_make(source: Path, family: str) -> str:
     if SHIPPED != CHECKOUT and folder.resolve().is_relative_to(SHIPPED):
         return f"make them in a checkout by {MODELS / family / maker.name} and copy that folder to your own repository"
     return f"make them with {maker}, whose first lines say how"
+
+
+def how_to_profile(config: model_config_pb2.ModelConfig) -> str:
+    """Remedy for a family without a profile: only of graphs is one assumed."""
+    measured = f"`trefoil profile {config.name}` measures one"
+    if backend_of(config) in (ENGINES, PYTHON):
+        return measured
+    return f"{measured}, `trefoil family assume {config.name}` writes one from its graphs for a first look"

@@ -183,8 +183,9 @@ def _lines(imported: "ImportedFamily", costs: "Mapping[str, GraphCost]") -> list
     lines.append(f"{imported.folder} holds family {imported.family}.")
     if costs:
         return [*lines, *_assumed_lines(imported.folder, costs)]
-    remedy = f"`trefoil family assume {imported.family}` writes one from its graphs, `trefoil profile` measures one"
-    return [*lines, f"It has no profile yet: {remedy}."]
+    from trefoil.runtime.model_files import contract, how_to_profile
+
+    return [*lines, f"It has no profile yet: {how_to_profile(contract(imported.folder.parent, imported.family))}."]
 
 
 def _assumed_lines(folder: Path, costs: "Mapping[str, GraphCost]") -> list[str]:

@@ -39,6 +39,9 @@ BACKEND_CARRIED: Final[Mapping[str, frozenset[str]]] = {
     PYTHON: frozenset({"optional"}),
 }
 GROUP_LEFT: Final = frozenset({"name", "kind", "count", "gpus", "rate_limiter", "host_policy"})
+ONE_VALUE: Final = "dims: [ 1 ] reshape { shape: [ ] }"
+ALWAYS: Final = {"data_type": "write it, e.g. TYPE_FP32", "dims": f"write it; {ONE_VALUE} where each item is one value"}
+"""What Triton wants of each tensor that a configuration names."""
 ENVIRONMENT: Final = "EXECUTION_ENV_PATH"
 TEXT_MAX: Final = 100  # characters of a value in a note
 
@@ -66,6 +69,9 @@ def refused_fields(config: model_config_pb2.ModelConfig) -> Iterator[tuple[str, 
         for field, value in tensor.ListFields():
             if field.name not in carried:
                 yield f"{tensor.name}.{field.name}", value, "export it without"
+        for name, remedy in ALWAYS.items():
+            if not getattr(tensor, name):
+                yield f"{tensor.name}.{name}", getattr(tensor, name) or None, remedy
     for group in config.instance_group:
         for field, value in group.ListFields():
             if field.name not in GROUP_LEFT:

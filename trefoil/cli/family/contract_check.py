@@ -21,6 +21,7 @@ from trefoil.runtime.model_files import (
     expected_files,
     generative,
     how_to_make,
+    how_to_profile,
     judged_versions,
     label_files,
     opaque,
@@ -93,18 +94,17 @@ def refuse_unserved(folder: Path, profile: Path | None, device_types: Collection
         CatalogError: naming the family and the remedy.
     """
     family, rows = load_family(folder, profile)
-    if not version_files(folder.parent, folder.name, expected_files(contract(folder.parent, folder.name))):
+    config = contract(folder.parent, folder.name)
+    if not version_files(folder.parent, folder.name, expected_files(config)):
         remedy = how_to_make(folder.parent, folder.name)
         raise CatalogError("has no model files here", field="family", value=family.name, remedy=remedy)
     profiled = sorted({row.device_type for row in rows})
     if measured or (profiled and not device_types) or set(profiled) & set(device_types):
         return
     why = f"has a profile of {profiled}, not of {sorted(device_types)}" if profiled else "has no profile"
-    remedy = (
-        f"`trefoil profile {family.name}` measures one on a system that serves others, "
-        f"`trefoil family assume {family.name}` writes one from its graphs for a first look"
+    raise CatalogError(
+        f"{why}: nothing is known of what it costs", field="family", value=family.name, remedy=how_to_profile(config)
     )
-    raise CatalogError(f"{why}: nothing is known of what it costs", field="family", value=family.name, remedy=remedy)
 
 
 def _check_family(root: Path, name: str, ask: Ask | None) -> dict[str, Any]:
@@ -138,10 +138,7 @@ def _check_family(root: Path, name: str, ask: Ask | None) -> dict[str, Any]:
         problems += [why for whys in wrong.values() for why in whys]
         state += f"; {len(rows)} profile rows"
         if files and not rows:
-            problems.append(
-                "no profile: only policies that measure can serve it. Remedy: "
-                f"`trefoil profile {name}` measures one, `trefoil family assume {name}` writes one from its graphs"
-            )
+            problems.append(f"no profile: only policies that measure can serve it. Remedy: {how_to_profile(config)}")
     except TrefoilError as error:
         problems.append(str(error))
     return {"family": name, "state": state, "problems": problems}

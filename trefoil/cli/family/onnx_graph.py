@@ -56,7 +56,7 @@ def graph_tensors(path: Path, below: Path | None = None) -> Graph:
 
 
 def _tensor_info(value: Message) -> TensorInfo:
-    kind, dims = 0, list[int]()
+    kind, dims = 0, list[int]()  # 0: no tensor
     for tensor in (tensor for type_ in value.messages(2) for tensor in type_.messages(1)):
         kind = tensor.number(1) or 0
         for dim in (dim for shape in tensor.messages(2) for dim in shape.messages(1)):
@@ -64,7 +64,7 @@ def _tensor_info(value: Message) -> TensorInfo:
             dims.append(ANY if size is None else size)
             if len(dims) > DIMS_MAX:
                 raise Malformed(f"has a tensor of more than {DIMS_MAX} dimensions")
-    return TensorInfo(value.text(1), TYPES.get(kind, f"ONNX type {kind}"), tuple(dims))
+    return TensorInfo(value.text(1), TYPES.get(kind, f"ONNX type {kind}" if kind else "a sequence or map"), tuple(dims))
 
 
 def differences(config: model_config_pb2.ModelConfig, graph: Graph) -> list[tuple[str, object, str, str]]:

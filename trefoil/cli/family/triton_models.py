@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tritonclient.grpc import model_config_pb2
 
-from trefoil.cli.family.config_fields import left_fields, refused_fields, shared_fields
+from trefoil.cli.family.config_fields import ONE_VALUE, left_fields, refused_fields, shared_fields
 from trefoil.cli.family.onnx_graph import ANY, TensorInfo, differences, graph_tensors
 from trefoil.core.errors import CatalogError, NotFound, system_error
 from trefoil.runtime.given.onnx_file import check_external_data
@@ -258,13 +258,18 @@ def complete_batching(source: Source) -> None:
 
 
 def _completed(source: Source, tensor: TensorInfo, entry: Any, batches: bool) -> Any:
-    """The entry of config.pbtxt for a tensor of the graph: a batch dimension is not written there."""
+    """The entry of config.pbtxt for a tensor of the graph: a batch dimension is not written there, and one value for
+    each item is `dims: [ 1 ]`, reshaped."""
+    if tensor.data_type not in model_config_pb2.DataType.keys():  # noqa: SIM118 - an enum wrapper, not a mapping
+        remedy = "export tensors of types that Triton has (skl2onnx: options={'zipmap': False})"
+        raise variant_error(source.name, f"{tensor.name}.data_type", tensor.data_type, remedy)
+    if not tensor.dims:
+        remedy = f"write input and output into its config.pbtxt, with {ONE_VALUE} where a tensor has no dimensions"
+        raise variant_error(source.name, f"{tensor.name}.dims", [], remedy)
     dims = tensor.dims[1:] if batches else tensor.dims
     if not dims:
-        remedy = "write input and output into its config.pbtxt, with reshape { } where a tensor has no dimensions"
-        raise variant_error(source.name, f"{tensor.name}.dims", list(tensor.dims), remedy)
-    if tensor.data_type not in model_config_pb2.DataType.keys():  # noqa: SIM118 - an enum wrapper, not a mapping
-        raise CatalogError(f"model {source.name}: Triton has no {tensor.data_type}", field=tensor.name)
+        dims = (1,)
+        entry.reshape.SetInParent()
     entry.name, entry.data_type = tensor.name, model_config_pb2.DataType.Value(tensor.data_type)
     check_dims(source.folder, f"{tensor.name}.dims", dims)
     entry.dims.extend(dims)
