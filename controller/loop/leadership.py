@@ -95,8 +95,7 @@ class Leadership:
                 return
             self._log.warning("lease lost", role=ROLE, epoch=self._lease.epoch)
             self._lease = None
-        kept = self._kept_epoch()
-        floor = await self._highest_obeyed(kept)
+        kept, floor = await self._highest_obeyed()
         if kept > self._known_epoch or (self._led and floor > self._known_epoch):
             self._another_led = True
         if self._another_led:
@@ -119,12 +118,27 @@ class Leadership:
         self._lease, self._led, self.why, self.leader = lease, True, "", ""
         self._log.info("lease acquired", role=ROLE, epoch=lease.epoch)
 
-    async def _highest_obeyed(self, kept: int) -> int:
-        """Highest epoch that a reader obeys or this disk knows; each that is too far beyond the disk's is left out, so
-        that one false value neither uses epochs up nor hides the others."""
+    async def _highest_obeyed(self) -> tuple[int, int]:
+        """Epoch that this disk knows, and the highest that it knows or a reader obeys; each that is too far beyond the
+        disk's is left out, so that one false value neither uses epochs up nor hides the others."""
         acks = await self._state.scan(self._state.keys.ack_prefix(), TableAck)
         seen = (*self._epochs_seen(), *(ack.table.epoch for ack in acks.values()))
-        return max([kept, *(believed_epoch(epoch, kept) for epoch in seen)])
+        known = max(seen, default=0) or await self._state.epoch_of(ROLE)
+        kept = self._kept_epoch()
+        if known and kept > believed_epoch(kept, known):
+            self._forget_epochs(known)
+            kept = known
+        return kept, max([kept, *(believed_epoch(epoch, kept) for epoch in seen)])
+
+    def _forget_epochs(self, known: int) -> None:
+        """Forget what this disk says of epochs: it is too far beyond all that readers, or Redis, know. Agents would
+        refuse a controller that leads under it."""
+        self._log.warning("the epoch on disk is void", role=ROLE, epoch=self._kept_epoch(), known=known)
+        led = int(self._disk.load_plain(LED).get("epoch", 0))
+        if led > believed_epoch(led, known):
+            self._disk.save(LED, {"epoch": 0})  # as if it were lost: copies of another controller are taken over
+        self._disk.save("epoch", {"epoch": known})
+        self._known_epoch = known
 
     async def _stand_by(self) -> Lease | None:
         holder = await self._state.holder(ROLE)

@@ -115,6 +115,29 @@ async def test_its_epoch_is_above_what_workers_acknowledge_as_far_as_that_can_be
     assert alone.epoch == taken
 
 
+@pytest.mark.parametrize("name", ["epoch", "led"])
+@pytest.mark.parametrize("forged", [1_000_004, 10**11, 10**12])
+@pytest.mark.parametrize("reader", [3, 0])
+async def test_an_epoch_on_its_disk_that_is_far_beyond_all_others_is_not_led_under(host, name, forged, reader):
+    """Agents refuse it: they take no epoch so far beyond what they know. Known by readers, else by Redis."""
+    host.server.spoil("trefoil:default:epoch:controller", b"3")
+    (host.folder / f"{name}.json").write_text(f'{{"epoch": {forged}}}')
+    alone = host.controller("a", highest_seen=reader)
+    await alone._step()
+    assert alone.epoch == 4
+    host.server.flush()
+    await host.passes(2.0, alone)
+    assert alone.epoch == 5, "and goes on from it"
+    assert host.controller("a", highest_seen=reader)._kept_epoch() == 5
+
+
+async def test_an_epoch_on_its_disk_counts_where_nothing_else_is_known(host):
+    (host.folder / "epoch.json").write_text('{"epoch": 1000004}')
+    alone = host.controller("a")
+    await alone._step()
+    assert alone.epoch == 1_000_005
+
+
 async def test_no_acknowledgement_takes_the_role_from_who_leads(host):
     alone = host.controller("a")
     await alone._step()
