@@ -12,8 +12,8 @@ Where no profile is known the metered joules per item are the rate.
 A device that nothing meters has no rates: its energy is unknown, not 0.
 What was executed without an answer (its client had left, it failed) counts as answers do, in estimates and receipts.
 residual = receipts / metered active energy - 1, over the same samples: not 0 while ratios lag. What receipts of a
-(slice, family, variant) asked too little or too much is asked of the answers of the next `memory_s`, by at most a tenth
-more or less; what is beyond is not made up for.
+(slice, family, variant) asked too little or too much is asked of the answers of the next `REPAID_S`, by at most a tenth
+more or less; what is beyond a tenth of `memory_s` is not made up for.
 Deviations: CONTRACTS section 4 prices at dispatch; here the answer is priced, for only then the variant is certain.
 """
 
@@ -41,6 +41,7 @@ GAP_S: Final = 0.01  # between two samples that follow each other, at most
 PIECES_MAX: Final = 4_800  # windows of a device that wait for its samples
 RATIO_DIGITS: Final = 4
 CARRIED_MAX: Final = 0.1  # of the joules remembered: more would have one client pay what another was not asked
+REPAID_S: Final = 20.0  # of load: longer than rates take to be told and to come back, shorter than what they follow
 
 Key = tuple[SliceKey, str, str]  # slice, family, variant
 Kind = tuple[str, str, str, str]  # device type, slice type, family, variant
@@ -94,10 +95,13 @@ class MeteredRatio:
         bound_j = CARRIED_MAX * self.metered_j
         self.carried_j = min(max(self.carried_j + residual_j, -bound_j), bound_j)
 
-    def asked(self, items_min: int) -> float | None:
-        """The ratio with what is carried, spread over as many joules as are remembered."""
+    def asked(self, items_min: int, memory_s: float) -> float | None:
+        """The ratio with what is carried, spread over what is drawn in `REPAID_S`."""
         ratio = self.value(items_min)
-        return ratio * (1.0 + self.carried_j / self.metered_j) if ratio is not None else None
+        if ratio is None:
+            return None
+        share = self.carried_j / (self.metered_j * min(1.0, REPAID_S / memory_s))
+        return ratio * (1.0 + min(max(share, -CARRIED_MAX), CARRIED_MAX))
 
 
 @dataclass(slots=True)
@@ -277,7 +281,7 @@ class Receipts:
     def _rate(self, key: Key, device: _Device) -> ReceiptRate | None:
         line = self._line(key)
         own, kind = self._ratios.get(key), self._kinds.get(self._kind(key))
-        ratio = own.asked(self._items_min) if own is not None else None
+        ratio = own.asked(self._items_min, self._memory_s) if own is not None else None
         if ratio is None and kind is not None:
             ratio = kind.value(self._items_min)
         if ratio is None and line is NO_PROFILE:

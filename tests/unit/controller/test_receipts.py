@@ -272,7 +272,7 @@ def test_one_straddling_request_after_a_quiet_day_does_not_become_the_ratio():
     receipts.window(window(KEYS[0], "x", 0, 86_500.0))
     receipts.sample(sample(KEYS[0], "s", 0.6, 86_500.0))  # its answer comes in the next window
     receipts.join(86_510.0)
-    assert receipts.rates(None)[0].ratio == pytest.approx(1.2, rel=0.02)
+    assert receipts.rates(None)[0].ratio == pytest.approx(1.2, rel=0.03), "what it drew is asked of the next"
 
 
 def test_windows_are_cut_at_the_borders_of_samples():
@@ -397,6 +397,27 @@ def test_what_receipts_asked_too_little_is_asked_of_the_next(share):
             drawn_j += true_j
             receipt_j += sum(cell.receipt_j for cell in closed.cells)
     assert receipt_j == pytest.approx(drawn_j, rel=0.002)
+
+
+def test_receipts_follow_joules_that_rise_all_along():
+    """For three minutes each request draws a little more than the one before, as a board that warms up: 15 % in all."""
+    receipts, prices, book = Receipts(CATALOG), Prices(60.0), LoadCounters("d", 0, 0.0, 16)
+    key, drawn_j, receipt_j = KEYS[0], 0.0, 0.0
+    receipts.nodes([node({key: "s"})])
+    for second in range(1, 181):
+        true_j = 4.3 * (1 + 0.15 * second / 180)
+        book.answered("digits", "s", key, "", 20, 20.0, 1.0, 75.0, second, "")
+        book.settle(prices.rate)
+        closed = book.close_window(float(second), Revision())
+        receipts.window(closed)
+        receipts.sample(sample(key, "s", true_j, float(second)))
+        receipts.join(float(second) + 5)
+        if second % 5 == 0:
+            prices.set_rates(ReceiptRates(receipts.rates(None), float(second), Series("z"), 1.2, Revision(1, 1)), None)
+        if second > 60:
+            drawn_j += true_j
+            receipt_j += sum(cell.receipt_j for cell in closed.cells)
+    assert receipt_j == pytest.approx(drawn_j, rel=0.006)
 
 
 def test_an_answer_of_a_time_that_was_joined_already_counts_in_the_next_sample():
