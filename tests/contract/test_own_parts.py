@@ -19,6 +19,7 @@ from tests.support.seam import ROW
 from trefoil.cli.operate.decisions import replay_decisions
 from trefoil.cli.run.scenario import System
 from trefoil.cli.run.services import _own_parts
+from trefoil.core import parts
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, SettingError
 from trefoil.core.fleet import SliceKey
@@ -36,6 +37,8 @@ BODIES = {
     "refuses its names": "def __getattr__(name):\n    raise RuntimeError(name)",
     "lacks a module": "import nowhere_at_all",
     "is no Python": "def",
+    "waits for ever": "import threading\nthreading.Event().wait()",
+    "computes for ever": "while True:\n    pass",
 }
 TARGET = RouteTarget(SliceKey("node0/gpu0", "1g.5gb", 0, 1), "digits-l", 0, 1.0, 2)
 PLAN = Plan(
@@ -106,7 +109,10 @@ def test_no_look_up_imports(evil: tuple[str, Path], kind: Kind) -> None:
 
 @pytest.mark.parametrize("evil", BODIES, indirect=True)
 @pytest.mark.parametrize("kind", Kind)
-def test_own_settings_load_a_part_once_and_say_what_is_wrong_with_it(evil: tuple[str, Path], kind: Kind) -> None:
+def test_own_settings_load_a_part_once_and_say_what_is_wrong_with_it(
+    evil: tuple[str, Path], kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "IMPORT_MAX_S", 1.0)
     with pytest.raises(SettingError, match=rf"{kind} = '{evil[0]}': cannot be imported.*Remedy: install or mend it"):
         START[kind](evil[0])
 

@@ -8,7 +8,10 @@ of its kind, made of what its constructor names. It may say as class attributes 
 
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -22,6 +25,8 @@ from trefoil.core.outside.ranges import Ranged
 
 Brain = TypeVar("Brain", covariant=True)
 Value = float | int | str | bool
+IMPORT_MAX_S: Final = 30.0
+"""Of a module of one's own: less than `trefoil up` waits for its services."""
 
 
 class Kind(StrEnum):
@@ -262,18 +267,38 @@ def _attributes(made: type, kind: Kind, path: str) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def _at_most(limit_s: float) -> Iterator[None]:
+    """Bound the time of what may block for ever, in the main thread, which alone gets signals; raises TimeoutError."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"it has not ended after {limit_s:g} s")
+
+    handler = signal.signal(signal.SIGALRM, end)
+    before = signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)
+        signal.signal(signal.SIGALRM, handler)
+
+
 def load_attribute(field_name: str, path: str) -> Any:
     """Load what module:name stands for.
 
     Raises:
-        SettingError: it cannot be imported, or is not there.
+        SettingError: it cannot be imported within IMPORT_MAX_S, or is not there.
     """
     module_name, colon, attribute = path.partition(":")
     if not colon or not module_name or not attribute:
         raise SettingError("not module:Class", field=field_name, value=path, remedy="write e.g. mine.parts:Greedy")
     try:
-        module: ModuleType = importlib.import_module(module_name)
-        found = getattr(module, attribute, None)
+        with _at_most(IMPORT_MAX_S):
+            module: ModuleType = importlib.import_module(module_name)
+            found = getattr(module, attribute, None)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a module of an operator's own may do anything, also exit

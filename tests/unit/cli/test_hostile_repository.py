@@ -1,6 +1,7 @@
 """What a Triton repository does to whoever imports or serves it: refused in one line, nothing copied, nothing left."""
 
 import os
+import shutil
 import stat
 
 import pytest
@@ -58,6 +59,27 @@ def test_links_inside_of_a_repository_are_followed(tmp_path):
     copied = tmp_path / "ours" / "toy" / "2" / "model.onnx"
     assert not copied.is_symlink()
     assert copied.read_bytes() == (repository / "shared.onnx").read_bytes()
+
+
+@pytest.mark.parametrize(("module", "call", "flag"), [(os, "link", ["--link"]), (shutil, "copyfileobj", [])])
+def test_what_is_imported_is_the_file_that_was_judged(module, call, flag, tmp_path, monkeypatch):
+    """It is swapped for a link to a secret just before it is linked, or copied."""
+    repository, secret = make(tmp_path)
+    there, real = repository / MODEL / "1" / "w.bin", getattr(module, call)
+    there.write_bytes(b"weights")
+
+    def swapped(*args, **more):
+        if "w.bin" in str(args[1]):
+            there.rename(tmp_path / "weights")
+            there.symlink_to(secret)
+        return real(*args, **more)
+
+    monkeypatch.setattr(module, call, swapped)
+    done(imported(repository, "--json", *flag))
+    (found,) = (tmp_path / "ours").rglob("w.bin")
+    assert there.is_symlink()
+    assert not found.is_symlink()
+    assert found.read_bytes() == b"weights"
 
 
 def test_a_copy_may_be_read_by_no_more_than_its_source_and_runs_as_nobody(tmp_path):

@@ -41,7 +41,7 @@ from trefoil.core.errors import CatalogError, DiskUnavailable, SettingError, sys
 from trefoil.installation import MODELS, SHIPPED
 from trefoil.runtime import codec
 from trefoil.runtime.files import replace_file
-from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, check_name, opened, resolved
+from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, check_name, opened
 from trefoil.runtime.model_files import (
     CONFIG,
     ENGINES,
@@ -242,7 +242,8 @@ def _copy_files(source: Source, folder: Path, *, link: bool) -> int:
 
 def _put(original: Path, below: Path, target: Path, *, link: bool) -> None:
     if link:
-        os.link(resolved(original, below), target)
+        with opened(original, below, FILE_BYTES_MAX) as file:  # the file that was judged, whatever has its name by now
+            os.link(f"/proc/self/fd/{file.fileno()}", target, src_dir_fd=file.fileno())  # without a dir_fd: of the link
     else:
         _copy(original, below, target)
 
