@@ -10,6 +10,7 @@ export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
+# By uv, which is fast, or by pip: uv knows neither pip's settings nor the authority of a proxy that signs TLS.
 # Compiled at once, also where PYTHONDONTWRITEBYTECODE is set: there each start of a service would compile all it imports,
 # 2.5 s instead of 0.8.
 setup: .venv/.ready .venv-triton/.ready  ## create both environments from the hashed lock files
@@ -18,7 +19,8 @@ setup: .venv/.ready .venv-triton/.ready  ## create both environments from the ha
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else f"trefoil needs Python >=3.11,<3.14; {sys.executable} is {v[0]}.{v[1]}. Remedy: make PYTHON=python3.11 setup")'
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
-	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/dev.txt \
+		|| $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	$(BIN)/python -m compileall -q $(PACKAGES)
 	@touch $@

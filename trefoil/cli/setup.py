@@ -1,12 +1,13 @@
 """`trefoil setup triton`: make the Python environment of the Tritons, which must not see ours (its numpy is older).
 
-From the hashed lock files that ship, by uv where there is one, else by venv and pip.
+From the hashed lock files that ship, by uv where there is one that gets them, else by venv and pip.
 """
 
 import hashlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -84,27 +85,31 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _make(folder: Path, base: str) -> None:
-    python = folder / "bin" / "python"
+    """By uv, or by pip: the one knows neither pip's settings nor the authority of a proxy that signs TLS."""
+    python = str(folder / "bin" / "python")
     uv = shutil.which("uv", path=Path(sys.executable).parent) or shutil.which("uv")
-    if uv is None:
-        _run(base, "-P", "-m", "venv", "--clear", folder)
-        install: list[str | Path] = [python, "-m", "pip", "install", "--disable-pip-version-check"]
-    else:
-        _run(uv, "venv", "--quiet", "--clear", "--python", base, folder)
-        install = [uv, "pip", "install", "--compile-bytecode", "--python", python]
-    for name, options in LOCKS:
-        _run(*install, "--quiet", "--require-hashes", *options, "-r", SHIPPED / "requirements" / name)
+    if uv is not None:
+        made = [uv, "venv", "--quiet", "--clear", "--python", base, str(folder)]
+        if not any(map(_code, [made, *_installs(uv, "pip", "install", "--compile-bytecode", "--python", python)])):
+            return
+        typer.echo(f"{uv} failed: pip makes {folder} instead", err=True)
+    pip = _installs(python, "-m", "pip", "install", "--disable-pip-version-check")
+    for step in ([base, "-P", "-m", "venv", "--clear", str(folder)], *pip):
+        if code := _code(step):
+            raise StartError(
+                f"exit code {code} of `{' '.join(step)}`",
+                remedy="mend what it says, and run `trefoil setup triton` again",
+            )
 
 
-def _run(*argv: str | Path) -> None:
-    """Run one step; what it complains about stands on stderr before our own line.
+def _installs(*install: str) -> list[list[str]]:
+    """Steps that install what the lock files say."""
+    return [
+        [*install, "--quiet", "--require-hashes", *options, "-r", str(SHIPPED / "requirements" / name)]
+        for name, options in LOCKS
+    ]
 
-    Raises:
-        StartError: it failed.
-    """
-    code = subprocess.run([str(part) for part in argv], stdout=subprocess.DEVNULL).returncode
-    if code:
-        step = " ".join(str(part) for part in argv)
-        raise StartError(
-            f"exit code {code} of `{step}`", remedy="mend what it says, and run `trefoil setup triton` again"
-        )
+
+def _code(step: Sequence[str]) -> int:
+    """Exit code of one step; what it complains about stands on stderr before our own line."""
+    return subprocess.run(step, stdout=subprocess.DEVNULL).returncode

@@ -121,9 +121,19 @@ class StatePaths:
                 log.replace(log.with_suffix(".log.1"))
 
     def rotate_logs(self, bytes_max: int) -> None:
-        """Rotate each log that has grown past a size, the supervisor's too (`rotate_log`). Raises OSError."""
+        """Rotate each log that has grown past a size, the supervisor's too (`rotate_log`).
+
+        Raises:
+            OSError: one cannot be rotated; the others were.
+        """
+        failed: OSError | None = None
         for log in (self.state_dir / "logs").glob("*.log"):
-            rotate_log(log, bytes_max)
+            try:
+                rotate_log(log, bytes_max)
+            except OSError as error:
+                failed = error
+        if failed is not None:
+            raise failed
 
     def with_first_errors(self, error: TrefoilError, since_s: float) -> TrefoilError:
         """The time-out of a command, with what each service first complained of since a time [UTC s]."""
