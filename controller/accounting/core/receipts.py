@@ -135,6 +135,31 @@ class _Piece:
 
 
 @dataclass(slots=True)
+class _Served:
+    """Sums of what one slice and variant did in the time of a sample; `last_`: of last stages alone."""
+
+    answered: float = 0.0
+    items: float = 0.0
+    receipt_j: float = 0.0
+    tokens: float = 0.0
+    last_answered: float = 0.0
+    last_items: float = 0.0
+
+    @classmethod
+    def of(cls, pieces: Iterable[_Piece]) -> "_Served":
+        """Sums of these pieces of load windows."""
+        served = cls()
+        for piece in pieces:
+            served.answered += piece.answered
+            served.items += piece.items
+            served.receipt_j += piece.receipt_j
+            served.tokens += piece.tokens
+            served.last_answered += piece.answered * piece.last_share
+            served.last_items += piece.items * piece.last_share
+        return served
+
+
+@dataclass(slots=True)
 class _Device:
     samples: "deque[EnergySample]" = field(default_factory=deque)
     pieces: list[_Piece] = field(default_factory=list)
@@ -249,25 +274,18 @@ class Receipts:
             answers.setdefault(piece.key, []).append(piece)
         families: dict[str, list[float]] = {}
         for key in {*metered, *answers}:
-            served = answers.get(key, ())
+            served = _Served.of(answers.get(key, ()))
             self._learn(key, metered[key], served, sample.ends_at_s)
             sums = families.setdefault(key[1], [0.0, 0.0, 0.0, 0.0])
-            sums[0] += metered[key]
-            sums[1] += sum(piece.receipt_j for piece in served)
-            sums[2] += sum(piece.answered * piece.last_share for piece in served)
-            sums[3] += sum(piece.items * piece.last_share for piece in served)
+            for number, amount in enumerate((metered[key], served.receipt_j, served.last_answered, served.last_items)):
+                sums[number] += amount
         for family, sums in sorted(families.items()):
             yield JoinedSample(family, sample.ends_at_s, *sums)
 
-    def _learn(self, key: Key, metered_j: float, served: Iterable[_Piece], at_s: float) -> None:
+    def _learn(self, key: Key, metered_j: float, served: _Served, at_s: float) -> None:
         line = self._line(key)
-        answered = items = tokens = receipt_j = 0.0
-        for piece in served:
-            receipt_j += piece.receipt_j
-            answered += piece.answered
-            items += piece.items
-            tokens += piece.tokens
-        estimated_j = line.request_j * answered + line.item_j * items + line.token_j * tokens
+        answered, items, receipt_j = served.answered, served.items, served.receipt_j
+        estimated_j = line.request_j * answered + line.item_j * items + line.token_j * served.tokens
         if not metered_j and not estimated_j:
             return
         for ratio in (
