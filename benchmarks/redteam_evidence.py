@@ -232,12 +232,16 @@ class _refused:
 
 
 async def statuses(how: Callable[[Attack, Any], Awaitable[None]], model: str, folder: Path, **settings: Any) -> Outcome:
-    """Every status in every text that Triton has for slices in trouble, 10 and more a second."""
+    """Every status in every text that Triton has for slices in trouble, 10 and more a second, for LASTS_S at least."""
+    answers = tuple(itertools.product(range(1, len(STATUSES)), TEXTS))
     async with attacked(folder, **settings) as attack:
         attack.others(scores, moody)
-        for code, text in itertools.product(range(1, len(STATUSES)), TEXTS):
+        end_s = CLOCK.monotonic_s() + LASTS_S
+        for code, text in itertools.cycle(answers):
             await how(attack, moody(next(attack.nonces), model, code, 0, text))
             attack.bad += 1
+            if attack.bad >= len(answers) and CLOCK.monotonic_s() >= end_s:
+                break
         return await attack.outcome()
 
 
