@@ -88,7 +88,7 @@ class DecoupledRequest:
                 attempts += 1
                 continue
             except BaseException:  # an error among the answers is booked; a bug is not
-                if not self._over:
+                if not self._over and not self._sending:
                     self._over = True
                     self._inference.end(request, "CANCELLED", executed=True)
                 raise

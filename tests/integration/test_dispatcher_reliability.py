@@ -411,18 +411,19 @@ class TwoAnswers(Streamed):
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_client_that_is_gone_when_an_answer_is_written_ends_its_request_once(state, tmp_path, transport):
+@pytest.mark.parametrize("error", [ClientLeft, grpc.aio.InternalError])
+async def test_a_client_that_is_gone_when_an_answer_is_written_ends_its_request_once(state, tmp_path, transport, error):
     """Its credit comes back when its slice has executed it, not before."""
     async with TwoAnswers(latency_s=0.05) as slice_, dispatching(state, tmp_path, transport=transport) as running:
         await serve(running, state, [slice_.target], credits=1)
         inference = running.fronts.inference
 
         async def gone(_: bytes) -> None:
-            raise ClientLeft
+            raise error
 
         for count in range(1, 4):
             serving = DecoupledRequest(running.local, inference, gone, False).serve
-            with pytest.raises(ClientLeft):
+            with pytest.raises(error):
                 await inference.handle(request().SerializeToString(), Caller(), partial(serving, False), unreached)
             assert running.local.routing.in_flight()
             await until(lambda: not running.local.routing.in_flight())
