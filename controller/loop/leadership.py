@@ -125,7 +125,7 @@ class Leadership:
         seen = (*self._epochs_seen(), *(ack.table.epoch for ack in acks.values()))
         known = max(seen, default=0) or await self._state.epoch_of(ROLE)
         kept = self._kept_epoch()
-        if known and kept > believed_epoch(kept, known):
+        if kept > believed_epoch(kept, known):
             self._forget_epochs(known)
             kept = known
         return kept, max([kept, *(believed_epoch(epoch, kept) for epoch in seen)])

@@ -131,11 +131,13 @@ async def test_an_epoch_on_its_disk_that_is_far_beyond_all_others_is_not_led_und
     assert host.controller("a", highest_seen=reader)._kept_epoch() == 5
 
 
-async def test_an_epoch_on_its_disk_counts_where_nothing_else_is_known(host):
-    (host.folder / "epoch.json").write_text('{"epoch": 1000004}')
+@pytest.mark.parametrize(("kept", "taken"), [(1_000_000, 1_000_001), (1_000_001, 1), (10**12, 1)])
+async def test_where_nothing_else_is_known_an_epoch_on_its_disk_counts_as_far_as_leases_were_counted(host, kept, taken):
+    """A system that starts with an empty Redis: agents tell of theirs later, and would refuse one far beyond it."""
+    (host.folder / "epoch.json").write_text(f'{{"epoch": {kept}}}')
     alone = host.controller("a")
     await alone._step()
-    assert alone.epoch == 1_000_005
+    assert alone.epoch == taken
 
 
 async def test_no_acknowledgement_takes_the_role_from_who_leads(host):
