@@ -10,18 +10,16 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import CatalogError
 from trefoil.core.fleet import MODEL_DIGEST_CHARS
 from trefoil.runtime.given.onnx_file import check_external_data
-from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, boundary, names_below, opened
+from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, boundary, names_below, opened, parts_of
 from trefoil.runtime.model_files import ENGINES, FILES, backend_of, contract, expected_files, judged_versions
 
 Version = tuple[str, int]
 """Family and version."""
-READ_BYTES: Final = 2**20
 
 
 class ModelDigests:
@@ -127,7 +125,7 @@ class ModelDigests:
                 if known is not None and known[0] == stamp:
                     return known[1:]
                 made = hashlib.sha256()
-                while part := file.read(READ_BYTES):
+                for part in parts_of(file, stat.st_size):
                     made.update(part)
         except (OSError, CatalogError) as error:
             self._read.pop(path, None)

@@ -1,14 +1,17 @@
 """What a Triton repository does to whoever imports or serves it: refused in one line, nothing copied, nothing left."""
 
+import io
 import os
-import shutil
 import stat
+from contextlib import contextmanager
 
 import pytest
 
 from tests.support.hostile_repository import ATTACKS, MODEL, NAMES, SECRET, leaves_nothing, make
 from tests.unit.cli.test_family import done, imported, refused, run
+from trefoil.cli.family import import_family
 from trefoil.core.errors import CatalogError
+from trefoil.runtime.given.repository_names import opened
 from trefoil.runtime.model_files import contract
 from trefoil.runtime.repository import load_family
 
@@ -61,25 +64,50 @@ def test_links_inside_of_a_repository_are_followed(tmp_path):
     assert copied.read_bytes() == (repository / "shared.onnx").read_bytes()
 
 
-@pytest.mark.parametrize(("module", "call", "flag"), [(os, "link", ["--link"]), (shutil, "copyfileobj", [])])
-def test_what_is_imported_is_the_file_that_was_judged(module, call, flag, tmp_path, monkeypatch):
-    """It is swapped for a link to a secret just before it is linked, or copied."""
+@pytest.mark.parametrize("flag", [["--link"], []])
+def test_what_is_imported_is_the_file_that_was_judged(flag, tmp_path, monkeypatch):
+    """It is swapped for a link to a secret once it is judged."""
     repository, secret = make(tmp_path)
-    there, real = repository / MODEL / "1" / "w.bin", getattr(module, call)
+    there = repository / MODEL / "1" / "w.bin"
     there.write_bytes(b"weights")
 
-    def swapped(*args, **more):
-        if "w.bin" in str(args[1]):
-            there.rename(tmp_path / "weights")
-            there.symlink_to(secret)
-        return real(*args, **more)
+    @contextmanager
+    def swapped(path, *bounds):
+        with opened(path, *bounds) as file:
+            if path.name == there.name:
+                there.rename(tmp_path / "weights")
+                there.symlink_to(secret)
+            yield file
 
-    monkeypatch.setattr(module, call, swapped)
+    monkeypatch.setattr(import_family, "opened", swapped)
     done(imported(repository, "--json", *flag))
     (found,) = (tmp_path / "ours").rglob("w.bin")
     assert there.is_symlink()
     assert not found.is_symlink()
     assert found.read_bytes() == b"weights"
+
+
+def test_of_a_file_that_grows_while_it_is_copied_as_much_is_copied_as_was_judged(tmp_path, monkeypatch):
+    repository, _ = make(tmp_path)
+    there = repository / MODEL / "1" / "w.bin"
+    there.write_bytes(bytes(100))
+
+    class Growing(io.FileIO):
+        def read(self, size=-1):
+            assert there.stat().st_size < 2**24, "it has no end"
+            with there.open("ab") as more:
+                more.write(bytes(2**20))
+            return super().read(size)
+
+    @contextmanager
+    def growing(path, *bounds):
+        with opened(path, *bounds) as file:
+            yield Growing(os.dup(file.fileno())) if path.name == there.name else file
+
+    monkeypatch.setattr(import_family, "opened", growing)
+    done(imported(repository, "--json"))
+    (found,) = (tmp_path / "ours").rglob("w.bin")
+    assert found.stat().st_size == 100
 
 
 def test_a_copy_may_be_read_by_no_more_than_its_source_and_runs_as_nobody(tmp_path):

@@ -41,7 +41,7 @@ from trefoil.core.errors import CatalogError, DiskUnavailable, SettingError, sys
 from trefoil.installation import MODELS, SHIPPED
 from trefoil.runtime import codec
 from trefoil.runtime.files import replace_file
-from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, check_name, opened
+from trefoil.runtime.given.repository_names import FILE_BYTES_MAX, check_name, opened, parts_of
 from trefoil.runtime.model_files import (
     CONFIG,
     ENGINES,
@@ -251,9 +251,11 @@ def _put(original: Path, below: Path, target: Path, *, link: bool) -> None:
 def _copy(original: Path, below: Path, target: Path) -> None:
     """Copy a file, with what others may do with it, but for running it."""
     with opened(original, below, FILE_BYTES_MAX) as file:
-        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o666
+        found = os.fstat(file.fileno())
+        mode = stat.S_IMODE(found.st_mode) & 0o666
         with open(target, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as copy:
-            shutil.copyfileobj(file, copy, MIB)
+            for part in parts_of(file, found.st_size):
+                copy.write(part)
 
 
 def _copy_backend(into: Path) -> None:

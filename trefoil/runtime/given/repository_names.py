@@ -24,6 +24,7 @@ TOML_DOTS_MAX: Final = 100  # of a line: Python's parser takes time by the squar
 PROFILE_BYTES_MAX: Final = 2**24
 ONNX_BYTES_MAX: Final = 2**31  # of the graph, as protobuf bounds it; larger weights are external data
 FILE_BYTES_MAX: Final = 2**38
+PART_BYTES: Final = 2**20  # of a file that is not read at once
 BATCH_MAX: Final = 2**16
 FILES_MAX: Final = 256  # of one version, or of one kind in a folder
 FOLDERS_DEEP_MAX: Final = 8  # in a version's folder
@@ -84,6 +85,13 @@ def read_text(path: Path, below: Path | None, bytes_max: int) -> str:
         return read_plain(path, bytes_max, below).decode()
     except NotPlain as error:
         raise CatalogError(str(error), field="file", value=str(path), remedy=REMEDY) from error
+
+
+def parts_of(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """First `size` bytes of a file, part by part: one that grows while it is read has no end."""
+    while part := file.read(min(PART_BYTES, size)):
+        size -= len(part)
+        yield part
 
 
 def resolved(path: Path, below: Path) -> Path:
