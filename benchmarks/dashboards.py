@@ -178,7 +178,7 @@ def ask_all(prometheus: str, minutes: float) -> list[str]:
             for target in panel["targets"]:
                 expression, asked = substituted(prometheus, target["expr"]), asked + 1
                 answer = ask(prometheus, "query", query=expression, time=to_s)["result"]
-                if not is_finite(answer):
+                if not is_finite(answer) and (answer or "noValue" not in panel["fieldConfig"]["defaults"]):
                     wrong.append(f"{file.stem}, {panel['title']}: {expression} is {values(answer)}")
                 if target["range"]:
                     span = {"start": to_s - minutes * 60, "end": to_s, "step": STEP_S}

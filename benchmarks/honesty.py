@@ -57,7 +57,7 @@ def judge_saving(report: Mapping[str, Any]) -> tuple[str, bool]:
     """exact against the static mix, in grams per answered request."""
     saving_pct = report["saving_pct"]["static_mix"]
     if saving_pct is None:
-        return "exact is below its accuracy floor", False
+        return "exact missed its SLO or accuracy floor", False
     grams = ", ".join(f"{name} {1e3 * report[name]['grams_per_request']:.4f} mg" for name in PAIR)
     return f"saving {saving_pct:+.2f} % ({grams})", abs(saving_pct) < SAVING_PCT_MAX
 

@@ -18,6 +18,8 @@ DEVICE_COLORS: Final = {"AWAKE": "green", "ASLEEP": "blue", "LOST": "red"}
 GRAMS_PER_HOUR: Final = "suffix:g/h"
 INTENSITY: Final = "suffix:g/kWh"
 ATTAINED: Final = "1 - trefoil:slo_miss:ratio_rate5m"
+SAVED: Final = "trefoil:saving:ratio_rate1h unless on () trefoil:saving_withheld:bool > 0"
+WITHHELD: Final = "none: SLO or floor missed, or under 200 answers"
 PLANNED_FOR: Final = 'trefoil_demand_requests_per_second{quantile="0.9"}'
 
 DEVICES: Final = stat(
@@ -42,11 +44,12 @@ FLEET: Final = Dashboard(
             stat("Emissions", f"3600 * {rate('trefoil_emissions_grams_total', '')}", GRAMS_PER_HOUR, decimals=1),
             stat(
                 "Saved against BASE, 1 h",
-                "trefoil:saving:ratio_rate1h",
+                SAVED,
                 "percentunit",
                 thresholds=(("red", None), ("green", 0)),
                 decimals=1,
                 least=None,
+                no_value=WITHHELD,
             ),
             stat("Alerts that fire", 'count(ALERTS{alertstate="firing"}) or vector(0)', thresholds=NONE_GOOD, w=3),
             DEVICES,
@@ -121,11 +124,12 @@ CARBON: Final = Dashboard(
             stat("Power", "sum(trefoil:node_power:watts)", "watt", decimals=0, w=4),
             stat(
                 "Saved against BASE, 1 h",
-                "trefoil:saving:ratio_rate1h",
+                SAVED,
                 "percentunit",
                 thresholds=(("red", None), ("green", 0)),
                 decimals=1,
                 least=None,
+                no_value=WITHHELD,
                 w=5,
             ),
             DEVICES,

@@ -69,6 +69,7 @@ class Panel:
     thresholds: Sequence[tuple[str, float | None]] = (("green", None),)
     text: str = "value"  # of a stat: value, name or value_and_name
     mappings: Sequence[Any] = ()
+    no_value: str = ""  # shown where the expression has none
     value: str = ""  # how a table's column of values is called; "" = it has none
     dashed: Sequence[str] = ()  # legends that are limits
     colors: Mapping[str, str] = field(default_factory=dict)  # by legend
@@ -125,7 +126,7 @@ class Panel:
             "thresholds": {"mode": "absolute", "steps": steps},
             "mappings": list(self.mappings),
         }
-        limits = {"min": self.least, "max": self.most, "decimals": self.decimals}
+        limits = {"min": self.least, "max": self.most, "decimals": self.decimals, "noValue": self.no_value or None}
         defaults |= {name: value for name, value in limits.items() if value is not None}
         if self.kind == "timeseries":
             defaults["custom"] = {

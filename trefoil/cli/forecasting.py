@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from trefoil.cli.options import BinS, Column, Sets, TimeColumn, TimeUnit, parse_sets
-from trefoil.cli.output import AsJson, Guarded, console, grid, print_json
+from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, slow
 from trefoil.core.errors import InvalidInput
 from trefoil.core.parts import Kind, load_part
 
@@ -18,6 +18,7 @@ app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Forecasts of load.")
 
 
 @app.command("train")
+@slow
 def train(
     traces: Annotated[list[Path], typer.Argument(help="CSVs of requests to train on, beside generated load.")],
     held_out: Annotated[
@@ -48,6 +49,7 @@ def train(
 
 
 @app.command("backtest")
+@slow
 def backtest(
     trace: Annotated[Path, typer.Argument(help="Table of counts of requests, or of single ones.")],
     column: Column = "",

@@ -1,5 +1,6 @@
 """Output of commands: JSON for programs, tables for people, one line for errors."""
 
+import functools
 import json
 import os
 import threading
@@ -7,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, ParamSpec, TypeVar
 
 import typer
 from google.protobuf.message import Message
@@ -22,6 +23,9 @@ from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.config import register_own_device_types
 from trefoil.tables import Grid
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 EXIT_ERROR: Final = 2
 FIRST_TICK_S: Final = 1.5
@@ -94,6 +98,17 @@ def ticking(*, quiet: bool) -> Iterator[Callable[[str], None]]:
     finally:
         ended.set()
         ticker.join()
+
+
+def slow(command: Callable[P, R]) -> Callable[P, R]:
+    """Command that prints progress while it works (`ticking`), unless it prints JSON."""
+
+    @functools.wraps(command)
+    def ticked(*arguments: P.args, **options: P.kwargs) -> R:
+        with ticking(quiet=any(options.get(name) for name in ("as_json", "as_json_"))):
+            return command(*arguments, **options)
+
+    return ticked
 
 
 def grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

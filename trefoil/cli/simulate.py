@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trefoil.cli.options import Forecaster, Governor, Planner, Queue, Router, Sets, non_empty, parse_sets
-from trefoil.cli.output import AsJson, Guarded, console, print_json
+from trefoil.cli.output import AsJson, Guarded, console, print_json, ticking
 from trefoil.core.errors import SettingError, one_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def simulate(
     if forecasts:
         _compare(loaded, out, resume, as_json)
         return
-    found = simulate_to(loaded, out, resume=resume, bar=not as_json and sys.stderr.isatty())
+    bar = not as_json and sys.stderr.isatty()
+    with ticking(quiet=as_json or bar):
+        found = simulate_to(loaded, out, resume=resume, bar=bar)
     if out is not None:
         from trefoil.cli.demo.simulation_report import write_simulation_report
 
@@ -82,7 +84,8 @@ def _compare(scenario: "Scenario", out: Path | None, resume: bool, as_json: bool
 
     if resume:
         raise SettingError("a comparison has no checkpoint", field="--resume", remedy="leave out --resume")
-    with progress_bar(scenario.name, not as_json and sys.stderr.isatty()) as progress:
+    bar = not as_json and sys.stderr.isatty()
+    with ticking(quiet=as_json or bar), progress_bar(scenario.name, bar) as progress:
         found = compare_forecasts(scenario, progress=progress)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

@@ -93,7 +93,7 @@ def report(metered: bool = True) -> Report:
 
 def spread() -> Spread:
     """Three seeds: a saving, less of one, and a run that has missed the floor of 0.955."""
-    ours = ((0.0022, 0.956), (0.0023, 0.957), (0.0020, 0.950))
+    ours = ((0.0022, 0.956), (0.0023, 0.957), (0.0020, 0.951))
     others = {"base": Outcome(0.0035, 14.0, 0.97, 0.99), "static_mix": Outcome(0.0024, 9.0, 0.956, 0.99)}
     return Spread(
         66.0,

@@ -22,7 +22,7 @@ def test_the_first_seed_is_the_live_runs_and_accuracy_has_a_price():
     assert found.seeds[0].runs["static_mix"].grams_per_request == twin.grams_per_request
     assert found.seeds[0].runs != found.seeds[1].runs, "other arrivals"
     assert 0 < found.price_g < 0.1
-    assert Spread.from_json(found.to_json("static_mix", 0.97)) == found
+    assert Spread.from_json(found.to_json("static_mix", 0.97, 0.95)) == found
 
 
 @pytest.mark.parametrize("seed", [20261121, 2])

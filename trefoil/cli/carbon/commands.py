@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from trefoil.cli.carbon import feed_commands, forecast_commands, scores
 from trefoil.cli.options import TimeColumn, TimeUnit
-from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, writing
+from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, slow, writing
 from trefoil.core.errors import InvalidInput, SettingError, one_of
 from trefoil.runtime.config import explain
 
@@ -36,6 +36,7 @@ app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Grid carbon intensity
 
 
 @app.command("backtest")
+@slow
 def backtest(
     trace: Annotated[Path, typer.Argument(help="CSV of a year or so: a column of times and one of intensities.")],
     model: Annotated[list[str] | None, typer.Option(help="Only these; default: all of our own.")] = None,

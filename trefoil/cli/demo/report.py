@@ -2,7 +2,7 @@
 
 import html
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -126,13 +126,15 @@ def savings_caption(report: Report) -> str:
     parts.append(
         f"{subject}: requests {ours.requests:,}, accuracy {ours.accuracy:.4f}, floor {report.accuracy_floor:.4f}"
     )
-    return "\n".join([*parts, *(spread_lines(report.spread, subject, report.accuracy_floor) if report.spread else [])])
+    if report.spread and not report.missed:
+        parts += spread_lines(report.spread, subject, report.accuracy_floor, report.slo_quantile)
+    return "\n".join(parts)
 
 
 def saving_text(report: Report, against: str) -> str:
     """Saving of the live run, which is one draw, with and without the correction for accuracy."""
-    if report.missed_floor(report.subject):
-        return "none, below the accuracy floor"
+    if report.missed:
+        return f"none, {report.missed} missed"
     saving, plain = report.saving_pct(against), report.saving_pct(against, corrected=False)
     if saving is None or plain is None:
         return UNKNOWN
@@ -140,18 +142,23 @@ def saving_text(report: Report, against: str) -> str:
     return f"{saving:+.1f} % at equal accuracy ({plain:+.1f} % as it ran), one draw{unfair}"
 
 
-def spread_lines(spread: Spread, subject: str, floor: float) -> list[str]:
+def spread_lines(spread: Spread, subject: str, floor: float, slo_quantile: float) -> list[str]:
     """Savings of the simulated seeds, at equal accuracy: the figure, of which the live run is one draw."""
-    lines, count = [], len(spread.seeds)
+    lines, count, missed = [], len(spread.seeds), spread.missed_in_mean(subject, floor, slo_quantile)
+    what = f"simulated, {count} seed{'s' * (count > 1)}: saving of {subject} against"
     for name in spread.seeds[0].runs:
-        if name != subject:
-            values = spread.savings_pct(subject, name)
-            found = summary(values)
-            ends = f"{found['lowest']:+.1f} to {found['highest']:+.1f}"
-            lines.append(
-                f"simulated, {count} seed{'s' * (count > 1)}: saving of {subject} against {name} at equal accuracy "
-                f"{found['mean']:+.1f} % (deviation {found['deviation']:.1f}, {ends}; its twin {values[0]:+.1f} %)"
-            )
+        if name == subject:
+            continue
+        if missed:
+            lines.append(f"{what} {name}: none, {missed} missed in the mean")
+            continue
+        values = spread.savings_pct(subject, name)
+        found = summary(values)
+        ends = f"{found['lowest']:+.1f} to {found['highest']:+.1f}"
+        lines.append(
+            f"{what} {name} at equal accuracy {found['mean']:+.1f} % (deviation {found['deviation']:.1f}, {ends}; its "
+            f"twin {values[0]:+.1f} %)"
+        )
     below = ", ".join(f"{name} under {len(spread.missed(name, floor))} of {count}" for name in spread.seeds[0].runs)
     price = f"costs {1e3 * spread.price_g:.2f} mg per request and unit" if spread.price_g else "has no price here"
     lines.append(f"simulated: below the floor {below} seeds, which makes no fair saving; accuracy {price}")
@@ -233,13 +240,13 @@ def report_html(report: Report, series: Mapping[str, Series]) -> str:
         savings={name: report.saving_pct(name) for name in others},
         plain={name: report.saving_pct(name, corrected=False) for name in others},
         fleet=" and ".join(f"{count} × {kind}" for kind, count in Counter(report.gpus).items()),
-        missed=report.missed_floor(report.subject),
+        missed=report.missed,
         missed_lines=missed_lines(report),
         missed_rows={
             "SLO attainment": [name for name in report.runs if report.missed_slo(name)],
             "accuracy of the variants": [name for name in report.runs if report.missed_floor(name)],
         },
-        spread=report.spread and {name: summary(report.spread.savings_pct(report.subject, name)) for name in others},
+        spread=_spread_summaries(report, others),
         by_seed={name: report.spread.savings_pct(report.subject, name) if report.spread else [] for name in others},
         missed_seeds=report.spread.missed(report.subject, report.accuracy_floor) if report.spread else [],
         rows=[
@@ -250,6 +257,14 @@ def report_html(report: Report, series: Mapping[str, Series]) -> str:
         cause_colours=plots.CAUSE_COLOURS,
         figures=_figures(report, series, slo["percentile"]) if series else [],
     )
+
+
+def _spread_summaries(report: Report, others: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Savings of the simulated seeds by opponent; none where our run, or the mean of the seeds, missed what was asked."""
+    name, spread = report.subject, report.spread
+    if spread is None or report.missed or spread.missed_in_mean(name, report.accuracy_floor, report.slo_quantile):
+        return {}
+    return {other: summary(spread.savings_pct(name, other)) for other in others}
 
 
 def _figures(report: Report, series: Mapping[str, Series], percentile: float) -> list[tuple[str, str, str]]:

@@ -146,12 +146,23 @@ class Report:
         """Saving in grams per answered request against another run at the same offered load, in percent of it.
 
         Corrected: what the other run had needed at our accuracy stands for what it took. None: nothing was metered, or
-        our run is below the floor, and what it has not spent is no saving.
+        our run missed what was asked for, and what it has not spent is no saving.
         """
         ours, theirs = _outcome(self.runs[self.subject]), _outcome(self.runs[against])
-        if ours is None or theirs is None or self.missed_floor(self.subject):
+        if ours is None or theirs is None or self.missed:
             return None
         return saving_pct(ours, theirs, self.spread.price_g if self.spread is not None and corrected else 0.0)
+
+    @property
+    def slo_quantile(self) -> float:
+        """Share of the requests that our run's SLO asks for."""
+        return float(self.runs[self.subject].slo["percentile"]) / 100
+
+    @property
+    def missed(self) -> str:
+        """What our run missed of what was asked for; "" if nothing."""
+        asked = {"the SLO": self.missed_slo(self.subject), "the accuracy floor": self.missed_floor(self.subject)}
+        return " and ".join(what for what, missed in asked.items() if missed)
 
     def missed_floor(self, name: str) -> bool:
         """Whether a run missed the floor of a family.
@@ -177,7 +188,7 @@ class Report:
         values["missed_floor"] = {name: self.missed_floor(name) for name in self.runs}
         values["missed_slo"] = {name: self.missed_slo(name) for name in self.runs}
         if self.spread is not None:
-            values["spread"] = self.spread.to_json(self.subject, self.accuracy_floor)
+            values["spread"] = self.spread.to_json(self.subject, self.accuracy_floor, self.slo_quantile)
         return {**values, **runs}
 
 

@@ -23,7 +23,7 @@ from trefoil.cli.demo.own_repository import with_own_repository
 from trefoil.cli.demo.results import Report, git_commit, machine, subject, write_json
 from trefoil.cli.demo.run_policy import DemoContext, RunResult, measure_p95_ms, run_policy
 from trefoil.cli.demo.spread import Spread, judged_by_simulation, simulate_spread
-from trefoil.cli.output import console, count_equal, print_json
+from trefoil.cli.output import console, count_equal, print_json, ticking
 from trefoil.cli.run import services
 from trefoil.cli.run.scenario import Scenario
 from trefoil.cli.run.shutdown import EXIT_INTERRUPTED, ShutdownSignals, run_until_signal
@@ -77,14 +77,14 @@ def run_demo(scenario: Scenario, out: Path, *, as_json: bool) -> int:
 
 def simulate_only(scenario: Scenario, *, as_json: bool) -> None:
     """Simulate the demo under its seeds, by an SLO of the simulated policy that the rule names; nothing is started."""
-    with TemporaryDirectory() as folder:
+    with ticking(quiet=as_json), TemporaryDirectory() as folder:
         scenario = judged_by_simulation(with_own_repository(scenario, Path(folder) / MODELS))
         spread = simulate_spread(scenario, scenario.slo, scenario.policies)
         floor = scenario.accuracy.floor(services.served_family(scenario).best.accuracy)
     assert spread is not None, "it was wanted to its end"
-    about = subject(scenario.policies)
+    about, slo_quantile = subject(scenario.policies), scenario.slo.percentile / 100
     if as_json:
-        print_json({"commit": git_commit(), "accuracy_floor": floor, **spread.to_json(about, floor)})
+        print_json({"commit": git_commit(), "accuracy_floor": floor, **spread.to_json(about, floor, slo_quantile)})
         return
     screen = console()
     for one in spread.seeds:
@@ -95,7 +95,7 @@ def simulate_only(scenario: Scenario, *, as_json: bool) -> None:
         )
         screen.print(f"seed {one.seed}: {runs}", soft_wrap=True, highlight=False)
     slo_ms = ", ".join(f"{name} {scenario.slo_of(name).latency_ms:.0f} ms" for name in scenario.loads)
-    for line in [f"SLO: {slo_ms}, simulated", *report.spread_lines(spread, about, floor)]:
+    for line in [f"SLO: {slo_ms}, simulated", *report.spread_lines(spread, about, floor, slo_quantile)]:
         screen.print(line, soft_wrap=True, highlight=False)
 
 

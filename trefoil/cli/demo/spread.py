@@ -10,6 +10,7 @@ planned for, without the luck of which image met which variant.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from controller.planners.policy_parts import constants_of
@@ -44,15 +45,25 @@ class Spread:
         """Seeds under which a policy missed the floor."""
         return [one.seed for one in self.seeds if floor_missed(one.runs[subject].accuracy, floor)]
 
-    def to_json(self, subject: str, floor: float) -> dict[str, Any]:
-        """JSON values of it: each seed with its savings, and their mean, deviation and ends by opponent."""
+    def missed_in_mean(self, subject: str, floor: float, slo_quantile: float) -> str:
+        """What a policy missed in the mean of the seeds, which makes no saving; "" if nothing."""
+        runs = [one.runs[subject] for one in self.seeds]
+        attained, accuracy = fmean(run.slo_attainment for run in runs), fmean(run.accuracy for run in runs)
+        asked = {"the SLO": attained < slo_quantile, "the accuracy floor": floor_missed(accuracy, floor)}
+        return " and ".join(what for what, missed in asked.items() if missed)
+
+    def to_json(self, subject: str, floor: float, slo_quantile: float) -> dict[str, Any]:
+        """JSON values of it: each seed with its savings, and their mean, deviation and ends by opponent, unless the
+        mean missed what was asked for."""
         others = [name for name in self.seeds[0].runs if name != subject]
         found = {name: self.savings_pct(subject, name) for name in others}
+        missed = self.missed_in_mean(subject, floor, slo_quantile)
         return {
             "basis": "simulated",
             "slo_ms": self.slo_ms,
             "price_mg_per_accuracy": 1e3 * self.price_g,
-            "saving_pct": {name: summary(values) for name, values in found.items()},
+            "missed": missed,
+            "saving_pct": {name: None if missed else summary(values) for name, values in found.items()},
             "missed_floor_seeds": self.missed(subject, floor),
             "seeds": [
                 {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, ticking
+from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, slow, ticking
 from trefoil.core.errors import BinaryMissing, SettingError, StartError
 from trefoil.installation import MODELS, own_repository, triton_environment
 from trefoil.runtime.given.repository_names import check_name
@@ -101,6 +101,7 @@ def _asker(say: "Callable[[str], None]") -> "Ask":
 
 
 @app.command("import")
+@slow
 def import_(
     source: Annotated[Path, typer.Argument(metavar="REPO", help="Triton repository whose models become variants.")],
     as_: Annotated[str, typer.Option("--as", metavar="FAMILY=MODEL,MODEL,...", help="Their order is their versions'.")],
@@ -158,6 +159,7 @@ def import_(
 
 
 @app.command()
+@slow
 def assume(
     family: Annotated[str, typer.Argument(help="A folder of the model repository that has no profile yet.")],
     shape: Shapes = None,

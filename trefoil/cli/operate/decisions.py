@@ -12,7 +12,7 @@ from rich.table import Table
 
 from trefoil.cli.carbon.client import format_time
 from trefoil.cli.options import HERE, SystemAddress
-from trefoil.cli.output import AsJson, as_json, console, grid, plan_rows, print_json
+from trefoil.cli.output import AsJson, as_json, console, grid, plan_rows, print_json, slow
 from trefoil.cli.system_client import ControllerClient, call_system, channel_to, make_channel
 from trefoil.core.errors import InvalidInput, NotFound, SettingError, system_error
 from trefoil.core.plan import DecisionRecord, Plan, Rollout
@@ -228,6 +228,7 @@ def _explanation(answer: Any) -> dict[str, Any]:
     }
 
 
+@slow
 def replay(
     decision: Annotated[
         str,
