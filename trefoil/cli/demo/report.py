@@ -260,7 +260,7 @@ def report_html(report: Report, series: Mapping[str, Series]) -> str:
 
 
 def _spread_summaries(report: Report, others: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Savings of the simulated seeds by opponent; none where our run, or the mean of the seeds, missed what was asked."""
+    """Savings of the simulated seeds by opponent; none where our run, or the mean of the seeds, missed something."""
     name, spread = report.subject, report.spread
     if spread is None or report.missed or spread.missed_in_mean(name, report.accuracy_floor, report.slo_quantile):
         return {}
