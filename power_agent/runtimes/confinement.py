@@ -9,6 +9,7 @@ Linux: mount_namespaces(7), credentials(7), capabilities(7); what is done of it 
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import subprocess
@@ -72,7 +73,8 @@ class Confinement:
 
     @contextlib.contextmanager
     def choosing(self) -> Iterator[None]:
-        """Hold the machine's lock on users, from the choice of one until a process has it.
+        """Hold the machine's lock on users, from the choice of one until a process has it; this agent's own where the
+        machine's cannot be written, as in a container or under a systemd unit.
 
         Raises:
             StartError: the lock cannot be had.
@@ -80,12 +82,13 @@ class Confinement:
         if not self.uid_base:
             yield
             return
+        own = self.state_dir / USERS_LOCK.name if self.state_dir is not None else None
         try:
-            lock = os.open(USERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            lock = _opened(USERS_LOCK, own)
         except OSError as error:
-            remedy = f"let the agent write in {USERS_LOCK.parent}, or set triton_user = same"
+            remedy = f"let the agent write in {USERS_LOCK.parent} or its state_dir, or set triton_user = same"
             so = "it locks the users of Tritons"
-            raise system_error(StartError, error, "be opened", USERS_LOCK, remedy=remedy, so=so) from error
+            raise system_error(StartError, error, "be opened", own or USERS_LOCK, remedy=remedy, so=so) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -114,6 +117,16 @@ class Confinement:
         hidden = (*OWN, *([str(self.state_dir.resolve())] if self.state_dir else ()))
         files = [path for path in launch.repository.rglob("*") if path.is_file()]
         return Confined(uid, tuple(map(str, needed_paths(launch))), hidden, tuple(map(str, files)))
+
+
+def _opened(path: Path, instead: Path | None) -> int:
+    """Descriptor of a lock file, made where it is missing; of another one where this one cannot be written."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if instead is None or error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT):
+            raise
+        return _opened(instead, None)
 
 
 def find_confinement(user: str, uid_base: int, state_dir: Path) -> Confinement:

@@ -1,5 +1,7 @@
 """As whom Tritons run that are processes, and what they see."""
 
+import errno
+import fcntl
 import os
 import socket
 import subprocess
@@ -9,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from power_agent.runtimes import confinement
-from power_agent.runtimes.confinement import find_confinement, hidden_folders, needed_paths
+from power_agent.runtimes.confinement import Confinement, find_confinement, hidden_folders, needed_paths
 from power_agent.runtimes.factory import build_runtime, confine
 from power_agent.runtimes.process import ProcessRuntime
 from power_agent.settings import PowerAgentSettings
 from power_agent.triton.slice_launch import SliceLaunch
-from trefoil.core.errors import SettingError
+from trefoil.core.errors import SettingError, StartError
 
 
 @pytest.fixture
@@ -90,6 +92,28 @@ def test_a_kernel_that_refuses_is_quoted(tmp_path, monkeypatch):
     found = find_confinement("auto", 1_000_000, tmp_path)
     assert found.uid_base == 0
     assert "Operation not permitted. Remedy: allow the agent mount namespaces and CAP_SYS_ADMIN" in found.missing
+
+
+def test_where_the_machines_lock_cannot_be_written_users_are_locked_in_the_state_directory(tmp_path, monkeypatch):
+    """/run of a container with a read-only root, and of a unit with ProtectSystem=strict."""
+    machine, own, really_open = tmp_path / "machine.lock", tmp_path / "state" / "machine.lock", os.open
+
+    def open_read_only(path, *flags):
+        if path == machine:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return really_open(path, *flags)
+
+    monkeypatch.setattr(confinement, "USERS_LOCK", machine)
+    monkeypatch.setattr(os, "open", open_read_only)
+    with pytest.raises(StartError, match="Read-only file system"), Confinement(2_000_000_000).choosing():
+        pass
+    own.parent.mkdir()
+    with Confinement(2_000_000_000, own.parent).choosing():
+        again = really_open(own, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(again)
 
 
 @pytest.mark.parametrize(("field", "value"), [("admin_address", "0.0.0.0:8103"), ("triton_listen", "0.0.0.0")])
