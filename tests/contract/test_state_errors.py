@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
+import structlog
 from redis import exceptions
 
 from carbon_feed.reading.core.observation import Observation
@@ -251,6 +252,28 @@ async def test_nothing_that_stands_at_a_key_is_read_as_what_it_is_not(how: str) 
             await state.write(lease, writes)
     assert [plan.why for _, plan in await state.tail(KEYS.decisions(), Plan)] == ["d"]
     assert (await state.totals(KEYS.totals("digits", "h")))["joules"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "right"),
+    [
+        ("joules", "2.5", True), ("grams:normal", "-2.5", True), ("carbon_age_joule_s", "1e16", True),
+        ("joules", "-2.5", False), ("requests", "1e300", False), ("grams", "-1e19", False), ("joules", "nan", False),
+        ("joules", "inf", False), ("tenant_requests:a", "many", False), ("joules", "", False),
+    ],
+)  # fmt: skip
+async def test_a_field_of_totals_that_is_no_sum_is_left_out_and_its_key_named_once(name, text, right) -> None:
+    server = Server(ManualClock(START_S))
+    state, key = state_on(server, "default", ManualClock(START_S)), KEYS.totals("digits", "h")
+    server.set_totals(key, {b"tokens": b"7", name.encode(): text.encode()})
+    with structlog.testing.capture_logs() as log:
+        for _ in range(3):
+            assert await state.totals(key) == {"tokens": 7.0} | ({name: float(text)} if right else {})
+    assert (key in state.unreadable) is not right
+    assert len(log) == (not right), "once"
+    server.set_totals(key, {name.encode(): b"1"})
+    await state.totals(key)
+    assert key not in state.unreadable
 
 
 async def test_bad_entries_of_a_stream_cost_themselves_only() -> None:

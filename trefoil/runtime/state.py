@@ -442,8 +442,15 @@ class State:
         return {_text(name): _text(value) for name, value in fields.items() if _is_text(name) and _is_text(value)}
 
     async def totals(self, key: str) -> dict[str, float]:
-        """Read the fields of a hash of totals, those that are numbers."""
-        return {name: float(text) for name, text in (await self.fields(key)).items() if _is_number(text)}
+        """Read the fields of a hash of totals; one that can be no sum is left out, and its key is named."""
+        known, fields = self.unreadable.get(key), await self.fields(key)
+        sums = {name: state_errors.parse_sum(name, text) for name, text in fields.items()}
+        found = {name: value for name, value in sums.items() if value is not None}
+        if wrong := sorted(fields.keys() - found.keys()):
+            if known is not None:  # said already
+                self.unreadable[key] = known
+            self._note(state_errors.unreadable(key, f"{wrong[0]} = {fields[wrong[0]]:.40} is no sum"))
+        return found
 
     async def _values(self, keys: Sequence[str], size_max: int = state_errors.VALUE_MAX_BYTES) -> dict[str, Any]:
         """Bytes of each key, at most one more than `size_max`; b"" of none; an exception where it holds no text."""
@@ -583,13 +590,6 @@ def _is_text(value: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 def entry_order(entry_id: bytes | str) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from trefoil.core import carbon, common, demand, energy, errors, fleet, objectiv
 from trefoil.core.outside.plausible import (
     EPOCH_MAX,
     EPOCHS_AHEAD_MAX,
+    is_sum,
     node_fault,
     numbers_fault,
     rates_fault,
@@ -106,6 +107,15 @@ def decode_value(keys: Keys, key: str, cls: type, data: bytes) -> Any:
 def parse_epoch(data: bytes) -> int:
     """Parse what stands at an epoch's key; 0 for what nobody has counted to."""
     return int(data) if data.isdigit() and int(data) <= EPOCH_MAX else 0
+
+
+def parse_sum(name: str, text: str) -> float | None:
+    """Parse a field of the books of an hour; None: it can be no sum."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if is_sum(name, value) else None
 
 
 def believed_epoch(told: int, known: int) -> int:

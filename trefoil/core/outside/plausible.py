@@ -42,8 +42,16 @@ UNKNOWN_MAX_W: Final = 2_000.0
 """Most that a device of an unknown type is taken to draw: a B200 draws 1,000 W."""
 DEVICE_MAX_W: Final = 20_000.0
 """Most that any one device is taken to draw, whatever its type's name says."""
+SUM_MAX: Final = 1e18
+"""Largest sum of an hour: carbon ages [J s] of ten thousand devices are 1e16."""
 SEQ_MAX: Final = 1e12
 """Highest number of a window or sample: five a second since 1970 are 1e10."""
+
+
+def is_sum(name: str, value: float) -> bool:
+    """Whether a number can be the sum of that name in the books of an hour. Grams are negative at negative marginal
+    intensities, nothing else is."""
+    return (value >= 0.0 or "grams" in name) and abs(value) <= SUM_MAX
 
 
 def numbers_fault(value: Any) -> str:
