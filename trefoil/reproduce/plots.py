@@ -40,12 +40,12 @@ BROKE: Final = "tab:red"
 
 
 def write_csv(folder: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write numbers of a figure as CSV, with the columns of the first row."""
+    """Write numbers of a figure as CSV, with the columns of the first row; all are simulated."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else ["empty"], lineterminator="\n")
+        writer = csv.DictWriter(file, [*(rows[0] if rows else ["empty"]), "basis"], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({**row, "basis": "simulated"} for row in rows)
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:

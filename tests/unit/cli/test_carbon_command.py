@@ -259,13 +259,15 @@ def test_archived_forecasts_and_scores_are_exported(served, tmp_path):
         rows = list(csv.DictReader(file))
     assert len(rows) == 3 * 96
     assert {row["model"] for row in rows} == {"climatology", "blend"}
+    assert {row["basis"] for row in rows} == {"modelled"}
     settled = [row for row in rows if row["actual_g_per_kwh"]]
     assert len(settled) == 29 + 5, "the hour of issue was known; of the blend nothing has ended yet"
     first = next(r for r in settled if float(r["starts_at_s"]) != BEGIN_S - 2 * HOUR_S)
     truth = said(CISO, float(first["starts_at_s"])).intensity_g_per_kwh
     assert float(first["actual_g_per_kwh"]) == pytest.approx(truth)
     scores = (tmp_path / "archive-scores.csv").read_text().splitlines()
-    assert scores[0] == "model,horizon_h,samples,mape_pct,mae_g_per_kwh,bias_g_per_kwh,coverage_pct"
+    assert scores[0] == "model,horizon_h,samples,mape_pct,mae_g_per_kwh,bias_g_per_kwh,coverage_pct,basis"
+    assert {row.rpartition(",")[2] for row in scores[1:]} == {"measured"}
     text(served, "forecast", "CAISO", "--export", str(tmp_path / "archive.json"))
     found = json.loads((tmp_path / "archive.json").read_text())
     assert len(found["forecasts"]) == 3 * 96

@@ -1,10 +1,13 @@
-"""A wrong name or number is refused with the one that was meant, and blamed on where it is from."""
+"""A wrong name or number is refused with the one that was meant, and blamed on its place; exports say their basis."""
+
+import csv
 
 import pytest
 from typer.testing import CliRunner
 
 from trefoil.cli.main import app
 from trefoil.cli.operate.report_document import records
+from trefoil.reproduce.plots import write_csv
 
 
 @pytest.mark.parametrize(
@@ -42,3 +45,24 @@ def test_rows_of_a_report_say_which_devices_their_joules_are_of():
     variants = [{"family": "a", "variant": "a-s", "joules": 1.0}]
     found = records({"total": part(0.5), "families": families, "variants": variants, "tenants": []})
     assert [row["basis"] for row in found] == ["measured, simulated", "simulated", "measured", "", "simulated"]
+
+
+@pytest.mark.parametrize(
+    ("file", "more", "basis"),
+    [
+        ("# basis: synthetic\nhour,g_per_kwh\n", "", "simulated"),
+        ("hour,g_per_kwh\n", "", "measured"),
+        ("hour,g_per_kwh,estimated\n", ",true", "modelled"),
+    ],
+)
+def test_scores_of_a_backtest_say_what_they_rest_on(file, more, basis, tmp_path):
+    (tmp_path / "mine.csv").write_text(file + "".join(f"{h},{400 + h % 24}{more}\n" for h in range(24 * 40)))
+    words = ["carbon", "backtest", str(tmp_path / "mine.csv"), "--horizon-h", "1", "--model", "persistence"]
+    assert CliRunner().invoke(app, [*words, "--out", str(tmp_path / "scores.csv")]).exit_code == 0
+    with (tmp_path / "scores.csv").open() as scores:
+        assert {row["basis"] for row in csv.DictReader(scores)} == {basis}
+
+
+def test_figures_of_a_paper_say_that_they_are_simulated(tmp_path):
+    write_csv(tmp_path, "fig01", [{"joules": 1.0}, {"joules": 2.0}])
+    assert (tmp_path / "fig01.csv").read_text() == "joules,basis\n1.0,simulated\n2.0,simulated\n"

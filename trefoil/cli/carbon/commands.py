@@ -78,8 +78,8 @@ def backtest(
     read_by = (unit, time_column, time_unit, timezone, estimates, estimated_column, gaps, gap_max_h)
     reading = dict(zip(READING, read_by, strict=True))
     with naming_flags(flags | {_flag(name): value for name, value in reading.items()}):
-        wanted = _trace_settings({"path": trace, "value_column": column, **reading})
-        read = load_trace(trace, wanted, known[factors], methods[method])
+        settings = _trace_settings({"path": trace, "value_column": column, **reading})
+        read = load_trace(trace, settings, known[factors], methods[method])
         values, step_s = trace_means(read, step_min * 60.0), step_min * 60.0
         first = max(0, round(len(values) * (1 - test_share)) - 1)
         results = [
@@ -87,7 +87,7 @@ def backtest(
             for name in names
         ]
     if out is not None:
-        rows = [{"model": r.model} | scores.score_row(score) for r in results for score in r.scores]
+        rows = scores.csv_rows([(r.model, r.scores) for r in results], _basis(read))
         with writing(out, "--out"):
             forecast_commands.write_csv(out, scores.CSV_COLUMNS, rows)
     if plot is not None:
@@ -97,6 +97,11 @@ def backtest(
         print_json(_results_document(read, factors, len(values), results))
     else:
         _print_results(read, factors, len(values), results)
+
+
+def _basis(read: "Trace") -> str:
+    """What the values of a trace rest on."""
+    return "simulated" if read.synthetic else "modelled" if read.filled or read.estimated else "measured"
 
 
 def _check_name(what: str, name: str, known: Collection[str]) -> None:

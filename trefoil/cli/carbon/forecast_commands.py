@@ -37,7 +37,7 @@ TOGETHER: Final = (1, 2, 3, 4, 6, 8, 12, 24, 36, 48, 72, 96)
 STEPS_MIN: Final = (0, 5, 15, 30, 60)
 ARCHIVE_COLUMNS: Final = (
     "zone", "method", "factors", "model", "issued_at_s", "starts_at_s", "ends_at_s", "p10_g_per_kwh", "p50_g_per_kwh",
-    "p90_g_per_kwh", "actual_g_per_kwh",
+    "p90_g_per_kwh", "actual_g_per_kwh", "basis",
 )  # fmt: skip
 HISTORY_COLUMNS: Final = (
     "starts_at_s", "ends_at_s", "intensity_g_per_kwh", "quality", "provider", "rung", "observed_at_s", "fetched_at_s",
@@ -235,6 +235,8 @@ def _document(view: ForecastView) -> dict[str, Any]:
 async def _export(path: Path, view: ForecastView, archived: AsyncIterator[list[dict[str, Any]]]) -> int:
     """Write rows as they come, since an archive may be long; how many they were."""
     count = 0
+    bases = {_basis(reading) for reading in view.past or (view.now,) if reading is not None}
+    basis = next((worse for worse in ("simulated", "modelled", "measured") if worse in bases), "")
     with path.open("w", newline="", encoding="utf-8") as file:
         if path.suffix == ".json":
             head = {
@@ -250,9 +252,9 @@ async def _export(path: Path, view: ForecastView, archived: AsyncIterator[list[d
         writer = csv.DictWriter(file, ARCHIVE_COLUMNS, lineterminator="\n")
         writer.writeheader()
         async for rows in archived:
-            writer.writerows(rows)
+            writer.writerows({**row, "basis": "simulated" if basis == "simulated" else "modelled"} for row in rows)
             count += len(rows)
-    flat = carbon_scores.csv_rows(view.scores)
+    flat = carbon_scores.csv_rows([(one.model, one.scores) for one in view.scores], basis)
     write_csv(path.with_name(f"{path.stem}-scores.csv"), carbon_scores.CSV_COLUMNS, flat)
     return count
 
@@ -333,6 +335,9 @@ def _csv_row(reading: CarbonReading) -> dict[str, Any]:
     series = reading.series
     head = {"zone": series.zone, "method": series.method.name.lower(), "factors": series.factors.name.lower()}
     values = {name: getattr(reading, name) for name in HISTORY_COLUMNS}
-    given = "measured" if reading.quality is Quality.MEASURED else "modelled"
-    basis = "simulated" if reading.simulated else given
-    return {**head, **values, "quality": reading.quality.name.lower(), "basis": basis}
+    return {**head, **values, "quality": reading.quality.name.lower(), "basis": _basis(reading)}
+
+
+def _basis(reading: CarbonReading) -> str:
+    """What an intensity rests on."""
+    return "simulated" if reading.simulated else "measured" if reading.quality is Quality.MEASURED else "modelled"

@@ -10,7 +10,8 @@ from trefoil.core.units import DAY_S, HOUR_S
 PCT: Final = 100.0
 PARTS: Final = 4
 COLUMNS: Final = ("model", "ahead", "MAPE %", "MAE g/kWh", "bias g/kWh", "in 10-90 % band", "samples")
-CSV_COLUMNS: Final = ("model", "horizon_h", "samples", "mape_pct", "mae_g_per_kwh", "bias_g_per_kwh", "coverage_pct")
+CSV_COLUMNS: Final = ("model", "horizon_h", "samples", "mape_pct", "mae_g_per_kwh", "bias_g_per_kwh", "coverage_pct",
+                      "basis")  # fmt: skip
 
 
 def score_cells(score: CarbonScore) -> list[str]:
@@ -85,6 +86,6 @@ def scores_document(scored: CarbonScores) -> dict[str, Any]:
     }
 
 
-def csv_rows(scores: Iterable[CarbonScores]) -> list[dict[str, Any]]:
-    """Rows of a CSV: one a model and lead time."""
-    return [{"model": scored.model} | score_row(score) for scored in scores for score in scored.scores]
+def csv_rows(scores: Iterable[tuple[str, Iterable[CarbonScore]]], basis: str) -> list[dict[str, Any]]:
+    """Rows of a CSV: one a model and lead time. `scores`: by model; `basis`: of the intensities that came."""
+    return [{"model": name} | score_row(score) | {"basis": basis} for name, of in scores for score in of]
