@@ -26,9 +26,10 @@ from power_agent.slices.node_state import ChangeNotifier
 from trefoil.core.accounting import fold
 from trefoil.core.energy import EnergySample
 from trefoil.core.errors import Unavailable
+from trefoil.core.outside.plausible import sample_fault
 from trefoil.runtime import codec
 from trefoil.runtime.files import FileTrouble, LineFile
-from trefoil.runtime.state_files import as_epoch, read_lines
+from trefoil.runtime.state_files import as_epoch, of_shape, read_lines
 from trefoil.runtime.telemetry import Metrics
 
 CHUNK: Final = 64  # samples that a watcher holds at once
@@ -134,8 +135,10 @@ def _read(path: Path, metrics: Metrics | None) -> list[_Reading]:
 
 
 def _reading(line: Any) -> _Reading:
-    samples = tuple(codec.from_plain(EnergySample, sample, "sample") for sample in line["samples"])
+    samples = tuple(of_shape(EnergySample, sample) for sample in line["samples"])
     states = {name: codec.from_plain(MeterState, state, "state") for name, state in line["states"].items()}
+    if why := next(filter(None, map(sample_fault, samples)), ""):
+        raise ValueError(why)
     return _Reading(samples, states, as_epoch(line["n"]))
 
 

@@ -15,7 +15,7 @@ import structlog
 
 from power_agent.devices.errors import DeviceError, DeviceReleased
 from power_agent.energy.core.attribution import DeviceReading, SliceReading
-from power_agent.energy.core.meter import MeterState, advance, recover
+from power_agent.energy.core.meter import MeterState, advance, is_possible, recover
 from power_agent.energy.device_meters import DeviceMeasurement, DeviceMeters
 from power_agent.energy.energy_log import EnergyLog
 from power_agent.slices.node_state import Device, Node
@@ -60,7 +60,11 @@ class Metering:
     def open(self) -> None:
         """Go on from the energy log; a new energy log starts its `seq` where no earlier one can have come."""
         self._energy_log.open()
-        self._states = dict(self._energy_log.states)
+        clock, found = self._node.clock, self._energy_log.states
+        now = clock.now_s(), clock.monotonic_s()
+        self._states = {name: state for name, state in found.items() if is_possible(state, name, self._origin, *now)}
+        if wrong := sorted(found.keys() - self._states.keys()):
+            self._log.warning("states of meters in the energy log cannot be: as if it were lost", devices=wrong)
 
     def catch_up(self, published: Mapping[str, EnergySample]) -> None:
         """Go on from the last samples that were published, where the energy log was lost or is older than they are."""

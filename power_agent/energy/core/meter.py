@@ -43,6 +43,7 @@ SENSOR_UNCERTAINTY: Final = 0.05  # NVML documents power readings as accurate to
 STEP_S: Final = 0.5  # by which wall time and time that never jumps differ after a step of the wall clock
 RECOVERED_MAX_S: Final = 600.0  # since the last published sample; a longer gap stays a gap
 SEQ_AHEAD_MAX: Final = 10**9  # several samples a second for years
+NUMBER_MAX: Final = 1e15  # of a state: joules of a thousand years, seconds since 1970
 HOLE_S: Final = 1.0  # farther apart, two power readings say little about the time between
 
 QUIET_S: Final = 5.0
@@ -188,6 +189,19 @@ class MeterState:
     marks: tuple[CounterMark, ...] = ()
     recovered: bool = False  # from the last sample that was published: what slices did since is not known
     baseline: Baseline = field(default_factory=Baseline)
+
+
+def is_possible(state: MeterState, device: str, origin: str, now_s: float, monotonic_s: float) -> bool:
+    """Whether a state can be what an agent of this device has left on its disk."""
+    quiet, learned = (state.baseline.quiet_s, state.baseline.quiet_j), (watts for _, watts in state.baseline.learned)
+    numbers = (state.at_s, state.monotonic_s, state.counter_j or 0.0, *quiet, *learned)
+    counts = (state.seq, state.counter_resets, state.clock_mhz)
+    return (
+        state.device == device
+        and all(0.0 <= number <= NUMBER_MAX for number in numbers)
+        and all(0 <= count <= int(now_s) + SEQ_AHEAD_MAX for count in counts)
+        and (state.driver != origin or state.monotonic_s <= monotonic_s)
+    )
 
 
 def recover(known: MeterState | None, sample: EnergySample, now_s: float, monotonic_s: float) -> MeterState | None:

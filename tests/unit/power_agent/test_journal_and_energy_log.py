@@ -145,7 +145,7 @@ def test_the_ring_is_bounded(tmp_path):
 
 
 def test_samples_that_are_equal_come_back_equal(tmp_path):
-    odd = dataclasses.replace(sample(1), counter_j=0.1 + 0.2, clock_mhz_mean=1410.5)
+    odd = dataclasses.replace(sample(1), counter_j=0.1 + 0.2, idle_j=0.1 + 0.2, clock_mhz_mean=1410.5)
     energy_log = EnergyLog(tmp_path, 10)
     energy_log.open()
     energy_log.append([odd], {"node0/gpu0": state(1)})

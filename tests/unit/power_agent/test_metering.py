@@ -1,6 +1,7 @@
 """The shell of the meter: periods, devices that hang or vanish, successors, and what is published and counted."""
 
 import asyncio
+import json
 import threading
 
 import pytest
@@ -15,8 +16,10 @@ from power_agent.settings import PowerAgentSettings
 from power_agent.slices.node_state import SLICE_STATES, Device, Node
 from tests.support.plans import CATALOG
 from trefoil.core.device_types import A100_40GB, P4, device_type
-from trefoil.core.energy import EnergyMethod
+from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.fleet import DeviceState, SliceKey, SliceState
+from trefoil.core.outside.plausible import power_fault, sample_fault
+from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
 
@@ -165,6 +168,45 @@ async def test_a_successor_goes_on_from_the_ledger_by_seq_and_joule(bench):
     assert gap.seq == first.seq + 1
     assert gap.counter_j == pytest.approx(60 * WATTS[GPU0])
     assert (gap.starts_at_s, gap.ends_at_s) == (first.ends_at_s, first.ends_at_s + 60)
+
+
+WRONG = (-1, 10**13, 2**70, -1.0, 1e12, 1e300, "", "node0/gpu9")
+
+
+def spoilt(tree, at=()):
+    """The tree with one value, at any depth, replaced by another of its type."""
+    if isinstance(tree, dict | list):
+        for key, inner in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            for made, where in spoilt(inner, (*at, key)):
+                whole = tree.copy()
+                whole[key] = made
+                yield whole, where
+    for wrong in WRONG:
+        if type(wrong) is type(tree) and wrong != tree:
+            yield wrong, f"{at} = {wrong!r}"
+
+
+async def test_one_wrong_value_in_the_energy_log_ends_no_agent_and_stops_no_stream(bench):
+    for _ in range(3):
+        await bench.read()
+    path = bench.folder / "energy.0.jsonl"
+    *before, last = path.read_text().splitlines()
+    for tree, where in spoilt(json.loads(last)):
+        path.write_text("\n".join([*before, json.dumps(tree), ""]))
+        (bench.folder / "energy.1.jsonl").unlink(missing_ok=True)
+        bench.start()
+        try:
+            for _ in range(3):
+                found = await bench.read()
+        except Exception as error:
+            raise AssertionError(f"{where}: {error!r}") from error
+        assert found.keys() == WATTS.keys(), where
+        for sample in found.values():
+            assert codec.decode(EnergySample, codec.encode(sample)) == sample, where
+            assert not sample_fault(sample), where
+            assert not power_fault(sample, bench.node.devices[sample.device].type.name), where
+        for sample in bench.energy_log.ring:
+            assert not sample_fault(sample), where
 
 
 async def test_power_is_polled_between_readings_only_where_there_is_no_counter(bench):
