@@ -1,12 +1,17 @@
 """Signals: the first cancels, teardown finishes all the same, the second only hurries it."""
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from trefoil.cli.run import shutdown
+from trefoil.cli.main import app
+from trefoil.cli.run import shutdown, supervisor
 from trefoil.cli.run.shutdown import ShutdownSignals, run_until_signal, uncancellable
 
 
@@ -87,3 +92,20 @@ async def test_an_error_of_uncancellable_work_is_raised() -> None:
 
     with pytest.raises(ValueError, match="it"):
         await uncancellable(work())
+
+
+def test_ctrl_c_in_up_says_what_is_stopped_and_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    reading, writing = os.pipe()
+    os.write(writing, b"{}\n")
+    os.close(writing)
+    monkeypatch.setattr(supervisor, "start_detached", lambda *_: (child, reading))
+
+    def interrupted(_line: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(json, "loads", interrupted)
+    said = CliRunner().invoke(app, ["up", "--state-dir", str(tmp_path)])
+    assert said.exit_code != 0
+    assert "interrupted: stopping what was started\nstopped\n" in said.stderr
+    assert child.returncode == -signal.SIGTERM
