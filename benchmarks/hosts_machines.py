@@ -114,7 +114,7 @@ class Authority:
         self.certificate, self._key = folder / "ca.crt", folder / "ca.key"
         run(
             "openssl", "req", "-x509", *EC_KEY, "-days", "3650", "-subj", f"/CN={name}",
-            "-keyout", self._key, "-out", self.certificate,
+            "-addext", "keyUsage=critical,keyCertSign,cRLSign", "-keyout", self._key, "-out", self.certificate,
         )  # fmt: skip
 
     def issue(self, folder: Path, name: str, address: str, stem: str = "tls", usage: str = BOTH) -> None:

@@ -46,7 +46,7 @@ make() {
     [ "${TREFOIL_REDIS_PASSWORD-unset}" ] || refuse TREFOIL_REDIS_PASSWORD "" "empty" "drop that line of .env, and one is drawn"
     if [ ! -s "$authority/ca.crt" ]; then
         openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj "/CN=${TREFOIL_CLUSTER:-trefoil}" \
-            -keyout "$authority/ca.key" -out "$authority/ca.crt.new" 2>/dev/null
+            -addext keyUsage=critical,keyCertSign,cRLSign -keyout "$authority/ca.key" -out "$authority/ca.crt.new" 2>/dev/null
         mv "$authority/ca.crt.new" "$authority/ca.crt"
         echo "made an authority and secrets of this deployment; they last until 'down -v'"
     fi

@@ -34,6 +34,12 @@ class Pair:
             target.write_bytes(source.read_bytes())
 
 
+SIGNS = x509.KeyUsage(
+    False, False, False, False, False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False
+)
+"""Python 3.13 wants it of an authority, and key identifiers."""
+
+
 class Authority:
     """Its own certificate is `certificate`."""
 
@@ -43,6 +49,8 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         built = self._begun(self._name, self._key).add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        built = built.add_extension(SIGNS, True)
+        built = built.add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), False)
         self.certificate = self._written("ca", self._key, built.sign(self._key, hashes.SHA256())).certificate
 
     def server(self, name: str = "localhost") -> Pair:
@@ -68,6 +76,8 @@ class Authority:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         built = self._begun(subject, key, hours).add_extension(names, False)
         built = built.add_extension(x509.ExtendedKeyUsage(usages), False)
+        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        built = built.add_extension(authority, False)
         return self._written(name, key, built.sign(self._key, hashes.SHA256()))
 
     def _begun(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, hours: float = 1) -> x509.CertificateBuilder:

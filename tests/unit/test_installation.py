@@ -1,5 +1,6 @@
 """Where families, scenarios and the Triton environment are looked for, and how that environment is made."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -150,10 +151,15 @@ class TestSetupTriton:
         assert len(self.calls(tmp_path)) == 6
 
     def test_what_fails_is_named_and_tried_again_the_next_time(self, tmp_path, monkeypatch):
+        """Of uv first, then of pip, which finds no package here."""
         monkeypatch.setenv("UV_CODE", "3")
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
         found = self.run()
         assert found.exit_code == 2
-        assert "exit code 3 of" in found.stderr
+        assert "uv failed: pip makes" in found.stderr
+        assert "exit code 1 of" in found.stderr
         monkeypatch.setenv("UV_CODE", "0")
         assert self.run().exit_code == 0
 
