@@ -1,5 +1,6 @@
 """`trefoil deploy env`: what it refuses, in one line, and what it writes; docker-compose.yml has its variables."""
 
+import json
 import re
 import socket
 from dataclasses import replace
@@ -7,10 +8,12 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from typer.testing import CliRunner
 
 from trefoil.cli.deploy import machine as look
 from trefoil.cli.deploy.env_file import GIVEN, render, values_of
 from trefoil.cli.deploy.machine import Machine, Wanted, check
+from trefoil.cli.main import app
 from trefoil.core.errors import TrefoilError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -117,3 +120,11 @@ def test_an_image_without_a_triton_is_refused(tmp_path: Path, monkeypatch: pytes
         TrefoilError, match=r"--image = 'debian': no Triton in it \(exec: python3: not found\). Remedy: "
     ):
         look._check_cpu_image("debian", given=True)
+
+
+def test_what_was_written_and_seen_is_one_json_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "look", lambda _: HERE)
+    monkeypatch.setattr(look, "check", Mock())
+    done = CliRunner().invoke(app, ["deploy", "env", "--output", str(tmp_path / "env"), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["machine"]["cores"] == 8

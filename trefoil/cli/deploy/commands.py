@@ -1,6 +1,7 @@
 """`trefoil deploy env`: look at this machine, and write the `.env` of docker-compose.yml, which says what was seen."""
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -55,7 +56,7 @@ def env(
     check(wanted, values, machine)
     replace_file(output, render(values, machine), mode=0o600)
     if as_json:
-        print_json({"written": str(output), "values": values, "machine": machine})
+        print_json({"written": str(output), "values": values, "machine": asdict(machine)})
     else:
         tag = values["TREFOIL_TAG"]  # one that was not rolled out is refused by `up`
         start = "docker compose up -d" if tag == GIVEN["TREFOIL_TAG"][0] else f"deploy/compose/upgrade.sh {tag}"
