@@ -113,7 +113,7 @@ class FakeTriton:
         config.input.add(name="IMAGE", data_type=model_config_pb2.TYPE_UINT8, dims=[8, 8])
         config.output.add(name="PROBABILITIES", data_type=model_config_pb2.TYPE_FP32, dims=[10])
         config.default_model_filename = "model-of-one-variant.py"
-        config.parameters["variant"].string_value = "secret"
+        config.parameters["intra_op_thread_count"].string_value = "secret"
         return pb.ModelConfigResponse(config=config)
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
