@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +19,6 @@ DEVICE_COLORS: Final = {"AWAKE": "green", "ASLEEP": "blue", "LOST": "red"}
 GRAMS_PER_HOUR: Final = "suffix:g/h"
 INTENSITY: Final = "suffix:g/kWh"
 ATTAINED: Final = "1 - trefoil:slo_miss:ratio_rate5m"
-SAVED: Final = "trefoil:saving:ratio_rate1h unless on () trefoil:saving_withheld:bool > 0"
-WITHHELD: Final = "none: SLO or floor missed, or under 200 answers"
 PLANNED_FOR: Final = 'trefoil_demand_requests_per_second{quantile="0.9"}'
 
 DEVICES: Final = stat(
@@ -32,6 +31,16 @@ DEVICES: Final = stat(
     w=3,
 )
 
+SAVED: Final = stat(
+    "Saved against BASE, 1 h",
+    "trefoil:saving:ratio_rate1h unless on () trefoil:saving_withheld:bool > 0",
+    "percentunit",
+    thresholds=(("red", None), ("green", 0)),
+    decimals=1,
+    least=None,
+    no_value="none: SLO or floor missed, or under 200 answers",
+)
+
 FLEET: Final = Dashboard(
     "fleet",
     "fleet now",
@@ -42,15 +51,7 @@ FLEET: Final = Dashboard(
             stat("Within the SLO", f"min({ATTAINED})", "percentunit", thresholds=GOOD_HIGH, decimals=1, most=1),
             stat("Power", "sum(trefoil:node_power:watts)", "watt", decimals=0, w=3),
             stat("Emissions", f"3600 * {rate('trefoil_emissions_grams_total', '')}", GRAMS_PER_HOUR, decimals=1),
-            stat(
-                "Saved against BASE, 1 h",
-                SAVED,
-                "percentunit",
-                thresholds=(("red", None), ("green", 0)),
-                decimals=1,
-                least=None,
-                no_value=WITHHELD,
-            ),
+            SAVED,
             stat("Alerts that fire", 'count(ALERTS{alertstate="firing"}) or vector(0)', thresholds=NONE_GOOD, w=3),
             DEVICES,
         ],
@@ -122,16 +123,7 @@ CARBON: Final = Dashboard(
                 thresholds=(("green", None), ("orange", 3600), ("red", 10800)),
             ),
             stat("Power", "sum(trefoil:node_power:watts)", "watt", decimals=0, w=4),
-            stat(
-                "Saved against BASE, 1 h",
-                SAVED,
-                "percentunit",
-                thresholds=(("red", None), ("green", 0)),
-                decimals=1,
-                least=None,
-                no_value=WITHHELD,
-                w=5,
-            ),
+            replace(SAVED, w=5),
             DEVICES,
         ],
         [

@@ -88,7 +88,7 @@ class Confinement:
         except OSError as error:
             remedy = f"let the agent write in {USERS_LOCK.parent} or its state_dir, or set triton_user = same"
             so = "it locks the users of Tritons"
-            raise system_error(StartError, error, "be opened", own or USERS_LOCK, remedy=remedy, so=so) from error
+            raise system_error(StartError, error, "be opened", Path(error.filename), remedy=remedy, so=so) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

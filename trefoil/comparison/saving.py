@@ -33,6 +33,12 @@ def saving_pct(ours: Outcome, theirs: Outcome, price_g: float) -> float:
     return 100 * (1 - ours.grams_per_request / there)
 
 
+def what_missed(slo: bool, floor: bool) -> str:
+    """What a run missed, which makes no saving; "" if nothing."""
+    missed = (("the SLO", slo), ("the accuracy floor", floor))
+    return " and ".join(what for what, is_missed in missed if is_missed)
+
+
 def price_g(pairs: Sequence[tuple[Outcome, Outcome]]) -> float | None:
     """Price of accuracy [g per request and unit], by pairs of a run and one with a higher floor.
 

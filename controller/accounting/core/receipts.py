@@ -21,6 +21,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Final
 
 from controller.explore.core.candidate_measurement import UNMEASURED
@@ -272,15 +273,13 @@ class Receipts:
         answers: dict[Key, list[_Piece]] = {}
         for piece in taken:
             answers.setdefault(piece.key, []).append(piece)
-        families: dict[str, list[float]] = {}
-        for key in {*metered, *answers}:
-            served = _Served.of(answers.get(key, ()))
-            self._learn(key, metered[key], served, sample.ends_at_s)
-            sums = families.setdefault(key[1], [0.0, 0.0, 0.0, 0.0])
-            for number, amount in enumerate((metered[key], served.receipt_j, served.last_answered, served.last_items)):
-                sums[number] += amount
-        for family, sums in sorted(families.items()):
-            yield JoinedSample(family, sample.ends_at_s, *sums)
+        found = []
+        for key in sorted({*metered, *answers}):  # sums of floats in one order, whatever the hashes are
+            active_j, served = metered[key], _Served.of(answers.get(key, ()))
+            self._learn(key, active_j, served, sample.ends_at_s)
+            done = served.receipt_j, served.last_answered, served.last_items
+            found.append(JoinedSample(key[1], sample.ends_at_s, active_j, *done))
+        yield from sorted(sum_by_family(found), key=attrgetter("family"))
 
     def _learn(self, key: Key, metered_j: float, served: _Served, at_s: float) -> None:
         line = self._line(key)

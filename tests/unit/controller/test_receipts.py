@@ -377,14 +377,13 @@ def test_a_storm_of_cancels_is_its_tenants_and_changes_nobody_elses_receipts():
     assert max(rates[60:]) / min(rates[60:]) == pytest.approx(1.0, abs=0.01)
 
 
-@pytest.mark.parametrize("share", [0.08, -0.08])
-def test_what_receipts_asked_too_little_is_asked_of_the_next(share):
-    """From one second on each request draws 8 % more (or less): the rates lag by a minute, the receipts pay it back."""
+def played(true_j_at, seconds):
+    """Receipts and joules of 20 answers a second that draw what a second says, from the 61st second on."""
     receipts, prices, book = Receipts(CATALOG), Prices(60.0), LoadCounters("d", 0, 0.0, 16)
     key, drawn_j, receipt_j = KEYS[0], 0.0, 0.0
     receipts.nodes([node({key: "s"})])
-    for second in range(1, 301):
-        true_j = 4.3 * (1 + share * (second > 60))
+    for second in range(1, seconds + 1):
+        true_j = true_j_at(second)
         book.answered("digits", "s", key, "", 20, 20.0, 1.0, 75.0, second, "")
         book.settle(prices.rate)
         closed = book.close_window(float(second), Revision())
@@ -396,27 +395,19 @@ def test_what_receipts_asked_too_little_is_asked_of_the_next(share):
         if second > 60:
             drawn_j += true_j
             receipt_j += sum(cell.receipt_j for cell in closed.cells)
+    return receipt_j, drawn_j
+
+
+@pytest.mark.parametrize("share", [0.08, -0.08])
+def test_what_receipts_asked_too_little_is_asked_of_the_next(share):
+    """From one second on each request draws 8 % more (or less): the rates lag by a minute, the receipts pay it back."""
+    receipt_j, drawn_j = played(lambda second: 4.3 * (1 + share * (second > 60)), 300)
     assert receipt_j == pytest.approx(drawn_j, rel=0.002)
 
 
 def test_receipts_follow_joules_that_rise_all_along():
     """For three minutes each request draws a little more than the one before, as a board that warms up: 15 % in all."""
-    receipts, prices, book = Receipts(CATALOG), Prices(60.0), LoadCounters("d", 0, 0.0, 16)
-    key, drawn_j, receipt_j = KEYS[0], 0.0, 0.0
-    receipts.nodes([node({key: "s"})])
-    for second in range(1, 181):
-        true_j = 4.3 * (1 + 0.15 * second / 180)
-        book.answered("digits", "s", key, "", 20, 20.0, 1.0, 75.0, second, "")
-        book.settle(prices.rate)
-        closed = book.close_window(float(second), Revision())
-        receipts.window(closed)
-        receipts.sample(sample(key, "s", true_j, float(second)))
-        receipts.join(float(second) + 5)
-        if second % 5 == 0:
-            prices.set_rates(ReceiptRates(receipts.rates(None), float(second), Series("z"), 1.2, Revision(1, 1)), None)
-        if second > 60:
-            drawn_j += true_j
-            receipt_j += sum(cell.receipt_j for cell in closed.cells)
+    receipt_j, drawn_j = played(lambda second: 4.3 * (1 + 0.15 * second / 180), 180)
     assert receipt_j == pytest.approx(drawn_j, rel=0.006)
 
 

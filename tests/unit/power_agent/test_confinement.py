@@ -105,7 +105,10 @@ def test_where_the_machines_lock_cannot_be_written_users_are_locked_in_the_state
 
     monkeypatch.setattr(confinement, "USERS_LOCK", machine)
     monkeypatch.setattr(os, "open", open_read_only)
-    with pytest.raises(StartError, match="Read-only file system"), Confinement(2_000_000_000).choosing():
+    with (
+        pytest.raises(StartError, match=r"machine\.lock.*Read-only file system"),
+        Confinement(2_000_000_000).choosing(),
+    ):
         pass
     own.parent.mkdir()
     with Confinement(2_000_000_000, own.parent).choosing():

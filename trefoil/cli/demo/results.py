@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import trefoil
 from trefoil.cli.demo.spread import Spread
-from trefoil.comparison.saving import Outcome, saving_pct
+from trefoil.comparison.saving import Outcome, saving_pct, what_missed
 from trefoil.core.objective import floor_missed
 from trefoil.installation import CHECKOUT, SHIPPED
 
@@ -161,8 +161,7 @@ class Report:
     @property
     def missed(self) -> str:
         """What our run missed of what was asked for; "" if nothing."""
-        asked = {"the SLO": self.missed_slo(self.subject), "the accuracy floor": self.missed_floor(self.subject)}
-        return " and ".join(what for what, missed in asked.items() if missed)
+        return what_missed(self.missed_slo(self.subject), self.missed_floor(self.subject))
 
     def missed_floor(self, name: str) -> bool:
         """Whether a run missed the floor of a family.

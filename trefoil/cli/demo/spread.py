@@ -15,7 +15,7 @@ from typing import Any
 
 from controller.planners.policy_parts import constants_of
 from trefoil.cli.run.scenario import Scenario, Slo
-from trefoil.comparison.saving import MARGIN, OBLIVIOUS, PRICE_STEP, Outcome, price_g, saving_pct, summary
+from trefoil.comparison.saving import MARGIN, OBLIVIOUS, PRICE_STEP, Outcome, price_g, saving_pct, summary, what_missed
 from trefoil.core.objective import floor_missed
 from trefoil.core.policies import policy
 from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
@@ -49,8 +49,7 @@ class Spread:
         """What a policy missed in the mean of the seeds, which makes no saving; "" if nothing."""
         runs = [one.runs[subject] for one in self.seeds]
         attained, accuracy = fmean(run.slo_attainment for run in runs), fmean(run.accuracy for run in runs)
-        asked = {"the SLO": attained < slo_quantile, "the accuracy floor": floor_missed(accuracy, floor)}
-        return " and ".join(what for what, missed in asked.items() if missed)
+        return what_missed(attained < slo_quantile, floor_missed(accuracy, floor))
 
     def to_json(self, subject: str, floor: float, slo_quantile: float) -> dict[str, Any]:
         """JSON values of it: each seed with its savings, and their mean, deviation and ends by opponent, unless the
