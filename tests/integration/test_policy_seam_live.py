@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.seam import ROW
 from tests.support.seam.router import HOLD_S
-from tests.support.system import RunningSystem, load
+from tests.support.system import RunningSystem, load, running_system
 from tests.support.triton_process import ROOT
 from trefoil.cli.load.result import LoadResult
 
@@ -28,13 +28,8 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def running(**settings: object) -> Iterator[RunningSystem]:
-    system = RunningSystem({**ONE_GPU, **settings})
-    try:
-        system.up()
-        system.wait_for_rollout()
+    with running_system({**ONE_GPU, **settings}) as system:
         yield system
-    finally:
-        system.close()
 
 
 def served(system: RunningSystem, rate_per_s: float) -> LoadResult:
@@ -89,7 +84,7 @@ BAD = {
     "policy": ("tests.support.seam:NONE", "tests.support.seam has no NONE"),
     "planner": ("best", "no such planner. Remedy: "),
     "forecaster": ("oracle", "knows what only a simulation knows. Remedy: lstm"),
-    "router": ("random", "no such router. Remedy: "),
+    "router": ("roulette", "no such router. Remedy: "),
     "queue": ("sjf", "no such queue. Remedy: "),
     "governor": ("turbo", "no such governor. Remedy: "),
 }

@@ -10,8 +10,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,20 @@ class RunningSystem:
                 for identity in (*left, launch.supervisor):
                     identity.send(signal.SIGKILL)
             shutil.rmtree(self.state_dir, ignore_errors=True)
+
+
+@contextmanager
+def running_system(settings: Mapping[str, object], *, frozen: bool = False) -> Iterator[RunningSystem]:
+    """A system whose first plan is carried out (`frozen`: and stays); it is closed at the end."""
+    system = RunningSystem(settings)
+    try:
+        system.up()
+        if frozen:
+            system.ask("freeze")
+        system.wait_for_rollout()
+        yield system
+    finally:
+        system.close()
 
 
 def pss_bytes(found: list[psutil.Process]) -> dict[str, int]:

@@ -11,7 +11,7 @@ import pytest
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.support.system import TREFOIL, RunningSystem, slices, until
+from tests.support.system import TREFOIL, RunningSystem, running_system, slices, until
 from tests.support.triton_process import MODELS
 from trefoil.cli.run.launcher import infer_zeros
 from trefoil.core.errors import Unavailable
@@ -31,13 +31,8 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def system(repository: Path) -> Iterator[RunningSystem]:
-    one = RunningSystem({"policy": "exact", "family.repository": str(repository)})
-    try:
-        one.up()
-        one.wait_for_rollout()
+    with running_system({"policy": "exact", "family.repository": str(repository)}) as one:
         yield one
-    finally:
-        one.close()
 
 
 async def why_unanswered(target: str) -> str:

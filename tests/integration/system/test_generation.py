@@ -14,7 +14,7 @@ import tritonclient.grpc as triton
 
 from tests.support.generation import FAMILY, NAMES, alone, ask, prompts, request
 from tests.support.perf_analyzer import perf_analyzer
-from tests.support.system import RunningSystem, until
+from tests.support.system import RunningSystem, running_system, until
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.energy import EnergySample
 from trefoil.runtime.state import entry_order
@@ -25,14 +25,9 @@ COUNTER_ERROR_MAX = 1e-3
 
 @pytest.fixture(scope="module")
 def system() -> Iterator[RunningSystem]:
-    one = RunningSystem({"family.name": FAMILY, "slo.latency_ms": 3000.0, "demand_initial_per_s": 6.0})
-    try:
-        one.up()
-        one.ask("freeze")
-        one.wait_for_rollout()
+    settings = {"family.name": FAMILY, "slo.latency_ms": 3000.0, "demand_initial_per_s": 6.0}
+    with running_system(settings, frozen=True) as one:
         yield one
-    finally:
-        one.close()
 
 
 def wanted(variant: str, prompt: str, most: int | None = None) -> list[bytes]:

@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tests.support.system import RunningSystem
+from tests.support.system import RunningSystem, running_system
 from tests.support.triton_process import MODELS
 from trefoil.cli.main import app
 
@@ -130,13 +130,8 @@ def test_every_command_stands_in_one_of_the_tables() -> None:
 @pytest.fixture(scope="module")
 def system() -> Iterator[RunningSystem]:
     """`base` plans one way, whatever load and carbon do: nothing changes by itself."""
-    one = RunningSystem({"policy": "base"})
-    try:
-        one.up()
-        one.wait_for_rollout()
+    with running_system({"policy": "base"}) as one:
         yield one
-    finally:
-        one.close()
 
 
 def test_a_refused_command_leaves_the_system_as_it_was(system: RunningSystem, tmp_path: Path) -> None:
