@@ -205,11 +205,16 @@ class Cluster(Engines):
         tls = ssl.create_default_context(cafile=files["ssl_ca_certs"])
         tls.load_cert_chain(files["ssl_certfile"], files["ssl_keyfile"])
         # Not by redis-py: a command of more than 64 KiB (a plan, what a controller keeps) ends its connection.
-        opening = asyncio.open_connection(url.hostname, url.port, ssl=tls, limit=LINE_BYTES_MAX)
-        reader, writer = await asyncio.wait_for(opening, SILENT_S)
+        # Not by `wait_for`: where a line comes at that very moment, it ignores a cancellation (until Python 3.12).
+        async with asyncio.timeout(SILENT_S):
+            reader, writer = await asyncio.open_connection(url.hostname, url.port, ssl=tls, limit=LINE_BYTES_MAX)
         try:
             writer.write(f"AUTH {unquote(url.password or '')}\r\nMONITOR\r\n".encode())
-            while line := await asyncio.wait_for(reader.readline(), SILENT_S):
+            while True:
+                async with asyncio.timeout(SILENT_S):
+                    line = await reader.readline()
+                if not line:
+                    break
                 self._note(line, role)
             raise ConnectionError("closed by Redis")
         finally:
