@@ -8,14 +8,16 @@ import structlog
 
 from controller.accounting.accountant import Accountant
 from controller.accounting.core.receipts import Receipts
-from controller.loop.control_loop import ControlLoop, PlannerRunner, load_by_command, load_saved_state
+from controller.loop.control_loop import ControlLoop, load_by_command, load_saved_state
 from controller.loop.core.control import ControlCore
-from controller.loop.core.effects import CoreTime
 from controller.loop.core.objectives import accept_objective
+from controller.loop.core_ports import Signals
+from controller.loop.decision_records import DecisionRecords
 from controller.loop.disk_store import DiskStore
-from controller.loop.effect_runner import Signals
 from controller.loop.kept_files import KeptFiles
 from controller.loop.leadership import Leadership
+from controller.loop.live_ports import LiveControlPorts
+from controller.loop.planner_runner import PlannerRunner
 from controller.observe.core.observation import LatestInputs, Observation
 from controller.observe.forecast_model import open_network
 from controller.observe.reader import ObservationReader
@@ -23,7 +25,7 @@ from controller.planners.policy_parts import constants_of, forecaster_of, planne
 from controller.planners.table import PLANNERS
 from controller.rollout.agent_clients import AgentClients
 from controller.rollout.core.executor import RolloutExecutor
-from controller.rollout.runner import RolloutRunner
+from controller.rollout.runner import LiveRolloutPorts, RolloutRunner
 from controller.service import FULL_NAME, ControllerService, LeaderAnswers
 from controller.settings import ControllerSettings
 from controller.stored_reads import StoredReads
@@ -103,11 +105,10 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     metrics, signals = Metrics("controller"), Signals()
     state = State.connect(settings.redis_url, settings.cluster, clock=clock, metrics=metrics)
     disk = DiskStore(settings.state_dir, settings.decisions_max, metrics)
-    time = CoreTime(clock.now_s(), clock.monotonic_s())
     plan_keys = PlanKeys.read(settings.cluster, settings.plan_key_file)
     receipts = Receipts(catalog, settings.receipts.memory_s, settings.receipts.items_min)
     forecaster = forecaster_of(settings, row, open_network=open_network, monotonic_s=clock.monotonic_s)
-    observation = Observation(settings, state.keys, catalog, forecaster, time.now_s, receipts.window, _stated(files))
+    observation = Observation(settings, state.keys, catalog, forecaster, clock.now_s(), receipts.window, _stated(files))
     reader = ObservationReader(observation, state, settings.carbon, clock)
 
     leadership = Leadership(state, disk, clock, metrics, lambda: obeyed_epochs(observation.inputs), plan_keys)
@@ -117,23 +118,26 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
     agents = AgentClients(clock, *patience, token, tls, settings.insecure)
     accountant = Accountant(settings, state, leadership, observation, receipts, disk, metrics, clock)
     commanded = {n.node: n for n in disk.load_all("commanded", NodePlan)}
-    rollouts = RolloutExecutor(settings.rollout, observation, accountant, time, disk.load("published", Plan), commanded)
-    rollout_runner = RolloutRunner(
-        rollouts, settings.rollout.poll_s, state.keys, plan_keys, leadership, agents, reader, disk, metrics, signals,
-        time, clock,
-    )  # fmt: skip
+    rollout_ports = LiveRolloutPorts(
+        disk, metrics, signals, settings.rollout.poll_s, state.keys, plan_keys, leadership, agents, reader, clock
+    )
+    published = disk.load("published", Plan)
+    rollouts = RolloutExecutor(settings.rollout, observation, accountant, clock, rollout_ports, published, commanded)
     stored = {o.family: o for o in disk.load_all("objectives", Objective)}
     marks = load_by_command(disk, settings)
     kept = {*marks.families, *marks.stopped}
     left = load_saved_state(disk, settings, starting_objectives(settings, stored, kept, catalog))
     planner_runner = PlannerRunner(planner, row.planner, disk, clock, settings.solve_timeout_s)
-    core = ControlCore(
-        settings, row, traits.tick_grace_s, planner_runner.live, observation, accountant, rollouts, time, left
-    )
-    loop = ControlLoop(
-        core, settings, state, leadership, reader, rollout_runner, accountant, planner_runner, disk, metrics, signals,
-        clock,
+    budgets = observation.windows.dump_budgets
+    records = DecisionRecords(settings, row, state.keys, leadership, disk, metrics, budgets)
+    ports = LiveControlPorts(
+        disk, metrics, signals, state.keys, leadership, observation, planner_runner, records,
+        RolloutRunner(rollouts, rollout_ports),
     )  # fmt: skip
+    core = ControlCore(
+        settings, row, traits.tick_grace_s, planner_runner.live, observation, accountant, rollouts, clock, left, ports
+    )
+    loop = ControlLoop(core, ports, settings, state, leadership, reader, accountant, disk, signals, clock)
 
     def adopt() -> None:
         observation.learn(files.catalog, _stated(files))

@@ -223,7 +223,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         )
         if self._disk.trouble:
             response.why += f"\nnothing new is decided: {self._disk.trouble}"
-        if loop.planner_runner.live is not None:
+        if loop.core.explorer.live is not None:
             response.exploration.CopyFrom(exploration(loop.core.explorer, plan))
         if plan is not None and objective.family in plan.expected:
             response.expected.CopyFrom(codec.to_proto(plan.expected[objective.family]))

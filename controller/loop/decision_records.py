@@ -24,7 +24,7 @@ from controller.loop.core.decision import (
     ask_planner,
     run_planner,
 )
-from controller.loop.core.effects import RecordDecision
+from controller.loop.core.ports import TakenDecision
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.brains import Planner, PlanView
@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # what only the live controller has: a simulation imports thi
 
 
 def decision_record(
-    kept: RecordDecision, planner: str, policy: str, given: Mapping[str, str] = MappingProxyType({})
+    kept: TakenDecision, planner: str, policy: str, given: Mapping[str, str] = MappingProxyType({})
 ) -> DecisionRecord:
     """Record of a decision: all that is needed to take it again. `given`: what was set of the planner, by name."""
     return DecisionRecord(
@@ -127,7 +127,7 @@ class DecisionRecords:
         given = {"preset": self._settings.preset, "parts": json.dumps(parts, sort_keys=True) if parts else ""}
         return {name: value for name, value in given.items() if value}
 
-    async def write(self, kept: RecordDecision) -> None:
+    async def write(self, kept: TakenDecision) -> None:
         """Write the record of a decision to disk, then to Redis.
 
         Raises:

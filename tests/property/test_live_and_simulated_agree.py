@@ -1,13 +1,13 @@
-"""The live shell and the simulated one carry the same cores: for equal events they are asked for equal effects.
+"""The live shell and the simulated one carry the same cores: for equal events they are asked for the same.
 
 A simulation is run with a live twin beside it: a second core and second rollouts, on the asyncio shells of
 controller/loop/control_loop.py and controller/rollout/runner.py, which see what the simulation sees at the same times.
-What moves the world is the simulation's; Redis, disk, agents and clock of the twin answer at once. Every effect that
-either core yields is noted, and the two lists have to be equal.
+What moves the world is the simulation's; Redis, disk, agents and clock of the twin answer at once. Every call
+of the cores' ports is noted, and the two lists have to be equal.
 """
 
 import asyncio
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,17 +17,20 @@ from hypothesis import strategies as st
 from controller.accounting.accountant import Accountant
 from controller.accounting.core.receipts import Receipts
 from controller.explore.core.exploration_state import ExplorationTotals
-from controller.loop.control_loop import ControlLoop, PlannerRunner
+from controller.explore.core.ports import PlannerAnswer
+from controller.loop.control_loop import ControlLoop
 from controller.loop.core.control import ControlCore
 from controller.loop.core.decision import ControlState
-from controller.loop.core.effects import PlannerAnswer, RecordDecision
+from controller.loop.core.ports import TakenDecision
 from controller.loop.core.saved_state import SavedState
+from controller.loop.core_ports import Signals
+from controller.loop.decision_records import DecisionRecords
 from controller.loop.disk_store import DiskStore
-from controller.loop.effect_runner import Signals
+from controller.loop.live_ports import LiveControlPorts
+from controller.loop.planner_runner import PlannerRunner
 from controller.planners.table import PLANNERS
 from controller.rollout.core.executor import RolloutExecutor
-from controller.rollout.runner import RolloutRunner
-from trefoil.core import errors
+from controller.rollout.runner import LiveRolloutPorts, RolloutRunner
 from trefoil.core.demand import SliceLoad, TableAck
 from trefoil.core.objective import ActMode
 from trefoil.core.plan import Plan
@@ -53,30 +56,33 @@ POLICIES = ("base", "static_mix", "exact", "clover", "blover", "wattwiser")
 
 
 class Noted(list):
-    """Effects, without what a clock or a disk has put into them."""
+    """Calls of a core's ports, without what a clock or a disk has put into them."""
 
-    def of(self, steps):
-        answer = None
-        error = None
-        while True:
-            try:
-                effect = steps.send(answer) if error is None else steps.throw(error)
-            except StopIteration as end:
-                return end.value
-            self.append(masked(effect))
-            answer, error = None, None
-            try:
-                answer = yield effect
-            except errors.TrefoilError as raised:
-                error = raised
+    def of(self, ports):
+        return NotedPorts(ports, self)
 
 
-def masked(effect):
-    """An effect as text: what thinking took and what memory it began with are the shell's."""
-    if isinstance(effect, RecordDecision):
-        effect = replace(effect, answer=PlannerAnswer(effect.answer.step, effect.answer.seed))
-    assert is_dataclass(effect)
-    return type(effect).__name__, *(repr(getattr(effect, f.name)) for f in fields(effect))
+class NotedPorts:
+    """Ports whose calls are noted."""
+
+    def __init__(self, ports, calls: Noted) -> None:
+        self._ports, self._calls = ports, calls
+
+    def __getattr__(self, name):
+        method = getattr(self._ports, name)
+
+        def call(*args, **kwargs):
+            self._calls.append((name, *map(masked, args), *((key, masked(one)) for key, one in kwargs.items())))
+            return method(*args, **kwargs)
+
+        return call
+
+
+def masked(argument) -> str:
+    """An argument as text: what thinking took, what memory it began with and whose view is asked are the shell's."""
+    if isinstance(argument, TakenDecision):
+        argument = replace(argument, answer=PlannerAnswer(argument.answer.step, argument.answer.seed))
+    return "" if callable(argument) else repr(argument)
 
 
 class Twin:
@@ -85,26 +91,25 @@ class Twin:
     def __init__(self, shell: "Twinned", folder: Path) -> None:
         self.shell, self.loop = shell, asyncio.new_event_loop()
         self.control, self.rolled, self.waiting, self._go = Noted(), Noted(), False, False
-        config, seen, at = shell.settings, shell.observation, shell.at
+        config, seen = shell.settings, shell.observation
         metrics, disk, signals = Metrics("controller"), DiskStore(folder, 10_000), Signals()
         row = shell.core.policy
         planner_runner = PlannerRunner(planner_for(shell.scenario), row.planner, disk, self, 1e6)
         self.meter = SimulatedMeter(shell.ledger, shell.hardware, config.measure_s)
-        self.rollouts = RolloutExecutor(config.rollout, seen, self.meter, at)
-        begin = self.rollouts.begin
-        self.rollouts.begin = lambda plan, view: self.rolled.of(begin(plan, view))
-        self.actor = RolloutRunner(
-            self.rollouts, 0.1, seen_keys(), PlanKeys("default"), self, self, self, disk, metrics, signals, at, self
-        )
+        common, keys = (disk, metrics, signals), seen_keys()
+        rolls = LiveRolloutPorts(*common, 0.1, keys, PlanKeys("default"), self, self, self, self)
+        self.rollouts = RolloutExecutor(config.rollout, seen, self.meter, self, self.rolled.of(rolls))
+        self.actor = RolloutRunner(self.rollouts, rolls)
+        records = DecisionRecords(config, row, keys, self, disk, metrics, seen.windows.dump_budgets)
+        ports = LiveControlPorts(*common, keys, self, seen, planner_runner, records, self.actor)
         objectives = dict(shell.inputs.objectives)
         kept = SavedState(objectives, [], ControlState(ActMode.ACT), ExplorationTotals())
         grace_s = PLANNERS[row.planner].traits.tick_grace_s
-        self.core = ControlCore(config, row, grace_s, planner_runner.live, seen, self.meter, self.rollouts, at, kept)
+        live, noted = planner_runner.live, self.control.of(ports)
+        self.core = ControlCore(config, row, grace_s, live, seen, self.meter, self.rollouts, self, kept, noted)
         accountant = Accountant(config, self, self, seen, Receipts(seen.catalog), disk, metrics, self)
-        self.live = ControlLoop(
-            self.core, config, self, self, self, self.actor, accountant, planner_runner, disk, metrics, signals, self
-        )
-        self.run(self.live._perform(self.control.of(self.core.enter_epoch(EPOCH))))
+        self.live = ControlLoop(self.core, ports, config, self, self, self, accountant, disk, signals, self)
+        self.run(self.core.enter_epoch(EPOCH))
 
     def run(self, what) -> None:
         """Play a step to its end, then what it has set going as far as it goes."""
@@ -116,7 +121,7 @@ class Twin:
             self.loop.run_until_complete(asyncio.sleep(0))
 
     def step(self) -> None:
-        self.run(self.live._perform(self.control.of(self.core.step())))
+        self.run(self.core.step())
 
     def go_on(self) -> None:
         """What a rollout waits for may have come."""
@@ -187,23 +192,24 @@ class Twinned(Simulation):
         self._begins = False
         super().__init__(inputs)
         self.twin = Twin(self, folder)
-        step, begin = self.core.step, self.rollouts.begin
+        step = self.core.step
 
         def stepped():
             self.twin.step()
-            return self.control.of(step())
+            return step()
 
         self.core.step = stepped
         note = self.meter.note
         self.meter.note = lambda now_s: (note(now_s), self.twin.meter.note(now_s))
-        self.rollouts.begin = lambda plan, view: self.rolled.of(begin(plan, view))
 
-    def _run_steps(self, steps) -> None:
-        super()._run_steps(steps if self.twin else self.control.of(steps))
+    def _start_cores(self, *kept) -> None:
+        super()._start_cores(*kept)
+        self.core.ports = self.core.explorer.ports = self.control.of(self)
+        self.rollouts.ports = self.rolled.of(self)
 
-    def _begin_rollout(self, plan) -> None:
+    async def roll(self, *asked) -> None:
         self._begins = True
-        super()._begin_rollout(plan)
+        await super().roll(*asked)
         self._begins = False
 
     def _continue_rollout(self) -> None:
@@ -212,7 +218,7 @@ class Twinned(Simulation):
         super()._continue_rollout()
 
 
-def effects(policy: str, rate: float, slo_ms: float, noise: float, seed: int, mode: str, folder: Path):
+def asked(policy: str, rate: float, slo_ms: float, noise: float, seed: int, mode: str, folder: Path):
     """What live and simulated shell were asked for: by control, and by rollouts, which live interleave with it."""
     wanted = FamilyObjective(mode=mode, slo_ms=slo_ms, below_best_pct=2.0, hard_below_best_pct=10.0, lambda_weight=0.1,
                     base_intensity_g_per_kwh=250.0)  # fmt: skip
@@ -248,20 +254,20 @@ def effects(policy: str, rate: float, slo_ms: float, noise: float, seed: int, mo
 @example("clover", 40.0, 75.0, 0.05, 1, "lambda")
 @example("wattwiser", 40.0, 75.0, 0.05, 1, "budget")
 @pytest.mark.slow
-def test_equal_events_give_equal_effects(tmp_path_factory, policy, rate, slo_ms, noise, seed, mode) -> None:
-    live, simulated = effects(policy, rate, slo_ms, noise, seed, mode, tmp_path_factory.mktemp("twin"))
+def test_both_shells_are_asked_for_the_same(tmp_path_factory, policy, rate, slo_ms, noise, seed, mode) -> None:
+    live, simulated = asked(policy, rate, slo_ms, noise, seed, mode, tmp_path_factory.mktemp("twin"))
     kinds = {name for part in simulated for name, *_ in part}
     assert {
-        "UseView",
-        "CallPlanner",
-        "RecordDecision",
-        "StartRollout",
-        "FindPath",
-        "Publish",
-        "CommandNode",
-        "RefreshStatuses",
+        "show",
+        "think",
+        "record",
+        "roll",
+        "find_path",
+        "publish",
+        "command",
+        "refresh_statuses",
     } <= kinds
     for one, other in zip(live, simulated, strict=True):
-        for number, (effect, same) in enumerate(zip(one, other, strict=False)):
-            assert effect == same, f"effect {number}"
+        for number, (call, same) in enumerate(zip(one, other, strict=False)):
+            assert call == same, f"call {number}"
         assert len(one) == len(other)

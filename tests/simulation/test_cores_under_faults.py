@@ -22,7 +22,7 @@ BLOCK = 25
 def test_drawn_faults_break_no_promise(first):
     for seed in range(first, min(first + BLOCK, LAST)):
         found, system = history(seed, drawn)
-        assert not found, f"seed {seed}: {told(found, system.log)}"
+        assert not found, f"seed {seed}: {told(found, system.lines)}"
         assert sum(system.faults.values()) >= 2
         assert system.ledger.total["digits"].answered > 40
 
@@ -30,13 +30,13 @@ def test_drawn_faults_break_no_promise(first):
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_fault_alone_breaks_no_promise(kind):
     found, system = history(77, lambda system: system.after(9.0, strike, system, kind, system.rng.random(4)))
-    assert not found, told(found, system.log)
+    assert not found, told(found, system.lines)
 
 
 def test_a_seed_is_one_history_whatever_was_played_before():
     def of(seed: int) -> tuple[list[str], float]:
         _, system = history(seed, drawn)
-        return list(system.log), system.ledger.total["digits"].answered
+        return list(system.lines), system.ledger.total["digits"].answered
 
     first = [of(seed) for seed in (5, 8)]
     assert [of(seed) for seed in (8, 5)] == first[::-1]
@@ -44,7 +44,7 @@ def test_a_seed_is_one_history_whatever_was_played_before():
 
 def test_faults_strike_in_the_moments_that_they_wait_for():
     struck = {
-        line.split("MOMENT ")[1] for seed in range(25) for line in history(seed, drawn)[1].log if "MOMENT" in line
+        line.split("MOMENT ")[1] for seed in range(25) for line in history(seed, drawn)[1].lines if "MOMENT" in line
     }
     assert struck == set(MOMENTS)
 
@@ -93,7 +93,7 @@ FOUND = [
 def test_a_mended_fault_that_is_put_back_is_found(mended, faults, seeds, says):
     for seed in seeds:
         found, system = history(seed, faults)
-        assert not found, f"without the fault, seed {seed}: {told(found, system.log)}"
+        assert not found, f"without the fault, seed {seed}: {told(found, system.lines)}"
     with put_back(*mended[1:5]):
         told_of = [text for seed in seeds for text in history(seed, faults)[0]]
     assert any(says in text for text in told_of), told_of

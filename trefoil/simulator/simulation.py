@@ -1,4 +1,4 @@
-"""Simulation: the controller's cores in simulated time; their effects are carried out at once.
+"""Simulation: the controller's cores in simulated time; their ports answer at once.
 
 Time moves from event to event: ticks, changes of an intensity, slices that become ready, ends of what a rollout waits
 for. Nothing is decided here. What differs from live: deciding takes no time, nothing fails, the meter is never late.
@@ -6,59 +6,48 @@ for. Nothing is decided here. What differs from live: deciding takes no time, no
 
 import json
 import math
-from collections.abc import Mapping
+import types
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from controller.explore.core.exploration_state import ExplorationTotals
+from controller.explore.core.exploration_state import Evaluation, ExplorationTotals
+from controller.explore.core.ports import PlannerAnswer
 from controller.loop.core.control import ControlCore
 from controller.loop.core.decision import (
     CANDIDATE,
     ControlState,
+    Verdict,
     as_live_planner,
     ask_planner,
     run_planner,
 )
-from controller.loop.core.effects import (
-    CallPlanner,
-    CandidateEvaluated,
-    CommandNode,
-    CoreTime,
-    FindPath,
-    OpenRecords,
-    PlannerAnswer,
-    Publish,
-    QueryAgents,
-    RecordDecision,
-    RefreshStatuses,
-    StartRollout,
-    Steps,
-    StopRollout,
-    TellPlanner,
-    UseView,
-    Wait,
-    WakeLoop,
-)
+from controller.loop.core.ports import TakenDecision
 from controller.loop.core.saved_state import SavedState
+from controller.loop.core.triggers import Trigger
 from controller.loop.decision_records import decision_record
 from controller.observe.core.observation import Observation
 from controller.observe.forecast_model import open_network
 from controller.planners.policy_parts import forecaster_of, shares_slices
 from controller.planners.table import PLANNERS
-from controller.rollout.core.executor import RolloutExecutor, find_path
-from controller.rollout.core.path import RolloutPath
+from controller.rollout.core.executor import RolloutExecutor
+from controller.rollout.core.path import FleetSnapshot, RolloutPath
+from controller.rollout.core.ports import Unheard
+from controller.rollout.core.rollout_inputs import best_path
 from dispatcher.routing.core.routing_table import staged
 from dispatcher.routing.routers import ROUTERS
 from power_agent.governors import reads_latency
-from trefoil.core.brains import Planner, PlanView
+from trefoil.core.brains import Candidate, Measurement, Planner, PlanView
+from trefoil.core.common import Revision
 from trefoil.core.demand import LoadCell, SliceLoad, TableAck
-from trefoil.core.errors import SettingError, TrefoilError
-from trefoil.core.objective import ActMode, ObjectiveMode
+from trefoil.core.errors import SettingError
+from trefoil.core.fleet import NodeStatus, SliceKey
+from trefoil.core.objective import ActMode, Objective, ObjectiveMode
 from trefoil.core.parts import Kind, find
-from trefoil.core.plan import DecisionRecord, NodePlan, Plan, RolloutState, Route
+from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout, RolloutState, Route
 from trefoil.core.units import MS_PER_S
 from trefoil.runtime.keys import Keys
 from trefoil.simulator.books.intervals import LoadReports
@@ -78,15 +67,49 @@ EXPLORING_TICK_S: Final = 5.0  # at most, while candidates are measured
 EPOCH: Final = 1
 
 
-class Simulation:
-    """Simulation of one scenario: all of its state."""
+T = TypeVar("T")
+
+
+class SimulatedClock:
+    """Clock that stands at one time until it is set: UTC and monotonic [s] are the same."""
+
+    def __init__(self, at_s: float) -> None:
+        self.at_s = at_s
+
+    def now_s(self) -> float:
+        """The time [s]."""
+        return self.at_s
+
+    monotonic_s = now_s
+
+
+def at_once(step: Coroutine[object, None, T]) -> T:
+    """Result of a core's step whose ports all answer at once."""
+    try:
+        step.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise AssertionError("a port waits")
+
+
+@types.coroutine
+def until_resumed() -> Generator[None, None, None]:
+    """Leave a core's step here, until `send(None)` goes on with it."""
+    yield
+
+
+class Simulation(Unheard):
+    """Simulation of one scenario: all of its state, and the ports of its cores.
+
+    What is for logs, metrics, disks and Redis, nobody hears.
+    """
 
     def __init__(self, inputs: Inputs, keep_records: bool = False, settings: SimulatedSettings | None = None) -> None:
         """`settings`: of the controller, instead of those that the scenario asks for."""
         scenario = inputs.scenario
         self.inputs, self.scenario, self.settings = inputs, scenario, settings or settings_of(inputs)
         self.now_s = -scenario.warmup_s
-        self.at = CoreTime(self.now_s, self.now_s)
+        self.clock = SimulatedClock(self.now_s)
         placed = inputs.devices, inputs.truth, inputs.items, scenario.costs
         self.hardware = Hardware(*placed, inputs.governed, inputs.latencies())
         self._reads_latency = reads_latency(scenario.policy.governor or inputs.policy.governor)
@@ -99,7 +122,7 @@ class Simulation:
         self.records: list[DecisionRecord] = []
         self.keep_records = keep_records
         self._published: tuple[Route, ...] = ()
-        self._rolling: Steps[None] | None = None
+        self._rolling: Coroutine[object, None, None] | None = None
         self._rolling_due_s = math.inf
         self._moved = False  # whether the rollout has changed what serves and no engine has been told yet
         self._drained_s = -math.inf
@@ -119,7 +142,7 @@ class Simulation:
         self.forecasts = ForecastFeed(scenario.carbon.forecast, inputs.carbon[inputs.zone])
         self._read_carbon()
         self._set_routes()
-        self._run_steps(self.core.enter_epoch(EPOCH))
+        self._run_step(self.core.enter_epoch(EPOCH))
 
     def _start_cores(self, kept: SavedState, standing: tuple[Plan | None, Mapping[str, NodePlan]] = (None, {})) -> None:
         """A controller begins: by what is kept, and by what the one before it has published and commanded."""
@@ -130,13 +153,14 @@ class Simulation:
         self.observation.inputs.carbon_history = type(self.observation.inputs.carbon_history)(
             maxlen=scenario.control.history_max
         )
-        self.rollouts = RolloutExecutor(settings.rollout, self.observation, self.meter, self.at, *standing)
+        self.rollouts = RolloutExecutor(settings.rollout, self.observation, self.meter, self.clock, self, *standing)
         triggers = scenario.policy.triggers
         row = inputs.policy if triggers is None else replace(inputs.policy, triggers=triggers)
         live, traits = as_live_planner(inputs.planner), find(Kind.PLANNER, row.planner, PLANNERS).traits
         self.core = ControlCore(
-            settings, row, traits.tick_grace_s, live, self.observation, self.meter, self.rollouts, self.at, kept
-        )
+            settings, row, traits.tick_grace_s, live, self.observation, self.meter, self.rollouts, self.clock, kept,
+            self,
+        )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the planner, which is made anew: what it remembers goes along."""
@@ -208,7 +232,7 @@ class Simulation:
             for family, one in found.items():
                 for (key, variant), seconds in one.computed_s.items():
                     self.observation.cpu.add(key, family, variant, seconds, one.starts_s, one.ends_s)
-        self.now_s = self.at.now_s = self.at.monotonic_s = to_s
+        self.now_s = self.clock.at_s = to_s
 
     def _read_carbon(self) -> None:
         """Readings of all zones; the next change is an event."""
@@ -261,9 +285,9 @@ class Simulation:
     def _control(self) -> None:
         self.observation.inputs.nodes = self.hardware.nodes()
         self.observation.inputs.scale_signals = self.hardware.scale_signals()
-        self._run_steps(self.core.step())
+        self._run_step(self.core.step())
         while self._woken and self.core.explorer.run is not None:  # the next candidate, at the same time
-            self._run_steps(self.core.step())
+            self._run_step(self.core.step())
 
     def restart_feed(self) -> None:
         """Read intensities and their history anew: what they are played from has changed."""
@@ -289,49 +313,21 @@ class Simulation:
         self.observation.inputs.nodes = self.hardware.nodes()
         return replace(known, now_s=self.now_s, fleet=self.observation.fleet(self.now_s), current=self.core.current)
 
-    # --- effects of control -----------------------------------------------------------------------------------------
+    # --- ports of control -------------------------------------------------------------------------------------------
 
-    def _run_steps(self, steps: Steps[None]) -> None:
+    def _run_step(self, step: Coroutine[object, None, None]) -> None:
         self._woken = False
-        answer, error = None, None
-        try:
-            while True:
-                effect = steps.send(answer) if error is None else steps.throw(error)
-                answer, error = None, None
-                try:
-                    answer = self._carry_out(effect)
-                except TrefoilError as raised:
-                    error = raised
-        except StopIteration:
-            self._relative_view = self._cached = None
+        at_once(step)
+        self._relative_view = self._cached = None
 
-    def _carry_out(self, effect: Any) -> Any:
-        match effect:
-            case UseView(view):
-                self._viewed = view
-            case CallPlanner(view, seed, asks):
-                return self._ask_planner(view, seed, asks)
-            case TellPlanner(candidate, measurement):
-                live = self.core.explorer.live
-                assert live is not None
-                live.tell(candidate, measurement)
-            case RecordDecision():
-                self._record(effect)
-            case CandidateEvaluated():
-                self.ledger.evaluation(effect)
-            case StartRollout(plan):
-                self._begin_rollout(plan)
-            case StopRollout():
-                self._end_rollout()
-            case OpenRecords():
-                return 0
-            case WakeLoop():
-                self._woken = True
-        return None  # the rest is for logs, metrics, disks and Redis, which nobody has here
+    def show(self, view: PlanView, control: ControlState, verdict: Verdict | None) -> None:
+        self._viewed = view
 
-    def _ask_planner(self, view: PlanView, seed: int, asks: bool) -> PlannerAnswer:
+    def require_room(self) -> None: ...
+
+    async def think(self, view: PlanView, seed: int, *, ask: bool = False) -> PlannerAnswer:
         planner = self.inputs.planner
-        if asks:
+        if ask:
             return PlannerAnswer(ask_planner(view, planner, seed), seed, is_exploration=True)
         if self.decision_cache is None:
             return PlannerAnswer(run_planner(view, planner, seed), seed)
@@ -341,73 +337,103 @@ class Simulation:
             replace(known.decision, next_tick_at_s=known.decision.next_tick_at_s + self.now_s), known.seed
         )
 
-    def _record(self, kept: RecordDecision) -> None:
-        explored = kept.versions.get("exploration")
-        if kept.verdict.outcome != CANDIDATE:
-            self.ledger.decision(kept, json.loads(explored) if explored is not None else None)
+    def tell(self, candidate: Candidate, measurement: Measurement) -> None:
+        live = self.core.explorer.live
+        assert live is not None
+        live.tell(candidate, measurement)
+
+    def save_memory(self) -> None: ...
+
+    def evaluated(self, trigger: Trigger, evaluation: Evaluation) -> None:
+        self.ledger.evaluation(self.now_s, trigger, evaluation)
+
+    def open_records(self, epoch: int) -> int:
+        return 0
+
+    async def record(self, taken: TakenDecision) -> None:
+        explored = taken.versions.get("exploration")
+        if taken.verdict.outcome != CANDIDATE:
+            self.ledger.decision(taken, json.loads(explored) if explored is not None else None)
         if self.keep_records:
             name = self.scenario.policy.planner or self.inputs.policy.planner
             record = decision_record(
-                replace(kept, view=self._relative_view or kept.view), name, self.inputs.policy.name
+                replace(taken, view=self._relative_view or taken.view), name, self.inputs.policy.name
             )
-            self.records.append(replace(record, at_s=kept.view.now_s))
+            self.records.append(replace(record, at_s=taken.view.now_s))
 
-    # --- effects of a rollout ---------------------------------------------------------------------------------------
+    async def write_objectives(self, objectives: tuple[Objective, ...]) -> None: ...
 
-    def _begin_rollout(self, plan: Plan) -> None:
-        self._end_rollout()
+    async def roll(self, plan: Plan, why: str, view: Callable[[], PlanView]) -> None:
+        await self.stop_rollout()
         self._rolling = self.rollouts.begin(plan, self._view_of_rollout)
         self._continue_rollout()
 
-    def _end_rollout(self) -> None:
-        """End the rollout under way where that is safe: at once, since nothing here has to be waited for to leave."""
-        if self._rolling is not None:
+    async def stop_rollout(self) -> None:
+        if self._rolling is not None:  # nothing here has to be waited for to leave
             self.rollouts.supersede()
             self._continue_rollout()
         assert self._rolling is None
 
+    async def republish(self, revision: Revision) -> None: ...
+
+    def wake(self) -> None:
+        self._woken = True
+
+    # --- ports of a rollout -----------------------------------------------------------------------------------------
+
     def _continue_rollout(self) -> None:
         """Take every step of the rollout that can be taken now."""
-        answer, error = None, None
-        steps, self._moved = self._rolling, False
-        if steps is None:
+        self._moved = False
+        if self._rolling is None:
             return
         self._rolling_due_s = math.inf
         try:
-            while True:
-                effect = steps.send(answer) if error is None else steps.throw(error)
-                if isinstance(effect, Wait):
-                    self._rolling_due_s = self._looks_again_s(effect)
-                    break
-                answer, error = None, None
-                try:
-                    answer = self._carry_out_rollout(effect, self.now_s + EPSILON_S)
-                except TrefoilError as raised:
-                    error = raised
+            self._rolling.send(None)
         except StopIteration:
             self._rolling = None
             self.ledger.halted += self.rollouts.rollout.state == RolloutState.HALTED
         if self._moved:
             self._set_routes()
 
-    def _looks_again_s(self, wait: Wait) -> float:
-        """When a rollout looks again at what it waits for; sooner, if something becomes ready."""
-        return min(wait.until_s, self._drained_s if self.now_s < self._drained_s - EPSILON_S else math.inf)
+    async def wait(self, until_s: float) -> None:
+        """Until then; sooner, if something becomes ready."""
+        self._rolling_due_s = min(until_s, self._drained_s if self.now_s < self._drained_s - EPSILON_S else math.inf)
+        await until_resumed()
 
-    def _carry_out_rollout(self, effect: Any, now_s: float) -> Any:
-        """Carry out an effect of a rollout; what begins at `now_s` and takes its time is over at the event of then."""
-        match effect:
-            case RefreshStatuses() | QueryAgents():
-                self._observe()
-            case Publish():
-                self._publish(effect, now_s)
-            case CommandNode(_, node):
-                self._moved = True
-                self.hardware.command({device.device: device for device in node.devices}, now_s)
-                return True
-            case FindPath():
-                return self._find_path(effect)
-        return None
+    async def query_agents(self, nodes: Mapping[str, NodeStatus]) -> None:
+        self._observe()
+
+    async def refresh_statuses(self) -> None:
+        self._observe()
+
+    async def publish(
+        self, *, plan: Plan | None = None, rollout: Rollout | None = None, node: NodePlan | None = None,
+        drained: frozenset[SliceKey] = frozenset(),
+    ) -> None:  # fmt: skip
+        if plan is None:
+            return
+        now_s = self.now_s + EPSILON_S
+        self._published, self._moved = plan.routes, True
+        self.hardware.undrain({t.slice for r in plan.routes for t in r.targets if not t.draining}, now_s)
+        self._set_routes()
+        if drained:
+            self.hardware.drain(drained, now_s)
+            self._drained_s = now_s + self.hardware.drained_s(drained)
+            loads = tuple(SliceLoad(key, in_flight=1) for key in sorted(drained))
+            self.observation.inputs.acks = (TableAck("simulated", 0, plan.revision, loads),)
+
+    async def command(self, status: NodeStatus, plan: NodePlan) -> bool:
+        """What begins now and takes its time is over at the event of then."""
+        self._moved = True
+        self.hardware.command({device.device: device for device in plan.devices}, self.now_s + EPSILON_S)
+        return True
+
+    def find_path(self, view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> RolloutPath:
+        known = self._cached
+        path = known.path if known is not None and known.path is not None else best_path(view, snapshot, plan)
+        if known is not None:
+            known.path = path
+        return path
 
     def _observe(self) -> None:
         """Nodes as they are; one dispatcher, which has each table at once, and drains as long as the hardware says."""
@@ -415,26 +441,6 @@ class Simulation:
         inputs.nodes = self.hardware.nodes()
         if self.now_s >= self._drained_s - EPSILON_S:
             inputs.acks = ()
-
-    def _publish(self, wanted: Publish, now_s: float) -> None:
-        plan = wanted.plan
-        if plan is None:
-            return
-        self._published, self._moved = plan.routes, True
-        self.hardware.undrain({t.slice for r in plan.routes for t in r.targets if not t.draining}, now_s)
-        self._set_routes()
-        if wanted.drained:
-            self.hardware.drain(wanted.drained, now_s)
-            self._drained_s = now_s + self.hardware.drained_s(wanted.drained)
-            loads = tuple(SliceLoad(key, in_flight=1) for key in sorted(wanted.drained))
-            self.observation.inputs.acks = (TableAck("simulated", 0, plan.revision, loads),)
-
-    def _find_path(self, effect: FindPath) -> RolloutPath:
-        known = self._cached
-        path = known.path if known is not None and known.path is not None else find_path(effect)
-        if known is not None:
-            known.path = path
-        return path
 
     def _set_routes(self) -> None:
         """Give every engine its routes and what serves.

@@ -34,27 +34,11 @@ from controller.explore.core.exploration_state import (
     text,
     unplanned_slices_stand,
 )
-from controller.loop.core.effects import (
-    AddMetric,
-    CallPlanner,
-    CandidateEvaluated,
-    ConcludeExploration,
-    CoreTime,
-    Deploy,
-    Log,
-    NextSeed,
-    PlannerAnswer,
-    RecordCandidate,
-    RequireRoom,
-    SaveLater,
-    SavePlannerMemory,
-    Steps,
-    TellPlanner,
-    WakeLoop,
-)
+from controller.explore.core.ports import Control, ExplorationPorts, PlannerAnswer
 from controller.loop.core.triggers import Trigger
 from controller.observe.core.load_windows import LoadWindows
 from controller.rollout.core.executor import FINAL_STATES
+from controller.rollout.core.ports import CoreClock
 from controller.settings import ExploreSettings
 from trefoil.core.brains import Decision, LivePlanner, Measurement, PlanView
 from trefoil.core.demand import Measured
@@ -93,10 +77,13 @@ class Explorer:
         windows: LoadWindows,
         meter: Meter,
         settings: ExploreSettings,
-        time: CoreTime,
+        clock: CoreClock,
         totals: ExplorationTotals,
+        ports: ExplorationPorts,
+        control: Control,
     ) -> None:
-        self.live, self._windows, self._meter, self._settings, self._time = live, windows, meter, settings, time
+        self.live, self._windows, self._meter, self._settings = live, windows, meter, settings
+        self._clock, self.ports, self._control = clock, ports, control
         self.run: Exploration | None = None
         self.totals = totals
         self._current: Plan | None = None  # the plan in force
@@ -112,118 +99,118 @@ class Explorer:
         """Whether the planner wants to measure on the system."""
         return self.live is not None and bool(view.objectives) and self.live.asks(view)
 
-    def begin(self, view: PlanView, trigger: Trigger, current: Plan | None, rollout: RolloutOutcome) -> Steps[None]:
+    async def begin(self, view: PlanView, trigger: Trigger, current: Plan | None, rollout: RolloutOutcome) -> None:
         """Begin an exploration, in place of one under way. `current`: the plan in force."""
         before = current
         if self.run is not None:
             before = fallback_plan(self.run, view)
-            yield from self._close(INTERRUPTED, f"interrupted by {trigger.cause}: {trigger.why}")
-        now_s = self._time.now_s
+            self._close(INTERRUPTED, f"interrupted by {trigger.cause}: {trigger.why}")
+        now_s = self._clock.now_s()
         self.run = Exploration(
             trigger, before, now_s, Phase.ASK, None, [], ExplorationTotals(), now_s, now_s, now_s, now_s
         )
         self._retain_from(now_s)
         self.run.totals.explorations, self.totals.explorations = 1, self.totals.explorations + 1
-        yield SaveLater(TOTALS, self.totals.plain())
-        yield AddMetric("trefoil_exploring", 1, gauge=True)
-        yield Log("exploration", {"trigger": trigger.cause, "why": trigger.why})
-        yield from self.step(view, current, rollout)
+        self.ports.save_later(TOTALS, self.totals.plain())
+        self.ports.gauge("trefoil_exploring", 1)
+        self.ports.log("exploration", trigger=trigger.cause, why=trigger.why)
+        await self.step(view, current, rollout)
 
-    def abandon(self, why: str) -> Steps[None]:
+    def abandon(self, why: str) -> None:
         """Abandon the exploration; what is deployed is the caller's (another plan takes over, or the role was lost)."""
         if self.run is not None:
-            yield from self._close(INTERRUPTED, why)
+            self._close(INTERRUPTED, why)
 
-    def stop(self, view: PlanView, why: str, current: Plan | None) -> Steps[None]:
+    async def stop(self, view: PlanView, why: str, current: Plan | None) -> None:
         """Stop the exploration and put a good plan in force."""
         self._current = current
-        yield from self._stop(view, why)
+        await self._stop(view, why)
 
-    def _stop(self, view: PlanView, why: str) -> Steps[None]:
+    async def _stop(self, view: PlanView, why: str) -> None:
         if self.run is None:
             return
         kept = fallback_plan(self.run, view) or self._current
-        yield from self._close(INTERRUPTED, why)
+        self._close(INTERRUPTED, why)
         if kept is not None and self._candidate_deployed:
-            yield from self._deploy_plan(replace(kept, exploration=False, why=f"exploration ended, {why}; {kept.why}"))
+            await self._deploy_plan(replace(kept, exploration=False, why=f"exploration ended, {why}; {kept.why}"))
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def step(self, view: PlanView, current: Plan | None, rollout: RolloutOutcome) -> Steps[None]:
+    async def step(self, view: PlanView, current: Plan | None, rollout: RolloutOutcome) -> None:
         """Step of an exploration. A longer pause between two of them begins a measurement anew."""
         run, self._current = self.run, current
         assert run is not None
-        now_s = self._time.now_s
+        now_s = self._clock.now_s()
         paused = now_s - run.seen_s > self._settings.pause_s
         run.seen_s = now_s
         if run.phase in (Phase.SETTLE, Phase.MEASURE, Phase.METER) and paused:
             self._settle(now_s)
         if run.phase == Phase.ASK:
-            yield from self._ask(view, rollout)
+            await self._ask(view, rollout)
         elif run.phase == Phase.DEPLOY:
-            yield from self._deploy()
+            await self._deploy()
         elif run.phase == Phase.BACK:
-            yield from self._returned(rollout)
+            self._returned(rollout)
         elif (found := self._break_off_reason(view))[0]:
-            yield from self._break_off(view, BROKEN_OFF, *found)
+            await self._break_off(view, BROKEN_OFF, *found)
         elif run.phase == Phase.ROLL:
-            yield from self._await_rollout(view, rollout)
+            await self._await_rollout(view, rollout)
         elif run.phase == Phase.SETTLE:
             self._await_settled(view)
         elif run.phase == Phase.MEASURE:
-            yield from self._measure(view)
+            self._measure(view)
         elif run.phase == Phase.METER:
-            yield from self._await_meter(view)
+            self._await_meter(view)
         if self.run is run and now_s - run.began_s - run.waited_s > self._settings.exploration_max_s:
             why = f"it took more than exploration_max_s = {self._settings.exploration_max_s:g} s"
-            yield from self._stop(view, why)
+            await self._stop(view, why)
 
-    def _deploy_plan(self, plan: Plan) -> Steps[None]:
-        self._current = yield Deploy(plan)
+    async def _deploy_plan(self, plan: Plan) -> None:
+        self._current = await self._control.deploy(plan)
 
-    def _ask(self, view: PlanView, rollout: RolloutOutcome) -> Steps[None]:
+    async def _ask(self, view: PlanView, rollout: RolloutOutcome) -> None:
         run = self.run
         assert run is not None
         # A way is found from what stands: in the middle of a rollout, for long enough, that is nothing to judge by.
-        patient = self._time.now_s - run.charged_from_s < self._settings.settle_max_s
+        patient = self._clock.now_s() - run.charged_from_s < self._settings.settle_max_s
         if patient and (rollout[0] == RolloutState.APPLYING or unplanned_slices_stand(view)):
             return
         view = replace(view, trigger=run.trigger.cause)
-        yield RequireRoom()
-        answer = yield CallPlanner(view, (yield NextSeed()), ask=True)
+        self.ports.require_room()
+        answer = await self.ports.think(view, self._control.next_seed(), ask=True)
         if isinstance(answer.step, Decision):
-            yield from self._decided(view, answer)
+            await self._decided(view, answer)
             return
         candidate = answer.step
         one = Evaluation(len(run.evaluations) + 1, candidate)
         run.evaluations.append(one)
         why, family = deployment_refusal_by_family(view, candidate.plan)
         if why and (view.current is not None or not candidate.plan.degraded):
-            yield from self._tell(view, REFUSED, why, blamed=family)
+            self._tell(view, REFUSED, why, blamed=family)
             run.phase = Phase.ASK
         else:
             why, run.phase = "", Phase.DEPLOY
         run.deployed = None
-        run.deployed = yield RecordCandidate(view, run.trigger, answer, why)
+        run.deployed = await self._control.record_candidate(view, run.trigger, answer, why)
         if why:
-            yield WakeLoop()
+            self.ports.wake()
         else:
-            yield from self._deploy()
+            await self._deploy()
 
-    def _deploy(self) -> Steps[None]:
+    async def _deploy(self) -> None:
         run = self.run
         assert run is not None
         if run.deployed is None:  # its record could not be written: Redis was down
             run.deployed = replace(run.now.candidate.plan, exploration=True)
         run.phase, run.settled_s = Phase.ROLL, math.inf
-        yield from self._deploy_plan(run.deployed)
+        await self._deploy_plan(run.deployed)
 
-    def _await_rollout(self, view: PlanView, rollout: RolloutOutcome) -> Steps[None]:
+    async def _await_rollout(self, view: PlanView, rollout: RolloutOutcome) -> None:
         state, why = rollout
         if state == RolloutState.DONE:
-            self._settle(self._time.now_s)
+            self._settle(self._clock.now_s())
         elif state in FINAL_STATES:
-            yield from self._break_off(view, HALTED, f"its rollout was {state.name.lower()}: {why}")
+            await self._break_off(view, HALTED, f"its rollout was {state.name.lower()}: {why}")
 
     def _settle(self, now_s: float) -> None:
         assert self.run is not None
@@ -232,7 +219,7 @@ class Explorer:
     def _await_settled(self, view: PlanView) -> None:
         run = self.run
         assert run is not None
-        now_s = self._time.now_s
+        now_s = self._clock.now_s()
         if now_s < run.settled_s:
             return
         found = self._windows.begun_since(run.windows_from_s)
@@ -243,12 +230,12 @@ class Explorer:
         run.settled_s = now_s
         run.phase = Phase.MEASURE
 
-    def _measure(self, view: PlanView) -> Steps[None]:
+    def _measure(self, view: PlanView) -> None:
         run = self.run
         assert run is not None
         found = self._windows.begun_since(run.settled_s)
         tallies = {o.family: candidate_measurement.tally(found, o.family) for o in view.objectives}
-        now_s = self._time.now_s
+        now_s = self._clock.now_s()
         if not any(t.arrived for t in tallies.values()):  # nothing to measure yet: this is not time of the candidate
             if now_s - run.settled_s > IDLE_S:  # windows come later than what they tell of
                 run.waited_s += now_s - run.settled_s
@@ -257,20 +244,20 @@ class Explorer:
         asked = [t.answered for t in tallies.values() if t.arrived]
         if min(asked) >= run.now.candidate.requests_min or now_s - run.settled_s >= run.now.candidate.measure_s:
             run.found, run.phase = found, Phase.METER
-            yield from self._await_meter(view)
+            self._await_meter(view)
 
-    def _await_meter(self, view: PlanView) -> Steps[None]:
+    def _await_meter(self, view: PlanView) -> None:
         run = self.run
         assert run is not None
         starts_s, ends_s = candidate_measurement.covered_span(run.found)
         known = self._meter.metered_until_s(_devices(view)) >= ends_s
-        if not known and self._time.now_s < ends_s + self._settings.meter_wait_s:
+        if not known and self._clock.now_s() < ends_s + self._settings.meter_wait_s:
             return
         paid = self._cost(view, starts_s, ends_s) if known else candidate_measurement.Cost(None, None)
         measured = candidate_measurement.measured(view, self._windows, run.found, paid)
-        yield from self._tell(view, MEASURED, "", measured, ends_s)
+        self._tell(view, MEASURED, "", measured, ends_s)
         run.phase = Phase.ASK
-        yield WakeLoop()
+        self.ports.wake()
 
     # --- leaving a candidate ------------------------------------------------------------------------------------------
 
@@ -286,26 +273,26 @@ class Explorer:
         plan = run.now.candidate.plan
         return candidate_measurement.break_off_reason(view, plan, since, settled, self._settings, measuring)
 
-    def _break_off(self, view: PlanView, outcome: str, why: str, blamed: str = "") -> Steps[None]:
+    async def _break_off(self, view: PlanView, outcome: str, why: str, blamed: str = "") -> None:
         run = self.run
         assert run is not None
-        yield from self._tell(view, outcome, why, blamed=blamed)
+        self._tell(view, outcome, why, blamed=blamed)
         back = fallback_plan(run, view)
         if back is None:
             run.phase = Phase.ASK  # there is nothing to go back to: the next candidate
             return
         run.phase = Phase.BACK
-        yield from self._deploy_plan(replace(back, exploration=True, why=f"back from a candidate: {why}; {back.why}"))
+        await self._deploy_plan(replace(back, exploration=True, why=f"back from a candidate: {why}; {back.why}"))
 
-    def _returned(self, rollout: RolloutOutcome) -> Steps[None]:
+    def _returned(self, rollout: RolloutOutcome) -> None:
         assert self.run is not None
         state, why = rollout
         if state == RolloutState.DONE:
             self.run.phase = Phase.ASK
-            yield WakeLoop()
+            self.ports.wake()
         elif state in FINAL_STATES:  # the loop goes on to try
             self.run.phase = Phase.ASK
-            yield Log("the way back halted", {"why": why}, "warning")
+            self.ports.log("the way back halted", warning=True, why=why)
 
     # --- booking ------------------------------------------------------------------------------------------------------
 
@@ -317,20 +304,20 @@ class Explorer:
         measured: tuple[Measured, ...] | None = None,
         until_s: float | None = None,
         blamed: str = "",
-    ) -> Steps[None]:
+    ) -> None:
         """Charge everything since the last evaluation to this one, and tell the planner."""
         run = self.run
         assert run is not None
-        spent = yield from self._charge(view, self._time.now_s if until_s is None else until_s)
+        spent = self._charge(view, self._clock.now_s() if until_s is None else until_s)
         families = [blamed] if blamed else [o.family for o in view.objectives]
         results = candidate_measurement.failed_measurements(families) if measured is None else measured
         one = run.now
         one.outcome, one.why, one.measurement = outcome, why, Measurement(results, *spent)
-        yield from self._count(outcome)
-        yield TellPlanner(one.candidate, one.measurement)
-        yield CandidateEvaluated(self._time.now_s, run.trigger, one.candidate, outcome, why, one.measurement, str(one))
+        self._count(outcome)
+        self.ports.tell(one.candidate, one.measurement)
+        self.ports.evaluated(run.trigger, one)
 
-    def _charge(self, view: PlanView, until_s: float) -> Steps[tuple[float, float, int]]:
+    def _charge(self, view: PlanView, until_s: float) -> tuple[float, float, int]:
         """(seconds, joules, requests out of the SLO) since the last time; what is reported later is charged later."""
         run = self.run
         assert run is not None
@@ -341,9 +328,9 @@ class Explorer:
         spent_s = max(0.0, until_s - run.charged_from_s)
         for totals in (run.totals, self.totals):
             totals.charge(spent_s, spent_j, violations)
-        yield AddMetric("trefoil_exploration_seconds_total", spent_s)
-        yield AddMetric("trefoil_exploration_joules_total", spent_j)
-        yield AddMetric("trefoil_exploration_violations_total", violations)
+        self.ports.count("trefoil_exploration_seconds_total", spent_s)
+        self.ports.count("trefoil_exploration_joules_total", spent_j)
+        self.ports.count("trefoil_exploration_violations_total", violations)
         run.charged_from_s = max(run.charged_from_s, until_s)
         run.windows_from_s = max(run.windows_from_s, candidate_measurement.covered_span(found)[1])
         run.metered_from_s = max(run.metered_from_s, metered_s)
@@ -351,50 +338,50 @@ class Explorer:
         self._meter.hold(run.metered_from_s)
         return spent_s, spent_j, violations
 
-    def _count(self, outcome: str) -> Steps[None]:
+    def _count(self, outcome: str) -> None:
         assert self.run is not None
         for totals in (self.run.totals, self.totals):
             totals.count(outcome)
-        yield AddMetric("trefoil_evaluations_total", labels={"outcome": outcome})
+        self.ports.count("trefoil_evaluations_total", outcome=outcome)
 
     def _cost(self, view: PlanView, starts_s: float, ends_s: float) -> candidate_measurement.Cost:
         return self._meter.cost([o.family for o in view.objectives], starts_s, ends_s, view.pue)
 
-    def _decided(self, view: PlanView, answer: PlannerAnswer) -> Steps[None]:
+    async def _decided(self, view: PlanView, answer: PlannerAnswer) -> None:
         run = self.run
         assert run is not None
-        yield from self._charge(view, self._time.now_s)
+        self._charge(view, self._clock.now_s())
         decision, fallback = answer.decision, fallback_plan(run, view) or self._current
         if decision.plan is None and self._candidate_deployed and fallback is not None:
             # What runs is a candidate: it becomes the plan, unless there is a reason to go back to a good one.
             keeps = self._current if not decision.degraded else fallback
             decision = replace(decision, plan=replace(keeps or fallback, degraded=decision.degraded))
-        yield from self._close(DECIDED, decision.why)
+        self._close(DECIDED, decision.why)
         totals = json.dumps(run.totals.plain())
-        self._current = yield ConcludeExploration(view, run.trigger, answer, decision, {"exploration": totals})
+        versions = {"exploration": totals}
+        self._current = await self._control.conclude(view, run.trigger, answer, decision, versions)
         if self._candidate_deployed and fallback is not None:  # the planner's plan was refused
-            yield from self._deploy_plan(replace(fallback, exploration=False, why=f"{decision.why}; {fallback.why}"))
+            await self._deploy_plan(replace(fallback, exploration=False, why=f"{decision.why}; {fallback.why}"))
 
     @property
     def _candidate_deployed(self) -> bool:
         """Whether what is deployed is a candidate."""
         return self._current is not None and self._current.exploration
 
-    def _close(self, outcome: str, why: str) -> Steps[None]:
+    def _close(self, outcome: str, why: str) -> None:
         run = self.run
         assert run is not None
         if run.evaluations and not run.now.outcome:
             run.now.outcome, run.now.why = INTERRUPTED, why
-            yield from self._count(INTERRUPTED)
+            self._count(INTERRUPTED)
         self.last = text(run, f"{outcome}: {why}")
         self.run = None
         self._retain_from(math.inf)
-        yield SavePlannerMemory()
-        yield SaveLater(TOTALS, self.totals.plain())
-        yield AddMetric("trefoil_exploring", 0, gauge=True)
-        yield AddMetric("trefoil_explorations_total", labels={"outcome": outcome})
-        fields: dict[str, Any] = {"outcome": outcome, "why": why, **run.totals.plain()}
-        yield Log("exploration ended", fields)
+        self.ports.save_memory()
+        self.ports.save_later(TOTALS, self.totals.plain())
+        self.ports.gauge("trefoil_exploring", 0)
+        self.ports.count("trefoil_explorations_total", outcome=outcome)
+        self.ports.log("exploration ended", outcome=outcome, why=why, **run.totals.plain())
 
     def _retain_from(self, from_s: float) -> None:
         self._windows.hold_from_s = from_s

@@ -10,7 +10,6 @@ from typing import Any
 
 from controller.loop.core.deciding import DecidingCore
 from controller.loop.core.decision import ControlState
-from controller.loop.core.effects import CallPlanner, Save, SaveLater, Steps, WakeLoop, WriteObjectives
 from controller.loop.core.loans import Loan, refuse_loan
 from controller.loop.core.saved_state import BY_COMMAND, FLEET, NO_RESET, ByCommand
 from controller.loop.core.triggers import OPERATOR, Trigger, plan_basis
@@ -25,9 +24,9 @@ from trefoil.core.plan import Plan
 class ControlCore(DecidingCore):
     """State machine of the control loop, with what operators change."""
 
-    def operate(
+    async def operate(
         self, control: ControlState, plan: Plan | None = None, why: str = "", mode_by_command: bool | None = None
-    ) -> Steps[None]:
+    ) -> None:
         """Change mode, freeze or pin; `plan` is rolled out all the same. What is released is planned afresh.
 
         `mode_by_command`: whether the mode wins over the settings from now on; None: as before.
@@ -42,24 +41,24 @@ class ControlCore(DecidingCore):
             view = self.view()
             numbered = replace(self._renumbered(plan), why=why or plan.why, created_at_s=view.now_s)
             plans = self._plans_with(numbered)
-            yield Save(held | {"plans": plans})
+            self.ports.save(held | {"plans": plans})
             self.control, self.plans, self.by_command = control, plans, marks
-            yield from self.explorer.abandon(why or "another plan takes over")
+            self.explorer.abandon(why or "another plan takes over")
             self.plan_basis = plan_basis(view, numbered, math.inf)
-            yield from self._roll(numbered, numbered.why)
+            await self._roll(numbered, numbered.why)
             return
-        yield Save(held)
+        self.ports.save(held)
         self.control, self.by_command = control, marks
         if control.hold_reason:
-            yield from self._run_explorer(self.explorer.stop(self.view(), control.hold_reason, self.current))
+            await self.explorer.stop(self.view(), control.hold_reason, self.current)
         elif released:
             self._pending_trigger = Trigger("start", "the operator released the controller")
 
-    def replan(self, trigger: Trigger) -> Steps[None]:
+    async def replan(self, trigger: Trigger) -> None:
         """Decide now for this trigger, whatever the others say."""
-        yield from self._decide(self.view(), trigger)
+        await self._decide(self.view(), trigger)
 
-    def lend(self, loan: Loan, *, force: bool = False) -> Steps[None]:
+    async def lend(self, loan: Loan, *, force: bool = False) -> None:
         """Lend a device: others are planned around it, and it holds what the loan says. Asked again, it is renewed.
 
         Raises:
@@ -77,13 +76,13 @@ class ControlCore(DecidingCore):
         kept = False
         try:
             if before is None and not force:
-                missed = yield from self._missed(self.view())
+                missed = await self._missed(self.view())
                 if missed:
                     raise errors.Unavailable(
                         f"the others would miss their objectives without it: {missed}", field="device",
                         value=loan.device, remedy="wait for less load, or take it all the same (--replace)",
                     )  # fmt: skip
-            yield from self._decide(self.view(), Trigger(OPERATOR, f"{loan.device} is lent to {loan.holder}"))
+            await self._decide(self.view(), Trigger(OPERATOR, f"{loan.device} is lent to {loan.holder}"))
             kept = self.current is not None and loan.planned in [d for n in self.current.nodes for d in n.devices]
             if not kept:
                 why = self.last_verdict.why if self.last_verdict is not None else ""
@@ -94,9 +93,9 @@ class ControlCore(DecidingCore):
                 if before is not None:
                     self.loans.lent[loan.device] = before
 
-    def _missed(self, view: PlanView) -> Steps[str]:
+    async def _missed(self, view: PlanView) -> str:
         """What of the objectives a plan on this view would miss, in words; "" for nothing."""
-        decision = (yield CallPlanner(view, self.settings.seed)).decision
+        decision = (await self.ports.think(view, self.settings.seed)).decision
         if decision.plan is not None:
             try:
                 check_power(view, decision.plan)
@@ -105,9 +104,9 @@ class ControlCore(DecidingCore):
                 return str(error)
         return decision.degraded or (decision.plan.degraded if decision.plan else "")
 
-    def set_objectives(
+    async def set_objectives(
         self, objectives: Sequence[Objective], max_watts: float | None = None, reset: ByCommand = NO_RESET
-    ) -> Steps[PlanView]:
+    ) -> PlanView:
         """Set accepted objectives in force, all or none, and the fleet's watt cap (0 = none; None = as it is); returns
         the view that they are judged on. `reset`: which of them are the settings', and no command's.
 
@@ -118,12 +117,12 @@ class ControlCore(DecidingCore):
         wanted = {objective.family: objective for objective in objectives}
         marks = self.by_command.after(wanted, max_watts is not None, reset)
         together = list({**self.objectives, **self.stopped, **wanted}.values())
-        yield Save({"objectives": together, FLEET: {"max_watts": cap}, BY_COMMAND: marks})
+        self.ports.save({"objectives": together, FLEET: {"max_watts": cap}, BY_COMMAND: marks})
         try:
-            yield WriteObjectives(tuple(objectives))
+            await self.ports.write_objectives(tuple(objectives))
         except (errors.Fenced, errors.StateUnavailable):
             for name, value in self.kept_objectives().items():
-                yield SaveLater(name, value)
+                self.ports.save_later(name, value)
             raise
         self.max_watts, self.by_command = cap, marks
         self.objectives.update(wanted)
@@ -131,7 +130,7 @@ class ControlCore(DecidingCore):
             self.observation.windows.restart_budget(family)
         return replace(self.view(), trigger="objective")
 
-    def set_service(self, family: str, serves: bool) -> Steps[PlanView]:
+    async def set_service(self, family: str, serves: bool) -> PlanView:
         """Take a family out of service, or bring it back; returns the view that is planned on from now on.
 
         Raises:
@@ -146,12 +145,12 @@ class ControlCore(DecidingCore):
         if (family in self.objectives) != serves:
             stopped = self.stopped.keys() ^ {family}
             marks = replace(self.by_command, stopped=tuple(sorted(stopped)))
-            yield Save({BY_COMMAND: marks})
+            self.ports.save({BY_COMMAND: marks})
             if serves:
                 try:
-                    yield WriteObjectives((known[family],))
+                    await self.ports.write_objectives((known[family],))
                 except (errors.Fenced, errors.StateUnavailable):
-                    yield SaveLater(BY_COMMAND, self.by_command)
+                    self.ports.save_later(BY_COMMAND, self.by_command)
                     raise
             self.by_command = marks
             self.stopped = {name: one for name, one in known.items() if name in stopped}
@@ -163,11 +162,11 @@ class ControlCore(DecidingCore):
         objectives, fleet = [*self.objectives.values(), *self.stopped.values()], {"max_watts": self.max_watts}
         return {BY_COMMAND: self.by_command, "objectives": objectives, FLEET: fleet}
 
-    def unmet_objectives(self, view: PlanView) -> Steps[str]:
+    async def unmet_objectives(self, view: PlanView) -> str:
         """Objectives that cannot be met, in words; "" for none."""
         if not any(n.devices for n in view.fleet.nodes):
             return "not known yet: no node reports"
-        yield WakeLoop()
+        self.ports.wake()
         if self.explorer.wants_to_explore(view):
             return ""  # what can be reached is measured next
-        return (yield from self._missed(view))
+        return await self._missed(view)

@@ -4,16 +4,17 @@ Source: DESIGN section 1 (the control loop is a brain), section 5 (modes of oper
 down: what cannot be recorded is not put in force and triggers again; a planner that fails leaves the last good plan.
 A planner that decides each second is recorded where it says something new (`_is_news`): ours.
 Data: what is observed (`Observation`), what energy cost (`Meter`), where the rollout stands (`RolloutStatus`).
-Decision: the effects of controller/loop/core/effects.py, in order.
-The shell that carries them out ends one step before it begins the next.
+Decision: calls of `ControlPorts`, in order.
+The shell ends one step before it begins the next.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from controller.explore.core.exploration import Explorer, Meter, RolloutOutcome
+from controller.explore.core.ports import PlannerAnswer
 from controller.loop.core.decision import (
     ADVISED,
     CANDIDATE,
@@ -25,30 +26,8 @@ from controller.loop.core.decision import (
     judge,
     reconfigures,
 )
-from controller.loop.core.effects import (
-    AddMetric,
-    CallPlanner,
-    ConcludeExploration,
-    CoreTime,
-    Deploy,
-    Log,
-    NextSeed,
-    NotifyWatchers,
-    OpenRecords,
-    PlannerAnswer,
-    RecordCandidate,
-    RecordDecision,
-    Republish,
-    RequireRoom,
-    Save,
-    SaveLater,
-    StartRollout,
-    Steps,
-    StopRollout,
-    UseView,
-    WriteObjectives,
-)
 from controller.loop.core.loans import Loans
+from controller.loop.core.ports import ControlPorts, TakenDecision
 from controller.loop.core.saved_state import SavedState
 from controller.loop.core.slo_margin import SloMargin
 from controller.loop.core.triggers import (
@@ -61,6 +40,7 @@ from controller.loop.core.triggers import (
 )
 from controller.observe.core.observation import Observation
 from controller.observe.core.plannable import refused_slices
+from controller.rollout.core.ports import CoreClock
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.brains import Decision, LivePlanner, PlanView
@@ -103,10 +83,12 @@ class DecidingCore:
         observation: Observation,
         meter: Meter,
         rollouts: RolloutStatus,
-        time: CoreTime,
+        clock: CoreClock,
         saved: SavedState,
+        ports: ControlPorts,
     ) -> None:
-        self.settings, self.policy, self.observation, self.time = settings, policy, observation, time
+        self.settings, self.policy, self.observation = settings, policy, observation
+        self.clock, self.ports = clock, ports
         self._thresholds = replace(settings.thresholds, tick_grace_s=tick_grace_s)
         self._meter, self._rollouts = meter, rollouts
         self.objectives = saved.objectives
@@ -116,7 +98,7 @@ class DecidingCore:
         self.plans = [p for p in saved.plans if not p.exploration] or list(saved.plans)
         self.control = saved.control
         self.causes, self.reconfigurations = saved.causes, saved.reconfigurations
-        self.explorer = Explorer(live, observation.windows, meter, settings.explore, time, saved.totals)
+        self.explorer = Explorer(live, observation.windows, meter, settings.explore, clock, saved.totals, ports, self)
         self.slo_margin = SloMargin(settings.slo_boost_ratio, settings.slo_boost_max, settings.slo_boost_wear_s)
         self.loans = Loans()
         self.last_verdict: Verdict | None = None
@@ -128,7 +110,7 @@ class DecidingCore:
         self._pending_trigger: Trigger | None = None
         self._epoch = 0
         self._entered = self._rolls_again = False
-        self._started_at_s = time.now_s
+        self._started_at_s = clock.now_s()
 
     @property
     def current(self) -> Plan | None:
@@ -142,76 +124,76 @@ class DecidingCore:
 
     def view(self) -> PlanView:
         """View of this moment for planner and triggers."""
-        grams = self._meter.grams_per_request(self.objectives, self.time.now_s)
+        grams = self._meter.grams_per_request(self.objectives, self.clock.now_s())
         margins = self.slo_margin.by_family
-        found = self.observation.view(self.objectives, self.current, margins, grams, self.time.now_s)
+        found = self.observation.view(self.objectives, self.current, margins, grams, self.clock.now_s())
         found = replace(found, max_watts=self.max_watts) if self.max_watts else found
         return self.loans.seen(found, self.observation.catalog) if self.loans.lent else found
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
-    def enter_epoch(self, epoch: int) -> Steps[None]:
+    async def enter_epoch(self, epoch: int) -> None:
         """Enter a new epoch: rewrite what readers need, and roll the plan in force out again, once its nodes are seen.
 
         To be run before each step: what could not be done yet is done then.
         """
         if epoch == self._epoch and self._entered:
-            yield from self._roll_again()
+            await self._roll_again()
             return
         self._epoch, self._entered = epoch, False
-        self.decision_number = yield OpenRecords(epoch)
-        yield StopRollout()
+        self.decision_number = self.ports.open_records(epoch)
+        await self.ports.stop_rollout()
         if self.explorer.run is not None:
             self._pending_trigger = self.explorer.run.trigger
-            yield from self.explorer.abandon("the role was lost")
+            self.explorer.abandon("the role was lost")
             self.plans = [p for p in self.plans if not p.exploration] or self.plans
-        yield WriteObjectives(tuple(self.objectives.values()))
+        await self.ports.write_objectives(tuple(self.objectives.values()))
         if self.current is not None:
             again = self._renumbered(self.current)
             self.plans[-1] = again
-            yield Republish(again.revision)
+            await self.ports.republish(again.revision)
         self._entered = True  # not before: what could not be written is written at the next tick
         self._rolls_again = True
-        yield from self._roll_again()
+        await self._roll_again()
 
-    def _roll_again(self) -> Steps[None]:
-        if not self._rolls_again or self.observation.awaits_nodes(self.current, self.time.now_s):
+    async def _roll_again(self) -> None:
+        if not self._rolls_again or self.observation.awaits_nodes(self.current, self.clock.now_s()):
             return
         self._rolls_again = False
         if self.current is not None and self.control.mode == ActMode.ACT:
-            yield from self._roll(self._renumbered(self.current), "epoch")
+            await self._roll(self._renumbered(self.current), "epoch")
 
-    def step(self) -> Steps[None]:
+    async def step(self) -> None:
         """Step of control under the epoch entered: triggers, decision, exploration, retries."""
         if self.loans.lent:
-            for loan in self.loans.expire(self.observation.fleet(self.time.now_s), self.time.monotonic_s):
-                yield Log("loan ended", {"device": loan.device, "holder": loan.holder}, "warning")
+            for loan in self.loans.expire(self.observation.fleet(self.clock.now_s()), self.clock.monotonic_s()):
+                self.ports.log("loan ended", warning=True, device=loan.device, holder=loan.holder)
         view = self.view()
-        yield UseView(view)
+        self.ports.show(view, self.control, self.last_verdict)
         self.slo_margin.wear_off(view)
         if not self._may_plan(view):
             return
         trigger = self._pending_trigger
         if trigger is None and self.explorer.run is not None:
-            yield from self._explore(view)
+            await self._explore(view)
             return
         if trigger is None:
-            trigger = self._fires(view, self.observation.allowed_triggers(self.policy.triggers, self.time.now_s))
+            trigger = self._fires(view, self.observation.allowed_triggers(self.policy.triggers, self.clock.now_s()))
         if trigger is not None:
             forced, self._pending_trigger = self._pending_trigger, None
             try:
-                yield from self._decide(view, trigger)
+                await self._decide(view, trigger)
             except (errors.Fenced, errors.StateUnavailable, errors.DiskUnavailable):
                 self._pending_trigger = forced  # nothing is in force of it: it is still asked for
                 raise
         elif (
             self._rollouts.retry_at_s is not None
-            and self.time.monotonic_s >= self._rollouts.retry_at_s
+            and self.clock.monotonic_s() >= self._rollouts.retry_at_s
             and self.control.mode == ActMode.ACT
             and self.current is not None
             and not refused_slices(view.fleet, self.current)  # of a pinned plan: until the reason is gone
         ):
-            yield from self._roll(self._renumbered(self.current), "retry of a halted rollout")
+            await self._roll(self._renumbered(self.current), "retry of a halted rollout")
 
     def _fires(self, view: PlanView, allowed: Sequence[str]) -> Trigger | None:
         trigger, self.timers = evaluate_triggers(
@@ -225,17 +207,17 @@ class DecidingCore:
         )
         return trigger
 
-    def _explore(self, view: PlanView) -> Steps[None]:
+    async def _explore(self, view: PlanView) -> None:
         """The next step of the exploration under way, unless something makes it void."""
         trigger = self._fires(view, ())
         if trigger is not None and trigger.cause in URGENT:
-            yield from self._decide(view, trigger)
+            await self._decide(view, trigger)
         else:
-            yield from self._run_explorer(self.explorer.step(view, self.current, self._rollouts.outcome))
+            await self.explorer.step(view, self.current, self._rollouts.outcome)
 
     def _may_plan(self, view: PlanView) -> bool:
         """Nothing is planned before there is something to plan with."""
-        if self.control.mode == ActMode.OBSERVE or self.time.monotonic_s < self.not_before_s:
+        if self.control.mode == ActMode.OBSERVE or self.clock.monotonic_s() < self.not_before_s:
             return False
         if not self.objectives and not (self.stopped and self.current is not None and self.current.routes):
             return False
@@ -262,29 +244,29 @@ class DecidingCore:
         rested_s = self.plan_basis.at_s + settings.triggers.slo_rest_s + settings.tick_s
         held_s = self._started_at_s + settings.demand_initial_hold_s + settings.tick_s
         due_s = min(self.plan_basis.next_tick_at_s, math.inf if retry_at_s is None else retry_at_s)
-        return max(rested_s, held_s, self.not_before_s) < self.time.now_s < due_s
+        return max(rested_s, held_s, self.not_before_s) < self.clock.now_s() < due_s
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
-    def _decide(self, view: PlanView, trigger: Trigger) -> Steps[None]:
-        yield RequireRoom()
+    async def _decide(self, view: PlanView, trigger: Trigger) -> None:
+        self.ports.require_room()
         if trigger.cause in ("slo", "scale"):
             self.slo_margin.raise_on_breach(view, self.observation.inputs.scale_signals)
             view = self.view()
         if self.explorer.run is not None and (self.control.hold_reason or not view.objectives):
-            yield from self.explorer.abandon(self.control.hold_reason or "no family is in service")
+            self.explorer.abandon(self.control.hold_reason or "no family is in service")
         self.last_trigger = trigger
         if not self.control.hold_reason and self.explorer.wants_to_explore(view):
             if self.current is not None:
                 self.plan_basis = plan_basis(view, self.current, math.inf)
             rollout = self._rollouts.outcome
-            yield from self._run_explorer(self.explorer.begin(view, trigger, self.current, rollout))
+            await self.explorer.begin(view, trigger, self.current, rollout)
             return
         view = replace(view, trigger=trigger.cause)
-        answer = yield CallPlanner(view, self._next_seed())
-        yield from self._judge(view, view, trigger, answer)
+        answer = await self.ports.think(view, self.next_seed())
+        await self._judge(view, view, trigger, answer)
 
-    def _judge(
+    async def _judge(
         self,
         view: PlanView,
         judged: PlanView,
@@ -292,7 +274,7 @@ class DecidingCore:
         answer: PlannerAnswer,
         decision: Decision | None = None,
         versions: Mapping[str, str] | None = None,
-    ) -> Steps[None]:
+    ) -> None:
         """Judge and record the planner's answer for `view`, and put its plan in force. `decision`: replaces the
         answer's own, as an exploration concludes it."""
         wanted = decision or answer.decision
@@ -304,19 +286,19 @@ class DecidingCore:
             return
         plan, effect = verdict.plan, verdict.outcome
         if plan is not None:
-            effect = yield from self._count(trigger.cause, reconfigures(self.current, plan))
+            effect = self._count(trigger.cause, reconfigures(self.current, plan))
             plan = self._numbered(view, plan)
         verdict = replace(verdict, decision=answer.decision)  # a replay compares with what the planner made
-        yield self._record_effect(view, trigger, answer, verdict, effect, plan or self.current, versions)
+        await self._record(view, trigger, answer, verdict, effect, plan or self.current, versions)
         plans = self._plans_with(plan) if plan is not None else self.plans
         if plan is not None:
-            yield Save({"plans": plans})
+            self.ports.save({"plans": plans})
         self.last_verdict = judgement
         self._set_basis(view, verdict)  # not before: what could not be written has to trigger again
         self.plans = plans
         if plan is not None:
-            yield from self._roll(plan, plan.why)
-        yield NotifyWatchers()
+            await self._roll(plan, plan.why)
+        self.ports.notify()
 
     def _is_news(self, view: PlanView, trigger: Trigger, verdict: Verdict) -> bool:
         """Whether a decision is recorded and put in force. One that is taken each second is not when it only says again
@@ -334,7 +316,7 @@ class DecidingCore:
             return not self._rollouts.rolling or reconfigures(self.current, verdict.plan)
         return outcome != last.outcome
 
-    def _record_effect(
+    async def _record(
         self,
         view: PlanView,
         trigger: Trigger,
@@ -343,27 +325,26 @@ class DecidingCore:
         effect: str,
         plan: Plan | None,
         versions: Mapping[str, str] | None = None,
-    ) -> RecordDecision:
-        before = self._rollouts.outcome[
-            0
-        ].name.lower()  # of the plan until now: one under way is superseded by a new one
+    ) -> None:
+        before = self._rollouts.outcome[0].name.lower()  # one under way is superseded by a new one
         given = {"rollout_before": before, **(versions or {})}
         counts = dict(self.causes), dict(self.reconfigurations)
-        return RecordDecision(self.decision_id, view, trigger, answer, verdict, effect, plan, given, *counts)
+        taken = TakenDecision(self.decision_id, view, trigger, answer, verdict, effect, plan, given, *counts)
+        await self.ports.record(taken)
 
-    def _next_seed(self) -> int:
+    def next_seed(self) -> int:
         """Of a new decision; `decision_id` is its id from now on."""
         self.decision_number += 1
         return self.settings.seed * 1_000_003 + self.decision_number
 
-    def _count(self, cause: str, moves_: bool, replans: bool = True) -> Steps[str]:
+    def _count(self, cause: str, moves_: bool, replans: bool = True) -> str:
         """Count a plan that is put in force; returns its effect. A candidate moves things and is no replan."""
         if replans:
             self.causes[cause] += 1
-            yield AddMetric("trefoil_replans_total", labels={"cause": cause})
+            self.ports.count("trefoil_replans_total", cause=cause)
         if moves_:
             self.reconfigurations[cause] += 1
-            yield AddMetric("trefoil_reconfigurations_total", labels={"cause": cause})
+            self.ports.count("trefoil_reconfigurations_total", cause=cause)
         return "reconfigure" if moves_ else "reroute"
 
     def _numbered(self, view: PlanView, plan: Plan) -> Plan:
@@ -371,7 +352,7 @@ class DecidingCore:
         return replace(
             self._renumbered(plan),
             policy=self.policy.name,
-            inputs=self.observation.input_stamps(self.time.now_s),
+            inputs=self.observation.input_stamps(self.clock.now_s()),
             created_at_s=view.now_s,
             decision_id=self.decision_id,
         )
@@ -382,7 +363,7 @@ class DecidingCore:
         next_s = verdict.decision.next_tick_at_s if verdict.decision else view.now_s + RETRY_S
         plan = made or self.current
         if plan is None:
-            self.not_before_s = self.time.monotonic_s + FIRST_RETRY_S
+            self.not_before_s = self.clock.monotonic_s() + FIRST_RETRY_S
             return
         if verdict.outcome in (FAILED, DEGRADED):
             next_s = min(next_s, view.now_s + RETRY_S)
@@ -392,46 +373,21 @@ class DecidingCore:
 
     # --- exploring ----------------------------------------------------------------------------------------------------
 
-    def _run_explorer(self, steps: Steps[None]) -> Steps[None]:
-        """Carry out what an exploration asks of control; the rest goes on to the shell."""
-        answer: Any = None
-        error: errors.TrefoilError | None = None
-        while True:
-            try:
-                effect = steps.send(answer) if error is None else steps.throw(error)
-            except StopIteration:
-                return
-            answer, error = None, None
-            try:
-                match effect:
-                    case NextSeed():
-                        answer = self._next_seed()
-                    case Deploy(plan):
-                        answer = yield from self._deploy(plan)
-                    case RecordCandidate():
-                        answer = yield from self._record_candidate(effect)
-                    case ConcludeExploration():
-                        answer = yield from self._conclude(effect)
-                    case _:
-                        answer = yield effect
-            except errors.TrefoilError as caught:  # the exploration's to raise
-                error = caught
-
-    def _record_candidate(self, wanted: RecordCandidate) -> Steps[Plan]:
+    async def record_candidate(self, view: PlanView, trigger: Trigger, answer: PlannerAnswer, refusal: str) -> Plan:
         """Record a candidate; its plan, numbered. A refused one is not deployed."""
-        trigger, step, refused = wanted.trigger, wanted.answer.step, wanted.refusal
-        why = f"{trigger.cause}: {trigger.why}; {step.why}" + (f"; refused: {refused}" if refused else "")
+        step = answer.step
+        why = f"{trigger.cause}: {trigger.why}; {step.why}" + (f"; refused: {refusal}" if refusal else "")
         assert step.plan is not None
-        plan = self._numbered(wanted.view, replace(step.plan, exploration=True, why=why))
+        plan = self._numbered(view, replace(step.plan, exploration=True, why=why))
         effect = "refused"
-        if not refused:
-            effect = yield from self._count(trigger.cause, reconfigures(self.current, plan), replans=False)
+        if not refusal:
+            effect = self._count(trigger.cause, reconfigures(self.current, plan), replans=False)
         verdict = Verdict(CANDIDATE, why, Decision(step.plan, why, math.inf))
-        led_to = self.current if refused else plan
-        yield self._record_effect(wanted.view, trigger, wanted.answer, verdict, effect, led_to)
+        led_to = self.current if refusal else plan
+        await self._record(view, trigger, answer, verdict, effect, led_to)
         return plan
 
-    def _deploy(self, plan: Plan) -> Steps[Plan]:
+    async def deploy(self, plan: Plan) -> Plan:
         """Put a plan in force in place of the candidate before it, and begin its rollout.
 
         The disk need not have it: the next controller goes back to the plan before the exploration.
@@ -440,22 +396,23 @@ class DecidingCore:
         plan = plan if newer and plan.revision.epoch == self._epoch else self._renumbered(plan)
         self.plan_basis = plan_basis(self.view(), plan, math.inf)
         self.plans = self._plans_with(plan)
-        yield SaveLater("plans", self.plans)
-        yield from self._roll(plan, plan.why)
-        yield NotifyWatchers()
+        self.ports.save_later("plans", self.plans)
+        await self._roll(plan, plan.why)
+        self.ports.notify()
         return plan
 
-    def _conclude(self, wanted: ConcludeExploration) -> Steps[Plan | None]:
+    async def conclude(
+        self, view: PlanView, trigger: Trigger, answer: PlannerAnswer, decision: Decision, versions: Mapping[str, str]
+    ) -> Plan | None:
         """Record a decision and put in force what it has become; a candidate that is deployed is no plan yet."""
-        view, decision = wanted.view, wanted.decision
         trial = self.current is not None and self.current.exploration
         if decision.plan is not None:
             decision = replace(decision, plan=replace(decision.plan, exploration=False))
         judged = replace(view, current=None) if trial else view
         try:
-            yield from self._judge(view, judged, wanted.trigger, wanted.answer, decision, wanted.versions)
+            await self._judge(view, judged, trigger, answer, decision, versions)
         except (errors.Fenced, errors.StateUnavailable, errors.DiskUnavailable):
-            self._pending_trigger = wanted.trigger  # the exploration is over: what it was for is still asked for
+            self._pending_trigger = trigger  # the exploration is over: what it was for is still asked for
             raise
         return self.current
 
@@ -466,9 +423,9 @@ class DecidingCore:
         saved = self.plans[:-1] if self.current is not None and self.current.exploration else self.plans
         return [*saved, plan][-self.settings.plans_kept :]
 
-    def _roll(self, plan: Plan, why: str) -> Steps[None]:
+    async def _roll(self, plan: Plan, why: str) -> None:
         self.plans[-1], self._rolls_again = plan, False
-        yield StartRollout(plan, why)
+        await self.ports.roll(plan, why, self.view)
 
     def _renumbered(self, plan: Plan) -> Plan:
         """The same plan under the next number of this epoch; numbers never go back, also across epochs."""

@@ -2,34 +2,22 @@
 
 Source: CONTRACTS section 4 (rollout step order); the steps themselves: controller/rollout/core/path.py.
 Data: what nodes and dispatchers say (`Observation`), read again at each look.
-Decision: the effects of controller/loop/core/effects.py, in order.
+Decision: calls of `RolloutPorts`, in order.
 Everything here can be repeated: a plan is rolled out again from what stands after a crash, a lost lease, an emptied
 Redis or a newer plan. Nothing is interrupted between the routes and the node plans of one step.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final, Protocol
 
-from controller.loop.core.effects import (
-    CommandNode,
-    CoreTime,
-    FindPath,
-    Log,
-    NotifyWatchers,
-    Publish,
-    QueryAgents,
-    RefreshStatuses,
-    Save,
-    Steps,
-    TimeMetric,
-    Wait,
-    WakeLoop,
-)
 from controller.observe.core.observation import Observation
 from controller.observe.core.refusals import refused_keys, unmakeable
-from controller.rollout.core.path import Devices, RolloutPath, Step
-from controller.rollout.core.rollout_inputs import best_path, early_routes, fleet_snapshot, serving_slices
+from controller.rollout.core.path import Devices, Step
+from controller.rollout.core.ports import CoreClock, RolloutPorts
+from controller.rollout.core.rollout_inputs import early_routes, fleet_snapshot, serving_slices
 from controller.settings import RolloutSettings
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
@@ -65,11 +53,13 @@ class RolloutExecutor:
         settings: RolloutSettings,
         observation: Observation,
         spending: MoveMeter,
-        time: CoreTime,
+        clock: CoreClock,
+        ports: RolloutPorts,
         published: Plan | None = None,
         commanded: Mapping[str, NodePlan] | None = None,
     ) -> None:
-        self._settings, self._observation, self._spending, self._time = settings, observation, spending, time
+        self._settings, self._observation, self._spending = settings, observation, spending
+        self._clock, self.ports = clock, ports
         self.published = published
         self.commanded = dict(commanded or {})
         self.rollout = Rollout()
@@ -99,7 +89,7 @@ class RolloutExecutor:
         """Ask the rollout under way to end where that is safe."""
         self._superseded = True
 
-    def begin(self, plan: Plan, view: Callable[[], PlanView]) -> Steps[None]:
+    def begin(self, plan: Plan, view: Callable[[], PlanView]) -> Coroutine[object, None, None]:
         """Begin the rollout of a numbered, complete plan; nothing else is under way. `view` is asked at the first step.
 
         Raises:
@@ -115,30 +105,30 @@ class RolloutExecutor:
         self.published = replace(self.published, revision=revision)
         return self.published, tuple(self.commanded.values())
 
-    def _run(self, plan: Plan, view: Callable[[], PlanView]) -> Steps[None]:
-        started_s = self._time.monotonic_s
+    async def _run(self, plan: Plan, view: Callable[[], PlanView]) -> None:
+        started_s = self._clock.monotonic_s()
         try:
-            ended = yield from self._roll(plan, view())
+            ended = await self._roll(plan, view())
         except errors.Fenced as error:
             self.under_way = False
-            yield Log("rollout ended: the role was lost", {"error": str(error)}, "warning")
+            self.ports.log("rollout ended: the role was lost", warning=True, error=str(error))
             return
         self.under_way = False
         if ended.state == RolloutState.HALTED:
-            self._retry_at_s = self._time.monotonic_s + self._settings.retry_s
+            self._retry_at_s = self._clock.monotonic_s() + self._settings.retry_s
         if ended.state == RolloutState.DONE:
-            yield TimeMetric("trefoil_rollout_duration_seconds", self._time.monotonic_s - started_s)
-        yield WakeLoop()
+            self.ports.duration("trefoil_rollout_duration_seconds", self._clock.monotonic_s() - started_s)
+        self.ports.wake()
 
-    def _roll(self, target: Plan, view: PlanView) -> Steps[Rollout]:
+    async def _roll(self, target: Plan, view: PlanView) -> Rollout:
         """One rollout; its last state. While slices start, those that are READY already help if the load needs them."""
         self._superseded = False
         spent_before_j = self._spending.unallocated_j
-        self.rollout = Rollout(target.revision, RolloutState.APPLYING, since_s=self._time.now_s)
+        self.rollout = Rollout(target.revision, RolloutState.APPLYING, since_s=self._clock.now_s())
         try:
-            yield from self._renew_statuses()
-            snapshot = fleet_snapshot(self._observation.fleet(self._time.now_s), self.commanded, self._routed)
-            path: RolloutPath = yield FindPath(view, snapshot, target)
+            await self._renew_statuses()
+            snapshot = fleet_snapshot(self._observation.fleet(self._clock.now_s()), self.commanded, self._routed)
+            path = self.ports.find_path(view, snapshot, target)
             self.rollout = replace(
                 self.rollout,
                 steps=len(path.steps),
@@ -147,79 +137,80 @@ class RolloutExecutor:
                 why=path.why,
             )
             if path.halted:
-                return (yield from self._finish(RolloutState.HALTED, path.why))
+                return await self._finish(RolloutState.HALTED, path.why)
             for number, step in enumerate(path.steps, 1):
                 self.rollout = replace(self.rollout, step=number)
-                yield from self._step(target, step, view)
+                await self._step(target, step, view)
             if path.blocked:
-                return (yield from self._finish(RolloutState.HALTED, path.blocked))
-            yield from self._until_acknowledged()
+                return await self._finish(RolloutState.HALTED, path.blocked)
+            await self._until_acknowledged()
             spent_j = self._spending.unallocated_j - spent_before_j
-            return (yield from self._finish(RolloutState.DONE, path.why, spent_j))
+            return await self._finish(RolloutState.DONE, path.why, spent_j)
         except Superseded:
-            return (yield from self._finish(RolloutState.SUPERSEDED, "a newer plan takes over"))
+            return await self._finish(RolloutState.SUPERSEDED, "a newer plan takes over")
         except (errors.Unavailable, errors.InvalidInput, StepTimeout) as error:
-            return (yield from self._finish(RolloutState.HALTED, str(error)))
+            return await self._finish(RolloutState.HALTED, str(error))
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
-    def _step(self, target: Plan, step: Step, view: PlanView) -> Steps[None]:
+    async def _step(self, target: Plan, step: Step, view: PlanView) -> None:
         self._leave_if_superseded()
         state = RolloutState.WAITING_ACK if step.drained else RolloutState.APPLYING
-        revision = yield from self._publish(target, step.routes, state, step.name, step.drained)
+        revision = await self._publish(target, step.routes, state, step.name, step.drained)
         if step.drained:
-            yield from self._until_drained(revision, step.drained)
-        yield from self._command_nodes(step.devices, revision)
+            await self._until_drained(revision, step.drained)
+        await self._command_nodes(step.devices, revision)
         if step.ready:
-            yield from self._set_state(RolloutState.WAITING_READY)
+            await self._set_state(RolloutState.WAITING_READY)
             try:
-                yield from self._wait_until(
+                await self._wait_until(
                     self._settings.ready_timeout_s,
                     lambda: self._not_ready(step.ready),
                     "READY",
                     beside=lambda: self._admit_early(target, view),
                 )
             except StepTimeout:
-                for key, why in unmakeable(self._observation.fleet(self._time.now_s), step.ready).items():
+                for key, why in unmakeable(self._observation.fleet(self._clock.now_s()), step.ready).items():
                     self._refuse((key,), why)
                 raise
 
-    def _admit_early(self, target: Plan, view: PlanView) -> Steps[None]:
+    async def _admit_early(self, target: Plan, view: PlanView) -> None:
         """Let slices that are READY help, when the load needs them."""
-        serving = serving_slices(self._observation.fleet(self._time.now_s), self.commanded)
+        serving = serving_slices(self._observation.fleet(self._clock.now_s()), self.commanded)
         routes = early_routes(view, serving, self._routed, target)
         if routes is not None:
-            yield from self._publish(target, routes, RolloutState.WAITING_READY, "early")
+            await self._publish(target, routes, RolloutState.WAITING_READY, "early")
 
     @property
     def _routed(self) -> tuple[Route, ...]:
         return self.published.routes if self.published is not None else ()
 
-    def _publish(
+    async def _publish(
         self,
         target: Plan,
         routes: tuple[Route, ...],
         state: RolloutState,
         name: str,
         drained: frozenset[SliceKey] = frozenset(),
-    ) -> Steps[Revision]:
+    ) -> Revision:
         """Routes under the next step of the target's revision."""
         first = self.published is None or self.published.revision < target.revision
         step = 0 if first or self.published is None else self.published.revision.step + 1
         plan = replace(target, revision=replace(target.revision, step=step), nodes=(), routes=routes)
         self.rollout = replace(self.rollout, target=plan.revision, state=state)
-        yield Save({"published": plan})  # first: the next controller must know what dispatchers route by
-        yield from self._write_until_done(Publish(plan=plan, rollout=self.rollout, drained=drained))
+        self.ports.save({"published": plan})  # first: the next controller must know what dispatchers route by
+        await self._write_until_done(lambda: self.ports.publish(plan=plan, rollout=self.rollout, drained=drained))
         self.published = plan
-        fields = {"name": name, "revision": str(plan.revision), "step": self.rollout.step, "state": state.name}
-        fields["of"] = self.rollout.steps
-        yield Log("rollout step", fields)
-        yield NotifyWatchers()
+        self.ports.log(
+            "rollout step", name=name, revision=str(plan.revision), step=self.rollout.step, state=state.name,
+            of=self.rollout.steps,
+        )  # fmt: skip
+        self.ports.notify()
         return plan.revision
 
-    def _command_nodes(self, devices: Devices, revision: Revision) -> Steps[None]:
+    async def _command_nodes(self, devices: Devices, revision: Revision) -> None:
         """Kept on disk first: Redis must not go back to an older one under the next controller, which commands anew."""
-        fleet = self._observation.fleet(self._time.now_s)
+        fleet = self._observation.fleet(self._clock.now_s())
         for node in fleet.nodes:
             if node.node in fleet.stale:
                 continue
@@ -228,35 +219,35 @@ class RolloutExecutor:
             if node.node in self._confirmed and before is not None and _same(before, mine):
                 continue
             plan = sealed(NodePlan(node=node.node, devices=mine), revision)
-            yield Save({"commanded": list({**self.commanded, node.node: plan}.values())})
+            self.ports.save({"commanded": list({**self.commanded, node.node: plan}.values())})
             try:
-                changed = yield CommandNode(node, plan)
+                changed = await self.ports.command(node, plan)
             except errors.InvalidInput as error:
                 self._refuse(refused_keys(plan, str(error)), str(error))
                 raise
             self._confirmed.add(node.node)
             self.commanded[node.node] = plan
-            yield from self._write_until_done(Publish(node=plan))
-            yield Log("node plan", {"node": node.node, "revision": str(revision), "changed": changed})
+            await self._write_until_done(partial(self.ports.publish, node=plan))
+            self.ports.log("node plan", node=node.node, revision=str(revision), changed=changed)
 
     def _refuse(self, keys: Iterable[SliceKey], why: str) -> None:
         """What an agent refuses is planned around from now on."""
-        self._observation.refusals.note(keys, why, self._time.now_s)
+        self._observation.refusals.note(keys, why, self._clock.now_s())
 
-    def _until_drained(self, revision: Revision, drained: frozenset[SliceKey]) -> Steps[None]:
+    async def _until_drained(self, revision: Revision, drained: frozenset[SliceKey]) -> None:
         """Every live worker routes by this table; then nothing is in flight on what leaves."""
-        yield from self._wait_until(self._settings.ack_timeout_s, lambda: self._not_acked(revision), "", give_up=False)
-        yield from self._set_state(RolloutState.WAITING_DRAIN)
-        yield from self._wait_until(self._settings.drain_timeout_s, lambda: self._in_flight(drained), "", give_up=False)
+        await self._wait_until(self._settings.ack_timeout_s, lambda: self._not_acked(revision), "", give_up=False)
+        await self._set_state(RolloutState.WAITING_DRAIN)
+        await self._wait_until(self._settings.drain_timeout_s, lambda: self._in_flight(drained), "", give_up=False)
 
-    def _until_acknowledged(self) -> Steps[None]:
+    async def _until_acknowledged(self) -> None:
         """Every live worker routes by the last revision: without that nothing is done. One that refuses it halts the
         rollout, with its reason."""
         revision = self.published.revision if self.published is not None else Revision()
         if self._not_acked(revision):
-            yield from self._set_state(RolloutState.WAITING_ACK)
+            await self._set_state(RolloutState.WAITING_ACK)
             timeout_s = self._settings.ack_timeout_s
-            yield from self._wait_until(timeout_s, lambda: self._not_acked(revision), "acknowledged")
+            await self._wait_until(timeout_s, lambda: self._not_acked(revision), "acknowledged")
 
     def _not_acked(self, revision: Revision) -> str:
         late = [ack for ack in self._observation.inputs.acks if ack.table != revision]
@@ -276,7 +267,7 @@ class RolloutExecutor:
         return ""
 
     def _not_ready(self, wanted: Mapping[SliceKey, PlannedSlice]) -> str:
-        fleet = self._observation.fleet(self._time.now_s)
+        fleet = self._observation.fleet(self._clock.now_s())
         found = {s.key: s for n in fleet.nodes for d in n.devices for s in d.slices if s.key in wanted}
         late = [key for key, part in wanted.items() if key not in found or not _serves(found[key], part)]
         if not late:
@@ -288,77 +279,73 @@ class RolloutExecutor:
 
     # --- waiting and writing ------------------------------------------------------------------------------------------
 
-    def _wait_until(
+    async def _wait_until(
         self,
         timeout_s: float,
         missing: Callable[[], str],
         what: str,
         give_up: bool = True,
-        beside: Callable[[], Steps[None]] | None = None,
-    ) -> Steps[None]:
+        beside: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """Look until nothing is missing. After the timeout halt, or go on all the same and say so."""
-        deadline_s = self._time.monotonic_s + timeout_s
+        deadline_s = self._clock.monotonic_s() + timeout_s
         why = ""
         while True:
             try:
-                yield RefreshStatuses()
+                await self.ports.refresh_statuses()
                 why = missing()
                 if not why:
                     return
             except errors.StateUnavailable as error:
                 # Nobody can be seen to be ready or idle now; time without sight does not count.
-                deadline_s = self._time.monotonic_s + timeout_s
+                deadline_s = self._clock.monotonic_s() + timeout_s
                 why = str(error)
             self._leave_if_superseded()
             if beside is not None:
-                yield from beside()
-            if self._time.monotonic_s >= deadline_s:
+                await beside()
+            if self._clock.monotonic_s() >= deadline_s:
                 if give_up:
                     raise StepTimeout(f"not {what} after {timeout_s:g} s: {why}")
-                yield Log("going on without", {"waited_s": timeout_s, "why": why}, "warning")
+                self.ports.log("going on without", warning=True, waited_s=timeout_s, why=why)
                 return
-            yield Wait(deadline_s)
+            await self.ports.wait(deadline_s)
 
-    def _write_until_done(self, write: Publish) -> Steps[None]:
+    async def _write_until_done(self, write: Callable[[], Awaitable[None]]) -> None:
         """Keep trying while Redis is down: a step that is begun is finished."""
         while True:
             try:
-                yield write
+                await write()
                 return
             except errors.StateUnavailable as error:
-                yield Log("rollout waits for Redis", {"error": str(error)}, "warning")
+                self.ports.log("rollout waits for Redis", warning=True, error=str(error))
             self._leave_if_superseded()
-            yield Wait()
+            await self.ports.wait(math.inf)
 
-    def _set_state(self, state: RolloutState) -> Steps[None]:
+    async def _set_state(self, state: RolloutState) -> None:
         self.rollout = replace(self.rollout, state=state)
-        yield from self._write_until_done(Publish(rollout=self.rollout))
-        yield NotifyWatchers()
+        await self._write_until_done(lambda: self.ports.publish(rollout=self.rollout))
+        self.ports.notify()
 
-    def _finish(self, state: RolloutState, why: str, spent_j: float = 0.0) -> Steps[Rollout]:
+    async def _finish(self, state: RolloutState, why: str, spent_j: float = 0.0) -> Rollout:
         self.rollout = replace(self.rollout, state=state, why=why, spent_j=spent_j)
         try:
-            yield Publish(rollout=self.rollout)
+            await self.ports.publish(rollout=self.rollout)
         except (errors.StateUnavailable, errors.Fenced) as error:
-            yield Log("end of the rollout not written", {"error": str(error)}, "warning")
-        fields = {"target": str(self.rollout.target), "state": state.name, "why": why}
-        yield Log("rollout ended", fields, "warning" if state == RolloutState.HALTED else "info")
-        yield NotifyWatchers()
+            self.ports.log("end of the rollout not written", warning=True, error=str(error))
+        halted = state == RolloutState.HALTED
+        self.ports.log("rollout ended", warning=halted, target=str(self.rollout.target), state=state.name, why=why)
+        self.ports.notify()
         return self.rollout
 
     def _leave_if_superseded(self) -> None:
         if self._superseded:
             raise Superseded
 
-    def _renew_statuses(self) -> Steps[None]:
+    async def _renew_statuses(self) -> None:
         """What agents were commanded a moment ago may not have been read yet: ask them."""
-        fleet = self._observation.fleet(self._time.now_s)
-        yield QueryAgents({n.node: n for n in fleet.nodes if n.node in self.commanded and n.node not in fleet.stale})
-
-
-def find_path(asked: FindPath) -> RolloutPath:
-    """Find the steps to a plan, as every shell does."""
-    return best_path(asked.view, asked.snapshot, asked.plan)
+        fleet = self._observation.fleet(self._clock.now_s())
+        asked = {n.node: n for n in fleet.nodes if n.node in self.commanded and n.node not in fleet.stale}
+        await self.ports.query_agents(asked)
 
 
 def _same(before: NodePlan, devices: tuple[PlannedDevice, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""What surrounds the cores, at the level of their effects: Redis with values, an agent's obedience, a drawn planner."""
+"""What surrounds the cores, at the level of their ports: Redis with values, an agent's obedience, a drawn planner."""
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,6 @@ from typing import Any, Final, TypeVar
 
 from numpy.random import Generator
 
-from controller.loop.core.effects import CoreTime, Steps
 from power_agent.slices.core.epochs import refuse_made_up_epoch
 from tests.support.virtual.planner import Drawn
 from trefoil.core import errors
@@ -20,21 +19,6 @@ from trefoil.runtime.keys import Keys
 T = TypeVar("T")
 SOME: Final = 0.3  # of the commands that a Redis refuses that refuses some
 CANDIDATES: Final = 3  # of one exploration
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """The cores' own time, as `LiveAcks` asks for it."""
-
-    at: CoreTime
-
-    def now_s(self) -> float:
-        """UTC [s]."""
-        return self.at.now_s
-
-    def monotonic_s(self) -> float:
-        """Monotonic [s]."""
-        return self.at.monotonic_s
 
 
 @dataclass(slots=True)
@@ -160,23 +144,14 @@ class Exploring(Planning):
         self.told = int(memory.get("told", 0))
 
 
-def told(steps: Steps[None], done: Callable[[bool], None]) -> Steps[None]:
-    """Steps of an operator, who is told whether they were taken."""
+async def told(step: Coroutine[object, None, None], done: Callable[[bool], None]) -> None:
+    """Step of an operator, who is told whether it was taken."""
     try:
-        yield from steps
+        await step
     except errors.TrefoilError:
         done(False)
         raise
     done(True)
-
-
-def driven(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    raise AssertionError("it waits for something")
 
 
 def in_flight_on(engines: Iterable[Any], key: SliceKey) -> int:

@@ -7,7 +7,6 @@ import numpy as np
 
 from controller.loop.core.control import ControlCore
 from controller.loop.core.decision import ControlState
-from controller.loop.core.effects import Steps, WakeLoop
 from controller.loop.core.loans import Loan
 from controller.loop.core.triggers import OPERATOR, Trigger
 from tests.support.cores.around import stand_still
@@ -216,15 +215,15 @@ def device_lent(system: CoreSystem, d: Any) -> None:
     hosted = Hosted(FAMILY, variant.name, variant.version, 0, 1, 1, 8)
     planned = PlannedDevice(name, DeviceState.AWAKE, (PlannedSlice(SliceKey(name, "7g.40gb", 0, 8), (hosted,), 4),))
     lease_s = seconds(d[3], 1.0)
-    loan = Loan(planned, "a profiler", system.at.monotonic_s + lease_s)
+    loan = Loan(planned, "a profiler", system.clock.monotonic_s() + lease_s)
     system.ask(lambda: system.core.lend(loan, force=bool(d[3] < 0.5)))
     if d[2] < 0.5:
         system.after(lease_s / 2, lambda: system.ask(lambda: _ended(system.core, name)))
 
 
-def _ended(core: ControlCore, device: str) -> Steps[None]:
+async def _ended(core: ControlCore, device: str) -> None:
     core.loans.end(device)
-    yield WakeLoop()
+    core.ports.wake()
 
 
 def disk_full(system: CoreSystem, d: Any) -> None:

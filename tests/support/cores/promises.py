@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from controller.loop.core.deciding import URGENT
-from controller.loop.core.effects import RecordDecision
+from controller.loop.core.ports import TakenDecision
 from controller.loop.core.triggers import OPERATOR
 from tests.support.cores.inputs import DRAINS_S
 from tests.support.virtual.planner import FAMILY, throughput_per_s
@@ -32,8 +32,8 @@ class Promises(PlanPromises):
         super().__init__(system.note)
         self._system = system
         self._epoch = 1
-        self._decided: dict[str, RecordDecision] = {}
-        self._last: RecordDecision | None = None
+        self._decided: dict[str, TakenDecision] = {}
+        self._last: TakenDecision | None = None
         self._looked_s = 0.0
         self._marked: tuple[float, float] = (0.0, 0.0)
 
@@ -41,7 +41,7 @@ class Promises(PlanPromises):
         return self._system.now_s
 
     def _played_s(self) -> float:
-        return self._system.at.now_s
+        return self._system.clock.at_s
 
     def _slices(self) -> set[SliceKey]:
         return {key for device in self._system.hardware.devices.values() for key in device.slices}
@@ -70,11 +70,11 @@ class Promises(PlanPromises):
             self.broken(f"epoch {epoch} was taken after epoch {self._epoch}")
         self._epoch = max(epoch, self._epoch)
 
-    def recorded(self, effect: RecordDecision) -> None:
+    def recorded(self, taken: TakenDecision) -> None:
         """A decision stands in Redis."""
-        self._decided[effect.id] = self._last = effect
-        self._system.note(f"decision {effect.id} {effect.trigger.cause}: {effect.effect}")
-        if effect.trigger.cause in AFRESH:
+        self._decided[taken.id] = self._last = taken
+        self._system.note(f"decision {taken.id} {taken.trigger.cause}: {taken.effect}")
+        if taken.trigger.cause in AFRESH:
             self._started_s = self._system.now_s
 
     def published(self, plan: Plan, epoch: int) -> None:

@@ -2,7 +2,7 @@
 
 Real are the cores of control, exploring, rollouts, observation and queues, the simulated hardware and requests one by
 one, `LiveAcks`, and what the controller keeps on a disk. The shell is `trefoil.simulator.simulation`, which
-tests/property/test_live_and_simulated_agree.py holds equal to the live one. What fails, fails as an effect: a write
+tests/property/test_live_and_simulated_agree.py holds equal to the live one. What fails, fails in a port: a write
 that Redis refuses is raised into the core. A controller ends, another begins from the disk, for a moment there are two.
 Bytes, asyncio, gRPC and clocks are not here; they are in `tests/support/virtual`.
 """
@@ -10,7 +10,7 @@ Bytes, asyncio, gRPC and clocks are not here; they are in `tests/support/virtual
 import functools
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -19,47 +19,29 @@ from typing import Any, Final
 
 import numpy as np
 
+from controller.explore.core.ports import PlannerAnswer
 from controller.loop.control_loop import load_saved_state
-from controller.loop.core.effects import (
-    CallPlanner,
-    CommandNode,
-    FindPath,
-    OpenRecords,
-    PlannerAnswer,
-    Publish,
-    QueryAgents,
-    RecordDecision,
-    RefreshStatuses,
-    Republish,
-    RequireRoom,
-    Save,
-    SaveLater,
-    SavePlannerMemory,
-    Steps,
-    TellPlanner,
-    Wait,
-    WriteObjectives,
-)
-from controller.rollout.core.executor import find_path
-from tests.support.cores.around import Agent, Clock, Redis, driven, in_flight_on, told
+from controller.loop.core.ports import TakenDecision
+from tests.support.cores.around import Agent, Redis, in_flight_on, told
 from tests.support.cores.inputs import END_S, drawn_inputs, prepared, true_services
 from tests.support.cores.promises import LOOKS_S, Promises
 from tests.support.unswept import unswept
 from tests.support.virtual.doubles import Files, MemoryDisk
 from tests.support.virtual.planner import SOLVES_S
 from trefoil.core import errors
-from trefoil.core.brains import Decision, PlanView
+from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadWindow, SliceLoad, TableAck
 from trefoil.core.fleet import DeviceState, NodeStatus, SliceKey
 from trefoil.core.objective import Objective
-from trefoil.core.plan import NodePlan, Plan, Route
+from trefoil.core.plan import NodePlan, Plan, Rollout, Route
 from trefoil.runtime.sightings import LiveAcks
 from trefoil.runtime.state import ACK_TTL_S, LEASE_TTL_S
 from trefoil.simulator.engines.hardware import SERVES
-from trefoil.simulator.simulation import EPSILON_S, Simulation
+from trefoil.simulator.simulation import EPSILON_S, Simulation, at_once, until_resumed
 
+Step = Coroutine[object, None, None]
 LEADS_S: Final = 0.5  # between two looks at the lease
 ADOPTS_S: Final = 0.05  # from the plan in Redis to the dispatcher's table
 MINE: Final = (
@@ -73,7 +55,7 @@ class CoreSystem(Simulation):
 
     def __init__(self, seed: int) -> None:
         self.seed, self.rng = seed, np.random.default_rng([seed, 7])
-        self.log: deque[str] = deque(maxlen=300)
+        self.lines: deque[str] = deque(maxlen=300)
         self.faults: Counter[str] = Counter()
         self._timers: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._timer_count = 0
@@ -103,7 +85,7 @@ class CoreSystem(Simulation):
         self.intensity = 0.0
         self.pending_windows: list[LoadWindow] = []
         self.slow_until_s, self.fails_until_s = -math.inf, -math.inf
-        self._step: Steps[None] | None = None
+        self._step: Step | None = None
         self._served_s = 0.0
         self._served_by: Any = None
         self._left_since: tuple[object, object] = None, None
@@ -112,7 +94,7 @@ class CoreSystem(Simulation):
         inputs, settings = prepared()
         super().__init__(drawn_inputs(inputs, seed), settings=settings)
         self.hardware._services = true_services()
-        self.live_acks = LiveAcks(self.redis, Clock(self.at))  # type: ignore[arg-type]
+        self.live_acks = LiveAcks(self.redis, self.clock)  # type: ignore[arg-type]
         self.every(LEADS_S, self._lead)
         self.every(LOOKS_S, self.promises.look)
 
@@ -121,7 +103,7 @@ class CoreSystem(Simulation):
     def after(self, seconds: float, call: Callable[..., Any], *args: Any) -> None:
         """Call later."""
         self._timer_count += 1
-        heappush(self._timers, (self.at.now_s + seconds, self._timer_count, call, args))
+        heappush(self._timers, (self.clock.at_s + seconds, self._timer_count, call, args))
 
     def every(self, seconds: float, call: Callable[[], Any]) -> None:
         """Call again and again."""
@@ -134,12 +116,12 @@ class CoreSystem(Simulation):
 
     def note(self, text: str) -> None:
         """A line that a person reads who looks into a history."""
-        self.log.append(f"{self.at.now_s:7.3f} {text}")
+        self.lines.append(f"{self.clock.at_s:7.3f} {text}")
 
     def _next_event(self) -> None:
         """As of the simulation, and what is set for a time; requests are served up to where something may change."""
         soon_s = min(self._timers[0][0], self.end_s) if self._timers else self.end_s
-        self.now_s = self.at.now_s = self.at.monotonic_s = min(soon_s, max(self.now_s, self._next_s()))
+        self.now_s = self.clock.at_s = min(soon_s, max(self.now_s, self._next_s()))
         due_s = self.now_s + EPSILON_S
         while self._timers and self._timers[0][0] <= due_s:
             _, _, call, args = heappop(self._timers)
@@ -191,7 +173,7 @@ class CoreSystem(Simulation):
         self.redis.read()
         self._others_write()
         inputs.nodes = inputs.nodes | self.redis.statuses
-        inputs.acks = driven(self.live_acks.read())
+        inputs.acks = at_once(self.live_acks.read())
         inputs.blind = self.live_acks.blind
 
     def _others_write(self) -> None:
@@ -265,39 +247,29 @@ class CoreSystem(Simulation):
         self.pending_windows.clear()
         windows.forget(self.now_s)
         if self.epoch:
-            self._run_steps(self._turn())
+            self._run_step(self._turn())
 
-    def _turn(self) -> Steps[None]:
-        yield from self.core.enter_epoch(self.epoch)
-        yield from self.core.step()
+    async def _turn(self) -> None:
+        await self.core.enter_epoch(self.epoch)
+        await self.core.step()
 
     # --- steps of control, one at a time ------------------------------------------------------------------------------
 
-    def _run_steps(self, steps: Steps[None]) -> None:
-        self._step = steps
-        self._go_on(steps, None)
+    def _run_step(self, step: Step) -> None:
+        self._step = step
+        self._go_on(step)
 
-    def _go_on(self, steps: Steps[None], answer: Any) -> None:
+    def _go_on(self, step: Step) -> None:
         """Until the step ends, or the planner is asked: it takes its time, and nobody else's step begins meanwhile."""
-        if self._step is not steps:
+        if self._step is not step:
             return  # the process is dead
         if self.off:
-            self.after(0.1, self._go_on, steps, answer)
+            self.after(0.1, self._go_on, step)
             return
-        error: errors.TrefoilError | None = None
         self._woken = False
         try:
-            while True:
-                effect = steps.send(answer) if error is None else steps.throw(error)
-                answer, error = None, None
-                if isinstance(effect, CallPlanner):
-                    answer, took_s = self._thought(effect)
-                    self.after(took_s, self._answered, steps, answer)
-                    return
-                try:
-                    answer = self._carry_out(effect)
-                except errors.TrefoilError as raised:
-                    error = raised
+            step.send(None)
+            return
         except StopIteration:
             self._step = None
         except (
@@ -312,60 +284,64 @@ class CoreSystem(Simulation):
         if self._woken and self.core.explorer.run is not None:
             self._tick_at_s = min(self._tick_at_s, self.now_s + 0.1)
 
-    def _answered(self, steps: Steps[None], answer: PlannerAnswer) -> None:
-        if self._step is steps:
-            self._go_on(steps, answer)
-        elif self.ghost is not None and self.ghost["_step"] is steps:
+    def _answered(self, step: Step) -> None:
+        if self._step is step:
+            self._go_on(step)
+        elif self.ghost is not None and self.ghost["_step"] is step:
             with self.as_ghost():
-                self._go_on(steps, answer)
+                self._go_on(step)
 
-    def _thought(self, asked: CallPlanner) -> tuple[PlannerAnswer, float]:
+    async def think(self, view: PlanView, seed: int, *, ask: bool = False) -> PlannerAnswer:
+        answer, took_s = await self._thought(view, seed, ask)
+        self.after(took_s, self._answered, self._step)
+        await until_resumed()
+        return answer
+
+    async def _thought(self, view: PlanView, seed: int, ask: bool) -> tuple[PlannerAnswer, float]:
         """What the planner answers, and after what time."""
-        view = asked.view
         if self.now_s < self.fails_until_s:
             why = "the planner failed"
-            return PlannerAnswer(Decision(None, why, view.now_s + 2.0, why), asked.seed), SOLVES_S
+            return PlannerAnswer(Decision(None, why, view.now_s + 2.0, why), seed), SOLVES_S
         if self.now_s < self.slow_until_s:
             why = "the planner took more than solve_timeout_s"
-            return PlannerAnswer(Decision(None, why, view.now_s + 2.0, why), asked.seed, wall_limit_hit=True), 2.0
-        return self._ask_planner(view, asked.seed, asked.ask), SOLVES_S
+            return PlannerAnswer(Decision(None, why, view.now_s + 2.0, why), seed, wall_limit_hit=True), 2.0
+        return await super().think(view, seed, ask=ask), SOLVES_S
 
-    def _carry_out(self, effect: Any) -> Any:
-        match effect:
-            case Save() | SaveLater() | RequireRoom():
-                self._keep(effect)
-            case OpenRecords(epoch):
-                mine = [int(name.split(".")[1]) for name in self.numbered if name.startswith(f"{epoch}.")]
-                return max(mine, default=0)
-            case RecordDecision():
-                self.disk.check()
-                self.numbered.add(effect.id)
-                self._write(functools.partial(self.promises.recorded, effect))
-                return super()._carry_out(effect)
-            case WriteObjectives():
-                self._write(lambda: None)
-            case Republish(revision):
-                stands = self.rollouts.republished(revision)
-                if stands is not None:
-                    self._write(functools.partial(self._publish_routes, stands[0]))
-            case TellPlanner() | SavePlannerMemory():
-                found = super()._carry_out(effect)
-                live = self.core.explorer.live
-                if live is not None:
-                    self.disk.save_later("planner_memory", live.memory())
-                return found
-            case _:
-                return super()._carry_out(effect)
-        return None
+    def save(self, values: Mapping[str, object]) -> None:
+        self.disk.save_together(values)
 
-    def _keep(self, effect: Any) -> None:
-        match effect:
-            case Save(values):
-                self.disk.save_together(values)
-            case SaveLater(name, value):
-                self.disk.save_later(name, value)
-            case RequireRoom():
-                self.disk.check()
+    def save_later(self, name: str, value: object) -> None:
+        self.disk.save_later(name, value)
+
+    def require_room(self) -> None:
+        self.disk.check()
+
+    def open_records(self, epoch: int) -> int:
+        mine = [int(name.split(".")[1]) for name in self.numbered if name.startswith(f"{epoch}.")]
+        return max(mine, default=0)
+
+    async def record(self, taken: TakenDecision) -> None:
+        self.disk.check()
+        self.numbered.add(taken.id)
+        self._write(functools.partial(self.promises.recorded, taken))
+        await super().record(taken)
+
+    async def write_objectives(self, objectives: tuple[Objective, ...]) -> None:
+        self._write(lambda: None)
+
+    async def republish(self, revision: Revision) -> None:
+        stands = self.rollouts.republished(revision)
+        if stands is not None:
+            self._write(functools.partial(self._publish_routes, stands[0]))
+
+    def tell(self, candidate: Candidate, measurement: Measurement) -> None:
+        super().tell(candidate, measurement)
+        self.save_memory()
+
+    def save_memory(self) -> None:
+        live = self.core.explorer.live
+        if live is not None:
+            self.disk.save_later("planner_memory", live.memory())
 
     def _write(self, commit: Callable[[], Any]) -> None:
         """A fenced write; whether it was done is not known when the answer is lost."""
@@ -373,7 +349,7 @@ class CoreSystem(Simulation):
         commit()
         self.redis.end_write()
 
-    # --- effects of a rollout -----------------------------------------------------------------------------------------
+    # --- ports of a rollout -------------------------------------------------------------------------------------------
 
     def _view_of_rollout(self) -> PlanView:
         return self.core.view()
@@ -384,34 +360,31 @@ class CoreSystem(Simulation):
         else:
             super()._continue_rollout()
 
-    def _looks_again_s(self, wait: Wait) -> float:
-        return min(wait.until_s, self.now_s + self.settings.rollout.poll_s)
+    async def wait(self, until_s: float) -> None:
+        self._rolling_due_s = min(until_s, self.now_s + self.settings.rollout.poll_s)
+        await until_resumed()
 
-    def _carry_out_rollout(self, effect: Any, now_s: float) -> Any:
-        match effect:
-            case Save() | SaveLater():
-                self._keep(effect)
-            case RefreshStatuses():
-                self.refresh()
-            case QueryAgents(nodes):
-                for name in nodes:
-                    if self.agents[name].answers and self.redis.takes:
-                        self.agents[name].said_s = min(self.agents[name].said_s, now_s - 1.0)
-                self._others_write()
-                self.observation.inputs.nodes |= {n: s for n, s in self.redis.statuses.items() if n in nodes}
-            case Publish():
-                self._write(functools.partial(self._publish, effect, now_s))
-            case CommandNode(status, node):
-                return self._command(status.highest_epoch_seen, node, now_s)
-            case FindPath():
-                return find_path(effect)
-        return None
+    async def refresh_statuses(self) -> None:
+        self.refresh()
 
-    def _publish(self, wanted: Publish, now_s: float) -> None:
-        if wanted.plan is not None:
-            self._publish_routes(wanted.plan)
-        if wanted.rollout is not None:
-            self.promises.rolls(wanted.rollout)
+    async def query_agents(self, nodes: Mapping[str, NodeStatus]) -> None:
+        for name in nodes:
+            if self.agents[name].answers and self.redis.takes:
+                self.agents[name].said_s = min(self.agents[name].said_s, self.now_s + EPSILON_S - 1.0)
+        self._others_write()
+        self.observation.inputs.nodes |= {n: s for n, s in self.redis.statuses.items() if n in nodes}
+
+    async def publish(
+        self, *, plan: Plan | None = None, rollout: Rollout | None = None, node: NodePlan | None = None,
+        drained: frozenset[SliceKey] = frozenset(),
+    ) -> None:  # fmt: skip
+        def commit() -> None:
+            if plan is not None:
+                self._publish_routes(plan)
+            if rollout is not None:
+                self.promises.rolls(rollout)
+
+        self._write(commit)
 
     def _publish_routes(self, plan: Plan) -> None:
         self.promises.published(plan, self.epoch)
@@ -437,19 +410,20 @@ class CoreSystem(Simulation):
             self.table, self._published = plan.revision, plan.routes
             self._set_routes()
 
-    def _command(self, seen: int, plan: NodePlan, now_s: float) -> bool:
+    async def command(self, status: NodeStatus, plan: NodePlan) -> bool:
         agent = self.agents[plan.node]
         led = self.redis.epoch if not self.redis.down else 0
         try:
             agent.obey(plan, led)
         except errors.Fenced:
-            self.disk.save_later("epoch", {"epoch": max(seen, agent.highest_epoch, self._kept_epoch())})
+            seen = status.highest_epoch_seen, agent.highest_epoch, self._kept_epoch()
+            self.disk.save_later("epoch", {"epoch": max(seen)})
             if self.epoch == self.redis.epoch:
                 self.redis.lease_until_s = 0.0
             self.epoch = 0  # as `Leadership.cede_to`
             raise
         self.obeyed[plan.node] = plan
-        self.work(plan.node, now_s)
+        self.work(plan.node, self.now_s + EPSILON_S)
         return True
 
     def work(self, node: str, now_s: float) -> None:
@@ -522,10 +496,9 @@ class CoreSystem(Simulation):
         live = self.core.explorer.live
         if live is not None:
             live.recall(self.disk.load_plain("planner_memory"))
-        self.live_acks = LiveAcks(self.redis, Clock(self.at))  # type: ignore[arg-type]
+        self.live_acks = LiveAcks(self.redis, self.clock)  # type: ignore[arg-type]
         self.epoch, self.off, self.pending_windows = 0, False, []
         self.note("a controller starts")
-        self.core.time = self.at
 
     def stand_still(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after a time."""
@@ -570,14 +543,14 @@ class CoreSystem(Simulation):
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
-    def ask(self, steps: Callable[[], Steps[None]], done: Callable[[bool], None] = lambda _: None) -> None:
+    def ask(self, step: Callable[[], Step], done: Callable[[bool], None] = lambda _: None) -> None:
         """An operator asks; refused while nobody leads, later while a step is under way."""
         if self.off or not self.epoch:
             done(False)
         elif self._step is not None:
-            self.after(0.3, self.ask, steps, done)
+            self.after(0.3, self.ask, step, done)
         else:
-            self._run_steps(told(steps(), done))
+            self._run_step(told(step(), done))
 
     # --- a history ----------------------------------------------------------------------------------------------------
 

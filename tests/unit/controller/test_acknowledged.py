@@ -6,17 +6,19 @@ from dataclasses import replace
 import pytest
 
 from controller.forecasters.last_max import LastMax
-from controller.loop.core.effects import CommandNode, CoreTime, FindPath, Publish, RefreshStatuses, Wait
 from controller.observe.core.observation import Observation
-from controller.rollout.core.executor import RolloutExecutor, find_path
+from controller.rollout.core.executor import RolloutExecutor
 from controller.settings import ControllerSettings
+from tests.support.cores.obedient import Obedient
 from tests.support.plans import CATALOG
 from tests.unit.controller.views import PLAN, running, view
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck
 from trefoil.core.plan import Rollout, RolloutState
 from trefoil.core.plan_check import sealed
+from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.keys import Keys
+from trefoil.simulator.simulation import at_once
 
 Answer = Callable[[TableAck, Revision], TableAck]
 WHY = "routes[digits].router = 'nonsense': no such router"
@@ -26,35 +28,43 @@ class Nobody:
     unallocated_j = 0.0
 
 
+class Workers(Obedient):
+    """Workers that answer each published plan, half a second a look."""
+
+    def __init__(self, answers: dict[int, Answer]) -> None:
+        super().__init__()
+        self.answers, self.clock = answers, ManualClock(1000.0)
+        self.states: list[RolloutState] = []
+        self.published = Revision()
+        self.seen = Observation(ControllerSettings(), Keys("test"), CATALOG, LastMax(), 1000.0)
+        self.seen.inputs.acks = tuple(TableAck("d", worker, PLAN.revision) for worker in answers)
+        self.note_status()
+
+    def note_status(self) -> None:
+        status = running().nodes[0]
+        self.seen.inputs.nodes = {status.node: replace(status, observed_at_s=self.clock.now_s())}
+
+    async def publish(self, *, plan=None, rollout=None, node=None, drained=frozenset()) -> None:
+        self.published = plan.revision if plan is not None else self.published
+        self.states += [rollout.state] if rollout is not None else []
+
+    async def refresh_statuses(self) -> None:
+        self.note_status()
+        inputs = self.seen.inputs
+        inputs.acks = tuple(self.answers[ack.worker](ack, self.published) for ack in inputs.acks)
+
+    async def wait(self, until_s: float) -> None:
+        self.clock.move(0.5)
+
+
 def rolled(answers: dict[int, Answer]) -> tuple[Rollout, list[RolloutState], float]:
-    """A rollout of a plan whose slices run; workers answer each published plan. Its end, states and seconds."""
-    at, states = CoreTime(1000.0, 5.0), []
-    seen = Observation(ControllerSettings(), Keys("test"), CATALOG, LastMax(), 1000.0)
-    status = running().nodes[0]
-    seen.inputs.nodes = {status.node: status}
-    seen.inputs.acks = tuple(TableAck("d", worker, PLAN.revision) for worker in answers)
+    """A rollout of a plan whose slices run. Its end, states and seconds."""
+    workers = Workers(answers)
     told = {node.node: sealed(node, Revision(1, 1)) for node in PLAN.nodes}
-    rollouts = RolloutExecutor(ControllerSettings().rollout, seen, Nobody(), at, PLAN, told)
-    steps, answer, published = rollouts.begin(replace(PLAN, revision=Revision(1, 9)), view), None, Revision()
-    try:
-        while True:
-            effect, answer = steps.send(answer), None
-            match effect:
-                case FindPath():
-                    answer = find_path(effect)
-                case CommandNode():
-                    answer = True
-                case Publish(plan, rollout):
-                    published = plan.revision if plan is not None else published
-                    states += [rollout.state] if rollout is not None else []
-                case RefreshStatuses():
-                    seen.inputs.nodes = {status.node: replace(status, observed_at_s=at.now_s)}
-                    seen.inputs.acks = tuple(answers[ack.worker](ack, published) for ack in seen.inputs.acks)
-                case Wait():
-                    at.monotonic_s += 0.5
-                    at.now_s += 0.5
-    except StopIteration:
-        return rollouts.rollout, states, at.monotonic_s - 5.0
+    settings = ControllerSettings().rollout
+    rollouts = RolloutExecutor(settings, workers.seen, Nobody(), workers.clock, workers, PLAN, told)
+    at_once(rollouts.begin(replace(PLAN, revision=Revision(1, 9)), view))
+    return rollouts.rollout, workers.states, workers.clock.monotonic_s()
 
 
 def follows(ack: TableAck, published: Revision) -> TableAck:

@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from controller.explore.core.exploration_state import ExplorationTotals
+from controller.explore.core.ports import PlannerAnswer
 from controller.loop.core.control import ControlCore
 from controller.loop.core.deciding import SOON_S
 from controller.loop.core.decision import ControlState
-from controller.loop.core.effects import CallPlanner, CoreTime, PlannerAnswer, RecordDecision, Save, StartRollout
 from controller.loop.core.saved_state import SavedState
 from controller.rollout.core.path import FleetSnapshot, plan_path
+from controller.rollout.core.ports import Unheard
 from controller.rollout.core.rollout_inputs import rollout_inputs
 from controller.settings import ControllerSettings
 from tests.support.plans import plan_of, planned
@@ -21,6 +22,8 @@ from trefoil.core.common import Revision
 from trefoil.core.objective import ActMode
 from trefoil.core.plan import Plan, RolloutState
 from trefoil.core.policies import POLICIES
+from trefoil.runtime.clock import ManualClock
+from trefoil.simulator.simulation import at_once
 
 FIRST = views.PLAN
 OTHER = replace(plan_of(planned("7g.40gb")), expected=FIRST.expected, objectives=FIRST.objectives)
@@ -41,16 +44,17 @@ class Rollouts:
 
 
 @dataclass
-class Driven:
+class Driven(Unheard):
     """A core whose planner says what the test says, a second a step."""
 
     control: ControlState = ControlState()
     pause_s: float = 1.0
     rollouts: Rollouts = field(default_factory=Rollouts)
-    effects: list[object] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    decision: Decision | None = None
 
     def __post_init__(self) -> None:
-        self.at = CoreTime(1000.0, 1000.0)
+        self.clock = ManualClock(1000.0)
         seen = SimpleNamespace(
             windows=None,
             inputs=SimpleNamespace(carbon=True, scale_signals=()),
@@ -62,27 +66,36 @@ class Driven:
         meter = SimpleNamespace(grams_per_request=lambda _families, _now_s: {})
         kept = SavedState({"toy": views.OBJECTIVE}, [], self.control, ExplorationTotals())
         self.core = ControlCore(
-            ControllerSettings(), POLICIES["wattwiser"], 0.0, None, seen, meter, self.rollouts, self.at, kept
+            ControllerSettings(), POLICIES["wattwiser"], 0.0, None, seen, meter, self.rollouts, self.clock, kept, self
         )
 
     def says(self, plan: Plan | None, degraded: str = "") -> list[str]:
         """What one step does, a second after the one before."""
-        self.at.now_s += 1.0
-        self.at.monotonic_s += 1.0
-        decision = Decision(plan, "as the test says", self.at.now_s + self.pause_s, degraded)
-        steps, answer, done = self.core.step(), None, []
-        try:
-            while True:
-                effect = steps.send(answer)
-                answer = PlannerAnswer(decision, effect.seed) if isinstance(effect, CallPlanner) else None
-                if isinstance(effect, RecordDecision | Save | StartRollout | CallPlanner):
-                    done.append(type(effect).__name__)
-        except StopIteration:
-            return done
+        self.clock.move(1.0)
+        self.decision, self.done = Decision(plan, "as the test says", self.clock.now_s() + self.pause_s, degraded), []
+        at_once(self.core.step())
+        return self.done
+
+    def show(self, view, control, verdict) -> None: ...
+
+    def require_room(self) -> None: ...
+
+    async def think(self, view, seed, *, ask=False) -> PlannerAnswer:
+        self.done.append("think")
+        return PlannerAnswer(self.decision, seed)
+
+    async def record(self, taken) -> None:
+        self.done.append("record")
+
+    def save(self, values) -> None:
+        self.done.append("save")
+
+    async def roll(self, plan, why, view) -> None:
+        self.done.append("roll")
 
 
-ALL = ["CallPlanner", "RecordDecision", "Save", "StartRollout"]
-NOTHING = ["CallPlanner"]
+ALL = ["think", "record", "save", "roll"]
+NOTHING = ["think"]
 
 
 def test_what_changes_nothing_leaves_no_record_and_is_asked_again_the_next_second():
@@ -97,7 +110,7 @@ def test_what_changes_nothing_leaves_no_record_and_is_asked_again_the_next_secon
 def test_a_planner_that_decides_by_the_minute_is_recorded_each_time():
     driven = Driven(pause_s=SOON_S + 1)
     assert driven.says(FIRST) == ALL
-    assert [driven.says(FIRST) for _ in range(3)] == [[], [], ["CallPlanner", "RecordDecision"]]
+    assert [driven.says(FIRST) for _ in range(3)] == [[], [], ["think", "record"]]
 
 
 def test_shares_alone_wait_for_the_rollout_under_way_and_anything_more_takes_its_place():
@@ -117,9 +130,9 @@ def test_a_limit_is_recorded_when_it_comes_and_when_it_goes():
     driven.says(FIRST)
     limited = replace(FIRST, degraded="short_of_capacity")
     found = [driven.says(plan) for plan in (limited, limited, FIRST, FIRST)]
-    assert found == [["CallPlanner", "RecordDecision"], NOTHING] * 2
+    assert found == [["think", "record"], NOTHING] * 2
     found = [driven.says(None, "literal"), driven.says(None, "literal"), driven.says(FIRST), driven.says(FIRST)]
-    assert found == [["CallPlanner", "RecordDecision"], NOTHING] * 2
+    assert found == [["think", "record"], NOTHING] * 2
 
 
 @pytest.mark.parametrize("control", [ControlState(ActMode.ADVISE), ControlState(frozen=True)])
@@ -128,7 +141,7 @@ def test_advice_is_recorded_once_while_only_shares_differ(control):
     driven.says(FIRST)
     driven.core.control = control
     found = [driven.says(plan) for plan in (shares(0.9, 0.1), shares(0.8, 0.2), OTHER, OTHER)]
-    assert found == [["CallPlanner", "RecordDecision"], NOTHING] * 2
+    assert found == [["think", "record"], NOTHING] * 2
 
 
 def test_other_shares_are_one_step_that_starts_drains_and_stops_nothing():

@@ -8,23 +8,11 @@ import pytest
 from controller.explore.core.candidate_measurement import Cost, cost, metered_until_s
 from controller.explore.core.exploration import Explorer
 from controller.explore.core.exploration_state import ExplorationTotals, Phase
-from controller.loop.control_loop import PlannerRunner
-from controller.loop.core.effects import (
-    CallPlanner,
-    ConcludeExploration,
-    CoreTime,
-    Deploy,
-    NextSeed,
-    RecordCandidate,
-    SaveLater,
-    SavePlannerMemory,
-    Steps,
-    TellPlanner,
-)
 from controller.loop.core.triggers import Trigger
 from controller.loop.decision_records import replay
-from controller.loop.effect_runner import run_effects
+from controller.loop.planner_runner import PlannerRunner
 from controller.observe.core.load_windows import LoadWindows, WindowSettings
+from controller.rollout.core.ports import Unheard
 from controller.settings import ExploreSettings
 from tests.support.plans import CATALOG, SMALL, plan_of, planned
 from tests.unit.controller import views
@@ -118,8 +106,8 @@ class FakeMeter:
 
 
 @dataclass
-class Bench:
-    """The shell and the system in one; `tick()` is half a second of it."""
+class Bench(Unheard):
+    """Ports, control and the system in one; `tick()` is half a second of it."""
 
     planner: Remembers
     clock: ManualClock = field(default_factory=lambda: ManualClock(1000.0))
@@ -142,40 +130,45 @@ class Bench:
         self.explorer = self.explorers()
 
     def explorers(self) -> Explorer:
-        self.at = CoreTime(self.clock.now_s(), self.clock.monotonic_s())
         self.planner_runner = PlannerRunner(self.planner, "fake", self.disk, self.clock, 10.0)
         totals = ExplorationTotals(**self.disk.load_plain("explorations"))
-        return Explorer(self.planner_runner.live, self.windows, self.meter, ExploreSettings(), self.at, totals)
+        live, settings = self.planner_runner.live, ExploreSettings()
+        return Explorer(live, self.windows, self.meter, settings, self.clock, totals, self, self)
 
-    # what the explorer asks of its shell
+    # ports and control
 
-    async def play(self, steps: Steps[None]) -> None:
-        await run_effects(steps, self._carry_out, self.at, self.clock)
+    def require_room(self) -> None: ...
 
-    async def _carry_out(self, effect):
-        match effect:
-            case NextSeed():
-                return 7
-            case CallPlanner(view, seed, asks):
-                return await self.planner_runner.call(view, seed, asks)
-            case TellPlanner(candidate, measurement):
-                self.planner_runner.tell(candidate, measurement)
-            case SavePlannerMemory():
-                self.planner_runner.save()
-            case SaveLater(name, value):
-                self.disk.save_later(name, value)
-            case RecordCandidate(view, trigger, thought, _):
-                self._record(view, trigger, thought)
-                return replace(thought.step.plan, exploration=True)
-            case Deploy(plan):
-                return self._deploy(plan)
-            case ConcludeExploration(view, trigger, thought, decision):
-                self._record(view, trigger, thought)
-                self.decided.append(decision)
-                if decision.plan is not None:
-                    self._deploy(replace(decision.plan, exploration=False))
-                return self.current
-        return None
+    def next_seed(self) -> int:
+        return 7
+
+    async def think(self, view, seed, *, ask=False):
+        return await self.planner_runner.call(view, seed, ask)
+
+    def tell(self, candidate, measurement) -> None:
+        self.planner_runner.tell(candidate, measurement)
+
+    def save_memory(self) -> None:
+        self.planner_runner.save()
+
+    def save_later(self, name, value) -> None:
+        self.disk.save_later(name, value)
+
+    def evaluated(self, trigger, evaluation) -> None: ...
+
+    async def record_candidate(self, view, trigger, answer, refusal) -> Plan:
+        self._record(view, trigger, answer)
+        return replace(answer.step.plan, exploration=True)
+
+    async def deploy(self, plan: Plan) -> Plan:
+        return self._deploy(plan)
+
+    async def conclude(self, view, trigger, answer, decision, versions) -> Plan | None:
+        self._record(view, trigger, answer)
+        self.decided.append(decision)
+        if decision.plan is not None:
+            self._deploy(replace(decision.plan, exploration=False))
+        return self.current
 
     def rolled(self) -> tuple[RolloutState, str]:
         if self.rolling > 0:
@@ -209,10 +202,10 @@ class Bench:
         return replace(now, fleet=views.running(self.current or views.PLAN))
 
     async def begin(self, trigger: Trigger = CARBON) -> None:
-        await self.play(self.explorer.begin(self.view(), trigger, self.current, self.rolled()))
+        await self.explorer.begin(self.view(), trigger, self.current, self.rolled())
 
     async def stop(self, why: str) -> None:
-        await self.play(self.explorer.stop(self.view(), why, self.current))
+        await self.explorer.stop(self.view(), why, self.current)
 
     async def tick(self, seconds: float = TICK_S) -> None:
         before_s = self.clock.now_s()
@@ -224,7 +217,7 @@ class Bench:
         self.meter.sample(before_s, self.clock.now_s())
         self.windows.forget(self.clock.now_s())
         if self.explorer.run is not None:
-            await self.play(self.explorer.step(self.view(), self.current, self.rolled()))
+            await self.explorer.step(self.view(), self.current, self.rolled())
 
     def _window(self, starts_s: float, ends_s: float) -> LoadWindow:
         self.seq += 1
@@ -429,7 +422,7 @@ async def test_it_ends_in_time_whatever_its_planner_wants(bench: Bench) -> None:
 async def test_memory_and_costs_outlive_the_controller(bench: Bench) -> None:
     await bench.begin()
     await bench.until(Phase.ASK)
-    await bench.play(bench.explorer.abandon("the role was lost"))
+    bench.explorer.abandon("the role was lost")
     bench.planner = Remembers(FIRST, SECOND)
     again = bench.explorers()
     assert len(bench.planner.told) == 1

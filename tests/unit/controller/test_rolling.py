@@ -3,17 +3,19 @@
 from dataclasses import replace
 
 from controller.forecasters.last_max import LastMax
-from controller.loop.core.effects import CommandNode, CoreTime, FindPath
 from controller.observe.core.observation import Observation
-from controller.rollout.core.executor import RolloutExecutor, find_path
+from controller.rollout.core.executor import RolloutExecutor
 from controller.settings import ControllerSettings
+from tests.support.cores.obedient import Obedient
 from tests.support.plans import CATALOG
 from tests.unit.controller.views import PLAN, running, view
 from trefoil.core.common import Revision
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.plan import NodePlan, Plan, RolloutState
 from trefoil.core.plan_check import sealed
+from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.keys import Keys
+from trefoil.simulator.simulation import at_once
 
 
 class Nobody:
@@ -26,24 +28,12 @@ def named_backwards(plan: Plan) -> Plan:
     return replace(plan, nodes=nodes)
 
 
-def commands(rollouts: RolloutExecutor, plan: Plan) -> list[NodePlan]:
+def commands(rollouts: RolloutExecutor, ports: Obedient, plan: Plan) -> list[NodePlan]:
     """What nodes are told on the way to a plan; agents do at once what they are told."""
-    found: list[NodePlan] = []
-    steps = rollouts.begin(plan, view)
-    answer = None
-    try:
-        while True:
-            effect = steps.send(answer)
-            answer = None
-            match effect:
-                case FindPath():
-                    answer = find_path(effect)
-                case CommandNode(_, node):
-                    found.append(node)
-                    answer = True
-    except StopIteration:
-        assert rollouts.rollout.state == RolloutState.DONE, rollouts.rollout
-        return found
+    ports.commanded.clear()
+    at_once(rollouts.begin(plan, view))
+    assert rollouts.rollout.state == RolloutState.DONE, rollouts.rollout
+    return list(ports.commanded)
 
 
 def test_what_a_node_was_told_is_told_again_once_after_a_start_and_then_no_more() -> None:
@@ -51,10 +41,11 @@ def test_what_a_node_was_told_is_told_again_once_after_a_start_and_then_no_more(
     seen = Observation(ControllerSettings(), Keys("test"), CATALOG, LastMax(), 1000.0)
     seen.inputs.nodes = {status.node: status}
     told = {n.node: sealed(n, Revision(1, 1)) for n in named_backwards(PLAN).nodes}
-    rollouts = RolloutExecutor(ControllerSettings().rollout, seen, Nobody(), CoreTime(1000.0, 5.0), PLAN, told)
+    ports, settings = Obedient(), ControllerSettings().rollout
+    rollouts = RolloutExecutor(settings, seen, Nobody(), ManualClock(1000.0), ports, PLAN, told)
 
-    first = commands(rollouts, replace(PLAN, revision=Revision(1, 2)))
-    again = commands(rollouts, replace(named_backwards(PLAN), revision=Revision(1, 3)))
+    first = commands(rollouts, ports, replace(PLAN, revision=Revision(1, 2)))
+    again = commands(rollouts, ports, replace(named_backwards(PLAN), revision=Revision(1, 3)))
 
     assert rollouts.rollout.step == rollouts.rollout.steps > 0, "the last step of all is done"
     assert [n.node for n in first] == [status.node], "its agent may have been started anew"

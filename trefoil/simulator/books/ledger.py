@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.explore.core import candidate_measurement
-from controller.loop.core.effects import CandidateEvaluated, RecordDecision
+from controller.explore.core.exploration_state import Evaluation
+from controller.loop.core.ports import TakenDecision
+from controller.loop.core.triggers import Trigger
 from trefoil.core.device_types import CPUS, profile_type
 from trefoil.core.units import grams
 from trefoil.simulator.books.intervals import Interval, quantile_ms
@@ -165,7 +167,7 @@ class Ledger:
             found[family] = co2 / answered if answered and not math.isnan(co2) else None
         return found
 
-    def decision(self, kept: RecordDecision, explored: dict[str, Any] | None = None) -> None:
+    def decision(self, kept: TakenDecision, explored: dict[str, Any] | None = None) -> None:
         """Note a decision; `explored`: what the exploration that led to it has cost."""
         verdict = kept.verdict
         expected = verdict.decision.plan.expected if verdict.decision and verdict.decision.plan else {}
@@ -184,13 +186,14 @@ class Ledger:
             }
         )
 
-    def evaluation(self, one: CandidateEvaluated) -> None:
+    def evaluation(self, at_s: float, trigger: Trigger, one: Evaluation) -> None:
         """Note what became of a candidate."""
         told = one.measurement
+        assert told is not None, "it has ended"
         self.evaluations.append(
             {
-                "at_s": round(one.at_s, 6),
-                "trigger": one.trigger.cause,
+                "at_s": round(at_s, 6),
+                "trigger": trigger.cause,
                 "outcome": one.outcome,
                 "why": one.why or one.candidate.why,
                 "spent_s": told.spent_s,

@@ -1,0 +1,60 @@
+"""Ports of every core, live: its disk, its logs and metrics, and whom it wakes or notifies."""
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from controller.loop.disk_store import DiskStore
+from trefoil.runtime.telemetry import Metrics
+
+
+class Signals:
+    """Wake-ups of the control loop, and notices to those who watch plan, rollout and mode."""
+
+    def __init__(self) -> None:
+        self._wake = asyncio.Event()
+        self.changed = asyncio.Condition()
+        self._notifications: set[asyncio.Task[None]] = set()
+
+    def wake(self) -> None:
+        """Wake the control loop: it ticks now instead of at the next period."""
+        self._wake.set()
+
+    async def woken(self, timeout_s: float) -> None:
+        """Wait until woken, or until the period is over."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        except TimeoutError:
+            pass  # the period is over: tick
+        self._wake.clear()
+
+    def announce(self) -> None:
+        """Notify watchers that plan, rollout or mode has changed."""
+        task = asyncio.get_running_loop().create_task(self._notify())
+        self._notifications.add(task)
+        task.add_done_callback(self._notifications.discard)
+
+    async def _notify(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+
+class LiveCorePorts:
+    """`CorePorts` on a disk, structlog, Prometheus' metrics and signals."""
+
+    def __init__(self, disk: DiskStore, metrics: Metrics, signals: Signals) -> None:
+        self._disk, self._metrics, self._log = disk, metrics, structlog.get_logger()
+        self.save_later = disk.save_later
+        self.gauge, self.duration = metrics.set, metrics.observe
+        self.notify, self.wake = signals.announce, signals.wake
+
+    def save(self, values: Mapping[str, object]) -> None:
+        self._disk.save_together(values)
+
+    def log(self, event: str, /, *, warning: bool = False, **fields: object) -> None:
+        (self._log.warning if warning else self._log.info)(event, **fields)
+
+    def count(self, metric: str, amount: float = 1.0, **labels: str) -> None:
+        self._metrics.inc(metric, amount, **labels)
