@@ -107,7 +107,7 @@ def decision(_size: Size) -> list[Row]:
         for classes in (1, 4, 14) if name == "weighted" else (1,):
             arrival_us, done_us = _decide(name, classes)
             what = f"{name}, {classes} classes" if classes > 1 else name
-            rows.append(Row("decision", what, arrival_us, "us", 2.5 if ROUTERS[name].traits.light else None))
+            rows.append(Row("decision", what, arrival_us, "us", 2.5 if name in ("fifo", "weighted") else None))
             rows.append(Row("decision", f"{what}: on_done", done_us, "us"))
     return rows
 
@@ -134,15 +134,13 @@ def _decide(name: str, classes: int) -> tuple[float, float]:
 
 
 def engine(_size: Size) -> list[Row]:
-    """The request-level engine with every router; those that read tickets get them."""
+    """The request-level engine with every router."""
     rows = []
     for name in sorted(ROUTERS):
         for classes in (1, 2, 4) if name == "weighted" else (1,):
             what = f"{name}, {classes} classes" if classes > 1 else name
-            limit = 300_000.0 if ROUTERS[name].traits.light else None
-            rows.append(Row("engine", what, _serve(name, classes, True), "requests/s", limit, at_least=True))
-        if ROUTERS[name].traits.light:
-            rows.append(Row("engine", f"{name}, ticket by ticket", _serve(name, 1, False), "requests/s"))
+            limit = 150_000.0 if name in ("fifo", "weighted") else None
+            rows.append(Row("engine", what, _serve(name, classes), "requests/s", limit, at_least=True))
     return rows
 
 
@@ -151,9 +149,9 @@ def services(table: Route) -> dict[SliceKey, SliceService]:
     return {t.slice: SliceService(SERVICE, 0.9, 1.0, t.variant, "bench", GAP_MS) for t in table.targets}
 
 
-def _serve(name: str, classes: int, bulk: bool) -> float:
+def _serve(name: str, classes: int) -> float:
     table = route(name, classes, 2)
-    made = RequestLevel({"bench": table}, {"bench": services(table)}, np.random.default_rng(SEED), bulk=bulk)
+    made = RequestLevel({"bench": table}, {"bench": services(table)}, np.random.default_rng(SEED))
     rate = LOAD * SLICES / SERVICE.mean_ms * 1e3
     source = ArrivalStream(Rate(np.zeros(1), np.full(1, rate)), 1.0, np.random.default_rng(SEED))
     best, until_s = 0.0, 0.0

@@ -20,7 +20,6 @@ from tests.unit.dispatcher.worlds import OK, route, target, ticket
 from trefoil.core.brains import Ticket
 from trefoil.core.errors import SettingError
 from trefoil.core.parts import Kind, load_part
-from trefoil.simulator.engines.request_level import LightTicket
 
 NAMES = [*sorted(QUEUES), *own("queue")]
 PARTS = {name: load_part(Kind.QUEUE, name, QUEUES) for name in NAMES}
@@ -160,17 +159,6 @@ def test_a_queue_by_arrival_serves_equals_in_order_of_arrival(name):
     for id_, at in ((1, 1.0), (2, 2.0), (4, 4.0), (3, 3.0)):
         queue.push(0, ticket(id_, at))
     assert [queue.pop(0).id for _ in range(4)] == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if PARTS[name].traits.light])
-def test_a_light_queue_reads_no_more_than_a_light_ticket_holds(name):
-    queue = queue_of(name)
-    for n in range(3):
-        queue.check(LightTicket(float(n), n, 10))
-        queue.push(0, LightTicket(float(n), n, 10))
-    assert queue.remove(LightTicket(1.0, 1, 10))
-    assert [each.id for each in queue.tickets()] == [0, 2]
-    assert queue.pop_first([0]).id == 0
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -19,7 +19,6 @@ from tests.unit.dispatcher.worlds import OK, key, route, routing, target, ticket
 from trefoil.core.brains import Outcome
 from trefoil.core.errors import SettingError
 from trefoil.core.parts import Kind, load_part
-from trefoil.simulator.engines.request_level import LightTicket
 
 NAMES = [*sorted(ROUTERS), *own("router")]
 PARTS = {name: load_part(Kind.ROUTER, name, ROUTERS) for name in NAMES}
@@ -278,27 +277,6 @@ def test_the_least_urgent_request_is_served_however_many_urgent_ones_come(name):
         if busy.id == patient.id:
             break
     assert now_s > 1.0, "it is the least urgent all the same"
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if PARTS[name].traits.light])
-def test_a_light_router_reads_no_more_than_a_light_ticket_holds(name):
-    """It gets one in a simulation, and always the same outcome: whole tickets are picked and queued alike."""
-
-    def served(make, outcomes):
-        router, order, flying = routing(name), [], []
-        router.on_table(route([target(n, VARIANTS[n % 2], 1.0 + n % 2, 1) for n in range(3)], name), 0.0)
-        for n in range(12):
-            pick = router.on_arrival(make(n), float(n))
-            flying += [(make(n), pick)] if pick is not None else []
-        while flying:
-            each, pick = flying.pop(0)
-            order.append((each.id, pick.slice))
-            router.on_done(each, pick, outcomes[each.id % 2], 20.0)
-            pulled = router.on_credit(pick.slice, 20.0)
-            flying += [pulled] if pulled is not None else []
-        return order
-
-    assert served(lambda n: LightTicket(float(n), n, 64), [NOTHING, NOTHING]) == served(ticket, [OK, NOTHING])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if PARTS[name].traits.flow])

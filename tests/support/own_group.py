@@ -68,7 +68,7 @@ class Together:
 class Patient(Fifo):
     """Nobody goes before the whole second after his arrival; while carbon is high, nobody goes at all."""
 
-    traits = Traits(work_conserving=False, light=True)
+    traits = Traits(work_conserving=False)
     name = "patient"
 
     def __init__(self, family: str, queue: Queue) -> None:

@@ -70,9 +70,6 @@ class Traits:
     """Queue: it reads the predicted length of a request's answer, which somebody has to predict."""
     work_conserving: bool = True
     """Router: no slice with a free credit stands idle while a request waits that may go there."""
-    light: bool = False
-    """Router, queue: of a ticket nothing is read but id, arrived_s, bytes, priority and min_accuracy, and of an outcome
-    nothing, so that a simulation may call it with less than a whole ticket."""
     flow: str = ""
     """Router: the law by which it splits a flow, for simulations without single requests: "shares" (each class gets its
     weight), "pool" (all slices are one pool); "" when there is none."""

@@ -379,25 +379,6 @@ class FamilyQueue:
             place.in_flight += 1
             self._flying[id_] = (on_done, place, ticket)
 
-    # --- for a shell that calls the router itself for a while ---------------------------------------------------------
-
-    def suspend(self) -> dict[int, OnDone | None]:
-        """Forget who waits and who is on a slice: the shell knows, and calls the router itself until `resume`. Who
-        learns how those on a slice end, by number."""
-        flying = {id_: on_done for id_, (on_done, _, _) in self._flying.items()}
-        self.waiting, self._flying = {}, {}
-        for place in self._places.values():
-            place.in_flight = 0
-        return flying
-
-    def resume(self, waiting: Iterable[Ticket], flying: Iterable[tuple[Ticket, SliceKey, OnDone | None]]) -> None:
-        """Go on with these, whom the router knows already."""
-        self.waiting = {ticket.id: ticket for ticket in waiting}
-        for ticket, slice_, on_done in flying:
-            place = self._place(slice_)
-            place.in_flight += 1
-            self._flying[ticket.id] = (on_done, place, ticket)
-
     # ------------------------------------------------------------------------------------------------------------------
 
     def _served_family(self, family: str) -> _Family:

@@ -11,6 +11,6 @@ from trefoil.core.brains import Queue
 from trefoil.core.parts import Kind, Part, Parts, Traits
 
 QUEUES: Final[Parts[Queue]] = {
-    "fifo": Part(Kind.QUEUE, "fifo", FifoQueue, traits=Traits(light=True, order="arrival")),
+    "fifo": Part(Kind.QUEUE, "fifo", FifoQueue, traits=Traits(order="arrival")),
     "ssjf": Part(Kind.QUEUE, "ssjf", SsjfQueue, traits=Traits(order="length", lengths=True)),
 }

@@ -16,10 +16,8 @@ TIERS: Final = Traits(work_conserving=False, group=True)
 
 ROUTERS: Final[Parts[Router]] = {
     # A class of `weighted` keeps its share also while another one has a slice to spare.
-    "weighted": Part(
-        Kind.ROUTER, "weighted", Weighted, traits=Traits(work_conserving=False, light=True, flow="shares")
-    ),
-    "fifo": Part(Kind.ROUTER, "fifo", Fifo, traits=Traits(light=True, flow="pool")),
+    "weighted": Part(Kind.ROUTER, "weighted", Weighted, traits=Traits(work_conserving=False, flow="shares")),
+    "fifo": Part(Kind.ROUTER, "fifo", Fifo, traits=Traits(flow="pool")),
     "least_loaded": Part(Kind.ROUTER, "least_loaded", LeastLoaded),
     # A request may wait for its low-end GPU beside a high-end one that is free.
     "carbondis": Part(Kind.ROUTER, "carbondis", CarbonDis, settings=CarbonDisSettings, traits=TIERS),

@@ -212,11 +212,10 @@ async def test_the_pump_calls_the_router_at_that_time_though_nothing_else_happen
     assert pump._timer is None
 
 
-@pytest.mark.parametrize("bulk", [True, False])
-def test_the_simulator_calls_it_at_that_very_time(bulk):
+def test_the_simulator_calls_it_at_that_very_time():
     service = SliceService(ServiceTime(100.0, 0.0), 0.9, 1.0, "digits-l", "cats", 0.0)
     table = {"cats": of("cats", [target(0, credits=4)], PATIENT)}
-    made = RequestLevel(table, {"cats": {key(0): service}}, np.random.default_rng(1), bulk=bulk)
+    made = RequestLevel(table, {"cats": {key(0): service}}, np.random.default_rng(1))
     first = made.serve({"cats": np.array([0.25, 0.5])}, 0.9)["cats"]
     assert (first.answered, first.queued) == (0, 2)
     second = made.serve({"cats": np.array([1.05, 2.5])}, 2.8)["cats"]

@@ -45,15 +45,14 @@ def played(*args, **kwargs):
     return simulation, result(simulation)
 
 
-@pytest.mark.parametrize("bulk", [True, False])
 @pytest.mark.parametrize("servers", [2, 8])
-def test_a_slice_of_n_cores_serves_n_at_once_as_the_queueing_law_has_it(servers, bulk):
+def test_a_slice_of_n_cores_serves_n_at_once_as_the_queueing_law_has_it(servers):
     service, slo_ms = ServiceTime(100.0, 0.1), 250.0
     rate = pool_rate_max(service, slo_ms, 0.95, 1.0, servers)
     key = SliceKey("n/cpu", f"cpu:{servers}", 0, servers)
     route = Route("f", "weighted", "fifo", (RouteTarget(key, "v", 0, 1.0, servers + 1),), 10_000, 1 << 30)
     one = SliceService(service, 1.0, 0.0, "v", "f", 0.0, instances=servers)
-    level = RequestLevel({"f": route}, {"f": {key: one}}, np.random.default_rng(3), bulk=bulk)
+    level = RequestLevel({"f": route}, {"f": {key: one}}, np.random.default_rng(3))
     at_s = np.cumsum(np.random.default_rng(4).exponential(1 / rate, 20_000))
     window = level.serve({"f": at_s}, float(at_s[-1]) + 1.0)["f"]
     assert np.mean(window.latency_ms <= slo_ms) == pytest.approx(0.95, abs=0.02)

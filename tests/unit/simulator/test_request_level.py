@@ -1,4 +1,4 @@
-"""One engine, two ways through it: in bulk and ticket by ticket the numbers are the same. Then the laws of queues."""
+"""The engine of single requests: each ends once. Then the laws of queues."""
 
 import math
 import pickle
@@ -38,7 +38,7 @@ class Level:
 
 
 class Reader(Fifo):
-    """A router that the engine does not know: it gets full tickets and outcomes."""
+    """A router that checks what it gets."""
 
     def on_done(self, ticket, pick, outcome, now_s):
         assert ticket.family == "digits"
@@ -105,10 +105,10 @@ CARRY = [
 @example(steps=CARRY, seed=1, lattice=False)
 @example(steps=CARRY, seed=1, lattice=True)
 @settings(max_examples=150, deadline=None)
-def test_in_bulk_and_ticket_by_ticket_every_number_is_the_same(steps, seed, lattice):
+def test_every_request_ends_once_and_no_slice_computes_longer_than_a_window(steps, seed, lattice):
     """Over tables that come and go, other routers, variants swapped on a live slice, full queues, carried requests."""
     chance = np.random.default_rng(seed)
-    engines = [Level(route([]), {}, np.random.default_rng(seed), 2.0, bulk=bulk) for bulk in (True, False)]
+    made = Level(route([]), {}, np.random.default_rng(seed), 2.0)
     now_s, arrived, ended = 0.0, 0, 0
     for table, router, count, length_s, bound, cv, gap_ms, keep in steps:
         if not keep:
@@ -116,35 +116,23 @@ def test_in_bulk_and_ticket_by_ticket_every_number_is_the_same(steps, seed, latt
             services = {
                 t.slice: service(t.variant, 10.0 * (1 + VARIANTS.index(t.variant)), cv, gap_ms) for t in targets
             }
-            for each in engines:
-                each.set_routes(now_s, route(targets, router, bound), services)
+            made.set_routes(now_s, route(targets, router, bound), services)
         at = np.sort(now_s + length_s * chance.random(count))
         if lattice:  # arrivals and answers at the same instants
             at = np.floor(at * 200) / 200
         at = at[(at >= now_s) & (at < now_s + length_s)]
         now_s += length_s
-        one, two = (each.serve(at, now_s) for each in engines)
-        assert one.latency_ms.tolist() == two.latency_ms.tolist()
-        assert one.busy_s == two.busy_s
-        assert one.answered_by == two.answered_by
-        assert (one.arrived, one.answered, one.rejected, one.queued) == (
-            two.arrived,
-            two.answered,
-            two.rejected,
-            two.queued,
-        )
+        one = made.serve(at, now_s)
+        assert one.answered == sum(one.answered_by.values()) == one.latency_ms.size
         arrived += one.arrived
         ended += one.answered + one.rejected
         assert arrived - ended >= one.queued >= 0
         assert all(0 <= busy <= length_s + 1e-9 for busy in one.busy_s.values())
     targets = [target(9, "digits-xs", 1.0, 1)]
-    last = []
-    for each in engines:
-        each.set_routes(now_s, route(targets, "fifo", 10**6), {key(9): service("digits-xs", 1.0)})
-        last.append(each.serve(np.empty(0), now_s + 1000.0))
-    assert last[0].latency_ms.tolist() == last[1].latency_ms.tolist()
-    assert ended + last[0].answered + last[0].rejected == arrived
-    assert last[0].queued == 0
+    made.set_routes(now_s, route(targets, "fifo", 10**6), {key(9): service("digits-xs", 1.0)})
+    last = made.serve(np.empty(0), now_s + 1000.0)
+    assert ended + last.answered + last.rejected == arrived
+    assert last.queued == 0
 
 
 def test_windows_of_any_length_add_up_to_the_same():

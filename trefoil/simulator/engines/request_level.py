@@ -9,18 +9,14 @@ Model: a request that is sent to a slice is on its way for gap/2, computes when 
     live.
 Draws: every slice has a stream of its own, seeded by its key. So the same request on the same slice takes the same time
     under two policies until their histories part. A slice that is given another service time starts a new stream.
-Speed: for a router and a queue that read little of a ticket (`Traits.light`) a ticket is three numbers, and one loop
-    calls the same router for a whole block of arrivals. All others get real tickets and outcomes. Both give the same
-    numbers.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from heapq import heappop, heappush, heapreplace
-from itertools import chain, count, repeat
-from typing import Any, ClassVar, Final, NamedTuple
+from itertools import repeat
+from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
@@ -29,8 +25,7 @@ from numpy.random import Generator
 from dispatcher.routing.core.family_queue import Effect, FamilyQueue, Idle, Refusal
 from dispatcher.routing.queues import QUEUES
 from dispatcher.routing.queues.fifo import QueueFull
-from dispatcher.routing.routers import ROUTERS
-from trefoil.core.brains import Outcome, Pick, Router, Ticket
+from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import SliceKey
 from trefoil.core.parts import Kind, find
@@ -44,26 +39,6 @@ from trefoil.simulator.engines.engine import Services, SliceService
 NO_SLICE_WAIT_S: Final = 20.0  # as dispatcher.settings.no_slice_wait_s
 DRAWS: Final = 512  # service times drawn at once
 Confusion = tuple[tuple[float, ...], ...]
-OK: Final = Outcome("OK", 0.0, 0.0, 0, True)
-
-
-class _LightFields(NamedTuple):
-    arrived_s: float
-    id: int
-    bytes: int
-    family: str = ""
-
-
-class LightTicket(_LightFields):
-    """Ticket without what nobody reads in bulk. Simulated clients ask for nothing of their own."""
-
-    __slots__ = ()
-    min_accuracy: ClassVar[float] = 0.0
-    priority: ClassVar[int] = 0
-    flow: ClassVar[tuple[str, str]] = ("", "")
-
-
-light_ticket: Final = partial(tuple.__new__, LightTicket)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +118,8 @@ def idle_server(key: SliceKey, service: SliceService, root: int) -> SliceServer:
     return SliceServer(key, rng, service, service.gap_ms / 2 / MS_PER_S)
 
 
-# back, id, slice, arrival, ticket, pick, start and length of the computation; in bulk, the `OnDone` of its router
-_InFlight = tuple[float, int, SliceServer, float, Any, Pick, float, float, Any]
+# back, id, slice, ticket, pick, start and length of the computation
+_InFlight = tuple[float, int, SliceServer, Ticket, Pick, float, float]
 
 
 @dataclass(slots=True)
@@ -220,11 +195,9 @@ class RequestLevel:
         start_s: float = 0.0,
         no_slice_wait_s: float = NO_SLICE_WAIT_S,
         slo_ms: Mapping[str, float] | None = None,
-        bulk: bool = True,
         confusions: Mapping[str, Confusion] | None = None,
     ) -> None:
-        """Start idle at `start_s`. `slo_ms` is what tickets say; without `bulk` every router gets full ones.
-        `confusions`: of generative families.
+        """Start idle at `start_s`. `slo_ms` is what tickets say; `confusions`: of generative families.
 
         Raises:
             SettingError: router or queue is not known.
@@ -238,8 +211,6 @@ class RequestLevel:
         for family, confusion in (confusions or {}).items():
             rng_of_lengths = stream_of(self._root, crc32(family.encode()))
             self._families[family].lengths = AnswerLengths(confusion, rng_of_lengths)
-        self._only = next(iter(self._families.values()))
-        self._bulk, self._bulk_allowed = False, bulk and len(routes) == 1
         self._in_flight: list[_InFlight] = []
         self._arrived = 0
         self.set_routes(start_s, routes, services)
@@ -259,18 +230,14 @@ class RequestLevel:
         """
         check_services(routes, services)
         self._run((), repeat(""), float(now_s))
-        self._leave_bulk()
         for family, route in routes.items():
             self._families[family].install(route, services[family], self._root)
             self._carry_out(self._queue.table(route, "", self._now_s))
-        self._enter_bulk()
 
     def on_carbon(self, ratio: float | None, now_s: float) -> None:
         """Set the carbon ratio, intensity over its mean, from now on; None = not known."""
         self._run((), repeat(""), float(now_s))
-        self._leave_bulk()
         self._carry_out(self._queue.carbon(ratio, self._now_s))
-        self._enter_bulk()
 
     def serve(self, arrivals_s: Mapping[str, Counts], until_s: float) -> dict[str, Window]:
         """Windows of all that happens before `until_s`, given arrivals by family (ascending) since the last call."""
@@ -293,14 +260,8 @@ class RequestLevel:
         return windows
 
     def _run(self, arrivals_s: Sequence[float], families: Iterable[str], until_s: float) -> None:
-        done = 0
-        if self._bulk:
-            done = self._run_bulk(arrivals_s, until_s)
-            if self._bulk:
-                self._now_s = until_s
-                return
         waiting, in_flight, land = self._queue.waiting, self._in_flight, self._complete_earliest
-        for at, family in zip(arrivals_s[done:], families, strict=False):
+        for at, family in zip(arrivals_s, families, strict=False):
             if waiting:
                 self._advance(at)
             else:
@@ -310,99 +271,6 @@ class RequestLevel:
         self._advance(math.nextafter(until_s, -math.inf))
         self._now_s = until_s
         self._carry_out(self._queue.expire(until_s))
-
-    # --- in bulk ----------------------------------------------------------------------------------------------------
-
-    def _enter_bulk(self) -> None:
-        """From now on the router is called without the queue around it, if it may be."""
-        route, queue = self._only.route, self._queue
-        if not self._bulk_allowed or not route.targets or queue.next_s() is not None:
-            return
-        parts = find(Kind.ROUTER, route.router, ROUTERS), find(Kind.QUEUE, route.queue, QUEUES)
-        if all(part.traits.light for part in parts):
-            self._bulk, ends = True, queue.suspend()
-            self._in_flight = [(*one[:8], ends[one[1]]) for one in self._in_flight]
-
-    def _leave_bulk(self) -> None:
-        if self._bulk:
-            assert self._queue.line is not None
-            whole, self._bulk = self._only.ticket, False
-            self._in_flight = [(*one[:4], whole(one[1], one[3]), *one[5:]) for one in self._in_flight]
-            waiting = [whole(each.id, each.arrived_s) for each in self._queue.line.tickets()]
-            self._queue.resume(waiting, ((one[4], one[5].slice, one[8]) for one in self._in_flight))
-
-    def _run_bulk(self, arrivals_s: Sequence[float], until_s: float) -> int:
-        """As ticket by ticket, call for call, until a router asks for a time of its own. How many have arrived."""
-        router, line, counts = self._queue.router, self._queue.line, self._only.counts
-        in_flight = self._in_flight
-        assert router is not None and line is not None  # noqa: PT018 (both are made with the first table)
-        on_arrival: Callable[[Any, float], Pick | None] = router.on_arrival
-        on_credit, next_s = router.on_credit, router.next_s
-        pop, answered = heappop, counts.latency_s.append
-        launch = self._bulk_launch(router)
-        arrived, held_s, names = len(arrivals_s), None, repeat(self._only.name)
-        last = LightTicket(math.nextafter(until_s, -math.inf), -1, 0)  # not an arrival: ends what is back before it
-        for ticket in chain(map(light_ticket, zip(arrivals_s, count(self._arrived + 1), repeat(0), names)), (last,)):
-            at = ticket[0]
-            while in_flight and in_flight[0][0] <= at:
-                back_s, _, one, arrived_s, done, pick, _, _, on_done = pop(in_flight)
-                latency_s = back_s - arrived_s
-                one.latency_s.append(latency_s)
-                answered(latency_s)
-                on_done(done, pick, OK, back_s)
-                while line.waiting:
-                    pulled = on_credit(pick.slice, back_s)
-                    if pulled is None:
-                        break
-                    waited, given = pulled
-                    launch(waited, waited.id, waited.arrived_s, given, back_s)
-                else:
-                    continue
-                if next_s() is not None:
-                    held_s, arrived = back_s, arrived if ticket is last else ticket.id - 1 - self._arrived
-                    break
-            else:
-                if ticket is last:
-                    break
-                try:
-                    seat = on_arrival(ticket, at)
-                except QueueFull:
-                    counts.rejected += 1
-                    continue
-                if seat is not None:
-                    launch(ticket, ticket[1], at, seat, at)
-                elif next_s() is not None:
-                    held_s, arrived = at, ticket.id - self._arrived
-                    break
-                continue
-            break
-        self._arrived += arrived
-        counts.arrived += arrived
-        if held_s is not None:
-            self._now_s = held_s
-            self._leave_bulk()
-        return arrived
-
-    def _bulk_launch(self, router: Router) -> Callable[[Any, int, float, Pick, float], None]:
-        """What gives a ticket to a slice in bulk."""
-        in_flight, slice_of, push, current_on_done = self._in_flight, self._only.slice_of, heappush, router.on_done
-
-        def launch(ticket: Any, id_: int, arrived_s: float, pick: Pick, now_s: float) -> None:
-            one = slice_of[id(pick.slice)]
-            start_s = now_s + one.way_s
-            service_s = one.times_s.pop() if one.times_s else one.draw_more()
-            if one.instances_s is not None:
-                start_s = one.begin(start_s, service_s)
-            elif one.free_s > start_s:
-                start_s = one.free_s
-            one.free_s = free_s = start_s + service_s
-            one.busy_s += service_s
-            back_s = free_s + one.way_s
-            push(in_flight, (back_s, id_, one, arrived_s, ticket, pick, start_s, service_s, current_on_done))
-
-        return launch
-
-    # --- ticket by ticket -------------------------------------------------------------------------------------------
 
     def _advance(self, to_s: float) -> None:
         """All that happens up to then: answers come back, and the router is called when it wants to be."""
@@ -446,12 +314,12 @@ class RequestLevel:
         one.free_s = start_s + service_s
         one.busy_s += service_s
         back_s = one.free_s + one.way_s
-        heappush(self._in_flight, (back_s, ticket.id, one, ticket.arrived_s, ticket, pick, start_s, service_s, None))
+        heappush(self._in_flight, (back_s, ticket.id, one, ticket, pick, start_s, service_s))
 
     def _complete_earliest(self) -> None:
         """The earliest answer is back: its credit goes to whoever waits."""
-        back_s, _, one, arrived_s, ticket, pick, _, service_s, _ = heappop(self._in_flight)
-        latency_s = back_s - arrived_s
+        back_s, _, one, ticket, pick, _, service_s = heappop(self._in_flight)
+        latency_s = back_s - ticket.arrived_s
         one.latency_s.append(latency_s)
         self._families[ticket.family].counts.latency_s.append(latency_s)
         outcome = Outcome("OK", latency_s * MS_PER_S, service_s * MS_PER_S, 0, True)
@@ -465,15 +333,13 @@ class RequestLevel:
             if isinstance(effect, Refusal):
                 self._families[effect.ticket.family].counts.rejected += 1
             elif not isinstance(effect, Idle):
-                ticket: Any = effect[0]
-                if not isinstance(ticket, Ticket):  # it came in bulk, and stood in line since
-                    ticket = self._only.ticket(ticket.id, ticket.arrived_s)
-                self._launch(self._families[ticket.family], ticket, effect[1], self._now_s)
+                ticket, pick = effect
+                self._launch(self._families[ticket.family], ticket, pick, self._now_s)
 
     def _close_window(self, family: _Family, until_s: float) -> Window:
         beyond: dict[SliceKey, float] = {}
         mine = [one for one in self._in_flight if one[2] is family.slices.get(one[2].key)]
-        for _, _, one, _, _, _, start_s, service_s, _ in sorted(mine, key=lambda each: each[:2]):
+        for _, _, one, _, _, start_s, service_s in sorted(mine, key=lambda each: each[:2]):
             late_s = min(service_s, max(0.0, start_s + service_s - until_s))
             beyond[one.key] = beyond.get(one.key, 0.0) + late_s
         counts = family.counts
@@ -499,8 +365,5 @@ class RequestLevel:
             busy_s=busy_s,
             joules=joules,
             latency_s_by=latency_s_by,
-            queued=self._queued_in_bulk() if self._bulk else sum(ticket.family == family.name for ticket in waiting),
+            queued=sum(ticket.family == family.name for ticket in waiting),
         )
-
-    def _queued_in_bulk(self) -> int:
-        return self._queue.line.waiting if self._queue.line is not None else 0

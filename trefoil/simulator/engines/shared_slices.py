@@ -29,7 +29,6 @@ from numpy.random import Generator
 from dispatcher.routing.core.family_queue import Effect, FamilyQueue, Idle, Refusal
 from dispatcher.routing.queues import QUEUES
 from dispatcher.routing.queues.fifo import QueueFull
-from dispatcher.routing.routers import ROUTERS
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.fleet import SliceKey, family_of, split_model, stage_model
 from trefoil.core.interference import INTERFERENCE, stretch
@@ -40,7 +39,7 @@ from trefoil.core.units import MS_PER_S
 from trefoil.simulator.books.intervals import Counts
 from trefoil.simulator.engines.answer_lengths import AnswerLengths
 from trefoil.simulator.engines.engine import Flow, OperatingPoint, Services, SliceService
-from trefoil.simulator.engines.request_level import NO_SLICE_WAIT_S, OK, Window, check_services, light_ticket, stream_of
+from trefoil.simulator.engines.request_level import NO_SLICE_WAIT_S, Window, check_services, stream_of
 
 DRAWS: Final = 128  # service times of a batch size, and items, drawn at once
 DONE_S: Final = 1e-12  # what is left of a batch that has ended
@@ -59,7 +58,7 @@ def operating_point(points: tuple[OperatingPoint, ...], items: float) -> Operati
     return OperatingPoint(*(a + part * (b - a) for a, b in zip(low, high, strict=True)))
 
 
-_Request = tuple[Any, Pick]  # its ticket, and where it goes
+_Request = tuple[Ticket, Pick]  # its ticket, and where it goes
 
 
 @dataclass(slots=True, eq=False)
@@ -146,11 +145,7 @@ class _Family:
     lengths: AnswerLengths | None = None
     following: "_Family | None" = None
     is_stage: bool = False
-    is_light: bool = False
     reads_lengths: bool = False
-    router: Any = None  # called without the queue around it, while that is suspended
-    line: Any = None
-    ends: dict[int, Any] = field(default_factory=dict)  # who learns how a request ends that was sent before
     lines: dict[SliceKey, _Line] = field(default_factory=dict)
     line_of: dict[int, _Line] = field(default_factory=dict)
     items_drawn: list[float] = field(default_factory=list)
@@ -162,10 +157,8 @@ class _Family:
         """Index the lines of the route by identity."""
         self.line_of = {id(target.slice): self.lines[target.slice] for target in self.route.targets}
 
-    def ticket(self, id_: int, at: float) -> Any:
-        """Ticket of a request, as much of it as router and queue read."""
-        if self.is_light:
-            return light_ticket((at, id_, 0, self.name))
+    def ticket(self, id_: int, at: float) -> Ticket:
+        """Ticket of a request; by position, which is faster than by name."""
         items = int(self.items()) if self.flow.items_sd else math.ceil(self.flow.items)
         score = self.lengths.come(id_) if self.lengths is not None and self.reads_lengths else None
         return Ticket(id_, self.name, "", "", items, 0, at, None, 0.0, 0, "", False, False, score, self.flow.slo_ms)
@@ -250,7 +243,6 @@ class SharedLevel:
         now_s = float(now_s)
         check_services(routes, services)
         self._run((), now_s)
-        self._resume()
         self._install(routes)
         families = {family_of(name) for name in routes}
         gone = [name for name in self._families if family_of(name) in families and name not in routes]
@@ -267,42 +259,14 @@ class SharedLevel:
                     family.lines[key] = _Line(service, place, family, self._stream(name, key.device, key.name))
                 family.lines[key].set_service(service)
             family.index_lines()
-            parts = find(Kind.ROUTER, route.router, ROUTERS), find(Kind.QUEUE, route.queue, QUEUES)
-            family.is_light = bool(route.targets) and not family.is_stage and all(part.traits.light for part in parts)
-            family.reads_lengths = parts[1].traits.lengths
+            family.reads_lengths = find(Kind.QUEUE, route.queue, QUEUES).traits.lengths
             self._carry_out(family.queue.table(route, "", self._now_s))
-        self._suspend()
 
     def on_carbon(self, ratio: float | None, now_s: float) -> None:
         """Set the carbon ratio, intensity over its mean, from now on; None = not known."""
         self._run((), float(now_s))
-        self._resume()
         for queue in self._queues:
             self._carry_out(queue.carbon(ratio, self._now_s))
-        self._suspend()
-
-    def _suspend(self) -> None:
-        """From now on light routers are called without the queue around them, where none of them holds anybody back."""
-        if self._grouped:
-            return
-        for family in self._families.values():
-            queue = family.queue
-            whole = any(isinstance(ticket, Ticket) for ticket in queue.waiting.values())  # from before it was light
-            if family.is_light and queue.next_s() is None and not whole:
-                family.router, family.line, family.ends = queue.router, queue.line, queue.suspend()
-
-    def _resume(self, *only: _Family) -> None:
-        for family in only or self._families.values():
-            if family.router is None:
-                continue
-            flying = [request for line in family.lines.values() for _, _, request in line.waiting]
-            begun = [one for line in family.lines.values() for one in line.place.batches]
-            begun += [one for _, _, what, one, _ in self._events if what == IS_BACK]
-            flying += [request for one in begun if one.line.family is family for request in one.requests]
-            ends, on_done = family.ends, family.router.on_done
-            found = ((ticket, pick.slice, ends.get(ticket.id, on_done)) for ticket, pick in flying)
-            family.queue.resume(family.line.tickets(), found)
-            family.router, family.line, family.ends = None, None, {}
 
     def serve(self, arrivals_s: Mapping[str, Counts], until_s: float) -> dict[str, Window]:
         """Windows of all that happens before `until_s`, given arrivals by family (ascending) since the last call."""
@@ -325,7 +289,7 @@ class SharedLevel:
     # --- events -----------------------------------------------------------------------------------------------------
 
     def _run(self, arrivals: Iterable[tuple[float, _Family]], until_s: float) -> None:
-        events, happen, send, numbers = self._events, self._happen, self._send, self._numbers
+        events, happen = self._events, self._happen
         for at, family in arrivals:
             for queue in self._queues:
                 if queue.waiting:
@@ -335,20 +299,7 @@ class SharedLevel:
                 while events and events[0][0] <= at:
                     happen()
             self._now_s = at
-            if (router := family.router) is None:
-                self._arrive(family, at)
-                continue
-            family.arrived += 1
-            ticket = light_ticket((at, next(numbers), 0, family.name))
-            try:
-                pick = router.on_arrival(ticket, at)
-            except QueueFull:
-                family.rejected += 1
-                continue
-            if pick is not None:
-                send(family, ticket, pick)
-            elif router.next_s() is not None:
-                self._resume(family)
+            self._arrive(family, at)
         self._advance(math.nextafter(until_s, -math.inf))
         self._now_s = until_s
         for queue in self._queues:
@@ -394,7 +345,7 @@ class SharedLevel:
             return
         self._submit(family, family.ticket(next(self._numbers), at))
 
-    def _submit(self, family: _Family, ticket: Any) -> None:
+    def _submit(self, family: _Family, ticket: Ticket) -> None:
         try:
             pick = family.queue.submit(ticket, self._now_s)
         except QueueFull:
@@ -403,11 +354,11 @@ class SharedLevel:
         if pick is not None:
             self._send(family, ticket, pick)
 
-    def _refuse(self, family: _Family, ticket: Any) -> None:
+    def _refuse(self, family: _Family, ticket: Ticket) -> None:
         family.rejected += 1
         self._under_way.pop(ticket.id, None)
 
-    def _pass_on(self, line: _Line, family: _Family, ticket: Any) -> None:
+    def _pass_on(self, line: _Line, family: _Family, ticket: Ticket) -> None:
         """What a stage answered is asked of the next one."""
         self._under_way[ticket.id][1].append(line)
         if not family.line_of and family.queue.unavailable(family.name, self._now_s):
@@ -415,7 +366,7 @@ class SharedLevel:
             return
         self._submit(family, replace(ticket, family=family.name))  # it came when it came to the first
 
-    def _answered(self, ticket: Any, latency_s: float) -> None:
+    def _answered(self, ticket: Ticket, latency_s: float) -> None:
         """The last stage is done: each earlier one learns of the latency of the whole."""
         for line in self._under_way.pop(ticket.id, (0.0, ()))[1]:
             line.passed_s.append(latency_s)
@@ -427,12 +378,12 @@ class SharedLevel:
             elif not isinstance(effect, Idle):
                 self._send(self._families[effect[0].family], *effect)
 
-    def _send(self, family: _Family, ticket: Any, pick: Pick) -> None:
+    def _send(self, family: _Family, ticket: Ticket, pick: Pick) -> None:
         line = family.line_of.get(id(pick.slice)) or family.lines[pick.slice]
         there_s = self._now_s + line.way_s
         items = family.flow.items
-        if family.flow.items_sd:  # a whole ticket was told them when it came
-            items = float(ticket.items) if isinstance(ticket, Ticket) else family.items()
+        if family.flow.items_sd:
+            items = float(ticket.items)
         if family.is_stage:
             items, _ = self._under_way.setdefault(ticket.id, (items, []))
         line.waiting.append((there_s, items, (ticket, pick)))
@@ -513,9 +464,6 @@ class SharedLevel:
         family = line.family
         if family.following is None:
             line.latency_s += [now_s - ticket.arrived_s for ticket, _ in batch.requests]
-        if family.router is not None:
-            self._answer_directly(family, batch.requests)
-            return
         service_ms = batch.alone_s * MS_PER_S
         for ticket, pick in batch.requests:
             latency_s = now_s - ticket.arrived_s
@@ -530,20 +478,8 @@ class SharedLevel:
             if family.following is not None:
                 self._pass_on(line, family.following, ticket)
 
-    def _answer_directly(self, family: _Family, requests: list[_Request]) -> None:
-        router, line, ends, now_s = family.router, family.line, family.ends, self._now_s
-        on_done, answered = router.on_done, family.latency_s.append
-        for ticket, pick in requests:
-            answered(now_s - ticket.arrived_s)
-            (ends.pop(ticket.id, on_done) if ends else on_done)(ticket, pick, OK, now_s)
-            while line.waiting and (pulled := router.on_credit(pick.slice, now_s)) is not None:
-                self._send(family, *pulled)
-        if line.waiting and router.next_s() is not None:
-            self._resume(family)
-
     def _close_window(self, family: _Family) -> Window:
-        queue, line = family.queue, family.line
-        queued = line.waiting if line is not None else sum(t.family == family.name for t in queue.waiting.values())
+        queued = sum(ticket.family == family.name for ticket in family.queue.waiting.values())
         window = Window(
             starts_s=self._window_s,
             ends_s=self._now_s,
