@@ -88,6 +88,9 @@ class LiveRolloutPorts(LiveCorePorts):
             await self._leadership.cede_to(obeyed)
             raise errors.Fenced(str(error)) from error
 
+    def ended(self) -> None:
+        self.wake()
+
     async def republish(self, plan: Plan, nodes: tuple[NodePlan, ...], rollout: Rollout) -> None:
         """Write again what stands; nothing is commanded. Raises Fenced, StateUnavailable."""
         puts = [self._put_node(node) for node in nodes]

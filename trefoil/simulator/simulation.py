@@ -27,7 +27,7 @@ from controller.loop.core.decision import (
 )
 from controller.loop.core.ports import TakenDecision
 from controller.loop.core.saved_state import SavedState
-from controller.loop.core.triggers import Trigger
+from controller.loop.core.triggers import ALWAYS, Trigger
 from controller.loop.decision_records import decision_record
 from controller.observe.core.observation import Observation
 from controller.observe.forecast_model import open_network
@@ -279,8 +279,22 @@ class Simulation(Unheard):
         state = (cells, self.hardware.nodes(), seen.zones, seen.carbon)
         self._quiet_ticks = self._quiet_ticks + 1 if state == self._last_state else 0
         self._last_state = state
-        remembered_s = max(self.settings.keep_s, self.observation.history_s)
-        return self.core.step_is_idle(self._quiet_ticks * self.settings.tick_s, remembered_s)
+        return self._step_is_idle(self._quiet_ticks * self.settings.tick_s)
+
+    def _step_is_idle(self, still_s: float) -> bool:
+        """Whether a step of the core changes nothing, when all that it would see is what it saw for `still_s`."""
+        core, settings, rollouts = self.core, self.settings, self.rollouts
+        remembered_s = max(settings.keep_s, self.observation.history_s)  # load is forgotten after that
+        if still_s <= remembered_s or core.plan_basis is None or core.pending_trigger is not None:
+            return False
+        held = any(name.startswith((*ALWAYS, *core.policy.triggers)) for name in core.timers.since_s)
+        held = held or bool(self.observation.inputs.scale_signals) or any(core.slo_margin.by_family.values())
+        if rollouts.rolling or rollouts.under_way or core.explorer.run or held:
+            return False
+        rested_s = core.plan_basis.at_s + settings.triggers.slo_rest_s + settings.tick_s
+        held_s = core.started_at_s + settings.demand_initial_hold_s + settings.tick_s
+        due_s = min(core.plan_basis.next_tick_at_s, math.inf if rollouts.retry_at_s is None else rollouts.retry_at_s)
+        return max(rested_s, held_s, core.not_before_s) < self.now_s < due_s
 
     def _control(self) -> None:
         self.observation.inputs.nodes = self.hardware.nodes()
@@ -427,6 +441,8 @@ class Simulation(Unheard):
         self._moved = True
         self.hardware.command({device.device: device for device in plan.devices}, self.now_s + EPSILON_S)
         return True
+
+    def ended(self) -> None: ...  # seen at the next tick
 
     def find_path(self, view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> RolloutPath:
         known = self._cached

@@ -52,7 +52,7 @@ class ControlCore(DecidingCore):
         if control.hold_reason:
             await self.explorer.stop(self.view(), control.hold_reason, self.current)
         elif released:
-            self._pending_trigger = Trigger("start", "the operator released the controller")
+            self.pending_trigger = Trigger("start", "the operator released the controller")
 
     async def replan(self, trigger: Trigger) -> None:
         """Decide now for this trigger, whatever the others say."""

@@ -31,7 +31,6 @@ from controller.loop.core.ports import ControlPorts, TakenDecision
 from controller.loop.core.saved_state import SavedState
 from controller.loop.core.slo_margin import SloMargin
 from controller.loop.core.triggers import (
-    ALWAYS,
     HoldTimers,
     PlanBasis,
     Trigger,
@@ -46,7 +45,7 @@ from trefoil.core import errors
 from trefoil.core.brains import Decision, LivePlanner, PlanView
 from trefoil.core.common import Revision
 from trefoil.core.objective import ActMode
-from trefoil.core.plan import Plan, RolloutState
+from trefoil.core.plan import Plan
 from trefoil.core.policies import Policy
 
 URGENT: Final = ("loss", "objective")  # what an exploration under way makes room for
@@ -107,10 +106,10 @@ class DecidingCore:
         self.timers = HoldTimers()
         self.decision_number = 0  # within the epoch
         self.not_before_s = -math.inf
-        self._pending_trigger: Trigger | None = None
+        self.pending_trigger: Trigger | None = None
         self._epoch = 0
         self._entered = self._rolls_again = False
-        self._started_at_s = clock.now_s()
+        self.started_at_s = clock.now_s()
 
     @property
     def current(self) -> Plan | None:
@@ -144,7 +143,7 @@ class DecidingCore:
         self.decision_number = self.ports.open_records(epoch)
         await self.ports.stop_rollout()
         if self.explorer.run is not None:
-            self._pending_trigger = self.explorer.run.trigger
+            self.pending_trigger = self.explorer.run.trigger
             self.explorer.abandon("the role was lost")
             self.plans = [p for p in self.plans if not p.exploration] or self.plans
         await self.ports.write_objectives(tuple(self.objectives.values()))
@@ -173,18 +172,18 @@ class DecidingCore:
         self.slo_margin.wear_off(view)
         if not self._may_plan(view):
             return
-        trigger = self._pending_trigger
+        trigger = self.pending_trigger
         if trigger is None and self.explorer.run is not None:
             await self._explore(view)
             return
         if trigger is None:
             trigger = self._fires(view, self.observation.allowed_triggers(self.policy.triggers, self.clock.now_s()))
         if trigger is not None:
-            forced, self._pending_trigger = self._pending_trigger, None
+            forced, self.pending_trigger = self.pending_trigger, None
             try:
                 await self._decide(view, trigger)
             except (errors.Fenced, errors.StateUnavailable, errors.DiskUnavailable):
-                self._pending_trigger = forced  # nothing is in force of it: it is still asked for
+                self.pending_trigger = forced  # nothing is in force of it: it is still asked for
                 raise
         elif (
             self._rollouts.retry_at_s is not None
@@ -225,26 +224,8 @@ class DecidingCore:
             return False
         if self.observation.awaits_nodes(self.current, view.now_s):
             return False
-        waited_s = view.now_s - self._started_at_s
+        waited_s = view.now_s - self.started_at_s
         return self.observation.inputs.carbon is not None or waited_s >= self.settings.carbon.wait_s
-
-    def step_is_idle(self, still_s: float, keep_s: float) -> bool:
-        """Whether a step changes nothing, when all that it would see is what it saw for `still_s`.
-
-        Load is remembered for `keep_s`: what was seen longer ago is forgotten already.
-        """
-        if still_s <= keep_s or self.plan_basis is None or self._pending_trigger is not None:
-            return False
-        held = any(name.startswith((*ALWAYS, *self.policy.triggers)) for name in self.timers.since_s)
-        rolling = self._rollouts.rolling or self._rollouts.outcome[0] == RolloutState.APPLYING
-        held = held or bool(self.observation.inputs.scale_signals)
-        if rolling or self.explorer.run or held or self.loans.lent or any(self.slo_margin.by_family.values()):
-            return False
-        settings, retry_at_s = self.settings, self._rollouts.retry_at_s
-        rested_s = self.plan_basis.at_s + settings.triggers.slo_rest_s + settings.tick_s
-        held_s = self._started_at_s + settings.demand_initial_hold_s + settings.tick_s
-        due_s = min(self.plan_basis.next_tick_at_s, math.inf if retry_at_s is None else retry_at_s)
-        return max(rested_s, held_s, self.not_before_s) < self.clock.now_s() < due_s
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
@@ -412,7 +393,7 @@ class DecidingCore:
         try:
             await self._judge(view, judged, trigger, answer, decision, versions)
         except (errors.Fenced, errors.StateUnavailable, errors.DiskUnavailable):
-            self._pending_trigger = trigger  # the exploration is over: what it was for is still asked for
+            self.pending_trigger = trigger  # the exploration is over: what it was for is still asked for
             raise
         return self.current
 

@@ -118,7 +118,7 @@ class RolloutExecutor:
             self._retry_at_s = self._clock.monotonic_s() + self._settings.retry_s
         if ended.state == RolloutState.DONE:
             self.ports.duration("trefoil_rollout_duration_seconds", self._clock.monotonic_s() - started_s)
-        self.ports.wake()
+        self.ports.ended()
 
     async def _roll(self, target: Plan, view: PlanView) -> Rollout:
         """One rollout; its last state. While slices start, those that are READY already help if the load needs them."""

@@ -80,6 +80,9 @@ class RolloutPorts(CorePorts, Protocol):
         Raises Fenced: the agent obeys a newer epoch; Unavailable, InvalidInput.
         """
 
+    def ended(self) -> None:
+        """The rollout has ended: the loop need not wait for its next period."""
+
     def find_path(self, view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> RolloutPath:
         """Find the path from what stands to a plan (`rollout_inputs.best_path`)."""
 

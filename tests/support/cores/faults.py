@@ -61,7 +61,7 @@ MOMENTS: dict[str, Callable[[CoreSystem], bool]] = {
     "the planner thinks of carbon": lambda system: (
         system.deciding and system.core.last_trigger is not None and system.core.last_trigger.cause == "carbon"
     ),
-    "an operator is heard": lambda system: system.core._pending_trigger is not None,
+    "an operator is heard": lambda system: system.core.pending_trigger is not None,
 }
 
 

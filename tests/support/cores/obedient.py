@@ -21,6 +21,8 @@ class Obedient(Unheard):
 
     async def publish(self, *, plan=None, rollout=None, node=None, drained=frozenset()) -> None: ...
 
+    def ended(self) -> None: ...
+
     async def command(self, status, plan: NodePlan) -> bool:
         """Take a plan."""
         self.commanded.append(plan)
