@@ -19,7 +19,6 @@ from controller.observe.core.plannable import (
 )
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog
-from trefoil.core.common import frozen_by_types
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import CPUS, DEVICE_TYPES, cpu_quota, device_type, placements, profile_type
 from trefoil.core.errors import InvalidInput
@@ -29,7 +28,7 @@ from trefoil.core.objective import Objective
 STANDING = frozenset({SliceState.PENDING, SliceState.STARTING, SliceState.READY, SliceState.SWAPPING})
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class HostedSlice:
     """Slice that stands and a family that it serves, or is about to. `beside`: (model, variant) of others on it.
     `stage` of `stages`, from 0, of a family that is split."""
@@ -67,7 +66,7 @@ def sharing(parts: tuple[HostedSlice, ...]) -> tuple[HostedSlice, ...]:
     )
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Device:
     """Device that may be planned. `frozen`: its node is silent, so nothing may move there.
 

@@ -21,7 +21,6 @@ from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core.trace_context import NO_TRACE, Trace
 from trefoil.core.brains import Pick, Ticket
-from trefoil.core.common import frozen_by_types
 from trefoil.core.demand import PROBE_ID, PROBE_TENANT
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable, brief
 
@@ -45,7 +44,7 @@ ROUNDING_S: Final = 0.005
 ROUNDING_RATIO: Final = 0.01  # 1,491 ms are sent as 150 times 10 ms
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Caller:
     """Caller of a request. `deadline_s` is on the monotonic clock, None = it waits for ever. `hops`: how often other
     workers have passed the request on. `trace` is metadata for its slice; `flow` and `weight` as a ticket has them."""

@@ -15,7 +15,7 @@ better served whole there, which is the same function.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final, TypeVar
@@ -47,7 +47,6 @@ from dispatcher.workers.core import membership
 from dispatcher.workers.core.membership import WorkerId
 from dispatcher.workers.peer_links import ConnectionLost, NoCredits, NotDelivered, Peers
 from trefoil.core.brains import Outcome, Pick
-from trefoil.core.common import frozen_by_types
 from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.rpc import status_of
@@ -67,7 +66,7 @@ _parse_answer = pb.ModelInferResponse.FromString
 _parse_request = pb.ModelInferRequest.FromString
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
     """`parts`, one after the other, are a ModelInferResponse under the public version with our parameters, `trailers`
     what the slice sent."""

@@ -8,9 +8,9 @@ An unknown key is refused: a misspelt floor must not pass for a kept one.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any, Final
 
-from trefoil.core.common import frozen_by_types
 from trefoil.core.errors import InvalidInput, one_of
 
 PREFIX: Final = "trefoil_"
@@ -21,7 +21,7 @@ CLASS_CHARACTERS_MAX: Final = 64
 SLO_MS_MIN: Final = math.ulp(0.0)
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class RequestParameters:
     """Parameters `trefoil_*` of one request. 0.0 and "" = not asked."""
 

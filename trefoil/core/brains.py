@@ -12,7 +12,6 @@ from numpy.random import Generator
 
 from trefoil.core.carbon import CarbonForecast, CarbonReading
 from trefoil.core.catalog import Catalog
-from trefoil.core.common import frozen_by_types
 from trefoil.core.cpus.use import CpuHistory, CpuUse
 from trefoil.core.demand import Demand, LoadForecast, Measured
 from trefoil.core.fleet import FleetState, SliceKey
@@ -20,7 +19,7 @@ from trefoil.core.objective import Objective
 from trefoil.core.plan import Plan, Route
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class BudgetState:
     """Accuracy budget: what a family's window has served so far. `accuracy_sum` adds each answer's variant accuracy.
 
@@ -35,7 +34,7 @@ class BudgetState:
     day: tuple[float, ...] = ()
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class PlanView:
     """View of a planner: all that it may know. `carbon_history`, oldest first, is the distribution of intensity.
 
@@ -94,7 +93,7 @@ class Measurement:
     violations: int
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Ticket:
     """Ticket of one request, as a router sees it: never its payload.
 
@@ -135,7 +134,7 @@ class Pick:
     why: str
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """Outcome of a picked request. `executed` is False when the slice certainly never ran it."""
 

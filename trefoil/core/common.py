@@ -2,20 +2,11 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
-__all__ = ["Basis", "IdentityKey", "KeptFile", "Lease", "Provenance", "Revision", "frozen_by_types"]
+__all__ = ["Basis", "IdentityKey", "KeptFile", "Lease", "Provenance", "Revision"]
 
 T = TypeVar("T")
-
-if TYPE_CHECKING:
-    from dataclasses import dataclass as frozen_by_types
-else:
-
-    def frozen_by_types(*, frozen: bool, slots: bool):
-        """`dataclass(frozen=True, slots=True)` for what each request, or step of a simulated year, makes anew: mypy
-        keeps its fields from being set, and nobody at run time, which would take four times as long."""
-        return dataclass(slots=slots, unsafe_hash=frozen)
 
 
 @dataclass(slots=True, eq=False)

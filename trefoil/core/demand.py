@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from trefoil.core.common import Revision, frozen_by_types
+from trefoil.core.common import Revision
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import EMPTY, Histogram
 
@@ -14,7 +14,7 @@ PROBE_TENANT: Final = "(trefoil)"
 """Tenant that such a request is booked to, where its caller has none; no tenant of a file can have this name."""
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class LoadKey:
     """Key of what a cell counts. An unset slice: never dispatched."""
 
@@ -25,7 +25,7 @@ class LoadKey:
     slo_class: str = ""
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class LoadCell:
     """Counts and histograms of one key in one window. `receipt_j` covers `receipts` answers; the rest has none.
 
@@ -58,7 +58,7 @@ class LoadCell:
     unanswered_j: float = 0.0
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class LoadWindow:
     """Load that one dispatcher worker saw in one interval."""
 
@@ -82,7 +82,7 @@ class SliceLoad:
     family: str = ""
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TableAck:
     """Acknowledgement of a worker's table, with what it has in flight and who shares credits as it counts them.
 
@@ -102,7 +102,7 @@ class TableAck:
     refused_plan: Revision = Revision()
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class LoadForecast:
     """Forecast of demand over a horizon."""
 
@@ -127,7 +127,7 @@ class ScaleSignal:
     since_s: float = 0.0
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Demand:
     """Demand of a family. `gap_scv`: squared coefficient of variation of inter-arrival times (Poisson: 1)."""
 
@@ -147,7 +147,7 @@ class Demand:
         return min(self.forecast.mean_per_s, self.rate_per_s)
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Measured:
     """Service of a family measured over the last `window_s`. Accuracy is that of the variants that answered.
 

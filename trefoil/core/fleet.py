@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from trefoil.core.common import Provenance, Revision, frozen_by_types
+from trefoil.core.common import Provenance, Revision
 
 
 class DeviceKind(IntEnum):
@@ -125,7 +125,7 @@ class SliceKey(_Hashed):
         return self.start < other.start + other.size and other.start < self.start + self.size
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Hosted:
     """Model hosted on a slice: one family's variant."""
 
@@ -189,7 +189,7 @@ class ClockLease:
     expires_at_s: float = 0.0
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SliceStatus:
     """Status of one slice as its agent observes it; `mig_uuid` and `generation` are never in a plan."""
 
@@ -206,7 +206,7 @@ class SliceStatus:
     credits: int = 0
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class DeviceStatus:
     """Status of one device as its agent observes it."""
 
@@ -251,7 +251,7 @@ def why_missing(missing: Iterable[str], what: str, device: str) -> str:
     return reasons.get(what) or reasons.get(f"{what} {device.rpartition('/')[2]}") or ""
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class NodeStatus:
     """Status of a node, published by its agent every second and on change."""
 

@@ -8,10 +8,9 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Final
-
-from trefoil.core.common import frozen_by_types
 
 SCHEME: Final = 1
 BUCKETS: Final = 512
@@ -20,7 +19,7 @@ PER_OCTAVE: Final = 16
 _ENDS_MS: Final = tuple(FLOOR_MS * 2 ** (i / PER_OCTAVE) for i in range(1, BUCKETS))
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Histogram:
     """Histogram of latencies, sparse and mergeable; `index` ascends and pairs with `count`."""
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from trefoil.core.common import Revision, frozen_by_types
+from trefoil.core.common import Revision
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey
 from trefoil.core.objective import Objective
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class PlannedSlice:
     """Slice that ought to exist, and what it ought to serve."""
 
@@ -18,7 +18,7 @@ class PlannedSlice:
     credits: int = 0
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class PlannedDevice:
     """Device as it ought to be."""
 
@@ -36,7 +36,7 @@ class PlannedDevice:
         return tuple(sorted({hosted.family for part in self.slices for hosted in part.hosted}))
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class NodePlan:
     """Plan of one node: always its complete desired state, also inside a rollout.
 
@@ -50,7 +50,7 @@ class NodePlan:
     signature: str = ""
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class RouteTarget:
     """Target of a route: a slice's share of a family's traffic; weights sum to 1 over the live targets of a stage.
 
@@ -68,7 +68,7 @@ class RouteTarget:
     version: int = 0
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Route:
     """Route of one family's requests. `class_slo_ms`: of the classes whose objective is not the family's."""
 
@@ -95,7 +95,7 @@ class Expected:
     move_s: float = 0.0
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class InputStamp:
     """Stamp of an input that a plan was decided on."""
 
@@ -104,7 +104,7 @@ class InputStamp:
     rung: int = 0
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Plan: a complete desired state of the fleet and its routes, with the reason.
 
@@ -142,7 +142,7 @@ class RolloutState(IntEnum):
     SUPERSEDED = 8
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """Rollout: the way from what runs to a target plan. `step` of `steps` is under way, or was the last; 0: none."""
 

@@ -26,7 +26,6 @@ from numpy.random import Generator
 from threadpoolctl import ThreadpoolController
 
 from trefoil.core.catalog import ProfileRow
-from trefoil.core.common import frozen_by_types
 from trefoil.core.device_types import slice_servers
 from trefoil.core.units import MS_PER_S
 
@@ -46,7 +45,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 _BLAS: Final = ThreadpoolController()
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ServiceTime:
     """Service time of one executed batch, gamma-distributed."""
 

@@ -15,17 +15,16 @@ Deviations: none.
 
 import math
 from collections.abc import Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trefoil.core.carbon import RUNGS, CarbonForecast, CarbonReading, Quality, Rung, Series, rung_name
-from trefoil.core.common import frozen_by_types
 
 REFUSABLE: Final = RUNGS[1:]
 EARLY_S: Final = 5.0  # by how much the clocks of two machines may differ
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class PlannableReading:
     """Reading to plan by. `rung`: the name of the refused rung in force, "" = none is; `why` in words."""
 

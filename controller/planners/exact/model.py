@@ -15,7 +15,6 @@ from typing import Final
 
 from controller.planners.columns import ClassKey, Column, class_of
 from controller.planners.planning_input import Device, PlanningInput, Task
-from trefoil.core.common import frozen_by_types
 from trefoil.core.device_types import configurations
 from trefoil.core.fleet import Configuration, DeviceState, DeviceType
 from trefoil.core.power import idle_w
@@ -123,7 +122,7 @@ class Aim:
     moves: bool = True
 
 
-@frozen_by_types(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Solution:
     """Counts and traffic. `traffic` is at the demand's high quantile; power and accuracy are at its mean rate.
 
