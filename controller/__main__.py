@@ -13,19 +13,19 @@ from controller.loop.core.control import ControlCore
 from controller.loop.core.objectives import accept_objective
 from controller.loop.core_ports import Signals
 from controller.loop.decision_records import DecisionRecords
-from controller.loop.disk_store import DiskStore
-from controller.loop.kept_files import KeptFiles
-from controller.loop.leadership import Leadership
 from controller.loop.live_ports import LiveControlPorts
 from controller.loop.planner_runner import PlannerRunner
+from controller.loop.rollout_runner import LiveRolloutPorts, RolloutRunner
 from controller.observe.core.observation import LatestInputs, Observation
 from controller.observe.forecast_model import open_network
 from controller.observe.reader import ObservationReader
 from controller.planners.policy_parts import constants_of, forecaster_of, planner_of, row_of
 from controller.planners.table import PLANNERS
+from controller.role.disk_store import DiskStore
+from controller.role.kept_files import KeptFiles
+from controller.role.leadership import Leadership
 from controller.rollout.agent_clients import AgentClients
 from controller.rollout.core.executor import RolloutExecutor
-from controller.rollout.runner import LiveRolloutPorts, RolloutRunner
 from controller.service import FULL_NAME, ControllerService, LeaderAnswers
 from controller.settings import ControllerSettings
 from controller.stored_reads import StoredReads

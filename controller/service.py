@@ -12,15 +12,17 @@ from controller.loop.control_loop import ControlLoop
 from controller.loop.core.decision import predicted_saving
 from controller.loop.core.loans import LEASE_MAX_S, Loan
 from controller.loop.core.objectives import accept_objective
-from controller.loop.core.saved_state import STOPPED, ByCommand, start_command
-from controller.loop.core.triggers import CAUSES, OPERATOR, Trigger
-from controller.loop.disk_store import DiskStore
+from controller.loop.core.saved_state import STOPPED, start_command
 from controller.observe.core.plannable import check_obeyed, places_refused, unloadable_variants
+from controller.observe.core.triggers import OPERATOR, Trigger
 from controller.planners.fleet_power import check_power
 from controller.planners.gpu_allocation import with_device
 from controller.planners.planning_input import read_view
+from controller.role.by_command import ByCommand
+from controller.role.disk_store import DiskStore
 from controller.rollout.core.executor import FINAL_STATES
 from controller.stored_reads import StoredReads
+from controller.thresholds import CAUSES
 from protos.controller.v1 import controller_pb2 as pb
 from protos.controller.v1 import controller_pb2_grpc
 from trefoil.core import errors

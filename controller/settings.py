@@ -6,9 +6,7 @@ from typing import Any, Final
 
 from pydantic import Field, field_validator, model_validator
 
-from controller.loop.core.triggers import CAUSES, Thresholds
-from controller.observe.core.carbon_inputs import REFUSABLE
-from controller.observe.core.load_windows import WindowSettings
+from controller.thresholds import CAUSES, REFUSABLE, Thresholds, WindowSettings
 from trefoil.core import policies
 from trefoil.core.carbon import RUNGS, Factors, Method, Series
 from trefoil.core.demand import Demand, LoadForecast
@@ -115,7 +113,7 @@ class ObjectiveSettings(Settings):
 
 
 class TriggerSettings(Settings):
-    """Settings of the triggers: thresholds of controller/loop/core/triggers.py, by the same names."""
+    """Settings of the triggers: thresholds of controller/observe/core/triggers.py, by the same names."""
 
     carbon_ratio: float = Field(default=0.05, gt=0)
     """By how much intensity must have moved since the last plan."""

@@ -26,10 +26,10 @@ from controller.accounting.core.receipts import (
 from controller.accounting.core.served import Served, served_by_class
 from controller.explore.core import candidate_measurement
 from controller.explore.core.candidate_measurement import GAP_S, UNMEASURED
-from controller.loop.disk_store import DiskStore
-from controller.loop.leadership import Leadership
 from controller.observe.core.observation import Observation
 from controller.observe.reader import AHEAD_S
+from controller.role.disk_store import DiskStore
+from controller.role.leadership import Leadership
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.accounting import by_family, fold, per_request, reading_at

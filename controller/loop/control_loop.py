@@ -21,22 +21,16 @@ from controller.explore.core.exploration_state import ExplorationTotals
 from controller.loop.core.control import ControlCore
 from controller.loop.core.decision import ControlState
 from controller.loop.core.loans import Loan
-from controller.loop.core.saved_state import (
-    BY_COMMAND,
-    FLEET,
-    NO_RESET,
-    ByCommand,
-    SavedState,
-    by_command_of_old,
-    overrides,
-)
-from controller.loop.core.triggers import Trigger
+from controller.loop.core.saved_state import SavedState, by_command_of_old, overrides
 from controller.loop.core_ports import Signals
-from controller.loop.disk_store import DiskStore
-from controller.loop.leadership import Leadership
+from controller.loop.demand_publisher import DemandPublisher
 from controller.loop.live_ports import LiveControlPorts
 from controller.observe.core.observation import Observation
-from controller.observe.reader import DemandPublisher, ObservationReader
+from controller.observe.core.triggers import Trigger
+from controller.observe.reader import ObservationReader
+from controller.role.by_command import BY_COMMAND, FLEET, NO_RESET, ByCommand
+from controller.role.disk_store import DiskStore
+from controller.role.leadership import Leadership
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.brains import PlanView

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from controller.loop.disk_store import DiskStore
+from controller.role.disk_store import DiskStore
 from trefoil.runtime.telemetry import Metrics
 
 

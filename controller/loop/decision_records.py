@@ -16,19 +16,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 
-from controller.loop.core.decision import (
-    ADVISED,
-    NEW,
-    Verdict,
-    as_live_planner,
-    ask_planner,
-    run_planner,
-)
+from controller.loop.core.decision import ADVISED, NEW, Verdict, ask_planner, run_planner
 from controller.loop.core.ports import TakenDecision
 from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.brains import Planner, PlanView
 from trefoil.core.common import Revision
+from trefoil.core.parts import as_live_planner
 from trefoil.core.plan import DecisionRecord, Plan, decision_order
 from trefoil.core.plan_check import plan_digest
 from trefoil.core.policies import Policy
@@ -41,8 +35,8 @@ T = TypeVar("T")
 PAGE: Final = 100  # records read at once
 
 if TYPE_CHECKING:  # what only the live controller has: a simulation imports this module too
-    from controller.loop.disk_store import DiskStore
-    from controller.loop.leadership import Leadership
+    from controller.role.disk_store import DiskStore
+    from controller.role.leadership import Leadership
     from trefoil.runtime.state import Keys, State
     from trefoil.runtime.telemetry import Metrics
 

@@ -6,15 +6,15 @@ from controller.explore.core.exploration_state import Evaluation
 from controller.explore.core.ports import PlannerAnswer
 from controller.loop.core.decision import ControlState, Verdict
 from controller.loop.core.ports import TakenDecision
-from controller.loop.core.triggers import Trigger
 from controller.loop.core_ports import LiveCorePorts, Signals
 from controller.loop.decision_records import DecisionRecords
-from controller.loop.disk_store import DiskStore
-from controller.loop.leadership import Leadership
 from controller.loop.planner_runner import PlannerRunner
+from controller.loop.rollout_runner import RolloutRunner
+from controller.loop.view_metrics import set_view_metrics
 from controller.observe.core.observation import Observation
-from controller.observe.reader import set_view_metrics
-from controller.rollout.runner import RolloutRunner
+from controller.observe.core.triggers import Trigger
+from controller.role.disk_store import DiskStore
+from controller.role.leadership import Leadership
 from trefoil.core.brains import Candidate, Measurement, PlanView
 from trefoil.core.common import Revision
 from trefoil.core.objective import Objective

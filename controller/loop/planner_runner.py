@@ -9,10 +9,11 @@ import structlog
 
 from controller.explore.core.ports import PlannerAnswer
 from controller.loop.core.deciding import RETRY_S
-from controller.loop.core.decision import as_live_planner, ask_planner, run_planner
-from controller.loop.disk_store import DiskStore
+from controller.loop.core.decision import ask_planner, run_planner
+from controller.role.disk_store import DiskStore
 from trefoil.core import errors
 from trefoil.core.brains import Candidate, Decision, Measurement, Planner, PlanView
+from trefoil.core.parts import as_live_planner
 from trefoil.runtime.clock import Clock
 
 MEMORY: Final = "planner_memory"

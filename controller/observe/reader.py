@@ -2,32 +2,23 @@
 
 On trouble the last values stand, and the observation says why."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Final
 
 import structlog
 
-from controller.loop.core.decision import RUNG_DEGRADED, RUNG_KEPT, ControlState, Verdict
-from controller.loop.leadership import Leadership
-from controller.observe.core.carbon_inputs import REFUSABLE
 from controller.observe.core.observation import Observation
 from controller.settings import CarbonSettings
 from trefoil.core import errors
-from trefoil.core.brains import HISTORY_MAX_S, PlanView
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Series, shift_forecast, shift_reading
-from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, ScaleSignal
+from trefoil.core.demand import LoadWindow, ScaleSignal
 from trefoil.core.fleet import NodeStatus
-from trefoil.core.objective import ActMode
 from trefoil.core.outside.stream_order import StreamOrder
-from trefoil.core.plan import Rollout, RolloutState
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.fenced import Append, Put, Write
 from trefoil.runtime.sightings import AGREE_S, LiveAcks, Sightings
-from trefoil.runtime.state import SIGNAL_TTL_S, Keys, State
-from trefoil.runtime.telemetry import Metrics
+from trefoil.runtime.state import SIGNAL_TTL_S, State
 
 LOG = structlog.get_logger()
 WRITTEN_S: Final = 5.0  # after its end a second is written down, unless its writer's clock is another
@@ -206,102 +197,3 @@ def _in_a_row(entries: Sequence[tuple[str, LoadWindow]]) -> list[tuple[str, Load
     joined = [abs(after.starts_at_s - before.ends_at_s) < JOINED_S for (_, before), (_, after) in pairwise(entries)]
     pairs = zip(entries, [False, *joined], [*joined, False], strict=True)
     return [entry for entry, after, before in pairs if after or before]
-
-
-DEMAND_MAX: Final = int(HISTORY_MAX_S)  # seconds
-BACKLOG_S: Final = 600  # load windows of workers reach back so far
-MODES: Final = tuple(m.name.lower() for m in ActMode if m)
-STATES: Final = tuple(s.name.lower() for s in RolloutState if s)
-FORECASTS: Final = ("used", "refused", "none")
-RUNGS: Final[Mapping[int, str]] = {RUNG_DEGRADED: "degraded", RUNG_KEPT: "kept"}
-
-
-class DemandPublisher:
-    """Publisher of the forecast of each family, and of the arrivals of each second that is over, once a second.
-
-    Whoever takes the role over goes on after the last second that is written down, at most `BACKLOG_S` back.
-    """
-
-    def __init__(self, keys: Keys, reader: ObservationReader, leadership: Leadership, clock: Clock) -> None:
-        self._keys, self._reader, self._leadership, self._clock = keys, reader, leadership, clock
-        self._at_s = 0.0
-        self._epoch = 0
-        self._written: dict[str, int] = {}
-
-    async def publish(self) -> None:
-        """Publish when a second has passed since the last time."""
-        now_s = self._clock.now_s()
-        if now_s - self._at_s < 1.0:
-            return
-        self._at_s = now_s
-        if self._epoch != self._leadership.epoch:
-            self._epoch, self._written = self._leadership.epoch, {}
-        writes: list[Write] = []
-        written = dict(self._written)
-        for family, forecast in sorted(self._reader.observation.forecasts.items()):
-            first, counts = self._reader.observation.windows.steps(family, now_s, past_s=BACKLOG_S)
-            end = first + len(counts)
-            if family not in written:
-                newest, _ = await self._reader.newest_demand(family)
-                written[family] = first - 1 if newest is None else newest
-            begins = max(first, written[family] + 1, end - BACKLOG_S)
-            writes += (self._second(family, second, counts[second - first]) for second in range(begins, end))
-            writes.append(Put(self._keys.forecast_load(family), forecast))
-            written[family] = end - 1
-        if writes:
-            await self._leadership.write(writes)
-        self._written = written
-
-    def _second(self, family: str, second: int, count: float) -> Write:
-        cell = LoadCell(LoadKey(family), arrived=round(count), arrived_per_s=(round(count),))
-        window = LoadWindow(starts_at_s=float(second), ends_at_s=second + 1.0, cells=(cell,))
-        return Append(self._keys.demand(family), window, DEMAND_MAX, ttl_s=float(DEMAND_MAX))
-
-
-def set_view_metrics(
-    metrics: Metrics,
-    view: PlanView,
-    control: ControlState,
-    rollout: Rollout,
-    last: Verdict | None,
-    refused: str = "",
-    set_aside: Mapping[str, int] = MappingProxyType({}),
-) -> None:
-    """Metrics of a view and of the state of control. `refused`: the rung in force, where it is not planned by;
-    `set_aside`: values since the last time, by kind."""
-    metrics.set_one_of("trefoil_carbon_refused", "rung", refused, REFUSABLE)
-    forecast = view.carbon_forecast
-    used = "none" if forecast is None else "used" if forecast.bands else "refused"
-    metrics.set_one_of("trefoil_carbon_forecast", "state", used, FORECASTS)
-    for kind, count in set_aside.items():
-        metrics.inc("trefoil_set_aside_total", count, kind=kind)
-    metrics.simulated = any(n.simulated for n in view.fleet.nodes)
-    for node in view.fleet.nodes:
-        metrics.set("trefoil_node_stale", node.node in view.fleet.stale, node=node.node)
-    for objective in view.objectives:
-        family = objective.family
-        metrics.set("trefoil_slo_latency_seconds", objective.slo_ms / 1e3, family=family)
-        metrics.set("trefoil_slo_quantile_ratio", objective.slo_quantile, family=family)
-        metrics.set("trefoil_accuracy_floor_ratio", objective.min_accuracy, family=family)
-    metrics.set_one_of("trefoil_act_mode", "mode", control.mode.name.lower(), MODES)
-    metrics.set_one_of("trefoil_rollout_state", "state", rollout.state.name.lower(), STATES)
-    rung = RUNGS.get(last.rung, "") if last else ""
-    metrics.set_one_of("trefoil_plan_degraded", "rung", rung, tuple(RUNGS.values()))
-    for wanted in view.demand:
-        name = "trefoil_demand_requests_per_second"
-        metrics.set(name, wanted.rate_per_s, family=wanted.family, quantile="mean")
-        metrics.set(name, wanted.rate_p90_per_s, family=wanted.family, quantile="0.9")
-    for measured in view.measured:
-        family = measured.family
-        metrics.set("trefoil_slo_attainment_ratio", measured.slo_attainment, family=family)
-        metrics.set("trefoil_accuracy_ratio", measured.accuracy, family=family)
-        metrics.set("trefoil_latency_seconds", measured.latency_ms_p95 / 1e3, family=family, quantile="0.95")
-        metrics.set("trefoil_latency_seconds", measured.latency_ms_p99 / 1e3, family=family, quantile="0.99")
-        if measured.grams_per_request is not None:
-            metrics.set("trefoil_grams_per_request", measured.grams_per_request, family=family)
-    if view.current is not None:
-        metrics.set("trefoil_plan_revision_epoch", view.current.revision.epoch)
-        metrics.set("trefoil_plan_revision_number", view.current.revision.number)
-        metrics.set("trefoil_optimality_gap_ratio", view.current.optimality_gap)
-        for family, expected in view.current.expected.items():
-            metrics.set("trefoil_capacity_requests_per_second", expected.capacity_per_s, family=family)

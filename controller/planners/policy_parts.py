@@ -11,14 +11,13 @@ from typing import Any
 from numpy.random import Generator
 
 from controller.forecasters.table import FORECASTERS
-from controller.loop.core.decision import as_live_planner
 from controller.planners.table import PLANNERS
 from controller.rollout.core.rollout_inputs import rollout_refusal
 from controller.settings import ControllerSettings
 from trefoil.core.brains import Candidate, Decision, Forecaster, LivePlanner, Measurement, Planner, PlanView
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import IdentityKey
-from trefoil.core.parts import Kind, load_own_parts, load_part
+from trefoil.core.parts import Kind, as_live_planner, load_own_parts, load_part
 from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.core.plan_check import sealed
 from trefoil.core.policies import Policy, chosen, policy, preset_constants

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from controller.loop.control_loop import load_saved_state
-from controller.loop.disk_store import DiskStore
 from controller.planners.policy_parts import forecaster_of, planner_of, row_of
+from controller.role.disk_store import DiskStore
 from controller.settings import ControllerSettings
 from dispatcher.routing.core.routing_table import check_plan
 from dispatcher.settings import DispatcherSettings

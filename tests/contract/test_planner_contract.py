@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.loop.core.decision import as_live_planner
 from controller.planners.policy_parts import planner_of
 from controller.planners.table import PLANNERS
 from tests.support.cpus import cpu_view
@@ -19,7 +18,7 @@ from tests.support.planning import DUCK, applied, fleet, objective, view, with_l
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.demand import Measured
 from trefoil.core.objective import ObjectiveMode
-from trefoil.core.parts import Kind, load_part
+from trefoil.core.parts import Kind, as_live_planner, load_part
 from trefoil.core.plan_check import check, plan_digest
 from trefoil.core.policies import Policy
 from trefoil.runtime import codec

@@ -1,9 +1,9 @@
 """The live shell and the simulated one carry the same cores: for equal events they are asked for the same.
 
-A simulation is run with a live twin beside it: a second core and second rollouts, on the asyncio shells of
-controller/loop/control_loop.py and controller/rollout/runner.py, which see what the simulation sees at the same times.
-What moves the world is the simulation's; Redis, disk, agents and clock of the twin answer at once. Every call
-of the cores' ports is noted, and the two lists have to be equal.
+A simulation is run with a live twin beside it: a second core and second rollouts, on the asyncio shells in
+controller/loop, which see what the simulation sees at the same times. What moves the world is the simulation's; Redis,
+disk, agents and clock of the twin answer at once. Every call of the cores' ports is noted, and the two lists have to be
+equal.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from controller.loop.core.ports import TakenDecision
 from controller.loop.core.saved_state import SavedState
 from controller.loop.core_ports import Signals
 from controller.loop.decision_records import DecisionRecords
-from controller.loop.disk_store import DiskStore
 from controller.loop.live_ports import LiveControlPorts
 from controller.loop.planner_runner import PlannerRunner
+from controller.loop.rollout_runner import LiveRolloutPorts, RolloutRunner
 from controller.planners.table import PLANNERS
+from controller.role.disk_store import DiskStore
 from controller.rollout.core.executor import RolloutExecutor
-from controller.rollout.runner import LiveRolloutPorts, RolloutRunner
 from trefoil.core.demand import SliceLoad, TableAck
 from trefoil.core.objective import ActMode
 from trefoil.core.plan import Plan

@@ -20,10 +20,11 @@ from carbon_feed.providers.polled import load_usage
 from carbon_feed.reading.core.polling import PollUsage
 from carbon_feed.reading.leader_election import load_epoch
 from controller.loop.control_loop import load_saved_state
-from controller.loop.disk_store import LOST, DiskStore
-from controller.loop.state_shapes import SHAPES
 from controller.observe.core.load_windows import LoadWindows
-from controller.settings import ControllerSettings, WindowSettings
+from controller.role.disk_store import LOST, DiskStore
+from controller.role.state_shapes import SHAPES
+from controller.settings import ControllerSettings
+from controller.thresholds import WindowSettings
 from dispatcher.service.state_sync import TableFile
 from power_agent.devices.rapl import RaplCounter, RaplReading
 from power_agent.durability.journal import Journal

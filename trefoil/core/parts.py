@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from types import MemberDescriptorType, ModuleType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 from pydantic import ConfigDict, ValidationError
 
+from trefoil.core.brains import LivePlanner, Planner
 from trefoil.core.errors import SettingError, one_of
 from trefoil.core.outside.ranges import Ranged
 
@@ -52,6 +53,16 @@ METHODS: Final[Mapping[Kind, tuple[str, ...]]] = {
 
 LIVE: Final = ("asks", "ask", "tell", "memory", "recall")
 """What a planner that measures can do beside."""
+
+
+def can_measure(planner: Planner | type) -> bool:
+    """Whether a planner, or its class, has what one has that measures candidates on the running system."""
+    return all(callable(getattr(planner, name, None)) for name in LIVE)
+
+
+def as_live_planner(planner: Planner) -> LivePlanner | None:
+    """Planner as one that can measure candidates on the running system; None when it cannot."""
+    return cast(LivePlanner, planner) if can_measure(planner) else None
 
 
 class PartSettings(Ranged):
@@ -235,7 +246,7 @@ def load_own_part(kind: Kind, path: str) -> Part[Any]:
         raise SettingError(
             f"has no method {', '.join(missing)}", field=kind.value, value=path, remedy="see trefoil/core/brains.py"
         )
-    measures = kind == Kind.PLANNER and all(callable(getattr(made, name, None)) for name in LIVE)
+    measures = kind == Kind.PLANNER and can_measure(made)
     stated: dict[str, Any] = {"constants": None, "traits": Traits(measures=measures)} | _attributes(made, kind, path)
     return Part(kind, path, made, **stated)
 

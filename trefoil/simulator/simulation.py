@@ -17,19 +17,12 @@ import numpy as np
 from controller.explore.core.exploration_state import Evaluation, ExplorationTotals
 from controller.explore.core.ports import PlannerAnswer
 from controller.loop.core.control import ControlCore
-from controller.loop.core.decision import (
-    CANDIDATE,
-    ControlState,
-    Verdict,
-    as_live_planner,
-    ask_planner,
-    run_planner,
-)
+from controller.loop.core.decision import CANDIDATE, ControlState, Verdict, ask_planner, run_planner
 from controller.loop.core.ports import TakenDecision
 from controller.loop.core.saved_state import SavedState
-from controller.loop.core.triggers import ALWAYS, Trigger
 from controller.loop.decision_records import decision_record
 from controller.observe.core.observation import Observation
+from controller.observe.core.triggers import ALWAYS, Trigger
 from controller.observe.forecast_model import open_network
 from controller.planners.policy_parts import forecaster_of, shares_slices
 from controller.planners.table import PLANNERS
@@ -46,7 +39,7 @@ from trefoil.core.demand import LoadCell, SliceLoad, TableAck
 from trefoil.core.errors import SettingError
 from trefoil.core.fleet import NodeStatus, SliceKey
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode
-from trefoil.core.parts import Kind, find
+from trefoil.core.parts import Kind, as_live_planner, find
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout, RolloutState, Route
 from trefoil.core.units import MS_PER_S
 from trefoil.runtime.keys import Keys

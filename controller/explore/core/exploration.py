@@ -35,8 +35,8 @@ from controller.explore.core.exploration_state import (
     unplanned_slices_stand,
 )
 from controller.explore.core.ports import Control, ExplorationPorts, PlannerAnswer
-from controller.loop.core.triggers import Trigger
 from controller.observe.core.load_windows import LoadWindows
+from controller.observe.core.triggers import Trigger
 from controller.rollout.core.executor import FINAL_STATES
 from controller.rollout.core.ports import CoreClock
 from controller.settings import ExploreSettings

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from controller.loop.core.triggers import Trigger
 from controller.observe.core.plannable import check_obeyed
+from controller.observe.core.triggers import Trigger
 from controller.planners.fleet_power import check_power
 from controller.rollout.core.interim_routes import capacity_of
 from controller.rollout.core.rollout_inputs import rollout_inputs, rollout_refusal

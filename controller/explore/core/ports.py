@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from controller.explore.core.exploration_state import Evaluation
-from controller.loop.core.triggers import Trigger
+from controller.observe.core.triggers import Trigger
 from controller.rollout.core.ports import CorePorts
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.plan import Plan

@@ -11,10 +11,10 @@ from typing import Any
 from controller.loop.core.deciding import DecidingCore
 from controller.loop.core.decision import ControlState
 from controller.loop.core.loans import Loan, refuse_loan
-from controller.loop.core.saved_state import BY_COMMAND, FLEET, NO_RESET, ByCommand
-from controller.loop.core.triggers import OPERATOR, Trigger, plan_basis
 from controller.observe.core.plannable import check_obeyed
+from controller.observe.core.triggers import OPERATOR, Trigger, plan_basis
 from controller.planners.fleet_power import check_power
+from controller.role.by_command import BY_COMMAND, FLEET, NO_RESET, ByCommand
 from trefoil.core import errors
 from trefoil.core.brains import PlanView
 from trefoil.core.objective import Objective

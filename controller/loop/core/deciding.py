@@ -30,15 +30,15 @@ from controller.loop.core.loans import Loans
 from controller.loop.core.ports import ControlPorts, TakenDecision
 from controller.loop.core.saved_state import SavedState
 from controller.loop.core.slo_margin import SloMargin
-from controller.loop.core.triggers import (
+from controller.observe.core.observation import Observation
+from controller.observe.core.plannable import refused_slices
+from controller.observe.core.triggers import (
     HoldTimers,
     PlanBasis,
     Trigger,
     evaluate_triggers,
     plan_basis,
 )
-from controller.observe.core.observation import Observation
-from controller.observe.core.plannable import refused_slices
 from controller.rollout.core.ports import CoreClock
 from controller.settings import ControllerSettings
 from trefoil.core import errors

@@ -11,18 +11,18 @@ Deviations: none.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 
-from controller.loop.core.triggers import Trigger
 from controller.observe.core.plannable import check_obeyed
+from controller.observe.core.triggers import Trigger
 from controller.planners.fleet_power import check_power
-from trefoil.core.brains import Candidate, Decision, LivePlanner, Planner, PlanView
+from trefoil.core.brains import Candidate, Decision, Planner, PlanView
 from trefoil.core.errors import PlanError, TrefoilError
 from trefoil.core.fleet import DeviceState
 from trefoil.core.objective import ActMode
-from trefoil.core.parts import LIVE
+from trefoil.core.parts import as_live_planner
 from trefoil.core.plan import Plan, PlannedDevice
 from trefoil.core.plan_check import check, node_digest, plan_digest, sealed
 from trefoil.core.units import grams
@@ -96,11 +96,6 @@ def _nothing_served(view: PlanView) -> Decision:
         for node in nodes
     )
     return Decision(Plan(nodes=tuple(sealed(node, node.revision) for node in asleep), why=why), why, math.inf)
-
-
-def as_live_planner(planner: Planner) -> LivePlanner | None:
-    """Planner as one that can measure candidates on the running system; None when it cannot."""
-    return cast(LivePlanner, planner) if all(callable(getattr(planner, name, None)) for name in LIVE) else None
 
 
 def ask_planner(view: PlanView, planner: Planner, seed: int) -> Candidate | Decision:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from controller.explore.core.ports import ExplorationPorts, PlannerAnswer
 from controller.loop.core.decision import ControlState, Verdict
-from controller.loop.core.triggers import Trigger
+from controller.observe.core.triggers import Trigger
 from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
 from trefoil.core.objective import Objective

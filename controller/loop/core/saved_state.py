@@ -5,42 +5,21 @@ A command wins over the settings until it is reset. What no command has changed 
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Final
 
 from controller.explore.core.exploration_state import ExplorationTotals
 from controller.loop.core.decision import ControlState
 from controller.loop.core.objectives import with_defaults
+from controller.role.by_command import NO_RESET, ByCommand
 from controller.settings import ControllerSettings
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Plan
 
-FLEET: Final = "fleet_objective"  # under which the watt cap is saved
-BY_COMMAND: Final = "by_command"
 NOT_COMPARED: Final = ("family", "number", "params")
 NONE: Final = "none"
 STOPPED: Final = "out of service by command"
-
-
-@dataclass(frozen=True, slots=True)
-class ByCommand:
-    """What stands by an operator's command: objectives of families, the mode, the fleet's watt cap, and which families
-    are stopped: their objectives are kept, and out of service."""
-
-    families: tuple[str, ...] = ()
-    mode: bool = False
-    max_watts: bool = False
-    stopped: tuple[str, ...] = ()
-
-    def after(self, families: Collection[str], max_watts: bool, reset: "ByCommand") -> "ByCommand":
-        """What stands by command after a command for these; `reset` goes back to the settings."""
-        commanded = {*self.families, *families} - {*reset.families}
-        cap = (self.max_watts or max_watts) and not reset.max_watts
-        return replace(self, families=tuple(sorted(commanded)), max_watts=cap)
-
-
-NO_RESET: Final = ByCommand()
 
 
 @dataclass(slots=True)

@@ -18,9 +18,8 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Final
 
-from trefoil.core.carbon import RUNGS, CarbonForecast, CarbonReading, Quality, Rung, Series, rung_name
+from trefoil.core.carbon import CarbonForecast, CarbonReading, Quality, Rung, Series, rung_name
 
-REFUSABLE: Final = RUNGS[1:]
 EARLY_S: Final = 5.0  # by how much the clocks of two machines may differ
 
 

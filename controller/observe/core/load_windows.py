@@ -21,6 +21,7 @@ from typing import Final
 import numpy as np
 
 from controller.observe.core.arrival_history import ArrivalHistory
+from controller.thresholds import WindowSettings
 from trefoil.core.brains import BudgetState
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import IdentityKey
@@ -32,16 +33,6 @@ DISPERSION_MIN: Final = 20  # windows of a worker below which nothing is said
 DISPERSION_SIGMAS: Final = 2.6
 BUDGET_BUCKETS: Final = 240
 DAY_HOURS: Final = 24
-
-
-@dataclass(frozen=True, slots=True)
-class WindowSettings:
-    """Settings of load windows: how long load is remembered and over how long it is measured."""
-
-    bin_s: float = 0.5
-    keep_s: float = 60.0
-    measure_s: float = 10.0
-    worker_silent_s: float = 2.0
 
 
 @dataclass(slots=True)

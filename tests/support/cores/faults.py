@@ -8,7 +8,7 @@ import numpy as np
 from controller.loop.core.control import ControlCore
 from controller.loop.core.decision import ControlState
 from controller.loop.core.loans import Loan
-from controller.loop.core.triggers import OPERATOR, Trigger
+from controller.observe.core.triggers import OPERATOR, Trigger
 from tests.support.cores.around import stand_still
 from tests.support.cores.inputs import FAULTS_S
 from tests.support.cores.system import CoreSystem

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from controller.loop.core.deciding import URGENT
 from controller.loop.core.ports import TakenDecision
-from controller.loop.core.triggers import OPERATOR
+from controller.observe.core.triggers import OPERATOR
 from tests.support.cores.inputs import DRAINS_S
 from tests.support.virtual.planner import FAMILY, throughput_per_s
 from tests.support.virtual.promises import PlanPromises

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from controller.loop.disk_store import DiskStore
+from controller.role.disk_store import DiskStore
 from dispatcher.service.state_sync import TableFile
 from tests.support.virtual.loop import PROCESS
 from tests.support.virtual.nodes import Node
@@ -29,7 +29,7 @@ class Files(dict[str, Any]):
 
 
 class MemoryDisk(DiskStore):
-    """`controller.loop.disk_store.DiskStore` without files. A killed process writes nothing more."""
+    """`controller.role.disk_store.DiskStore` without files. A killed process writes nothing more."""
 
     def __init__(self, files: Files, decisions_max: int) -> None:
         self._files, self._max = files, decisions_max

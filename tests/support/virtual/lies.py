@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from controller.loop.state_shapes import SHAPES
+from controller.role.state_shapes import SHAPES
 from dispatcher.service.core.plan_fence import BEATEN_S
 from tests.support.unswept import unswept
 from tests.support.virtual.dispatch import NO_SLICE_WAIT_S

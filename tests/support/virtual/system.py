@@ -330,7 +330,7 @@ def installed(system: System, *, real_bytes: bool = False) -> Iterator[None]:
         "controller.__main__.load_catalog": lambda *_: CATALOG,
         "controller.__main__.ControllerService": serviced,
         "controller.loop.decision_records.version": lambda _: "virtual",
-        "controller.loop.leadership.socket.gethostname": lambda: getattr(PROCESS.get(), "name", "here"),
+        "controller.role.leadership.socket.gethostname": lambda: getattr(PROCESS.get(), "name", "here"),
         "trefoil.runtime.service.gc": NO_SWEEPS,
         "trefoil.runtime.state.make_client": lambda *_: system.server.client(PROCESS.get()),
     }

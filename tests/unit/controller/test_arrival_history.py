@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.observe.core.arrival_history import ArrivalHistory
-from controller.observe.core.load_windows import LoadWindows, WindowSettings
+from controller.observe.core.load_windows import LoadWindows
+from controller.thresholds import WindowSettings
 from tests.support.plans import CATALOG
 from tests.unit.controller.test_windows import window
 

@@ -10,8 +10,9 @@ import pytest
 from controller.__main__ import starting_objectives
 from controller.loop.control_loop import load_by_command, load_saved_state
 from controller.loop.core.decision import ControlState
-from controller.loop.core.saved_state import ByCommand, overrides
-from controller.loop.disk_store import DiskStore
+from controller.loop.core.saved_state import overrides
+from controller.role.by_command import ByCommand
+from controller.role.disk_store import DiskStore
 from controller.settings import ControllerSettings
 from protos.controller.v1 import controller_pb2 as pb
 from tests.support.virtual import system as virtual

@@ -17,8 +17,8 @@ from controller.loop.core.decision import (
     run_planner,
 )
 from controller.loop.core.slo_margin import SloMargin
-from controller.loop.core.triggers import Trigger
 from controller.loop.decision_records import replay
+from controller.observe.core.triggers import Trigger
 from tests.support.plans import plan_of, planned
 from tests.unit.controller.views import PLAN, view
 from trefoil.core.brains import Decision

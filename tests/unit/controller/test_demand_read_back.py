@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from controller.loop.disk_store import DiskStore
-from controller.loop.leadership import Leadership
+from controller.loop.demand_publisher import DemandPublisher
 from controller.observe import reader
 from controller.observe.core.observation import Observation
-from controller.observe.reader import DemandPublisher, ObservationReader
+from controller.observe.reader import ObservationReader
+from controller.role.disk_store import DiskStore
+from controller.role.leadership import Leadership
 from controller.settings import ControllerSettings
 from tests.support.planning import digits
 from tests.support.stores import state_on

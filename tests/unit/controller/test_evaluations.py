@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from controller.explore.core.exploration_state import Exploration, Phase, unplanned_slices_stand
-from controller.loop.core.triggers import Trigger
+from controller.observe.core.triggers import Trigger
 from controller.settings import ExploreSettings
 from tests.support.plans import SMALL, plan_of, planned
 from tests.unit.controller import views

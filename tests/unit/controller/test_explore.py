@@ -8,12 +8,13 @@ import pytest
 from controller.explore.core.candidate_measurement import Cost, cost, metered_until_s
 from controller.explore.core.exploration import Explorer
 from controller.explore.core.exploration_state import ExplorationTotals, Phase
-from controller.loop.core.triggers import Trigger
 from controller.loop.decision_records import replay
 from controller.loop.planner_runner import PlannerRunner
-from controller.observe.core.load_windows import LoadWindows, WindowSettings
+from controller.observe.core.load_windows import LoadWindows
+from controller.observe.core.triggers import Trigger
 from controller.rollout.core.ports import Unheard
 from controller.settings import ExploreSettings
+from controller.thresholds import WindowSettings
 from tests.support.plans import CATALOG, SMALL, plan_of, planned
 from tests.unit.controller import views
 from trefoil.core.brains import Candidate, Decision

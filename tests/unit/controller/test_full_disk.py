@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from controller.loop.disk_store import DiskStore
-from controller.loop.leadership import Leadership
+from controller.role.disk_store import DiskStore
+from controller.role.leadership import Leadership
 from protos.controller.v1 import controller_pb2 as pb
 from tests.support.failing_disk import ERRORS, FailingDisk, fill, small_disk
 from tests.support.plans import plan_of, planned

@@ -11,18 +11,14 @@ from carbon_feed.reading.loop import ZoneLoop
 from carbon_feed.settings import CarbonFeedSettings
 from controller.forecasters.last_max import LastMax
 from controller.loop.core.decision import ControlState
-from controller.loop.core.triggers import HoldTimers, Thresholds, evaluate_triggers, plan_basis
 from controller.observe import reader
-from controller.observe.core.carbon_inputs import (
-    REFUSABLE,
-    carried_when_stale,
-    forecast_refusal,
-    plannable_reading,
-)
+from controller.observe.core.carbon_inputs import carried_when_stale, forecast_refusal, plannable_reading
 from controller.observe.core.observation import Observation
+from controller.observe.core.triggers import HoldTimers, evaluate_triggers, plan_basis
 from controller.observe.reader import ObservationReader
 from controller.service import explain
 from controller.settings import CarbonSettings, ControllerSettings
+from controller.thresholds import REFUSABLE, Thresholds
 from tests.support.planning import digits
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from controller.loop.disk_store import DiskStore
-from controller.loop.kept_files import KeptFiles
-from controller.loop.leadership import COPY_S, Leadership
+from controller.role.disk_store import DiskStore
+from controller.role.kept_files import KeptFiles
+from controller.role.leadership import COPY_S, Leadership
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
 from trefoil.core.common import KeptFile, Revision

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from controller.__main__ import ControlPart
-from controller.loop.disk_store import DiskStore
-from controller.loop.leadership import Leadership
+from controller.role.disk_store import DiskStore
+from controller.role.leadership import Leadership
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
 from trefoil.core.common import Revision
@@ -25,7 +25,7 @@ class Host:
         self.server = Server(self.clock)
 
     def controller(self, name: str, highest_seen: int = 0, folder: str = "") -> Leadership:
-        self._patch.setattr("controller.loop.leadership.socket.gethostname", lambda: name)
+        self._patch.setattr("controller.role.leadership.socket.gethostname", lambda: name)
         store = DiskStore(self.folder / folder, 10)
         state = state_on(self.server, "default", self.clock)
         return Leadership(state, store, self.clock, Metrics("controller"), lambda: [highest_seen])

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.loop.core.triggers import CAUSES, HoldTimers, Thresholds, evaluate_triggers, plan_basis
 from controller.observe.core.plannable import (
     check_obeyed,
     differing_models,
@@ -14,8 +13,10 @@ from controller.observe.core.plannable import (
     profiled_types,
     unplannable_reason,
 )
+from controller.observe.core.triggers import HoldTimers, evaluate_triggers, plan_basis
 from controller.planners.exact.planner import ExactPlanner
 from controller.rollout.core.rollout_inputs import best_path, fleet_snapshot, rollout_refusal
+from controller.thresholds import CAUSES, Thresholds
 from tests.support.planners import layout, plan_of
 from tests.support.planning import applied, fleet
 from tests.support.planning import view as planning_view

@@ -9,10 +9,10 @@ import pytest
 from controller.accounting.accountant import Accountant, ReceiptPublisher
 from controller.accounting.core.receipts import Receipts
 from controller.forecasters.last_max import LastMax
-from controller.loop.disk_store import DiskStore
-from controller.loop.leadership import Leadership
 from controller.observe.core.observation import Observation
 from controller.observe.reader import ObservationReader
+from controller.role.disk_store import DiskStore
+from controller.role.leadership import Leadership
 from controller.settings import ControllerSettings
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server

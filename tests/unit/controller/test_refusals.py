@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.loop.core.triggers import HoldTimers, Thresholds, evaluate_triggers, plan_basis
 from controller.observe.core.plannable import check_obeyed, places_refused, refused_slices
 from controller.observe.core.refusals import Refusals, refused_keys, unmakeable
+from controller.observe.core.triggers import HoldTimers, evaluate_triggers, plan_basis
 from controller.planners.policy_parts import planner_of
+from controller.thresholds import Thresholds
 from tests.support.planning import applied, fleet, view
 from trefoil.core.device_types import A100_40GB, configurations, device_type, limited_type, placements, profile_type
 from trefoil.core.errors import PlanError

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controller.accounting.accountant import Accountant
-from controller.loop.disk_store import DiskStore
+from controller.role.disk_store import DiskStore
 from tests.unit.controller.test_receipt_shell import HOUR, KEYS, World
 from tests.unit.controller.test_receipts import sample
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, ScaleSignal, TableAck

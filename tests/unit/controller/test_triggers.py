@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.loop.core.slo_margin import SloMargin
-from controller.loop.core.triggers import CAUSES, HoldTimers, Thresholds, evaluate_triggers, plan_basis
+from controller.observe.core.triggers import HoldTimers, evaluate_triggers, plan_basis
+from controller.thresholds import CAUSES, Thresholds
 from tests.support.plans import key
 from tests.unit.controller.views import OBJECTIVE, PLAN, view
 from trefoil.core.demand import ScaleSignal

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.observe.core.load_windows import LoadWindows, WindowSettings
+from controller.observe.core.load_windows import LoadWindows
+from controller.thresholds import WindowSettings
 from tests.support.plans import CATALOG, LARGE, SMALL
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.latency import build_histogram

@@ -296,7 +296,7 @@ def test_a_fence_falls_to_the_leader_alone_and_only_after_it_was_seen_to_lead(
 
 
 def test_a_fence_is_beaten_later_than_a_leader_puts_its_values_right() -> None:
-    from controller.loop.leadership import RENEWALS_PER_TTL
+    from controller.role.leadership import RENEWALS_PER_TTL
     from trefoil.runtime.state import REPAIR_S
 
     assert BEATEN_S > REPAIR_S + LEASE_TTL_S / RENEWALS_PER_TTL

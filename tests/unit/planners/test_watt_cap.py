@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from controller.loop.core.decision import FAILED, NEW, ControlState, judge
-from controller.loop.core.triggers import HoldTimers, Thresholds, Trigger, evaluate_triggers, plan_basis
+from controller.observe.core.triggers import HoldTimers, Trigger, evaluate_triggers, plan_basis
 from controller.planners.exact import ExactPlanner
 from controller.planners.fleet_power import check_power, planned_w
 from controller.planners.policy_parts import planner_of
+from controller.thresholds import Thresholds
 from tests.support.planning import applied, fleet, objective, view
 from trefoil.core.demand import LoadForecast
 from trefoil.core.device_types import A100_40GB

@@ -15,7 +15,7 @@ from typing import Any
 from controller.explore.core import candidate_measurement
 from controller.explore.core.exploration_state import Evaluation
 from controller.loop.core.ports import TakenDecision
-from controller.loop.core.triggers import Trigger
+from controller.observe.core.triggers import Trigger
 from trefoil.core.device_types import CPUS, profile_type
 from trefoil.core.units import grams
 from trefoil.simulator.books.intervals import Interval, quantile_ms

@@ -10,12 +10,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from controller.loop.core.decision import as_live_planner
 from controller.loop.core.objectives import accept_objective
-from controller.observe.core.load_windows import WindowSettings
 from controller.planners.columns import effective_row, fits
 from controller.planners.policy_parts import constants_of, planner_of, with_policy_parts
 from controller.settings import CarbonSettings, ControllerSettings, RolloutSettings
+from controller.thresholds import WindowSettings
 from power_agent.clocks.core.device_governor import DeviceGovernor
 from power_agent.clocks.core.slice_latencies import SliceLatencies
 from trefoil.core import errors
@@ -25,7 +24,7 @@ from trefoil.core.cpus.rows import QUOTAS, RANGES, CpuRows
 from trefoil.core.device_types import CPUS, device_type, profile_type
 from trefoil.core.fleet import DeviceKind
 from trefoil.core.objective import Objective, ObjectiveMode
-from trefoil.core.parts import Kind
+from trefoil.core.parts import Kind, as_live_planner
 from trefoil.core.policies import Policy
 from trefoil.runtime import codec
 from trefoil.runtime.given.repository_names import CONFIG_BYTES_MAX, boundary, read_text

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from controller.explore.core.exploration import TOTALS
 from controller.explore.core.exploration_state import ExplorationTotals
-from controller.loop.core.saved_state import BY_COMMAND, FLEET, ByCommand
+from controller.role.by_command import BY_COMMAND, FLEET, ByCommand
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import ActMode, Objective
 from trefoil.core.outside.plausible import EPOCH_MAX

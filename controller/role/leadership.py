@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from controller.loop.disk_store import DiskStore
-from controller.loop.kept_files import LED, KeptFiles
+from controller.role.disk_store import DiskStore
+from controller.role.kept_files import LED, KeptFiles
 from trefoil.core import errors
 from trefoil.core.common import Lease
 from trefoil.core.demand import TableAck

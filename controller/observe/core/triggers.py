@@ -30,37 +30,16 @@ from typing import Final
 
 from controller.forecasters.last_max import Z_90
 from controller.observe.core.plannable import out_of_service_reason, taken_places, unloadable_variants, usable_devices
+from controller.thresholds import CAUSES, Thresholds
 from trefoil.core.brains import PlanView
 from trefoil.core.common import IdentityKey
 from trefoil.core.demand import Demand, ScaleSignal
 from trefoil.core.fleet import DeviceState, FleetState, SliceKey, SliceState
 from trefoil.core.plan import NodePlan, Plan
 
-CAUSES: Final = ("start", "loss", "objective", "load", "slo", "scale", "accuracy", "carbon", "tick")
 ACCURACY_SLACK: Final = 0.005  # a window of some seconds is a sample of the mix
 OPERATOR: Final = "operator"  # never found here: somebody asked for a new plan
 ALWAYS: Final = frozenset({"start", "loss", "objective", "tick"})
-
-
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """Thresholds of the triggers. Times are wall seconds; ratios are of the planned value."""
-
-    carbon_ratio: float = 0.05
-    carbon_base_g_per_kwh: float = 0.0
-    load_up_ratio: float = 0.20
-    load_down_ratio: float = 0.25
-    load_sigmas: float = 2.5
-    load_hold_s: float = 5.0
-    slo_margin: float = 0.02
-    slo_hold_s: float = 3.0
-    slo_rest_s: float = 10.0
-    slo_requests_min: int = 50
-    loss_hold_s: float = 3.0
-    tick_grace_s: float = 2.0
-    """A tick is often asked for when the intensity is due to change: the change itself shall be the cause."""
-    rate_span_s: float = 3.0
-    """Time over which a rate was counted: its standard error is sqrt(rate / span)."""
 
 
 @dataclass(frozen=True, slots=True)

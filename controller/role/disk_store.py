@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from controller.loop.state_shapes import SHAPES
+from controller.role.state_shapes import SHAPES
 from trefoil.core import errors
 from trefoil.core.plan import DecisionRecord, Plan, decision_order
 from trefoil.runtime import codec

@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from controller.loop.disk_store import DiskStore
+from controller.role.disk_store import DiskStore
 from trefoil.core import errors
 from trefoil.core.common import KeptFile, Revision
 from trefoil.runtime.fenced import Put

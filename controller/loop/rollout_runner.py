@@ -7,9 +7,9 @@ from dataclasses import replace
 import structlog
 
 from controller.loop.core_ports import LiveCorePorts, Signals
-from controller.loop.disk_store import DiskStore
-from controller.loop.leadership import Leadership
 from controller.observe.reader import ObservationReader
+from controller.role.disk_store import DiskStore
+from controller.role.leadership import Leadership
 from controller.rollout.agent_clients import AgentClients
 from controller.rollout.core.executor import RolloutExecutor
 from controller.rollout.core.interim_routes import with_catalog_facts
