@@ -9,9 +9,9 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from carbon_feed.core.trace_playback import INTENSITY_MAX_G_PER_KWH
 from carbon_feed.forecast.archive import FORECASTS_MAX
 from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S, grid
-from carbon_feed.reading.core.trace_playback import INTENSITY_MAX_G_PER_KWH
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Method, Series
 from trefoil.core.units import INTENSITY_UNITS, intensity_unit

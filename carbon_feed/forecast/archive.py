@@ -18,12 +18,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from carbon_feed.core.history import History, Integral, check_series
 from carbon_feed.forecast.bands import ERRORS_MIN, LEVELS
 from carbon_feed.forecast.daily_rows import Values
 from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S
 from carbon_feed.forecast.incremental import Incremental
 from carbon_feed.forecast.scores import ScoreSums
-from carbon_feed.history.core.history import History, Integral, check_series
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonScores, Series
 from trefoil.core.common import Basis, Provenance
 

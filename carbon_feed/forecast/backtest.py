@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from carbon_feed.core.trace_playback import Trace
 from carbon_feed.forecast.daily_rows import DAYS, Values
 from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S, WINDOW_DAYS, Forecaster, Model
 from carbon_feed.forecast.scores import ScoreSums, pool_scores
-from carbon_feed.reading.core.trace_playback import Trace
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonScore
 from trefoil.core.units import DAY_S

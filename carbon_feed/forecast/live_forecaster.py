@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
+from carbon_feed.core.history import History
 from carbon_feed.forecast.daily_rows import DAYS, Values
 from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S, WINDOW_DAYS, Forecaster, Model, QuantileForecast, grid
 from carbon_feed.forecast.incremental import Incremental, run_to_end
-from carbon_feed.history.core.history import History
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading
 from trefoil.core.common import Basis, Provenance
 

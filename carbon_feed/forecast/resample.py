@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from carbon_feed.history.core.history import Integral, Values
+from carbon_feed.core.history import Integral, Values
 from trefoil.core.carbon import CarbonBand, CarbonForecast
 
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from carbon_feed.history.core.history import AddResult, History
+from carbon_feed.core.history import AddResult, History
+from carbon_feed.core.hour_of_week import HourOfWeekProfile
+from carbon_feed.core.observation import Observation, reading_of
+from carbon_feed.core.validation import check_content
 from carbon_feed.providers import Provider
-from carbon_feed.reading.core.hour_of_week import HourOfWeekProfile
-from carbon_feed.reading.core.observation import Observation, reading_of
-from carbon_feed.reading.core.validation import check_content
 from carbon_feed.settings import CarbonFeedSettings
 from trefoil.core.carbon import CarbonReading, Rung, Series
 from trefoil.core.common import Lease

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from carbon_feed.core.polling import PollLimits
 from carbon_feed.providers.base import LiveProvider, Provider, ProviderFailure
 from carbon_feed.providers.constant import make_constant
 from carbon_feed.providers.electricity_maps import make_electricity_maps
@@ -11,7 +12,6 @@ from carbon_feed.providers.override import make_override
 from carbon_feed.providers.polled import PolledProvider
 from carbon_feed.providers.trace import make_trace
 from carbon_feed.providers.watttime import make_watttime
-from carbon_feed.reading.core.polling import PollLimits
 from carbon_feed.settings import CarbonFeedSettings
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from carbon_feed.reading.core.observation import Observation
-from carbon_feed.reading.core.validation import Cause, Refusal
+from carbon_feed.core.observation import Observation
+from carbon_feed.core.validation import Cause, Refusal
 from trefoil.core import errors
 
 
@@ -54,7 +54,7 @@ class LiveProvider(Provider, Protocol):
         ...
 
     async def forecast(self, now_s: float, horizon_s: float) -> tuple[Observation, ...]:
-        """Forecast points, oldest first, unchecked (`carbon_feed.reading.core.fallback.forecast_of` checks).
+        """Forecast points, oldest first, unchecked (`carbon_feed.core.fallback.forecast_of` checks).
 
         Raises:
             ProviderFailure: it gives none, or not now.

@@ -1,8 +1,8 @@
 """One configured value: on-site generation, a contract, or a zone that nobody measures. It says that it is static."""
 
+from carbon_feed.core.observation import Observation
+from carbon_feed.core.trace_playback import Bin, Playback
 from carbon_feed.providers.base import Provider
-from carbon_feed.reading.core.observation import Observation
-from carbon_feed.reading.core.trace_playback import Bin, Playback
 from carbon_feed.settings import CarbonFeedSettings
 from trefoil.core.carbon import Quality
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from carbon_feed.core.observation import Observation
+from carbon_feed.core.validation import Cause
 from carbon_feed.providers.base import Provider, ProviderFailure
 from carbon_feed.providers.web import (
     HttpClient,
@@ -20,8 +22,6 @@ from carbon_feed.providers.web import (
     parse_utc,
     read_pages,
 )
-from carbon_feed.reading.core.observation import Observation
-from carbon_feed.reading.core.validation import Cause
 from carbon_feed.settings import CarbonFeedSettings, ElectricityMapsSettings, read_secret
 from carbon_feed.zones import provider_zone
 from trefoil.core import errors

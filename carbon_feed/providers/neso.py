@@ -11,6 +11,8 @@ import datetime
 from collections.abc import Mapping
 from typing import Any, Final
 
+from carbon_feed.core.observation import Observation
+from carbon_feed.core.validation import Cause
 from carbon_feed.providers.base import Provider, ProviderFailure
 from carbon_feed.providers.web import (
     HttpClient,
@@ -21,8 +23,6 @@ from carbon_feed.providers.web import (
     point_holding,
     read_pages,
 )
-from carbon_feed.reading.core.observation import Observation
-from carbon_feed.reading.core.validation import Cause
 from carbon_feed.settings import CarbonFeedSettings
 from carbon_feed.zones import zone_of
 from trefoil.core import errors

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from carbon_feed.core.observation import Observation
+from carbon_feed.core.validation import CLOCK_SLACK_S, Cause
 from carbon_feed.providers.base import LiveProvider, Provider, ProviderFailure
 from carbon_feed.providers.web import parse_number, parse_utc
-from carbon_feed.reading.core.observation import Observation
-from carbon_feed.reading.core.validation import CLOCK_SLACK_S, Cause
 from carbon_feed.settings import OverrideSettings
 from trefoil.core import errors
 from trefoil.runtime import codec

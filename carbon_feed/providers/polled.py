@@ -1,6 +1,6 @@
 """Polled provider, which is never waited for: asked in the background, one question at a time, and not too often.
 
-Whether it may be asked is `carbon_feed.reading.core.polling`'s business. Between answers the last one holds: of an
+Whether it may be asked is `carbon_feed.core.polling`'s business. Between answers the last one holds: of an
 observation what the answer says of now (the ladder judges one that has ended). A failure does not take back what was
 answer: while the interval that the last answer was given for still holds, and the answer is younger than the hard TTL,
 it is served on and asked for again in the background; after that the failure is what this provider says. `peek` is
@@ -15,10 +15,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from carbon_feed.core.observation import Observation
+from carbon_feed.core.polling import NEVER, Polling, PollLimits, PollUsage
+from carbon_feed.core.validation import Cause, Refusal
 from carbon_feed.providers.base import LiveProvider, ProviderFailure
-from carbon_feed.reading.core.observation import Observation
-from carbon_feed.reading.core.polling import NEVER, Polling, PollLimits, PollUsage
-from carbon_feed.reading.core.validation import Cause, Refusal
 from trefoil.core import errors
 from trefoil.core.carbon import ZoneHealth
 from trefoil.runtime import codec

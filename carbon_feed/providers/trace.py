@@ -8,10 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from carbon_feed.providers.base import Provider
-from carbon_feed.providers.trace_columns import TraceColumns, choose_columns
-from carbon_feed.reading.core.observation import Observation
-from carbon_feed.reading.core.trace_playback import (
+from carbon_feed.core.observation import Observation
+from carbon_feed.core.trace_playback import (
     INTENSITY_MAX_G_PER_KWH,
     Bin,
     Playback,
@@ -19,6 +17,8 @@ from carbon_feed.reading.core.trace_playback import (
     bin_fits,
     playback,
 )
+from carbon_feed.providers.base import Provider
+from carbon_feed.providers.trace_columns import TraceColumns, choose_columns
 from carbon_feed.settings import CarbonFeedSettings, TraceSettings
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Method, Quality

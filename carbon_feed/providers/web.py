@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
+from carbon_feed.core.observation import Observation
+from carbon_feed.core.validation import Cause
 from carbon_feed.providers.base import ProviderFailure
-from carbon_feed.reading.core.observation import Observation
-from carbon_feed.reading.core.validation import Cause
 from carbon_feed.settings import WebSettings
 from trefoil.core import errors
 from trefoil.core.carbon import Quality

@@ -12,12 +12,11 @@ from typing import Final
 
 import numpy as np
 
-from carbon_feed.history.core.history import History
-from carbon_feed.providers.base import LiveProvider, Provider, ProviderFailure
-from carbon_feed.reading.core.fallback import forecast_of
-from carbon_feed.reading.core.observation import Observation, reading_of
-from carbon_feed.reading.core.polling import BACK_OFF_MAX_RATIO, JITTER_RATIO, back_off_s
-from carbon_feed.reading.core.validation import (
+from carbon_feed.core.fallback import forecast_of
+from carbon_feed.core.history import History
+from carbon_feed.core.observation import Observation, reading_of
+from carbon_feed.core.polling import BACK_OFF_MAX_RATIO, JITTER_RATIO, back_off_s
+from carbon_feed.core.validation import (
     CLOCK_SLACK_S,
     CONTENT,
     Cause,
@@ -25,6 +24,7 @@ from carbon_feed.reading.core.validation import (
     check_content,
     differ_widely,
 )
+from carbon_feed.providers.base import LiveProvider, Provider, ProviderFailure
 from carbon_feed.settings import CarbonFeedSettings
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonForecast, CarbonReading

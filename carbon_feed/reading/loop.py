@@ -15,16 +15,16 @@ from typing import Final
 
 import structlog
 
-from carbon_feed.history.core.history import History
+from carbon_feed.core.fallback import FallbackLadder, FallbackView, ProviderAnswer
+from carbon_feed.core.history import History
+from carbon_feed.core.hour_of_week import HourOfWeekProfile
+from carbon_feed.core.observation import Observation
+from carbon_feed.core.validation import Cause, Refusal
 from carbon_feed.history.recorder import LocalRecorder, SharedRecorder
 from carbon_feed.providers import LiveProvider, PolledProvider, Provider, ProviderFailure
-from carbon_feed.reading.core.fallback import FallbackLadder, FallbackView, ProviderAnswer
-from carbon_feed.reading.core.hour_of_week import HourOfWeekProfile
-from carbon_feed.reading.core.observation import Observation
-from carbon_feed.reading.core.validation import Cause, Refusal
+from carbon_feed.reading.forecasts import ZoneForecasts
 from carbon_feed.reading.leader_election import LeaderElection
 from carbon_feed.reading.zone_metrics import ZoneMetrics
-from carbon_feed.serving.forecasts import ZoneForecasts
 from carbon_feed.settings import CarbonFeedSettings
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Rung, Series, ZoneHealth

@@ -5,10 +5,10 @@ from typing import Final
 
 import structlog
 
+from carbon_feed.core.polling import Breaker
+from carbon_feed.core.validation import Cause, Refusal
 from carbon_feed.forecast.scores import pool_scores
 from carbon_feed.providers import PolledProvider, Provider
-from carbon_feed.reading.core.polling import Breaker
-from carbon_feed.reading.core.validation import Cause, Refusal
 from carbon_feed.settings import CarbonFeedSettings
 from trefoil.core.carbon import RUNGS, CarbonForecast, CarbonRatio, CarbonReading, CarbonScores, rung_name
 from trefoil.core.units import DAY_S

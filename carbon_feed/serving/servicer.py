@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from carbon_feed.core.history import History, Piece, check_series
 from carbon_feed.forecast.archive import ForecastArchive
-from carbon_feed.history.core.history import History, Piece, check_series
 from carbon_feed.history.core.ratio import EXPANDING, WINDOWS
 from carbon_feed.serving.core import queries
 from carbon_feed.serving.core.change_filter import Announced, ChangeFilter
@@ -43,7 +43,7 @@ WAKEUPS_AT_ONCE: Final = 4  # watchers that are woken before others are answered
 
 
 class Forecasts(Protocol):
-    """Forecasts of one zone (`carbon_feed.serving.forecasts.ZoneForecasts`)."""
+    """Forecasts of one zone (`carbon_feed.reading.forecasts.ZoneForecasts`)."""
 
     @property
     def archive(self) -> ForecastArchive:

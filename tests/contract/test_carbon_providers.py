@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from carbon_feed.core.fallback import FallbackLadder, FallbackView, ProviderAnswer, forecast_of
+from carbon_feed.core.hour_of_week import HourOfWeekProfile
+from carbon_feed.core.observation import Observation
+from carbon_feed.core.validation import Cause, Refusal, check_forecast
 from carbon_feed.providers import PROVIDERS, LiveProvider, PolledProvider, ProviderFailure, make_providers
-from carbon_feed.reading.core.fallback import FallbackLadder, FallbackView, ProviderAnswer, forecast_of
-from carbon_feed.reading.core.hour_of_week import HourOfWeekProfile
-from carbon_feed.reading.core.observation import Observation
-from carbon_feed.reading.core.validation import Cause, Refusal, check_forecast
 from carbon_feed.settings import CarbonFeedSettings
 from tests.support.carbon_answers import (
     CAUSES,

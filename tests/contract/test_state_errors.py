@@ -17,7 +17,7 @@ import pytest
 import structlog
 from redis import exceptions
 
-from carbon_feed.reading.core.observation import Observation
+from carbon_feed.core.observation import Observation
 from carbon_feed.reading.loop import ZoneLoop
 from carbon_feed.settings import CarbonFeedSettings
 from power_agent.durability.publisher import Publisher

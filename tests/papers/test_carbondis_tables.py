@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from carbon_feed.history.core.history import History
+from carbon_feed.core.history import History
 from carbon_feed.history.core.ratio import ratio
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.device_types import device_type

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from carbon_feed.core.fallback import FallbackLadder, FallbackView, ProviderAnswer
+from carbon_feed.core.observation import Observation
+from carbon_feed.core.validation import check_forecast
 from carbon_feed.providers.base import ProviderFailure
 from carbon_feed.providers.electricity_maps import ElectricityMapsProvider
 from carbon_feed.providers.neso import NesoProvider
 from carbon_feed.providers.watttime import WattTimeProvider
-from carbon_feed.reading.core.fallback import FallbackLadder, FallbackView, ProviderAnswer
-from carbon_feed.reading.core.observation import Observation
-from carbon_feed.reading.core.validation import check_forecast
 from carbon_feed.settings import ElectricityMapsSettings, WattTimeSettings
 from tests.support.carbon_answers import EM_DOC, EM_DOC_S, NESO_DOC, NESO_DOC_S, WT_DOC, WT_DOC_S, em_series, neso
 from trefoil.core.carbon import Factors, Method, Series

@@ -5,7 +5,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carbon_feed.history.core.history import History
+from carbon_feed.core.history import History
 from carbon_feed.serving import servicer
 from carbon_feed.serving.core import queries
 from carbon_feed.serving.core.queries import TimeRange, page, pieces

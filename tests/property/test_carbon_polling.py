@@ -6,7 +6,7 @@ import math
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from carbon_feed.reading.core.polling import DAY_S, Breaker, Polling, PollLimits
+from carbon_feed.core.polling import DAY_S, Breaker, Polling, PollLimits
 
 START_S = 1_795_000_000.0
 

@@ -14,10 +14,10 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carbon_feed.core.polling import PollUsage
 from carbon_feed.forecast.archive import ForecastArchive
 from carbon_feed.history.forecast_files import ForecastFiles
 from carbon_feed.providers.polled import load_usage
-from carbon_feed.reading.core.polling import PollUsage
 from carbon_feed.reading.leader_election import load_epoch
 from controller.loop.control_loop import load_saved_state
 from controller.observe.core.load_windows import LoadWindows

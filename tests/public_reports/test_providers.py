@@ -5,12 +5,12 @@ import copy
 
 import pytest
 
-from carbon_feed.history.core.history import History
+from carbon_feed.core.fallback import forecast_of
+from carbon_feed.core.history import History
+from carbon_feed.core.validation import Refusal, check_observation
 from carbon_feed.providers import PROVIDERS
 from carbon_feed.providers.base import ProviderFailure
 from carbon_feed.reading.background_fetch import BackgroundFetcher
-from carbon_feed.reading.core.fallback import forecast_of
-from carbon_feed.reading.core.validation import Refusal, check_observation
 from carbon_feed.settings import CarbonFeedSettings
 from controller.observe.core.carbon_inputs import plannable_reading
 from tests.public_reports.providers import ROWS

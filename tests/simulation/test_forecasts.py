@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from carbon_feed.reading.core.trace_playback import Playback
+from carbon_feed.core.trace_playback import Playback
 from tests.simulation.test_shell import A100, REPOSITORY
 from trefoil.core.carbon import Series
 from trefoil.core.objective import FLOOR_TOLERANCE

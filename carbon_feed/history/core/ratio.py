@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from carbon_feed.history.core.history import History, Values, check_series
+from carbon_feed.core.history import History, Values, check_series
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.units import DAY_S

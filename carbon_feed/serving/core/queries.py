@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from carbon_feed.core.history import History, Piece
 from carbon_feed.forecast.resample import resample
-from carbon_feed.history.core.history import History, Piece
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonForecast, CarbonReading
 from trefoil.core.common import IdentityKey

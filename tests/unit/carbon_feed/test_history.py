@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carbon_feed.history.core.history import AddResult, History
+from carbon_feed.core.history import AddResult, History
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.units import HOUR_S

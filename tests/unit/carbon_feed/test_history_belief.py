@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carbon_feed.history.core.history import History
+from carbon_feed.core.history import History
 from tests.unit.carbon_feed.test_history import SERIES, T0_S, said, versions
 from trefoil.core.units import HOUR_S
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carbon_feed.core.history import History
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.archive import ForecastArchive
 from carbon_feed.forecast.incremental import run_to_end
 from carbon_feed.forecast.live_forecaster import LiveForecaster
 from carbon_feed.forecast.resample import resample
-from carbon_feed.history.core.history import History
 from tests.unit.carbon_feed.test_forecast import duck, trained
 from tests.unit.carbon_feed.test_history import SERIES, T0_S, said
 from trefoil.core import errors

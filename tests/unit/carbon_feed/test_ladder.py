@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carbon_feed.reading.core.fallback import FallbackLadder, FallbackView, ProviderAnswer, forecast_of
-from carbon_feed.reading.core.hour_of_week import FADE_S, HourOfWeekProfile, hour_of_week
-from carbon_feed.reading.core.observation import Observation, reading_of
-from carbon_feed.reading.core.validation import Cause, Refusal
+from carbon_feed.core.fallback import FallbackLadder, FallbackView, ProviderAnswer, forecast_of
+from carbon_feed.core.hour_of_week import FADE_S, HourOfWeekProfile, hour_of_week
+from carbon_feed.core.observation import Observation, reading_of
+from carbon_feed.core.validation import Cause, Refusal
 from trefoil.core.carbon import CarbonForecast, Factors, Method, Quality, Rung, Series
 
 SERIES = Series("GB", Method.AVERAGE, Factors.LIFECYCLE)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import structlog
 
-from carbon_feed.reading.core.observation import Observation
+from carbon_feed.core.observation import Observation
 from carbon_feed.reading.leader_election import load_epoch, save_epoch
 from carbon_feed.reading.loop import ZoneLoop
 from carbon_feed.service import CarbonFeedServicer

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from carbon_feed.history.core.history import History
+from carbon_feed.core.history import History
+from carbon_feed.core.observation import Observation
+from carbon_feed.core.validation import Cause
 from carbon_feed.history.core.ratio import WINDOWS
 from carbon_feed.providers.base import ProviderFailure
-from carbon_feed.reading.core.observation import Observation
-from carbon_feed.reading.core.validation import Cause
+from carbon_feed.reading.forecasts import ISSUE_MIN_S, ZoneForecasts
 from carbon_feed.reading.zone_metrics import ZoneMetrics
-from carbon_feed.serving.forecasts import ISSUE_MIN_S, ZoneForecasts
 from carbon_feed.settings import CarbonFeedSettings, ForecastSettings
 from tests.unit.carbon_feed.test_forecast import duck
 from trefoil.core import errors

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from carbon_feed.core.history import History
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.backtest import backtest, trace_means
-from carbon_feed.history.core.history import History
 from carbon_feed.providers.trace import load_trace
+from carbon_feed.reading.forecasts import ZoneForecasts
 from carbon_feed.reading.zone_metrics import ZoneMetrics
-from carbon_feed.serving.forecasts import ZoneForecasts
 from carbon_feed.settings import CarbonFeedSettings
 from tests.unit.carbon_feed.test_outlook import Played
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from carbon_feed.core.observation import Observation
+from carbon_feed.core.polling import DAY_S, Breaker, PollLimits
+from carbon_feed.core.validation import Cause
 from carbon_feed.providers import LiveProvider, PolledProvider, ProviderFailure
 from carbon_feed.providers.polled import load_usage
 from carbon_feed.providers.web import AnswerCache
-from carbon_feed.reading.core.observation import Observation
-from carbon_feed.reading.core.polling import DAY_S, Breaker, PollLimits
-from carbon_feed.reading.core.validation import Cause
 from carbon_feed.reading.loop import ZoneLoop
 from carbon_feed.settings import CarbonFeedSettings
 from trefoil.core import errors

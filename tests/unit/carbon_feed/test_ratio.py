@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carbon_feed.core.history import History
 from carbon_feed.forecast.backtest import trace_means
-from carbon_feed.history.core.history import History
 from carbon_feed.history.core.ratio import EXPANDING, MONTH, SAME_HOUR, WINDOWS, ratio
 from carbon_feed.providers.trace import load_trace
 from tests.unit.carbon_feed.test_history import SERIES, T0_S, kept, said

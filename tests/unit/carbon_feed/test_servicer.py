@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from carbon_feed.core.history import History
 from carbon_feed.forecast.archive import ForecastArchive
-from carbon_feed.history.core.history import History
 from carbon_feed.service import FULL_NAME
 from carbon_feed.serving.core.queries import PAGE_MAX
 from carbon_feed.serving.servicer import CarbonFeedServicer

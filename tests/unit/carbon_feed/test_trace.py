@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carbon_feed.reading.core.trace_playback import Playback, Trace, bin_fits, playback
+from carbon_feed.core.trace_playback import Playback, Trace, bin_fits, playback
 
 HOURS = st.lists(st.floats(0, 1500), min_size=1, max_size=60).map(tuple)
 

@@ -15,11 +15,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from carbon_feed.core.history import History
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.archive import ForecastArchive
 from carbon_feed.forecast.incremental import run_to_end
 from carbon_feed.forecast.live_forecaster import LiveForecaster
-from carbon_feed.history.core.history import History
 from carbon_feed.history.core.ratio import ratio
 from carbon_feed.serving.servicer import CarbonFeedServicer
 from carbon_feed.settings import DEFAULT_TRACE, CarbonFeedSettings

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carbon_feed.reading.core.observation import Observation as CarbonObservation
+from carbon_feed.core.observation import Observation as CarbonObservation
 from carbon_feed.reading.loop import ZoneLoop
 from carbon_feed.settings import CarbonFeedSettings
 from controller.forecasters.last_max import LastMax

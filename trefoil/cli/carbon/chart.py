@@ -135,7 +135,7 @@ def save_intensity_png(path: Path, title: str, curves: IntensityCurves | None) -
 def _sample(
     spans: Sequence[CarbonReading] | Sequence[CarbonBand], values: Sequence[float], edges: "NDArray[np.float64]"
 ) -> Curve:
-    from carbon_feed.history.core.history import Integral
+    from carbon_feed.core.history import Integral
 
     starts, ends = (np.array([getattr(x, name) for x in spans], dtype=float) for name in ("starts_at_s", "ends_at_s"))
     means = Integral(starts, ends, np.array(values, dtype=float)).means(edges[:-1], edges[1:], covered_min=0.0)

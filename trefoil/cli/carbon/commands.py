@@ -17,8 +17,8 @@ from trefoil.core.errors import InvalidInput, SettingError, one_of
 from trefoil.runtime.config import explain
 
 if TYPE_CHECKING:
+    from carbon_feed.core.trace_playback import Trace
     from carbon_feed.forecast.backtest import Backtest
-    from carbon_feed.reading.core.trace_playback import Trace
     from carbon_feed.settings import TraceSettings
 
 READING: Final = ("unit", "time_column", "time_unit", "timezone", "estimates", "estimated_column", "gaps", "gap_max_h")

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from carbon_feed.core.history import History
+from carbon_feed.core.trace_playback import Bin, Playback, Trace, bin_fits, playback
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S
 from carbon_feed.forecast.live_forecaster import LiveForecaster
-from carbon_feed.history.core.history import History
 from carbon_feed.history.core.ratio import ratio
 from carbon_feed.providers.trace import load_trace
-from carbon_feed.reading.core.trace_playback import Bin, Playback, Trace, bin_fits, playback
 from carbon_feed.settings import DEFAULT_TRACE, TraceReading, TraceSettings
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonReading, Factors, Method, Quality, Series

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from carbon_feed.reading.core.hour_of_week import HourOfWeekProfile
-from carbon_feed.reading.core.observation import Observation, is_unchanged, next_as_of, reading_of
-from carbon_feed.reading.core.validation import (
+from carbon_feed.core.hour_of_week import HourOfWeekProfile
+from carbon_feed.core.observation import Observation, is_unchanged, next_as_of, reading_of
+from carbon_feed.core.validation import (
     CLOCK_SLACK_S,
     Cause,
     JumpReference,

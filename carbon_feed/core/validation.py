@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from carbon_feed.reading.core.observation import Observation
-from carbon_feed.reading.core.trace_playback import INTENSITY_MAX_G_PER_KWH
+from carbon_feed.core.observation import Observation
+from carbon_feed.core.trace_playback import INTENSITY_MAX_G_PER_KWH
 from trefoil.core.carbon import Factors, Method, Quality, Series
 
 CLOCK_SLACK_S: Final = 1.0  # a provider's interval may begin this much after our now, or have ended this much before

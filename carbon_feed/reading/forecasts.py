@@ -15,17 +15,17 @@ from typing import Final
 
 import structlog
 
+from carbon_feed.core.fallback import fallback_reason_of
+from carbon_feed.core.history import AddResult, History
+from carbon_feed.core.validation import Refusal
 from carbon_feed.forecast import MODELS
 from carbon_feed.forecast.archive import ForecastArchive
 from carbon_feed.forecast.incremental import Breaks, Incremental, T
 from carbon_feed.forecast.live_forecaster import LiveForecaster, Origin
-from carbon_feed.history.core.history import AddResult, History
 from carbon_feed.history.core.ratio import EXPANDING, WINDOWS, ratio
 from carbon_feed.history.forecast_files import ForecastFiles
 from carbon_feed.providers.base import Provider
 from carbon_feed.reading.background_fetch import BackgroundFetcher
-from carbon_feed.reading.core.fallback import fallback_reason_of
-from carbon_feed.reading.core.validation import Refusal
 from carbon_feed.reading.zone_metrics import ZoneMetrics
 from carbon_feed.settings import CarbonFeedSettings
 from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading, CarbonScores

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from carbon_feed.reading.core.validation import Cause, Refusal
+from carbon_feed.core.validation import Cause, Refusal
 from trefoil.core.units import DAY_S
 
 JITTER_RATIO: Final = 0.1
