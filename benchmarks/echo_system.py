@@ -16,8 +16,8 @@ import psutil
 
 from benchmarks.echo_family import FAMILY, VERSIONS, make_repository, rate_per_s, variant_name
 from dispatcher.settings import DispatcherSettings
+from power_agent.devices.node_client import NodeClient
 from power_agent.runtimes.simulated_node import NodeRuntime
-from power_agent.simulated.node_client import NodeClient
 from protos.controller.v1 import controller_pb2
 from tests.support.ports import free_offset
 from trefoil.cli.run.launcher import Launcher, first_answer

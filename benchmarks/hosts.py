@@ -31,8 +31,8 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.hosts_machines import OUTSIDE, Authority, Host, Machines, play_in_a_namespace, write_settings
+from power_agent.devices.node_client import NodeClient
 from power_agent.runtimes.simulated_node import NodeRuntime
-from power_agent.simulated.node_client import NodeClient
 from protos.controller.v1 import controller_pb2, controller_pb2_grpc
 from trefoil.cli.run.processes import ChildProcess
 from trefoil.cli.run.services import redis_binary
@@ -191,7 +191,7 @@ class Site:
         """The hardware of a node."""
         settings = {"devices": ["A100-SXM4-40GB"], "model_repository": MODELS}
         path = write_settings(host, "node", settings)
-        argv = [sys.executable, "-m", "power_agent.simulated", "--node", host.name]
+        argv = [sys.executable, "-m", "trefoil.simulated_node", "--node", host.name]
         argv += ["--socket", str(host.folder / NODE_SOCKET)]
         self.machines.start(host, "node", (*argv, "--config", str(path)))
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from benchmarks.redteam import Check, Outcome
 from power_agent.devices.errors import NodeRefused
-from power_agent.simulated.node_client import NodeClient
+from power_agent.devices.node_client import NodeClient
 from tests.support.ports import free_offset
 from trefoil.cli.load.process import LoadPlan, LoadProcess
 from trefoil.cli.run.launcher import Launcher, first_answer

@@ -292,7 +292,7 @@ def secrets_kept(site: Besieged, table: Table) -> None:
         "ps": [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if readable(path)],
     }
     commands = b"\n".join(places["ps"])
-    need(b"power_agent.simulated" in commands and b"redis-server" in commands, "ps does not show what the engine runs")
+    need(b"trefoil.simulated_node" in commands and b"redis-server" in commands, "ps does not show what the engine runs")
     for name, (_, holders) in SECRETS.items():
         for where, texts in places.items():
             found = sum(site.secrets[name] in text for text in texts)

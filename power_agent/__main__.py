@@ -18,28 +18,28 @@ from power_agent.devices.driver_lock import DriverLock
 from power_agent.devices.gpm import Gpm
 from power_agent.devices.gpus import boot_id, driver_load_id
 from power_agent.devices.inventory import Inventory
+from power_agent.devices.node_client import NodeClient
+from power_agent.devices.nvml_shim import install_simulated_node
 from power_agent.devices.rapl import RaplCounter, RaplUnavailable
 from power_agent.durability.journal import Journal
-from power_agent.durability.publisher import Publisher
 from power_agent.energy.device_meters import DeviceMeters
 from power_agent.energy.energy_log import EnergyFeed, EnergyLog
 from power_agent.energy.metering import Metering
 from power_agent.governors import governor_of
+from power_agent.publisher import Publisher
 from power_agent.runtimes.base import Runtime
 from power_agent.runtimes.factory import build_runtime, missing_resources
 from power_agent.runtimes.process import ProcessRuntime
 from power_agent.runtimes.simulated_node import SplitRuntime
 from power_agent.service import FULL_NAME, PowerAgentServicer
 from power_agent.settings import PowerAgentSettings
-from power_agent.simulated.node_client import NodeClient
-from power_agent.simulated.nvml_shim import install_simulated_node
 from power_agent.slices.mig import MigInstances
 from power_agent.slices.node_state import Node
 from power_agent.slices.reconciler import Reconciler
 from power_agent.slices.step_executor import StepExecutor
+from power_agent.slices.triton_metrics import TritonMetrics
 from power_agent.slices.unproven import Unproven
 from power_agent.triton.access import TritonAccess
-from power_agent.triton.metrics import TritonMetrics
 from power_agent.triton.model_digests import ModelDigests
 from power_agent.watch.capabilities import NOT_ROOT, effective_root, mig_device
 from power_agent.watch.capability_watch import CapabilityWatch

@@ -12,8 +12,8 @@ from power_agent.devices.driver_calls import DriverCalls
 from power_agent.devices.errors import DeviceError, DriverUnavailable, NodeUnreachable
 from power_agent.devices.gpus import driver_load_id
 from power_agent.devices.inventory import Inventory
-from power_agent.durability.publisher import Publisher
 from power_agent.energy.metering import Metering
+from power_agent.publisher import Publisher
 from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.factory import install_triton
 from power_agent.slices.adoption import add_cpu, adopt, list_devices

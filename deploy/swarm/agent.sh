@@ -34,7 +34,7 @@ stop() {
     exit 0
 }
 
-python -P -m power_agent.simulated --config /etc/trefoil/node.toml --node "$node" &
+python -P -m trefoil.simulated_node --config /etc/trefoil/node.toml --node "$node" &
 simulated=$!
 # The hardware outlives its agent: one that ends is started again, and restarts no Triton.
 (

@@ -13,10 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+from power_agent.devices.core.reset_proof import GpuLook
 from power_agent.devices.errors import DeviceError, DeviceLost
 from power_agent.devices.gpus import Gpus, Place
-from power_agent.simulated.nvml_shim import install_simulated_node
-from power_agent.watch.core.reset_proof import GpuLook
+from power_agent.devices.nvml_shim import install_simulated_node
 
 LIMIT_S: Final = 60.0
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from power_agent.devices.gpus import driver_load_id
 from power_agent.devices.inventory import Inventory
+from power_agent.devices.nvml_shim import install_simulated_node
 from power_agent.doctor import host
 from power_agent.doctor.findings import Finding, Verdict, of_reason, unknown, works
 from power_agent.doctor.gpus import check_gpus
@@ -16,7 +17,6 @@ from power_agent.doctor.hardware_report import cpu_report
 from power_agent.runtimes.confinement import find_confinement
 from power_agent.runtimes.docker_engine import Engine
 from power_agent.settings import PowerAgentSettings
-from power_agent.simulated.nvml_shim import install_simulated_node
 from power_agent.triton.installation import find_triton
 from power_agent.watch.capabilities import effective_root, mig_device
 from trefoil.core.errors import BinaryMissing, SettingError

@@ -14,10 +14,10 @@ from typing import Final, TypeVar
 import structlog
 
 from power_agent.devices.errors import DeviceError, DeviceReleased
-from power_agent.energy.core.attribution import DeviceReading, SliceReading
 from power_agent.energy.core.meter import MeterState, advance, is_possible, recover
 from power_agent.energy.device_meters import DeviceMeasurement, DeviceMeters
 from power_agent.energy.energy_log import EnergyLog
+from power_agent.slices.core.attribution import DeviceReading, SliceReading
 from power_agent.slices.node_state import Device, Node
 from power_agent.slices.slice_state import Slice
 from trefoil.core import power

@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 
 from power_agent.devices.gpus import boot_id
+from power_agent.devices.node_client import NodeClient, peer_pid
 from power_agent.runtimes.base import Runtime
 from power_agent.runtimes.cgroup import find_cgroups
 from power_agent.runtimes.confinement import Confinement, find_confinement
@@ -17,7 +18,6 @@ from power_agent.runtimes.docker_engine import Engine
 from power_agent.runtimes.process import ProcessRuntime
 from power_agent.runtimes.simulated_node import NodeRuntime, SplitRuntime
 from power_agent.settings import PowerAgentSettings
-from power_agent.simulated.node_client import NodeClient, peer_pid
 from power_agent.triton.installation import TritonInstall, find_triton, prepare_triton, refuse_path, with_backend
 from trefoil.core.errors import SettingError
 from trefoil.runtime.clock import WallClock

@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from power_agent.devices.errors import NodeRefused
+from power_agent.devices.node_client import NodeClient
 from power_agent.runtimes.base import RunningTriton, Runtime
 from power_agent.runtimes.confinement import Confinement
 from power_agent.runtimes.process import ProcessRuntime
-from power_agent.simulated.node_client import NodeClient
 from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core.errors import StartError
 

@@ -1,7 +1,7 @@
 """State of the node: its devices and slices as they are, and the NodeStatus that is published of them.
 
 `slices/reconciler.py` changes it, `watch/slice_health.py` declares failures, `energy/metering.py` reads counters,
-`durability/publisher.py` writes it to Redis.
+`power_agent/publisher.py` writes it to Redis.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from typing import Final
 import structlog
 
 from power_agent.durability.journal import Journal
-from power_agent.energy.core.attribution import SliceReading
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices.cordons import Cordons, without_devices
+from power_agent.slices.core.attribution import SliceReading
 from power_agent.slices.core.reconcile import SeenDevice
 from power_agent.slices.slice_state import Slice
 from trefoil.core.catalog import Catalog

@@ -8,11 +8,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
-from power_agent.clocks.clock_keeper import ClockKeeper
 from power_agent.devices.errors import DeviceLost, DriverUnavailable
 from power_agent.slices.core.reconcile import Task, check_fits, reconcile, refuse_cordoned, refuse_plan
 from power_agent.slices.node_state import Device, Node
@@ -31,6 +30,22 @@ INTERRUPTIBLE: Final = frozenset({"load", "warm_up"})
 SETTLED: Final = frozenset({DeviceState.AWAKE, DeviceState.ASLEEP, DeviceState.LOST})
 
 
+class Clocks(Protocol):
+    """What slices ask of the clocks of their GPUs (`clocks.clock_keeper.ClockKeeper`)."""
+
+    def refuse(self, plan: NodePlan) -> None:
+        """Refuse a plan whose clocks, power limits or governors a device cannot have. Raises PlanError."""
+
+    def refuse_governors(self, plan: NodePlan) -> None:
+        """Refuse a plan that names a governor which is not there. Raises PlanError."""
+
+    def settled(self) -> bool:
+        """Whether every device surely has the range that it ought to have."""
+
+    def steps(self, plan: NodePlan) -> tuple[Step, ...]:
+        """The lock_clock steps that a plan needs now, one per device."""
+
+
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
     """Answer to Apply: whether the plan is another one, and its steps."""
@@ -47,7 +62,7 @@ def hosted_of(plan: NodePlan) -> set[tuple[str, str]]:
 class Reconciler:
     """Reconciler of a node, the only one that gives slices their steps."""
 
-    def __init__(self, node: Node, executor: StepExecutor, clocks: ClockKeeper) -> None:
+    def __init__(self, node: Node, executor: StepExecutor, clocks: Clocks) -> None:
         self._node = node
         self._executor = executor
         self._clocks = clocks

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from power_agent.durability.journal_state import SliceRecord
-from power_agent.energy.core.attribution import SliceReading, Work
+from power_agent.slices.core.attribution import SliceReading, Work
 from power_agent.slices.core.reconcile import HAS_TRAFFIC, SeenSlice
 from power_agent.triton.client import TritonClient, VersionCounters
 from power_agent.triton.slice_launch import SliceLaunch

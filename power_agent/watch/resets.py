@@ -11,13 +11,13 @@ from pathlib import Path
 
 import structlog
 
+from power_agent.devices.core.reset_proof import BeforeReset, GpuLook, unreset_reason
 from power_agent.devices.driver_calls import DriverCalls
 from power_agent.devices.errors import DeviceError
 from power_agent.devices.gpu_look import GpuLooker
 from power_agent.devices.inventory import Inventory
 from power_agent.slices.mig import mig_name
 from power_agent.slices.node_state import Device, Node
-from power_agent.watch.core.reset_proof import BeforeReset, GpuLook, unreset_reason
 from power_agent.watch.xid_watch import Quarantine
 from trefoil.core.errors import Unavailable
 

@@ -12,11 +12,11 @@ from typing import Final
 
 import structlog
 
+from power_agent.devices.core.reset_proof import BeforeReset
 from power_agent.devices.errors import DeviceLost
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.xid_events import EventWatch, GpuEvent
 from power_agent.slices.node_state import Device, Node
-from power_agent.watch.core.reset_proof import BeforeReset
 from trefoil.core.fleet import DeviceKind
 
 RENEW_S: Final = 1.0  # how soon a driver that was loaded again is watched again

@@ -9,14 +9,14 @@ import pytest
 
 from power_agent.devices.errors import DeviceUnsupported, NoRoom, SliceMissing
 from power_agent.devices.inventory import Inventory
+from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
 from power_agent.doctor.hardware_report import hardware_report
-from power_agent.simulated.machine import Machine
-from power_agent.simulated.nvml_shim import install_simulated_node, uninstall_simulated
 from power_agent.watch.capabilities import probe_devices
 from tests.support.simulated_driver import NodeProcess, create_slice, destroy_slice, pynvml_on
 from trefoil.core.device_types import DEVICE_TYPES, device_type, slice_type
 from trefoil.core.fleet import DeviceKind
 from trefoil.runtime.clock import WallClock
+from trefoil.simulated_node.machine import Machine
 
 TYPES = ("A100-SXM4-40GB", "H100-SXM5-80GB", "Tesla V100-SXM2-32GB", "Tesla T4", "Tesla P4")
 ANSWERING = ("machine", "socket", *(("real",) if os.environ.get("TREFOIL_REAL_NVML") == "1" else ()))

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from power_agent.doctor.hardware_report import hardware_report
-from power_agent.simulated.machine import Machine
 from power_agent.watch.capabilities import probe_devices
 from tests.support.simulated_driver import inventory_on
 from trefoil.core.device_types import DRIVERS
+from trefoil.simulated_node.machine import Machine
 
 FOLDER = Path(__file__).parent / "transcripts"
 SIMULATED = FOLDER / "simulated.json"

@@ -17,12 +17,12 @@ from power_agent.devices.errors import (
 )
 from power_agent.devices.gpus import boot_id, driver_load_id
 from power_agent.devices.inventory import Inventory
-from power_agent.simulated.calls import CALLS
-from power_agent.simulated.faults import FaultPlan
-from power_agent.simulated.gpu_state import Nvml
-from power_agent.simulated.nvml_shim import SYMBOLS, NvmlShim, uninstall_simulated
+from power_agent.devices.nvml_shim import SYMBOLS, NvmlShim, uninstall_simulated
 from tests.support.simulated_driver import A100_40GB, H100_80GB, create_slice, destroy_slice, make_driver, pynvml_on
 from trefoil.core.fleet import SliceKey
+from trefoil.simulated_node.calls import CALLS
+from trefoil.simulated_node.faults import FaultPlan
+from trefoil.simulated_node.gpu_state import Nvml
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
 

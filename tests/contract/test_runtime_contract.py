@@ -9,12 +9,12 @@ import pytest
 
 from power_agent.devices.gpus import boot_id
 from power_agent.devices.inventory import Inventory
+from power_agent.devices.node_client import NodeClient
+from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
 from power_agent.runtimes.cgroup import Cgroups, find_cgroups
 from power_agent.runtimes.confinement import Confinement, find_confinement
 from power_agent.runtimes.process import ProcessRuntime
 from power_agent.runtimes.simulated_node import NodeRuntime, SplitRuntime
-from power_agent.simulated.node_client import NodeClient
-from power_agent.simulated.nvml_shim import install_simulated_node, uninstall_simulated
 from tests.support.runtime_contract import Kit, RuntimeContract, end_all
 from tests.support.simulated_driver import NodeProcess, create_slice
 from trefoil.runtime.clock import WallClock

@@ -20,7 +20,7 @@ from redis import exceptions
 from carbon_feed.core.observation import Observation
 from carbon_feed.reading.loop import ZoneLoop
 from carbon_feed.settings import CarbonFeedSettings
-from power_agent.durability.publisher import Publisher
+from power_agent.publisher import Publisher
 from tests.support.stores import START_S, RedisStores, state_on
 from tests.support.virtual.faults import ALL_REFUSED, WRITES_REFUSED
 from tests.support.virtual.promises import told

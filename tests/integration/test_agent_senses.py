@@ -8,7 +8,7 @@ import pytest
 
 from power_agent.devices.errors import NoPermission
 from power_agent.devices.inventory import Inventory
-from power_agent.simulated.nvml_shim import install_simulated_node, uninstall_simulated
+from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
 from power_agent.watch.capabilities import NOT_ROOT, probe_devices
 from tests.support.fast_cluster import NODE, FastCluster, Stage
 from tests.support.simulated_driver import NodeProcess, is_reset

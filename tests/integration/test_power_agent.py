@@ -14,8 +14,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from power_agent.devices import nvml_shim
 from power_agent.devices.inventory import Inventory
-from power_agent.simulated import nvml_shim
 from protos.power_agent.v1 import power_agent_pb2
 from tests.support.agent_cluster import NODE, AgentCluster, Load, key, node_plan, planned, until
 from tests.support.awake import Awake

@@ -14,9 +14,9 @@ import pytest
 from power_agent.devices.errors import DeviceBusy, DriverUnavailable, NodeRefused, NodeUnreachable
 from power_agent.devices.gpus import driver_load_id
 from power_agent.devices.inventory import Inventory
+from power_agent.devices.node_client import NodeClient
+from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
 from power_agent.runtimes.simulated_node import NodeRuntime
-from power_agent.simulated.node_client import NodeClient
-from power_agent.simulated.nvml_shim import install_simulated_node, uninstall_simulated
 from tests.support.awake import Awake
 from tests.support.runtime_contract import until
 from tests.support.simulated_driver import ROOT, NodeProcess, create_slice, destroy_slice, launch_on
@@ -170,7 +170,7 @@ def test_a_killed_leader_takes_its_session_along(client, inventory, folder):
 CLIENT_THAT_DIES = """
 import os, signal, sys
 from power_agent.devices.inventory import Inventory
-from power_agent.simulated.nvml_shim import install_simulated_node
+from power_agent.devices.nvml_shim import install_simulated_node
 from tests.integration.test_simulated_node import start
 from tests.support.simulated_driver import create_slice
 from pathlib import Path
@@ -344,7 +344,7 @@ def test_an_idle_node_is_cheap(client):
     ],
 )
 def test_bad_settings_are_one_line_and_exit_code_2(folder, setting, expected):
-    argv = [sys.executable, "-m", "power_agent.simulated", "--socket", str(folder / "s"), "--set", setting]
+    argv = [sys.executable, "-m", "trefoil.simulated_node", "--socket", str(folder / "s"), "--set", setting]
     ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()

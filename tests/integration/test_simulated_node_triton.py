@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from power_agent.devices.inventory import Inventory
+from power_agent.devices.nvml_shim import install_simulated_node, uninstall_simulated
 from power_agent.runtimes.simulated_node import NodeRuntime
-from power_agent.simulated.nvml_shim import install_simulated_node, uninstall_simulated
 from power_agent.triton.client import TritonClient, TritonUnready
 from power_agent.triton.slice_launch import SliceSpec, prepare_slice
 from tests.support.awake import Awake

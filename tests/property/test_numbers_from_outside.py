@@ -14,7 +14,6 @@ from controller.loop.core.objectives import accept_objective
 from controller.settings import ControllerSettings
 from dispatcher.settings import DispatcherSettings
 from power_agent.settings import PowerAgentSettings
-from power_agent.simulated.settings import NodeSettings
 from protos.carbon_feed.v1 import carbon_feed_pb2
 from protos.controller.v1 import controller_pb2
 from protos.dispatcher.v1 import dispatcher_pb2
@@ -27,6 +26,7 @@ from trefoil.core.errors import InvalidInput, SettingError
 from trefoil.core.outside.ranges import Ranged, complaint, range_of
 from trefoil.runtime import repository
 from trefoil.runtime.security.scopes import check_request
+from trefoil.simulated_node.settings import NodeSettings
 from trefoil.simulator.scenario.policy_check import TABLES
 from trefoil.simulator.scenario.schema import Scenario
 

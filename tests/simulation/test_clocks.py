@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from controller.settings import FixedDemand
-from power_agent.simulated.pace_file import family_crc32
-from power_agent.simulated.workload import Workload
 from trefoil.core import power
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import Hosted
 from trefoil.runtime.repository import load_family
+from trefoil.simulated_node.pace_file import family_crc32
+from trefoil.simulated_node.workload import Workload
 from trefoil.simulator import Provided, Scenario
 from trefoil.simulator.engines.hardware import true_service
 from trefoil.simulator.report.result import result

@@ -17,9 +17,9 @@ import numpy as np
 import psutil
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from power_agent.devices.node_client import NodeClient
 from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.simulated_node import NodeRuntime
-from power_agent.simulated.node_client import NodeClient
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from tests.support.ports import free_block, free_ports
 from tests.support.redis_server import RedisServer
@@ -88,7 +88,7 @@ class AgentCluster:
         socket = self.folder / "node" / "node.sock"
         arguments = ["--node", NODE, "--socket", str(socket), "--set"]
         arguments.append(f"model_repository={self._settings.get('model_repository', MODELS)}")
-        self._node = self._spawn("power_agent.simulated", arguments)
+        self._node = self._spawn("trefoil.simulated_node", arguments)
 
     async def start_agent(self) -> None:
         """The agent's process; returns when it serves."""

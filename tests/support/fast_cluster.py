@@ -17,8 +17,8 @@ from typing import Any, Final
 import grpc
 
 from power_agent.devices.errors import NodeUnreachable
+from power_agent.devices.node_client import NodeClient
 from power_agent.durability.journal_state import JournalState, replay
-from power_agent.simulated.node_client import NodeClient
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from tests.support.fast_agent import AFTER, ARMED, BEFORE, DIED, ENDED, READY, WHERE, WRITES, Page
 from tests.support.ports import free_block, free_ports

@@ -13,8 +13,6 @@ from typing import Any, Final
 
 from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.confinement import Confinement
-from power_agent.simulated.node_server import NodeServer
-from power_agent.simulated.settings import NodeSettings
 from power_agent.triton.slice_launch import LAUNCHED_AS, SliceLaunch
 from tests.support.fake_slice import FakeSlice
 from tests.support.fast_agent import catalog
@@ -22,6 +20,8 @@ from trefoil.core.errors import StartError, TrefoilError
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.given.catalog_files import CatalogFiles
 from trefoil.runtime.telemetry import setup_logging
+from trefoil.simulated_node.node_server import NodeServer
+from trefoil.simulated_node.settings import NodeSettings
 
 FIRST_PID: Final = 2**23  # above any real one: a signal to it hits nobody
 HUNG_S: Final = 3600.0

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from power_agent.energy.core.attribution import DeviceReading, SliceReading, Work
 from power_agent.energy.core.meter import MeterState, PowerIntegral, advance
-from power_agent.simulated.energy import DeviceEnergy, PowerDraw, SliceAccount, VersionAccount
+from power_agent.slices.core.attribution import DeviceReading, SliceReading, Work
 from trefoil.core import power
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.fleet import DeviceState, DeviceType, SliceKey
+from trefoil.simulated_node.energy import DeviceEnergy, PowerDraw, SliceAccount, VersionAccount
 
 DEVICE = "node0/gpu0"
 Place = tuple[SliceKey, int]

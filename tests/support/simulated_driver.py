@@ -11,16 +11,16 @@ from typing import Any
 
 from power_agent.devices.errors import NodeRefused, NodeUnreachable
 from power_agent.devices.inventory import Inventory, ObservedSlice
-from power_agent.simulated.calls import CALLS
-from power_agent.simulated.driver import Driver
-from power_agent.simulated.faults import FaultPlan
-from power_agent.simulated.gpu_models import GpuModel, gpu_model
-from power_agent.simulated.gpu_state import Nvml, NvmlFault
-from power_agent.simulated.machine import Machine
-from power_agent.simulated.node_client import NodeClient
-from power_agent.simulated.nvml_shim import Send, install_simulated_driver, uninstall_simulated
+from power_agent.devices.node_client import NodeClient
+from power_agent.devices.nvml_shim import Send, install_simulated_driver, uninstall_simulated
 from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core.fleet import SliceKey
+from trefoil.simulated_node.calls import CALLS
+from trefoil.simulated_node.driver import Driver
+from trefoil.simulated_node.faults import FaultPlan
+from trefoil.simulated_node.gpu_models import GpuModel, gpu_model
+from trefoil.simulated_node.gpu_state import Nvml, NvmlFault
+from trefoil.simulated_node.machine import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 A100_40GB, A100_80GB = gpu_model("A100-SXM4-40GB"), gpu_model("A100-SXM4-80GB")
@@ -108,12 +108,12 @@ def is_reset(client: NodeClient, index: int) -> bool:
 
 
 class NodeProcess:
-    """`python -m power_agent.simulated`, started and ended by a test."""
+    """`python -m trefoil.simulated_node`, started and ended by a test."""
 
     def __init__(self, folder: Path, *settings: str) -> None:
         self.folder = folder
         self.socket = folder / "node.sock"
-        self._argv = [sys.executable, "-m", "power_agent.simulated", "--node", "node0"]
+        self._argv = [sys.executable, "-m", "trefoil.simulated_node", "--node", "node0"]
         self._argv += ["--socket", str(self.socket), "--set", f"model_repository={ROOT / 'model_repository'}"]
         self._argv += [word for setting in ("call_latency=false", *settings) for word in ("--set", setting)]
         self.process: subprocess.Popen[bytes] | None = None

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from power_agent.simulated.node_client import NodeClient
+from power_agent.devices.node_client import NodeClient
 from tests.support.ports import free_offset
 from tests.support.triton_process import MODELS, ROOT
 from trefoil.cli.load.generator import LoadSpec, RateProfile, run_load

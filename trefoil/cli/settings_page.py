@@ -29,11 +29,11 @@ from dispatcher.fronts.access_control import TenantsFile
 from dispatcher.routing.routers import ROUTERS
 from dispatcher.settings import DispatcherSettings
 from power_agent.settings import PowerAgentSettings
-from power_agent.simulated.settings import NodeSettings
 from trefoil.cli.run.scenario import Scenario as DemoScenario
 from trefoil.cli.run.scenario import System
 from trefoil.core.parts import PartSettings
 from trefoil.runtime.config import ServiceSettings
+from trefoil.simulated_node.settings import NodeSettings
 from trefoil.simulator.scenario.schema import ControlSettings, FamilyObjective
 from trefoil.simulator.scenario.schema import Scenario as SimulatorScenario
 
@@ -98,7 +98,7 @@ PAGES: Final = (
     Page(
         "Simulated node",
         NodeSettings,
-        "`python -m power_agent.simulated --config FILE`; environment `TREFOIL_NODE_`.",
+        "`python -m trefoil.simulated_node --config FILE`; environment `TREFOIL_NODE_`.",
     ),
     Page(
         "trefoil up",

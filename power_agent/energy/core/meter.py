@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from power_agent.energy.core.attribution import (
+from power_agent.slices.core.attribution import (
     CounterMark,
     DeviceReading,
     Split,

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from power_agent.simulated.machine import Machine
 from tests.support.simulated_driver import inventory_on
 from trefoil.core.device_types import DEVICE_TYPES, DRIVERS, device_type
 from trefoil.core.errors import SettingError
 from trefoil.runtime.config import register_own_device_types
+from trefoil.simulated_node.machine import Machine
 from trefoil.simulator import Scenario, simulate
 
 ROOT = Path(__file__).parents[3]

@@ -10,7 +10,6 @@ import pytest
 from controller.observe.core.plannable import unplannable_reason
 from controller.planners.exact.planner import ExactPlanner
 from power_agent.devices.boards import MIG_WENT_ON, board_type, closed_reason
-from power_agent.simulated.machine import Machine
 from tests.support.planning import fleet, view
 from tests.support.simulated_driver import create_slice, inventory_on
 from trefoil.core.catalog import Catalog
@@ -20,6 +19,7 @@ from trefoil.profiler.assumed import GB_PER_S, GraphCost, assumed_points
 from trefoil.profiler.cost_law import read_model
 from trefoil.profiler.profile_csv import Provenance, profile_text
 from trefoil.runtime.repository import load_family
+from trefoil.simulated_node.machine import Machine
 
 MODELS = Path(__file__).parents[3] / "model_repository"
 COST = GraphCost(macs=100_000_000, written=1_000_000, kernels=60, weights_bytes=20_000_000, uncounted={})

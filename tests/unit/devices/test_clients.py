@@ -4,11 +4,11 @@ import pynvml
 import pytest
 
 from power_agent.devices.errors import NodeRefused
-from power_agent.simulated.clients import OWN, PERSISTENCED_PID
-from power_agent.simulated.gpu_state import Nvml
-from power_agent.simulated.interference import Interference
-from power_agent.simulated.machine import Machine
 from tests.support.simulated_driver import pynvml_on
+from trefoil.simulated_node.clients import OWN, PERSISTENCED_PID
+from trefoil.simulated_node.gpu_state import Nvml
+from trefoil.simulated_node.interference import Interference
+from trefoil.simulated_node.machine import Machine
 
 A100 = "A100-SXM4-40GB"
 OTHER = 4711

@@ -6,11 +6,11 @@ from itertools import permutations
 
 import pytest
 
-from power_agent.simulated.gpu_models import gpu_model
-from power_agent.simulated.gpu_state import Gpu, Nvml, NvmlFault
 from tests.support.simulated_driver import A100_80GB, H100_80GB, make_driver, outcome
 from trefoil.core import device_types
 from trefoil.core.fleet import DeviceKind
+from trefoil.simulated_node.gpu_models import gpu_model
+from trefoil.simulated_node.gpu_state import Gpu, Nvml, NvmlFault
 
 ID = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}  # compute slices -> profile id
 SIZE = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}

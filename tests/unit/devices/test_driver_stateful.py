@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from power_agent.simulated.energy import DeviceEnergy, PowerDraw, VersionAccount
-from power_agent.simulated.gpu_state import Nvml
 from tests.support.simulated_driver import A100_40GB, make_driver, outcome
 from trefoil.core.device_types import A100_40GB as A100
+from trefoil.simulated_node.energy import DeviceEnergy, PowerDraw, VersionAccount
+from trefoil.simulated_node.gpu_state import Nvml
 
 PROFILES = [(profile.id, profile) for profile in A100_40GB.profiles]
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_agent.simulated.energy import DeviceEnergy, PowerDraw, SliceAccount, VersionAccount
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.power import idle_w, saturated_w
+from trefoil.simulated_node.energy import DeviceEnergy, PowerDraw, SliceAccount, VersionAccount
 
 
 def meter(noise=0.0):

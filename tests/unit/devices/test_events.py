@@ -6,10 +6,10 @@ import pytest
 
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.xid_events import FATAL_XIDS, EventWatch, GpuEvent
-from power_agent.simulated.calls import CALLS
 from tests.support.runtime_contract import until
 from tests.support.simulated_driver import A100_40GB, T4, inventory_on, make_driver, pynvml_on
 from trefoil.runtime.clock import WallClock
+from trefoil.simulated_node.calls import CALLS
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
 PATIENCE_S = 5.0

@@ -16,9 +16,9 @@ from power_agent.devices.instance_holders import (
     reset_remedy,
 )
 from power_agent.devices.inventory import Inventory
-from power_agent.simulated.faults import FaultPlan
-from power_agent.simulated.gpu_state import Nvml
 from tests.support.simulated_driver import create_slice, destroy_slice, make_driver, pynvml_on
+from trefoil.simulated_node.faults import FaultPlan
+from trefoil.simulated_node.gpu_state import Nvml
 
 
 @pytest.fixture

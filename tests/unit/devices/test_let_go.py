@@ -9,11 +9,11 @@ from power_agent.devices.gpm import Gpm
 from power_agent.devices.gpus import Place
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.session import Session
-from power_agent.simulated.clients import OWN
-from power_agent.simulated.gpu_state import Nvml
-from power_agent.simulated.interference import Interference
-from power_agent.simulated.machine import Machine
 from tests.support.simulated_driver import create_slice, pynvml_on
+from trefoil.simulated_node.clients import OWN
+from trefoil.simulated_node.gpu_state import Nvml
+from trefoil.simulated_node.interference import Interference
+from trefoil.simulated_node.machine import Machine
 
 A100, H100 = "A100-SXM4-40GB", "H100-SXM5-80GB"
 GPU0, GPU1, GPU2 = (f"node0/gpu{index}" for index in range(3))

@@ -4,10 +4,10 @@ import pynvml
 import pytest
 
 from power_agent.devices.errors import NodeRefused
-from power_agent.simulated.gpu_state import Nvml
-from power_agent.simulated.interference import Interference
-from power_agent.simulated.machine import Load, Machine
 from tests.support.simulated_driver import pynvml_on
+from trefoil.simulated_node.gpu_state import Nvml
+from trefoil.simulated_node.interference import Interference
+from trefoil.simulated_node.machine import Load, Machine
 
 A100, H100, V100, T4, P4 = "A100-SXM4-40GB", "H100-SXM5-80GB", "Tesla V100-SXM2-32GB", "Tesla T4", "Tesla P4"
 

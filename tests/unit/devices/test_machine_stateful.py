@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from power_agent.devices.errors import NodeRefused
-from power_agent.simulated.interference import Interference
-from power_agent.simulated.machine import Load, Machine
-from power_agent.simulated.nvml_shim import install_simulated_driver, uninstall_simulated
+from power_agent.devices.nvml_shim import install_simulated_driver, uninstall_simulated
+from trefoil.simulated_node.interference import Interference
+from trefoil.simulated_node.machine import Load, Machine
 
 DEVICES = ("A100-SXM4-40GB", "H100-SXM5-80GB", "Tesla V100-SXM2-32GB", "Tesla P4")
 INDEX = st.integers(0, len(DEVICES) - 1)

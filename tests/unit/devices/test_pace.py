@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_agent.simulated.pace_file import SLOT, SLOTS_AT, PaceEntry, PaceFile, family_crc32
 from trefoil.core.interference import INTERFERENCE
+from trefoil.simulated_node.pace_file import SLOT, SLOTS_AT, PaceEntry, PaceFile, family_crc32
 
 CRC = family_crc32("digits")
 MS = 1_000_000

@@ -9,11 +9,11 @@ from itertools import permutations
 import pynvml
 import pytest
 
-from power_agent.simulated.driver import Driver
-from power_agent.simulated.gpu_state import NvmlFault
-from power_agent.simulated.interference import Interference
-from power_agent.simulated.machine import Machine
 from tests.support.simulated_driver import A100_40GB, pynvml_on
+from trefoil.simulated_node.driver import Driver
+from trefoil.simulated_node.gpu_state import NvmlFault
+from trefoil.simulated_node.interference import Interference
+from trefoil.simulated_node.machine import Machine
 
 ID = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}  # compute slices -> profile id
 DOUBLE_MEMORY = 15  # profile id of 1g with two memory slices

@@ -6,12 +6,12 @@ import pynvml
 import pytest
 
 from power_agent.devices.errors import NodeRefused
-from power_agent.simulated.calls import CALLS
-from power_agent.simulated.faults import RULES_MAX, FaultPlan
-from power_agent.simulated.interference import Interference
-from power_agent.simulated.machine import LATENCY_S, SYMBOLS_PRIVILEGED, Load, Machine
-from power_agent.simulated.monitoring import SAMPLES_MAX, SETS_MAX
 from tests.support.simulated_driver import pynvml_on
+from trefoil.simulated_node.calls import CALLS
+from trefoil.simulated_node.faults import RULES_MAX, FaultPlan
+from trefoil.simulated_node.interference import Interference
+from trefoil.simulated_node.machine import LATENCY_S, SYMBOLS_PRIVILEGED, Load, Machine
+from trefoil.simulated_node.monitoring import SAMPLES_MAX, SETS_MAX
 
 A100, H100 = "A100-SXM4-40GB", "H100-SXM5-80GB"
 

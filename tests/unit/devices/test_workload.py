@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_agent.simulated.pace_file import PaceEntry, PaceFile, family_crc32
-from power_agent.simulated.workload import Workload
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.interference import stretch
 from trefoil.core.queueing import ServiceTime, draw_s, service_time
+from trefoil.simulated_node.pace_file import PaceEntry, PaceFile, family_crc32
+from trefoil.simulated_node.workload import Workload
 
 ROUNDS_MAX = 10
 VARIANTS = (Variant("f-s", 1, 0.8, "", 16, 1.0, 1, ""), Variant("f-l", 2, 0.9, "", 16, 1.0, 1, ""))

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from power_agent.energy.core.attribution import SENSORS, DeviceReading, SliceReading, Work
 from power_agent.energy.core.meter import (
     QUIET_S,
     SENSOR_UNCERTAINTY,
@@ -18,6 +17,7 @@ from power_agent.energy.core.meter import (
     counter_step,
     max_step_j,
 )
+from power_agent.slices.core.attribution import SENSORS, DeviceReading, SliceReading, Work
 from tests.support.metered import MeteredDevice
 from tests.unit.power_agent.test_meter import IDLE_W, KEYS, SHARES, meter, part, reading
 from trefoil.core.device_types import A100_40GB, device_type

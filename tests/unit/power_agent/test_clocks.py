@@ -23,12 +23,12 @@ from power_agent.clocks.core.clock_control import (
     refuse_power_limit,
     snap_down,
 )
-from power_agent.simulated.interference import Interference
-from power_agent.simulated.machine import Machine
 from tests.support.simulated_driver import inventory_on
 from trefoil.core.errors import Fenced, InvalidInput, PlanError, StaleRevision
 from trefoil.core.fleet import ClockLease, DeviceState
 from trefoil.core.plan import PlannedDevice
+from trefoil.simulated_node.interference import Interference
+from trefoil.simulated_node.machine import Machine
 
 GPU = "node0/gpu0"
 STEPS = tuple(range(210, 1411, 15))

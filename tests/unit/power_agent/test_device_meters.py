@@ -5,9 +5,9 @@ import pytest
 from power_agent.devices.errors import DeviceUnsupported
 from power_agent.devices.gpm import Gpm
 from power_agent.devices.rapl import RaplCounter
-from power_agent.energy.core.attribution import DeviceReading
 from power_agent.energy.core.meter import MeterState, advance
 from power_agent.energy.device_meters import DeviceMeasurement, DeviceMeters
+from power_agent.slices.core.attribution import DeviceReading
 from tests.support.powercap import Powercap
 from tests.support.simulated_driver import A100_40GB, H100_80GB, P4, create_slice, inventory_on, make_driver
 from trefoil.core import device_types

@@ -10,9 +10,9 @@ import pytest
 from power_agent.clocks.core.clock_control import Ability, ClockRange
 from power_agent.clocks.core.device_governor import DeviceGovernor
 from power_agent.clocks.core.slice_latencies import SliceLatencies
-from power_agent.durability.publisher import Publisher
 from power_agent.governors import GOVERNORS, governor_of
 from power_agent.governors.miad import Miad, MiadSettings
+from power_agent.publisher import Publisher
 from tests.support.clock_bench import GPU, Bench, clock_plan
 from tests.support.stores import state_on
 from tests.support.virtual.redis import Server

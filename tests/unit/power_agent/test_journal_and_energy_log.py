@@ -6,9 +6,9 @@ import pytest
 
 from power_agent.durability.journal import Journal
 from power_agent.durability.journal_state import SliceRecord
-from power_agent.energy.core.attribution import CounterMark
 from power_agent.energy.core.meter import MeterState
 from power_agent.energy.energy_log import EnergyLog
+from power_agent.slices.core.attribution import CounterMark
 from tests.support.plans import key, plan_of, planned
 from trefoil.core.common import Revision
 from trefoil.core.energy import EnergyMethod, EnergySample

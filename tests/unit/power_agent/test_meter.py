@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_agent.energy.core.attribution import DeviceReading, SliceReading, Work
 from power_agent.energy.core.meter import NOISE_J, MeterState, advance, recover
+from power_agent.slices.core.attribution import DeviceReading, SliceReading, Work
 from tests.support.plans import key
 from trefoil.core.accounting import active_j
 from trefoil.core.energy import AttributionMethod, EnergyMethod, EnergySample

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
-from power_agent.durability.publisher import Publisher
+from power_agent.publisher import Publisher
 from tests.support.stores import START_S, state_on
 from tests.support.virtual.redis import Server
 from trefoil.core.errors import StartError
@@ -36,8 +36,8 @@ class Hosts:
         )  # fmt: skip
         log: Any = SimpleNamespace(ring=[])
         with self._patch.context() as patch:
-            patch.setattr("power_agent.durability.publisher.socket.gethostname", lambda: host)
-            patch.setattr("power_agent.durability.publisher.os.getpid", lambda: pid)
+            patch.setattr("power_agent.publisher.socket.gethostname", lambda: host)
+            patch.setattr("power_agent.publisher.os.getpid", lambda: pid)
             return Publisher(node, state_on(self.server, "default", self.clock), log)
 
     async def starts(self, agent: Publisher, beside: Publisher | None = None) -> float:

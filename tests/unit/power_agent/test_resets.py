@@ -7,20 +7,17 @@ from dataclasses import replace
 
 import pytest
 
+from power_agent.devices.core.reset_proof import NO_PROOF, BeforeReset, GpuLook, unreset_reason
 from power_agent.devices.driver_calls import DriverCalls
 from power_agent.devices.errors import DeviceLost, DeviceReleased, NodeRefused
 from power_agent.devices.inventory import Inventory
 from power_agent.durability.journal import Journal
-from power_agent.energy.core.attribution import DeviceReading
 from power_agent.energy.core.meter import MeterState, advance
 from power_agent.energy.device_meters import DeviceMeters
 from power_agent.settings import PowerAgentSettings
-from power_agent.simulated.gpu_state import Nvml
-from power_agent.simulated.interference import Interference
-from power_agent.simulated.machine import Machine
 from power_agent.slices.adoption import list_devices
+from power_agent.slices.core.attribution import DeviceReading
 from power_agent.slices.node_state import Node
-from power_agent.watch.core.reset_proof import NO_PROOF, BeforeReset, GpuLook, unreset_reason
 from power_agent.watch.driver_watch import DriverWatch
 from power_agent.watch.xid_watch import Quarantine
 from tests.support.plans import CATALOG
@@ -29,6 +26,9 @@ from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import DeviceState
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
+from trefoil.simulated_node.gpu_state import Nvml
+from trefoil.simulated_node.interference import Interference
+from trefoil.simulated_node.machine import Machine
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
 OFTEN = 10.0

@@ -12,18 +12,18 @@ from power_agent.agent import WAIT_MAX_S, AgentPart
 from power_agent.devices.driver_calls import DriverCalls
 from power_agent.devices.errors import NodeUnreachable
 from power_agent.devices.inventory import Inventory
+from power_agent.devices.nvml_shim import install_simulated_driver, uninstall_simulated
 from power_agent.durability.journal import Journal
 from power_agent.settings import PowerAgentSettings
-from power_agent.simulated.calls import CALLS
-from power_agent.simulated.driver import Driver
-from power_agent.simulated.gpu_state import Nvml, NvmlFault
-from power_agent.simulated.nvml_shim import install_simulated_driver, uninstall_simulated
 from power_agent.slices.node_state import Node
 from power_agent.watch.driver_watch import DriverWatch
 from tests.support.simulated_driver import A100_40GB, H100_80GB, make_driver
 from trefoil.core.fleet import DeviceState
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
+from trefoil.simulated_node.calls import CALLS
+from trefoil.simulated_node.driver import Driver
+from trefoil.simulated_node.gpu_state import Nvml, NvmlFault
 
 LIBRARY_NOT_FOUND, UNKNOWN = 12, 999
 NOT_READY = (int(Nvml.UNINITIALIZED), int(Nvml.DRIVER_NOT_LOADED), LIBRARY_NOT_FOUND)

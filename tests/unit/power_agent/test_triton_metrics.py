@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from power_agent.triton.metrics import ASK_S, TritonMetrics
+from power_agent.slices.triton_metrics import ASK_S, TritonMetrics
 from trefoil.core.errors import NotFound
 from trefoil.runtime.metrics import TRITON_METRICS
 from trefoil.runtime.telemetry import Metrics

@@ -7,7 +7,6 @@ import pytest
 from power_agent.devices.inventory import Inventory
 from power_agent.durability.journal import Journal
 from power_agent.settings import PowerAgentSettings
-from power_agent.simulated.machine import Machine
 from power_agent.slices.node_state import Device, Node
 from power_agent.watch.driver_watch import DriverWatch
 from power_agent.watch.xid_watch import Quarantine
@@ -17,6 +16,7 @@ from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import DeviceState
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
+from trefoil.simulated_node.machine import Machine
 
 GPU0, GPU1 = "node0/gpu0", "node0/gpu1"
 WHY = "Xid 48: double-bit ECC error; reset the GPU"

@@ -262,7 +262,7 @@ async def _run_result(
     results: Mapping[str, LoadResult],
     explained: tuple[Any, Any],
 ) -> RunResult:
-    from power_agent.simulated.node_client import NodeClient
+    from power_agent.devices.node_client import NodeClient
 
     samples, readings, result = await monitor.samples(), await monitor.readings(), merged(results)
     starts_at_s, ends_at_s = result.started_at_s, last_answer_at_s(result)

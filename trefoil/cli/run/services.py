@@ -311,7 +311,7 @@ def _node(system: System, launch: Launch, paths: StatePaths) -> Service:
         return True
 
     Path(launch.node_socket).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    argv = [sys.executable, "-P", "-m", "power_agent.simulated", "--node", launch.node]
+    argv = [sys.executable, "-P", "-m", "trefoil.simulated_node", "--node", launch.node]
     argv += ["--socket", launch.node_socket, "--config", str(paths.settings("node"))]
     return Service("node", tuple(argv), healthy, settings=node_settings(system), stop_grace_s=12.0)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from power_agent.simulated.gpu_models import GiProfile, GpuModel
+from trefoil.simulated_node.gpu_models import GiProfile, GpuModel
 
 
 class Nvml(IntEnum):

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
-from power_agent.simulated.gpu_state import Gpu, GpuInstance, Nvml, NvmlFault
+from trefoil.simulated_node.gpu_state import Gpu, GpuInstance, Nvml, NvmlFault
 
 T = TypeVar("T")
 SETS_MAX: Final = 64

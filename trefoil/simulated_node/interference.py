@@ -6,8 +6,8 @@ It has no faults, no latency and needs no permission; it is refused where the dr
 from collections.abc import Callable
 
 from power_agent.devices.errors import NodeRefused
-from power_agent.simulated.gpu_state import Gpu, GpuInstance, Nvml, NvmlFault
-from power_agent.simulated.machine import Machine
+from trefoil.simulated_node.gpu_state import Gpu, GpuInstance, Nvml, NvmlFault
+from trefoil.simulated_node.machine import Machine
 
 
 class Interference:

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from power_agent.simulated.driver import STALE_MIG_DEVICE, Driver
-from power_agent.simulated.gpu_models import KNOWN_PROFILE_CONSTANTS, MEMORY_SLICES, GiProfile
-from power_agent.simulated.gpu_state import Gpu, Nvml, NvmlFault
+from trefoil.simulated_node.driver import STALE_MIG_DEVICE, Driver
+from trefoil.simulated_node.gpu_models import KNOWN_PROFILE_CONSTANTS, MEMORY_SLICES, GiProfile
+from trefoil.simulated_node.gpu_state import Gpu, Nvml, NvmlFault
 
 MIG_DEVICES_MAX: Final = MEMORY_SLICES - 1
 

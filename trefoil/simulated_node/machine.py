@@ -21,17 +21,17 @@ from typing import Any, Final
 import numpy as np
 
 from power_agent.devices.errors import NodeRefused
-from power_agent.simulated.calls import CALLS
-from power_agent.simulated.clients import OWN
-from power_agent.simulated.driver import DRIVER_VERSION, Driver
-from power_agent.simulated.energy import DeviceEnergy, PowerDraw, Sensors, SliceAccount, VersionAccount
-from power_agent.simulated.faults import Fault, FaultPlan
-from power_agent.simulated.gpu_models import gpu_model
-from power_agent.simulated.gpu_state import ComputeInstance, Gpu, Nvml, NvmlFault
-from power_agent.simulated.monitoring import WHOLE_GPU
-from power_agent.simulated.pace_file import family_crc32
 from trefoil.core import power
 from trefoil.core.device_types import device_type
+from trefoil.simulated_node.calls import CALLS
+from trefoil.simulated_node.clients import OWN
+from trefoil.simulated_node.driver import DRIVER_VERSION, Driver
+from trefoil.simulated_node.energy import DeviceEnergy, PowerDraw, Sensors, SliceAccount, VersionAccount
+from trefoil.simulated_node.faults import Fault, FaultPlan
+from trefoil.simulated_node.gpu_models import gpu_model
+from trefoil.simulated_node.gpu_state import ComputeInstance, Gpu, Nvml, NvmlFault
+from trefoil.simulated_node.monitoring import WHOLE_GPU
+from trefoil.simulated_node.pace_file import family_crc32
 
 CONTEXT_MIB: Final = 450  # what a CUDA context, cuDNN and a Triton cost before any model; modelled
 WHOLE_SIZE: Final = 1  # as in its SliceKey

@@ -28,16 +28,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from power_agent.devices.errors import NodeRefused
 from power_agent.devices.gpus import boot_id
+from power_agent.devices.node_client import FRAME, FRAME_BYTES_MAX, peer_pid
 from power_agent.runtimes.cgroup import Cgroups
 from power_agent.runtimes.child import become_subreaper
 from power_agent.runtimes.confinement import Confinement
 from power_agent.runtimes.process import ProcessRuntime
-from power_agent.simulated.interference import Interference
-from power_agent.simulated.machine import SETTLE_S, Machine
-from power_agent.simulated.node import SimulatedNode
-from power_agent.simulated.node_client import FRAME, FRAME_BYTES_MAX, peer_pid
-from power_agent.simulated.settings import NodeSettings
-from power_agent.simulated.workload import Workload
 from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core import errors
 from trefoil.core.device_types import device_type
@@ -46,6 +41,11 @@ from trefoil.runtime.clock import WallClock
 from trefoil.runtime.files import replace_file
 from trefoil.runtime.given.catalog_files import CatalogFiles
 from trefoil.runtime.service import NetworkPart
+from trefoil.simulated_node.interference import Interference
+from trefoil.simulated_node.machine import SETTLE_S, Machine
+from trefoil.simulated_node.node import SimulatedNode
+from trefoil.simulated_node.settings import NodeSettings
+from trefoil.simulated_node.workload import Workload
 
 log = structlog.get_logger()
 

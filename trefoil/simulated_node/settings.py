@@ -7,12 +7,12 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from power_agent.simulated.calls import CALLS
-from power_agent.simulated.driver import DRIVER_VERSION
-from power_agent.simulated.gpu_models import gpu_model
 from trefoil.core import errors
 from trefoil.core.device_types import DRIVERS
 from trefoil.runtime import config
+from trefoil.simulated_node.calls import CALLS
+from trefoil.simulated_node.driver import DRIVER_VERSION
+from trefoil.simulated_node.gpu_models import gpu_model
 
 
 class NodeSettings(config.Settings):
@@ -80,7 +80,7 @@ class NodeSettings(config.Settings):
 
 def parse(argv: Sequence[str]) -> NodeSettings:
     """Parse the command line: flags over environment over the settings file."""
-    parser = argparse.ArgumentParser(prog="python -m power_agent.simulated", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m trefoil.simulated_node", description=__doc__)
     parser.add_argument("--config", type=Path, metavar="TOML", help="settings file")
     parser.add_argument("--node", help="name of the node")
     parser.add_argument("--socket", help="path of its Unix socket")

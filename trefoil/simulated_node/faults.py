@@ -6,9 +6,9 @@ from typing import Any, Final
 import numpy as np
 
 from power_agent.devices.errors import NodeRefused
-from power_agent.simulated.calls import CALLS
-from power_agent.simulated.gpu_state import Nvml
-from power_agent.simulated.nvml_shim import SYMBOLS
+from power_agent.devices.nvml_shim import SYMBOLS
+from trefoil.simulated_node.calls import CALLS
+from trefoil.simulated_node.gpu_state import Nvml
 
 EFFECTS: Final = ("fail", "fail_after", "pretend", "delay", "lose", "reload")
 ANY: Final = "*"

@@ -1,15 +1,15 @@
-"""Run a simulated GPU node: `python -m power_agent.simulated --node N --socket S`."""
+"""Run a simulated GPU node: `python -m trefoil.simulated_node --node N --socket S`."""
 
 import asyncio
 import sys
 from collections.abc import Sequence
 
-from power_agent.simulated.node_server import NodeServer
-from power_agent.simulated.settings import parse
 from trefoil.core import errors
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.given.catalog_files import CatalogFiles
 from trefoil.runtime.telemetry import setup_logging
+from trefoil.simulated_node.node_server import NodeServer
+from trefoil.simulated_node.settings import parse
 
 
 def main(argv: Sequence[str]) -> int:

@@ -10,12 +10,12 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
 
-from power_agent.simulated.pace_file import PaceEntry, family_crc32
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, ProfileRow
 from trefoil.core.device_types import NO_MIG
 from trefoil.core.fleet import DeviceType, family_of, stage_model
 from trefoil.core.queueing import service_time
+from trefoil.simulated_node.pace_file import PaceEntry, family_crc32
 
 
 @dataclass(frozen=True, slots=True)

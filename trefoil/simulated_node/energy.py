@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from power_agent.simulated.gpu_models import gpu_model
-from power_agent.simulated.gpu_state import Gpu
 from trefoil.core import power
 from trefoil.core.fleet import DeviceState, DeviceType
+from trefoil.simulated_node.gpu_models import gpu_model
+from trefoil.simulated_node.gpu_state import Gpu
 
 NOISE_CLIP: Final = 3.0  # in standard deviations
 

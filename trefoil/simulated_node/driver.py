@@ -14,9 +14,9 @@ import numpy as np
 
 from power_agent.devices.instance_holders import PERSISTENCED
 from power_agent.devices.xid_events import FATAL_XIDS, LOST_XID
-from power_agent.simulated.clients import PERSISTENCED_PID, Clients
-from power_agent.simulated.gpu_models import COMPUTE_SLICES, GI_IDS, GiProfile, GpuModel
-from power_agent.simulated.gpu_state import (
+from trefoil.simulated_node.clients import PERSISTENCED_PID, Clients
+from trefoil.simulated_node.gpu_models import COMPUTE_SLICES, GI_IDS, GiProfile, GpuModel
+from trefoil.simulated_node.gpu_state import (
     ComputeInstance,
     DriverProcess,
     Gpu,
@@ -24,7 +24,7 @@ from power_agent.simulated.gpu_state import (
     Nvml,
     NvmlFault,
 )
-from power_agent.simulated.monitoring import EventSets, GpmSamples
+from trefoil.simulated_node.monitoring import EventSets, GpmSamples
 
 UUID_NAMESPACE: Final = uuid.UUID("6f1c2f5e-0a53-5e0b-9d0c-7c1f6b1f7a10")
 LOAD_SHIFT: Final = 32

@@ -8,11 +8,11 @@ value, a tuple of several, or None.
 from collections.abc import Callable
 from typing import Any, Final
 
-from power_agent.simulated.calls_mig import MIG_CALLS
-from power_agent.simulated.driver import Driver
-from power_agent.simulated.energy import settled_c
-from power_agent.simulated.gpu_state import ComputeInstance, DriverProcess, Gpu, Nvml, NvmlFault
-from power_agent.simulated.monitoring import XID_EVENT
+from trefoil.simulated_node.calls_mig import MIG_CALLS
+from trefoil.simulated_node.driver import Driver
+from trefoil.simulated_node.energy import settled_c
+from trefoil.simulated_node.gpu_state import ComputeInstance, DriverProcess, Gpu, Nvml, NvmlFault
+from trefoil.simulated_node.monitoring import XID_EVENT
 
 MEBIBYTE: Final = 2**20
 RESERVED_MIB: Final = 600  # what the driver itself keeps of a GPU's memory

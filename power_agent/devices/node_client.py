@@ -131,7 +131,7 @@ class NodeClient:
         except OSError as error:
             connection.close()
             message = f"no simulated node listens at {self._path} ({system_words(error)})"
-            raise NodeUnreachable(message, remedy="start it: python -m power_agent.simulated") from error
+            raise NodeUnreachable(message, remedy="start it: python -m trefoil.simulated_node") from error
         return connection
 
     def _give_back(self, connection: socket.socket) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pynvml
 
 from power_agent.devices.errors import NodeUnreachable
-from power_agent.simulated.node_client import NodeClient
+from power_agent.devices.node_client import NodeClient
 
 Send = Callable[[str, Sequence[Any]], tuple[int, list[Any]]]
 SUCCESS: Final = 0

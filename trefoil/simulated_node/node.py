@@ -12,17 +12,17 @@ from typing import Final
 import numpy as np
 import structlog
 
+from power_agent.devices.node_client import PaceSummary
 from power_agent.runtimes.base import RunningTriton
 from power_agent.runtimes.confinement import Confinement
 from power_agent.runtimes.process import ProcessRuntime
-from power_agent.simulated.energy import PowerDraw, SliceAccount, VersionAccount
-from power_agent.simulated.gpu_state import Gpu
-from power_agent.simulated.machine import CONTEXT_MIB, Machine
-from power_agent.simulated.node_client import PaceSummary
-from power_agent.simulated.pace_file import PacedWork, PaceFile
-from power_agent.simulated.workload import Workload
 from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core.fleet import family_of
+from trefoil.simulated_node.energy import PowerDraw, SliceAccount, VersionAccount
+from trefoil.simulated_node.gpu_state import Gpu
+from trefoil.simulated_node.machine import CONTEXT_MIB, Machine
+from trefoil.simulated_node.pace_file import PacedWork, PaceFile
+from trefoil.simulated_node.workload import Workload
 
 log = structlog.get_logger()
 

@@ -1,0 +1,1 @@
+"""What an open GPU and a reset prove, pure."""

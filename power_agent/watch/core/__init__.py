@@ -1,1 +1,0 @@
-"""Brain of the watch: what proves that a GPU was reset."""
