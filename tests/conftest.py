@@ -17,6 +17,9 @@ from trefoil.runtime.state import State
 pytest_plugins = ["pytester", "tests.support.flaky"]
 _CLUSTERS = itertools.count()
 
+settings.register_profile("trefoil", settings.default, deadline=None)  # how long an example takes says nothing here
+settings.load_profile("trefoil")
+
 # A shell starts background jobs with SIGINT ignored, and whatever they start inherits that: programs that a test
 # interrupts before they have a handler of their own would not notice.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
