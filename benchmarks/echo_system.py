@@ -21,7 +21,7 @@ from power_agent.runtimes.simulated_node import NodeRuntime
 from protos.controller.v1 import controller_pb2
 from tests.support.ports import free_offset
 from trefoil.cli.run.launcher import Launcher, first_answer
-from trefoil.cli.run.scenario import Carbon, Ports, ServedFamily, System
+from trefoil.cli.run.scenario import CarbonTrace, Ports, ServedFamily, System
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SERVING, DeviceState, Hosted, SliceKey, SliceStatus
@@ -164,7 +164,7 @@ async def running(
         cluster="echo",
         family=ServedFamily(name=FAMILY, repository=repository),
         demand_initial_per_s=50.0,
-        carbon=Carbon(step_s=3600.0),  # no decision about carbon takes part
+        carbon=CarbonTrace(step_s=3600.0),  # no decision about carbon takes part
         port_offset=free_offset(),
         ports=Ports(rest=REST_PORT),
     )

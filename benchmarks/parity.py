@@ -36,11 +36,11 @@ from controller.loop.core.decision import CANDIDATE
 from controller.loop.decision_records import stored_decisions
 from tests.support.ports import free_offset
 from trefoil.cli.demo.live_view import PlainView
-from trefoil.cli.demo.results import Summary, git_commit, machine, write_json
+from trefoil.cli.demo.results import DemoSummary, git_commit, machine, write_json
 from trefoil.cli.demo.run_policy import DemoContext, run_policy
 from trefoil.cli.load.process import read_load_result, result_path
 from trefoil.cli.load.result import LoadResult
-from trefoil.cli.run.scenario import Scenario, Slo, load_system
+from trefoil.cli.run.scenario import DemoScenario, Slo, load_system
 from trefoil.cli.run.state_directory import StatePaths
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import LoadWindow
@@ -183,7 +183,9 @@ async def watch(folder: Path, watched: Watched) -> None:
             await state.close()
 
 
-async def play_live(case: Case, demo: Scenario, out: Path, console: Console) -> tuple[Side, MeasuredDelays, Timeline]:
+async def play_live(
+    case: Case, demo: DemoScenario, out: Path, console: Console
+) -> tuple[Side, MeasuredDelays, Timeline]:
     """One run of the demo on a fresh system."""
     view = PlainView(console, every_s=math.inf)
     out.mkdir(parents=True, exist_ok=True)
@@ -207,7 +209,7 @@ async def play_live(case: Case, demo: Scenario, out: Path, console: Console) -> 
     return _live_side(run.summary, counted), measured_delays(demo, client, watched), timeline
 
 
-def measured_delays(demo: Scenario, client: LoadResult, watched: Watched) -> MeasuredDelays:
+def measured_delays(demo: DemoScenario, client: LoadResult, watched: Watched) -> MeasuredDelays:
     """Transport and starts, as client, dispatcher and agent saw them; what nobody saw keeps its default.
 
     gap       what a slice was taken for beyond the mean service time of its profile, in windows in which it never had
@@ -244,7 +246,7 @@ def measured_delays(demo: Scenario, client: LoadResult, watched: Watched) -> Mea
     )
 
 
-def _live_side(summary: Summary, found: Sequence[DecisionRecord]) -> Side:
+def _live_side(summary: DemoSummary, found: Sequence[DecisionRecord]) -> Side:
     assert summary.joules_per_request is not None, "the demo meters"
     assert summary.grams_per_request is not None
     assert summary.idle_share is not None
@@ -298,9 +300,9 @@ def in_turn(digests: Iterable[str]) -> tuple[str, ...]:
 # --- both -------------------------------------------------------------------------------------------------------------
 
 
-def scenario_of(case: Case, short: bool) -> Scenario:
+def scenario_of(case: Case, short: bool) -> DemoScenario:
     """Scenario of a case, on free ports."""
-    demo = load_system(DEMO, Scenario, {**case.settings, **(SHORT if short else {})})
+    demo = load_system(DEMO, DemoScenario, {**case.settings, **(SHORT if short else {})})
     return demo.model_copy(update={"port_offset": free_offset(len(demo.fleet.devices))})
 
 

@@ -15,7 +15,7 @@ from benchmarks.echo_family import make_repository
 from benchmarks.redteam import Check, Outcome
 from tests.support.ports import free_offset
 from trefoil.cli.run.launcher import Launcher, first_answer
-from trefoil.cli.run.scenario import Carbon, ServedFamily, System
+from trefoil.cli.run.scenario import CarbonTrace, ServedFamily, System
 from trefoil.core.errors import StartError
 from trefoil.installation import CHECKOUT
 from trefoil.runtime.clock import WallClock
@@ -69,7 +69,7 @@ async def unreadable_models(folder: Path) -> Outcome:
     system = System(
         family=ServedFamily(name="echo", repository=repository),
         demand_initial_per_s=50.0,
-        carbon=Carbon(step_s=3600.0),
+        carbon=CarbonTrace(step_s=3600.0),
         port_offset=free_offset(),
     )
     async with Launcher(system, folder / "cluster", clock=CLOCK) as launcher:

@@ -20,7 +20,7 @@ from power_agent.devices.node_client import NodeClient
 from tests.support.ports import free_offset
 from trefoil.cli.load.process import LoadPlan, LoadProcess
 from trefoil.cli.run.launcher import Launcher, first_answer
-from trefoil.cli.run.scenario import Carbon, Slo, System
+from trefoil.cli.run.scenario import CarbonTrace, Slo, System
 from trefoil.core.plan import RolloutState
 from trefoil.installation import CHECKOUT
 from trefoil.runtime.clock import WallClock
@@ -82,7 +82,7 @@ async def _foreign(folder: Path) -> Outcome:
 
 async def _serve(folder: Path, *, held: bool) -> tuple[list[str], float]:
     """Reasons of HALTED rollouts, and the share in the SLO of a system under a load that grows, then falls."""
-    system = System(policy="exact_miad", slo=SLO, carbon=Carbon(step_s=20.0), port_offset=free_offset())
+    system = System(policy="exact_miad", slo=SLO, carbon=CarbonTrace(step_s=20.0), port_offset=free_offset())
     async with Launcher(system, folder / "cluster", clock=CLOCK) as launcher:
         await first_answer(launcher, CLOCK)
         assert launcher.launch is not None

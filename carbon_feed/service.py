@@ -19,7 +19,7 @@ FULL_NAME = "trefoil.carbon_feed.v1.CarbonFeed"
 ARCHIVES_MAX = 100  # clients that read archived forecasts at once, beside the watchers
 
 
-def build(argv: Sequence[str]) -> list[service.Part]:
+def build(argv: Sequence[str]) -> list[service.Component]:
     """Build the service from its settings: providers, loops, servicer, server."""
     settings = config.parser_main(CarbonFeedSettings, "carbon_feed", argv)
     telemetry.setup_logging("carbon_feed", settings.log_level, settings.log_json)

@@ -44,7 +44,7 @@ from trefoil.runtime.given.catalog_files import CatalogFiles
 from trefoil.runtime.repository import load_catalog
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.security.tls import Tls
-from trefoil.runtime.service import CertificatesPart, MetricsPart, Part, ServerPart, StatePart
+from trefoil.runtime.service import CertificatesPart, Component, MetricsPart, ServerPart, StatePart
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
@@ -96,7 +96,7 @@ class ControlPart:
         await self._agents.close()
 
 
-def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Part]:
+def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Component]:
     """Everything that runs in this process, in the order of its start."""
     row = row_of(settings)
     files = CatalogFiles(settings.model_repository, settings.profile_overrides, load_catalog)
@@ -206,7 +206,7 @@ async def take_over(settings: ControllerSettings) -> None:
         await state.close()
 
 
-def build(argv: Sequence[str]) -> Sequence[Part]:
+def build(argv: Sequence[str]) -> Sequence[Component]:
     """Build the service from its arguments: settings, logs, parts."""
     settings = parser_main(ControllerSettings, "controller", argv)
     telemetry.setup_logging("controller", settings.log_level, settings.log_json)

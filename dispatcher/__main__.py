@@ -25,7 +25,7 @@ from protos.dispatcher.v1 import dispatcher_pb2_grpc
 from trefoil.core.errors import TrefoilError
 from trefoil.runtime import config, rpc
 from trefoil.runtime.clock import SteadyClock, WallClock
-from trefoil.runtime.service import CertificatesPart, MetricsPart, Part, ServerPart, StatePart, main
+from trefoil.runtime.service import CertificatesPart, Component, MetricsPart, ServerPart, StatePart, main
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics, setup_logging
 
@@ -34,7 +34,7 @@ KEPT_BYTES: Final = 64 << 20
 KEPT_BLOCK_BYTES: Final = 32 << 20  # the largest that glibc takes
 
 
-def build(argv: Sequence[str]) -> list[Part]:
+def build(argv: Sequence[str]) -> list[Component]:
     """Wire a dispatcher worker: its parts, in the order in which they start."""
     settings = config.parser_main(DispatcherSettings, "dispatcher", argv)
     setup_logging("dispatcher", settings.log_level, settings.log_json)

@@ -56,12 +56,12 @@ from trefoil.runtime.repository import load_catalog
 from trefoil.runtime.security.audit import AuditLog
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.security.tls import Tls
-from trefoil.runtime.service import CertificatesPart, MetricsPart, NetworkPart, Part, ServerPart, StatePart, main
+from trefoil.runtime.service import CertificatesPart, Component, MetricsPart, NetworkPart, ServerPart, StatePart, main
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics, setup_logging
 
 
-def build(argv: Sequence[str]) -> Sequence[Part]:
+def build(argv: Sequence[str]) -> Sequence[Component]:
     """Build all parts of the service: its whole wiring.
 
     Raises:

@@ -5,6 +5,7 @@ import functools
 import re
 import subprocess
 import tomllib
+from collections import defaultdict
 from pathlib import Path
 
 import grimp
@@ -58,6 +59,17 @@ def sources() -> list[Path]:
 @functools.cache
 def product() -> list[Path]:
     return [p for p in sources() if p.relative_to(ROOT).parts[0] in PACKAGES]
+
+
+def test_a_public_name_stands_for_one_class_of_a_package():
+    """A class by its name alone is found, and says the same wherever it stands."""
+    found = defaultdict(set)
+    for path in product():
+        package = path.relative_to(ROOT).parts[0]
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[package, node.name].add(str(path.relative_to(ROOT)))
+    assert not {f"{package}: {name}": sorted(paths) for (package, name), paths in found.items() if len(paths) > 1}
 
 
 def test_files_fit_in_the_head():

@@ -113,7 +113,7 @@ def read_sweep(data: Path) -> list[Row]:
 
 
 def means_ms(
-    model: cost_law.Model, features: dict[str, cost_law.Features], row: Row, slower: float = 1.0
+    model: cost_law.LawConstants, features: dict[str, cost_law.Features], row: Row, slower: float = 1.0
 ) -> list[float]:
     """Mean service time of a request on each of the slices that served this row."""
     items, mixes = APPLICATIONS[row.service]
@@ -137,7 +137,7 @@ class Sweep:
         self._normals = np.random.default_rng(SEED).standard_normal(most)
         self._kept: dict[tuple[Row, float, tuple[float, ...]], Replayed] = {}
 
-    def serve(self, model: cost_law.Model, row: Row, slower: float = 1.0) -> Replayed:
+    def serve(self, model: cost_law.LawConstants, row: Row, slower: float = 1.0) -> Replayed:
         """One row with these constants."""
         means, cv = tuple(means_ms(model, self.features[row.service], row, slower)), model.families[row.service].cv
         if (row, cv, means) not in self._kept:
@@ -150,15 +150,15 @@ class Sweep:
         return [r for r in self.rows if r.service == service and r.saturated == saturated]
 
 
-def with_family(latency: cost_law.LatencyLaw, service: str, times: Floats, largest: float) -> cost_law.Model:
+def with_family(latency: cost_law.LatencyLaw, service: str, times: Floats, largest: float) -> cost_law.LawConstants:
     """A model with one family whose energy is not fitted yet; `times`: logs of fixed part, work_scale, cv."""
     fixed, work_scale, cv = np.exp(times).tolist()
     host_ms, launch_scale = (fixed, 1.0) if service in DECODES else (0.0, fixed)
     family = cost_law.FamilyLaw(APPLICATIONS[service][0], host_ms, launch_scale, work_scale, cv, 1.0, 0.0, largest)
-    return cost_law.Model(latency, {service: family}, ETA, MU, BANDWIDTH, A100_40GB.idle_w)
+    return cost_law.LawConstants(latency, {service: family}, ETA, MU, BANDWIDTH, A100_40GB.idle_w)
 
 
-def fit_times(sweep: Sweep, latency: cost_law.LatencyLaw, service: str) -> cost_law.Model:
+def fit_times(sweep: Sweep, latency: cost_law.LatencyLaw, service: str) -> cost_law.LawConstants:
     """host_ms or launch_scale, work_scale and cv from the p95 of the rows that are not saturated."""
     largest = max(f.macs for f in sweep.features[service].values())
 
@@ -174,7 +174,7 @@ def fit_times(sweep: Sweep, latency: cost_law.LatencyLaw, service: str) -> cost_
 
 
 def fit_joules(
-    sweep: Sweep, models: dict[str, cost_law.Model], without: Row | None = None
+    sweep: Sweep, models: dict[str, cost_law.LawConstants], without: Row | None = None
 ) -> tuple[float, dict[tuple[str, str], float]]:
     """Idle watts of one GPU and joules per request of each (application, mix), from the rows that are not saturated."""
     rows = [r for r in sweep.rows if not r.saturated and r != without]
@@ -188,14 +188,14 @@ def fit_joules(
     return float(solved[0]), dict(zip(mixes, solved[1:].tolist(), strict=True))
 
 
-def gpu_seconds(sweep: Sweep, model: cost_law.Model, row: Row, slower: float = 1.0) -> float:
+def gpu_seconds(sweep: Sweep, model: cost_law.LawConstants, row: Row, slower: float = 1.0) -> float:
     """Seconds of GPU, busy or not, that each request of a row has to itself."""
     served = sweep.serve(model, row, slower)
     return GPUS * served.duration_s / served.requests
 
 
 def fit_energy(
-    model: cost_law.Model, service: str, features: dict[str, cost_law.Features], base_j: float, mix_j: float
+    model: cost_law.LawConstants, service: str, features: dict[str, cost_law.Features], base_j: float, mix_j: float
 ) -> cost_law.FamilyLaw:
     """joules and gamma that give BASE and the fixed mix their joules per request."""
     items, mixes = APPLICATIONS[service]
@@ -216,7 +216,7 @@ def fit_energy(
     return cost_law.FamilyLaw(**values)
 
 
-def slower_when_saturated(sweep: Sweep, model: cost_law.Model, row: Row) -> float:
+def slower_when_saturated(sweep: Sweep, model: cost_law.LawConstants, row: Row) -> float:
     """How much longer BASE serves at its fastest rate than the unsaturated rows say, to give its p95."""
     return bisect(lambda slower: sweep.serve(model, row, slower).p95_ms - row.p95_ms, 0.5, 2.0, rounds=30)
 
@@ -281,7 +281,11 @@ def calibrate(data: Path) -> dict[str, Any]:
 
 
 def row_error(
-    sweep: Sweep, models: dict[str, cost_law.Model], row: Row, idle_w: float, joules: dict[tuple[str, str], float]
+    sweep: Sweep,
+    models: dict[str, cost_law.LawConstants],
+    row: Row,
+    idle_w: float,
+    joules: dict[tuple[str, str], float],
 ) -> dict[str, Any]:
     """Measured and modelled figures of one row. `joules_held_out`: by a fit of joules without this row."""
     served = sweep.serve(models[row.service], row)

@@ -34,7 +34,7 @@ DEVICES = (A100_40GB, A100_40GB_WHOLE)
 CLOCKS_MHZ = (1410, 1275, 1140, 1005, 870, 735)
 
 
-def read_model(without_host: bool = False, eta: float | None = None) -> cost_law.Model:
+def read_model(without_host: bool = False, eta: float | None = None) -> cost_law.LawConstants:
     """constants.json, changed as asked. With another eta the joules of BASE stay what was measured."""
     model = cost_law.read_model(json.loads((HERE / "constants.json").read_text()))
     families = dict(model.families)
@@ -55,7 +55,7 @@ def features() -> dict[str, dict[str, cost_law.Features]]:
     return cost_law.read_features(tomllib.loads((HERE / "features.toml").read_text()))
 
 
-def rows(model: cost_law.Model, family: Family) -> list[list[str]]:
+def rows(model: cost_law.LawConstants, family: Family) -> list[list[str]]:
     """Every operating point as text, in the order of COLUMNS."""
     table = []
     for device, variant in product(DEVICES, family.variants):
@@ -86,7 +86,7 @@ def header(arguments: argparse.Namespace) -> str:
     return "".join(f"# {key}: {value}\n" for key, value in lines.items())
 
 
-def table(model: cost_law.Model, family: Family) -> str:
+def table(model: cost_law.LawConstants, family: Family) -> str:
     """The CSV without its header lines."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -19,11 +19,11 @@ from trefoil.cli.demo.own_repository import with_own_repository
 from trefoil.cli.demo.report import report_lines
 from trefoil.cli.demo.results import Report, read_report, read_series
 from trefoil.cli.load.process import merged, read_load_result, result_path, without_warmup
-from trefoil.cli.run.scenario import Scenario, Slo, load_system
+from trefoil.cli.run.scenario import DemoScenario, Slo, load_system
 from trefoil.simulator.books.intervals import Interval
 from trefoil.simulator.engines import shared_slices
 from trefoil.simulator.engines.request_engine import RequestEngine
-from trefoil.simulator.engines.request_level import Window
+from trefoil.simulator.engines.request_level import FamilyWindow
 from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -143,7 +143,7 @@ def test_two_families_share_a_gpu_that_sleeps_until_it_is_needed(tmp_path: Path)
 
 def high_end_shares_simulated(folder: Path, report: Report, policy: str, models: Path) -> dict[str, float]:
     """Share of each family's answers that the A100s give where the very schedule of a live run is simulated."""
-    demo = with_own_repository(load_system(Path("deploy/config/demo-carbondis.toml"), Scenario), models)
+    demo = with_own_repository(load_system(Path("deploy/config/demo-carbondis.toml"), DemoScenario), models)
     slo_ms = {name: one.slo_ms for name, one in report.runs[policy].families.items()}
     others = tuple(each.model_copy(update={"latency_ms": slo_ms[each.name]}) for each in demo.more_families)
     judged = demo.model_copy(update={"more_families": others})
@@ -152,7 +152,7 @@ def high_end_shares_simulated(folder: Path, report: Report, policy: str, models:
     answered = {name: Counter[str]() for name in sent}
     kept = RequestEngine._interval
 
-    def counted(engine: RequestEngine, family: str, window: Window) -> Interval:
+    def counted(engine: RequestEngine, family: str, window: FamilyWindow) -> Interval:
         if window.starts_s >= -1e-9:
             answered[family].update({key.device: count for key, count in window.answered_by.items()})
         return kept(engine, family, window)

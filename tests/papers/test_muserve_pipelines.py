@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from controller.planners.muserve.alpaserve import Cluster, Model, Placement, Unit, by_sensitivity, place
+from controller.planners.muserve.alpaserve import Cluster, Model, OperatorCluster, Placement, by_sensitivity, place
 from controller.planners.muserve.pipelines import Pipelines, Stage
 from trefoil.core.errors import Infeasible, InvalidInput
 
@@ -49,7 +49,7 @@ def test_waiting_is_that_of_queueing_theory():
 
 
 def model(name: str, time_s: float, memory_mib: float, s: float = 0.5, units: int = 4, slo: float = 3.0) -> Model:
-    return Model(name, (Unit(time_s / units, s, memory_mib / units),) * units, slo * time_s)
+    return Model(name, (OperatorCluster(time_s / units, s, memory_mib / units),) * units, slo * time_s)
 
 
 def sample(rates: dict[str, float], requests: int = 400, seed: int = 1) -> list[tuple[float, str]]:

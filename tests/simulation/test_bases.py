@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from trefoil.reproduce.clover import Options, Study
+from trefoil.reproduce.clover import CloverOptions, Study
 from trefoil.reproduce.experiment import capacity_per_s, reference_spec
 from trefoil.reproduce.runs import catalogs, run_spec, scenario_of
 from trefoil.reproduce.sweeps import base_variants
@@ -18,7 +18,9 @@ SEED = 1
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     said = []
-    study = Study(Options((FAMILY,), (SEED,), 1.0, 1.0, 1.0, 1, False), tmp_path_factory.mktemp("bases"), said.append)
+    study = Study(
+        CloverOptions((FAMILY,), (SEED,), 1.0, 1.0, 1.0, 1, False), tmp_path_factory.mktemp("bases"), said.append
+    )
     study.run_references()
     return base_variants(study, FAMILY)
 

@@ -16,7 +16,7 @@ from trefoil.core.carbon import Series
 from trefoil.core.objective import FLOOR_TOLERANCE
 from trefoil.core.units import HOUR_S
 from trefoil.simulator import Provided, Scenario, simulate
-from trefoil.simulator.report.forecast_value import MODELS, Comparison, compare_forecasts, run_of
+from trefoil.simulator.report.forecast_value import MODELS, ForecastComparison, compare_forecasts, run_of
 from trefoil.simulator.report.result import result
 from trefoil.simulator.scenario.carbon import ForecastFeed
 from trefoil.simulator.scenario.inputs import Intensity, planner_for, prepare
@@ -84,7 +84,9 @@ def test_a_run_that_ends_below_its_floor_is_marked_and_saves_nothing():
         assert ("MISSED" in console.export_text()) is word
     floors = {"digits": missed.summary.families["digits"].floor}
     row = run_of("perfect", missed.summary, held.summary, 0.0, floors)
-    compared = Comparison("two", 1, 1800.0, floors, None, (run_of("none", held.summary, held.summary, 0.0, {}), row))
+    compared = ForecastComparison(
+        "two", 1, 1800.0, floors, None, (run_of("none", held.summary, held.summary, 0.0, {}), row)
+    )
     assert math.isnan(row.saving_ratio)
     assert compared.captured["perfect"] is None
     assert json.loads(compared.to_json())["rows"][1]["saving_ratio"] is None

@@ -10,7 +10,7 @@ from trefoil.core.fleet import DeviceState
 from trefoil.reproduce.muserve import experiment
 from trefoil.reproduce.muserve.experiment import GPU, POLICIES, MuServeSpec, arrivals, placed, plan_of_spec
 from trefoil.reproduce.muserve.models import LOW_MHZ, MODELS, TOP_MHZ, operators, units
-from trefoil.reproduce.muserve.study import Options, muserve_tables, study
+from trefoil.reproduce.muserve.study import MuserveOptions, muserve_tables, study
 
 SPEC = MuServeSpec("alpaserve", 1, slo_scale=10.0, rate_per_s=2.0, gpus=6, duration_s=60.0, group_size=1)
 
@@ -77,7 +77,7 @@ def test_muserve_brings_the_models_that_feel_the_clock_together():
 @pytest.mark.long
 def test_the_study_writes_its_tables_and_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "GROUP_SIZES", (1,))
-    options = Options((1,), 30.0, (5.0, 10.0), (2.0,), (6,), sweeps=False, jobs=1)
+    options = MuserveOptions((1,), 30.0, (5.0, 10.0), (2.0,), (6,), sweeps=False, jobs=1)
     found = study(options, tmp_path, lambda _text: None)
     tables = muserve_tables(found)
     assert set(tables) == {"scale", "rate", "gpus", "models"}

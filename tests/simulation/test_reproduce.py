@@ -13,16 +13,16 @@ from benchmarks import results
 from trefoil.cli.main import app
 from trefoil.core.units import grams
 from trefoil.reproduce import runs, sweeps
-from trefoil.reproduce.clover import Options, Study, traces
+from trefoil.reproduce.clover import CloverOptions, Study, traces
 from trefoil.reproduce.experiment import BASE_INTENSITY
 from trefoil.reproduce.figures import all_figures, sweep_figures
 from trefoil.reproduce.opportunities import partitions
-from trefoil.reproduce.runs import PUE, RunResult
+from trefoil.reproduce.runs import PUE, StudyRun
 from trefoil.reproduce.scores import json_finite, mean_objective, objective_curve
 from trefoil.reproduce.tables import clover_tables
 from trefoil.simulator.books.intervals import Interval, histogram_of
 
-SMALL = Options(("efficientnet",), (1,), 9.0, 9.0, 18.0, 1, False)
+SMALL = CloverOptions(("efficientnet",), (1,), 9.0, 9.0, 18.0, 1, False)
 
 
 @pytest.fixture(scope="module")
@@ -222,8 +222,8 @@ def test_f_of_a_whole_run_is_that_of_its_grams_and_accuracy(played):
     like_base = {"grams_per_request": base_g, "accuracy": reference.accuracy}
     half = {"grams_per_request": base_g / 2, "accuracy": 0.98 * reference.accuracy}
     spec = next(iter(study.runs))
-    assert mean_objective(RunResult(spec, like_base, {}), reference) == pytest.approx(0.0)
-    assert mean_objective(RunResult(spec, half, {}), reference) == pytest.approx(0.1 * 50 - 0.9 * 2)
+    assert mean_objective(StudyRun(spec, like_base, {}), reference) == pytest.approx(0.0)
+    assert mean_objective(StudyRun(spec, half, {}), reference) == pytest.approx(0.1 * 50 - 0.9 * 2)
 
 
 def test_who_misses_its_accuracy_is_not_compared_by_grams():
@@ -238,7 +238,7 @@ def test_what_answered_nothing_has_no_curve_and_no_number(played):
     study = study_of(played)
     run = next(iter(study.runs.values()))
     silent = dict(run.series) | {"efficientnet.answered_per_s": [0.0] * len(run.series["at_s"])}
-    mute = RunResult(run.spec, run.summary, silent)
+    mute = StudyRun(run.spec, run.summary, silent)
     reference = study.reference("efficientnet", 1)
     assert objective_curve(mute, reference).objective == ()
     share, lost = sweeps.end_state(mute, reference)

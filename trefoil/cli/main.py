@@ -163,7 +163,7 @@ def demo(
 ) -> None:
     """Play the same load and carbon against several policies, and report what was saved. Ends by itself."""
     from trefoil.cli.demo.run_demo import QUICK_STEPS, run_demo, simulate_only
-    from trefoil.cli.run.scenario import Scenario, load_system, overrides_against_base
+    from trefoil.cli.run.scenario import DemoScenario, load_system, overrides_against_base
     from trefoil.installation import resolve_path
 
     overrides = parse_sets(sets) | {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
@@ -173,7 +173,7 @@ def demo(
         if config == DEMO_CONFIG and resolve_path(own).exists():
             config, checked = own, non_empty(preset=preset)
         overrides = checked | overrides
-    scenario = load_system(resolve_path(config), Scenario, overrides)
+    scenario = load_system(resolve_path(config), DemoScenario, overrides)
     if quick:
         scenario = scenario.shortened(QUICK_STEPS)
     if simulated:

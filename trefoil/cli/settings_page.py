@@ -29,8 +29,7 @@ from dispatcher.fronts.access_control import TenantsFile
 from dispatcher.routing.routers import ROUTERS
 from dispatcher.settings import DispatcherSettings
 from power_agent.settings import PowerAgentSettings
-from trefoil.cli.run.scenario import Scenario as DemoScenario
-from trefoil.cli.run.scenario import System
+from trefoil.cli.run.scenario import DemoScenario, System
 from trefoil.core.parts import PartSettings
 from trefoil.runtime.config import ServiceSettings
 from trefoil.simulated_node.settings import NodeSettings

@@ -118,7 +118,7 @@ def clover(
     from rich.markdown import Markdown
 
     from trefoil.cli.demo.results import git_commit, machine
-    from trefoil.reproduce.clover import FAMILIES, QUICK, Options, Study
+    from trefoil.reproduce.clover import FAMILIES, QUICK, CloverOptions, Study
     from trefoil.reproduce.experiment import data_folder
     from trefoil.reproduce.figures import all_figures
     from trefoil.reproduce.runs import source_hash
@@ -130,7 +130,8 @@ def clover(
         raise SettingError(
             "no such application", field="--family", value=unknown[0], remedy=one_of(FAMILIES, unknown[0])
         )
-    options = Options(tuple(family or FAMILIES), tuple(range(1, seeds + 1)), hours, hours, speedup, jobs, sweeps)
+    seeds_played = tuple(range(1, seeds + 1))
+    options = CloverOptions(tuple(family or FAMILIES), seeds_played, hours, hours, speedup, jobs, sweeps)
     if quick:
         options = QUICK
     screen = console()
@@ -170,9 +171,9 @@ def wattwiser(
     """WattWiser: five pairs of models on four GPUs, 60 s of each SWIM hour. Runs kept in --out are not played again."""
     from trefoil.reproduce.experiment import data_folder
     from trefoil.reproduce.tables import wattwiser_tables
-    from trefoil.reproduce.wattwiser_study import QUICK, Options, study
+    from trefoil.reproduce.wattwiser_study import QUICK, WattwiserOptions, study
 
-    options = QUICK if quick else Options(tuple(range(1, seeds + 1)), sweeps=sweeps, jobs=jobs)
+    options = QUICK if quick else WattwiserOptions(tuple(range(1, seeds + 1)), sweeps=sweeps, jobs=jobs)
     about = {
         "paper": "WattWiser", "basis": "simulated on modelled GPUs", "seeds": list(options.seeds),
         "data": "SWIM (TREFOIL_DATA)" if data_folder() else "a made-up day: SWIM is not here",
@@ -191,10 +192,11 @@ def carbondis(
 ) -> None:
     """CARBONDIS: two sets of five jobs on P4s or T4s and A100s, as published and a week of carbon. Runs are kept."""
     from trefoil.reproduce.carbondis import trace_path
-    from trefoil.reproduce.carbondis_study import QUICK, Options, study
+    from trefoil.reproduce.carbondis_study import QUICK, CarbondisOptions, study
     from trefoil.reproduce.tables import carbondis_tables
 
-    options = replace(QUICK, jobs=jobs) if quick else Options(tuple(range(1, seeds + 1)), sweeps=sweeps, jobs=jobs)
+    options = CarbondisOptions(tuple(range(1, seeds + 1)), sweeps=sweeps, jobs=jobs)
+    options = replace(QUICK, jobs=jobs) if quick else options
     about = {
         "paper": "CARBONDIS", "basis": "simulated on modelled profiles", "seeds": list(options.seeds),
         "data": "Electricity Maps by CASPER (TREFOIL_DATA)" if trace_path() else "synthetic curve: no trace is here",
@@ -215,10 +217,11 @@ def infadapter(
 ) -> None:
     """InfAdapter: five networks on 20 cores, 21 minutes of Twitter and a steady load. Runs in --out are kept."""
     from trefoil.reproduce.infadapter import load
-    from trefoil.reproduce.infadapter_study import QUICK, Options, study
+    from trefoil.reproduce.infadapter_study import QUICK, InfadapterOptions, study
     from trefoil.reproduce.tables import infadapter_tables
 
-    options = replace(QUICK, jobs=jobs) if quick else Options(tuple(range(1, seeds + 1)), sweeps=sweeps, jobs=jobs)
+    options = InfadapterOptions(tuple(range(1, seeds + 1)), sweeps=sweeps, jobs=jobs)
+    options = replace(QUICK, jobs=jobs) if quick else options
     about = {
         "paper": "InfAdapter", "basis": "simulated on published capacities", "seeds": list(options.seeds),
         "data": load("twitter")[1],
@@ -237,9 +240,10 @@ def muserve(
 ) -> None:
     """mu-Serve without its scheduler: 15 models in pipelines on 4 to 14 V100s, clocks by MIAD. Runs are kept."""
     from trefoil.reproduce.experiment import data_folder
-    from trefoil.reproduce.muserve.study import QUICK, Options, muserve_tables, study
+    from trefoil.reproduce.muserve.study import QUICK, MuserveOptions, muserve_tables, study
 
-    options = replace(QUICK, jobs=jobs) if quick else Options(tuple(range(1, seeds + 1)), sweeps=sweeps, jobs=jobs)
+    options = MuserveOptions(tuple(range(1, seeds + 1)), sweeps=sweeps, jobs=jobs)
+    options = replace(QUICK, jobs=jobs) if quick else options
     about = {
         "paper": "mu-Serve", "basis": "simulated on modelled operators", "seeds": list(options.seeds),
         "data": "gamma gaps; Azure's functions (TREFOIL_DATA)" if data_folder() else "gamma gaps; Azure's are not here",
@@ -259,9 +263,10 @@ def muserve_scheduler(
 ) -> None:
     """mu-Serve's scheduler: shortest job first by predicted length against FCFS and the oracle, and its power."""
     from trefoil.reproduce.muserve.scheduler import scheduler_tables, study
-    from trefoil.reproduce.muserve.study import QUICK, Options
+    from trefoil.reproduce.muserve.study import QUICK, MuserveOptions
 
-    options = replace(QUICK, jobs=jobs) if quick else Options(tuple(range(1, seeds + 1)), sweeps=sweeps, jobs=jobs)
+    options = MuserveOptions(tuple(range(1, seeds + 1)), sweeps=sweeps, jobs=jobs)
+    options = replace(QUICK, jobs=jobs) if quick else options
     options = replace(options, slo_scales=(5, 10), rates=(1, 3) if quick else (1, 2, 3, 4))
     about = {
         "paper": "mu-Serve", "basis": "simulated on modelled operators, errors by the measured confusion matrix",

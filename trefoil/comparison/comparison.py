@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from trefoil.comparison.saving import Outcome, saving_pct, summary
+from trefoil.comparison.saving import RunOutcome, saving_pct, summary
 from trefoil.core.objective import FLOOR_TOLERANCE, floor_missed
 
 PANELS: Final = (
@@ -32,10 +32,10 @@ class Run:
     summary: Mapping[str, Any]
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunOutcome:
         """Outcome, as far as savings are made of it."""
         s = self.summary
-        return Outcome(s["grams_per_request"], s["joules_per_request"], s["accuracy"], s["slo_attainment"])
+        return RunOutcome(s["grams_per_request"], s["joules_per_request"], s["accuracy"], s["slo_attainment"])
 
 
 @dataclass(frozen=True, slots=True)

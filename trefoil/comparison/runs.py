@@ -15,7 +15,7 @@ from trefoil.comparison.saving import MARGIN, OBLIVIOUS, PRICE_STEP, price_g
 from trefoil.core.errors import InvalidInput, SettingError, TrefoilError
 from trefoil.core.policies import POLICIES as TABLE
 from trefoil.core.units import HOUR_S
-from trefoil.reproduce.runs import RunResult, played, run_all
+from trefoil.reproduce.runs import StudyRun, played, run_all
 from trefoil.runtime.config import changed
 from trefoil.simulator.scenario.inputs import Provided, arrivals_of, prepare, traces_read
 from trefoil.simulator.scenario.schema import Scenario
@@ -52,7 +52,7 @@ class Job:
         """How much there is to play: planners that solve take longest, and begin first."""
         return float(self.policy not in ("base", "co2opt"))
 
-    def play(self) -> RunResult:
+    def play(self) -> StudyRun:
         """Simulate it, and say which arrivals it met."""
         scenario = Scenario.model_validate_json(self.scenario)
         try:
@@ -60,7 +60,7 @@ class Job:
         except TrefoilError as error:
             if not self.optional:
                 raise
-            return RunResult(self, {"refused": str(error)}, {})
+            return StudyRun(self, {"refused": str(error)}, {})
         return replace(found, summary={**found.summary, "arrivals": arrivals_digest(scenario)})
 
 
@@ -216,7 +216,7 @@ def _job(policy: str, scenario: Scenario, n: int, optional: bool = False) -> Job
     return Job(policy, scenario.model_copy(update={"seed": scenario.seed + n}).model_dump_json(), optional)
 
 
-def _case(planned: _Planned, found: Mapping[Job, RunResult]) -> Case:
+def _case(planned: _Planned, found: Mapping[Job, StudyRun]) -> Case:
     left_out, rows_ = dict(planned.left_out), list[Row]()
     for policy, jobs in planned.jobs.items():
         runs = [found[job] for job in jobs]
@@ -235,6 +235,6 @@ def _case(planned: _Planned, found: Mapping[Job, RunResult]) -> Case:
     return Case(planned.values, rows, price_g(pairs), left_out, read)
 
 
-def _run(job: Job, found: RunResult) -> Run:
+def _run(job: Job, found: StudyRun) -> Run:
     summary = {name: value for name, value in found.summary.items() if name != "arrivals"}
     return Run(job.policy, summary["seed"], found.summary["arrivals"], summary)

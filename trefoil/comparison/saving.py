@@ -18,7 +18,7 @@ MARGIN: Final = "accuracy_margin"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """Outcome of one run, as far as savings are made of it."""
 
     grams_per_request: float
@@ -27,7 +27,7 @@ class Outcome:
     slo_attainment: float
 
 
-def saving_pct(ours: Outcome, theirs: Outcome, price_g: float) -> float:
+def saving_pct(ours: RunOutcome, theirs: RunOutcome, price_g: float) -> float:
     """Saving in grams per request at equal accuracy, in percent of what the other run had needed at ours."""
     there = theirs.grams_per_request + price_g * (ours.accuracy - theirs.accuracy)
     return 100 * (1 - ours.grams_per_request / there)
@@ -39,7 +39,7 @@ def what_missed(slo: bool, floor: bool) -> str:
     return " and ".join(what for what, is_missed in missed if is_missed)
 
 
-def price_g(pairs: Sequence[tuple[Outcome, Outcome]]) -> float | None:
+def price_g(pairs: Sequence[tuple[RunOutcome, RunOutcome]]) -> float | None:
     """Price of accuracy [g per request and unit], by pairs of a run and one with a higher floor.
 
     None: the higher floor has bought no accuracy that is worth the name, as where nothing is more accurate.

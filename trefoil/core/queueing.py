@@ -63,7 +63,7 @@ class ServerClass:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class KernelResult:
     """Result of the kernel, per request after warm-up: latency and the index of the class that served it."""
 
     latency_ms: Floats
@@ -317,7 +317,7 @@ def split_weighted(weights: Sequence[float], requests: int, rng: Generator) -> I
     return np.searchsorted(shares / shares[-1], rng.random(requests), side="right").astype(np.int64)
 
 
-def serve_weighted(classes: Sequence[ServerClass], at_s: Floats, rng: Generator, warm_up: float = 0.1) -> Served:
+def serve_weighted(classes: Sequence[ServerClass], at_s: Floats, rng: Generator, warm_up: float = 0.1) -> KernelResult:
     """Serve with a FIFO per class; the first `warm_up` share of the requests is served but not reported."""
     chosen = split_weighted([c.weight for c in classes], at_s.size, rng)
     latency_ms = np.zeros(at_s.size)
@@ -325,10 +325,10 @@ def serve_weighted(classes: Sequence[ServerClass], at_s: Floats, rng: Generator,
         mine = chosen == index
         latency_ms[mine] = _fifo(at_s[mine], one.servers, draw_s(one.service, int(mine.sum()), rng)) * MS_PER_S
     skip = int(at_s.size * warm_up)
-    return Served(latency_ms[skip:], chosen[skip:])
+    return KernelResult(latency_ms[skip:], chosen[skip:])
 
 
-def serve_shared(classes: Sequence[ServerClass], at_s: Floats, rng: Generator, warm_up: float = 0.1) -> Served:
+def serve_shared(classes: Sequence[ServerClass], at_s: Floats, rng: Generator, warm_up: float = 0.1) -> KernelResult:
     """Serve with one FIFO for all: a request goes to the server that has been idle longest, or frees first."""
     draws = [draw_s(c.service, at_s.size, rng).tolist() for c in classes]
     free = [(0.0, n, index) for n, index in enumerate(i for i, c in enumerate(classes) for _ in range(c.servers))]
@@ -341,7 +341,7 @@ def serve_shared(classes: Sequence[ServerClass], at_s: Floats, rng: Generator, w
         latency_s.append(done - at)
         chosen.append(index)
     skip = int(at_s.size * warm_up)
-    return Served(np.array(latency_s[skip:]) * MS_PER_S, np.array(chosen[skip:], dtype=np.int64))
+    return KernelResult(np.array(latency_s[skip:]) * MS_PER_S, np.array(chosen[skip:], dtype=np.int64))
 
 
 def draw_s(service: ServiceTime, count: int, rng: Generator) -> Floats:

@@ -134,10 +134,10 @@ def _point(
     )  # fmt: skip
 
 
-def machine_of(kind: DeviceType, shape: SliceType) -> cost_law.Machine:
+def machine_of(kind: DeviceType, shape: SliceType) -> cost_law.SliceShare:
     """The slice in units of the fit's board; where no data sheet is known, memory is as fast as the SMs are many."""
     share = shape.sm_count * max(kind.clocks_mhz, default=A100_MHZ) / (cost_law.FIT_SMS * A100_MHZ)
     whole = max(s.sm_count for s in kind.slice_types) * max(kind.clocks_mhz, default=A100_MHZ)
     known = GB_PER_S.get(kind.name.removesuffix(NO_MIG), A100_80GB_GB_PER_S * whole / (cost_law.FIT_SMS * A100_MHZ))
     memory = shape.memory_slices / max(s.memory_slices for s in kind.slice_types)
-    return cost_law.Machine(share, memory, known / A100_80GB_GB_PER_S)
+    return cost_law.SliceShare(share, memory, known / A100_80GB_GB_PER_S)

@@ -74,7 +74,7 @@ class FamilyLaw:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SliceShare:
     """Slice, to the law: share of SM groups, share of memory bandwidth, bandwidth and clock over the fit's."""
 
     sm_share: float
@@ -84,7 +84,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class LawConstants:
     """All constants of the law for one GPU type: `eta`, `mu` and `bandwidth` are stated, the rest is fitted."""
 
     latency: LatencyLaw
@@ -114,12 +114,12 @@ def gamma_factor(cv: float, normal: float) -> float:
     return float(max(0.0, 1.0 - ninth + normal * math.sqrt(ninth)) ** 3)
 
 
-def bare_ms(law: LatencyLaw, of: Features, on: Machine, batch: float) -> float:
+def bare_ms(law: LatencyLaw, of: Features, on: SliceShare, batch: float) -> float:
     """Time of one pass of the bare network [ms]."""
     return smooth_max(law.launch_ms * of.launches, work_ms(law, of, on, batch), law.p)
 
 
-def work_ms(law: LatencyLaw, of: Features, on: Machine, batch: float) -> float:
+def work_ms(law: LatencyLaw, of: Features, on: SliceShare, batch: float) -> float:
     """Arithmetic and memory traffic of one pass, without the launch floor [ms]."""
     compute = batch * of.macs / law.macs_per_ms / (on.sm_share**law.alpha * on.clock)
     traffic = batch * of.written / law.written_per_ms + of.weights / law.weights_per_ms
@@ -132,31 +132,33 @@ def smooth_max(a: float, b: float, p: float) -> float:
     return float((a**p + b**p) ** (1.0 / p))
 
 
-def pass_ms(model: Model, family: str, of: Features, on: Machine, batch: float) -> float:
+def pass_ms(model: LawConstants, family: str, of: Features, on: SliceShare, batch: float) -> float:
     """Time of one pass of an application [ms]."""
     law, own = model.latency, model.families[family]
     floor = own.launch_scale * law.launch_ms * of.launches
     return smooth_max(floor, own.work_scale * work_ms(law, of, on, batch), law.p)
 
 
-def fill(model: Model, family: str, of: Features, on: Machine, batch: float) -> float:
+def fill(model: LawConstants, family: str, of: Features, on: SliceShare, batch: float) -> float:
     """GPU-seconds that a pass reserves over those that its work needs on a whole GPU at the highest clock."""
-    ideal = model.families[family].work_scale * work_ms(model.latency, of, Machine(1.0, 1.0, on.bandwidth), batch)
+    ideal = model.families[family].work_scale * work_ms(model.latency, of, SliceShare(1.0, 1.0, on.bandwidth), batch)
     return pass_ms(model, family, of, on, batch) * on.sm_share / ideal
 
 
-def machine(device: DeviceType, shape: SliceType, clock_mhz: int, bandwidth: float) -> Machine:
+def machine(device: DeviceType, shape: SliceType, clock_mhz: int, bandwidth: float) -> SliceShare:
     """Slice as the law takes it. Without MIG a GPU has more SMs than its widest slice, and the same memory.
 
     That share above 1 is an extrapolation: the timings were taken in MIG mode, up to 7 of 7 groups.
     """
     if shape.name == WHOLE:
-        return Machine(shape.sm_count / FIT_SMS, 1.0, bandwidth, clock_ratio(device, clock_mhz))
+        return SliceShare(shape.sm_count / FIT_SMS, 1.0, bandwidth, clock_ratio(device, clock_mhz))
     share = shape.memory_slices / MEMORY_SLICES
-    return Machine(sm_share(device, shape.name), share, bandwidth, clock_ratio(device, clock_mhz))
+    return SliceShare(sm_share(device, shape.name), share, bandwidth, clock_ratio(device, clock_mhz))
 
 
-def energy_j(model: Model, family: str, of: Features, device: DeviceType, shape: SliceType, batch: float) -> float:
+def energy_j(
+    model: LawConstants, family: str, of: Features, device: DeviceType, shape: SliceType, batch: float
+) -> float:
     """Energy above idle of one batch [J] at the highest clock."""
     own, on = model.families[family], machine(device, shape, max(device.clocks_mhz), model.bandwidth)
     weight = 1.0 - model.eta + model.eta * fill(model, family, of, on, batch)
@@ -166,7 +168,7 @@ def energy_j(model: Model, family: str, of: Features, device: DeviceType, shape:
 
 
 def point(
-    model: Model, family: str, of: Features, device: DeviceType, shape: SliceType, clock_mhz: int, batch: int
+    model: LawConstants, family: str, of: Features, device: DeviceType, shape: SliceType, clock_mhz: int, batch: int
 ) -> Point:
     """Operating point of one variant on one slice at one clock and batch, by the model."""
     own = model.families[family]
@@ -179,11 +181,11 @@ def point(
     return Point(own.host_ms * batch / own.items + slow_ms, own.cv, joules)
 
 
-def read_model(tree: Mapping[str, Any]) -> Model:
+def read_model(tree: Mapping[str, Any]) -> LawConstants:
     """Model from the constants that calibrate.py wrote."""
     families = {name: FamilyLaw(**values["law"]) for name, values in tree["families"].items()}
     stated = {name: float(tree[name]) for name in ("eta", "mu", "bandwidth", "idle_w")}
-    return Model(LatencyLaw(**tree["latency"]), families, **stated)
+    return LawConstants(LatencyLaw(**tree["latency"]), families, **stated)
 
 
 def read_features(tree: Mapping[str, Any]) -> dict[str, dict[str, Features]]:

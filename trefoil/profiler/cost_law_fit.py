@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trefoil.core.units import MS_PER_S
-from trefoil.profiler.cost_law import Features, LatencyLaw, Machine, bare_ms, gamma_factor
+from trefoil.profiler.cost_law import Features, LatencyLaw, SliceShare, bare_ms, gamma_factor
 
 Floats = npt.NDArray[np.float64]
 
@@ -29,7 +29,7 @@ class Timing:
     """Measured time of one pass [ms]."""
 
     model: str
-    on: Machine
+    on: SliceShare
     batch: int
     time_ms: float
 

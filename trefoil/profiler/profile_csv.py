@@ -49,7 +49,7 @@ class ProfilePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Provenance:
+class ProfileProvenance:
     """Provenance of a profile, for the header of its file. `source`: what made it, where nothing was measured."""
 
     machine: str
@@ -85,7 +85,7 @@ def raise_to_monotone(points: Sequence[ProfilePoint]) -> tuple[list[ProfilePoint
     return found, raised
 
 
-def profile_text(points: Sequence[ProfilePoint], provenance: Provenance, *, estimate_energy: bool) -> str:
+def profile_text(points: Sequence[ProfilePoint], provenance: ProfileProvenance, *, estimate_energy: bool) -> str:
     """Text of a profile.csv of these points.
 
     Raises:

@@ -33,7 +33,7 @@ from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
 from trefoil.core.device_types import device_type
 from trefoil.core.units import HOUR_S, MS_PER_S
 from trefoil.reproduce.experiment import data_folder
-from trefoil.reproduce.runs import RunResult, key_of, source_hash
+from trefoil.reproduce.runs import StudyRun, key_of, source_hash
 from trefoil.simulator.report.result import result
 from trefoil.simulator.scenario.inputs import Provided, prepare
 from trefoil.simulator.scenario.schema import (
@@ -60,7 +60,7 @@ TABLE_III: Final = {  # Inception-V3, batch 1 to 6: latency [ms], power [W]
 BATCH_MAX: Final = 128
 
 
-class Job(NamedTuple):
+class PaperJob(NamedTuple):
     """Job of Table V: gaps and batch sizes, their means and the batches' standard deviation; SLA of the p95."""
 
     model: str
@@ -75,25 +75,25 @@ class JobSet(NamedTuple):
 
     low: str
     zone: str
-    jobs: tuple[Job, ...]
+    jobs: tuple[PaperJob, ...]
 
 
 SET_1: Final = (
-    Job("efficientnet-v2-b3", 480, 30, 20, 290),
-    Job("efficientnet-v2-s", 750, 50, 10, 1000),
-    Job("inception-resnet-v2", 650, 35, 15, 800),
-    Job("inception-v3", 590, 65, 10, 500),
-    Job("mobilenet-v2", 270, 70, 25, 250),
+    PaperJob("efficientnet-v2-b3", 480, 30, 20, 290),
+    PaperJob("efficientnet-v2-s", 750, 50, 10, 1000),
+    PaperJob("inception-resnet-v2", 650, 35, 15, 800),
+    PaperJob("inception-v3", 590, 65, 10, 500),
+    PaperJob("mobilenet-v2", 270, 70, 25, 250),
 )
 SET_2: Final = (
-    Job("mobilenet-v3-large", 360, 55, 30, 120),
-    Job("mobilenet-v3-small", 210, 25, 10, 20),
-    Job("nasnet-mobile", 480, 45, 15, 150),
-    Job("resnet-v2-50", 540, 60, 20, 300),
-    Job("resnet-v2-152", 720, 40, 15, 450),
+    PaperJob("mobilenet-v3-large", 360, 55, 30, 120),
+    PaperJob("mobilenet-v3-small", 210, 25, 10, 20),
+    PaperJob("nasnet-mobile", 480, 45, 15, 150),
+    PaperJob("resnet-v2-50", 540, 60, 20, 300),
+    PaperJob("resnet-v2-152", 720, 40, 15, 450),
 )
 # Fig. 2's batch sizes are not printed: those of the other MobileNet on a P4. Its 100 ms are of the mean.
-FIG_2: Final = (Job("mobilenet-v3-large", 200, 70, 25, 100),)
+FIG_2: Final = (PaperJob("mobilenet-v3-large", 200, 70, 25, 100),)
 SETS: Final[Mapping[str, JobSet]] = {
     "Set 1": JobSet(P4, "us-west-1", SET_1),
     "Set 2": JobSet(T4, "ap-southeast-2", SET_2),
@@ -104,7 +104,7 @@ JANUARY_H: Final = 2030  # from its first row, 2021-10-08 10:00 UTC
 APART_H: Final = 173  # starts of two seeds: seven days and five hours
 
 
-class Model(NamedTuple):
+class CarbondisModel(NamedTuple):
     """Model: published images/s and ms per step, of which `work` and `fixed` come; accuracy: Keras, ImageNet top 1."""
 
     images_per_s: float
@@ -112,17 +112,17 @@ class Model(NamedTuple):
     accuracy: float
 
 
-MODELS: Final[Mapping[str, Model]] = {
-    "efficientnet-v2-b3": Model(1906.95, 8.8 * 32 / 26, 0.820),
-    "efficientnet-v2-s": Model(866.61, 8.8 * 40 / 26, 0.839),
-    "inception-resnet-v2": Model(832.69, 10.0, 0.803),
-    "inception-v3": Model(2109.39, 6.9, 0.779),
-    "mobilenet-v2": Model(7541.65, 3.8, 0.713),
-    "mobilenet-v3-large": Model(7680.05, 3.8 * 15 / 17, 0.756),
-    "mobilenet-v3-small": Model(18228.81, 3.8 * 11 / 17, 0.681),
-    "nasnet-mobile": Model(7541.65 * 75 / 183, 6.7, 0.744),
-    "resnet-v2-50": Model(2678.82, 4.4, 0.760),
-    "resnet-v2-152": Model(1116.24, 6.6, 0.780),
+MODELS: Final[Mapping[str, CarbondisModel]] = {
+    "efficientnet-v2-b3": CarbondisModel(1906.95, 8.8 * 32 / 26, 0.820),
+    "efficientnet-v2-s": CarbondisModel(866.61, 8.8 * 40 / 26, 0.839),
+    "inception-resnet-v2": CarbondisModel(832.69, 10.0, 0.803),
+    "inception-v3": CarbondisModel(2109.39, 6.9, 0.779),
+    "mobilenet-v2": CarbondisModel(7541.65, 3.8, 0.713),
+    "mobilenet-v3-large": CarbondisModel(7680.05, 3.8 * 15 / 17, 0.756),
+    "mobilenet-v3-small": CarbondisModel(18228.81, 3.8 * 11 / 17, 0.681),
+    "nasnet-mobile": CarbondisModel(7541.65 * 75 / 183, 6.7, 0.744),
+    "resnet-v2-50": CarbondisModel(2678.82, 4.4, 0.760),
+    "resnet-v2-152": CarbondisModel(1116.24, 6.6, 0.780),
 }
 RESNET_50_PER_S: Final = 2584.36  # v1.5, of the same benchmark as the models' images/s
 MS_PER_ITEM: Final = {P4: 5.5, T4: 3.7, A100: (68.23 - 11.82) / (128 - 16) * RESNET_50_PER_S / 2109.39}
@@ -175,7 +175,7 @@ class JobsSpec:
         """Key of the run, whatever process computes it."""
         return key_of(self, source_hash(self.policy, __name__))
 
-    def play(self) -> RunResult:
+    def play(self) -> StudyRun:
         """Simulate it."""
         simulation = Simulation(prepare(scenario_of(self), Provided(catalog=catalog_of(self))))
         simulation.run(simulation.end_s)
@@ -187,7 +187,7 @@ class JobsSpec:
                 "late": int(np.count_nonzero(ms > job.sla_ms)),
                 "centiles_ms": np.quantile(ms, np.arange(1, 100) / 100).tolist(),
             }
-        return RunResult(self, found["summary"], found["series"], found["evaluations"], found["decisions"])
+        return StudyRun(self, found["summary"], found["series"], found["evaluations"], found["decisions"])
 
 
 def trace_path() -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from trefoil.core.units import HOUR_S, MS_PER_S
 from trefoil.reproduce import plots
 from trefoil.reproduce.carbondis import A100, CHANGED, OURS, PAPERS, SETS, JobsSpec, carbon_of, trace_path
-from trefoil.reproduce.runs import RunResult, run_all
+from trefoil.reproduce.runs import StudyRun, run_all
 from trefoil.reproduce.scores import over_seeds, saving_pct
 from trefoil.simulator.scenario.carbon import ForecastFeed, intensity_of
 
@@ -28,7 +28,7 @@ SEEDS_OF_CIT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CarbondisOptions:
     """Options of the study. `speedup`: hours of a week's trace in an hour; `quick`: a tenth, a day, no sweeps."""
 
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
@@ -39,12 +39,12 @@ class Options:
     jobs: int = 0
 
 
-QUICK: Final = Options((1,), REQUESTS // 10, 24.0, sweeps=False)
+QUICK: Final = CarbondisOptions((1,), REQUESTS // 10, 24.0, sweeps=False)
 Specs = Mapping[tuple[str, str], Sequence[JobsSpec]]
-Runs = Mapping[JobsSpec, RunResult]
+Runs = Mapping[JobsSpec, StudyRun]
 
 
-def study(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def study(options: CarbondisOptions, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Play everything; figures as CSV and PNG in `out`, kept runs below it."""
     published = {
         (name, policy): [_published(name, policy, seed, options) for seed in options.seeds]
@@ -52,7 +52,7 @@ def study(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, 
         for policy in (*PAPERS, *OURS)
     }
     week = {key: [_week(spec, options) for spec in specs] for key, specs in published.items()}
-    fig2 = {policy: _published("Fig. 2", policy, 1, Options()) for policy in FIG_2}
+    fig2 = {policy: _published("Fig. 2", policy, 1, CarbondisOptions()) for policy in FIG_2}
     swept, turned = week["Set 1", "carbondis"][:SEEDS_OF_CIT], _turned(options) if options.sweeps else {}
     cits = {cit: [replace(one, settings=(("cit", cit),)) for one in swept] for cit in CITS if options.sweeps}
     wanted = [spec for by in (published, week, cits) for specs in by.values() for spec in specs]
@@ -77,19 +77,19 @@ def study(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, 
     return found
 
 
-def _published(name: str, policy: str, seed: int, options: Options) -> JobsSpec:
+def _published(name: str, policy: str, seed: int, options: CarbondisOptions) -> JobsSpec:
     """Spec of a run that lasts until the slowest job has sent its requests."""
     slowest_ms = max(job.gap_ms for job in SETS[name].jobs)
     return JobsSpec(name, policy, seed, options.requests * slowest_ms / MS_PER_S, "as published", trace=trace_path())
 
 
-def _week(spec: JobsSpec, options: Options) -> JobsSpec:
+def _week(spec: JobsSpec, options: CarbondisOptions) -> JobsSpec:
     """Spec of the same with more of the trace, and requests that know nothing of each other."""
     duration_s = options.trace_h * HOUR_S / options.speedup
     return replace(spec, label="week", arrivals="poisson", duration_s=duration_s, speedup=options.speedup)
 
 
-def _turned(options: Options) -> dict[str, dict[str, JobsSpec]]:
+def _turned(options: CarbondisOptions) -> dict[str, dict[str, JobsSpec]]:
     """Specs of one seed and a day of the trace in which one constant is otherwise."""
     cases: dict[str, tuple[tuple[str, float], ...]] = {"as it is": ()}
     cases |= {f"{name} x {x:g}": ((name, x),) for name in CHANGED for x in (1 - TURNED, 1 + TURNED)}
@@ -104,7 +104,7 @@ def _turned(options: Options) -> dict[str, dict[str, JobsSpec]]:
     return found
 
 
-def _by_job(run: RunResult) -> dict[str, dict[str, float]]:
+def _by_job(run: StudyRun) -> dict[str, dict[str, float]]:
     """Of each job its p95 over the SLA, how many were late, and of a thousand requests those that an A100 answered."""
     found = {}
     for number, job in enumerate(SETS[run.spec.jobs].jobs, 1):
@@ -117,18 +117,18 @@ def _by_job(run: RunResult) -> dict[str, dict[str, float]]:
     return found
 
 
-def _jobs_over(run: RunResult) -> int:
+def _jobs_over(run: StudyRun) -> int:
     return sum(one["p95_over_sla"] > 1 for one in _by_job(run).values())
 
 
-def _row(runs: Sequence[RunResult], highperf: Sequence[RunResult]) -> dict[str, Any]:
+def _row(runs: Sequence[StudyRun], highperf: Sequence[StudyRun]) -> dict[str, Any]:
     """Row of a policy over its seeds, each against HIGHPERF at the same requests and intensities."""
     jobs = [_by_job(run) for run in runs]
 
-    def each(pick: Callable[[RunResult], float]) -> dict[str, Any]:
+    def each(pick: Callable[[StudyRun], float]) -> dict[str, Any]:
         return asdict(over_seeds([pick(run) for run in runs]))
 
-    def idle_g(run: RunResult) -> float:
+    def idle_g(run: StudyRun) -> float:
         return float(run["grams"] * run["idle_share"])
 
     saved_g = sum(run["grams"] for run in highperf) - sum(run["grams"] for run in runs)
@@ -151,7 +151,7 @@ def _row(runs: Sequence[RunResult], highperf: Sequence[RunResult]) -> dict[str, 
 
 
 def _paired(
-    runs: Sequence[RunResult], others: Sequence[RunResult], score: Callable[[float, float], float]
+    runs: Sequence[StudyRun], others: Sequence[StudyRun], score: Callable[[float, float], float]
 ) -> dict[str, Any]:
     return asdict(over_seeds([score(a["grams"], b["grams"]) for a, b in zip(runs, others, strict=True)]))
 
@@ -168,7 +168,7 @@ def _rows(runs: Runs, specs: Specs) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _alone(run: RunResult) -> dict[str, float]:
+def _alone(run: StudyRun) -> dict[str, float]:
     (one,) = run["families"].values()
     return {"grams": run["grams"], "power_w": run["power_w"], "mean_ms": one["mean_ms"], "p95_ms": one["p95_ms"]}
 
@@ -203,7 +203,7 @@ def _high_pct(specs: Sequence[JobsSpec]) -> dict[str, Any]:
     return asdict(over_seeds(found))
 
 
-def _figures(found: Mapping[str, Any], first: Mapping[tuple[str, str], RunResult], out: Path) -> None:
+def _figures(found: Mapping[str, Any], first: Mapping[tuple[str, str], StudyRun], out: Path) -> None:
     """Figures as published, of what was published: Fig. 1 without Ontario, of which there is no series here."""
     rows = {name: intensities(first[name, "carbondis"].spec, JANUARY) for name in PAPER}
     plots.write_csv(out, "fig01", [{"set": name, **row} for name, each in rows.items() for row in each])

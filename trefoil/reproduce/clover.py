@@ -24,8 +24,8 @@ from trefoil.reproduce.experiment import (
 )
 from trefoil.reproduce.optimum import measured_frontiers, optimum_row
 from trefoil.reproduce.past import past_of
-from trefoil.reproduce.runs import REPOSITORY, RunResult, Spec, run_all
-from trefoil.reproduce.scores import Curve, objective_curve, over_seeds, saving_pct, scheme_row
+from trefoil.reproduce.runs import REPOSITORY, Spec, StudyRun, run_all
+from trefoil.reproduce.scores import ScoreCurve, objective_curve, over_seeds, saving_pct, scheme_row
 from trefoil.runtime.repository import load_family
 
 FAMILIES: Final = ("yolo", "albert", "efficientnet")
@@ -37,7 +37,7 @@ TRUTH: Final[Mapping[str, Any]] = {"knows_truth": True}  # its profile was taken
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CloverOptions:
     """Options of a study: how much to run. `quick` is a first look: one application, one seed, few hours, no sweeps."""
 
     families: tuple[str, ...] = FAMILIES
@@ -49,20 +49,20 @@ class Options:
     sweeps: bool = True
 
 
-QUICK: Final = Options(("efficientnet",), (1,), 12.0, 12.0, 4.0, 0, False)
+QUICK: Final = CloverOptions(("efficientnet",), (1,), 12.0, 12.0, 4.0, 0, False)
 
 
 @dataclass(slots=True)
 class Study:
     """Study of one paper: everything that was run so far."""
 
-    options: Options
+    options: CloverOptions
     folder: Path
     say: Callable[[str], None]
     references: dict[tuple[str, int], Reference] = field(default_factory=dict)
-    runs: dict[Spec, RunResult] = field(default_factory=dict)
+    runs: dict[Spec, StudyRun] = field(default_factory=dict)
 
-    def run(self, specs: Sequence[Spec]) -> list[RunResult]:
+    def run(self, specs: Sequence[Spec]) -> list[StudyRun]:
         """Run what is not there yet; results in the order of `specs`."""
         self.runs.update(run_all(specs, self.folder / "runs", self.options.jobs, self.say))
         return [self.runs[spec] for spec in specs]
@@ -240,7 +240,7 @@ def paper_method(study: Study) -> dict[str, Any]:
     return found
 
 
-def curves(study: Study, family: str, seed: int) -> dict[str, Curve]:
+def curves(study: Study, family: str, seed: int) -> dict[str, ScoreCurve]:
     """Curves of Fig. 11: the objective over time, one seed."""
     reference = study.reference(family, seed)
     found = {}

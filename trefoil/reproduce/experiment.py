@@ -18,7 +18,7 @@ from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.queueing import service_time
 from trefoil.core.units import MS_PER_S
-from trefoil.reproduce.runs import REPOSITORY, RunResult, Spec
+from trefoil.reproduce.runs import REPOSITORY, Spec, StudyRun
 from trefoil.runtime.repository import load_family
 
 DEVICE: Final = "A100-SXM4-40GB"
@@ -88,7 +88,7 @@ def reference_spec(family: str, seed: int, load: float = LOAD) -> Spec:
     )
 
 
-def reference_of(result: RunResult) -> Reference:
+def reference_of(result: StudyRun) -> Reference:
     """Reference that BASE's run gives."""
     spec = result.spec
     return Reference(

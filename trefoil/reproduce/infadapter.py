@@ -22,7 +22,7 @@ import numpy.typing as npt
 from trefoil.core.policies import preset_constants
 from trefoil.reproduce.experiment import data_folder
 from trefoil.reproduce.infadapter_numbers import CORES, QUANTILE, SLO_MS, catalog
-from trefoil.reproduce.runs import RunResult, key_of, played, source_hash
+from trefoil.reproduce.runs import StudyRun, key_of, played, source_hash
 from trefoil.simulator.scenario.arrivals import draw_counted
 from trefoil.simulator.scenario.inputs import Provided
 from trefoil.simulator.scenario.request_trace import read_trace
@@ -119,7 +119,7 @@ class InfAdapterSpec:
         rng = np.random.default_rng([self.seed, 0x1FAD])
         return draw_counted(rng.poisson(counts).astype(float), 1.0, rng) - HISTORY_S
 
-    def play(self) -> RunResult:
+    def play(self) -> StudyRun:
         """Simulate it."""
         provided = Provided(catalog=catalog(), truth=catalog(CORES), arrivals={FAMILY: self.times_s()})
         return played(self, scenario_of(self), provided)

@@ -20,7 +20,7 @@ from trefoil.core.device_types import slice_cores
 from trefoil.reproduce import plots
 from trefoil.reproduce.infadapter import ACCURACY_BEST, BASE, FAMILY, SCHEMES, InfAdapterSpec, load
 from trefoil.reproduce.infadapter_numbers import CAPACITY_PER_S, CORES, FITTED, QUANTILE, catalog
-from trefoil.reproduce.runs import RunResult, run_all
+from trefoil.reproduce.runs import StudyRun, run_all
 from trefoil.reproduce.scores import over_seeds
 
 BETAS: Final = (0.0125, 0.025, 0.05, 0.1, 0.2)
@@ -34,7 +34,7 @@ EQUAL: Final = 0.02  # of cores: what counts as the same cost
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class InfadapterOptions:
     """Options of the study. `seconds`: of each trace, 0 for all of it."""
 
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
@@ -44,11 +44,11 @@ class Options:
     jobs: int = 0
 
 
-QUICK: Final = Options((1,), 780, (0.0125, BETA, 0.2), sweeps=False)
+QUICK: Final = InfadapterOptions((1,), 780, (0.0125, BETA, 0.2), sweeps=False)
 Specs = Mapping[str, Sequence[InfAdapterSpec]]
 
 
-def study(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def study(options: InfadapterOptions, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Play everything; figures as CSV and PNG in `out`, kept runs below it."""
     blocks = {trace: _by_beta(trace, options) for trace in TRACES}
     if options.sweeps:
@@ -86,11 +86,11 @@ def forecasters() -> tuple[str, ...]:
     return tuple(f for f in FORECASTERS if f != "holt_winters" or importlib.util.find_spec("statsmodels"))
 
 
-def _seeds(options: Options, **of: Any) -> list[InfAdapterSpec]:
+def _seeds(options: InfadapterOptions, **of: Any) -> list[InfAdapterSpec]:
     return [InfAdapterSpec(seed=seed, seconds=options.seconds, **of) for seed in options.seeds]
 
 
-def _by_beta(trace: str, options: Options) -> dict[str, list[InfAdapterSpec]]:
+def _by_beta(trace: str, options: InfadapterOptions) -> dict[str, list[InfAdapterSpec]]:
     """Both planners of Eq. 1 at each beta, VPA+ once: it knows none."""
     found = {scheme: _seeds(options, scheme=scheme, trace=trace) for scheme in BASE}
     for scheme in ("infadapter", "ms_plus"):
@@ -104,10 +104,10 @@ def named(scheme: str, beta: float) -> str:
     return f"{scheme}, beta {beta:g}"
 
 
-def row_of(runs: Sequence[RunResult]) -> dict[str, Any]:
+def row_of(runs: Sequence[StudyRun]) -> dict[str, Any]:
     """Row of a scheme over its seeds: late or refused requests, seconds with p99 over the SLO, cores, accuracy loss."""
 
-    def each(pick: Callable[[RunResult], float]) -> dict[str, Any]:
+    def each(pick: Callable[[StudyRun], float]) -> dict[str, Any]:
         return asdict(over_seeds([pick(run) for run in runs]))
 
     return {
@@ -220,7 +220,7 @@ def fig6() -> dict[str, dict[str, float]]:
     return found
 
 
-def _figures(found: Mapping[str, Any], first: Mapping[str, Mapping[str, RunResult]], out: Path) -> None:
+def _figures(found: Mapping[str, Any], first: Mapping[str, Mapping[str, StudyRun]], out: Path) -> None:
     plots.write_csv(out, "fig01", [{"cores": cores, **by} for cores, by in found["fig1"].items()])
     plots.grouped({"p99 within 750 ms": found["fig1"]}, out, "fig01", ("requests/s",))
     losses = {cores: {name: one["loss_pct"] for name, one in by.items() if one} for cores, by in found["fig2"].items()}
@@ -268,10 +268,10 @@ def _bars(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str
     }
 
 
-def _over_time(runs: Mapping[str, RunResult], bin_s: int = 10) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
+def _over_time(runs: Mapping[str, StudyRun], bin_s: int = 10) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
     """Panels of Figs. 5 and 8: load, late requests, cores and accuracy loss over time, in bins."""
 
-    def series(run: RunResult, name: str) -> np.ndarray:
+    def series(run: StudyRun, name: str) -> np.ndarray:
         return np.array(run.series[name], dtype=float)
 
     def binned(values: Iterable[float]) -> tuple[list[float], list[float]]:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from controller.planners.exact.milp import Limits, Program
 from trefoil.core.units import grams
 from trefoil.reproduce.experiment import BASE_INTENSITY, CONSTANT_G, Reference, spec_of
-from trefoil.reproduce.runs import PUE, RunResult, Spec
+from trefoil.reproduce.runs import PUE, Spec, StudyRun
 
 FRONTIER_HOURS: Final = 1.0
 PRICES: Final = (1.0, 200.0)  # of BASE's joules for all of its accuracy: only energy counts, then only accuracy
@@ -52,7 +52,7 @@ class Optimum:
 
 
 def measured_frontiers(
-    run: Callable[[Sequence[Spec]], list[RunResult]], references: Sequence[Reference], **changes: Any
+    run: Callable[[Sequence[Spec]], list[StudyRun]], references: Sequence[Reference], **changes: Any
 ) -> dict[Reference, list[FrontierPlan]]:
     """Frontiers, measured side by side: `run` plays specs; `changes` are of every spec."""
     plans: dict[Reference, list[FrontierPlan]] = {r: [] for r in references}
@@ -129,7 +129,7 @@ def _bound(plans: Sequence[FrontierPlan], weights: Mapping[float, float], floor:
 
 
 def optimum_row(
-    plans: Sequence[FrontierPlan], runs: Mapping[str, RunResult], intensities: Sequence[float], accuracy: float
+    plans: Sequence[FrontierPlan], runs: Mapping[str, StudyRun], intensities: Sequence[float], accuracy: float
 ) -> dict[str, Any]:
     """Row of one seed: the optimum at an accuracy, and each run's grams above the optimum at its own accuracy [%].
 

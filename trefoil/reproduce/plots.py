@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from trefoil.reproduce.scores import Curve
+from trefoil.reproduce.scores import ScoreCurve
 
 WIDTH: Final = 12.0
 HEIGHT: Final = 3.8
@@ -152,7 +152,7 @@ def schemes(rows: Mapping[str, Mapping[str, Mapping[str, Any]]], folder: Path, n
     save(figure, folder, name)
 
 
-def objective(curves: Mapping[str, Mapping[str, Curve]], folder: Path, name: str) -> None:
+def objective(curves: Mapping[str, Mapping[str, ScoreCurve]], folder: Path, name: str) -> None:
     """Fig. 11: f over time."""
     panels = {
         family: {label: ([at / 3600 for at in c.at_s], c.objective) for label, c in by.items() if label != "co2opt"}

@@ -118,7 +118,7 @@ class Spec:
         """How much there is to play, in about requests."""
         return self.rate_per_s * self.hours
 
-    def play(self) -> "RunResult":
+    def play(self) -> "StudyRun":
         """Simulate it."""
         return run_spec(self)
 
@@ -141,7 +141,7 @@ class Playable(Protocol):
         """How much there is to play, in about requests: long runs begin first."""
         ...
 
-    def play(self) -> "RunResult":
+    def play(self) -> "StudyRun":
         """Simulate it."""
         ...
 
@@ -188,7 +188,7 @@ def source_hash(policy: str = "", module: str = __name__) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RunResult:
+class StudyRun:
     """Result of a run, plain enough for JSON. `evaluations`: candidates in the order in which they were measured."""
 
     spec: Any
@@ -279,7 +279,7 @@ def catalogs(spec: Spec) -> tuple[Catalog, Catalog]:
     return known, truth
 
 
-def run_spec(spec: Spec) -> RunResult:
+def run_spec(spec: Spec) -> StudyRun:
     """Simulate the run of a spec.
 
     Raises:
@@ -292,13 +292,13 @@ def run_spec(spec: Spec) -> RunResult:
         return played(spec, scenario_of(spec), provided)
 
 
-def played(spec: Playable, scenario: Scenario, provided: Provided) -> RunResult:
+def played(spec: Playable, scenario: Scenario, provided: Provided) -> StudyRun:
     """Result of a spec's scenario, as JSON would give it back."""
     return _result(spec, json.loads(simulate(scenario, provided).to_json()))
 
 
-def _result(spec: Playable, plain: Mapping[str, Any]) -> RunResult:
-    return RunResult(spec, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])
+def _result(spec: Playable, plain: Mapping[str, Any]) -> StudyRun:
+    return StudyRun(spec, plain["summary"], plain["series"], plain["evaluations"], plain["decisions"])
 
 
 @contextmanager
@@ -314,7 +314,7 @@ def sleeping_at(device: str, ratio: float) -> Iterator[None]:
 
 def run_all(
     specs: Iterable[S], folder: Path | None, jobs: int = 0, say: Callable[[str], None] = lambda _text: None
-) -> dict[S, RunResult]:
+) -> dict[S, StudyRun]:
     """Results of all runs, those that are kept in `folder` from there. `jobs` 0: one process per core."""
     wanted = list(dict.fromkeys(specs))
     found = {spec: kept for spec in wanted if (kept := _load_result(folder, spec)) is not None}
@@ -336,18 +336,18 @@ def run_all(
     return found
 
 
-def _play(spec: Playable) -> RunResult:
+def _play(spec: Playable) -> StudyRun:
     return spec.play()
 
 
-def _load_result(folder: Path | None, spec: Playable) -> RunResult | None:
+def _load_result(folder: Path | None, spec: Playable) -> StudyRun | None:
     path = folder / f"{spec.key}.json" if folder is not None else None
     if path is None or not path.exists():
         return None
     return _result(spec, json.loads(path.read_text(encoding="utf-8")))
 
 
-def _save_result(folder: Path | None, result: RunResult) -> RunResult:
+def _save_result(folder: Path | None, result: StudyRun) -> StudyRun:
     if folder is not None:
         replace_file(folder / f"{result.spec.key}.json", json.dumps(asdict(result), allow_nan=True), sync=False)
     return result

@@ -9,7 +9,7 @@ from typing import Any
 from controller.planners.clover.objective import delta_accuracy, delta_carbon, weighted
 from trefoil.core.units import grams
 from trefoil.reproduce.experiment import BASE_INTENSITY, LAMBDA, Reference
-from trefoil.reproduce.runs import PUE, RunResult
+from trefoil.reproduce.runs import PUE, StudyRun
 
 SETTLED_S = 8 * 3600.0  # CLOVER's first window
 
@@ -35,7 +35,7 @@ def over_seeds(values: Sequence[float]) -> SeedStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ScoreCurve:
     """Curve of one run bin by bin (`at_s` in trace time): intensity, dC, dA, f [%], p95; empty bins left out."""
 
     at_s: tuple[float, ...]
@@ -51,7 +51,7 @@ class Curve:
         return sum(values) / len(values) if values else math.nan
 
 
-def objective_curve(result: RunResult, reference: Reference, weight: float = LAMBDA) -> Curve:
+def objective_curve(result: StudyRun, reference: Reference, weight: float = LAMBDA) -> ScoreCurve:
     """Objective (Eq. 3) of every bin, from what was really drawn and answered in it; who was refused is a miss."""
     family, series = result.spec.family, result.series
     width_s = result.spec.span_s / result.spec.bins
@@ -71,10 +71,10 @@ def objective_curve(result: RunResult, reference: Reference, weight: float = LAM
         c, a = delta_carbon(co2 / (rate * width_s), base_g), delta_accuracy(accuracy, reference.accuracy)
         rows.append((at * result.spec.speedup, ci, c, a, weighted(weight, c, a), p95))
     columns = zip(*rows, strict=True) if rows else [()] * 6
-    return Curve(*(tuple(column) for column in columns))
+    return ScoreCurve(*(tuple(column) for column in columns))
 
 
-def mean_objective(result: RunResult, reference: Reference, weight: float = LAMBDA) -> float:
+def mean_objective(result: StudyRun, reference: Reference, weight: float = LAMBDA) -> float:
     """Objective (Eq. 3) of a whole run at a constant load: f is linear in grams and in accuracy.
 
     For flows, whose steps are longer than the bins of a curve and put all of their grams into one.
@@ -84,7 +84,7 @@ def mean_objective(result: RunResult, reference: Reference, weight: float = LAMB
     return weighted(weight, delta_carbon(result["grams_per_request"], base_g), lost)
 
 
-def evaluations_of(result: RunResult, slo_ms: float) -> list[dict[str, Any]]:
+def evaluations_of(result: StudyRun, slo_ms: float) -> list[dict[str, Any]]:
     """Evaluations with their round (those between two decisions), the intensity of then, and whether each kept the SLO.
 
     `p95_ms` None: refused or broken off.
@@ -114,12 +114,10 @@ def evaluations_of(result: RunResult, slo_ms: float) -> list[dict[str, Any]]:
     return found
 
 
-def scheme_row(
-    runs: Sequence[RunResult], references: Mapping[int, Reference], weight: float = LAMBDA
-) -> dict[str, Any]:
+def scheme_row(runs: Sequence[StudyRun], references: Mapping[int, Reference], weight: float = LAMBDA) -> dict[str, Any]:
     """Row of one scheme over all of its seeds. `held`: to an accuracy."""
 
-    def each(pick: Callable[[RunResult], float]) -> dict[str, Any]:
+    def each(pick: Callable[[StudyRun], float]) -> dict[str, Any]:
         return asdict(over_seeds([pick(run) for run in runs]))
 
     curves = {run.spec.seed: objective_curve(run, references[run.spec.seed], weight) for run in runs}

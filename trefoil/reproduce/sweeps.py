@@ -25,7 +25,7 @@ from trefoil.reproduce.experiment import (
     spec_of,
     trace_of,
 )
-from trefoil.reproduce.runs import REPOSITORY, RunResult, Spec
+from trefoil.reproduce.runs import REPOSITORY, Spec, StudyRun
 from trefoil.reproduce.scores import mean_objective, objective_curve, over_seeds, saving_pct
 from trefoil.runtime.repository import load_family
 
@@ -123,7 +123,7 @@ def load_sweep(study: Study, family: str) -> dict[str, Any]:
 
 def beside_clover(
     study: Study, reference: Reference, policies: Sequence[str], case: str, **changes: Any
-) -> dict[str, RunResult]:
+) -> dict[str, StudyRun]:
     """Runs of schemes as flows; those that plan for an accuracy are held to what CLOVER reached in this very case."""
 
     def spec(policy: str, **more: Any) -> Spec:
@@ -149,7 +149,7 @@ def meets_accuracy(row: Mapping[str, float]) -> bool:
     return meets_slo(row) and row["accuracy"] >= row["min_accuracy"] - ACCURACY_SLACK
 
 
-def _outcome(run: RunResult, base_g: float) -> dict[str, float]:
+def _outcome(run: StudyRun, base_g: float) -> dict[str, float]:
     return {
         "grams_per_request": run["grams_per_request"],
         "saving_pct": saving_pct(run["grams_per_request"], base_g),
@@ -260,7 +260,7 @@ def _end_states(study: Study, pairs: Sequence[tuple[Spec, Spec]]) -> dict[str, f
     }
 
 
-def end_state(result: RunResult, reference: Reference) -> tuple[float, float]:
+def end_state(result: StudyRun, reference: Reference) -> tuple[float, float]:
     """State that a search ended in: (grams per request over C_base, accuracy lost [%]) of the last hour.
 
     NaN where nothing was answered then.

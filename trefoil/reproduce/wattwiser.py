@@ -27,7 +27,7 @@ from trefoil.core.policies import PRESETS
 from trefoil.core.queueing import Z_95, Z_99
 from trefoil.core.units import MS_PER_S
 from trefoil.reproduce.experiment import data_folder
-from trefoil.reproduce.runs import RunResult, key_of, played, sleeping_at, source_hash
+from trefoil.reproduce.runs import StudyRun, key_of, played, sleeping_at, source_hash
 from trefoil.simulator.scenario.inputs import Provided
 from trefoil.simulator.scenario.request_trace import read_trace
 from trefoil.simulator.scenario.schema import (
@@ -44,7 +44,7 @@ from trefoil.simulator.scenario.schema import (
 )
 
 
-class Model(NamedTuple):
+class WattwiserModel(NamedTuple):
     """Model of Table I; `rho`: see above; accuracy: ImageNet top 1 as torchvision states it."""
 
     max_rps: float
@@ -58,12 +58,12 @@ class Model(NamedTuple):
         return round(self.max_rps * self.slo_ms / 2 / MS_PER_S)
 
 
-MODELS: Final[Mapping[str, Model]] = {
-    "resnext101": Model(140, 101, 0.838, 0.793),
-    "resnet152": Model(150, 76, 0.814, 0.783),
-    "vgg19": Model(320, 41, 0.823, 0.724),
-    "alexnet": Model(1750, 25, 0.917, 0.565),
-    "squeezenet1": Model(2050, 28, 0.930, 0.581),
+MODELS: Final[Mapping[str, WattwiserModel]] = {
+    "resnext101": WattwiserModel(140, 101, 0.838, 0.793),
+    "resnet152": WattwiserModel(150, 76, 0.814, 0.783),
+    "vgg19": WattwiserModel(320, 41, 0.823, 0.724),
+    "alexnet": WattwiserModel(1750, 25, 0.917, 0.565),
+    "squeezenet1": WattwiserModel(2050, 28, 0.930, 0.581),
 }
 PAIRS: Final = (
     ("resnext101", "resnet152"),
@@ -150,7 +150,7 @@ class PairSpec:
         """Factor of every constant that can be changed."""
         return {name: dict(self.changed).get(name, 1.0) for name in CHANGED}
 
-    def play(self) -> RunResult:
+    def play(self) -> StudyRun:
         """Simulate it."""
         with sleeping_at(DEVICE, self.sleep * self.factors["sleep"]):
             return played(self, scenario_of(self), Provided(catalog=catalog_of(self)))
@@ -170,7 +170,7 @@ def catalog_of(spec: PairSpec) -> Catalog:
     return Catalog(tuple(families), tuple(rows))
 
 
-def _row(name: str, model: Model, items: int, factor: Mapping[str, float]) -> ProfileRow:
+def _row(name: str, model: WattwiserModel, items: int, factor: Mapping[str, float]) -> ProfileRow:
     kind, fixed, cv = device_type(DEVICE), FIXED * factor["fixed"], CV * factor["cv"]
     share = items / model.batch_max
     mean_ms = model.rho * model.batch_max / model.max_rps * MS_PER_S * (fixed + (1 - fixed) * share)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from controller.planners.gpu_sharing import sharing_load_weights, sharing_weights
 from trefoil.core.device_types import device_type
 from trefoil.reproduce import plots
-from trefoil.reproduce.runs import RunResult, run_all
+from trefoil.reproduce.runs import StudyRun, run_all
 from trefoil.reproduce.scores import over_seeds
 from trefoil.reproduce.wattwiser import (
     CHANGED,
@@ -36,7 +36,7 @@ WAKE_UP_S: Final = 6.0  # wake, start, load
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class WattwiserOptions:
     """Options of the study. `quick`: a tenth of each hour, one seed, one pair, no sweeps."""
 
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
@@ -46,11 +46,11 @@ class Options:
     jobs: int = 0
 
 
-QUICK: Final = Options((1,), PAIRS[:1], 20.0, sweeps=False)
+QUICK: Final = WattwiserOptions((1,), PAIRS[:1], 20.0, sweeps=False)
 Loads = tuple[tuple[float, ...], tuple[float, ...]]
 
 
-def study(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def study(options: WattwiserOptions, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Play everything; figures as CSV and PNG in `out`, kept runs below it."""
     loads = swim(0), swim(1)
     base = {
@@ -125,7 +125,7 @@ def _cases(pairs: Sequence[tuple[str, str]], loads: Loads, step_s: float) -> dic
     return found
 
 
-def _case(runs: Mapping[PairSpec, RunResult], by: Mapping[str, PairSpec], label: str) -> dict[str, float]:
+def _case(runs: Mapping[PairSpec, StudyRun], by: Mapping[str, PairSpec], label: str) -> dict[str, float]:
     mine, theirs = runs[by[label]], runs[by["uniform"]]
     return {
         "saving_pct": 100 * (1 - mine["power_w"] / theirs["power_w"]),
@@ -135,7 +135,7 @@ def _case(runs: Mapping[PairSpec, RunResult], by: Mapping[str, PairSpec], label:
     }
 
 
-def _over_slo(run: RunResult) -> dict[str, list[float]]:
+def _over_slo(run: StudyRun) -> dict[str, list[float]]:
     """P95 of every hour over the SLO, by family; of a histogram of 4 % bins."""
     spec = run.spec
     return {
@@ -144,15 +144,15 @@ def _over_slo(run: RunResult) -> dict[str, list[float]]:
     }
 
 
-def _missed(run: RunResult) -> dict[str, int]:
+def _missed(run: StudyRun) -> dict[str, int]:
     return {family: sum(ratio > 1 for ratio in each) for family, each in _over_slo(run).items()}
 
 
-def _row(runs: Sequence[RunResult]) -> dict[str, Any]:
+def _row(runs: Sequence[StudyRun]) -> dict[str, Any]:
     """Row of a policy for one pair, over its seeds."""
     families = (runs[0].spec.first, runs[0].spec.second)
 
-    def each(pick: Callable[[RunResult], float]) -> dict[str, Any]:
+    def each(pick: Callable[[StudyRun], float]) -> dict[str, Any]:
         return asdict(over_seeds([pick(run) for run in runs]))
 
     return {
@@ -175,7 +175,7 @@ def _fig2() -> dict[str, list[float]]:
     return {name: [weight / weights[-1] for weight in weights] for name, weights in found.items()}
 
 
-def _figures(found: Mapping[str, Any], runs: Mapping[Any, Sequence[RunResult]], out: Path) -> None:
+def _figures(found: Mapping[str, Any], runs: Mapping[Any, Sequence[StudyRun]], out: Path) -> None:
     power = [
         {
             "pair": pair,

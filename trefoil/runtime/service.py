@@ -41,7 +41,7 @@ EXPIRY_WARN_S: Final = 14 * 86_400.0
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-class Part(Protocol):
+class Component(Protocol):
     """Part of a service. All three methods are awaited in one event loop."""
 
     async def init(self) -> None:
@@ -71,11 +71,11 @@ class Patient(Protocol):
         ...
 
 
-async def run(parts: Sequence[Part], clock: Clock, stop: asyncio.Event | None = None) -> None:
+async def run(parts: Sequence[Component], clock: Clock, stop: asyncio.Event | None = None) -> None:
     """Run until a signal, until `stop` is set, or until a part fails; then shut down in reverse order and re-raise."""
     stopping = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
-    ready: list[Part] = []
+    ready: list[Component] = []
     tasks: list[asyncio.Task[None]] = []
 
     def on_signal() -> None:
@@ -111,7 +111,7 @@ async def run(parts: Sequence[Part], clock: Clock, stop: asyncio.Event | None = 
 
 
 def main(
-    build: Callable[[Sequence[str]], Sequence[Part]],
+    build: Callable[[Sequence[str]], Sequence[Component]],
     argv: Sequence[str] | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> int:
@@ -141,7 +141,7 @@ def main(
     return 0
 
 
-async def _initialised(part: Part, stopping: asyncio.Event) -> bool:
+async def _initialised(part: Component, stopping: asyncio.Event) -> bool:
     """Initialise, unless a signal comes first."""
     init = asyncio.create_task(part.init(), name=f"init {type(part).__name__}")
     stop = asyncio.create_task(stopping.wait())
@@ -168,7 +168,9 @@ async def _until_stopped(tasks: Sequence[asyncio.Task[None]], stopping: asyncio.
         stop.cancel()
 
 
-async def _unwind(ready: Sequence[Part], tasks: Sequence[asyncio.Task[None]], clock: Clock, limit_s: float) -> None:
+async def _unwind(
+    ready: Sequence[Component], tasks: Sequence[asyncio.Task[None]], clock: Clock, limit_s: float
+) -> None:
     deadline_s = clock.monotonic_s() + limit_s
     log = structlog.get_logger()
     for part, task in reversed(list(zip_longest(ready, tasks))):

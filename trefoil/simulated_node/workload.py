@@ -19,7 +19,7 @@ from trefoil.simulated_node.pace_file import PaceEntry, family_crc32
 
 
 @dataclass(frozen=True, slots=True)
-class OperatingPoint:
+class BatchPoint:
     """Service time and power density of a version on a slice at one batch size."""
 
     batch: int
@@ -35,7 +35,7 @@ class LoadedVersion:
     family: str
     variant: str
     version: int
-    operations: tuple[OperatingPoint, ...]  # ascending batch
+    operations: tuple[BatchPoint, ...]  # ascending batch
 
     def density(self, batch: float) -> float:
         """Power density at a batch size: interpolated between listed batches, constant outside them."""
@@ -102,11 +102,11 @@ class Workload:
             found[family_crc32(model), version] = LoadedVersion(model, variant, version, points)
         return found
 
-    def _operating_point(self, row: ProfileRow, clock_mhz: int) -> OperatingPoint:
+    def _operating_point(self, row: ProfileRow, clock_mhz: int) -> BatchPoint:
         service = service_time(row)
         mean_ms, cv = service.mean_ms, service.cv
         density = power.density(
             self._device, row.slice_type, row.clock_mhz, mean_ms / 1e3, row.energy_active_j_per_batch
         )
         longer = power.stretch(row.clock_mhz, clock_mhz, row.clock_sensitivity)
-        return OperatingPoint(row.batch, mean_ms * longer, cv, density)
+        return BatchPoint(row.batch, mean_ms * longer, cv, density)

@@ -39,7 +39,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ClassPoint:
     """Operating point of a class: its service time with the way to it, active joules per request, accuracy."""
 
     service: ServiceTime
@@ -52,7 +52,7 @@ class ProfileEstimator:
     """Estimator of outcomes by profile, for one family on one pod. `points` by edge."""
 
     space: Space
-    points: Mapping[Edge, Point]
+    points: Mapping[Edge, ClassPoint]
     rate_per_s: float
     mean_per_s: float
     scv: float
@@ -114,7 +114,7 @@ def profile_estimator(catalog: Catalog, task: Task, space: Space, constants: Map
                         field=f"family {task.family}",
                         remedy="profile this class, or let the policy measure on the system (measure_on = 1)",
                     )
-                points[(name, kind.name, shape)] = Point(column.service, column.energy_j, column.accuracy)
+                points[(name, kind.name, shape)] = ClassPoint(column.service, column.energy_j, column.accuracy)
     return ProfileEstimator(
         space,
         points,

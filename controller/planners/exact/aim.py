@@ -14,7 +14,7 @@ from controller.planners.base import base_reference
 from controller.planners.columns import Column, undominated
 from controller.planners.exact.frontier import (
     STEEP_J,
-    Point,
+    FrontierPoint,
     distribution,
     frontier,
     price,
@@ -122,7 +122,7 @@ def _dirtiest_intensity(inputs: PlanningInput) -> tuple[float, float]:
     return (here, 1.0) if most == here else (most, most / max(here, INTENSITY_MIN))
 
 
-def _frontier(problem: Problem, task: Task, constants: Mapping[str, float]) -> tuple[tuple[Point, ...], float]:
+def _frontier(problem: Problem, task: Task, constants: Mapping[str, float]) -> tuple[tuple[FrontierPoint, ...], float]:
     """The frontier at the demand rounded up (remembered: it is pure), or at the demand itself if that is too much."""
     groups = tuple(
         Group(g.type, g.options, (), g.hosts, g.must_stay, g.clocks, g.zone, g.number) for g in problem.groups
@@ -157,6 +157,6 @@ def _hull(
     limits: Limits,
     solves_max: int,
     max_watts: float,
-) -> tuple[Point, ...]:
+) -> tuple[FrontierPoint, ...]:
     problem = Problem(groups, columns, tuple(n.task() for n in needs), 0.0, max_watts=max_watts)
     return frontier(problem, family, limits, solves_max)

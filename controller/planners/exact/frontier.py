@@ -36,7 +36,7 @@ LEFT_MIN: Final = 0.04  # of a window: its last part is planned as one, its firs
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class FrontierPoint:
     """A plan on the frontier; its power is weighed with the carbon of the zones."""
 
     accuracy: float
@@ -53,7 +53,7 @@ class Price:
     why: str
 
 
-def frontier(problem: Problem, family: str, limits: Limits, solves_max: int) -> tuple[Point, ...]:
+def frontier(problem: Problem, family: str, limits: Limits, solves_max: int) -> tuple[FrontierPoint, ...]:
     """The lower convex hull of (accuracy, power) by ascending accuracy; empty when there is no plan at all."""
     still = replace(problem, horizon_s=0.0)
     low = _point(still, family, Aim(), limits)
@@ -80,7 +80,7 @@ def _value(problem: Problem, family: str, slope_w: float) -> float:
     return slope_w / next(t.mean_per_s for t in problem.tasks if t.family == family)
 
 
-def _highest(problem: Problem, family: str, limits: Limits) -> Point | None:
+def _highest(problem: Problem, family: str, limits: Limits) -> FrontierPoint | None:
     """The most accuracy, then the least power that reaches it. Whole devices: every target lies below this point."""
     steep = _whole(problem, family, Aim(value_j={family: STEEP_J}), limits)
     best = max(c.accuracy for c in problem.columns if c.family == family)
@@ -89,26 +89,26 @@ def _highest(problem: Problem, family: str, limits: Limits) -> Point | None:
     return _whole(problem, family, Aim(target={family: steep.accuracy - 1e-6}), limits) or steep
 
 
-def _point(problem: Problem, family: str, aim: Aim, limits: Limits) -> Point | None:
+def _point(problem: Problem, family: str, aim: Aim, limits: Limits) -> FrontierPoint | None:
     if problem.number >= WHOLE_DEVICES_MAX:
         found = estimate(problem, aim, limits)
-        return None if found is None else Point(found[0][family], found[1])
+        return None if found is None else FrontierPoint(found[0][family], found[1])
     return _whole(problem, family, aim, limits)
 
 
-def _whole(problem: Problem, family: str, aim: Aim, limits: Limits) -> Point | None:
+def _whole(problem: Problem, family: str, aim: Aim, limits: Limits) -> FrontierPoint | None:
     solution = solve(problem, aim, limits)
-    return None if solution is None else Point(solution.accuracy[family], solution.weighed_w)
+    return None if solution is None else FrontierPoint(solution.accuracy[family], solution.weighed_w)
 
 
-def _below(middle: Point, a: Point, b: Point, slope: float) -> bool:
+def _below(middle: FrontierPoint, a: FrontierPoint, b: FrontierPoint, slope: float) -> bool:
     inside = a.accuracy + 1e-7 < middle.accuracy < b.accuracy - 1e-7
     chord = a.power_w + slope * (middle.accuracy - a.accuracy)
     return inside and middle.power_w < chord * (1 - RELATIVE_TOLERANCE)
 
 
-def _convex(points: Sequence[Point]) -> tuple[Point, ...]:
-    hull: list[Point] = []
+def _convex(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
+    hull: list[FrontierPoint] = []
     for point in sorted(set(points), key=lambda p: (p.accuracy, p.power_w)):
         if hull and point.power_w <= hull[-1].power_w:
             while hull and point.power_w <= hull[-1].power_w:
@@ -119,12 +119,12 @@ def _convex(points: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(hull)
 
 
-def _slope(a: Point, b: Point) -> float:
+def _slope(a: FrontierPoint, b: FrontierPoint) -> float:
     return (b.power_w - a.power_w) / max(1e-12, b.accuracy - a.accuracy)
 
 
 def price(
-    hull: Sequence[Point],
+    hull: Sequence[FrontierPoint],
     intervals: Sequence[tuple[float, float]],
     intensity: float,
     rate_per_s: float,

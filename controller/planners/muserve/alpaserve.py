@@ -29,7 +29,7 @@ GPUS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class OperatorCluster:
     """What is not split further: an operator, or a cluster of them."""
 
     time_s: float
@@ -44,17 +44,17 @@ class Model:
     """
 
     name: str
-    units: tuple[Unit, ...]
+    units: tuple[OperatorCluster, ...]
     slo_s: float
     cut: bool = False
-    whole: Unit | None = None
+    whole: OperatorCluster | None = None
 
     @property
     def time_s(self) -> float:
         """Time of a request alone at the highest clock."""
         return self.whole.time_s if self.whole else sum(unit.time_s for unit in self.units)
 
-    def stages(self, count: int, memory_mib_max: float) -> tuple[Unit, ...]:
+    def stages(self, count: int, memory_mib_max: float) -> tuple[OperatorCluster, ...]:
         """Its units as so many stages, or one each where it has fewer.
 
         Raises:
@@ -66,7 +66,7 @@ class Model:
         ends = stage_ends(times, sizes, min(count, len(self.units)), memory_mib_max)
         return tuple(joined(self.units[a:b]) for a, b in pairwise((0, *ends)))
 
-    def _as_cut(self, count: int, memory_mib_max: float) -> tuple[Unit, ...]:
+    def _as_cut(self, count: int, memory_mib_max: float) -> tuple[OperatorCluster, ...]:
         found = self.units if count >= len(self.units) else (self.whole,) if self.whole and count == 1 else ()
         if not found:
             remedy = f"{len(self.units)} of them" + (", or 1" if self.whole else "")
@@ -106,7 +106,7 @@ class Placement:
 
 
 Arrivals = Sequence[tuple[float, str]]
-Cuts = Mapping[tuple[str, int], tuple[Unit, ...] | None]
+Cuts = Mapping[tuple[str, int], tuple[OperatorCluster, ...] | None]
 """Stages of each model by their number; None: one of them fits no GPU."""
 
 
@@ -176,11 +176,11 @@ def by_sensitivity(
     return replace(placement, replicas={name: tuple(each) for name, each in replicas.items()})
 
 
-def joined(units: Sequence[Unit]) -> Unit:
+def joined(units: Sequence[OperatorCluster]) -> OperatorCluster:
     """Several units as one: a cluster, or a stage."""
     time_s = sum(unit.time_s for unit in units)
     s = sum(unit.time_s * unit.s for unit in units) / time_s if time_s else 0.0
-    return Unit(time_s, s, sum(unit.memory_mib for unit in units))
+    return OperatorCluster(time_s, s, sum(unit.memory_mib for unit in units))
 
 
 def _merit(found: Placement) -> tuple[float, float]:
@@ -273,7 +273,7 @@ def _size_of(group: Sequence[int]) -> int:
     return max(size for size in GROUP_SIZES if size <= len(group))
 
 
-def _cut(model: Model, size: int, memory_mib_max: float) -> tuple[Unit, ...] | None:
+def _cut(model: Model, size: int, memory_mib_max: float) -> tuple[OperatorCluster, ...] | None:
     try:
         return model.stages(size, memory_mib_max)
     except InvalidInput:  # does not fit so
@@ -281,8 +281,11 @@ def _cut(model: Model, size: int, memory_mib_max: float) -> tuple[Unit, ...] | N
 
 
 def _stages_on(
-    group: Sequence[int], stages: tuple[Unit, ...] | None, left: Mapping[int, float], busy: Mapping[int, float]
-) -> list[tuple[int, Unit]] | None:
+    group: Sequence[int],
+    stages: tuple[OperatorCluster, ...] | None,
+    left: Mapping[int, float],
+    busy: Mapping[int, float],
+) -> list[tuple[int, OperatorCluster]] | None:
     """GPU of each stage; who has fewer stages than the group has GPUs gets those that are busy least."""
     if stages is None:
         return None

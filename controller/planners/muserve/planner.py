@@ -29,8 +29,8 @@ from controller.planners.muserve.alpaserve import (
     Arrivals,
     Cluster,
     Model,
+    OperatorCluster,
     Placement,
-    Unit,
     by_sensitivity,
     place,
 )
@@ -202,7 +202,7 @@ def _model(
     stages = stages_of(catalog, task.family, variant.name)
     names = [stage_model(task.family, stage, stages) for stage in range(stages)] if stages > 1 else []
 
-    def unit(model: str) -> Unit | None:
+    def unit(model: str) -> OperatorCluster | None:
         known = next((f.variant(variant.name) for f in catalog.families if f.name == model), None)
         return None if known is None else _unit(inputs, task, kind, shape, model, known)
 
@@ -221,12 +221,12 @@ def _model(
 
 def _unit(
     inputs: PlanningInput, task: Task, kind: DeviceType, shape: SliceType, model: str, variant: Variant
-) -> Unit | None:
+) -> OperatorCluster | None:
     catalog = by_model(inputs.known)
     row = effective_row(catalog, kind, shape, catalog.family(model), variant, task.demand.items_mean)
     if row is None:
         return None
-    return Unit(service_time(row).mean_ms / MS_PER_S, row.clock_sensitivity, float(variant.memory_mib))
+    return OperatorCluster(service_time(row).mean_ms / MS_PER_S, row.clock_sensitivity, float(variant.memory_mib))
 
 
 def _group_sizes(models: Sequence[Model], constants: Mapping[str, float], gpus: int) -> tuple[int, ...]:

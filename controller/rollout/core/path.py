@@ -238,14 +238,14 @@ def _lighter(devices: Devices, inputs: RolloutInputs, fixed: frozenset[str], ste
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class Exchange:
     """Slices that go, with the slices that need their place: the smallest change that can be made by itself."""
 
     drops: frozenset[SliceKey]
     adds: tuple[PlannedSlice, ...]
 
 
-def _units(now: Devices, goal: Devices) -> list[Unit]:
+def _units(now: Devices, goal: Devices) -> list[Exchange]:
     """Everything that differs, in at most UNITS_MAX bundles."""
     units = []
     for name in sorted(goal):
@@ -255,10 +255,12 @@ def _units(now: Devices, goal: Devices) -> list[Unit]:
             if not _same(here.get(key), there.get(key)):
                 touching = [g for g in groups if any(key.overlaps(other) for other in g)]
                 groups = [*(g for g in groups if g not in touching), {key}.union(*touching)]
-        units += [Unit(frozenset(g & here.keys()), tuple(there[k] for k in sorted(g & there.keys()))) for g in groups]
+        units += [
+            Exchange(frozenset(g & here.keys()), tuple(there[k] for k in sorted(g & there.keys()))) for g in groups
+        ]
     size = -(-len(units) // UNITS_MAX)
     bundles = [units[i : i + size] for i in range(0, len(units), size)] if units else []
-    return [Unit(frozenset().union(*(u.drops for u in b)), tuple(p for u in b for p in u.adds)) for b in bundles]
+    return [Exchange(frozenset().union(*(u.drops for u in b)), tuple(p for u in b for p in u.adds)) for b in bundles]
 
 
 def _nothing_changed(now: Devices, goal: Devices) -> Devices:
@@ -280,7 +282,7 @@ def _merged(
     return replace(base, target=target, slices=tuple(parts[k] for k in sorted(parts)))
 
 
-def _with_unit(now: Devices, goal: Devices, before: Devices, chosen: list[Unit], unit: Unit) -> Devices:
+def _with_unit(now: Devices, goal: Devices, before: Devices, chosen: list[Exchange], unit: Exchange) -> Devices:
     """What stands after one more unit; `before`: after the chosen ones."""
     names = {key.device for key in unit.drops} | {part.key.device for part in unit.adds}
     units = [*chosen, unit]
@@ -345,7 +347,7 @@ class _PathBuilder:
             return True
         remaining = _units(self._devices, goal)
         while remaining:
-            chosen: list[Unit] = []
+            chosen: list[Exchange] = []
             waypoint = _nothing_changed(self._devices, goal)
             for unit in remaining:
                 further = _with_unit(self._devices, goal, waypoint, chosen, unit)

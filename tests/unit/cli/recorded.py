@@ -2,17 +2,17 @@
 
 import math
 
-from trefoil.cli.demo.results import Event, FamilySummary, Report, Series, Summary
+from trefoil.cli.demo.results import DemoFamilySummary, DemoSeries, DemoSummary, PlanEvent, Report
 from trefoil.cli.demo.spread import SeedRuns, Spread
-from trefoil.comparison.saving import Outcome
+from trefoil.comparison.saving import RunOutcome
 
 SECONDS = 24
 NAMES = ("base", "static_mix", "exact")
 DEVICES = ("node0/gpu0", "node0/gpu1")
 
 
-def summary(grams: float | None = 0.0021, joules: float | None = 11.0, accuracy: float = 0.97) -> Summary:
-    return Summary(
+def summary(grams: float | None = 0.0021, joules: float | None = 11.0, accuracy: float = 0.97) -> DemoSummary:
+    return DemoSummary(
         requests=900,
         answered=900,
         failed=0,
@@ -32,20 +32,20 @@ def summary(grams: float | None = 0.0021, joules: float | None = 11.0, accuracy:
     )
 
 
-def family_summary(accuracy: float = 0.97) -> FamilySummary:
-    return FamilySummary(900, 900, 0, "d1e5", 66.0, 49.0, 0.991, accuracy, accuracy - 0.0005, 0.955)
+def family_summary(accuracy: float = 0.97) -> DemoFamilySummary:
+    return DemoFamilySummary(900, 900, 0, "d1e5", 66.0, 49.0, 0.991, accuracy, accuracy - 0.0005, 0.955)
 
 
-def series(name: str, metered: bool = True) -> Series:
+def series(name: str, metered: bool = True) -> DemoSeries:
     times = [float(t) for t in range(SECONDS)]
     watts = {"base": 120.0, "static_mix": 80.0, "exact": 60.0}[name]
     best = 26 if name == "base" else 18
     events = [
-        Event(
+        PlanEvent(
             7.2, 2.4, "carbon", "intensity 320 -> 180 g/kWh (-44 % > 5 %)", "gpu0: 7g digits-l; gpu1 asleep", 62, True
         )
     ]
-    return Series(
+    return DemoSeries(
         policy=name,
         t_s=times,
         intensity_g_per_kwh=[250 + 120 * math.sin(t / 4) for t in times],
@@ -94,12 +94,12 @@ def report(metered: bool = True) -> Report:
 def spread() -> Spread:
     """Three seeds: a saving, less of one, and a run that has missed the floor of 0.955."""
     ours = ((0.0022, 0.956), (0.0023, 0.957), (0.0020, 0.951))
-    others = {"base": Outcome(0.0035, 14.0, 0.97, 0.99), "static_mix": Outcome(0.0024, 9.0, 0.956, 0.99)}
+    others = {"base": RunOutcome(0.0035, 14.0, 0.97, 0.99), "static_mix": RunOutcome(0.0024, 9.0, 0.956, 0.99)}
     return Spread(
         66.0,
         0.02,
         tuple(
-            SeedRuns(7 + n, {**others, "exact": Outcome(grams, 8.0, accuracy, 0.98)})
+            SeedRuns(7 + n, {**others, "exact": RunOutcome(grams, 8.0, accuracy, 0.98)})
             for n, (grams, accuracy) in enumerate(ours)
         ),
     )

@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from trefoil.cli.deploy import machine as look
 from trefoil.cli.deploy.env_file import GIVEN, render, values_of
-from trefoil.cli.deploy.machine import Machine, Wanted, check
+from trefoil.cli.deploy.machine import SeenMachine, Wanted, check
 from trefoil.cli.main import app
 from trefoil.core.errors import TrefoilError
 
 ROOT = Path(__file__).resolve().parents[3]
 MODELS = ROOT / "model_repository"
-HERE = Machine(
+HERE = SeenMachine(
     cores=8, memory_gib=32.0, address="10.0.0.11", driver="550.54", gpus=2, engine="26.1", engine_trouble="",
     toolkit=True, compose="2.40.3",
 )  # fmt: skip
@@ -37,7 +37,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look, "install_triton", Mock())
 
 
-def values(wanted: Wanted, machine: Machine = HERE) -> dict[str, str]:
+def values(wanted: Wanted, machine: SeenMachine = HERE) -> dict[str, str]:
     found = values_of(replace(wanted, given={**free_ports(), **wanted.given}), machine, str(ROOT))
     check(wanted, found, machine)
     return found
@@ -82,7 +82,7 @@ def test_a_second_host_has_no_control_plane_and_says_where_it_is() -> None:
         (Wanted(given={"TREFOIL_GRPC_PORT": "http"}), HERE, "TREFOIL_GRPC_PORT = 'http': no port"),
     ],
 )  # fmt: skip
-def test_what_could_not_start_is_refused(wanted: Wanted, machine: Machine, said: str) -> None:
+def test_what_could_not_start_is_refused(wanted: Wanted, machine: SeenMachine, said: str) -> None:
     with pytest.raises(TrefoilError, match=said) as caught:
         values(wanted, machine)
     assert "pw" not in str(caught.value)

@@ -16,14 +16,14 @@ from trefoil.cli.main import app
 from trefoil.core.common import Basis
 from trefoil.profiler.assumed import GraphCost, assumed_points
 from trefoil.profiler.cost_law import read_model
-from trefoil.profiler.profile_csv import Provenance, profile_text
+from trefoil.profiler.profile_csv import ProfileProvenance, profile_text
 from trefoil.runtime.model_files import contract
 from trefoil.runtime.repository import load_family
 
 SHIPPED = Path(__file__).parents[3] / "model_repository"
 COST = GraphCost(macs=4_000_000_000, written=37_000_000, kernels=174, weights_bytes=102_000_000, uncounted={})
 LAW = read_model(json.loads((SHIPPED / "_profiles" / "constants.json").read_text())).latency
-WHERE = Provenance("none", "2026-11-25", "0000000", True, "by a test")
+WHERE = ProfileProvenance("none", "2026-11-25", "0000000", True, "by a test")
 ACCURACIES = ("--accuracy", "small=0.7", "--accuracy", "large=0.9")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.cli import recorded
 from trefoil.cli.demo import report, run_demo
-from trefoil.cli.demo.results import Exploration, FamilySummary, Report, read_report
+from trefoil.cli.demo.results import DemoFamilySummary, Exploration, Report, read_report
 
 TOP_LEVEL = {
     "simulated", "triton_version", "gpus", "duration_s", "carbon_speedup", "seed", "commit", "pad_overrun_ratio",
@@ -45,7 +45,7 @@ def test_savings_are_of_grams_per_request_at_the_accuracy_that_we_have() -> None
     assert values["saving_pct"]["static_mix"] == pytest.approx(100 * (1 - 0.0022 / 0.0024))
 
 
-def with_family(one: Report, *families: FamilySummary) -> Report:
+def with_family(one: Report, *families: DemoFamilySummary) -> Report:
     ours = replace(one.runs["exact"], families=dict(zip(("digits", "twin"), families, strict=False)))
     return replace(one, runs={**one.runs, "exact": ours})
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from trefoil.cli.demo import run_policy
-from trefoil.cli.demo.results import Series
+from trefoil.cli.demo.results import DemoSeries
 from trefoil.cli.demo.run_monitor import PlanChange
 from trefoil.cli.load.arrivals import RateProfile
 from trefoil.cli.load.generator import LEAD_S
 from trefoil.cli.load.process import LoadPlan
 from trefoil.cli.load.result import LoadResult, Record
-from trefoil.cli.run.scenario import Fleet, Load
+from trefoil.cli.run.scenario import Fleet, OfferedLoad
 from trefoil.core.errors import StartError
 from trefoil.core.plan import DecisionRecord
 from trefoil.runtime.clock import ManualClock
@@ -109,9 +109,9 @@ def test_answers_are_shared_out_by_the_type_of_device_that_gave_them() -> None:
 
 
 def test_the_mix_is_told_before_in_and_after_the_spike() -> None:
-    scenario: Any = SimpleNamespace(load=Load(peak_from=0.2, peak_until=0.6), duration_s=10.0)
+    scenario: Any = SimpleNamespace(load=OfferedLoad(peak_from=0.2, peak_until=0.6), duration_s=10.0)
     answered = {"small": [0, 0, 3, 3, 3, 3, 0, 0, 0, 0], "large": [2, 2, 1, 1, 1, 1, 0, 0, 0, 0]}
-    assert run_policy.mixes(Series("p", answered_by_variant=answered), scenario) == {
+    assert run_policy.mixes(DemoSeries("p", answered_by_variant=answered), scenario) == {
         "before": {"large": 1.0},
         "in": {"small": 0.75, "large": 0.25},
         "after": {},

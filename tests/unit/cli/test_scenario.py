@@ -6,10 +6,10 @@ import pytest
 
 from trefoil.cli.demo.results import subject
 from trefoil.cli.run.scenario import (
-    Carbon,
-    Load,
+    CarbonTrace,
+    DemoScenario,
+    OfferedLoad,
     Ports,
-    Scenario,
     System,
     load_system,
     overrides_against_base,
@@ -19,15 +19,15 @@ from trefoil.core.errors import NotFound, SettingError
 SHIPPED = Path(__file__).parents[3] / "deploy" / "config"
 
 
-def demo(tmp_path: Path, text: str = "", **overrides: object) -> Scenario:
+def demo(tmp_path: Path, text: str = "", **overrides: object) -> DemoScenario:
     path = tmp_path / "scenario.toml"
     path.write_text(text)
-    return load_system(path, Scenario, overrides)
+    return load_system(path, DemoScenario, overrides)
 
 
 def test_the_shipped_files_load() -> None:
     assert load_system(SHIPPED / "up.toml", System).policy == "exact"
-    shipped = load_system(SHIPPED / "demo.toml", Scenario)
+    shipped = load_system(SHIPPED / "demo.toml", DemoScenario)
     assert shipped.policies == ("base", "static_mix", "exact", "exact_miad")
     assert shipped.duration_s == pytest.approx(108.0)
     assert shipped.carbon.speedup == pytest.approx(24 * 3600 / 108)
@@ -36,7 +36,7 @@ def test_the_shipped_files_load() -> None:
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("demo*.toml")), ids=lambda path: path.stem)
 def test_every_shipped_demo_loads_and_is_about_the_policy_that_it_is_named_after(path: Path) -> None:
-    shipped = load_system(path, Scenario)
+    shipped = load_system(path, DemoScenario)
     assert shipped.name == path.stem
     named = path.stem.removeprefix("demo").strip("-").partition("-")[0]  # what follows says how it is played
     assert subject(shipped.policies) == (named or "exact_miad")
@@ -107,7 +107,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 
 
 def test_the_load_doubles_once_and_returns() -> None:
-    load = Load()
+    load = OfferedLoad()
     rates = [rate for _, rate in load.points(84.0)]
     times = [at_s for at_s, _ in load.points(84.0)]
     assert rates == [26.0, 26.0, 52.0, 52.0, 26.0, 26.0]
@@ -118,7 +118,7 @@ def test_the_load_doubles_once_and_returns() -> None:
 
 @pytest.mark.parametrize("duration_s", [3.0, 5.0, 15.0, 84.0, 1000.0])
 def test_a_compressed_load_keeps_its_shape(duration_s: float) -> None:
-    times = [at_s for at_s, _ in Load().points(duration_s)]
+    times = [at_s for at_s, _ in OfferedLoad().points(duration_s)]
     assert times == sorted(set(times)), "still rising, with a plateau"
 
 
@@ -140,7 +140,7 @@ def test_ports_move_together() -> None:
 
 
 def test_the_speedup_scales_a_step_of_the_trace_to_a_step_of_the_wall() -> None:
-    assert Carbon(step_h=4, step_s=7).speedup == pytest.approx(14400 / 7)
+    assert CarbonTrace(step_h=4, step_s=7).speedup == pytest.approx(14400 / 7)
 
 
 def test_an_unknown_policy_and_fields_that_do_not_fit_together_are_one_short_line():

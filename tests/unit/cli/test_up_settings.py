@@ -17,7 +17,7 @@ from trefoil.cli.options import parse_sets
 from trefoil.cli.run import services, supervisor
 from trefoil.cli.run.launcher import Launcher
 from trefoil.cli.run.real_node import check_real_node
-from trefoil.cli.run.scenario import Scenario, System, load_system
+from trefoil.cli.run.scenario import DemoScenario, System, load_system
 from trefoil.cli.run.shutdown import ShutdownSignals
 from trefoil.cli.run.state_directory import StatePaths, to_toml
 from trefoil.core.errors import SettingError, StartError, TrefoilError
@@ -224,11 +224,11 @@ CPUS = {"fleet.kind": "real", "fleet.devices": '["cpu:2"]'}
 )
 def test_a_demo_plays_simulated_gpus_or_cpus_that_serve_and_a_trace(given: dict[str, str], why: str) -> None:
     with pytest.raises(SettingError, match=why):
-        load_system(SHIPPED / "demo.toml", Scenario, given)
+        load_system(SHIPPED / "demo.toml", DemoScenario, given)
 
 
 def test_the_demo_of_cpus_measures_no_slo_and_checks_the_policies_that_it_plays_alone() -> None:
-    found = load_system(SHIPPED / "demo-infadapter.toml", Scenario)
+    found = load_system(SHIPPED / "demo-infadapter.toml", DemoScenario)
     assert found.policies_run == found.policies == ("vpa_plus", "ms_plus", "infadapter")
     assert found.load.peak_per_s == 3 * found.load.base_per_s
     assert judged_by_simulation(found) is found

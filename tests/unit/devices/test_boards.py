@@ -17,7 +17,7 @@ from trefoil.core.device_types import DEVICE_TYPES, DRIVERS, NO_MIG, device_type
 from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus
 from trefoil.profiler.assumed import GB_PER_S, GraphCost, assumed_points
 from trefoil.profiler.cost_law import read_model
-from trefoil.profiler.profile_csv import Provenance, profile_text
+from trefoil.profiler.profile_csv import ProfileProvenance, profile_text
 from trefoil.runtime.repository import load_family
 from trefoil.simulated_node.machine import Machine
 
@@ -34,7 +34,9 @@ def assumed(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     law = read_model(json.loads((MODELS / "_profiles" / "constants.json").read_text())).latency
     points = assumed_points(family, {v.name: COST for v in family.variants}, law, 8)
     file = tmp_path_factory.mktemp("assumed") / "profile.csv"
-    file.write_text(profile_text(points, Provenance("none", "2026-11-25", "0", True, "a test"), estimate_energy=True))
+    file.write_text(
+        profile_text(points, ProfileProvenance("none", "2026-11-25", "0", True, "a test"), estimate_energy=True)
+    )
     family, rows = load_family(MODELS / "digits", file)
     return Catalog((family,), rows)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.planners.columns import columns, undominated
-from controller.planners.exact.frontier import Point, distribution, frontier, load_ratio, price, required_mean
+from controller.planners.exact.frontier import FrontierPoint, distribution, frontier, load_ratio, price, required_mean
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of, value_lambda
 from controller.planners.exact.planner import CONSTANTS
@@ -22,7 +22,11 @@ from trefoil.core.brains import BudgetState
 from trefoil.core.carbon import CarbonBand, CarbonForecast, Series
 from trefoil.core.demand import Demand
 
-HULL = (Point(0.90, 50.0), Point(0.95, 60.0), Point(0.99, 100.0))  # slopes 200 and 1000 W per unit
+HULL = (
+    FrontierPoint(0.90, 50.0),
+    FrontierPoint(0.95, 60.0),
+    FrontierPoint(0.99, 100.0),
+)  # slopes 200 and 1000 W per unit
 
 
 def test_accuracy_is_bought_where_it_is_cheapest():

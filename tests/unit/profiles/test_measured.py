@@ -16,7 +16,7 @@ from trefoil.profiler.energy_meter import EnergyLog, MeteredEnergy, active_j_per
 from trefoil.profiler.places import NodePlace
 from trefoil.profiler.profile_csv import (
     ProfilePoint,
-    Provenance,
+    ProfileProvenance,
     estimated_j,
     profile_text,
     raise_to_monotone,
@@ -29,7 +29,7 @@ from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.repository import load_family
 
 FOLDER = Path(__file__).resolve().parents[3] / "model_repository" / "digits"
-ORIGIN = Provenance("a test", "2026-11-21", "abc1234", simulated=False)
+ORIGIN = ProfileProvenance("a test", "2026-11-21", "abc1234", simulated=False)
 FAMILY, _ = load_family(FOLDER)
 POINT = ProfilePoint("cpu:2", "cpu:1", "digits-xs", 1, 0, (1.0, 2.0, 3.0), 900.0, 0.01, 16, 500)
 

@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from protos.power_agent.v1 import power_agent_pb2
-from trefoil.cli.family.measured_operators import Measurement
+from trefoil.cli.family.measured_operators import OperatorMeasurement
 from trefoil.core.catalog import Variant
 from trefoil.core.device_types import A100_40GB, T4
 from trefoil.core.errors import CatalogError, SettingError, TrefoilError, Unavailable
@@ -356,7 +356,7 @@ def test_it_is_measured_on_the_widest_slice_of_the_first_gpu_that_can_hold_a_clo
     devices = tuple(DeviceStatus(f"node0/gpu{at}", name) for at, name in enumerate(("Tesla P4", STATUS.type, T4.name)))
     node = NodeStatus("node0", devices=devices, missing=missing)
     settings = {"device": "", "slice_type": "", "clock_mhz": 0} | asked
-    one = Measurement(
+    one = OperatorMeasurement(
         tmp_path / "digits" / "1" / "model.onnx", "h:1", window_s=1.0, replace=False, repository=tmp_path,
         state_dir=tmp_path, python=tmp_path, say=print, **settings,
     )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from trefoil.cli.demo.own_repository import with_own_repository
 from trefoil.cli.load.arrivals import schedule
 from trefoil.cli.load.process import LoadPlan
-from trefoil.cli.run.scenario import Scenario, Slo, load_system
+from trefoil.cli.run.scenario import DemoScenario, Slo, load_system
 from trefoil.core import power
 from trefoil.core.errors import SettingError
 from trefoil.runtime.repository import load_family
@@ -22,8 +22,8 @@ SLO = Slo(percentile=95.0, latency_ms=75.0)
 FIXED = {"causes": ["carbon"], "demand_fixed": {"digits": {"rate_per_s": 40.0, "rate_p90_per_s": 45.0}}}
 
 
-def demo(**more: object) -> Scenario:
-    return load_system(DEMO, Scenario, {"carbon.steps": 3, **{k.replace("__", "."): v for k, v in more.items()}})
+def demo(**more: object) -> DemoScenario:
+    return load_system(DEMO, DemoScenario, {"carbon.steps": 3, **{k.replace("__", "."): v for k, v in more.items()}})
 
 
 def test_arrivals_are_those_that_the_player_sends():
@@ -51,7 +51,9 @@ def test_batches_of_the_schedule_are_batches_of_the_scenario():
 
 
 def test_a_group_of_families_is_simulated_by_the_router_that_its_policy_names(tmp_path):
-    settings = load_system(DEMO.with_name("demo-carbondis.toml"), Scenario, {"carbon.steps": 3, "carbon.step_s": 10})
+    settings = load_system(
+        DEMO.with_name("demo-carbondis.toml"), DemoScenario, {"carbon.steps": 3, "carbon.step_s": 10}
+    )
     settings = with_own_repository(settings, tmp_path / "models")
     highperf, lowenergy, carbondis = (
         simulate_demo(*demo_scenario(settings, policy, Slo(percentile=95.0, latency_ms=325.0))).summary
@@ -64,10 +66,10 @@ def test_a_group_of_families_is_simulated_by_the_router_that_its_policy_names(tm
 
 
 @pytest.fixture(scope="module")
-def staged(tmp_path_factory) -> Scenario:
+def staged(tmp_path_factory) -> DemoScenario:
     """The demo of a family in two stages, over its own repository."""
     path = DEMO.with_name("demo-muserve-stages.toml")
-    settings = load_system(path, Scenario)
+    settings = load_system(path, DemoScenario)
     return with_own_repository(settings, tmp_path_factory.mktemp("staged") / "models")
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Final
 
 from trefoil.cli.family.split_family import split_family
-from trefoil.cli.run.scenario import Scenario
+from trefoil.cli.run.scenario import DemoScenario
 from trefoil.runtime.repository import family_folder, link_shared
 
 BATCHING: Final = "dynamic_batching { }\n"
 
 
-def with_own_repository(scenario: Scenario, folder: Path) -> Scenario:
+def with_own_repository(scenario: DemoScenario, folder: Path) -> DemoScenario:
     """The scenario over a repository written to `folder`; as it is where its families are served as they stand."""
     copied = {scenario.family.name: scenario.family.name}
     copied |= {each.name: each.copy_of or each.name for each in scenario.more_families}

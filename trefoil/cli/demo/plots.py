@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from controller.planners.table import PLANNERS
-from trefoil.cli.demo.results import Series, subject
+from trefoil.cli.demo.results import DemoSeries, subject
 from trefoil.core.parts import Kind, find
 from trefoil.core.policies import policy
 
@@ -62,7 +62,7 @@ def _own(name: str, what: str) -> str:
     return getattr(find(Kind.PLANNER, name, PLANNERS), what) if policy(name).planner == name else ""
 
 
-def plot_carbon_and_load(runs: Mapping[str, Series], speedup: float | None, time: str = WALL_TIME) -> str:
+def plot_carbon_and_load(runs: Mapping[str, DemoSeries], speedup: float | None, time: str = WALL_TIME) -> str:
     """Plot carbon and load, which every run met alike, with the decisions of the report's subject by cause.
 
     `speedup` of the carbon trace for a second axis; None: time is the trace's own.
@@ -84,7 +84,7 @@ def plot_carbon_and_load(runs: Mapping[str, Series], speedup: float | None, time
     return _figure("carbon", 4.2, 2, draw, "Grid carbon intensity and offered load over time", time)
 
 
-def plot_power(runs: Mapping[str, Series], time: str = WALL_TIME) -> str:
+def plot_power(runs: Mapping[str, DemoSeries], time: str = WALL_TIME) -> str:
     """Plot the power of all GPUs together [W]."""
 
     def draw(axes: Sequence[Axes]) -> None:
@@ -100,7 +100,7 @@ def plot_power(runs: Mapping[str, Series], time: str = WALL_TIME) -> str:
     return _figure("power", 2.5, 1, draw, "Power of all GPUs over time, by run", time)
 
 
-def plot_grams(runs: Mapping[str, Series], time: str = WALL_TIME) -> str:
+def plot_grams(runs: Mapping[str, DemoSeries], time: str = WALL_TIME) -> str:
     """Plot grams since the start of each run."""
 
     def draw(axes: Sequence[Axes]) -> None:
@@ -114,7 +114,7 @@ def plot_grams(runs: Mapping[str, Series], time: str = WALL_TIME) -> str:
 
 
 def plot_latency(
-    runs: Mapping[str, Series], family: str, slo_ms: float, percentile: float, time: str = WALL_TIME
+    runs: Mapping[str, DemoSeries], family: str, slo_ms: float, percentile: float, time: str = WALL_TIME
 ) -> str:
     """Plot the p95 of what was due of a family in each second, against its SLO."""
 
@@ -145,7 +145,7 @@ def plot_latency(
     return _figure(f"latency-{family}", 2.7, 1, draw, described, time)
 
 
-def plot_variant_mix(runs: Mapping[str, Series], order: Sequence[str]) -> str:
+def plot_variant_mix(runs: Mapping[str, DemoSeries], order: Sequence[str]) -> str:
     """Plot which variant answered, stacked, one panel a run; most accurate at the bottom."""
     colours = {name: VARIANT_COLOURS[i % len(VARIANT_COLOURS)] for i, name in enumerate(order)}
 
@@ -220,7 +220,7 @@ def _legend(axes: Axes) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9, handlelength=1.2)
 
 
-def _mark_events(axes: Axes, series: Series) -> None:
+def _mark_events(axes: Axes, series: DemoSeries) -> None:
     seen: dict[str, Any] = {}
     for number, event in enumerate(series.events, 1):
         colour = CAUSE_COLOURS.get(event.cause, "#5b6470")

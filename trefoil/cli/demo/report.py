@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from trefoil.cli.demo import plots
-from trefoil.cli.demo.results import Exploration, FamilySummary, Report, Series, Summary, write_json
+from trefoil.cli.demo.results import DemoFamilySummary, DemoSeries, DemoSummary, Exploration, Report, write_json
 from trefoil.cli.demo.spread import Spread
 from trefoil.comparison.saving import summary
 from trefoil.tables import Grid
@@ -42,7 +42,7 @@ RUN_TITLES: Final = {
     "oracle": "every standardised configuration, measured on this system",
 }
 # (label, of a summary, what is better): one list for the terminal and the page.
-Show = Callable[[Summary], str]
+Show = Callable[[DemoSummary], str]
 ROWS: Final[tuple[tuple[str, Show, str], ...]] = (
     ("grams / request", lambda run: _number_text(run.grams_per_request, 4, 1000, "mg"), "lower"),
     ("joules / request", lambda run: _number_text(run.joules_per_request, 2, 1, "J"), "lower"),
@@ -193,7 +193,7 @@ def _family_rows(name: str) -> list[tuple[str, Show, str]]:
     ]
 
 
-def _family_latency_text(one: FamilySummary) -> str:
+def _family_latency_text(one: DemoFamilySummary) -> str:
     return f"{one.latency_ms_p95:.1f}, {one.slo_ms:.0f} ms"
 
 
@@ -201,12 +201,12 @@ def _shares_text(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{kind} {_percent_text(share)}" for kind, share in shares.items() if share) or "-"
 
 
-def _answers_text(run: Summary) -> str:
+def _answers_text(run: DemoSummary) -> str:
     codes = ", ".join(f"{code} {count:,}" for code, count in run.failed_by_code.items())
     return f"{run.answered:,} / {run.failed:,}{f' ({codes})' if codes else ''}"
 
 
-def _family_answers_text(one: FamilySummary) -> str:
+def _family_answers_text(one: DemoFamilySummary) -> str:
     return f"{one.answered:,} / {one.failed:,}"
 
 
@@ -220,13 +220,13 @@ def report_lines(report: Report) -> list[str]:
     return missed + lines + savings_caption(report).splitlines()
 
 
-def write_report(folder: Path, report: Report, series: Mapping[str, Series]) -> None:
+def write_report(folder: Path, report: Report, series: Mapping[str, DemoSeries]) -> None:
     """Write report.json and report.html."""
     write_json(folder / "report.json", report.to_json())
     (folder / "report.html").write_text(report_html(report, series))
 
 
-def report_html(report: Report, series: Mapping[str, Series]) -> str:
+def report_html(report: Report, series: Mapping[str, DemoSeries]) -> str:
     """HTML page of a report, as one string."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
@@ -267,7 +267,7 @@ def _spread_summaries(report: Report, others: Sequence[str]) -> dict[str, dict[s
     return {other: summary(spread.savings_pct(name, other)) for other in others}
 
 
-def _figures(report: Report, series: Mapping[str, Series], percentile: float) -> list[tuple[str, str, str]]:
+def _figures(report: Report, series: Mapping[str, DemoSeries], percentile: float) -> list[tuple[str, str, str]]:
     """(heading, what to see, svg)."""
     order = list(next(iter(series.values())).answered_by_variant)
     time = SIMULATED_TIME if report.simulated_time else plots.WALL_TIME
@@ -311,11 +311,11 @@ def _percent_text(value: float | None, digits: int = 1) -> str:
     return UNKNOWN if value is None else f"{100 * value:.{digits}f} %"
 
 
-def _latencies_text(run: Summary) -> str:
+def _latencies_text(run: DemoSummary) -> str:
     return f"{run.latency_ms_p50:.1f} / {run.latency_ms_p95:.1f} / {run.latency_ms_p99:.1f} ms"
 
 
-def _exploration_text(run: Summary, show: Callable[[Exploration], str]) -> str:
+def _exploration_text(run: DemoSummary, show: Callable[[Exploration], str]) -> str:
     return "-" if run.exploration is None else show(run.exploration)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import trefoil
 from trefoil.cli.demo.spread import Spread
-from trefoil.comparison.saving import Outcome, saving_pct, what_missed
+from trefoil.comparison.saving import RunOutcome, saving_pct, what_missed
 from trefoil.core.objective import floor_missed
 from trefoil.installation import CHECKOUT, SHIPPED
 
@@ -22,7 +22,7 @@ CAUSES: Final = ("carbon", "load", "slo", "objective")
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class PlanEvent:
     """Change of plan that was carried out: when, why, and that serving went on meanwhile."""
 
     at_s: float  # since the start of the run
@@ -49,7 +49,7 @@ class Exploration:
 
 
 @dataclass(frozen=True, slots=True)
-class FamilySummary:
+class DemoFamilySummary:
     """Summary of what one run answered of one family."""
 
     requests: int
@@ -72,7 +72,7 @@ class FamilySummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class DemoSummary:
     """Summary of one run, in the numbers that are compared; of all families, where it served several."""
 
     requests: int
@@ -91,14 +91,14 @@ class Summary:
     replans: Mapping[str, int]
     reconfigurations: Mapping[str, int]
     exploration: Exploration | None = None  # None: the policy does not measure candidates
-    families: Mapping[str, FamilySummary] = field(default_factory=dict)
+    families: Mapping[str, DemoFamilySummary] = field(default_factory=dict)
     core_s: float | None = None  # of all slices that stood, the old beside the new included; None: no CPUs were cut
     mixes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # shares of the answers by variant, by time
     failed_by_code: Mapping[str, int] = field(default_factory=dict)  # DEADLINE_EXCEEDED: its client waited no longer
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class DemoSeries:
     """Series of what happened each second of a run. All lists are as long as `t_s`."""
 
     policy: str
@@ -114,7 +114,7 @@ class Series:
     answered_by_variant: dict[str, list[int]] = field(default_factory=dict)  # family by family, least accurate first
     grams: list[float | None] = field(default_factory=list)  # since the start of the run
     cores: list[float] = field(default_factory=list)  # of all slices of CPUs that stood
-    events: list[Event] = field(default_factory=list)
+    events: list[PlanEvent] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Report:
     command: str
     machine: str
     started_at: str
-    runs: Mapping[str, Summary]
+    runs: Mapping[str, DemoSummary]
     spread: Spread | None = None  # None: nothing was simulated, and accuracy has no price
     simulated_time: bool = False  # `trefoil simulate`: nothing ran but one process
 
@@ -191,10 +191,10 @@ class Report:
         return {**values, **runs}
 
 
-def _outcome(run: Summary) -> Outcome | None:
+def _outcome(run: DemoSummary) -> RunOutcome | None:
     if run.grams_per_request is None or run.joules_per_request is None:
         return None
-    return Outcome(run.grams_per_request, run.joules_per_request, run.accuracy_profile, run.slo_attainment)
+    return RunOutcome(run.grams_per_request, run.joules_per_request, run.accuracy_profile, run.slo_attainment)
 
 
 def subject(names: Iterable[str]) -> str:
@@ -209,10 +209,10 @@ def write_json(path: Path, values: Any) -> None:
     path.write_text(json.dumps(values, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
-def read_series(path: Path) -> Series:
+def read_series(path: Path) -> DemoSeries:
     """Read the series that a run recorded."""
     values = json.loads(path.read_text())
-    return Series(**{**values, "events": [Event(**event) for event in values["events"]]})
+    return DemoSeries(**{**values, "events": [PlanEvent(**event) for event in values["events"]]})
 
 
 def read_report(path: Path) -> Report:
@@ -226,10 +226,10 @@ def read_report(path: Path) -> Report:
     return Report(**{**values, "gpus": tuple(values["gpus"]), "runs": runs, "spread": spread})
 
 
-def _summary(values: Mapping[str, Any]) -> Summary:
+def _summary(values: Mapping[str, Any]) -> DemoSummary:
     explored = values.get("exploration")
-    families = {name: FamilySummary(**one) for name, one in values["families"].items()}
-    return Summary(**{**values, "exploration": Exploration(**explored) if explored else None, "families": families})
+    families = {name: DemoFamilySummary(**one) for name, one in values["families"].items()}
+    return DemoSummary(**{**values, "exploration": Exploration(**explored) if explored else None, "families": families})
 
 
 def git_commit() -> str:

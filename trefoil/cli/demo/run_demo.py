@@ -21,11 +21,11 @@ from trefoil.cli.demo import report
 from trefoil.cli.demo.live_view import View, view_for
 from trefoil.cli.demo.own_repository import with_own_repository
 from trefoil.cli.demo.results import Report, git_commit, machine, subject, write_json
-from trefoil.cli.demo.run_policy import DemoContext, RunResult, measure_p95_ms, run_policy
+from trefoil.cli.demo.run_policy import DemoContext, PolicyRun, measure_p95_ms, run_policy
 from trefoil.cli.demo.spread import Spread, judged_by_simulation, simulate_spread
 from trefoil.cli.output import console, count_equal, print_json, ticking
 from trefoil.cli.run import services
-from trefoil.cli.run.scenario import Scenario
+from trefoil.cli.run.scenario import DemoScenario
 from trefoil.cli.run.shutdown import EXIT_INTERRUPTED, ShutdownSignals, run_until_signal
 from trefoil.runtime.clock import Clock, WallClock
 
@@ -34,14 +34,14 @@ MODELS: Final = "models"  # folder of a repository of its own
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoOutcome:
     """Outcome of a demo: all runs and the report over them."""
 
     report: Report
-    runs: Mapping[str, RunResult]
+    runs: Mapping[str, PolicyRun]
 
 
-def run_demo(scenario: Scenario, out: Path, *, as_json: bool) -> int:
+def run_demo(scenario: DemoScenario, out: Path, *, as_json: bool) -> int:
     """Run every policy and write the report; returns the exit code, 1 when the run it is about missed the floor.
 
     On every way out nothing is left running.
@@ -49,7 +49,7 @@ def run_demo(scenario: Scenario, out: Path, *, as_json: bool) -> int:
     clock = WallClock()
     started_at_s = clock.now_s()
     screen = console()
-    outcomes: list[Outcome] = []
+    outcomes: list[DemoOutcome] = []
     if as_json:
         screen.quiet = True
     try:
@@ -75,7 +75,7 @@ def run_demo(scenario: Scenario, out: Path, *, as_json: bool) -> int:
     return exit_code(outcome.report)
 
 
-def simulate_only(scenario: Scenario, *, as_json: bool) -> None:
+def simulate_only(scenario: DemoScenario, *, as_json: bool) -> None:
     """Simulate the demo under its seeds, by an SLO of the simulated policy that the rule names; nothing is started."""
     with ticking(quiet=as_json), TemporaryDirectory() as folder:
         scenario = judged_by_simulation(with_own_repository(scenario, Path(folder) / MODELS))
@@ -105,7 +105,7 @@ def exit_code(found: Report) -> int:
 
 
 async def _run_policies(
-    scenario: Scenario, out: Path, view: View, signals: ShutdownSignals, clock: Clock, outcomes: list[Outcome]
+    scenario: DemoScenario, out: Path, view: View, signals: ShutdownSignals, clock: Clock, outcomes: list[DemoOutcome]
 ) -> int:
     started = datetime.fromtimestamp(clock.now_s(), UTC).isoformat(timespec="seconds")
     out.mkdir(parents=True, exist_ok=True)
@@ -116,12 +116,12 @@ async def _run_policies(
     context = DemoContext(scenario, out, view, clock, lambda: signals.kill_now)
     scenario = await _judged(context)
     context = replace(context, scenario=scenario)
-    runs: dict[str, RunResult] = {}
+    runs: dict[str, PolicyRun] = {}
     for number, policy in enumerate(scenario.policies, 1):
         runs[policy] = await run_policy(context, policy, scenario.slo, number)
         write_json(out / policy / "series.json", runs[policy].to_json())
     spread = None if scenario.fleet.real else await _simulate(context)
-    outcomes.append(Outcome(_report(scenario, runs, started, spread), runs))
+    outcomes.append(DemoOutcome(_report(scenario, runs, started, spread), runs))
     return 0
 
 
@@ -140,7 +140,7 @@ async def _simulate(context: DemoContext) -> Spread:
     return found
 
 
-async def _judged(context: DemoContext) -> Scenario:
+async def _judged(context: DemoContext) -> DemoScenario:
     rule = context.scenario.slo_rule
     if not rule.factor:
         return context.scenario
@@ -155,7 +155,7 @@ async def _judged(context: DemoContext) -> Scenario:
     return judged
 
 
-def _announcement(scenario: Scenario) -> str:
+def _announcement(scenario: DemoScenario) -> str:
     carbon, kept = scenario.carbon, scenario.availability
     loads = "; ".join(
         f"{each.base_per_s:g} -> {each.peak_per_s:g} -> {each.base_per_s:g}" for each in scenario.loads.values()
@@ -173,7 +173,7 @@ def _announcement(scenario: Scenario) -> str:
     )
 
 
-def _report(scenario: Scenario, runs: Mapping[str, RunResult], started: str, spread: Spread | None) -> Report:
+def _report(scenario: DemoScenario, runs: Mapping[str, PolicyRun], started: str, spread: Spread | None) -> Report:
     batches = sum(run.batches for run in runs.values())
     best = services.served_family(scenario).best.accuracy
     return Report(

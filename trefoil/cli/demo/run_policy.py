@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from trefoil import direct
 from trefoil.cli.demo.live_view import DeviceLine, RunStatus, View
-from trefoil.cli.demo.results import CAUSES, Event, Exploration, FamilySummary, Series, Summary
+from trefoil.cli.demo.results import CAUSES, DemoFamilySummary, DemoSeries, DemoSummary, Exploration, PlanEvent
 from trefoil.cli.demo.run_monitor import (
     PlanChange,
     RunMonitor,
@@ -31,7 +31,7 @@ from trefoil.cli.load.result import OK, LoadResult
 from trefoil.cli.output import slices_text
 from trefoil.cli.run import services
 from trefoil.cli.run.launcher import Launcher, first_answer
-from trefoil.cli.run.scenario import Load, Scenario, Slo, takes_preset
+from trefoil.cli.run.scenario import DemoScenario, OfferedLoad, Slo, takes_preset
 from trefoil.cli.run.state_directory import Launch
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.accounting import account, per_request
@@ -56,7 +56,7 @@ OBJECTIVE_LEAD_S: Final = 1.0  # the objective is set again just before second 0
 class DemoContext:
     """Context that all runs of a demo share."""
 
-    scenario: Scenario
+    scenario: DemoScenario
     out: Path
     view: View
     clock: Clock
@@ -66,11 +66,11 @@ class DemoContext:
 
 
 @dataclass(frozen=True, slots=True)
-class RunResult:
+class PolicyRun:
     """Result of one run."""
 
-    summary: Summary
-    series: Series
+    summary: DemoSummary
+    series: DemoSeries
     batches: int
     overruns: int
     simulated: bool
@@ -125,7 +125,7 @@ def median_of_rounds(result: LoadResult, round_s: float, percentile: float) -> f
     return median(_percentile(latencies, percentile) for latencies in rounds.values())
 
 
-async def run_policy(context: DemoContext, policy: str, slo: Slo, number: int) -> RunResult:
+async def run_policy(context: DemoContext, policy: str, slo: Slo, number: int) -> PolicyRun:
     """Run one policy, from a fresh cluster to its numbers; everything is taken down again."""
     scenario = context.scenario
     folder = context.out / policy
@@ -233,7 +233,9 @@ async def _wait_settled(context: DemoContext, launcher: Launcher, what: str) -> 
     return launch
 
 
-def _load_plans(scenario: Scenario, points: Callable[[Load], tuple[tuple[float, float], ...]]) -> list[LoadPlan]:
+def _load_plans(
+    scenario: DemoScenario, points: Callable[[OfferedLoad], tuple[tuple[float, float], ...]]
+) -> list[LoadPlan]:
     seeds = scenario.seeds
     return [
         LoadPlan(
@@ -254,14 +256,14 @@ async def _sleep_until(clock: Clock, at_s: float) -> None:
 
 
 async def _run_result(
-    scenario: Scenario,
+    scenario: DemoScenario,
     policy: str,
     slo: Slo,
     launch: Launch,
     monitor: RunMonitor,
     results: Mapping[str, LoadResult],
     explained: tuple[Any, Any],
-) -> RunResult:
+) -> PolicyRun:
     from power_agent.devices.node_client import NodeClient
 
     samples, readings, result = await monitor.samples(), await monitor.readings(), merged(results)
@@ -273,7 +275,7 @@ async def _run_result(
     replans, reconfigurations = _counts_by_cause(explained)
     if load.accuracy is None or load.latency_ms_p95 is None:
         raise StartError("not one request was answered", field=policy, remedy=f"read {launch.state_dir}/logs")
-    summary = Summary(
+    summary = DemoSummary(
         requests=load.requests,
         answered=load.answered,
         failed=load.failed,
@@ -304,7 +306,7 @@ async def _run_result(
             batches, overruns = pace.batches, pace.overruns
         finally:
             node.close()
-    return RunResult(
+    return PolicyRun(
         summary,
         series,
         batches,
@@ -314,7 +316,7 @@ async def _run_result(
     )
 
 
-def mixes(series: Series, scenario: Scenario) -> dict[str, dict[str, float]]:
+def mixes(series: DemoSeries, scenario: DemoScenario) -> dict[str, dict[str, float]]:
     """Shares of the answers by variant: before the first family's load rises, until it is down again, and after."""
     load, duration_s = scenario.load, scenario.duration_s
     up, down = round(load.peak_from * duration_s), round(load.peak_until * duration_s)
@@ -326,12 +328,12 @@ def mixes(series: Series, scenario: Scenario) -> dict[str, dict[str, float]]:
     return found
 
 
-def _family_summary(scenario: Scenario, name: str, result: LoadResult) -> FamilySummary:
+def _family_summary(scenario: DemoScenario, name: str, result: LoadResult) -> DemoFamilySummary:
     slo, family = scenario.slo_of(name), services.served_family(scenario, name)
     load = result.summary(slo.latency_ms, slo.percentile / 100)
     accuracies = {variant.name: variant.accuracy for variant in family.variants}
     answered_by = [accuracies[record.variant] for record in result.records if record.code == OK]
-    return FamilySummary(
+    return DemoFamilySummary(
         requests=load.requests,
         answered=load.answered,
         failed=load.failed,
@@ -347,7 +349,7 @@ def _family_summary(scenario: Scenario, name: str, result: LoadResult) -> Family
     )
 
 
-def device_type_shares(scenario: Scenario, result: LoadResult) -> dict[str, float]:
+def device_type_shares(scenario: DemoScenario, result: LoadResult) -> dict[str, float]:
     """Share of the answers by the type of the device that gave them; nothing where the fleet has one type."""
     node, devices = scenario.fleet.node, scenario.fleet.devices
     types = {f"{node}-gpu{n}": kind for n, kind in enumerate(devices)}
@@ -377,13 +379,13 @@ def _exploration_cost(explained: tuple[Any, Any]) -> Exploration | None:
 
 
 def _series(
-    scenario: Scenario,
+    scenario: DemoScenario,
     policy: str,
     monitor: RunMonitor,
     results: Mapping[str, LoadResult],
     samples: list[EnergySample],
     readings: list[CarbonReading],
-) -> Series:
+) -> DemoSeries:
     result = merged(results)
     load = result.series()
     seconds, begin_s = len(load.t_s), result.started_at_s
@@ -391,7 +393,7 @@ def _series(
     devices = sorted({d.device for m in monitor.snapshots for node in m.nodes for d in node.devices})
     order = [variant.name for name in results for variant in services.served_family(scenario, name).by_accuracy()]
     status = {name: [_device(snapshot, name) for snapshot in seen] for name in devices}
-    return Series(
+    return DemoSeries(
         policy=policy,
         t_s=load.t_s,
         intensity_g_per_kwh=[m.carbon.intensity_g_per_kwh if m and m.carbon else None for m in seen],
@@ -431,7 +433,7 @@ def _cores(node: NodeStatus) -> float:
     return sum(slice_cores(part.key.slice_type) for part in standing)
 
 
-def plan_events(changes: Sequence[PlanChange], result: LoadResult, seconds: int) -> list[Event]:
+def plan_events(changes: Sequence[PlanChange], result: LoadResult, seconds: int) -> list[PlanEvent]:
     """Changes of plan that began in the seconds of a run. One that had not ended when the next came is superseded."""
     return [
         _event(change, after, result)
@@ -440,7 +442,7 @@ def plan_events(changes: Sequence[PlanChange], result: LoadResult, seconds: int)
     ]
 
 
-def _event(change: PlanChange, after: PlanChange | None, result: LoadResult) -> Event:
+def _event(change: PlanChange, after: PlanChange | None, result: LoadResult) -> PlanEvent:
     begin_s = result.started_at_s
     at_s = change.started_at_s - begin_s
     superseded = change.done_at_s is None and after is not None
@@ -449,7 +451,7 @@ def _event(change: PlanChange, after: PlanChange | None, result: LoadResult) -> 
     answered = sum(
         1 for r in result.records if r.code == "OK" and at_s <= r.intended_s + r.latency_ms / 1e3 <= max(done_s, at_s)
     )
-    return Event(
+    return PlanEvent(
         at_s=round(at_s, 2),
         took_s=None if change.done_at_s is None else round(done_s - at_s, 2),
         cause=change.decision.trigger,

@@ -11,12 +11,12 @@ import numpy as np
 from trefoil.cli.demo.report import report_html
 from trefoil.cli.demo.results import (
     CAUSES,
-    Event,
+    DemoFamilySummary,
+    DemoSeries,
+    DemoSummary,
     Exploration,
-    FamilySummary,
+    PlanEvent,
     Report,
-    Series,
-    Summary,
     git_commit,
     machine,
 )
@@ -53,7 +53,7 @@ def write_simulation_report(folder: Path, scenario: Scenario, results: Mapping[s
     (folder / "report.html").write_text(report_html(report, series), encoding="utf-8")
 
 
-def _summary(result: Result) -> Summary:
+def _summary(result: Result) -> DemoSummary:
     found = result.summary
     first = next(iter(found.families.values()))
     explored = Exploration(
@@ -65,7 +65,7 @@ def _summary(result: Result) -> Summary:
         spent_j=found.exploration_j,
         violations=found.exploration_violations,
     )
-    return Summary(
+    return DemoSummary(
         requests=found.arrived,
         answered=found.answered,
         failed=found.rejected,
@@ -86,8 +86,8 @@ def _summary(result: Result) -> Summary:
     )
 
 
-def _family(one: SimulatedFamily) -> FamilySummary:
-    return FamilySummary(
+def _family(one: SimulatedFamily) -> DemoFamilySummary:
+    return DemoFamilySummary(
         requests=one.arrived,
         answered=one.answered,
         failed=one.rejected,
@@ -103,10 +103,10 @@ def _family(one: SimulatedFamily) -> FamilySummary:
     )
 
 
-def _series(policy: str, result: Result) -> Series:
+def _series(policy: str, result: Result) -> DemoSeries:
     """Series by bin, in hours, as the plots take them; which variant answered is known of the whole run only."""
     columns, families = result.series, list(result.summary.families)
-    return Series(
+    return DemoSeries(
         policy=policy,
         t_s=[float(at_s) / HOUR_S for at_s in columns["at_s"]],
         intensity_g_per_kwh=_known(columns["intensity_g_per_kwh"]),
@@ -127,12 +127,12 @@ def _known(values: Any) -> list[float | None]:
     return [float(value) if math.isfinite(value) else None for value in values]
 
 
-def plan_events(decisions: Sequence[Mapping[str, Any]]) -> list[Event]:
+def plan_events(decisions: Sequence[Mapping[str, Any]]) -> list[PlanEvent]:
     """Decisions that put a plan in force. The next one says how far the rollout was that it met."""
     made = [one for one in decisions if one["effect"] in MADE and one["at_s"] >= 0]
     ends = [after["rollout_before"] for after in made[1:]] + ["done"] if made else []
     return [
-        Event(
+        PlanEvent(
             at_s=one["at_s"] / HOUR_S,
             took_s=None,
             cause=one["trigger"],

@@ -14,8 +14,17 @@ from statistics import fmean
 from typing import Any
 
 from controller.planners.policy_parts import constants_of
-from trefoil.cli.run.scenario import Scenario, Slo
-from trefoil.comparison.saving import MARGIN, OBLIVIOUS, PRICE_STEP, Outcome, price_g, saving_pct, summary, what_missed
+from trefoil.cli.run.scenario import DemoScenario, Slo
+from trefoil.comparison.saving import (
+    MARGIN,
+    OBLIVIOUS,
+    PRICE_STEP,
+    RunOutcome,
+    price_g,
+    saving_pct,
+    summary,
+    what_missed,
+)
 from trefoil.core.objective import floor_missed
 from trefoil.core.policies import policy
 from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
@@ -26,7 +35,7 @@ class SeedRuns:
     """Runs of every policy under one seed."""
 
     seed: int
-    runs: Mapping[str, Outcome]
+    runs: Mapping[str, RunOutcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +86,12 @@ class Spread:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Spread":
         """Spread that `to_json` wrote."""
-        seeds = [SeedRuns(s["seed"], {n: Outcome(**r) for n, r in s["runs"].items()}) for s in values["seeds"]]
+        seeds = [SeedRuns(s["seed"], {n: RunOutcome(**r) for n, r in s["runs"].items()}) for s in values["seeds"]]
         return cls(values["slo_ms"], values["price_mg_per_accuracy"] / 1e3, tuple(seeds))
 
 
 def simulate_spread(
-    scenario: Scenario, slo: Slo, names: Iterable[str], wanted: Callable[[], bool] = lambda: True
+    scenario: DemoScenario, slo: Slo, names: Iterable[str], wanted: Callable[[], bool] = lambda: True
 ) -> Spread | None:
     """Simulate the policies under `simulated_seeds` seeds; None once nobody wants it any more."""
     own = constants_of("", policy(OBLIVIOUS)) or {}
@@ -91,7 +100,7 @@ def simulate_spread(
     seeds, pairs, asked = [], [], dict.fromkeys((*names, OBLIVIOUS) if priced else names)
     for seed in range(scenario.seed, scenario.seed + scenario.simulated_seeds):
         drawn = scenario.model_copy(update={"seed": seed})
-        runs: dict[str, Outcome] = {}
+        runs: dict[str, RunOutcome] = {}
         for name in asked:
             if not wanted():
                 return None
@@ -105,7 +114,7 @@ def simulate_spread(
     return Spread(slo.latency_ms, price_g(pairs) or 0.0, tuple(seeds))
 
 
-def judged_by_simulation(scenario: Scenario) -> Scenario:
+def judged_by_simulation(scenario: DemoScenario) -> DemoScenario:
     """The scenario with SLOs by its rule, of the simulated policy that the rule names: where nothing runs live."""
     rule = scenario.slo_rule
     if not rule.factor:
@@ -116,6 +125,6 @@ def judged_by_simulation(scenario: Scenario) -> Scenario:
     return scenario.judged({name: found.p95_ms for name, found in families.items()})
 
 
-def _simulated(scenario: Scenario, policy: str, slo: Slo) -> Outcome:
+def _simulated(scenario: DemoScenario, policy: str, slo: Slo) -> RunOutcome:
     found = simulate_demo(*demo_scenario(scenario, policy, slo)).summary
-    return Outcome(found.grams_per_request, found.joules_per_request, found.accuracy, found.slo_attainment)
+    return RunOutcome(found.grams_per_request, found.joules_per_request, found.accuracy, found.slo_attainment)

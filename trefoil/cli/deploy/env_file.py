@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from trefoil.cli.deploy.machine import Machine, Wanted
+from trefoil.cli.deploy.machine import SeenMachine, Wanted
 from trefoil.core.errors import SettingError
 
 GIVEN: Final[Mapping[str, tuple[str, str]]] = {
@@ -54,7 +54,7 @@ GIVEN: Final[Mapping[str, tuple[str, str]]] = {
 """Variable: what docker-compose.yml takes where it is not set, and what it means."""
 
 
-def values_of(wanted: Wanted, machine: Machine, here: str) -> dict[str, str]:
+def values_of(wanted: Wanted, machine: SeenMachine, here: str) -> dict[str, str]:
     """Value of every variable.
 
     Raises:
@@ -81,7 +81,7 @@ def values_of(wanted: Wanted, machine: Machine, here: str) -> dict[str, str]:
 NVIDIA: Final = "nvcr.io/nvidia/tritonserver:24.10-py3"
 
 
-def render(values: Mapping[str, str], machine: Machine) -> str:
+def render(values: Mapping[str, str], machine: SeenMachine) -> str:
     """The file: what was seen, then each variable under what it means; what is as without it, commented out."""
     lines = [
         "# Of docker-compose.yml; written by `trefoil deploy env`, which saw here:",

@@ -46,7 +46,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SeenMachine:
     """What was seen. `own_ports`: those that this deployment has taken itself."""
 
     cores: int
@@ -72,7 +72,7 @@ class Machine:
         )
 
 
-def look(folder: Path) -> Machine:
+def look(folder: Path) -> SeenMachine:
     """Look at this machine; changes nothing."""
     engine, info, trouble = Engine(), dict[str, Any](), ""
     ports: tuple[int, ...] = ()
@@ -82,7 +82,7 @@ def look(folder: Path) -> Machine:
     except TrefoilError as error:
         trouble = str(error)
     driver, gpus = _driver()
-    return Machine(
+    return SeenMachine(
         cores=os.cpu_count() or 1,
         memory_gib=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB,
         address=_address(),
@@ -98,7 +98,7 @@ def look(folder: Path) -> Machine:
     )
 
 
-def check(wanted: Wanted, values: Mapping[str, str], machine: Machine) -> None:
+def check(wanted: Wanted, values: Mapping[str, str], machine: SeenMachine) -> None:
     """Refuse what could not start.
 
     Raises:
@@ -140,7 +140,7 @@ def _check_compose(version: str) -> None:
         raise SettingError(why, field="compose", value=version, remedy=remedy)
 
 
-def _check_ports(values: Mapping[str, str], machine: Machine) -> None:
+def _check_ports(values: Mapping[str, str], machine: SeenMachine) -> None:
     control = values["TREFOIL_CONTROL"] != "0"
     names = (
         ["TREFOIL_GRPC_PORT", "TREFOIL_REST_PORT", "TREFOIL_PROMETHEUS_PORT", "TREFOIL_REDIS_PORT"] if control else []
@@ -171,7 +171,7 @@ def _check_models(folder: Path) -> None:
         raise SettingError(why, field="TREFOIL_MODELS", value=str(folder), remedy=f"chmod -R o+rX {folder}")
 
 
-def _check_gpus(machine: Machine) -> None:
+def _check_gpus(machine: SeenMachine) -> None:
     if not machine.driver or not machine.gpus:
         why = f"driver {machine.driver} lists no GPU" if machine.driver else "no NVIDIA driver on this machine"
         remedy = "load it until `nvidia-smi -L` lists the GPUs; or leave --profile out: GPUs are simulated"

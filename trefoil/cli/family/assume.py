@@ -12,7 +12,7 @@ from trefoil.core.errors import BinaryMissing, CatalogError
 from trefoil.installation import MODELS, SHIPPED, triton_environment
 from trefoil.profiler.assumed import GraphCost, assumed_points, graph_costs
 from trefoil.profiler.cost_law import read_model
-from trefoil.profiler.profile_csv import Provenance, profile_text, write_profile
+from trefoil.profiler.profile_csv import ProfileProvenance, profile_text, write_profile
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.given.onnx_file import check_external_data
 from trefoil.runtime.given.repository_names import boundary
@@ -77,7 +77,7 @@ def write_assumed(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str
     date = datetime.fromtimestamp(WallClock().now_s(), UTC).strftime("%Y-%m-%d")
     source = "trefoil family assume: nothing was measured; the law of docs/profiles.md on what each graph does"
     text = profile_text(
-        points, Provenance("none", date, f"trefoil {trefoil.__version__}", True, source), estimate_energy=True
+        points, ProfileProvenance("none", date, f"trefoil {trefoil.__version__}", True, source), estimate_energy=True
     )
     write_profile(folder / PROFILE_FILE, folder, text)
     return found

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class OperatorMeasurement:
     """What is to be measured, and where. `device`: a name or a type, "" any; `slice_type` "": the widest; `clock_mhz`
     0: the highest. `repository` is the agent's; `python` has ONNX Runtime."""
 

@@ -27,7 +27,7 @@ from trefoil.core.errors import SettingError, TrefoilError
 from trefoil.installation import MODELS
 
 if TYPE_CHECKING:
-    from trefoil.profiler.profile_csv import ProfilePoint, Provenance
+    from trefoil.profiler.profile_csv import ProfilePoint, ProfileProvenance
     from trefoil.profiler.session import MeasuredSlice, ProfileSpec, Session
     from trefoil.runtime.clock import Clock
 
@@ -181,14 +181,14 @@ def _named_slice(device: str, kind: str, slices: list[str], clocks: tuple[int, .
     return MeasuredSlice(device, known.name, slice_type(known, slices[0]).name, clocks[0] if clocks else highest)
 
 
-def _provenance(machine: str, simulated: bool) -> "Provenance":
+def _provenance(machine: str, simulated: bool) -> "ProfileProvenance":
     """Where and when: this machine, today, this commit."""
     from trefoil.cli.demo.results import git_commit
-    from trefoil.profiler.profile_csv import Provenance
+    from trefoil.profiler.profile_csv import ProfileProvenance
     from trefoil.runtime.clock import WallClock
 
     date = datetime.fromtimestamp(WallClock().now_s(), UTC).strftime("%Y-%m-%d")
-    return Provenance(machine or _this_machine(), date, git_commit(), simulated)
+    return ProfileProvenance(machine or _this_machine(), date, git_commit(), simulated)
 
 
 def _this_machine() -> str:

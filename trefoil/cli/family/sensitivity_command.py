@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trefoil.cli.family.commands import Shapes, parse_shapes
-from trefoil.cli.family.measured_operators import Measurement
+from trefoil.cli.family.measured_operators import OperatorMeasurement
 from trefoil.cli.family.stage_models import write_stage_models
 from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, grid, print_json
 from trefoil.core.device_types import device_type
@@ -71,7 +71,7 @@ def sensitivity(
         scores = modelled_scores(costs, board)
     else:
         where = repository or model.absolute().parent.parent.parent
-        measurement = Measurement(
+        measurement = OperatorMeasurement(
             model, agent, device, slice_type, clock, window, replace, where, Path(state_dir),
             triton_environment() / "bin" / "python", _discard if as_json else _print_line,
         )  # fmt: skip

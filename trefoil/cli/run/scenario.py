@@ -75,7 +75,7 @@ class FamilyBeside(Settings):
     demand_initial_per_s: float = Field(default=10.0, ge=0)  # to plan for until the first arrivals
 
 
-class Carbon(Settings):
+class CarbonTrace(Settings):
     """Carbon trace, shown `speedup` times faster than it happened. Nothing else is scaled."""
 
     zone: str = "demo"  # name of the zone
@@ -214,7 +214,7 @@ class System(Settings):
     fleet: Fleet = Fleet()
     family: ServedFamily = ServedFamily()
     more_families: tuple[FamilyBeside, ...] = ()
-    carbon: Carbon = Carbon()
+    carbon: CarbonTrace = CarbonTrace()
     carbon_feed: dict[str, Any] = Field(default_factory=dict)  # settings of the feed, e.g. provider = "neso"
     power_agent: dict[str, Any] = Field(default_factory=dict)  # settings of the agent, e.g. docker_image, cpu = "serve"
     slo: Slo = Slo()
@@ -277,7 +277,7 @@ class System(Settings):
         return self
 
 
-class Load(Settings):
+class OfferedLoad(Settings):
     """Offered load: Poisson at a rate that doubles once and returns."""
 
     base_per_s: float = Field(default=26.0, gt=0)  # rate at first and at last
@@ -316,10 +316,10 @@ class FamilyOffered(FamilyBeside):
     """Family of a demo beside the first, with the load on it."""
 
     copy_of: str = ""  # a copy of that family by this name: its weights, versions, profile and labelled images
-    load: Load = Load()
+    load: OfferedLoad = OfferedLoad()
 
 
-class Scenario(System):
+class DemoScenario(System):
     """Scenario of a demo: a system, the load on it, and the policies that meet both in turn."""
 
     name: str = "demo"  # name in the report
@@ -330,7 +330,7 @@ class Scenario(System):
     stages_items: int = Field(default=1, ge=1)  # in the pass by whose roofline they are cut and feel the clock
     warmup_s: float = Field(default=6.0, ge=0)  # of load at the base rate before each run; sent, answered, not counted
     simulated_seeds: int = Field(default=8, ge=1)  # that say how far one live run is to be believed, its own first
-    load: Load = Load()
+    load: OfferedLoad = OfferedLoad()
     slo_rule: SloRule = SloRule()
 
     @property
@@ -339,7 +339,7 @@ class Scenario(System):
         return self.carbon.duration_s
 
     @property
-    def loads(self) -> dict[str, Load]:
+    def loads(self) -> dict[str, OfferedLoad]:
         """Offered load by family, the first one's first."""
         return {self.family.name: self.load} | {each.name: each.load for each in self.more_families}
 
@@ -348,7 +348,7 @@ class Scenario(System):
         """Seed of each family's arrivals: apart, or equal loads would arrive together."""
         return {name: self.seed + SEED_STEP * n for n, name in enumerate(self.loads)}
 
-    def judged(self, measured_ms: Mapping[str, float]) -> "Scenario":
+    def judged(self, measured_ms: Mapping[str, float]) -> "DemoScenario":
         """The same scenario with each family's SLO by the rule, from its measured percentile [ms]."""
         rule = self.slo_rule
         slo_ms = {name: max(SLO_STEP_MS, float(round(rule.factor * found))) for name, found in measured_ms.items()}
@@ -379,7 +379,7 @@ class Scenario(System):
             raise ValueError(f"stages {wrong}: name families that are served, each with 2 or more")
         return self
 
-    def shortened(self, steps: int) -> "Scenario":
+    def shortened(self, steps: int) -> "DemoScenario":
         """The same scenario with fewer steps: for tests and a first look."""
         steps = min(steps, self.carbon.steps)
         carbon = self.carbon.model_copy(update={"steps": steps})

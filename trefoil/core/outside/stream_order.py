@@ -22,7 +22,7 @@ FOLDED_MAX: Final = 2**20
 """By how much the seq of neighbours may differ: an agent without a disk folds samples."""
 
 
-class Interval(Protocol):
+class StreamInterval(Protocol):
     """What a writer measured in one interval."""
 
     @property
@@ -38,7 +38,7 @@ class Interval(Protocol):
         """End of the interval, by its writer's clock."""
 
 
-IntervalT = TypeVar("IntervalT", bound=Interval)
+IntervalT = TypeVar("IntervalT", bound=StreamInterval)
 
 
 class StreamOrder(Generic[IntervalT]):

@@ -45,7 +45,7 @@ from trefoil.core.units import MS_PER_S
 from trefoil.reproduce.experiment import data_folder
 from trefoil.reproduce.muserve.lengths import Lengths, card_digest
 from trefoil.reproduce.muserve.models import FOLLOWS, LOW_MHZ, MODELS, TOP_MHZ, units
-from trefoil.reproduce.runs import RunResult, key_of, source_hash
+from trefoil.reproduce.runs import StudyRun, key_of, source_hash
 from trefoil.simulator.scenario.request_trace import read_trace
 
 POLICIES: Final = ("alpaserve", "alpaserve_scaling", "muserve")
@@ -119,7 +119,7 @@ class MuServeSpec:
         """The GPUs."""
         return Cluster(self.gpus, GPU_MIB - CONTEXT_MIB, TOP_MHZ, TRANSFER_S * self.transfer)
 
-    def play(self) -> RunResult:
+    def play(self) -> StudyRun:
         """Simulate it."""
         return _play(self)
 
@@ -259,7 +259,7 @@ class _Clocks:
         return GovernorView(now_s, f"gpu{gpu}", clock_mhz, range_mhz, CLOCKS_MHZ, tuple(stages), True, 0.0)
 
 
-def _play(spec: MuServeSpec) -> RunResult:
+def _play(spec: MuServeSpec) -> StudyRun:
     placement, alone_s = placed(plan_of_spec(spec))
     slo_s = {name: spec.slo_scale * latency_s for name, latency_s in alone_s.items()}
     active = spec.active
@@ -288,7 +288,7 @@ def _play(spec: MuServeSpec) -> RunResult:
     busy = sum(gpu.busy_s for gpu in played.gpus) / spec.duration_s / spec.gpus
     answers += played.serve((), math.inf)  # who is under way at the end counts too
     assert len(answers) == asked
-    return RunResult(spec, _summary(spec, answers, joules, busy, slo_s, placement), series.columns)
+    return StudyRun(spec, _summary(spec, answers, joules, busy, slo_s, placement), series.columns)
 
 
 class _Series:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Final, NamedTuple
 
-from controller.planners.muserve.alpaserve import Unit, joined
+from controller.planners.muserve.alpaserve import OperatorCluster, joined
 from controller.planners.muserve.clusters import THRESHOLD, clusters
 from trefoil.core.units import MS_PER_S
 from trefoil.profiler.assumed import FP32_PER_SM, GB_PER_S, OperatorCost
@@ -66,7 +66,7 @@ class Operator(NamedTuple):
     """An operator over a whole query: its unit, its score and the weights that it reads."""
 
     name: str
-    unit: Unit
+    unit: OperatorCluster
     score: float
 
 
@@ -90,14 +90,14 @@ def operators(name: str, overhead: bool = False, follows: float = FOLLOWS) -> tu
     found = []
     for one, time_ms, half_ms in zip(rows, times, halves, strict=True):
         s = follows + (1.0 - follows) * (half_ms / time_ms - 1.0) / (max(1.0, stretched) if overhead else 1.0)
-        found.append(Operator(one.name, Unit(time_ms * stretched / MS_PER_S, s, one.weights * mib), 2.0 * s))
+        found.append(Operator(one.name, OperatorCluster(time_ms * stretched / MS_PER_S, s, one.weights * mib), 2.0 * s))
     return tuple(found)
 
 
 @cache
 def units(
     name: str, clustered: bool, overhead: bool = False, follows: float = FOLLOWS, threshold: float = THRESHOLD
-) -> tuple[Unit, ...]:
+) -> tuple[OperatorCluster, ...]:
     """Units of a model that are not split: its operators, or clusters of them."""
     those = operators(name, overhead, follows)
     if not clustered:

@@ -21,8 +21,8 @@ from trefoil.core.brains import Ticket
 from trefoil.reproduce import plots
 from trefoil.reproduce.muserve.experiment import POLICIES
 from trefoil.reproduce.muserve.lengths import FAMILY, PREDICTORS, Drawn, Lengths, card, card_digest
-from trefoil.reproduce.muserve.study import ATTAINED, BASE, TURNED, Options
-from trefoil.reproduce.runs import RunResult, key_of, run_all, source_hash
+from trefoil.reproduce.muserve.study import ATTAINED, BASE, TURNED, MuserveOptions
+from trefoil.reproduce.runs import StudyRun, key_of, run_all, source_hash
 from trefoil.reproduce.scores import SeedStatistics, over_seeds
 from trefoil.reproduce.tables import markdown
 
@@ -83,7 +83,7 @@ class SchedulerSpec:
         """Key of the run, whatever process computes it."""
         return key_of(self, source_hash("", __name__) + card_digest())
 
-    def play(self) -> RunResult:
+    def play(self) -> StudyRun:
         """Simulate it."""
         drawn = Lengths.of(self.lengths).draw(self.jobs, self.seed)
         service_s = self.const_s + self.token_s * drawn.tokens
@@ -98,7 +98,7 @@ class SchedulerSpec:
             "jct_s_p99": float(np.quantile(jct_s, 0.99)),
             "throughput_per_s": done / float(at_s[-1]),
         }
-        return RunResult(self, found, {})
+        return StudyRun(self, found, {})
 
     def _turns(self, drawn: Drawn, at_s: Any) -> list[float]:
         if self.method == "fifo":
@@ -134,7 +134,7 @@ def methods() -> tuple[str, ...]:
     return tuple(method for method in METHODS if method not in PREDICTORS or PREDICTORS[method] in trained)
 
 
-def study(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def study(options: MuserveOptions, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Play everything; figures as CSV and PNG in `out`, kept runs below it."""
     base = SchedulerSpec("fifo", 1)
     axes = {
@@ -175,7 +175,7 @@ def study(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, 
     return found
 
 
-def _point(runs: Mapping[Any, RunResult], spec: SchedulerSpec, seeds: Sequence[int]) -> dict[str, Any]:
+def _point(runs: Mapping[Any, StudyRun], spec: SchedulerSpec, seeds: Sequence[int]) -> dict[str, Any]:
     """Completion times and throughput over seeds; `jct_pct`, `throughput_times`: against first come, first served."""
     own = [runs[replace(spec, seed=seed)] for seed in seeds]
     first = [runs[replace(spec, method="fifo", encoder="minilm", seed=seed)] for seed in seeds]
@@ -194,7 +194,7 @@ def _quantiles(name: str) -> dict[str, float]:
     return {"mean": float(tokens.mean()), **found, "p95_over_p50": found["p95"] / found["p50"]}
 
 
-def _power(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def _power(options: MuserveOptions, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Power and time of all policies at lengths that vary, by queue; then with one constant turned, of one seed."""
     base = replace(BASE, duration_s=options.duration_s, lengths="azure_conv")
     points = {f"rate {x:g}": replace(base, rate_per_s=x) for x in options.rates}

@@ -11,7 +11,7 @@ from trefoil.core.fleet import DeviceState
 from trefoil.reproduce import plots
 from trefoil.reproduce.muserve.experiment import GPU, HELD, POLICIES, PUBLISHED, MuServeSpec
 from trefoil.reproduce.muserve.models import MODELS, TOP_MHZ, operators, units
-from trefoil.reproduce.runs import RunResult, run_all
+from trefoil.reproduce.runs import StudyRun, run_all
 from trefoil.reproduce.scores import over_seeds
 from trefoil.reproduce.tables import markdown
 
@@ -28,7 +28,7 @@ BASE: Final = MuServeSpec("alpaserve", 1, slo_scale=10.0, rate_per_s=3.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class MuserveOptions:
     """Options of the study."""
 
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
@@ -40,10 +40,10 @@ class Options:
     jobs: int = 0
 
 
-QUICK: Final = Options((1,), 300.0, (2, 5, 10), (1, 3), (8,), sweeps=False)
+QUICK: Final = MuserveOptions((1,), 300.0, (2, 5, 10), (1, 3), (8,), sweeps=False)
 
 
-def study(options: Options, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def study(options: MuserveOptions, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Play everything; figures as CSV and PNG in `out`, kept runs below it."""
     base = replace(BASE, duration_s=options.duration_s)
     axes = {
@@ -111,7 +111,7 @@ def _cases(base: MuServeSpec) -> dict[str, MuServeSpec]:
     return {label: replace(base, **change) for label, change in changes.items()}
 
 
-def _point(runs: Mapping[MuServeSpec, RunResult], specs: Sequence[MuServeSpec]) -> dict[str, Any]:
+def _point(runs: Mapping[MuServeSpec, StudyRun], specs: Sequence[MuServeSpec]) -> dict[str, Any]:
     """Figures of a policy at a point, over its seeds; `times`: the power of AlpaServe over its own."""
 
     def each(name: str) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _fig2(models: Mapping[str, Mapping[str, float]]) -> list[dict[str, float | s
     ]
 
 
-def _figures(found: Mapping[str, Any], shown: Mapping[str, RunResult], out: Path) -> None:
+def _figures(found: Mapping[str, Any], shown: Mapping[str, StudyRun], out: Path) -> None:
     plots.write_csv(out, "fig02", found["fig2"])
     latencies = {
         name: (list(FIG2_MHZ), [row["latency_ms"] for row in found["fig2"] if row["model"] == name]) for name in MODELS

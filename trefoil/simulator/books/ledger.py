@@ -19,7 +19,7 @@ from controller.observe.core.triggers import Trigger
 from trefoil.core.device_types import CPUS, profile_type
 from trefoil.core.units import grams
 from trefoil.simulator.books.intervals import Interval, quantile_ms
-from trefoil.simulator.engines.hardware import DeviceEnergy, Hardware
+from trefoil.simulator.engines.hardware import DrawnEnergy, Hardware
 from trefoil.simulator.scenario.inputs import Inputs
 
 Marks = dict[str, tuple[float, float]]
@@ -53,7 +53,7 @@ class Bin:
 class _IntervalCost:
     """Cost of an interval; one that drew the same at the same intensities costs the same."""
 
-    drawn: Sequence[DeviceEnergy]
+    drawn: Sequence[DrawnEnergy]
     intensity: Mapping[str, float]
     by_family: dict[str, Cost]
     total: Cost = field(default_factory=Cost)
@@ -87,7 +87,7 @@ class Ledger:
         from_s: float,
         to_s: float,
         found: Mapping[str, Interval],
-        drawn: Sequence[DeviceEnergy],
+        drawn: Sequence[DrawnEnergy],
         rolling: bool,
         cores: float = 0.0,
     ) -> None:
@@ -119,7 +119,7 @@ class Ledger:
         assert self._bin is not None, "recorded just now"
         self._bin.core_s += cores * (to_s - from_s)
 
-    def _cost_of(self, dt_s: float, drawn: Sequence[DeviceEnergy]) -> _IntervalCost:
+    def _cost_of(self, dt_s: float, drawn: Sequence[DrawnEnergy]) -> _IntervalCost:
         """Cost of what devices drew, by family and zone."""
         cost = _IntervalCost(drawn, self.intensity, {family: Cost() for family in self._families})
         alike = dict.fromkeys(self._families, 1.0)

@@ -88,7 +88,7 @@ class SimulatedDevice:
         return any(s.state in SERVES for s in self.slices.values())
 
 
-class DeviceEnergy(NamedTuple):
+class DrawnEnergy(NamedTuple):
     """Energy that one device drew in an interval [J]."""
 
     device: str
@@ -105,8 +105,8 @@ class _BookedInterval:
     dt_s: float
     computed: Mapping[tuple[SliceKey, str], float]
     rates: Mapping[str, tuple[float, float, bool]]
-    booked: tuple[tuple[SimulatedDevice, DeviceEnergy, float, float], ...]  # with idle and unallocated joules
-    drawn: list[DeviceEnergy]
+    booked: tuple[tuple[SimulatedDevice, DrawnEnergy, float, float], ...]  # with idle and unallocated joules
+    drawn: list[DrawnEnergy]
 
 
 class Hardware:
@@ -313,7 +313,7 @@ class Hardware:
                 found = True
         return found
 
-    def book_energy(self, dt_s: float, computed: Mapping[tuple[SliceKey, str], float]) -> list[DeviceEnergy]:
+    def book_energy(self, dt_s: float, computed: Mapping[tuple[SliceKey, str], float]) -> list[DrawnEnergy]:
         """Book the energy of an interval without events.
 
         `computed`: active joules of each family on each slice, by the profile's linear law.
@@ -360,7 +360,7 @@ class Hardware:
             for family, joules in work_here:
                 families[family] = families.get(family, 0.0) + active_j * joules / linear_j if linear_j else 0.0
             counter_j = math.nan if name in self._unmetered else baseline_j + active_j + starting_j
-            drawn = DeviceEnergy(name, device.place.zone, counter_j, active_j, families)
+            drawn = DrawnEnergy(name, device.place.zone, counter_j, active_j, families)
             idle_j, other_j = (baseline_j, starting_j) if serves else (0.0, baseline_j + starting_j)
             booked.append((device, drawn, idle_j, other_j))
         return _BookedInterval(dt_s, computed, rates, tuple(booked), [drawn for _, drawn, _, _ in booked])

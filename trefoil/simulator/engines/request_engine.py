@@ -10,7 +10,7 @@ from trefoil.core.fleet import SliceKey, family_of
 from trefoil.core.plan import Route
 from trefoil.simulator.books.intervals import Interval, histogram_of
 from trefoil.simulator.engines.engine import Flow, Services, SliceService, dispatchable
-from trefoil.simulator.engines.request_level import RequestLevel, Window
+from trefoil.simulator.engines.request_level import FamilyWindow, RequestLevel
 from trefoil.simulator.engines.shared_slices import SharedLevel
 
 
@@ -76,12 +76,12 @@ class RequestEngine:
         """Intervals of everything up to a time."""
         arrivals_s = {family: flow.source.until(until_s) for family, flow in self._flows.items()}
         windows = self._level.serve(arrivals_s, until_s)
-        by_family: dict[str, dict[str, Window]] = {}
+        by_family: dict[str, dict[str, FamilyWindow]] = {}
         for model, window in windows.items():
             by_family.setdefault(family_of(model), {})[model] = window
         return {family: self._interval(family, each) for family, each in by_family.items()}
 
-    def _interval(self, family: str, windows: Mapping[str, Window]) -> Interval:
+    def _interval(self, family: str, windows: Mapping[str, FamilyWindow]) -> Interval:
         """Interval of a family by its window or, where it is split, those of its stages: the last one's are answers."""
         every = tuple(windows.values())
         latency_ms = every[0].latency_ms if len(every) == 1 else np.concatenate([one.latency_ms for one in every])
@@ -103,7 +103,7 @@ class RequestEngine:
             self._add_work(interval, model, window)
         return interval
 
-    def _add_work(self, interval: Interval, model: str, window: Window) -> None:
+    def _add_work(self, interval: Interval, model: str, window: FamilyWindow) -> None:
         answered_by = window.answered_by
         for key, joules in window.joules.items():
             service = self._services[model][key]
@@ -118,7 +118,7 @@ class RequestEngine:
                 interval.accuracy_sum += count * service.accuracy
 
 
-def _latencies_by(windows: Iterable[Window]) -> dict[SliceKey, list[float]]:
+def _latencies_by(windows: Iterable[FamilyWindow]) -> dict[SliceKey, list[float]]:
     """Latencies by slice, of the whole also where an earlier stage was done."""
     found: dict[SliceKey, list[float]] = {}
     for one in windows:

@@ -42,7 +42,7 @@ Confusion = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class FamilyWindow:
     """Counts and latencies of a family in [starts_s, ends_s).
 
     `latency_ms` holds those answered in it, in order of their answers, client overhead included. `busy_s` is the time
@@ -239,7 +239,7 @@ class RequestLevel:
         self._run((), repeat(""), float(now_s))
         self._carry_out(self._queue.carbon(ratio, self._now_s))
 
-    def serve(self, arrivals_s: Mapping[str, Counts], until_s: float) -> dict[str, Window]:
+    def serve(self, arrivals_s: Mapping[str, Counts], until_s: float) -> dict[str, FamilyWindow]:
         """Windows of all that happens before `until_s`, given arrivals by family (ascending) since the last call."""
         assert until_s >= self._now_s, "time does not go back"
         for at in arrivals_s.values():
@@ -336,7 +336,7 @@ class RequestLevel:
                 ticket, pick = effect
                 self._launch(self._families[ticket.family], ticket, pick, self._now_s)
 
-    def _close_window(self, family: _Family, until_s: float) -> Window:
+    def _close_window(self, family: _Family, until_s: float) -> FamilyWindow:
         beyond: dict[SliceKey, float] = {}
         mine = [one for one in self._in_flight if one[2] is family.slices.get(one[2].key)]
         for _, _, one, _, _, start_s, service_s in sorted(mine, key=lambda each: each[:2]):
@@ -355,7 +355,7 @@ class RequestLevel:
             if key not in kept:
                 del family.slices[key]
         family.counts = _WindowCounts()
-        return Window(
+        return FamilyWindow(
             starts_s=self._window_s,
             ends_s=until_s,
             arrived=counts.arrived,

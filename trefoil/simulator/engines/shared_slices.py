@@ -39,7 +39,7 @@ from trefoil.core.units import MS_PER_S
 from trefoil.simulator.books.intervals import Counts
 from trefoil.simulator.engines.answer_lengths import AnswerLengths
 from trefoil.simulator.engines.engine import Flow, OperatingPoint, Services, SliceService
-from trefoil.simulator.engines.request_level import NO_SLICE_WAIT_S, Window, check_services, stream_of
+from trefoil.simulator.engines.request_level import NO_SLICE_WAIT_S, FamilyWindow, check_services, stream_of
 
 DRAWS: Final = 128  # service times of a batch size, and items, drawn at once
 DONE_S: Final = 1e-12  # what is left of a batch that has ended
@@ -268,7 +268,7 @@ class SharedLevel:
         for queue in self._queues:
             self._carry_out(queue.carbon(ratio, self._now_s))
 
-    def serve(self, arrivals_s: Mapping[str, Counts], until_s: float) -> dict[str, Window]:
+    def serve(self, arrivals_s: Mapping[str, Counts], until_s: float) -> dict[str, FamilyWindow]:
         """Windows of all that happens before `until_s`, given arrivals by family (ascending) since the last call."""
         assert until_s >= self._now_s, "time does not go back"
         names = [self._entries[name] for name, at in arrivals_s.items() for _ in range(at.size)]
@@ -478,9 +478,9 @@ class SharedLevel:
             if family.following is not None:
                 self._pass_on(line, family.following, ticket)
 
-    def _close_window(self, family: _Family) -> Window:
+    def _close_window(self, family: _Family) -> FamilyWindow:
         queued = sum(ticket.family == family.name for ticket in family.queue.waiting.values())
-        window = Window(
+        window = FamilyWindow(
             starts_s=self._window_s,
             ends_s=self._now_s,
             arrived=family.arrived,

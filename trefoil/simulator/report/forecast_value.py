@@ -49,7 +49,7 @@ class ForecastRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ForecastComparison:
     """Comparison of runs, `none` first. `price_g`: grams per request of one unit of accuracy; None: not known.
 
     `note`: what the feed's models lack here; "" = nothing.
@@ -104,7 +104,7 @@ class Comparison:
 
 def compare_forecasts(
     scenario: Scenario, provided: Provided | None = None, progress: Callable[[float], None] | None = None
-) -> Comparison:
+) -> ForecastComparison:
     """Compare forecasts of one scenario in six runs. `progress` is told the share that is done.
 
     Raises:
@@ -121,7 +121,9 @@ def compare_forecasts(
     price = (dearer.grams_per_request - none.grams_per_request) / gained if gained > FLOOR_STEP / 4 else None
     floors = _floors(scenario, provided)
     rows = tuple(run_of(name, one, none, price or 0.0, floors) for name, one in zip(MODELS, summaries, strict=True))
-    return Comparison(scenario.name, scenario.seed, scenario.span_s, floors, price, rows, _note(scenario, provided))
+    return ForecastComparison(
+        scenario.name, scenario.seed, scenario.span_s, floors, price, rows, _note(scenario, provided)
+    )
 
 
 def _note(scenario: Scenario, provided: Provided | None) -> str:

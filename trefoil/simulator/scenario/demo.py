@@ -18,7 +18,7 @@ import numpy as np
 
 from controller.settings import ControllerSettings
 from trefoil.cli.load.arrivals import RateProfile
-from trefoil.cli.run.scenario import Scenario as Demo
+from trefoil.cli.run.scenario import DemoScenario as Demo
 from trefoil.cli.run.scenario import Slo, takes_preset
 from trefoil.cli.run.services import profile_overrides
 from trefoil.core.parts import Kind
