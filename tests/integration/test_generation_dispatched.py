@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support.dispatching import Plane, Running, dispatching, image, until
 from tests.support.fake_triton import FakeTriton
-from tests.support.generation import FAMILY, PLACES, Told, alone, answers, ask, hosted, prompts, request
+from tests.support.generation import FAMILY, PLACES, Told, alone, answers, ask, connection, hosted, prompts, request
 from tests.support.triton_process import ROOT, PaceFile, TritonProcess
 from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
@@ -301,16 +301,18 @@ ITERATIONS = 13.376  # that the profile's time of an answer stands for: tokens_m
 
 
 async def _completions(address: str, asked: list[str], due_s: np.ndarray) -> tuple[np.ndarray, list[list[bytes]]]:
-    """Time from arrival to the end of each answer [s], and its tokens."""
+    """Time from arrival to the end of each answer [s], and its tokens. One connection asks: among several, fairness
+    goes before the queue's order."""
     began_s = time.monotonic()
 
     async def one(prompt: str, due_s: float) -> tuple[float, list[bytes]]:
         await asyncio.sleep(began_s + due_s - time.monotonic())
-        told = await ask(address, request(prompt), 300.0)
+        told = await ask(channel, request(prompt), 300.0)
         assert not told.error
         return time.monotonic() - began_s - due_s, told.tokens
 
-    found = await asyncio.gather(*map(one, asked, due_s))
+    async with connection(address) as channel:
+        found = await asyncio.gather(*map(one, asked, due_s))
     return np.array([took_s for took_s, _ in found]), [tokens for _, tokens in found]
 
 

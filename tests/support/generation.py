@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -84,9 +85,18 @@ def token(answer: Any) -> bytes | None:
     return bytes(raw[0][4:]) if raw else None
 
 
-async def answers(target: str, asked: Any, timeout_s: float = 60.0, **metadata: str) -> AsyncIterator[Any]:
-    """The answers of one request on a stream and a connection of its own. Leaving the loop cancels it."""
-    async with grpc.aio.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+def connection(address: str) -> grpc.aio.Channel:
+    """A connection that no other channel shares."""
+    return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+Target = str | grpc.aio.Channel  # an address: a connection of its own
+
+
+async def answers(target: Target, asked: Any, timeout_s: float = 60.0, **metadata: str) -> AsyncIterator[Any]:
+    """The answers of one request on a stream of its own. Leaving the loop cancels it."""
+    async with AsyncExitStack() as opened:
+        channel = await opened.enter_async_context(connection(target)) if isinstance(target, str) else target
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         call = stub.ModelStreamInfer(timeout=timeout_s, metadata=tuple(metadata.items()))
         try:
@@ -100,7 +110,7 @@ async def answers(target: str, asked: Any, timeout_s: float = 60.0, **metadata: 
             call.cancel()
 
 
-async def ask(target: str, asked: Any, timeout_s: float = 60.0, **metadata: str) -> Told:
+async def ask(target: Target, asked: Any, timeout_s: float = 60.0, **metadata: str) -> Told:
     """All of one request."""
     told = Told()
     async for answer in answers(target, asked, timeout_s, **metadata):
