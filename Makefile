@@ -200,9 +200,8 @@ test-system: setup  ## whole systems: `trefoil up`, the demo, clients, faults, e
 test-node: setup  ## other services with real processes: Redis, Triton, the simulated node, the controller, Docker
 	nice -n 5 $(PYTEST) $(ARGS) $(NODE_TESTS)
 
-TRANSPORT ?= h2
-test-dispatcher: setup  ## the dispatcher in processes of its own, before real Tritons and fakes; unmodified clients (TRANSPORT=grpc)
-	TREFOIL_DISPATCHER_TRANSPORT=$(TRANSPORT) nice -n 3 $(PYTEST) $(ARGS) $(DISPATCHER_TESTS)
+test-dispatcher: setup  ## the dispatcher in processes of its own, before real Tritons and fakes; unmodified clients
+	nice -n 3 $(PYTEST) $(ARGS) $(DISPATCHER_TESTS)
 
 test-agent: setup  ## the power agent: crashes at every step, random plans, faults, clocks
 	nice -n 3 $(PYTEST) $(ARGS) $(AGENT_TESTS)

@@ -37,10 +37,8 @@ CREDITS: Final = 8
 LEASE_S: Final = 3600.0
 BEAT_S: Final = 1.0
 SERIES: Final = Series("bench", Method.AVERAGE, Factors.LIFECYCLE)
-DISPATCHERS: Final = {
-    "dispatcher": ("h2", 1), "dispatcher on grpc.aio": ("grpc", 1), "dispatcher, 2 workers": ("h2", 2),
-}  # fmt: skip
-"""Transport and workers of each."""
+DISPATCHERS: Final = {"dispatcher": 1, "dispatcher, 2 workers": 2}
+"""Workers of each."""
 MODELS: Final = {"small": ("TYPE_UINT8", "8, 8"), "large": ("TYPE_FP32", "3, 224, 224")}
 
 _CONFIG: Final = """\
@@ -132,7 +130,7 @@ class Peer:
 class Bench:
     """All processes of a run: `await start()`, then `peers`; `await close()` ends what was started."""
 
-    def __init__(self, folder: Path, dispatchers: Mapping[str, tuple[str, int]] = DISPATCHERS) -> None:
+    def __init__(self, folder: Path, dispatchers: Mapping[str, int] = DISPATCHERS) -> None:
         self.folder = folder
         self.peers: list[Peer] = []
         self.triton = ""
@@ -154,8 +152,8 @@ class Bench:
             self._raw(),
         ]
         await self._start_redis()
-        for name, (transport, workers) in self._dispatchers.items():
-            self.peers.append(self._dispatcher(name, transport, workers))
+        for name, workers in self._dispatchers.items():
+            self.peers.append(self._dispatcher(name, workers))
         for peer in self.peers:
             if not peer.missing:
                 await self._listening(peer.target, 30.0)
@@ -224,10 +222,10 @@ class Bench:
         argv = (sys.executable, "-m", "benchmarks.raw_proxy", target, self.triton)
         return Peer("raw grpc.aio", target, self._spawn("raw", argv, cwd=CHECKOUT))
 
-    def _dispatcher(self, name: str, transport: str, workers: int) -> Peer:
-        ports, short = free_ports(2), f"{transport}-{workers}"
+    def _dispatcher(self, name: str, workers: int) -> Peer:
+        ports, short = free_ports(2), f"workers-{workers}"
         settings = {
-            "redis_url": f"unix://{self._socket}", "cluster": short, "transport": transport, "workers": workers,
+            "redis_url": f"unix://{self._socket}", "cluster": short, "workers": workers,
             "log_json": True, "state_dir": str(self.folder / short), "inference_address": f"127.0.0.1:{ports[0]}",
             "admin_address": f"127.0.0.1:{ports[1]}", "metrics_address": "",
         }  # fmt: skip
@@ -258,7 +256,7 @@ class Bench:
             "--dir", str(self.folder),
         )  # fmt: skip
         self._spawn("redis", argv)
-        clusters = [f"{transport}-{workers}" for transport, workers in self._dispatchers.values()]
+        clusters = [f"workers-{workers}" for workers in self._dispatchers.values()]
         self._planes = [Plane(f"unix://{self._socket}", cluster, self.triton) for cluster in clusters]
         for plane in self._planes:
             await plane.start()

@@ -50,7 +50,7 @@ class TracedBench(Bench):
     """A dispatcher, with its Triton and Redis, and with these variables in its environment."""
 
     def __init__(self, folder: Path, variables: Mapping[str, str]) -> None:
-        super().__init__(folder, {OURS: ("h2", 1)})
+        super().__init__(folder, {OURS: 1})
         self._variables = variables
 
     def _spawn(self, name: str, argv: tuple[str, ...], **more: Any) -> "subprocess.Popen[bytes]":

@@ -155,16 +155,15 @@ class Attack:
 
 
 @asynccontextmanager
-async def attacked(folder: Path, slices: int = 2, credits: int = 4, **settings: Any) -> AsyncIterator[Attack]:
+async def attacked(folder: Path, slices: int = 2, credits: int = 4) -> AsyncIterator[Attack]:
     """The Tritons and the dispatcher, with every model warm."""
     redis = RedisServer()
     state = State.connect(redis.url, "evidence", timeout_s=30.0)
     tritons = [SpecialTriton(folder, number, 3, MODELS) for number in range(slices)]
     try:
         await asyncio.gather(*(triton.ready(120.0) for triton in tritons))
-        more = {"rest_address": "127.0.0.1:0", **settings}
         async with (
-            serving(state, folder / "state", tritons, credits, **more) as world,
+            serving(state, folder / "state", tritons, credits, rest_address="127.0.0.1:0") as world,
             grpc.aio.insecure_channel(world.address, options=OPTIONS) as channel,
         ):
             attack = Attack(world, service_pb2_grpc.GRPCInferenceServiceStub(channel))
@@ -231,10 +230,10 @@ class _refused:
         return isinstance(error, grpc.aio.AioRpcError | urllib.error.HTTPError)
 
 
-async def statuses(how: Callable[[Attack, Any], Awaitable[None]], model: str, folder: Path, **settings: Any) -> Outcome:
+async def statuses(how: Callable[[Attack, Any], Awaitable[None]], model: str, folder: Path) -> Outcome:
     """Every status in every text that Triton has for slices in trouble, 10 and more a second, for LASTS_S at least."""
     answers = tuple(itertools.product(range(1, len(STATUSES)), TEXTS))
-    async with attacked(folder, **settings) as attack:
+    async with attacked(folder) as attack:
         attack.others(scores, moody)
         end_s = CLOCK.monotonic_s() + LASTS_S
         for code, text in itertools.cycle(answers):
@@ -260,12 +259,10 @@ async def burst(folder: Path) -> Outcome:
 # Storms
 
 
-async def storm(
-    folder: Path, ms: int, leave_s: float, deadline: bool = False, model: str = "moody", **settings: Any
-) -> Outcome:
+async def storm(folder: Path, ms: int, leave_s: float, deadline: bool = False, model: str = "moody") -> Outcome:
     """100 requests a second whose clients leave, or whose deadlines pass, before the answer. Of the decoupled
     model `moods` they are streams."""
-    async with attacked(folder, **settings) as attack:
+    async with attacked(folder) as attack:
         attack.others(scores, moody)
         await asyncio.sleep(LASTS_S / 2)
         usual_s = attack.p99_s()
@@ -340,7 +337,6 @@ def checks() -> list[Check]:
     of_streams = partial(storm, ms=15, leave_s=0.01, model="moods")
     return [
         Check("evidence: statuses and texts, unary", partial(statuses, unary, "moody")),
-        Check("evidence: statuses and texts, unary, grpc.aio", partial(statuses, unary, "moody", transport="grpc")),
         Check("evidence: statuses and texts, stream", partial(statuses, stream, "moody")),
         Check("evidence: statuses and texts, decoupled", partial(statuses, stream, "moods")),
         Check("evidence: statuses and texts, REST", partial(statuses, rest, "moody")),
@@ -348,7 +344,6 @@ def checks() -> list[Check]:
         Check("evidence: cancels, 100/s, of 5 ms", partial(storm, ms=5, leave_s=0.003)),
         Check("evidence: cancels, 100/s, of 15 ms", partial(storm, ms=15, leave_s=0.01)),
         Check("evidence: cancels, 100/s, of streams of 15 ms", of_streams),
-        Check("evidence: cancels, 100/s, of streams of 15 ms, grpc.aio", partial(of_streams, transport="grpc")),
         Check("evidence: deadlines, 100/s, of streams of 15 ms", partial(of_streams, deadline=True)),
         Check("evidence: deadlines, 100/s, of 15 ms", partial(storm, ms=15, leave_s=0.01, deadline=True)),
         Check("evidence: a model sleeps", sleepers),

@@ -4,14 +4,13 @@
 in processes of their own; Poisson arrivals whose answers are checked, in turn alone and beside either kind of client
 (benchmarks/hostile.py, a process of its own). Printed: p50 and p99 of everybody else, medians of the rounds, and the
 dispatcher's memory. Exit code 1 where p99 is more than twice that of the rounds alone, memory grows by more than
-GROWTH_MB_MAX, or an answer fails. TREFOIL_DISPATCHER_TRANSPORT=grpc is the other transport.
+GROWTH_MB_MAX, or an answer fails.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
-import os
 import sys
 import tempfile
 from collections import defaultdict
@@ -121,7 +120,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    print(f"transport {os.environ.get('TREFOIL_DISPATCHER_TRANSPORT', 'h2')}, {given.clients} clients of either kind")
+    print(f"{given.clients} clients of either kind")
     with tempfile.TemporaryDirectory(prefix="trefoil-slow-") as name, redis_process(Path(name)) as redis_url:
         broken = asyncio.run(measure(redis_url, Path(name), given.clients, given.seconds, given.rounds))
     for line in broken:

@@ -1,1 +1,1 @@
-"""Dispatcher: one Triton endpoint for all slices. `__main__` wires it; a `core/` is pure."""
+"""Dispatcher: one Triton endpoint for all slices. `worker` wires it; a `core/` is pure."""

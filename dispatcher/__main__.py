@@ -1,84 +1,25 @@
 """python -m dispatcher --config <toml>: routes requests to slices."""
 
 import ctypes
+import importlib
 import sys
-import uuid
 from collections.abc import Sequence
 from typing import Final
 
-import structlog
 import uvloop
 
-from dispatcher.fronts.contracts import Contracts
-from dispatcher.fronts.grpc.server import Fronts, InferencePart
-from dispatcher.fronts.rest.server import RestPart
-from dispatcher.service.admin import NAME, AllWorkers, DispatcherAdmin
-from dispatcher.service.graceful_shutdown import GracefulShutdown
-from dispatcher.service.local_worker import LocalWorker
-from dispatcher.service.metrics import DispatcherMetrics, ExpositionPart
-from dispatcher.service.state_sync import StateSync
 from dispatcher.settings import DispatcherSettings
-from dispatcher.slice_health.prober import Prober
-from dispatcher.workers.peer_server import PeerServer
-from dispatcher.workers.supervisor import SETTINGS_REFUSED, end_with_supervisor, supervise
-from protos.dispatcher.v1 import dispatcher_pb2_grpc
-from trefoil.core.errors import TrefoilError
-from trefoil.runtime import config, rpc
-from trefoil.runtime.clock import SteadyClock, WallClock
-from trefoil.runtime.service import CertificatesPart, Component, MetricsPart, ServerPart, StatePart, main
-from trefoil.runtime.state import State
-from trefoil.runtime.telemetry import Metrics, setup_logging
+from dispatcher.workers.supervisor import SETTINGS_REFUSED, supervise
+from trefoil.core.errors import StartError, TrefoilError
+from trefoil.runtime import config
+from trefoil.runtime.clock import WallClock
+from trefoil.runtime.service import main
+from trefoil.runtime.telemetry import setup_logging
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 KEPT_BYTES: Final = 64 << 20
 KEPT_BLOCK_BYTES: Final = 32 << 20  # the largest that glibc takes
-
-
-def build(argv: Sequence[str]) -> list[Component]:
-    """Wire a dispatcher worker: its parts, in the order in which they start."""
-    settings = config.parser_main(DispatcherSettings, "dispatcher", argv)
-    setup_logging("dispatcher", settings.log_level, settings.log_json)
-    structlog.get_logger().info("settings", **config.masked(settings))
-    clock = SteadyClock(WallClock())
-    metrics = Metrics("dispatcher")
-    state = State.connect(settings.redis_url, settings.cluster, clock=clock, metrics=metrics)
-    if settings.supervisor_pid:
-        end_with_supervisor(settings.supervisor_pid)
-    local = LocalWorker(settings, settings.dispatcher or f"dispatcher-{uuid.uuid4().hex[:12]}", clock)
-    contracts = Contracts(local)
-    sync = StateSync(local, state, DispatcherMetrics(local, metrics))
-    fronts = Fronts.build(local, contracts, metrics)
-    tokens = fronts.access if settings.tenants_file is not None else None
-    drain = GracefulShutdown(local)
-    tls = local.transport.tls
-    ends = {"service": tls.end_s} if tls else {}
-    if settings.front_tls_certificate is not None and (front := settings.front_tls()) is not None:
-        ends["clients' ports"] = front.end_s
-    all_workers = AllWorkers(local, fronts.peers, metrics)
-    one_of_many = settings.workers > 1
-    shown = (
-        ExpositionPart(settings.metrics_address, all_workers.metrics)
-        if one_of_many
-        else MetricsPart(metrics, settings.metrics_address)
-    )
-    admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, DispatcherAdmin(local, sync, all_workers), NAME)
-    return [
-        StatePart(state, clock, metrics),
-        shown,
-        PeerServer(local, fronts.inference, all_workers.answers(), sync),  # before the sync says where it listens
-        sync,
-        fronts.peers,
-        Prober(local, contracts),
-        local.lengths,
-        CertificatesPart(ends, clock, metrics),
-        ServerPart(
-            lambda: rpc.make_server(settings, [admin], metrics=metrics, tokens=tokens, reuse_port=one_of_many, tls=tls)
-        ),
-        fronts.access,
-        InferencePart(fronts, drain),
-        RestPart(fronts, drain),  # ends before the connections to the slices, which the other closes
-        drain,
-    ]
+NGH2: Final = "ngh2==0.3.0"  # as in requirements/services.in
 
 
 def entry(argv: Sequence[str]) -> int:
@@ -86,14 +27,30 @@ def entry(argv: Sequence[str]) -> int:
     code."""
     try:
         settings = config.parser_main(DispatcherSettings, "dispatcher", argv)
+        check_libnghttp2()
     except TrefoilError as error:
         print(f"error: {error}", file=sys.stderr)
         return SETTINGS_REFUSED
     if settings.workers == 1 or settings.dispatcher:
+        from dispatcher.worker import build  # it needs libnghttp2
+
         keep_freed_memory()
         return main(build, argv, uvloop.new_event_loop)
     setup_logging("dispatcher", settings.log_level, settings.log_json)
     return supervise(settings, argv, WallClock())
+
+
+def check_libnghttp2() -> None:
+    """Check that libnghttp2, which serves gRPC, can be loaded.
+
+    Raises:
+        StartError: it cannot.
+    """
+    try:
+        importlib.import_module("dispatcher.transport.h2")
+    except (ImportError, AttributeError) as error:  # missing, built for another machine, or of another version
+        remedy = f"pip install {NGH2}; it has wheels for Linux (x86-64, aarch64), macOS (arm64) and Python 3.11 to 3.13"
+        raise StartError(f"libnghttp2 cannot be loaded: {error}", remedy=remedy) from error
 
 
 def keep_freed_memory() -> None:

@@ -1,9 +1,10 @@
 """What the dispatcher can be told. Every bound has a name and a unit."""
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, ClassVar, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,13 +21,12 @@ FRONT_FIELDS: Final = ("front_tls_certificate", "front_tls_key", "front_client_c
 class DispatcherSettings(ServiceSettings):
     """Settings of `python -m dispatcher`, with their units and bounds."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {"transport": "remove it: gRPC is served by libnghttp2 alone"}
+
     admin_address: str = "127.0.0.1:8104"
     metrics_address: str = "127.0.0.1:8114"
     inference_address: str = "127.0.0.1:8001"
     """host:port that clients talk KServe v2 to."""
-    transport: Literal["h2", "grpc"] = "h2"
-    """What carries gRPC on the inference port, to slices and among workers: libnghttp2 in our own event loop, or
-    grpc.aio, at several times its CPU."""
     rest_address: str = ""
     """host:port of KServe v2 over HTTP/1.1 (Triton's own is 8000); empty = none."""
     rest_json_bytes_max: int = Field(-1, ge=-1)
@@ -59,7 +59,7 @@ class DispatcherSettings(ServiceSettings):
     peer_name: str = ""
     """Whom the certificates of other dispatchers have to name; empty = the host of their peer_address."""
     connection_age_max_s: float = Field(0.0, ge=0)
-    """Client connections are asked to reconnect at this age, so that the kernel deals them out anew; 0 = never."""
+    """Client connections are asked to reconnect at this age, so that workers share them out again; 0 = never."""
     connection_age_grace_s: float = Field(60.0, gt=0)
     """How long requests under way on such a connection may still take."""
     inference_socket: int = Field(-1, ge=-1)
@@ -89,20 +89,20 @@ class DispatcherSettings(ServiceSettings):
     """Largest request accepted, once decompressed, as JSON too; -1 = no limit, also of what a few compressed bytes can
     become."""
     held_bytes_max: int = Field(2**30, ge=1)
-    """Messages that a worker of transport h2 holds at once over all connections: requests until they are answered, and
-    answers that their clients have not read. Beyond it requests are refused; answers may take half of it, beyond which
-    the client that reads least is cut off."""
+    """Messages that a worker holds at once over all gRPC connections: requests until they are answered, and answers
+    that their clients have not read. Beyond it requests are refused; answers may take half of it, beyond which the
+    client that reads least is cut off."""
     connection_unread_bytes_max: int = Field(256 * 2**20, ge=1)
-    """Answers that one connection has not read, beyond which its requests are refused (transport h2)."""
+    """Answers that one connection has not read, beyond which its requests are refused."""
     connection_streams_max: int = Field(4096, ge=1)
     """Calls under way on one connection; a client's further ones wait in the client."""
     header_bytes_max: int = Field(64 * 1024, ge=1024)
-    """Largest headers of one call (transport h2)."""
+    """Largest headers of one call."""
     resets_per_s: int = Field(1000, ge=1)
     """Calls of one connection that may be cancelled in a second, after ten seconds' worth at once; beyond it the
-    connection is closed (transport h2)."""
+    connection is closed."""
     message_s: float = Field(60.0, gt=0)
-    """How long a message may take from its first byte to its last, and a new connection to its first (transport h2)."""
+    """How long a message may take from its first byte to its last, and a new connection to its first."""
     head_bytes_max: int = Field(16 * 2**20, ge=1)
     """Largest part of a request beside its raw_input_contents: names, parameters, tensors as typed contents. Parsed it
     takes up to ten times as much memory."""

@@ -17,7 +17,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -39,9 +38,9 @@ from dispatcher.service.local_worker import LocalWorker
 from dispatcher.slice_health.core.ejection import Failure
 from dispatcher.slice_health.core.suspicion import is_overload
 from dispatcher.slice_health.ejector import proof_of
+from dispatcher.transport.calls import Leaving
 from dispatcher.transport.core.grpc_framing import JOIN
-from dispatcher.transport.core.trace_context import Trace, trace_of
-from dispatcher.transport.seam import Leaving
+from dispatcher.transport.core.trace_context import Trace
 from dispatcher.transport.slices import Connection
 from dispatcher.workers.core import membership
 from dispatcher.workers.core.membership import WorkerId
@@ -103,7 +102,6 @@ class Inference:
         self._accounting = local.accounting
         self._load = local.accounting.load
         self._retry_budget = RetryBudget(local.settings.retry_ratio, local.settings.retry_burst)
-        self._trace_of = attrgetter("trace") if local.transport.name == "h2" else _trace_of
         self._log_tokens = local.settings.log_failures_per_s
         self._log_at_s = 0.0
 
@@ -112,7 +110,7 @@ class Inference:
         remaining_s = context.time_remaining()
         deadline_s = None if remaining_s is None else self._clock.monotonic_s() + remaining_s
         flow = self._flow_of(tenant, context.peer(), context.invocation_metadata) if self._flow_of else ("", "")
-        caller = Caller(tenant.name, deadline_s, 0, self._trace_of(context), flow, tenant.weight)
+        caller = Caller(tenant.name, deadline_s, 0, context.trace, flow, tenant.weight)
         try:
             answer = await self.handle(data, caller, self._serve, partial(self._forward, data, caller))
         except StatusError as refused:
@@ -550,10 +548,6 @@ class Inference:
             slice=pick.slice.name if pick is not None else "", why=pick.why if pick is not None else "",
             bytes=ticket.bytes, slo_class=ticket.slo_class, tokens_out=request.tokens_out, details=details,
         )  # fmt: skip
-
-
-def _trace_of(context: Any) -> Trace:
-    return trace_of(context.invocation_metadata() or ())
 
 
 def refusal(error: TrefoilError) -> StatusError:

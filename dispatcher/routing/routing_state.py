@@ -23,7 +23,6 @@ from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from dispatcher.settings import DispatcherSettings
 from dispatcher.slice_health.core.ejection import Ejections, Place
 from dispatcher.slice_health.core.outliers import SlowStart
-from dispatcher.transport.choice import Transport
 from dispatcher.transport.slices import SliceConnections
 from dispatcher.workers.core.membership import Membership, WorkerId
 from trefoil.core.carbon import CarbonRatio, CarbonReading
@@ -33,6 +32,7 @@ from trefoil.core.fleet import NodeStatus, SliceKey
 from trefoil.core.parts import Kind, find
 from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.runtime.clock import Clock
+from trefoil.runtime.security.tls import Tls
 
 LOG = structlog.get_logger()
 
@@ -47,7 +47,7 @@ class Routing:
         clock: Clock,
         ejections: Ejections,
         slow_start: SlowStart,
-        transport: Transport,
+        tls: Tls | None,
     ) -> None:
         self.plan: Plan | None = None
         self.nodes: dict[str, NodeStatus] = {}
@@ -56,7 +56,7 @@ class Routing:
         self.queues: dict[str, AsyncFamilyQueue] = {}
         self.sequences: dict[str, AsyncSequenceQueue] = {}  # of the families that have any
         self.variants: dict[tuple[str, int], str] = {}
-        self.connections = SliceConnections(transport)
+        self.connections = SliceConnections(tls)
         self.membership = Membership(worker)
         self.changed = asyncio.Event()
         self.unprobed: set[SliceKey] = set()  # known from disk only: worth waiting for

@@ -10,7 +10,6 @@ from dispatcher.settings import DispatcherSettings
 from dispatcher.slice_health.core.ejection import Ejections
 from dispatcher.slice_health.core.outliers import SliceEvidence
 from dispatcher.slice_health.ejector import SliceHealth
-from dispatcher.transport.choice import Transport
 from dispatcher.workers.core.membership import WorkerId
 from trefoil.installation import resolve_path
 from trefoil.runtime.clock import Clock
@@ -24,10 +23,10 @@ class LocalWorker:
         self.settings = settings
         self.clock = clock
         self.id: WorkerId = (dispatcher, settings.worker)
-        self.transport = Transport.choose(settings.transport, Tls.of(settings))
+        self.tls = Tls.of(settings)
         ejections = Ejections()
         evidence = SliceEvidence(settings.hang_quiet_s, settings.late_strikes, settings.fault_strikes)
-        self.routing = Routing(settings, self.id, clock, ejections, evidence.slow_start, self.transport)
+        self.routing = Routing(settings, self.id, clock, ejections, evidence.slow_start, self.tls)
         self.health = SliceHealth(ejections, evidence, self.routing, clock)
         self.accounting = Accounting(
             dispatcher, settings.worker, clock.now_s(), settings.classes_max, settings.receipts_stale_s

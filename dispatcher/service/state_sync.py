@@ -238,7 +238,6 @@ class StateSync:
                 controller=self._controller,
                 stale_nodes=self._routing.stale_nodes(),
                 stale_receipts=self._accounting.receipts.stale_reasons,
-                transport_instead=local.transport.instead,
                 lengths_instead=local.lengths.trouble,
                 plan_refused=self._refused[1],
             )

@@ -10,7 +10,7 @@ from dispatcher.routing.core import routing_table as tables
 from dispatcher.routing.routing_state import Routing
 from dispatcher.slice_health.core.ejection import OUTLIERS, Ejections, Failure, Place
 from dispatcher.slice_health.core.outliers import SliceEvidence, panicking_family
-from dispatcher.transport.seam import ConnectionDied, NotTaken
+from dispatcher.transport.calls import ConnectionDied, NotTaken
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import SliceKey
 from trefoil.runtime.clock import Clock

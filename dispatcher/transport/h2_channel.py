@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Final
 import grpc
 
 from dispatcher.transport import h2
+from dispatcher.transport.calls import ConnectionDied, Keepalive, Leaving, Metadata, NotTaken, Parts, Trailers
 from dispatcher.transport.core import grpc_framing as framing
 from dispatcher.transport.core.grpc_framing import FramingError, MessageReader
 from dispatcher.transport.core.long_headers import LongHeaders
-from dispatcher.transport.seam import ConnectionDied, Keepalive, Leaving, Metadata, NotTaken, Parts, Trailers
 from trefoil.runtime.security.tls import Tls
 
 BACKOFF_FIRST_S: Final = 0.1
@@ -532,6 +532,13 @@ class H2Channel:
             await asyncio.wait([connection.idle for connection in connections], timeout=grace_s)
         for connection in connections:
             connection.cut()
+
+
+def open_channel(target: str, tls: Tls | None, *, name: str = "", keepalive: Keepalive | None = None) -> H2Channel:
+    """Channel to a slice or another worker. It uses the worker's TLS where both sides show certificates, and clear text
+    over a Unix socket. `name`, `keepalive`: as `H2Channel` has them."""
+    mutual = tls if tls is not None and tls.mutual and not target.startswith("unix:") else None
+    return H2Channel(target, tls=mutual, name=name, keepalive=keepalive)
 
 
 def _answers(end: BaseException | None) -> bool:

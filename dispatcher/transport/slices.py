@@ -8,10 +8,11 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.routing.core.routing_table import Endpoint
-from dispatcher.transport.choice import Transport
-from dispatcher.transport.seam import Channel, ConnectionDied, Leaving, Metadata, NotTaken, Parts, Trailers
+from dispatcher.transport.calls import ConnectionDied, Leaving, Metadata, NotTaken, Parts, Trailers
+from dispatcher.transport.h2_channel import H2Channel, open_channel
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import SliceKey, triton_name
+from trefoil.runtime.security.tls import Tls
 
 SERVICE: Final = "inference.GRPCInferenceService"
 CLOSE_GRACE_S: Final = 600.0  # calls in flight on a connection that is replaced end by themselves, or by their deadline
@@ -22,7 +23,7 @@ _STREAM: Final = f"/{SERVICE}/ModelStreamInfer"
 class Connection:
     """Channel to one slice with its methods."""
 
-    def __init__(self, endpoint: Endpoint, channel: Channel) -> None:
+    def __init__(self, endpoint: Endpoint, channel: H2Channel) -> None:
         self.endpoint = endpoint
         self.channel = channel
         self.cut_reason = ""
@@ -64,8 +65,8 @@ class Connection:
 class SliceConnections:
     """Connections of one worker to its slices. Belongs to one event loop."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, tls: Tls | None) -> None:
+        self._tls = tls
         self._connections: dict[SliceKey, Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -77,7 +78,7 @@ class SliceConnections:
                 self._retire(connection)
         for slice_, endpoint in endpoints.items():
             if slice_ not in self._connections:
-                channel = self._transport.channel(endpoint.target, name=triton_name(slice_.device.partition("/")[0]))
+                channel = open_channel(endpoint.target, self._tls, name=triton_name(slice_.device.partition("/")[0]))
                 self._connections[slice_] = Connection(endpoint, channel)
 
     def connection(self, slice_: SliceKey) -> Connection:

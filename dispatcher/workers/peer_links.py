@@ -20,7 +20,8 @@ import structlog
 
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.service.local_worker import LocalWorker
-from dispatcher.transport.seam import Channel, Keepalive, NotTaken
+from dispatcher.transport.calls import Keepalive, NotTaken
+from dispatcher.transport.h2_channel import H2Channel, open_channel
 from dispatcher.workers.core import membership
 from dispatcher.workers.core.membership import WorkerId
 from protos.dispatcher.v1 import dispatcher_pb2
@@ -72,7 +73,7 @@ class ForwardedAnswer:
 class PeerLink:
     """Connection to one other worker."""
 
-    def __init__(self, worker: WorkerId, target: str, channel: Channel) -> None:
+    def __init__(self, worker: WorkerId, target: str, channel: H2Channel) -> None:
         self.worker = worker
         self.target = target
         self.channel = channel
@@ -311,16 +312,15 @@ class Peers:
             self._routing.remove_worker(link.worker)
             self.refresh()
 
-    def _channel(self, target: str) -> Channel:
+    def _channel(self, target: str) -> H2Channel:
         if target.startswith("unix:"):
-            return self._local.transport.channel(target)
-        name = self._local.settings.peer_name
-        return self._local.transport.channel(target, name=name, keepalive=KEEPALIVE)
+            return open_channel(target, None)
+        return open_channel(target, self._local.tls, name=self._local.settings.peer_name, keepalive=KEEPALIVE)
 
     def _authorization(self, link: PeerLink) -> list[tuple[str, str]]:
         if self._token is None or link.target.startswith("unix:"):
             return []
-        tls = self._local.transport.tls
+        tls = self._local.tls
         if (tls is None or not tls.mutual) and not self._insecure and not rpc.is_loopback(link.target):
             return []  # it would leave this machine in clear text, to whoever wrote that address into Redis
         return [("authorization", f"Bearer {self._token}")]

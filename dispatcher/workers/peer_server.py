@@ -6,7 +6,7 @@ port with the cluster's TLS and token. Raw bytes, as on the inference port.
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,14 +18,18 @@ from dispatcher.request.decoupled import DecoupledRequest
 from dispatcher.request.inference import Inference
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.service.state_sync import StateSync
+from dispatcher.transport.accepting import listen
 from dispatcher.transport.core.grpc_framing import JOIN
-from dispatcher.transport.seam import Server
+from dispatcher.transport.h2 import Held, Limits
+from dispatcher.transport.h2_call import ServerBounds
+from dispatcher.transport.h2_server import H2Server, Routes
 from dispatcher.workers import peer_links
 from dispatcher.workers.core import membership
 from dispatcher.workers.core.membership import WorkerId
 from trefoil.core.errors import SettingError, StartError, system_error
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.security.scopes import Tokens
+from trefoil.runtime.security.tls import Tls
 from trefoil.runtime.socket_paths import socket_folder
 
 GRACE_S: Final = 1.0
@@ -41,7 +45,7 @@ class PeerServer:
         self._inference = inference
         self._methods = asked
         self._sync = sync
-        self._server: Server | None = None
+        self._server: H2Server | None = None
         self._socket: Path | None = None
         self._tokens = Tokens.from_settings(local.settings)
         self._own_trailer = ((peer_links.ANSWERED_BY, membership.worker_name(local.id)),)
@@ -64,7 +68,7 @@ class PeerServer:
         else:
             self._socket = socket_of(self._local.settings.state_dir, self._local.id)
             self._local.peer_target = f"unix:{self._socket}"
-            self._server = self._local.transport.peer_server(peer_links.SERVICE, handlers, self._local.peer_target)
+            self._server = make_server(handlers, self._local.peer_target)
             self._socket.chmod(0o600)
         await self._server.start()
 
@@ -79,7 +83,7 @@ class PeerServer:
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
 
-    def _listen_to_all(self, handlers: dict[str, Any], address: str) -> Server:
+    def _listen_to_all(self, handlers: dict[str, Any], address: str) -> H2Server:
         settings = self._local.settings
         host, port = rpc.split_address(address)
         own = f"{host}:{port + self._local.id[1] % membership.RESTART_STEP if port else 0}"
@@ -87,7 +91,7 @@ class PeerServer:
         if settings.tls_certificate is not None and settings.tls_ca is None:
             remedy = "set it to the authority that signed the certificates of all dispatchers"
             raise SettingError("missing: dispatchers could not tell each other", field="tls_ca", remedy=remedy)
-        server = self._local.transport.peer_server(peer_links.SERVICE, handlers, own)
+        server = make_server(handlers, own, self._local.tls)
         self._local.peer_target = f"{host}:{server.port}"
         return server
 
@@ -143,6 +147,24 @@ class PeerServer:
     async def _check(self, context: Any) -> None:
         if self._socket is None and self._tokens.scope(context.invocation_metadata()) not in ("control", "open"):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token", self._own_trailer)
+
+
+def make_server(handlers: Mapping[str, Any], address: str, tls: Tls | None = None) -> H2Server:
+    """Server for other workers at host:port or unix:path, bound.
+
+    Raises:
+        StartError, PortInUse: it cannot listen there.
+    """
+    routes = Routes()
+    routes.add(peer_links.SERVICE, handlers)
+    return H2Server(
+        routes.handlers,
+        ServerBounds(),
+        Limits(stream_window_bytes=1 << 24, connection_window_bytes=1 << 26),
+        Held(),
+        listen(address, "peer_address"),
+        tls.server_context if tls is not None else None,
+    )
 
 
 def socket_of(state_dir: Path, me: WorkerId) -> Path:

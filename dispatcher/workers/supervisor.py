@@ -1,11 +1,11 @@
 """Keeps k workers of one dispatcher alive: `python -m dispatcher` with `workers` > 1 is this process.
 
 Each worker is a whole dispatcher of its own (`python -m dispatcher` again, with its number). Clients' ports are bound
-here, once, and inherited: whoever waits to be accepted when a worker is killed is another worker's. On other ports, and
-with grpc.aio, which takes no socket, all listen (SO_REUSEPORT) and the kernel deals connections out. A worker that ends
-is started again at once, under a number that was never used; one that keeps ending is started ever more slowly, for
-ever. Only where none has ever lived is that given up. SIGTERM and SIGINT are passed on: all drain, and a second signal
-ends them fast. If this process is killed, the kernel tells the workers, which drain and end.
+here, once, and inherited: a connection that waits to be accepted when a worker is killed is accepted by another. On
+other ports all listen (SO_REUSEPORT) and the kernel deals connections out. A worker that ends is started again at once,
+under a number that was never used; one that keeps ending is started ever more slowly, for ever. Only where none has
+ever lived is that given up. SIGTERM and SIGINT are passed on: all drain, and a second signal ends them fast. If this
+process is killed, the kernel tells the workers, which drain and end.
 """
 
 import asyncio
@@ -23,7 +23,6 @@ import structlog
 
 from dispatcher.settings import DispatcherSettings
 from dispatcher.transport.accepting import listen
-from dispatcher.transport.choice import Transport
 from dispatcher.workers.core.membership import RESTART_STEP
 from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.runtime import rpc
@@ -48,7 +47,6 @@ class Supervisor:
     def __init__(self, settings: DispatcherSettings, argv: Sequence[str], clock: Clock) -> None:
         self.dispatcher = f"dispatcher-{uuid.uuid4().hex[:12]}"
         self._settings = settings
-        self._transport = Transport.choose(settings.transport)
         self._argv = list(argv)
         self._clock = clock
         self._workers: dict[int, asyncio.subprocess.Process] = {}  # by place
@@ -96,7 +94,7 @@ class Supervisor:
             settings = self._settings.front() if name in FRONTS else self._settings
             authenticated = name in FRONTS and settings.authenticates
             rpc.check_listener(settings, address, read_only=name == "metrics_address", authenticated=authenticated)
-            if name in FRONTS and (name == "rest_address" or self._transport.name == "h2"):
+            if name in FRONTS:
                 held = self._inherited[f"{name.removesuffix('_address')}_socket"] = listen(address, name)
                 addresses[name] = f"{address.rpartition(':')[0]}:{held.getsockname()[1]}"
                 continue

@@ -21,7 +21,7 @@ from dispatcher.workers.core.membership import RESTART_STEP
 from protos.dispatcher.v1 import dispatcher_pb2
 from tests.support import fake_triton as fake
 from tests.support.certificates import Authority
-from tests.support.dispatching import TRANSPORT, Plane, Running, image, until
+from tests.support.dispatching import Plane, Running, image, until
 from tests.support.fake_triton import FakeTriton
 from tests.support.special_models import SpecialTriton, special_node, special_plan
 from tests.unit.dispatcher.worlds import node, plan, route, status, target
@@ -38,7 +38,7 @@ HERE = peer_links.__file__.rpartition("/dispatcher/")[0] + "/tests/support"
 
 @contextlib.asynccontextmanager
 async def worker(state, folder, number, name="d1", **more):
-    chosen = {"drain_s": 0.2, "window_s": 0.1, "ack_s": 0.5, "workers": 2, "transport": TRANSPORT, **more}
+    chosen = {"drain_s": 0.2, "window_s": 0.1, "ack_s": 0.5, "workers": 2, **more}
     settings = DispatcherSettings(
         state_dir=folder / name, inference_address="127.0.0.1:0", metrics_address="", worker=number, **chosen
     )

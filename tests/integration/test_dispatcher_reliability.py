@@ -28,7 +28,6 @@ from dispatcher.request.inference import Caller
 from dispatcher.service.admin import table_of
 from dispatcher.slice_health import prober
 from dispatcher.slice_health.core.ejection import Failure
-from dispatcher.transport.seam import TRANSPORTS
 from tests.integration.test_dispatcher_process import config, ended
 from tests.integration.test_dispatcher_process import start as start_process
 from tests.support import fake_triton as fake
@@ -410,11 +409,10 @@ class TwoAnswers(Streamed):
             yield answer
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("error", [ClientLeft, grpc.aio.InternalError])
-async def test_a_client_that_is_gone_when_an_answer_is_written_ends_its_request_once(state, tmp_path, transport, error):
+async def test_a_client_that_is_gone_when_an_answer_is_written_ends_its_request_once(state, tmp_path, error):
     """Its credit comes back when its slice has executed it, not before."""
-    async with TwoAnswers(latency_s=0.05) as slice_, dispatching(state, tmp_path, transport=transport) as running:
+    async with TwoAnswers(latency_s=0.05) as slice_, dispatching(state, tmp_path) as running:
         await serve(running, state, [slice_.target], credits=1)
         inference = running.fronts.inference
 
@@ -443,9 +441,8 @@ class NoMessages(Streamed):
             yield b"\xff"
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_an_answer_of_a_stream_that_is_no_message_fails_its_request_alone_and_once(state, tmp_path, transport):
-    async with NoMessages() as slice_, dispatching(state, tmp_path, transport=transport) as running:
+async def test_an_answer_of_a_stream_that_is_no_message_fails_its_request_alone_and_once(state, tmp_path):
+    async with NoMessages() as slice_, dispatching(state, tmp_path) as running:
         await serve(running, state, [slice_.target], credits=1)
         async with grpc.aio.insecure_channel(running.address) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)

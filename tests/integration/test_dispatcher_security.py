@@ -378,9 +378,8 @@ async def test_certificates_that_cannot_be_used_stop_the_start(state, tmp_path, 
             raise AssertionError("it listens")
 
 
-@pytest.mark.parametrize("transport", ["h2", "grpc"])
-async def test_both_ports_take_a_renewed_certificate_at_the_next_connection(state, tmp_path, transport):
-    async with serving(state, tmp_path, transport=transport) as world:
+async def test_both_ports_take_a_renewed_certificate_at_the_next_connection(state, tmp_path):
+    async with serving(state, tmp_path) as world:
 
         def shown() -> list[str]:
             ports = (world.running.address, world.running.rest_address)

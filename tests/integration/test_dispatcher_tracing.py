@@ -1,4 +1,4 @@
-"""Trace context from clients to slices, on both transports and over HTTP; and spans of requests, where asked for."""
+"""Trace context from clients to slices, over gRPC and HTTP; and spans of requests, where asked for."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,6 @@ from tritonclient.utils import InferenceServerException
 from dispatcher.request import traced_inference
 from dispatcher.request.admission import Caller
 from dispatcher.settings import DispatcherSettings
-from dispatcher.transport.seam import TRANSPORTS
 from dispatcher.workers.peer_links import _caller, caller_of
 from tests.support.dispatching import Plane, dispatching, image, until
 from tests.support.fake_triton import BACKEND, FakeTriton
@@ -66,9 +65,8 @@ async def by_http(running, **headers) -> int:
     return code
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_clients_trace_context_reaches_its_slice_as_it_is(state, tmp_path, transport):
-    async with serving(state, tmp_path, transport=transport) as (slice_, running, client):
+async def test_a_clients_trace_context_reaches_its_slice_as_it_is(state, tmp_path):
+    async with serving(state, tmp_path) as (slice_, running, client):
         await client.infer("digits", [image()], headers=CALLED)
         await client.infer("digits", [image()], headers=CALLED, client_timeout=30.0)
         async with grpc.aio.insecure_channel(running.address) as channel:
@@ -83,8 +81,7 @@ async def test_a_clients_trace_context_reaches_its_slice_as_it_is(state, tmp_pat
 KEY = "triton-grpc-protocol-agent"  # opens what of a Triton is its agent's
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_what_is_no_trace_context_stays_here_and_the_request_is_answered(state, tmp_path, transport):
+async def test_what_is_no_trace_context_stays_here_and_the_request_is_answered(state, tmp_path):
     wrong = [
         {"traceparent": "00-nonsense-01"},
         {"traceparent": f"00-{'0' * 32}-{SPAN_ID}-01"},
@@ -92,7 +89,7 @@ async def test_what_is_no_trace_context_stays_here_and_the_request_is_answered(s
         {"tracestate": STATE},
         {KEY: "secret"},
     ]
-    async with serving(state, tmp_path, transport=transport) as (slice_, running, client):
+    async with serving(state, tmp_path) as (slice_, running, client):
         for headers in wrong:
             await client.infer("digits", [image()], headers=headers)
             assert await by_http(running, **headers) == 200
@@ -120,9 +117,8 @@ def spans(monkeypatch) -> InMemorySpanExporter:
 COLLECTOR = "http://127.0.0.1:1"
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_spans_stand_below_the_clients_and_the_slice_is_told_of_the_last(state, tmp_path, transport, spans):
-    async with serving(state, tmp_path, transport=transport, otel_endpoint=COLLECTOR) as (slice_, _, client):
+async def test_spans_stand_below_the_clients_and_the_slice_is_told_of_the_last(state, tmp_path, spans):
+    async with serving(state, tmp_path, otel_endpoint=COLLECTOR) as (slice_, _, client):
         await client.infer("digits", [image()], headers=CALLED)
         found = {span.name: span for span in spans.get_finished_spans()}
         whole = found["ModelInfer"]

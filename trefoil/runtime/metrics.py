@@ -246,7 +246,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "trefoil_dispatcher_rung",
         "gauge",
         "1 while something is away and the dispatcher serves on a named rung (redis, disk, controller, agent, feed, "
-        "transport, lengths).",
+        "lengths).",
         ("cause",),
         DISPATCHER,
     ),

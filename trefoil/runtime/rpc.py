@@ -53,14 +53,14 @@ ServiceEntry = tuple[Callable[[Any, Any], None], Any, str]
 
 @dataclass(slots=True)
 class RpcServer:
-    """Server, bound. `port` is the real one when the address asked for port 0. `health`: by service; None if the server
-    was given a servicer with its own."""
+    """Server, bound. `port` is the real one when the address asked for port 0. `health`: by service. `calls`: what is
+    under way; connections without any may be closed (`connections.py`)."""
 
     server: grpc.aio.Server
-    health: health.aio.HealthServicer | None
+    health: health.aio.HealthServicer
     port: int
     names: Sequence[str]
-    calls: CallsUnderWay = field(default_factory=CallsUnderWay)
+    calls: CallsUnderWay
     tls: Tls | None = None
     _guarding: asyncio.Task[None] | None = field(default=None, init=False)
     _ending: asyncio.Future[None] | None = field(default=None, init=False)
@@ -68,7 +68,7 @@ class RpcServer:
 
     async def start(self) -> None:
         """Serve, and report healthy: the process ("") and each of its services."""
-        for name in ["", *self.names] if self.health is not None else ():
+        for name in ["", *self.names]:
             await self.serving(name, True)
         await self.server.start()
         if self.port:
@@ -84,8 +84,7 @@ class RpcServer:
         """
         if self._guarding is not None:
             self._guarding.cancel()
-        if self.health is not None:
-            await self.health.enter_graceful_shutdown()
+        await self.health.enter_graceful_shutdown()
         if self._ending is None:
             self._ending = asyncio.ensure_future(self.server.stop(NEVER_S))
         await asyncio.wait((self._ending,), timeout=grace_s)
@@ -103,7 +102,6 @@ class RpcServer:
 
     async def serving(self, full_name: str, yes: bool) -> None:
         """Set the health of one service; "" is the process as a whole."""
-        assert self.health is not None
         states = health_pb2.HealthCheckResponse
         await self.health.set(full_name, states.SERVING if yes else states.NOT_SERVING)
 
@@ -116,50 +114,40 @@ def make_server(
     read_only: bool = False,
     metrics: Metrics | None = None,
     audit: AuditLog | None = None,
-    intercept: bool = True,
     reuse_port: bool = False,
-    options: Sequence[tuple[str, int]] = (),
-    message_bytes_max: int = MESSAGE_BYTES_MAX,
     tls: Tls | None = None,
-    authenticated: bool = False,
     tokens: Scopes | None = None,
-    calls: CallsUnderWay | None = None,
     streams_max: int = STREAMS_MAX,
-    own_health: Any = None,
 ) -> RpcServer:
     """Bind a server (not started) at `address`, default `settings.admin_address`.
 
-    `intercept=False` leaves errors, tokens and metrics to the servicer (the dispatcher's raw data path). With `audit`,
-    each call that is not a plain question is noted before and after it. `tls`: instead of what the settings name.
-    `authenticated`: the servicer knows its callers otherwise than by the token.
-    `tokens`: who may what, instead of the settings' two tokens. `calls`: where a servicer without interceptor counts
-    what it has under way; connections without any may be closed (`connections.py`). `streams_max`: streams of answers
-    that may be open at once. `own_health`: servicer of grpc.health.v1, instead of one that knows services by name.
+    With `audit`, each call that is not a plain question is noted before and after it. `tls`: instead of what the
+    settings name. `tokens`: who may what, instead of the settings' two tokens. `streams_max`: streams of answers that
+    may be open at once.
 
     Raises:
         errors.SettingError: a non-loopback listener without TLS and token, or certificates that cannot be used.
         errors.PortInUse: somebody else listens there.
     """
     listen = address or settings.admin_address
-    check_listener(settings, listen, read_only=read_only, authenticated=authenticated)
+    check_listener(settings, listen, read_only=read_only)
     tls = tls or Tls.of(settings)
     if not reuse_port:
         check_port(listen)
     tokens = tokens or (Tokens() if read_only else Tokens.from_settings(settings))
-    calls = calls or CallsUnderWay()
+    calls = CallsUnderWay()
     server = grpc.aio.server(
-        interceptors=[_Interceptor(metrics, tokens, audit, calls, streams_max)] if intercept else [],
+        interceptors=[_Interceptor(metrics, tokens, audit, calls, streams_max)],
         options=[
             ("grpc.so_reuseport", int(reuse_port)),
-            ("grpc.max_receive_message_length", message_bytes_max),
+            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
             ("grpc.max_send_message_length", -1),
             ("grpc.max_allowed_incoming_connections", connections_max()),
             ("grpc.max_concurrent_streams", CONNECTION_CALLS_MAX),
-            *options,
         ],
     )
-    by_name = health.aio.HealthServicer() if own_health is None else None
-    health_pb2_grpc.add_HealthServicer_to_server(own_health or by_name, server)
+    by_name = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(by_name, server)
     for add, implementation, _ in services:
         add(implementation, server)
     names = [name for _, _, name in services]

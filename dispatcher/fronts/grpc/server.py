@@ -25,26 +25,21 @@ from dispatcher.request.core.tenants import ADMIN, EVERYBODY
 from dispatcher.request.inference import Inference
 from dispatcher.service.graceful_shutdown import GracefulShutdown
 from dispatcher.service.local_worker import LocalWorker
-from dispatcher.settings import DispatcherSettings
 from dispatcher.transport.accepting import listen
 from dispatcher.transport.core.grpc_framing import JOIN
-from dispatcher.transport.core.trace_context import trace_of
-from dispatcher.transport.seam import Server
+from dispatcher.transport.h2 import Held, Limits
+from dispatcher.transport.h2_call import ServerBounds
+from dispatcher.transport.h2_server import H2Server, Routes
 from dispatcher.transport.slices import SERVICE
 from dispatcher.workers.peer_links import Peers
 from trefoil.core.errors import TrefoilError, brief
 from trefoil.runtime import rpc
-from trefoil.runtime.connections import CallsUnderWay, guard_connections
+from trefoil.runtime.connections import guard_connections
 from trefoil.runtime.telemetry import Metrics
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 CHANGES: Final = ("RepositoryModelLoad", "RepositoryModelUnload")
 """What needs the admin role."""
-
-
-PENDING: Final = tuple((f"grpc.server.max_pending_requests{what}", 65_536) for what in ("", "_hard_limit"))
-"""Calls that nobody has looked at yet. From a thousand on gRPC would cancel some at random, without a word; how much
-may wait is for our queues to say, with a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +68,11 @@ class Fronts:
         return cls(local, contracts, KserveService(local, contracts, peers), inference, access, peers, streams)
 
 
-class H2FrontServer:
+class FrontServer:
     """The inference port on libnghttp2, with health and reflection as grpc.aio's servers have them."""
 
     def __init__(self, fronts: Fronts, own_health: ServerHealth) -> None:
         """Listen; raises like `rpc.make_server`."""
-        from dispatcher.transport.h2 import Held, Limits
-        from dispatcher.transport.h2_call import ServerBounds
-        from dispatcher.transport.h2_server import H2Server, Routes
-
         settings = fronts.local.settings
         address = settings.inference_address
         rpc.check_listener(settings.front(), address, authenticated=settings.authenticates)
@@ -123,43 +114,11 @@ class H2FrontServer:
         await self._server.stop(grace_s)
 
 
-def make_server(fronts: Fronts, own_health: ServerHealth) -> Server:
-    """The bound inference server; raises like `rpc.make_server`."""
-    settings = fronts.local.settings
-    if fronts.local.transport.name == "h2":
-        return H2FrontServer(fronts, own_health)
-    calls = CallsUnderWay()
-    generic = grpc.method_handlers_generic_handler(SERVICE, handlers(fronts, calls))
-    return rpc.make_server(
-        settings.front(),
-        [(lambda _, server: server.add_generic_rpc_handlers((generic,)), None, SERVICE)],
-        address=settings.inference_address,
-        intercept=False,  # two interceptors cost as much as the router
-        message_bytes_max=settings.message_bytes_max,
-        reuse_port=settings.workers > 1,
-        options=[*PENDING, ("grpc.max_concurrent_streams", settings.connection_streams_max), *_ages(settings)],
-        tls=settings.front_tls(),
-        authenticated=settings.authenticates,
-        calls=calls,
-        own_health=own_health,
-    )
-
-
-def _ages(settings: DispatcherSettings) -> list[tuple[str, int]]:
-    """A client's connection stays with the worker that accepted it, until it is asked to come back."""
-    if not settings.connection_age_max_s:
-        return []
-    return [
-        ("grpc.max_connection_age_ms", int(settings.connection_age_max_s * 1e3)),
-        ("grpc.max_connection_age_grace_ms", int(settings.connection_age_grace_s * 1e3)),
-    ]
-
-
 class InferencePart:
     """Serves clients, and at the end lets what is in flight finish. A part of the service."""
 
     def __init__(self, fronts: Fronts, drain: GracefulShutdown | None = None) -> None:
-        self.server: Server | None = None
+        self.server: FrontServer | None = None
         self._fronts = fronts
         self._local = fronts.local
         self._health = ServerHealth(lambda: not fronts.local.not_ready())
@@ -167,7 +126,7 @@ class InferencePart:
 
     async def init(self) -> None:
         """Listen; raises like `rpc.make_server`."""
-        self.server = make_server(self._fronts, self._health)
+        self.server = FrontServer(self._fronts, self._health)
         await self.server.start()
 
     async def run(self) -> None:
@@ -184,15 +143,12 @@ class InferencePart:
         await self._local.routing.connections.close()
 
 
-def handlers(fronts: Fronts, calls: CallsUnderWay | None = None) -> dict[str, Any]:
-    """Handlers of all 20 methods, by name. `calls` is told of what may take its time."""
+def handlers(fronts: Fronts) -> dict[str, Any]:
+    """Handlers of all 20 methods, by name."""
     access = fronts.access
-    infer, stream = _infer(fronts.inference, access), _stream(fronts.streams, access)
-    if calls is not None:
-        infer, stream = _counted(infer, calls), _counted(stream, calls)
     table: dict[str, Any] = {
-        "ModelInfer": grpc.unary_unary_rpc_method_handler(infer, response_serializer=JOIN),
-        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(stream),
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(_infer(fronts.inference, access), response_serializer=JOIN),
+        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_stream(fronts.streams, access)),
     }
     for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
         if method.name in UNIMPLEMENTED:
@@ -205,20 +161,6 @@ def handlers(fronts: Fronts, calls: CallsUnderWay | None = None) -> dict[str, An
                 response_serializer=getattr(pb, method.output_type.name).SerializeToString,
             )
     return table
-
-
-def _counted(behaviour: Handler, calls: CallsUnderWay) -> Handler:
-    """Count what may take its time: its connection is not idle, however silent it is."""
-
-    async def counted(request: Any, context: Any) -> Any:
-        peer = context.peer()
-        calls.begin(peer)
-        try:
-            return await behaviour(request, context)
-        finally:
-            calls.end(peer)
-
-    return counted
 
 
 def _infer(inference: Inference, access: AccessControl) -> Handler:
@@ -240,7 +182,7 @@ def _stream(streams: Streams, access: AccessControl) -> Handler:
     async def stream(_: Any, context: Any) -> None:
         remaining_s = context.time_remaining()
         deadline_s = None if remaining_s is None else streams.local.clock.monotonic_s() + remaining_s
-        trace = trace_of(context.invocation_metadata() or ())
+        trace = context.trace
         if access.open:
             flow = access.flow(EVERYBODY, context.peer(), context.invocation_metadata)
             return await streams.serve(Caller(deadline_s=deadline_s, trace=trace, flow=flow), context)

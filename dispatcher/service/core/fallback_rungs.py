@@ -4,8 +4,7 @@ Source: DESIGN section 5 (everything degrades by named rungs), CONTRACTS section
 Data: since when Redis has not answered, whether the plan came from disk, who holds the controller's lease, how old each
     node's status and the rates of receipts are.
 Decision: which rungs are in force, and in words what serves instead.
-Formulation: redis, disk, controller, agent, feed, transport, lengths, plan; each is in force or not, none hides
-    another.
+Formulation: redis, disk, controller, agent, feed, lengths, plan; each is in force or not, none hides another.
 Deviations: while Redis is away nothing is known of who writes to it: only its own rung is said then, and what is old.
 """
 
@@ -13,14 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-CAUSES: Final = ("redis", "disk", "controller", "agent", "feed", "transport", "lengths", "plan")
+CAUSES: Final = ("redis", "disk", "controller", "agent", "feed", "lengths", "plan")
 
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
     """State of what a dispatcher depends on. Ages are seconds; `stale_receipts` is what receipts say of their rates,
-    `transport_instead` why the transport is not the one that was asked for, `lengths_instead` why lengths of answers
-    are not predicted, `plan_refused` why the plan in Redis is refused."""
+    `lengths_instead` why lengths of answers are not predicted, `plan_refused` why the plan in Redis is refused."""
 
     redis_away_s: float = 0.0
     from_disk: bool = False
@@ -28,7 +26,6 @@ class Dependencies:
     controller: str = ""
     stale_nodes: Mapping[str, float] = field(default_factory=dict)
     stale_receipts: tuple[str, ...] = ()
-    transport_instead: str = ""
     lengths_instead: str = ""
     plan_refused: str = ""
 
@@ -50,8 +47,6 @@ def active_rungs(dependencies: Dependencies) -> dict[str, str]:
         found["agent"] = f"no status of {nodes}: its slices are served as long as probes from here find them"
     if dependencies.stale_receipts:
         found["feed"] = f"receipts are carried on: {', '.join(dependencies.stale_receipts)}"
-    if dependencies.transport_instead:
-        found["transport"] = dependencies.transport_instead
     if dependencies.lengths_instead:
         found["lengths"] = dependencies.lengths_instead
     if dependencies.plan_refused:

@@ -9,7 +9,7 @@ from dispatcher.slice_health.core.ejection import PROBE_FIRST_S, PROBE_MAX_S, Ej
 from dispatcher.slice_health.core.outliers import SliceEvidence
 from dispatcher.slice_health.core.suspicion import PROBE_EVERY_S, Suspicions, probe_failure
 from dispatcher.slice_health.ejector import proof_of
-from dispatcher.transport.seam import ConnectionDied, NotTaken
+from dispatcher.transport.calls import ConnectionDied, NotTaken
 from tests.unit.dispatcher.worlds import key, node, status
 from trefoil.core.errors import Unavailable
 

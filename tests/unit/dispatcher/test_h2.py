@@ -19,14 +19,14 @@ import ngh2
 import pytest
 
 from dispatcher.transport import accepting, h2_call, h2_channel, h2_server
+from dispatcher.transport.calls import Keepalive
 from dispatcher.transport.core import grpc_framing as framing
 from dispatcher.transport.core.grpc_framing import JOIN
-from dispatcher.transport.grpc_aio import GrpcChannel
 from dispatcher.transport.h2 import Held, Limits
 from dispatcher.transport.h2_call import ServerBounds
 from dispatcher.transport.h2_channel import H2Channel
 from dispatcher.transport.h2_server import H2Server, Routes
-from dispatcher.transport.seam import Keepalive
+from tests.support.aio_channel import AioChannel
 from tests.support.certificates import Authority
 from trefoil.runtime.security.tls import Tls
 
@@ -307,7 +307,7 @@ async def world():
         yield made
 
 
-@pytest.fixture(params=[GrpcChannel, H2Channel], ids=["grpc.aio", "h2"])
+@pytest.fixture(params=[AioChannel, H2Channel], ids=["grpc.aio", "h2"])
 async def channel(request, world):
     return await world.channel(request.param)
 
@@ -451,7 +451,7 @@ async def test_closing_a_channel_reaches_the_handlers_of_its_calls(world, channe
     assert all(isinstance(end, asyncio.CancelledError) for end in ends)
 
 
-@pytest.mark.parametrize("kind", [GrpcChannel, H2Channel])
+@pytest.mark.parametrize("kind", [AioChannel, H2Channel])
 async def test_a_message_beyond_the_bound_is_exhausted_and_one_at_the_bound_passes(kind):
     async with serving(ServerBounds(message_bytes_max=100_000)) as world:
         channel = await world.channel(kind)
@@ -470,7 +470,7 @@ async def test_refused_bytes_open_their_connections_window_again(channel):
     assert await listed(channel.stream(path("Curt"), (bytes(900_000),), 10.0)) == [b"enough"]
 
 
-@pytest.mark.parametrize("kind", [GrpcChannel, H2Channel])
+@pytest.mark.parametrize("kind", [AioChannel, H2Channel])
 async def test_messages_that_no_handler_read_open_their_connections_window_again(kind):
     limits = Limits(stream_window_bytes=1 << 17, connection_window_bytes=1 << 18)
     async with serving(limits=limits) as world:
@@ -1037,7 +1037,7 @@ async def test_a_connection_has_an_age_at_which_it_is_replaced(swift, channel_ki
             await cut
 
 
-@pytest.fixture(params=[GrpcChannel, H2Channel], ids=["grpc.aio", "h2"])
+@pytest.fixture(params=[AioChannel, H2Channel], ids=["grpc.aio", "h2"])
 def channel_kinds(request):
     return request.param
 
@@ -1048,7 +1048,7 @@ def channel_kinds(request):
 async def test_tls_serves_both_clients_and_no_one_without_http2():
     async with serving(tls=OWN.server_context) as world:
         pem = (KEYS / "localhost.crt").read_bytes()
-        for kind in (GrpcChannel, H2Channel):
+        for kind in (AioChannel, H2Channel):
             channel = kind(f"127.0.0.1:{world.server.port}", tls=OWN, name="localhost")
             assert len((await channel.unary(path("Echo"), (bytes(3 << 20),), 10.0))[0]) == 3 << 20
             assert len(await listed(channel.stream(path("Many"), (b"5 600000",), 10.0))) == 5

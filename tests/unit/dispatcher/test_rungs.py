@@ -12,7 +12,6 @@ AWAY = {
     "disk": {"from_disk": True},
     "controller": {"controller": ""},
     "agent": {"stale_nodes": {"node0": 7.0}},
-    "transport": {"transport_instead": "libnghttp2 cannot be loaded: grpc.aio serves instead"},
     "lengths": {"lengths_instead": "the predictor of lengths does not answer: first come, first served"},
     "plan": {"plan_refused": "plan in Redis = '9.1.0': nobody leads under its epoch"},
     "feed": {"stale_receipts": ("the carbon reading is old and carried on",)},

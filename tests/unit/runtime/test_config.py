@@ -1,4 +1,6 @@
 import os
+from collections.abc import Mapping
+from typing import ClassVar
 
 import pytest
 from pydantic import Field, SecretStr
@@ -9,6 +11,8 @@ from trefoil.runtime.config import ServiceSettings, Settings, changed, load, mas
 
 
 class Trace(Settings):
+    REMOVED: ClassVar[Mapping[str, str]] = {"pace": "set speedup"}
+
     speedup: float = Field(1.0, gt=0)
     files: tuple[str, ...] = ()
 
@@ -71,6 +75,9 @@ def test_overrides_reach_into_lists_also_of_a_default(tmp_path):
             r"several\.0\.speed: unknown setting .*did you mean speedup\? .*use one of: files, speedup",
         ),
         ("traces.GB.speedu", r"traces\.GB\.speedu: unknown setting .*did you mean speedup\?"),
+        ("traces.GB.pace", r"traces\.GB\.pace: unknown setting .in flag traces\.GB\.pace.. Remedy: set speedup$"),
+        ("several.1.pace", r"several\.1\.pace: unknown setting .*Remedy: set speedup$"),
+        ("pace", r"pace: unknown setting .*Remedy: .*use one of: "),
     ],
 )
 def test_a_key_that_names_nothing_says_what_there_is(key, named):

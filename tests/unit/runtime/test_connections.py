@@ -11,7 +11,6 @@ import pytest
 
 from trefoil.runtime import connections, rpc
 from trefoil.runtime.config import ServiceSettings
-from trefoil.runtime.connections import CallsUnderWay
 
 DESCRIPTORS = "/proc/self/fd"
 pytestmark = pytest.mark.skipif(not os.path.isdir(DESCRIPTORS), reason="Linux only")
@@ -124,15 +123,12 @@ async def test_without_a_single_descriptor_left_idle_ones_still_go(clients):
 
 
 async def test_a_server_knows_which_of_its_connections_have_a_call(short):
-    calls = CallsUnderWay()
-    server = rpc.make_server(ServiceSettings(admin_address="127.0.0.1:0"), [], intercept=False, calls=calls)
+    server = rpc.make_server(ServiceSettings(admin_address="127.0.0.1:0"), [])
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def slow(data, context):
-        calls.begin(context.peer())
         asked.set()
         await answer.wait()
-        calls.end(context.peer())
         return data
 
     handlers = {"Slow": grpc.unary_unary_rpc_method_handler(slow)}
@@ -142,7 +138,7 @@ async def test_a_server_knows_which_of_its_connections_have_a_call(short):
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         call = asyncio.ensure_future(channel.unary_unary("/a.B/Slow")(b"late"))
         await asyncio.wait_for(asked.wait(), 30)
-        (port,) = calls.ports()
+        (port,) = server.calls.ports()
         assert port != server.port
         short()
         idle.settimeout(30)
@@ -150,6 +146,6 @@ async def test_a_server_knows_which_of_its_connections_have_a_call(short):
         assert len(received) < 4096, "it got the server's settings at most, and its end"
         answer.set()
         assert await call == b"late"
-    assert not calls.ports()
+    assert not server.calls.ports()
     idle.close()
     await server.stop(0)

@@ -1,6 +1,6 @@
-"""The two transports of the dispatcher side by side: what one unmodified client asks of both, both answer alike.
+"""gRPC of the dispatcher against grpc.aio: its server and its channel do as those of grpc.aio do, with the same peers.
 
-Requests are drawn by number from a seed: TRANSPORT_REQUESTS says how many, TRANSPORT_SEED which.
+Requests are drawn by number from a seed: GRPC_REQUESTS says how many, GRPC_SEED which.
 """
 
 import asyncio
@@ -18,16 +18,20 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection as grpc_reflection
 from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
+from dispatcher.fronts.grpc.health import ServerHealth
+from dispatcher.fronts.grpc.server import handlers
 from dispatcher.transport.accepting import listen
-from dispatcher.transport.choice import Transport
+from dispatcher.transport.core.trace_context import NO_TRACE
 from dispatcher.transport.h2 import Held, Limits
+from dispatcher.transport.h2_channel import H2Channel
 from dispatcher.transport.h2_server import H2Server, Routes, ServerBounds
-from dispatcher.transport.seam import TRANSPORTS, Channel
+from tests.support.aio_channel import AioChannel
 from tests.support.dispatching import Plane, Running, dispatching, until
 from tests.support.ports import free_ports
 from tests.support.wire_fields import repeated_messages
@@ -37,8 +41,8 @@ from trefoil.core.plan import Route
 from trefoil.runtime.state import State
 
 pytestmark = pytest.mark.integration
-COUNT = int(os.environ.get("TRANSPORT_REQUESTS", 300))
-SEED = int(os.environ.get("TRANSPORT_SEED", 1))
+COUNT = int(os.environ.get("GRPC_REQUESTS", 300))
+SEED = int(os.environ.get("GRPC_SEED", 1))
 SERVICE = "inference.GRPCInferenceService"
 FAMILIES = ("digits", "moody", "repeat", "late", "turns")
 """One slice each: well; erring; decoupled; too slow for its deadlines; with sequences."""
@@ -667,8 +671,48 @@ def repeated_in(ask: Ask, seen: Outcome) -> list[str]:
 # Two dispatchers
 
 
+class OfGrpcAio:
+    """Context of grpc.aio with what handlers ask of ours beyond it."""
+
+    trace = NO_TRACE
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+@contextlib.asynccontextmanager
+async def grpc_aio_server(running: Running) -> AsyncIterator[str]:
+    """Server of grpc.aio with a dispatcher's own handlers: the reference. Its address."""
+
+    def adapted(handler: Any) -> Any:
+        kind = "stream_stream" if handler.request_streaming else "unary_unary"
+        behaviour = getattr(handler, kind)
+
+        async def called(asked: Any, context: Any) -> Any:
+            return await behaviour(asked, OfGrpcAio(context))
+
+        return handler._replace(**{kind: called})
+
+    options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
+    server = grpc.aio.server(options=[*options, ("grpc.max_send_message_length", -1)])
+    methods = {name: adapted(handler) for name, handler in handlers(running.fronts).items()}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    health_pb2_grpc.add_HealthServicer_to_server(ServerHealth(lambda: not running.local.not_ready()), server)
+    names = (SERVICE, "grpc.health.v1.Health", grpc_reflection.SERVICE_NAME)
+    grpc_reflection.enable_server_reflection(names, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
 class Both:
-    """A dispatcher of each transport in front of the same slices, and a client of each."""
+    """A dispatcher, and one behind a server of grpc.aio, in front of the same slices, with a client of each."""
 
     def __init__(self, running: Sequence[Running], channels: Sequence[Any]) -> None:
         self.running = running
@@ -711,7 +755,7 @@ class Both:
                     self.seen[ask.kind] += 1
                     self.repeated += repeated_in(ask, ours) + repeated_in(ask, reference)
                     if comparable(ask, ours) != comparable(ask, reference) or ours.code == "never":
-                        told = f"h2:   {ours}\n  grpc: {reference}"
+                        told = f"ours: {ours}\n  grpc.aio: {reference}"
                         self.differences.append(f"seed {SEED}, request {number}, {ask}\n  {told}")
             if any(running.local.not_ready() for running in self.running):
                 await self.settle()
@@ -737,26 +781,26 @@ async def both(shared_redis: Any, state: State, folder: Any, **settings: Any) ->
         mimic = await stack.enter_async_context(Mimic())
         second = State.connect(shared_redis.url, f"{state.keys.plan().split(':')[1]}-second", timeout_s=30.0)
         stack.push_async_callback(second.close)
-        running, channels = [], []
-        for name, connected in (("h2", state), ("grpc", second)):
-            made = dispatching(connected, folder / name, transport=name, **BOUNDS, **settings)
-            running.append(await stack.enter_async_context(made))
-            assert running[-1].local.transport.name == name
-            channel = grpc.aio.insecure_channel(running[-1].address, options=options)
-            channels.append(await stack.enter_async_context(channel))
-        made = Both(running, channels)
+        ours = await stack.enter_async_context(dispatching(state, folder / "ours", **BOUNDS, **settings))
+        other = await stack.enter_async_context(dispatching(second, folder / "other", **BOUNDS, **settings))
+        addresses = (ours.address, await stack.enter_async_context(grpc_aio_server(other)))
+        channels = [
+            await stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))
+            for address in addresses
+        ]
+        made = Both((ours, other), channels)
         await made.serve((state, second), mimic)
         yield made
 
 
 @pytest.mark.gate
-async def test_both_transports_answer_a_client_alike_whatever_it_asks(shared_redis, state, tmp_path):
+async def test_a_client_is_answered_as_by_grpc_aio_whatever_it_asks(shared_redis, state, tmp_path):
     async with both(shared_redis, state, tmp_path) as pair:
         await pair.compare(range(COUNT))
     pair.check(COUNT)
 
 
-async def test_both_transports_let_in_who_knows_the_token_and_nobody_else(shared_redis, state, tmp_path):
+async def test_clients_are_let_in_by_the_token_as_by_grpc_aio(shared_redis, state, tmp_path):
     count = max(1, COUNT // 4)
     async with both(shared_redis, state, tmp_path, token=TOKEN) as pair:
         await pair.compare(range(count), secret=True)
@@ -768,7 +812,7 @@ async def test_both_transports_let_in_who_knows_the_token_and_nobody_else(shared
 async def test_a_unary_method_takes_one_message_neither_none_nor_two(state, tmp_path, path, count):
     """grpc.aio never answers the one and takes no notice of the second of the other."""
     async with (
-        dispatching(state, tmp_path, transport="h2") as running,
+        dispatching(state, tmp_path) as running,
         grpc.aio.insecure_channel(running.address) as channel,
     ):
         call = channel.stream_stream(path)(timeout=10)
@@ -822,7 +866,7 @@ async def test_what_nobody_reads_of_a_call_that_has_ended_comes_back_to_its_conn
 
 
 class Handlers:
-    """What both servers are given: it tells what it heard, and does what it is told."""
+    """Handlers of both servers: they answer what they heard, and act as the message says."""
 
     async def tell(self, data: bytes, context: Any) -> bytes:
         act = json.loads(data)
@@ -844,31 +888,45 @@ class Handlers:
         }
 
 
-async def test_each_channel_and_each_server_understand_each_other_alike():
-    """What dispatchers and slices say to each other is as free of the transport as what clients hear."""
-    async with contextlib.AsyncExitStack() as stack:
-        channels = []
-        for name in TRANSPORTS:
-            server = Transport(name).peer_server("any.Service", Handlers().by_name(), "127.0.0.1:0")
-            await server.start()
-            stack.push_async_callback(server.stop, 0.0)
-            for other in TRANSPORTS:
-                channel = Transport(other).channel(f"127.0.0.1:{server.port}")
-                stack.push_async_callback(channel.close)
-                channels.append((f"{other} to {name}", channel))
+@contextlib.asynccontextmanager
+async def each_server() -> AsyncIterator[dict[str, str]]:
+    """Our server and grpc.aio's, with the same handlers: their addresses."""
+    routes = Routes()
+    routes.add("any.Service", Handlers().by_name())
+    ours = H2Server(routes.handlers, ServerBounds(), Limits(), Held(), listen("127.0.0.1:0", ""))
+    theirs = grpc.aio.server()
+    theirs.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("any.Service", Handlers().by_name()),))
+    port = theirs.add_insecure_port("127.0.0.1:0")
+    try:
+        await asyncio.gather(ours.start(), theirs.start())
+        yield {"ours": f"127.0.0.1:{ours.port}", "grpc.aio": f"127.0.0.1:{port}"}
+    finally:
+        await asyncio.gather(ours.stop(0.0), theirs.stop(0))
+
+
+async def test_each_channel_and_each_server_understand_each_other_as_grpc_aio_does_itself():
+    """What dispatchers and slices exchange: our channel and server, each with grpc.aio's as its peer."""
+    async with each_server() as servers, contextlib.AsyncExitStack() as stack:
+        channels: list[tuple[str, H2Channel | AioChannel]] = []
+        for name, address in servers.items():
+            ours = H2Channel(address)
+            stack.push_async_callback(ours.close)
+            theirs = AioChannel(address)
+            stack.push_async_callback(theirs.close)
+            channels += [(f"ours to {name}", ours), (f"grpc.aio to {name}", theirs)]
         for number in range(min(500, COUNT // 4)):
             draw = random.Random(f"{SEED}-between-{number}")
             act = {**erring(draw), "count": draw.randrange(5), "bytes": draw.choice((0, 1, 70_000))}
             more = (draw.choice((None, 60.0, 5000.5)), tuple(some_metadata(draw)))
             for hear in (unary, streamed):
                 outcomes = {name: await hear(channel, json.dumps(act).encode(), *more) for name, channel in channels}
-                reference = outcomes["grpc to grpc"]
+                reference = outcomes["grpc.aio to grpc.aio"]
                 other = {name: shown(each) for name, each in outcomes.items() if each != reference}
                 asked = f"seed {SEED}, number {number}, {hear.__name__}, {shown(act)}, {shown(more)}"
                 assert not other, f"{asked}\nnot {shown(reference)}"
 
 
-async def unary(channel: Channel, data: bytes, timeout_s: float | None, metadata: Any) -> Any:
+async def unary(channel: H2Channel | AioChannel, data: bytes, timeout_s: float | None, metadata: Any) -> Any:
     try:
         answer, trailers = await channel.unary("/any.Service/Tell", (data[:7], data[7:]), timeout_s, metadata)
     except grpc.aio.AioRpcError as error:
@@ -876,7 +934,7 @@ async def unary(channel: Channel, data: bytes, timeout_s: float | None, metadata
     return answer, by_name(trailers)
 
 
-async def streamed(channel: Channel, data: bytes, timeout_s: float | None, metadata: Any) -> Any:
+async def streamed(channel: H2Channel | AioChannel, data: bytes, timeout_s: float | None, metadata: Any) -> Any:
     answers: list[Any] = []
     try:
         answers.extend([each async for each in channel.stream("/any.Service/Count", (data,), timeout_s, metadata)])
