@@ -6,9 +6,9 @@ from functools import partial
 from statistics import median
 from typing import Any, Final
 
-from dispatcher.routing.queues import QUEUES
-from dispatcher.routing.queues.fair import FairQueue
-from dispatcher.routing.routers import ROUTERS
+from dispatcher.queues import QUEUES
+from dispatcher.queues.fair import FairQueue
+from dispatcher.routers import ROUTERS
 from trefoil.core.brains import Outcome, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget

@@ -29,9 +29,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from dispatcher.routing.queues import QUEUES
-from dispatcher.routing.queues.fair import FairQueue
-from dispatcher.routing.routers import ROUTERS
+from dispatcher.queues import QUEUES
+from dispatcher.queues.fair import FairQueue
+from dispatcher.routers import ROUTERS
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget

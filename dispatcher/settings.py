@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dispatcher.routing.queues import QUEUES
-from dispatcher.routing.routers import ROUTERS
+from dispatcher.queues import QUEUES
+from dispatcher.routers import ROUTERS
 from trefoil.core.errors import SettingError
 from trefoil.core.parts import Kind, load_own_parts, load_part
 from trefoil.runtime.config import ServiceSettings

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 import structlog
 
-from dispatcher.fronts.contracts import Contracts
+from dispatcher.fronts.admin import NAME, AllWorkers, DispatcherAdmin
 from dispatcher.fronts.grpc.server import Fronts, InferencePart
 from dispatcher.fronts.rest.server import RestPart
-from dispatcher.service.admin import NAME, AllWorkers, DispatcherAdmin
+from dispatcher.request.contracts import Contracts
+from dispatcher.request.prober import Prober
 from dispatcher.service.graceful_shutdown import GracefulShutdown
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.service.metrics import DispatcherMetrics, ExpositionPart
 from dispatcher.service.state_sync import StateSync
 from dispatcher.settings import DispatcherSettings
-from dispatcher.slice_health.prober import Prober
 from dispatcher.workers.peer_server import PeerServer
 from dispatcher.workers.supervisor import end_with_supervisor
 from protos.dispatcher.v1 import dispatcher_pb2_grpc

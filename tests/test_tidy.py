@@ -25,8 +25,8 @@ REASONS = {
     ("trefoil/cli/main.py", "trefoil/cli/main.py"): OPTIONS,
     ("trefoil/cli/operate/node.py", "trefoil/cli/operate/node.py"): OPTIONS,
     (
-        "dispatcher/routing/routers/single_queue.py",
-        "dispatcher/routing/routers/weighted.py",
+        "dispatcher/routers/single_queue.py",
+        "dispatcher/routers/weighted.py",
     ): "a router is read in one file: one-line answers to its protocol, no base class between",
 }
 """Equal lines that stay, by the two files they stand in, and why."""

@@ -13,11 +13,11 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.fronts.contracts import Contracts, unknown_model
-from dispatcher.request.core.kserve_wire import PUBLIC_VERSION
+from dispatcher.request.contracts import Contracts, unknown_model
+from dispatcher.request.peer_links import Peers
 from dispatcher.service.accounting import Totals
 from dispatcher.service.local_worker import LocalWorker
-from dispatcher.workers.peer_links import Peers
+from dispatcher.transport.core.kserve_wire import PUBLIC_VERSION
 from trefoil.core.errors import NotFound
 
 EXTENSIONS: Final = (

@@ -11,14 +11,14 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.fronts.contracts import Contracts, unknown_model
-from dispatcher.request import request_parameters
-from dispatcher.request.core import kserve_wire
-from dispatcher.request.core.kserve_wire import FIELDS_MAX
-from dispatcher.request.request_parameters import RequestParameters
+from dispatcher.request.contracts import Contracts, unknown_model
+from dispatcher.routing import request_parameters
 from dispatcher.routing.async_queue import AsyncFamilyQueue
+from dispatcher.routing.request_parameters import RequestParameters
 from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from dispatcher.service.local_worker import LocalWorker
+from dispatcher.transport.core import kserve_wire
+from dispatcher.transport.core.kserve_wire import FIELDS_MAX
 from dispatcher.transport.core.trace_context import NO_TRACE, Trace
 from trefoil.core.brains import Pick, Ticket
 from trefoil.core.demand import PROBE_ID, PROBE_TENANT

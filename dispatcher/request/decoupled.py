@@ -17,14 +17,14 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.request.admission import Request, StatusError
-from dispatcher.request.core import kserve_wire
 from dispatcher.request.inference import Inference, status
+from dispatcher.routing.slices import Connection
+from dispatcher.service.ejector import proof_of
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.slice_health.core.ejection import Failure
 from dispatcher.slice_health.core.suspicion import is_dead_stub, is_overload
-from dispatcher.slice_health.ejector import proof_of
+from dispatcher.transport.core import kserve_wire
 from dispatcher.transport.core.grpc_framing import JOIN
-from dispatcher.transport.slices import Connection
 from trefoil.core.errors import Unavailable
 
 REFUSED: Final = "INVALID_ARGUMENT: "  # a model's word for what is the request's own fault (`_shared/decoder.py`)

@@ -24,27 +24,27 @@ import structlog
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.fronts.contracts import Contracts
+from dispatcher.queues.fifo import QueueFull
 from dispatcher.request import stages
 from dispatcher.request.admission import Admission, Caller, Request, StatusError, overdue
-from dispatcher.request.core import kserve_wire
+from dispatcher.request.contracts import Contracts
 from dispatcher.request.core.retry_budget import RetryBudget
 from dispatcher.request.core.tenants import EVERYBODY, Tenant
+from dispatcher.request.peer_links import ConnectionLost, NoCredits, NotDelivered, Peers
 from dispatcher.routing.async_queue import ServedElsewhere
+from dispatcher.routing.core import membership
+from dispatcher.routing.core.membership import WorkerId
 from dispatcher.routing.core.sequences import missing_start
-from dispatcher.routing.queues.fifo import QueueFull
 from dispatcher.routing.sequence_queue import AsyncSequenceQueue
+from dispatcher.routing.slices import Connection
+from dispatcher.service.ejector import proof_of
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.slice_health.core.ejection import Failure
 from dispatcher.slice_health.core.suspicion import is_overload
-from dispatcher.slice_health.ejector import proof_of
 from dispatcher.transport.calls import Leaving
+from dispatcher.transport.core import kserve_wire
 from dispatcher.transport.core.grpc_framing import JOIN
 from dispatcher.transport.core.trace_context import Trace
-from dispatcher.transport.slices import Connection
-from dispatcher.workers.core import membership
-from dispatcher.workers.core.membership import WorkerId
-from dispatcher.workers.peer_links import ConnectionLost, NoCredits, NotDelivered, Peers
 from trefoil.core.brains import Outcome, Pick
 from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.core.fleet import SliceKey

@@ -18,13 +18,13 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from dispatcher.fronts.contracts import Contracts
 from dispatcher.request.admission import Caller, Request, StatusError
+from dispatcher.request.contracts import Contracts
 from dispatcher.request.inference import FlowOf, Forward, Inference, Result, Serve, refusal
+from dispatcher.request.peer_links import Peers
+from dispatcher.routing.core.membership import WorkerId, worker_name
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.core.trace_context import Trace
-from dispatcher.workers.core.membership import WorkerId, worker_name
-from dispatcher.workers.peer_links import Peers
 from trefoil import direct
 from trefoil.core.brains import Outcome, Pick
 from trefoil.core.errors import TrefoilError

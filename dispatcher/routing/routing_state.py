@@ -11,20 +11,20 @@ from typing import Any
 
 import structlog
 
-from dispatcher.request.core.receipts import current_ratio
-from dispatcher.request.request_parameters import RequestParameters
+from dispatcher.queues import QUEUES
+from dispatcher.routers import ROUTERS
 from dispatcher.routing.async_queue import AsyncFamilyQueue
 from dispatcher.routing.core import routing_table as tables
+from dispatcher.routing.core.membership import Membership, WorkerId
+from dispatcher.routing.core.receipts import current_ratio
 from dispatcher.routing.core.routing_table import Endpoint, RoutingTable
 from dispatcher.routing.core.sequences import Pin, Sequences
-from dispatcher.routing.queues import QUEUES
-from dispatcher.routing.routers import ROUTERS
+from dispatcher.routing.request_parameters import RequestParameters
 from dispatcher.routing.sequence_queue import AsyncSequenceQueue
+from dispatcher.routing.slices import SliceConnections
 from dispatcher.settings import DispatcherSettings
 from dispatcher.slice_health.core.ejection import Ejections, Place
 from dispatcher.slice_health.core.outliers import SlowStart
-from dispatcher.transport.slices import SliceConnections
-from dispatcher.workers.core.membership import Membership, WorkerId
 from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.common import Revision
 from trefoil.core.demand import SliceLoad, TableAck

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from dispatcher.request.core.receipts import Receipts
+from dispatcher.routing.core.receipts import Receipts
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 
 from dispatcher.lengths.asking import Lengths
-from dispatcher.request.core.service_costs import ServiceCosts
+from dispatcher.routing.core.membership import WorkerId
+from dispatcher.routing.core.service_costs import ServiceCosts
 from dispatcher.routing.routing_state import Routing
 from dispatcher.service.accounting import Accounting
+from dispatcher.service.ejector import SliceHealth
 from dispatcher.settings import DispatcherSettings
 from dispatcher.slice_health.core.ejection import Ejections
 from dispatcher.slice_health.core.outliers import SliceEvidence
-from dispatcher.slice_health.ejector import SliceHealth
-from dispatcher.workers.core.membership import WorkerId
 from trefoil.installation import resolve_path
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.security.tls import Tls

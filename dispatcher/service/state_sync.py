@@ -12,12 +12,12 @@ from typing import Final
 
 import structlog
 
+from dispatcher.routing.core.membership import AGREE_ACK_S, RESTART_STEP
 from dispatcher.service.core.fallback_rungs import Dependencies, active_rungs
 from dispatcher.service.core.plan_fence import Leader, PlanFence
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.service.metrics import DispatcherMetrics
 from dispatcher.slice_health.core.ejection import Failure
-from dispatcher.workers.core.membership import AGREE_ACK_S, RESTART_STEP
 from trefoil.core.carbon import CarbonRatio, CarbonReading, shift_reading
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadWindow, TableAck

@@ -13,9 +13,12 @@ from typing import Any, Final
 
 import grpc
 
+from dispatcher.request import peer_links
 from dispatcher.request.admission import Caller, StatusError
 from dispatcher.request.decoupled import DecoupledRequest
 from dispatcher.request.inference import Inference
+from dispatcher.routing.core import membership
+from dispatcher.routing.core.membership import WorkerId
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.service.state_sync import StateSync
 from dispatcher.transport.accepting import listen
@@ -23,9 +26,6 @@ from dispatcher.transport.core.grpc_framing import JOIN
 from dispatcher.transport.h2 import Held, Limits
 from dispatcher.transport.h2_call import ServerBounds
 from dispatcher.transport.h2_server import H2Server, Routes
-from dispatcher.workers import peer_links
-from dispatcher.workers.core import membership
-from dispatcher.workers.core.membership import WorkerId
 from trefoil.core.errors import SettingError, StartError, system_error
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.security.scopes import Tokens

@@ -21,9 +21,9 @@ from typing import Final
 
 import structlog
 
+from dispatcher.routing.core.membership import RESTART_STEP
 from dispatcher.settings import DispatcherSettings
 from dispatcher.transport.accepting import listen
-from dispatcher.workers.core.membership import RESTART_STEP
 from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.runtime import rpc
 from trefoil.runtime.clock import Clock

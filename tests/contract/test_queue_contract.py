@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dispatcher.routing.queues import QUEUES
-from dispatcher.routing.queues.fair import FairQueue
-from dispatcher.routing.queues.fifo import QueueFull
-from dispatcher.routing.routers import ROUTERS
+from dispatcher.queues import QUEUES
+from dispatcher.queues.fair import FairQueue
+from dispatcher.queues.fifo import QueueFull
+from dispatcher.routers import ROUTERS
 from tests.support.own_parts import own
 from tests.unit.dispatcher.worlds import OK, route, target, ticket
 from trefoil.core.brains import Ticket
@@ -177,7 +177,7 @@ def test_every_router_works_with_it(name, router):
     assert sorted(served) == [1, 2, 4, 5]
 
 
-@pytest.mark.parametrize("name", ["shortest", "no.such.module:Class", "dispatcher.routing.queues.fifo:Missing"])
+@pytest.mark.parametrize("name", ["shortest", "no.such.module:Class", "dispatcher.queues.fifo:Missing"])
 def test_an_unknown_queue_is_refused_by_name(name):
     with pytest.raises(SettingError, match=name.split(":")[0].split(".")[-1]):
         queue_of(name)

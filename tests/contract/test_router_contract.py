@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dispatcher.queues.fifo import AGING_S, LEVELS, QueueFull, order_key
+from dispatcher.routers import ROUTERS
 from dispatcher.routing.core.accuracy_floors import best_accuracy
-from dispatcher.routing.queues.fifo import AGING_S, LEVELS, QueueFull, order_key
-from dispatcher.routing.routers import ROUTERS
 from tests.support.own_parts import own
 from tests.unit.dispatcher.worlds import OK, key, route, routing, target, ticket
 from trefoil.core.brains import Outcome
@@ -285,12 +285,12 @@ def test_a_law_of_flow_is_one_that_simulations_know(name):
 
 
 def test_a_router_of_ones_own_is_loaded_by_module_and_class():
-    mine = routing("dispatcher.routing.routers.fifo:Fifo")
+    mine = routing("dispatcher.routers.fifo:Fifo")
     mine.on_table(route([target(0)]), 0.0)
     assert mine.on_arrival(ticket(1), 0.0) is not None
 
 
-@pytest.mark.parametrize("name", ["fastest", "no.such.module:Class", "dispatcher.routing.routers.fifo:Missing"])
+@pytest.mark.parametrize("name", ["fastest", "no.such.module:Class", "dispatcher.routers.fifo:Missing"])
 def test_an_unknown_router_is_refused_by_name(name):
     with pytest.raises(SettingError, match=name.split(":")[0].split(".")[-1]):
         routing(name)

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from dispatcher.service.admin import NAME, DispatcherAdmin
+from dispatcher.fronts.admin import NAME, DispatcherAdmin
 from dispatcher.slice_health.core import ejection
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from tests.integration.test_dispatcher_reliability import Process

@@ -14,10 +14,10 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from dispatcher.request import peer_links
+from dispatcher.routing.core import membership
+from dispatcher.routing.core.membership import RESTART_STEP
 from dispatcher.settings import DispatcherSettings
-from dispatcher.workers import peer_links
-from dispatcher.workers.core import membership
-from dispatcher.workers.core.membership import RESTART_STEP
 from protos.dispatcher.v1 import dispatcher_pb2
 from tests.support import fake_triton as fake
 from tests.support.certificates import Authority

@@ -22,11 +22,11 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from dispatcher.fronts.admin import table_of
 from dispatcher.fronts.grpc.streams import ClientLeft
+from dispatcher.request import prober
 from dispatcher.request.decoupled import DecoupledRequest
 from dispatcher.request.inference import Caller
-from dispatcher.service.admin import table_of
-from dispatcher.slice_health import prober
 from dispatcher.slice_health.core.ejection import Failure
 from tests.integration.test_dispatcher_process import config, ended
 from tests.integration.test_dispatcher_process import start as start_process

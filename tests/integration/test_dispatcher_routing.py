@@ -7,7 +7,7 @@ import pytest
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from dispatcher.service.admin import DispatcherAdmin
+from dispatcher.fronts.admin import DispatcherAdmin
 from protos.dispatcher.v1 import dispatcher_pb2
 from tests.support.dispatching import Plane, dispatching, image, until
 from tests.support.fake_triton import FakeTriton

@@ -19,8 +19,8 @@ from tritonclient.utils import InferenceServerException
 
 from dispatcher.request import traced_inference
 from dispatcher.request.admission import Caller
+from dispatcher.request.peer_links import _caller, caller_of
 from dispatcher.settings import DispatcherSettings
-from dispatcher.workers.peer_links import _caller, caller_of
 from tests.support.dispatching import Plane, dispatching, image, until
 from tests.support.fake_triton import BACKEND, FakeTriton
 from tests.unit.dispatcher.worlds import node, plan, route, status, target

@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 
+from dispatcher.queues.fair import FairQueue
+from dispatcher.queues.fifo import FifoQueue
+from dispatcher.routers.tiers import KEPT_MAX, RECENT, CarbonDis, DyBatch, LeastGrams, Random, Times
 from dispatcher.routing.core.family_queue import FamilyQueue
 from dispatcher.routing.core.routing_table import check_plan
-from dispatcher.routing.queues.fair import FairQueue
-from dispatcher.routing.queues.fifo import FifoQueue
-from dispatcher.routing.routers.tiers import KEPT_MAX, RECENT, CarbonDis, DyBatch, LeastGrams, Random, Times
 from tests.support.steps import Steps
 from tests.unit.dispatcher.worlds import plan, ticket
 from trefoil.core.brains import Outcome, Ticket

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from dispatcher.routing.queues.ssjf import length_class
+from dispatcher.queues.ssjf import length_class
 from trefoil.core.errors import NotFound
 from trefoil.reproduce.muserve import lengths, scheduler
 from trefoil.reproduce.muserve.lengths import Lengths

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from controller.planners.policy_parts import planner_of
-from dispatcher.routing.queues.fifo import FifoQueue
-from dispatcher.routing.routers.weighted import Weighted
+from dispatcher.queues.fifo import FifoQueue
+from dispatcher.routers.weighted import Weighted
 from tests.support.cpus import cpu_view
 from trefoil.core.brains import Ticket
 from trefoil.core.cpus.use import HALF_LIFE_S, CpuHistory, bucket_start

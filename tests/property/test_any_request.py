@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.fronts.contracts import Contracts
 from dispatcher.request import admission
 from dispatcher.request.admission import Admission, Caller
-from dispatcher.request.core import kserve_wire
+from dispatcher.request.contracts import Contracts
 from dispatcher.routing.core.routing_table import build_table, check_plan
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
+from dispatcher.transport.core import kserve_wire
 from protos.controller.v1 import controller_pb2
 from protos.power_agent.v1 import power_agent_pb2
 from tests.support.plans import CATALOG, SMALL, fleet, plan_of, planned

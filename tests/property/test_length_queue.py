@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.routing.queues.fifo import FifoQueue
-from dispatcher.routing.queues.ssjf import AGING_S, CLASSES, MIDDLE, SsjfQueue, length_class
+from dispatcher.queues.fifo import FifoQueue
+from dispatcher.queues.ssjf import AGING_S, CLASSES, MIDDLE, SsjfQueue, length_class
 from tests.unit.dispatcher.worlds import ticket
 
 JOBS = st.lists(

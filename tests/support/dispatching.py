@@ -11,15 +11,15 @@ import grpc
 import numpy as np
 import tritonclient.grpc.aio as triton
 
-from dispatcher.fronts.contracts import Contracts
+from dispatcher.fronts.admin import AllWorkers
 from dispatcher.fronts.grpc.server import Fronts, InferencePart
 from dispatcher.fronts.rest.server import RestPart
-from dispatcher.service.admin import AllWorkers
+from dispatcher.request.contracts import Contracts
+from dispatcher.request.prober import Prober
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.service.metrics import DispatcherMetrics
 from dispatcher.service.state_sync import StateSync
 from dispatcher.settings import DispatcherSettings
-from dispatcher.slice_health.prober import Prober
 from dispatcher.workers.peer_server import PeerServer
 from tests.support.fake_triton import FakeTriton
 from trefoil.core.fleet import NodeStatus, SliceKey

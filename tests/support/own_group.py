@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from dispatcher.routing.routers.fifo import Fifo
+from dispatcher.routers.fifo import Fifo
 from trefoil.core.brains import Outcome, Pick, Queue, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.parts import Traits

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 
-from dispatcher.routing.queues.fifo import BYTES_MAX, REQUESTS_MAX, QueueFull
+from dispatcher.queues.fifo import BYTES_MAX, REQUESTS_MAX, QueueFull
 from trefoil.core.brains import Ticket
 from trefoil.core.parts import Traits
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from dispatcher.routing.routers.credits import Account, CreditPick
-from dispatcher.routing.routers.single_queue import SingleQueueRouter
+from dispatcher.routers.credits import Account, CreditPick
+from dispatcher.routers.single_queue import SingleQueueRouter
 from trefoil.core.plan import RouteTarget
 
 

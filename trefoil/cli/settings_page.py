@@ -26,7 +26,7 @@ from controller.forecasters.last_max import LastMaxSettings
 from controller.forecasters.table import FORECASTERS
 from controller.settings import ControllerSettings, ObjectiveSettings
 from dispatcher.fronts.access_control import TenantsFile
-from dispatcher.routing.routers import ROUTERS
+from dispatcher.routers import ROUTERS
 from dispatcher.settings import DispatcherSettings
 from power_agent.settings import PowerAgentSettings
 from trefoil.cli.run.scenario import DemoScenario, System

@@ -236,7 +236,7 @@ class Queue(Protocol):
     """Queue of waiting requests, in lanes of the router's choice; all lanes share a bound in requests and bytes.
 
     `waiting` and `bytes` are what it holds. A lane is any hashable value. `check` raises
-    `dispatcher.routing.queues.fifo.QueueFull` (a `TrefoilError`) where one more ticket would exceed the bound; `push`
+    `dispatcher.queues.fifo.QueueFull` (a `TrefoilError`) where one more ticket would exceed the bound; `push`
     never refuses, and takes a ticket that comes back to the place that its arrival gives it.
     """
 

@@ -30,8 +30,8 @@ from controller.rollout.core.executor import RolloutExecutor
 from controller.rollout.core.path import FleetSnapshot, RolloutPath
 from controller.rollout.core.ports import Unheard
 from controller.rollout.core.rollout_inputs import best_path
+from dispatcher.routers import ROUTERS
 from dispatcher.routing.core.routing_table import staged
-from dispatcher.routing.routers import ROUTERS
 from power_agent.governors import reads_latency
 from trefoil.core.brains import Candidate, Measurement, Planner, PlanView
 from trefoil.core.common import Revision

@@ -16,13 +16,15 @@ from grpc_reflection.v1alpha._async import ReflectionServicer as AsyncReflection
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.access_control import AccessControl
-from dispatcher.fronts.contracts import Contracts
 from dispatcher.fronts.grpc.health import ServerHealth
 from dispatcher.fronts.grpc.streams import Streams
 from dispatcher.fronts.kserve import UNIMPLEMENTED, KserveService
 from dispatcher.request.admission import Caller, StatusError
+from dispatcher.request.contracts import Contracts
 from dispatcher.request.core.tenants import ADMIN, EVERYBODY
 from dispatcher.request.inference import Inference
+from dispatcher.request.peer_links import Peers
+from dispatcher.routing.slices import SERVICE
 from dispatcher.service.graceful_shutdown import GracefulShutdown
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.accepting import listen
@@ -30,8 +32,6 @@ from dispatcher.transport.core.grpc_framing import JOIN
 from dispatcher.transport.h2 import Held, Limits
 from dispatcher.transport.h2_call import ServerBounds
 from dispatcher.transport.h2_server import H2Server, Routes
-from dispatcher.transport.slices import SERVICE
-from dispatcher.workers.peer_links import Peers
 from trefoil.core.errors import TrefoilError, brief
 from trefoil.runtime import rpc
 from trefoil.runtime.connections import guard_connections

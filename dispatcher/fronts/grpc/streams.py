@@ -17,13 +17,13 @@ from typing import Any, Final
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.fronts.contracts import Contracts
 from dispatcher.request.admission import Caller, StatusError, parse_request
-from dispatcher.request.core import kserve_wire
+from dispatcher.request.contracts import Contracts
 from dispatcher.request.decoupled import DecoupledRequest
 from dispatcher.request.inference import Inference
+from dispatcher.routing.core.membership import WorkerId
 from dispatcher.service.local_worker import LocalWorker
-from dispatcher.workers.core.membership import WorkerId
+from dispatcher.transport.core import kserve_wire
 from trefoil.core.errors import InvalidInput, TrefoilError
 
 SEQUENCE: Final = "sequence_id"

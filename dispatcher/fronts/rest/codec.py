@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.fronts.rest import tensors
 from dispatcher.fronts.rest.json_text import parse
-from dispatcher.request.core import kserve_wire
+from dispatcher.transport.core import kserve_wire
 from trefoil.core.errors import InvalidInput, TrefoilError
 
 Json = Mapping[str, Any]

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
+from dispatcher.queues import QUEUES
+from dispatcher.queues.fair import FairQueue
+from dispatcher.queues.fifo import QueueFull
+from dispatcher.routers import ROUTERS
 from dispatcher.routing.core.accuracy_floors import AccuracyReach
 from dispatcher.routing.core.pinned import Pinned, PinnedLine
-from dispatcher.routing.queues import QUEUES
-from dispatcher.routing.queues.fair import FairQueue
-from dispatcher.routing.queues.fifo import QueueFull
-from dispatcher.routing.routers import ROUTERS
 from trefoil.core.brains import Outcome, Pick, Router, Ticket
 from trefoil.core.errors import TrefoilError, Unavailable
 from trefoil.core.fleet import SliceKey

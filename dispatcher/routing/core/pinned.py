@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from dispatcher.routing.queues.fair import Turns
+from dispatcher.queues.fair import Turns
 from trefoil.core.brains import Ticket
 
 

@@ -13,18 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from dispatcher.queues import QUEUES
+from dispatcher.routers import ROUTERS
+from dispatcher.routing.core import credit_shares
 from dispatcher.routing.core.accuracy_floors import (
     Accuracies,
     AccuracyReach,
     best_accuracy,
     with_guaranteed_accuracy,
 )
-from dispatcher.routing.queues import QUEUES
-from dispatcher.routing.routers import ROUTERS
+from dispatcher.routing.core.credit_shares import Part
+from dispatcher.routing.core.membership import WorkerId, rank_workers
 from dispatcher.slice_health.core.ejection import Place
-from dispatcher.workers.core import credit_shares
-from dispatcher.workers.core.credit_shares import Part
-from dispatcher.workers.core.membership import WorkerId, rank_workers
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, SettingError, StaleRevision
 from trefoil.core.fleet import NodeStatus, SliceKey, SliceState, SliceStatus, family_of, stage_model

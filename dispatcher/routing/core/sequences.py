@@ -19,7 +19,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Final
 
-from dispatcher.routing.queues.fifo import QueueFull
+from dispatcher.queues.fifo import QueueFull
 from trefoil.core.brains import Ticket
 from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import SliceKey

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from dispatcher.workers.core.membership import rank_workers
+from dispatcher.routing.core.membership import rank_workers
 from power_agent.runtimes.simulated_node import NodeRuntime
 from tests.support.system import DEADLINE_S, RunningSystem, slices, until, windows
 from tests.support.twin_family import TWIN, two_families

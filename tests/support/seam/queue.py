@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dispatcher.routing.queues.fifo import FifoQueue, QueueFull
+from dispatcher.queues.fifo import FifoQueue, QueueFull
 from trefoil.core.brains import Ticket
 from trefoil.core.parts import Traits
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from dispatcher.routing.routers.credits import Account, CreditPick
-from dispatcher.routing.routers.single_queue import ANYWHERE, SingleQueueRouter
+from dispatcher.routers.credits import Account, CreditPick
+from dispatcher.routers.single_queue import ANYWHERE, SingleQueueRouter
 from trefoil.core.brains import Pick, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import RouteTarget

@@ -13,7 +13,7 @@ from controller.accounting.core.receipts import (
     rates_changed,
     sum_by_family,
 )
-from dispatcher.request.core.receipts import Receipts as Prices
+from dispatcher.routing.core.receipts import Receipts as Prices
 from dispatcher.service.accounting import LoadCounters
 from trefoil.core.carbon import CarbonReading, Quality, Series
 from trefoil.core.catalog import Catalog, Family, ProfileRow

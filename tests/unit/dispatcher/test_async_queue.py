@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from dispatcher.queues.fifo import QueueFull
 from dispatcher.routing.async_queue import AsyncFamilyQueue, ServedElsewhere
-from dispatcher.routing.queues.fifo import QueueFull
 from tests.unit.dispatcher.worlds import OK, key, route, target, ticket
 from trefoil.core.errors import Unavailable
 from trefoil.runtime.clock import ManualClock

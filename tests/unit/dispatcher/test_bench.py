@@ -17,7 +17,7 @@ from benchmarks.dispatcher import (
 )
 from benchmarks.dispatcher_peers import node, plan
 from benchmarks.dispatcher_router import routers
-from dispatcher.request import request_parameters
+from dispatcher.routing import request_parameters
 from dispatcher.routing.core.routing_table import build_table, check_plan
 from trefoil.core.common import Revision
 

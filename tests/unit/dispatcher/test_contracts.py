@@ -9,8 +9,8 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.fronts.contracts import Contracts, published
 from dispatcher.request.admission import Caller, StatusError
+from dispatcher.request.contracts import Contracts, published
 from dispatcher.request.inference import Inference
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings

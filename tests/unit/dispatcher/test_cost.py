@@ -6,8 +6,8 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.fronts.contracts import Contracts
 from dispatcher.fronts.grpc.server import Fronts
+from dispatcher.request.contracts import Contracts
 from dispatcher.request.inference import Inference
 from dispatcher.request.traced_inference import TracedInference
 from dispatcher.service.local_worker import LocalWorker

@@ -5,10 +5,10 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from dispatcher.request.admission import StatusError
+from dispatcher.service.ejector import proof_of
 from dispatcher.slice_health.core.ejection import PROBE_FIRST_S, PROBE_MAX_S, Ejections, Failure
 from dispatcher.slice_health.core.outliers import SliceEvidence
 from dispatcher.slice_health.core.suspicion import PROBE_EVERY_S, Suspicions, probe_failure
-from dispatcher.slice_health.ejector import proof_of
 from dispatcher.transport.calls import ConnectionDied, NotTaken
 from tests.unit.dispatcher.worlds import key, node, status
 from trefoil.core.errors import Unavailable

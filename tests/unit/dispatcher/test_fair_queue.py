@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dispatcher.request.core.service_costs import ServiceCosts
+from dispatcher.queues import QUEUES
+from dispatcher.queues.fair import FairQueue, Turns
+from dispatcher.queues.fifo import FifoQueue, QueueFull
+from dispatcher.routers import ROUTERS
+from dispatcher.routers.tiers import CarbonDis
 from dispatcher.routing.async_queue import AsyncFamilyQueue
 from dispatcher.routing.core.family_queue import FamilyQueue, Refusal
-from dispatcher.routing.queues import QUEUES
-from dispatcher.routing.queues.fair import FairQueue, Turns
-from dispatcher.routing.queues.fifo import FifoQueue, QueueFull
-from dispatcher.routing.routers import ROUTERS
-from dispatcher.routing.routers.tiers import CarbonDis
+from dispatcher.routing.core.service_costs import ServiceCosts
 from tests.unit.dispatcher.worlds import OK, key, route, target, ticket
 from trefoil.core.brains import Pick, Ticket
 from trefoil.runtime.clock import WallClock

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.routing.core import routing_table
+from dispatcher.routing.core import credit_shares, routing_table
 from dispatcher.routing.core.accuracy_floors import AccuracyReach, best_accuracy
-from dispatcher.workers.core import credit_shares
 from tests.unit.dispatcher.worlds import ACCURACIES, OK, key, node, plan, route, routing, status, target, ticket
 from trefoil.core.errors import Infeasible
 from trefoil.core.fleet import SliceState

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dispatcher.request.core.receipts import current_ratio
-from dispatcher.request.request_parameters import RequestParameters
+from dispatcher.queues import QUEUES
+from dispatcher.routers import ROUTERS
 from dispatcher.routing.async_queue import AsyncFamilyQueue
 from dispatcher.routing.core import routing_table as tables
 from dispatcher.routing.core.family_queue import FamilyQueue
-from dispatcher.routing.queues import QUEUES
-from dispatcher.routing.routers import ROUTERS
+from dispatcher.routing.core.receipts import current_ratio
+from dispatcher.routing.request_parameters import RequestParameters
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
 from tests.support import own_group
@@ -163,7 +163,7 @@ def test_a_group_has_one_worker_and_another_one_once_that_is_dead():
     assert owners([each for each in workers if each != first]) != first
 
 
-@pytest.mark.parametrize("setting", ["router=fastest", "queue=shortest", "queue=dispatcher.routing.queues.fifo:turn"])
+@pytest.mark.parametrize("setting", ["router=fastest", "queue=shortest", "queue=dispatcher.queues.fifo:turn"])
 def test_an_unknown_router_or_queue_is_refused_at_start(setting):
     with pytest.raises(SettingError, match=setting.split("=")[1].split(":")[0]):
         config.parser_main(DispatcherSettings, "dispatcher", ["--set", setting])

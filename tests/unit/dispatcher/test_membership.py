@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.routing.core import routing_table
-from dispatcher.workers.core import credit_shares, membership
-from dispatcher.workers.core.credit_shares import UNEVEN, Part
-from dispatcher.workers.core.membership import AGREE_MAX_S, LOST_S, RESTART_STEP, Membership, WorkerId
+from dispatcher.routing.core import credit_shares, membership, routing_table
+from dispatcher.routing.core.credit_shares import UNEVEN, Part
+from dispatcher.routing.core.membership import AGREE_MAX_S, LOST_S, RESTART_STEP, Membership, WorkerId
 from tests.unit.dispatcher.worlds import node, plan, route, status, target
 from trefoil.core.common import Revision
 from trefoil.core.demand import TableAck

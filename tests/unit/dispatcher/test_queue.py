@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.routing.queues.fifo import BYTES_MAX, REQUESTS_MAX, FifoQueue, QueueFull
+from dispatcher.queues.fifo import BYTES_MAX, REQUESTS_MAX, FifoQueue, QueueFull
 from tests.unit.dispatcher.worlds import ticket
 
 steps = st.lists(

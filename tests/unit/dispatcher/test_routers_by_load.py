@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.routing.routers import ROUTERS
+from dispatcher.routers import ROUTERS
 from tests.support.steps import Steps
 from tests.unit.dispatcher.worlds import OK, key, route, routing, target, ticket
 

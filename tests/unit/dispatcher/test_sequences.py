@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dispatcher.queues.fifo import QueueFull
 from dispatcher.routing.async_queue import AsyncFamilyQueue
 from dispatcher.routing.core.sequences import Pin, Sequences, SequencesFull
-from dispatcher.routing.queues.fifo import QueueFull
 from dispatcher.routing.sequence_queue import AsyncSequenceQueue
 from tests.unit.dispatcher.worlds import OK, key, route, target, ticket
 from trefoil.core.brains import Outcome, Pick

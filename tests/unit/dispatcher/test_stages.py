@@ -6,10 +6,10 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from dispatcher.request import stages
-from dispatcher.request.core import kserve_wire
-from dispatcher.request.core.receipts import ENERGY, METHOD, Receipts
 from dispatcher.routing.core import routing_table
+from dispatcher.routing.core.receipts import ENERGY, METHOD, Receipts
 from dispatcher.service.accounting import LoadCounters
+from dispatcher.transport.core import kserve_wire
 from power_agent.clocks.core.slice_latencies import SliceLatencies
 from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
 from trefoil.core.catalog import Catalog

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.routing.routers.credits import Account, CreditPick, Credits, Pool
-from dispatcher.routing.routers.weighted import EPSILON, schedule_turns
+from dispatcher.routers.credits import Account, CreditPick, Credits, Pool
+from dispatcher.routers.weighted import EPSILON, schedule_turns
 from tests.unit.dispatcher.worlds import key
 
 

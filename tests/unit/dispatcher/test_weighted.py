@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.routing.queues.fifo import FifoQueue, QueueFull
-from dispatcher.routing.routers.weighted import Weighted
+from dispatcher.queues.fifo import FifoQueue, QueueFull
+from dispatcher.routers.weighted import Weighted
 from tests.unit.dispatcher.worlds import OK, key, route, target, ticket
 
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.request import request_parameters
-from dispatcher.request.core import kserve_wire
+from dispatcher.routing import request_parameters
 from dispatcher.service.accounting import CLASS_WINDOWS, OTHER, SECONDS_MAX, LoadCounters
+from dispatcher.transport.core import kserve_wire
 from tests.unit.dispatcher.worlds import key
 from trefoil.core.common import Revision
 from trefoil.core.demand import LoadCell

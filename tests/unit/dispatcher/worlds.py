@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from dispatcher.routing.queues import QUEUES
-from dispatcher.routing.queues.fair import FairQueue
-from dispatcher.routing.routers import ROUTERS
+from dispatcher.queues import QUEUES
+from dispatcher.queues.fair import FairQueue
+from dispatcher.routers import ROUTERS
 from trefoil.core.brains import Outcome, Router, Ticket
 from trefoil.core.common import Revision
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dispatcher.routing.routers import ROUTERS
-from dispatcher.routing.routers.fifo import Fifo
+from dispatcher.routers import ROUTERS
+from dispatcher.routers.fifo import Fifo
 from tests.unit.dispatcher.worlds import key, route, target
 from trefoil.core.errors import InvalidInput, SettingError
 from trefoil.core.parts import Kind, load_part

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.planners.muserve.pipelines import Pipelines, Stage
-from dispatcher.routing.routers import ROUTERS
-from dispatcher.routing.routers.fifo import Fifo
+from dispatcher.routers import ROUTERS
+from dispatcher.routers.fifo import Fifo
 from tests.unit.dispatcher.worlds import key, route, target
 from trefoil.core.interference import INTERFERENCE, stretch
 from trefoil.core.parts import Kind, load_part

@@ -9,7 +9,7 @@ from typing import Any, Final
 from rich.markup import escape
 from rich.table import Table
 
-from dispatcher.request.core.receipts import current_ratio
+from dispatcher.routing.core.receipts import current_ratio
 from trefoil.cli.carbon.client import format_time
 from trefoil.cli.operate.saving import saving_withheld
 from trefoil.cli.output import as_json, failure_lines, grid, slices_text

@@ -3,7 +3,7 @@
 Source: mu-Serve section 4.3, Figs. 3, 9, 10, 15, 16, Tables 2, 3; A.3, Figs. 17, 18. A job of N tokens takes CONST_S +
     TOKEN_S * N, as in the authors' public simulator; a job that waited AGING_S longer goes before one a class shorter
     (theirs goes by waiting time from 100 s on). Gamma gaps, not sorted; load is the rate over 1 / (mean time of a job).
-Order: the turn of the queue that serves live (dispatcher/routing/queues/ssjf.py); `oracle`: the shortest first.
+Order: the turn of the queue that serves live (dispatcher/queues/ssjf.py); `oracle`: the shortest first.
 Throughput: what is answered while jobs arrive, over that time.
 Deviations: the paper names neither its rates nor its spreads; here LOADS and SPREADS. LMSYS is not public: lengths.py.
 """
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dispatcher.routing.queues.ssjf import turn
+from dispatcher.queues.ssjf import turn
 from trefoil.core.brains import Ticket
 from trefoil.reproduce import plots
 from trefoil.reproduce.muserve.experiment import POLICIES

@@ -1,6 +1,6 @@
 """The fluid engine: no single requests. Per step, latency from core/queueing, energy from what was served.
 
-Data: mean arrivals of the step, the classes of `dispatcher.routing.routers.weighted` with their slices, their truth.
+Data: mean arrivals of the step, the classes of `dispatcher.routers.weighted` with their slices, their truth.
 Formulation: a router's part says by which law it splits a flow. "shares" (`weighted`): class k gets its share; it is a
     pool of c_k equal servers, its latency the law of core/queueing at its utilisation. "pool" (`fifo`): one pool; slice
     s answers mu_s g / (mu_s + g), g such that the sum is the flow (an idle slice is as likely as another to be next;
@@ -17,8 +17,8 @@ from typing import Final
 
 import numpy as np
 
-from dispatcher.routing.routers import ROUTERS
-from dispatcher.routing.routers.weighted import group_equal_targets
+from dispatcher.routers import ROUTERS
+from dispatcher.routers.weighted import group_equal_targets
 from trefoil.core.device_types import slice_cores
 from trefoil.core.fleet import SliceKey
 from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE
@@ -28,7 +28,7 @@ from trefoil.core.queueing import UTILISATIONS, ServiceTime, within, within_all
 from trefoil.simulator.books.intervals import Answers, Counts, Interval
 from trefoil.simulator.engines.engine import Flow, Services, SliceService, dispatchable
 
-QUEUE_MAX: Final = 1024.0  # as dispatcher.routing.queues.fifo.REQUESTS_MAX, where the route names no bound
+QUEUE_MAX: Final = 1024.0  # as dispatcher.queues.fifo.REQUESTS_MAX, where the route names no bound
 NO_SLICE_WAIT_S: Final = 20.0
 LATE: Final = np.linspace(0.05, 0.95, 10)  # of a backlog, at which those who queued are looked at
 

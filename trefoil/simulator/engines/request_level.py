@@ -22,9 +22,9 @@ from zlib import crc32
 import numpy as np
 from numpy.random import Generator
 
+from dispatcher.queues import QUEUES
+from dispatcher.queues.fifo import QueueFull
 from dispatcher.routing.core.family_queue import Effect, FamilyQueue, Idle, Refusal
-from dispatcher.routing.queues import QUEUES
-from dispatcher.routing.queues.fifo import QueueFull
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import SliceKey

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from controller.forecasters.table import FORECASTERS
 from controller.planners.table import PLANNERS
-from dispatcher.routing.queues import QUEUES
-from dispatcher.routing.routers import ROUTERS
+from dispatcher.queues import QUEUES
+from dispatcher.routers import ROUTERS
 from power_agent.governors import GOVERNORS
 from trefoil.core.errors import SettingError
 from trefoil.core.parts import Kind, Part, Parts, load_part

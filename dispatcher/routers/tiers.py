@@ -32,8 +32,8 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from pydantic import Field
 
-from dispatcher.routing.queues.fair import FairQueue
-from dispatcher.routing.routers.credits import Account, CreditPick, Credits
+from dispatcher.queues.fair import FairQueue
+from dispatcher.routers.credits import Account, CreditPick, Credits
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.parts import PartSettings

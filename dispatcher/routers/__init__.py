@@ -5,10 +5,10 @@
 
 from typing import Final
 
-from dispatcher.routing.routers.fifo import Fifo
-from dispatcher.routing.routers.least_loaded import LeastLoaded
-from dispatcher.routing.routers.tiers import CarbonDis, CarbonDisSettings, DyBatch, LeastGrams, Random
-from dispatcher.routing.routers.weighted import Weighted
+from dispatcher.routers.fifo import Fifo
+from dispatcher.routers.least_loaded import LeastLoaded
+from dispatcher.routers.tiers import CarbonDis, CarbonDisSettings, DyBatch, LeastGrams, Random
+from dispatcher.routers.weighted import Weighted
 from trefoil.core.brains import Router
 from trefoil.core.parts import Kind, Part, Parts, Traits
 

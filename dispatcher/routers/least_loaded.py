@@ -13,8 +13,8 @@ Deviations: a slice must have a credit; under load the line decides, as in `fifo
 import heapq
 from collections.abc import Iterable, Sequence
 
-from dispatcher.routing.routers.credits import Account, CreditPick, Pool
-from dispatcher.routing.routers.single_queue import SingleQueueRouter
+from dispatcher.routers.credits import Account, CreditPick, Pool
+from dispatcher.routers.single_queue import SingleQueueRouter
 from trefoil.core.brains import Queue
 from trefoil.core.plan import RouteTarget
 

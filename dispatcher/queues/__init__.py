@@ -5,8 +5,8 @@
 
 from typing import Final
 
-from dispatcher.routing.queues.fifo import FifoQueue
-from dispatcher.routing.queues.ssjf import SsjfQueue
+from dispatcher.queues.fifo import FifoQueue
+from dispatcher.queues.ssjf import SsjfQueue
 from trefoil.core.brains import Queue
 from trefoil.core.parts import Kind, Part, Parts, Traits
 

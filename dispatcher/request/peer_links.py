@@ -19,11 +19,11 @@ import grpc
 import structlog
 
 from dispatcher.request.admission import Caller, StatusError
+from dispatcher.routing.core import membership
+from dispatcher.routing.core.membership import WorkerId
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.calls import Keepalive, NotTaken
 from dispatcher.transport.h2_channel import H2Channel, open_channel
-from dispatcher.workers.core import membership
-from dispatcher.workers.core.membership import WorkerId
 from protos.dispatcher.v1 import dispatcher_pb2
 from trefoil.core.brains import Ticket
 from trefoil.core.fleet import SliceKey

@@ -24,8 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from dispatcher.routing.routers.weighted import group_equal_targets
-from dispatcher.workers.core.membership import WorkerId, rank_workers
+from dispatcher.routers.weighted import group_equal_targets
+from dispatcher.routing.core.membership import WorkerId, rank_workers
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import RouteTarget
 

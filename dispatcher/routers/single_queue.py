@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-from dispatcher.routing.routers.credits import Account, CreditPick, Credits
+from dispatcher.routers.credits import Account, CreditPick, Credits
 from trefoil.core.brains import Outcome, Pick, Queue, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget

@@ -22,15 +22,15 @@ import grpc
 import structlog
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.fronts.contracts import Contract, Contracts
 from dispatcher.request import decoupled
 from dispatcher.request.admission import StatusError
-from dispatcher.request.core import kserve_wire
+from dispatcher.request.contracts import Contract, Contracts
+from dispatcher.routing.slices import Connection
+from dispatcher.service.ejector import proof_of
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.slice_health.core.ejection import PROVEN_BY_INFERENCE, Failure, Place
 from dispatcher.slice_health.core.suspicion import Suspicion, probe_failure
-from dispatcher.slice_health.ejector import proof_of
-from dispatcher.transport.slices import Connection
+from dispatcher.transport.core import kserve_wire
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import SliceKey
 

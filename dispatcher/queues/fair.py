@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, Literal
 
-from dispatcher.routing.queues.fifo import BYTES_MAX, REQUESTS_MAX, QueueFull, order_key
+from dispatcher.queues.fifo import BYTES_MAX, REQUESTS_MAX, QueueFull, order_key
 from trefoil.core.brains import Queue, Ticket
 
 Flow = tuple[str, str]  # tenant, or host of the client; its connection

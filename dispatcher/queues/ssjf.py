@@ -14,7 +14,7 @@ Deviations: the paper names no law of aging; this one is linear, as the theory t
 
 from typing import Final
 
-from dispatcher.routing.queues.fifo import FifoQueue, Lane, Line, level, line_of_level, order_key
+from dispatcher.queues.fifo import FifoQueue, Lane, Line, level, line_of_level, order_key
 from trefoil.core.brains import Ticket
 
 CLASSES: Final = 5  # below the 25th, 50th, 75th and 99th percentile of lengths, and beyond

@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from dispatcher.routing.queues.fifo import order_key
-from dispatcher.routing.routers.credits import CreditPick, Credits, Pool
+from dispatcher.queues.fifo import order_key
+from dispatcher.routers.credits import CreditPick, Credits, Pool
 from trefoil.core.brains import Outcome, Pick, Queue, Ticket
 from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Route, RouteTarget

@@ -12,8 +12,8 @@ Deviations: CLOVER's instances hold one request at a time; here c_k, of which on
 
 from collections.abc import Sequence
 
-from dispatcher.routing.routers.credits import Account, CreditPick, Pool
-from dispatcher.routing.routers.single_queue import SingleQueueRouter
+from dispatcher.routers.credits import Account, CreditPick, Pool
+from dispatcher.routers.single_queue import SingleQueueRouter
 from trefoil.core.brains import Queue
 from trefoil.core.plan import RouteTarget
 

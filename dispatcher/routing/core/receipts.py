@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from dispatcher.request.core import kserve_wire
+from dispatcher.transport.core import kserve_wire
 from trefoil.core.carbon import CarbonRatio, CarbonReading, Quality
 from trefoil.core.common import Basis
 from trefoil.core.energy import Receipt, ReceiptRate, ReceiptRates

@@ -12,16 +12,16 @@ from typing import Any, Final
 
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.fronts.contracts import unknown_model
 from dispatcher.fronts.kserve import local_model_statistics
-from dispatcher.request import request_parameters
-from dispatcher.request.request_parameters import RequestParameters
+from dispatcher.request.contracts import unknown_model
+from dispatcher.request.peer_links import Peers
+from dispatcher.routing import request_parameters
+from dispatcher.routing.core import membership
 from dispatcher.routing.core.explain import explain
+from dispatcher.routing.request_parameters import RequestParameters
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.service.metrics import exposition
 from dispatcher.service.state_sync import StateSync
-from dispatcher.workers.core import membership
-from dispatcher.workers.peer_links import Peers
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from trefoil.core.brains import Ticket
 from trefoil.core.demand import LoadWindow

@@ -16,10 +16,10 @@ import grpc
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
-from dispatcher.request.core.kserve_wire import BYTES_PER_ELEMENT, PUBLIC_VERSION
 from dispatcher.routing.core.routing_table import Endpoint
 from dispatcher.routing.core.sequences import IDLE_DEFAULT_S
 from dispatcher.service.local_worker import LocalWorker
+from dispatcher.transport.core.kserve_wire import BYTES_PER_ELEMENT, PUBLIC_VERSION
 from trefoil.core.demand import PROBE_ID
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import SliceKey

@@ -1,1 +1,0 @@
-"""Membership and shares of credits, pure."""
