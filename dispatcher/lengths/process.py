@@ -28,7 +28,7 @@ FILE_BYTES_MAX: Final = 2**28
 REMEMBERED_MAX: Final = 1024  # embeddings of prompts whose true length is still to come
 
 
-class Refused(Exception):
+class PredictorRefused(Exception):
     """The folder's files cannot be used."""
 
 
@@ -41,13 +41,13 @@ class Predictor:
             import onnxruntime
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise Refused(f"{error}. Remedy: pip install 'trefoil[lengths]'") from error
+            raise PredictorRefused(f"{error}. Remedy: pip install 'trefoil[lengths]'") from error
         told, graph, tokenizer = self._told(folder)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         if (taken := [one.name for one in self._session.get_inputs()]) != ["IDS"]:
-            raise Refused(f"{FILES[0]} takes {', '.join(taken)}, not IDS alone. Remedy: make pydoc-lengths")
+            raise PredictorRefused(f"{FILES[0]} takes {', '.join(taken)}, not IDS alone. Remedy: make pydoc-lengths")
         self._tokenizer = Tokenizer.from_str(tokenizer.decode())
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(int(told["tokens_max"]))
@@ -64,14 +64,14 @@ class Predictor:
             for name, content in zip(FILES, contents, strict=True):
                 found = hashlib.sha256(content).hexdigest()
                 if found != told["sha256"][name]:
-                    raise Refused(
+                    raise PredictorRefused(
                         f"{name} has SHA-256 {found[:12]}, lengths.json names {told['sha256'][name][:12]}. "
                         "Remedy: make pydoc-lengths"
                     )
             if check_external_data(folder / FILES[0], folder):
-                raise Refused(f"{FILES[0]} keeps weights in other files. Remedy: make pydoc-lengths")
+                raise PredictorRefused(f"{FILES[0]} keeps weights in other files. Remedy: make pydoc-lengths")
         except (OSError, NotPlain, CatalogError, RecursionError, ValueError, KeyError, TypeError) as error:
-            raise Refused(f"{folder}: {error}. Remedy: make pydoc-lengths") from error
+            raise PredictorRefused(f"{folder}: {error}. Remedy: make pydoc-lengths") from error
         return told, contents[0], contents[1]
 
     def _run(self, prompt: str) -> tuple[NDArray[np.float32], float]:
@@ -98,7 +98,7 @@ def main(folder: Path) -> int:
     """Answer until the standard input ends; returns the exit code."""
     try:
         predictor = Predictor(folder)
-    except Refused as refused:
+    except PredictorRefused as refused:
         print(json.dumps({"refused": str(refused)}), flush=True)
         return 2
     print(json.dumps({"family": predictor.family}), flush=True)

@@ -30,7 +30,7 @@ _read_buffer: Final = memoryview(bytearray(READ_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """Bounds of one connection."""
 
     streams_max: int = 4096
@@ -60,14 +60,14 @@ class Held:
         self.unsent_bytes += count
 
 
-class Connection(asyncio.BufferedProtocol):
+class H2Connection(asyncio.BufferedProtocol):
     """One end of a connection; subclasses say what streams do. Belongs to one event loop."""
 
     ROLE: ClassVar[Any]
     EVENTS: ClassVar[Mapping[type, str]] = {}
     """Name of the method that takes each event."""
 
-    def __init__(self, limits: Limits, held: Held) -> None:
+    def __init__(self, limits: ConnectionLimits, held: Held) -> None:
         self.limits = limits
         self.held = held
         self.loop = asyncio.get_running_loop()

@@ -23,7 +23,7 @@ BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 0.5
 CONNECT_S: Final = 1.0
 """The patience of one attempt, until the server has said hello: the kernel of a stopped one takes connections."""
-LIMITS: Final = h2.Limits(
+LIMITS: Final = h2.ConnectionLimits(
     header_bytes_max=128 * 1024,  # a slice's error says names and ids again: ours to shorten
     stream_window_bytes=1 << 24,
     connection_window_bytes=1 << 26,
@@ -79,7 +79,7 @@ class _Call:
             raise _error(error.code, error.details) from error
 
 
-class _ClientConnection(h2.Connection):
+class _ClientConnection(h2.H2Connection):
     """One connection to the server. `gone` is set once it takes no more calls."""
 
     ROLE = h2.CLIENT

@@ -32,7 +32,7 @@ Handlers = Mapping[bytes, Any]
 """Handlers (`grpc.RpcMethodHandler`) by path."""
 
 
-class ServerConnection(h2.Connection):
+class ServerConnection(h2.H2Connection):
     """One client."""
 
     ROLE = h2.SERVER
@@ -260,7 +260,7 @@ class H2Server:
         self,
         handlers: Handlers,
         bounds: ServerBounds,
-        limits: h2.Limits,
+        limits: h2.ConnectionLimits,
         held: h2.Held,
         listening: socket.socket,
         tls: Callable[[], ssl.SSLContext] | None = None,

@@ -23,7 +23,7 @@ from dispatcher.service.local_worker import LocalWorker
 from dispatcher.service.state_sync import StateSync
 from dispatcher.transport.accepting import listen
 from dispatcher.transport.core.grpc_framing import JOIN
-from dispatcher.transport.h2 import Held, Limits
+from dispatcher.transport.h2 import ConnectionLimits, Held
 from dispatcher.transport.h2_call import ServerBounds
 from dispatcher.transport.h2_server import H2Server, Routes
 from trefoil.core.errors import SettingError, StartError, system_error
@@ -160,7 +160,7 @@ def make_server(handlers: Mapping[str, Any], address: str, tls: Tls | None = Non
     return H2Server(
         routes.handlers,
         ServerBounds(),
-        Limits(stream_window_bytes=1 << 24, connection_window_bytes=1 << 26),
+        ConnectionLimits(stream_window_bytes=1 << 24, connection_window_bytes=1 << 26),
         Held(),
         listen(address, "peer_address"),
         tls.server_context if tls is not None else None,

@@ -28,7 +28,7 @@ from dispatcher.fronts.grpc.health import ServerHealth
 from dispatcher.fronts.grpc.server import handlers
 from dispatcher.transport.accepting import listen
 from dispatcher.transport.core.trace_context import NO_TRACE
-from dispatcher.transport.h2 import Held, Limits
+from dispatcher.transport.h2 import ConnectionLimits, Held
 from dispatcher.transport.h2_channel import H2Channel
 from dispatcher.transport.h2_server import H2Server, Routes, ServerBounds
 from tests.support.aio_channel import AioChannel
@@ -840,7 +840,10 @@ async def test_what_nobody_reads_of_a_call_that_has_ended_comes_back_to_its_conn
         name: grpc.stream_stream_rpc_method_handler(each) for name, each in (("Unread", unread), ("Waits", waits))
     }
     routes.add("any.Service", {**streams, "Answers": grpc.unary_unary_rpc_method_handler(answers)})
-    held, limits = Held(bytes_max=200_000), Limits(connection_window_bytes=1 << 18, stream_window_bytes=1 << 16)
+    held, limits = (
+        Held(bytes_max=200_000),
+        ConnectionLimits(connection_window_bytes=1 << 18, stream_window_bytes=1 << 16),
+    )
     listening = listen("127.0.0.1:0", "")
     server = H2Server(routes.handlers, ServerBounds(message_bytes_max=100_000), limits, held, listening)
     await server.start()
@@ -893,7 +896,7 @@ async def each_server() -> AsyncIterator[dict[str, str]]:
     """Our server and grpc.aio's, with the same handlers: their addresses."""
     routes = Routes()
     routes.add("any.Service", Handlers().by_name())
-    ours = H2Server(routes.handlers, ServerBounds(), Limits(), Held(), listen("127.0.0.1:0", ""))
+    ours = H2Server(routes.handlers, ServerBounds(), ConnectionLimits(), Held(), listen("127.0.0.1:0", ""))
     theirs = grpc.aio.server()
     theirs.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("any.Service", Handlers().by_name()),))
     port = theirs.add_insecure_port("127.0.0.1:0")

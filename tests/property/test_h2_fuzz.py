@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from dispatcher.transport import h2_call, h2_server
-from dispatcher.transport.h2 import Held, Limits
+from dispatcher.transport.h2 import ConnectionLimits, Held
 from dispatcher.transport.h2_call import ServerBounds
 from dispatcher.transport.h2_channel import _Call, _ClientConnection
 from dispatcher.transport.h2_server import H2Server, Routes, ServerConnection
@@ -403,7 +403,7 @@ async def test_a_server_survives_any_spoilt_conversation(monkeypatch):
     monkeypatch.setattr(h2_server, "NOTICE_S", 0.001)
     monkeypatch.setattr(h2_call, "INFLATE_INLINE_BYTES", 1 << 30)
     escapes, held, memory = Escapes(), Held(), Memory(COUNT)
-    limits = Limits(stream_window_bytes=1 << 16, connection_window_bytes=1 << 17)
+    limits = ConnectionLimits(stream_window_bytes=1 << 16, connection_window_bytes=1 << 17)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = H2Server(handlers(), ServerBounds(message_bytes_max=50_000), limits, held, listening)
         own = asyncio.all_tasks()
@@ -440,7 +440,7 @@ async def test_a_client_survives_any_spoilt_conversation():
 async def test_conversations_that_are_not_spoilt_are_answered():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         held = Held()
-        server = H2Server(handlers(), ServerBounds(), Limits(), held, listening)
+        server = H2Server(handlers(), ServerBounds(), ConnectionLimits(), held, listening)
         for recorded in RECORDED:
             connection = ServerConnection(server)
             connection.connection_made(Wire(connection))

@@ -29,7 +29,7 @@ from dispatcher.service.graceful_shutdown import GracefulShutdown
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.transport.accepting import listen
 from dispatcher.transport.core.grpc_framing import JOIN
-from dispatcher.transport.h2 import Held, Limits
+from dispatcher.transport.h2 import ConnectionLimits, Held
 from dispatcher.transport.h2_call import ServerBounds
 from dispatcher.transport.h2_server import H2Server, Routes
 from trefoil.core.errors import TrefoilError, brief
@@ -88,7 +88,7 @@ class FrontServer:
                 settings.message_bytes_max, settings.connection_unread_bytes_max, settings.message_s,
                 settings.connection_age_max_s, settings.connection_age_grace_s,
             ),
-            Limits(
+            ConnectionLimits(
                 streams_max=settings.connection_streams_max,
                 header_bytes_max=settings.header_bytes_max,
                 resets_per_s=settings.resets_per_s,

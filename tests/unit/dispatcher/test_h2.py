@@ -22,7 +22,7 @@ from dispatcher.transport import accepting, h2_call, h2_channel, h2_server
 from dispatcher.transport.calls import Keepalive
 from dispatcher.transport.core import grpc_framing as framing
 from dispatcher.transport.core.grpc_framing import JOIN
-from dispatcher.transport.h2 import Held, Limits
+from dispatcher.transport.h2 import ConnectionLimits, Held
 from dispatcher.transport.h2_call import ServerBounds
 from dispatcher.transport.h2_channel import H2Channel
 from dispatcher.transport.h2_server import H2Server, Routes
@@ -289,7 +289,12 @@ async def serving(bounds=None, limits=None, held=None, tls=None) -> AsyncIterato
     answers = Answers()
     listening = accepting.listen("127.0.0.1:0", "address")
     server = H2Server(
-        answers.routes().handlers, bounds or ServerBounds(), limits or Limits(), held or Held(), listening, tls
+        answers.routes().handlers,
+        bounds or ServerBounds(),
+        limits or ConnectionLimits(),
+        held or Held(),
+        listening,
+        tls,
     )
     await server.start()
     async with contextlib.AsyncExitStack() as stack:
@@ -472,7 +477,7 @@ async def test_refused_bytes_open_their_connections_window_again(channel):
 
 @pytest.mark.parametrize("kind", [AioChannel, H2Channel])
 async def test_messages_that_no_handler_read_open_their_connections_window_again(kind):
-    limits = Limits(stream_window_bytes=1 << 17, connection_window_bytes=1 << 18)
+    limits = ConnectionLimits(stream_window_bytes=1 << 17, connection_window_bytes=1 << 18)
     async with serving(limits=limits) as world:
         channel = await world.channel(kind)
         for _ in range(10):
@@ -704,7 +709,7 @@ async def test_settings_whose_acknowledgements_nobody_reads_end_their_connection
 
 
 async def test_endless_headers_end_their_connection():
-    async with serving(limits=Limits(header_bytes_max=8192)) as world:
+    async with serving(limits=ConnectionLimits(header_bytes_max=8192)) as world:
         client = await world.raw(max_send_header_block_length=10_000_000)
         assert await client.status(client.request(data=GOOD, x="y" * 7000)) == ("OK", "")
         stream_id = client.request(data=GOOD, **{f"x_{n}": "y" * 100 for n in range(100)})
@@ -723,7 +728,7 @@ async def test_a_flood_of_continuations_ends_its_connection(world):
 
 
 async def test_a_flood_of_resets_ends_its_connection():
-    async with serving(limits=Limits(resets_burst=50, resets_per_s=1)) as world:
+    async with serving(limits=ConnectionLimits(resets_burst=50, resets_per_s=1)) as world:
         client = await world.raw()
         await client.until(ngh2.SettingsReceived)
         with contextlib.suppress(ngh2.NGH2Error, ConnectionError):
@@ -739,7 +744,7 @@ async def test_a_flood_of_resets_ends_its_connection():
 
 
 async def test_a_client_opens_no_more_streams_than_its_bound():
-    async with serving(limits=Limits(streams_max=5)) as world:
+    async with serving(limits=ConnectionLimits(streams_max=5)) as world:
         client = await world.raw()
         await client.until(ngh2.SettingsReceived)
         for _ in range(20):
@@ -754,7 +759,7 @@ async def test_a_client_opens_no_more_streams_than_its_bound():
 
 
 async def test_a_handler_that_does_not_read_keeps_its_clients_window_closed():
-    limits = Limits(stream_window_bytes=100_000, connection_window_bytes=1 << 20)
+    limits = ConnectionLimits(stream_window_bytes=100_000, connection_window_bytes=1 << 20)
     async with serving(limits=limits) as world:
         client = await world.raw()
         await client.until(ngh2.SettingsReceived)
@@ -768,7 +773,7 @@ async def test_a_handler_that_does_not_read_keeps_its_clients_window_closed():
 
 
 async def test_messages_larger_than_the_window_reach_a_handler_that_reads():
-    limits = Limits(stream_window_bytes=70_000, connection_window_bytes=70_000)
+    limits = ConnectionLimits(stream_window_bytes=70_000, connection_window_bytes=70_000)
     async with serving(limits=limits) as world:
         call = (await world.aio()).stream_stream(path("Each"))(iter([bytes(1_000_000)] * 3))
         assert [len(each) async for each in call] == [1_000_000] * 3
@@ -788,7 +793,7 @@ async def test_calls_that_there_is_no_room_for_are_refused_until_there_is():
 
 
 async def test_refusing_what_there_is_no_room_for_opens_the_window_again():
-    limits = Limits(stream_window_bytes=1 << 16, connection_window_bytes=1 << 17)
+    limits = ConnectionLimits(stream_window_bytes=1 << 16, connection_window_bytes=1 << 17)
     async with serving(limits=limits, held=Held(100_000)) as world:
         busy, client = await world.h2(), await world.h2()
         first = [asyncio.create_task(busy.unary(path("Slow"), (bytes(size),), 20.0)) for size in (60_000, 45_000)]
