@@ -1,6 +1,6 @@
 """What the carbon feed bears: `make bench-carbon`.
 
-    load    1,000 GetIntensity a second by h2load for 30 s (--short: 8) while 200 Watch streams are open, a new reading
+    load    1,000 GetMany a second by h2load for 30 s (--short: 8) while 200 Watch streams are open, a new reading
             every five seconds: latencies, errors, announcements (benchmarks/carbon_feed_load.py; needs h2load)
     memory  1,000,000 readings (--short: 100,000) through the real loop and history without Redis: resident
             memory at every tenth of them (benchmarks/carbon_feed_memory.py)

@@ -1,7 +1,7 @@
 """The load part of `make bench-carbon`: what clients of the feed see while many ask and many watch.
 
 The real process (`python -m carbon_feed`) with a real Redis replays a trace in which a new reading comes every
-`READING_S` seconds. h2load sends GetIntensity at a fixed rate over a few connections, open loop, while `STREAMS` Watch
+`READING_S` seconds. h2load sends GetMany at a fixed rate over a few connections, open loop, while `STREAMS` Watch
 streams are open, half of them told every reading and half of them changes of more than 5 %. Latencies are h2load's own,
 one by one, from sending to the end of the answer. That each answer was one and no error is proven by the feed's own
 count: gRPC says so in a trailer, at which h2load does not look.
@@ -43,7 +43,7 @@ WARM_UP_S: Final = 2
 READING_S: Final = 5.0  # a live feed: 300 and more
 STEP_S: Final = 1800
 P99_LIMIT_MS: Final = 10.0
-PATH: Final = "/trefoil.carbon_feed.v1.CarbonFeed/GetIntensity"
+PATH: Final = "/trefoil.carbon_feed.v1.CarbonFeed/GetMany"
 START_S: Final = 30.0
 
 
@@ -93,7 +93,7 @@ class Feed:
     process: psutil.Process
 
     def answered(self) -> dict[str, int]:
-        """GetIntensity calls so far, by status code."""
+        """GetMany calls so far, by status code."""
         with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as page:
             text = page.read().decode()
         rows = re.findall(r'trefoil_rpc_requests_total{code="(\w+)",method="([^"]+)"[^}]*} ([\d.e+]+)', text)
@@ -128,7 +128,7 @@ async def running(folder: Path, **settings: object) -> AsyncIterator[Feed]:
         async with rpc.channel(address) as channel:
             stub = pb_grpc.CarbonFeedStub(channel)
             zone = str(settings.get("zone", "demo"))
-            await stub.GetIntensity(pb.GetIntensityRequest(zone=zone), timeout=START_S, wait_for_ready=True)
+            await stub.GetMany(pb.GetManyRequest(zones=[zone]), timeout=START_S, wait_for_ready=True)
         yield feed
     finally:
         for one in (process, redis):
@@ -186,7 +186,7 @@ async def h2load(address: str, folder: Path, seconds: int) -> list[float]:
         RuntimeError: one failed.
     """
     body, log = folder / "get.bin", folder / "latencies.tsv"
-    data = pb.GetIntensityRequest(zone="demo").SerializeToString()
+    data = pb.GetManyRequest(zones=["demo"]).SerializeToString()
     body.write_bytes(struct.pack(">BI", 0, len(data)) + data)
     argv = (
         "h2load", f"-c{CONNECTIONS}", f"-m{IN_FLIGHT}", f"--rps={RATE_PER_S // CONNECTIONS}", f"-D{seconds}",
@@ -242,7 +242,7 @@ def rows(found: Load) -> list[tuple[str, str, str]]:
     """For a terminal and for benchmarks/RESULTS.md: what, figure, limit."""
     told = f"{found.announcements:,} of at least {found.announcements_owed:,}"
     return [
-        ("GetIntensity, open loop", f"{found.rate_per_s:,.0f}/s, {found.requests:,} in all", f"{RATE_PER_S:,}/s"),
+        ("GetMany, open loop", f"{found.rate_per_s:,.0f}/s, {found.requests:,} in all", f"{RATE_PER_S:,}/s"),
         ("refused or failed", f"{found.refused}", "0"),
         ("p50 / p99 / p99.9 / worst", " / ".join(_ms(found)), f"p99 {P99_LIMIT_MS:g} ms"),
         ("Watch streams open, lost", f"{found.streams}, {found.streams_lost}", f"{STREAMS}, 0"),

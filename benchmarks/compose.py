@@ -199,11 +199,12 @@ async def start(site: Deployment) -> str:
 
 async def raise_objective(site: Deployment) -> None:
     """An objective that a busy machine keeps, and a queue that refuses nobody meanwhile."""
-    found = await site.ask("GetObjective", controller_pb2.GetObjectiveRequest(family="digits"))
-    objective = codec.from_proto(found.objective)
+    found = await site.ask("GetObjectives", controller_pb2.GetObjectivesRequest(family="digits"))
+    objective = codec.from_proto(found.objectives[0])
     params = {**objective.params, "queue_requests_max": QUEUE_REQUESTS}
     wanted = replace(objective, slo_ms=SLO_MS, params=params)
-    await site.ask("SetObjective", controller_pb2.SetObjectiveRequest(objective=codec.to_proto(wanted)))
+    change = controller_pb2.ObjectiveChange(objective=codec.to_proto(wanted))
+    await site.ask("SetObjectives", controller_pb2.SetObjectivesRequest(objectives=[change]))
 
 
 async def carbon_step(site: Deployment, load: Clients) -> str:
@@ -255,15 +256,15 @@ async def upgraded(site: Deployment, load: Clients) -> str:
 
 async def restored(site: Deployment) -> str:
     """What a backup of the running deployment holds is there again after all was lost."""
-    found = await site.ask("GetObjective", controller_pb2.GetObjectiveRequest(family="digits"))
+    found = await site.ask("GetObjectives", controller_pb2.GetObjectivesRequest())
     backup = site.folder / "backup.tar"
     site.containers.script("backup.sh", "write", str(backup))
     site.compose("down", "-v")
     site.containers.script("backup.sh", "restore", str(backup))
     took_s = await site.first_answer_s()
     site.read_secrets()
-    again = await site.ask("GetObjective", controller_pb2.GetObjectiveRequest(family="digits"))
-    need(again.objective == found.objective, f"the objective was {found} and is {again}")
+    again = await site.ask("GetObjectives", controller_pb2.GetObjectivesRequest())
+    need(again == found, f"the objectives were {found} and are {again}")
     return f"{backup.stat().st_size / 1e6:.1f} MB; first right answer {took_s:.0f} s after `up`, objective as before"
 
 

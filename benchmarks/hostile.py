@@ -471,7 +471,7 @@ def commands(plan: Any) -> Iterator[tuple[str, str, Any]]:
         yield "controller", "Pin", pin(change)
     for value in (math.nan, math.inf, -1.0, 1e308):
         objective = {"family": FAMILY, "mode": 2, "slo_ms": value, "slo_quantile": value, "min_accuracy": value}
-        yield "controller", "SetObjective", controller_pb2.SetObjectiveRequest(objective=objective)
+        yield "controller", "SetObjectives", controller_pb2.SetObjectivesRequest(objectives=[{"objective": objective}])
         yield "power_agent", "Drain", power_agent_pb2.DrainRequest(device="node0/gpu0", epoch=BIG, patience_s=value)
         lease = {"device": "node0/gpu0", "holder": "x", "max_mhz": 2**32 - 1, "epoch": 0}
         yield "power_agent", "SetClocks", power_agent_pb2.SetClocksRequest(lease=lease, ttl_s=value)

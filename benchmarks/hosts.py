@@ -405,14 +405,20 @@ async def start(site: Site) -> tuple[Load, str]:
     return load, f"plan {revision(answer.plan)}: {layout(answer.plan)}"
 
 
+async def set_floor(site: Site, floor: float) -> str:
+    """Change the accuracy floor, so that another plan is made; returns how it is degraded ("" when it is not)."""
+    found = await rpc.call(site.controller.GetObjectives, controller_pb2.GetObjectivesRequest(family="digits"), 10.0)
+    objective: Objective = codec.from_proto(found.objectives[0])
+    change = controller_pb2.ObjectiveChange(objective=codec.to_proto(replace(objective, min_accuracy=floor)))
+    request = controller_pb2.SetObjectivesRequest(objectives=[change])
+    return str((await rpc.call(site.controller.SetObjectives, request, 30.0)).degraded)
+
+
 async def plan_change(site: Site, load: Load) -> str:
     """Another floor of the accuracy makes another plan."""
     before = revision((await site.plan()).plan)
-    found = await rpc.call(site.controller.GetObjective, controller_pb2.GetObjectiveRequest(family="digits"), 10.0)
-    objective: Objective = codec.from_proto(found.objective)
-    request = controller_pb2.SetObjectiveRequest(objective=codec.to_proto(replace(objective, min_accuracy=FLOOR_LATER)))
-    answer = await rpc.call(site.controller.SetObjective, request, 30.0)
-    need(not answer.degraded, f"the plan for it is degraded: {answer.degraded}")
+    degraded = await set_floor(site, FLOOR_LATER)
+    need(not degraded, f"the plan for it is degraded: {degraded}")
     plan = await rolled_out_after(site, before)
     variants = {hosted.variant for device in devices(plan) for part in device.slices for hosted in part.hosted}
     served = await load.settled(site, "variants", variants.__contains__)

@@ -238,13 +238,13 @@ async def objectives(system: EchoSystem, tell: Tell) -> None:
     for name, values in ABSURD.items():
         for value in values:
             message = codec.to_proto(replace(wanted, **{name: value}))
-            request = controller_pb2.SetObjectiveRequest(objective=message)
-            await refused(f"{name} = {value:g}", call("SetObjective", request), tell)
+            request = controller_pb2.SetObjectivesRequest(objectives=[{"objective": message}])
+            await refused(f"{name} = {value:g}", call("SetObjectives", request), tell)
     for value in (1e300, -1e300, 1e-300, math.nan):
         message = codec.to_proto(wanted)
         message.params["accuracy_margin"] = value
-        request = controller_pb2.SetObjectiveRequest(objective=message)
-        await refused(f"params = {value:g}", call("SetObjective", request), tell)
+        request = controller_pb2.SetObjectivesRequest(objectives=[{"objective": message}])
+        await refused(f"params = {value:g}", call("SetObjectives", request), tell)
     for value in (1e300, 1e-300, -1.0, math.nan, math.inf):
         request = controller_pb2.SetObjectivesRequest(max_watts=value)
         await refused(f"max_watts = {value:g}", call("SetObjectives", request), tell)

@@ -42,7 +42,6 @@ from power_agent.runtimes.docker import DockerRuntime
 from power_agent.runtimes.docker_engine import Engine
 from power_agent.settings import PowerAgentSettings
 from power_agent.triton.slice_launch import SliceLaunch
-from protos.controller.v1 import controller_pb2
 from protos.power_agent.v1 import power_agent_pb2, power_agent_pb2_grpc
 from protos.types.v1 import fleet_pb2
 from trefoil.cli.operate.status import decode_keys
@@ -390,7 +389,7 @@ async def forged_target(site: Besieged, table: Table) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         async with site.forged(site.state.keys.node(host.name), forgery):
-            await set_floor(site, hosts.FLOOR_FIRST)
+            await hosts.set_floor(site, hosts.FLOOR_FIRST)
             said = await site.until("the controller says what it thinks of that agent_target", refusal)
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -401,17 +400,8 @@ async def forged_target(site: Besieged, table: Table) -> None:
 async def another_plan(site: Besieged, floor: float) -> None:
     """Change the objective and wait until its plan is rolled out: the agents obey their controller."""
     before = hosts.revision((await site.plan()).plan)
-    await set_floor(site, floor)
+    await hosts.set_floor(site, floor)
     await hosts.rolled_out_after(site, before)
-
-
-async def set_floor(site: Besieged, floor: float) -> None:
-    """Change the least accuracy, so that another plan is made."""
-    found = await rpc.call(site.controller.GetObjective, controller_pb2.GetObjectiveRequest(family="digits"), 10.0)
-    objective = replace(codec.from_proto(found.objective), min_accuracy=floor)
-    await rpc.call(
-        site.controller.SetObjective, controller_pb2.SetObjectiveRequest(objective=codec.to_proto(objective)), 30.0
-    )
 
 
 # --- secrets ---------------------------------------------------------------------------------------------------------

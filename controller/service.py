@@ -102,19 +102,12 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             sent = now
             yield pb.WatchPlanResponse(plan=self._plan(), rollout=codec.to_proto(now[1]))
 
-    async def SetObjective(self, request: Any, context: Any) -> Any:
-        """Set the objective of a family; answers what of it cannot be met."""
-        if not request.HasField("objective"):
-            raise errors.InvalidInput("missing", field="objective", remedy="give one")
-        await self._files.refresh_for((request.objective.family,))
-        accepted = self._accepted(request)
-        degraded = await self._loop.set_objectives((accepted,), reset=_reset_of(request))
-        return pb.SetObjectiveResponse(objective=codec.to_proto(accepted), degraded=degraded)
-
     async def SetObjectives(self, request: Any, context: Any) -> Any:
-        """Set several objectives and the fleet's watt cap, all or none; answers what of them cannot be met."""
+        """Set objectives and the fleet's watt cap, all or none; answers what of them cannot be met."""
         if not request.objectives and not request.HasField("max_watts") and not request.reset_max_watts:
             raise errors.InvalidInput("missing", field="objectives", remedy="give one, or max_watts")
+        if not all(each.HasField("objective") for each in request.objectives):
+            raise errors.InvalidInput("missing", field="objectives.objective", remedy="give each change one")
         await self._files.refresh_for([each.objective.family for each in request.objectives])
         accepted: dict[str, Objective] = {}
         for each in request.objectives:
@@ -144,9 +137,10 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         )
 
     async def GetObjectives(self, request: Any, context: Any) -> Any:
-        """Objectives in force by family, and the fleet's watt cap."""
+        """Objectives in force by family (of one, if the request names it), and the fleet's watt cap."""
         core = self._loop.core
-        objectives = [codec.to_proto(core.objectives[family]) for family in sorted(core.objectives)]
+        families = [request.family] if request.family else sorted(core.objectives)
+        objectives = [codec.to_proto(self._objective(family)) for family in families]
         return pb.GetObjectivesResponse(objectives=objectives, max_watts=core.max_watts)
 
     async def LoadFamily(self, request: Any, context: Any) -> Any:
@@ -192,7 +186,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         return [pb.AllocatedDevice(device=d, sharing_factor=factor[d]) for d in found.gpus[family]], degraded
 
     def _accepted(self, request: Any) -> Objective:
-        """The objective that a SetObjectiveRequest asks for."""
+        """The objective that an ObjectiveChange asks for."""
         wanted: Objective = codec.from_proto(request.objective)
         params, settings = self._constants, self._loop.settings
         self._refuse_stopped((wanted.family,))
@@ -206,10 +200,6 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
             wanted, params = said[wanted.family], None  # accepted as at a start
         stored = self._loop.core.objectives
         return accept_objective(wanted, stored, self._files.catalog, params, request.expected_number, settings.pue)
-
-    async def GetObjective(self, request: Any, context: Any) -> Any:
-        """Objective of a family that is in force."""
-        return pb.GetObjectiveResponse(objective=codec.to_proto(self._objective(request.family)))
 
     async def Explain(self, request: Any, context: Any) -> Any:
         """Explain the plan in force for a family: reason, trigger, advice, exploration."""
@@ -474,7 +464,7 @@ class LeaderAnswers:
 
 
 def _reset_of(*requests: Any, max_watts: bool = False) -> ByCommand:
-    """What SetObjectiveRequests take back to the settings."""
+    """What ObjectiveChanges take back to the settings."""
     return ByCommand(tuple(each.objective.family for each in requests if each.reset), max_watts=max_watts)
 
 

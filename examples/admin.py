@@ -75,16 +75,21 @@ def text(revision: Any) -> str:
     return f"{revision.epoch}.{revision.number}"
 
 
+def changed(services: Services, wanted: Any, expected_number: int) -> Any:
+    """The objective as it is stored: refused if the stored one no longer has this number."""
+    change = controller.ObjectiveChange(objective=wanted, expected_number=expected_number)
+    request = controller.SetObjectivesRequest(objectives=[change])
+    return services.ask(services.controller.SetObjectives, request).objectives[0]
+
+
 def objective(services: Services) -> dict[str, Any]:
     """Loosen the SLO of the first family by a millisecond, unless somebody else changed it since, and put it back."""
     before = services.ask(services.controller.GetObjectives, controller.GetObjectivesRequest()).objectives[0]
     wanted = type(before)()
     wanted.CopyFrom(before)
     wanted.slo_ms += 1
-    request = controller.SetObjectiveRequest(objective=wanted, expected_number=before.number)
-    stored = services.ask(services.controller.SetObjective, request).objective
-    request = controller.SetObjectiveRequest(objective=before, expected_number=stored.number)
-    again = services.ask(services.controller.SetObjective, request).objective
+    stored = changed(services, wanted, before.number)
+    again = changed(services, before, stored.number)
     return {"family": before.family, "slo_ms": [before.slo_ms, stored.slo_ms, again.slo_ms], "number": again.number}
 
 

@@ -152,27 +152,17 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         self._watchers_max = watchers_max
         self._watchers = 0
         self._wakeup = FairWakeup()
-        self._intensity_messages: dict[str, tuple[CarbonReading, Any]] = {}
         self._announcements: dict[tuple[str, str], tuple[CarbonReading, Any]] = {}
 
-    async def GetIntensity(self, request: Any, context: Any) -> Any:
-        """Answer the intensity in force of one zone."""
-        feed = self._feed(request.zone)
-        reading = _reading_of(feed)
-        made = self._intensity_messages.get(feed.series.zone)
-        if made is None or made[0] is not reading:
-            made = reading, pb.GetIntensityResponse(reading=codec.to_proto(reading))
-            self._intensity_messages[feed.series.zone] = made
-        return made[1]
-
     async def GetMany(self, request: Any, context: Any) -> Any:
-        """Answer the intensities of several zones at once."""
+        """Answer the readings in force of one or several zones."""
         response = pb.GetManyResponse()
         for feed in self._requested_feeds(request):
             if feed.reading is not None:
-                response.readings.append(codec.to_proto(feed.reading))
+                response.readings.append(_reading_message(IdentityKey(feed.reading)))
             else:
-                response.missing.add(series=codec.to_proto(feed.series), why=_no_reading(feed))
+                why = f"no reading of {feed.series.zone} yet"
+                response.missing.add(series=codec.to_proto(feed.series), why=why)
         return response
 
     async def WatchIntensity(self, request: Any, context: Any) -> AsyncIterator[Any]:
@@ -370,16 +360,6 @@ ZONE_FIELDS: Final = (
 )  # fmt: skip
 
 
-def _reading_of(feed: ZoneFeed) -> CarbonReading:
-    if feed.reading is None:
-        raise errors.Unavailable(_no_reading(feed), remedy="look at the feed's log for what its provider says")
-    return feed.reading
-
-
-def _no_reading(feed: ZoneFeed) -> str:
-    return f"no reading of {feed.series.zone} yet"
-
-
 def _comparable(one: Series, other: Series) -> None:
     """Raises errors.SeriesMismatch where two zones' intensities mean different things."""
     try:
@@ -413,6 +393,11 @@ def _archived(model: str, issued_at_s: float, rows: Iterable[Mapping[str, Any]])
         actual = row["actual_g_per_kwh"]
         response.actual_g_per_kwh.append(math.nan if actual is None else actual)
     return response
+
+
+@functools.lru_cache(maxsize=64)
+def _reading_message(reading: IdentityKey[CarbonReading]) -> Any:
+    return codec.to_proto(reading.value)
 
 
 @functools.lru_cache(maxsize=64)

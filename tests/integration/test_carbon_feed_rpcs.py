@@ -133,7 +133,7 @@ async def test_two_hundred_watchers_and_who_asks_meanwhile_are_all_answered(feed
     watching = [asyncio.create_task(watched(stubs[n % 4], 3)) for n in range(200)]
     asked = 0
     while not all(task.done() for task in watching):
-        await ask(stubs[asked % 4].GetIntensity, pb.GetIntensityRequest(zone="demo"))
+        await ask(stubs[asked % 4].GetMany, pb.GetManyRequest(zones=["demo"]))
         asked += 1
     every = [await task for task in watching]
     assert asked > 0

@@ -305,23 +305,27 @@ async def refusal(call: Awaitable[object]) -> str:
 
 async def test_objectives_are_checked_put_in_force_and_degrade_by_a_named_rung(start):
     plane = await start(planner=BY_CARBON)
-    stored = (await plane.stub.GetObjective(pb.GetObjectiveRequest(family="digits"))).objective
+    [stored] = (await plane.stub.GetObjectives(pb.GetObjectivesRequest(family="digits"))).objectives
     assert stored.number == 1
-    bad = pb.SetObjectiveRequest(objective=stored)
+    bad = pb.ObjectiveChange(objective=stored)
     bad.objective.slo_quantile = 95.0
-    assert "slo_quantile = 95.0: must be 0 or between " in await refusal(plane.stub.SetObjective(bad))
-    impossible = pb.SetObjectiveRequest(objective=stored)
+    assert "slo_quantile = 95.0: must be 0 or between " in await refusal(
+        plane.stub.SetObjectives(pb.SetObjectivesRequest(objectives=[bad]))
+    )
+    impossible = pb.ObjectiveChange(objective=stored)
     impossible.objective.min_accuracy = 0.999
-    assert "min_accuracy = 0.999: no variant of digits" in await refusal(plane.stub.SetObjective(impossible))
-    late = pb.SetObjectiveRequest(objective=stored, expected_number=7)
-    assert "number 1, not 7" in await refusal(plane.stub.SetObjective(late))
+    assert "min_accuracy = 0.999: no variant of digits" in await refusal(
+        plane.stub.SetObjectives(pb.SetObjectivesRequest(objectives=[impossible]))
+    )
+    late = pb.ObjectiveChange(objective=stored, expected_number=7)
+    assert "number 1, not 7" in await refusal(plane.stub.SetObjectives(pb.SetObjectivesRequest(objectives=[late])))
 
     onto = pb.LoadFamilyRequest(family="digits", device="node0/gpu1")
     assert "decides itself where families live" in await refusal(plane.stub.LoadFamily(onto))
-    wanted = pb.SetObjectiveRequest(objective=stored, expected_number=1)
+    wanted = pb.ObjectiveChange(objective=stored, expected_number=1)
     wanted.objective.min_accuracy = 0.94
-    answer = await plane.stub.SetObjective(wanted)
-    assert (answer.objective.number, answer.degraded) == (2, "")
+    answer = await plane.stub.SetObjectives(pb.SetObjectivesRequest(objectives=[wanted]))
+    assert (answer.objectives[0].number, answer.degraded) == (2, "")
     await plane.until(lambda: _trigger_count(plane, "objective", 1))
     written = await plane.state.get(plane.state.keys.objective("digits"), Objective)
     assert written.min_accuracy == pytest.approx(0.94)
@@ -329,7 +333,7 @@ async def test_objectives_are_checked_put_in_force_and_degrade_by_a_named_rung(s
     best = max(v.accuracy for v in load_catalog(Path("model_repository")).family("digits").variants)
     if best > 0.985:
         wanted.objective.min_accuracy, wanted.expected_number = 0.986, 2
-        answer = await plane.stub.SetObjective(wanted)
+        answer = await plane.stub.SetObjectives(pb.SetObjectivesRequest(objectives=[wanted]))
         assert "out of reach" in answer.degraded
         advice = await plane.until(lambda: _advice(plane))
         assert "rung 2: the last good plan stays" in advice.advice

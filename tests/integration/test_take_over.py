@@ -73,7 +73,7 @@ async def wanted(stub) -> pb.GetObjectivesResponse:
 async def change(stub, min_accuracy: float, max_watts: float) -> pb.GetObjectivesResponse:
     [stored] = (await wanted(stub)).objectives
     stored.min_accuracy = min_accuracy
-    asked = pb.SetObjectiveRequest(objective=stored, expected_number=stored.number)
+    asked = pb.ObjectiveChange(objective=stored, expected_number=stored.number)
     await stub.SetObjectives(pb.SetObjectivesRequest(objectives=[asked], max_watts=max_watts), timeout=30)
     return await wanted(stub)
 

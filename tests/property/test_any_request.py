@@ -120,7 +120,7 @@ def test_any_plan_is_refused_in_one_line_or_can_be_kept_compared_and_routed(requ
 @given(
     spoilt(power_agent_pb2.ApplyRequest(plan=GOOD_PLAN.nodes[0]))
     | spoilt(power_agent_pb2.SetClocksRequest())
-    | spoilt(controller_pb2.SetObjectiveRequest())
+    | spoilt(controller_pb2.SetObjectivesRequest(objectives=[controller_pb2.ObjectiveChange()]))
     | spoilt(controller_pb2.ReplanRequest())
 )
 def test_what_passes_the_limits_converts_there_and_back(request_):

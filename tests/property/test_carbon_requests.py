@@ -35,7 +35,6 @@ def some(message, **fields):
 
 
 REQUESTS = st.one_of(
-    some(pb.GetIntensityRequest, zone=ZONES),
     some(pb.GetManyRequest, zones=st.lists(ZONES, max_size=3), series=st.lists(SERIES, max_size=3)),
     some(
         pb.GetHistoryRequest,

@@ -9,6 +9,7 @@ from pathlib import Path
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
 from tests.support.awake import Awake
+from trefoil.core import errors
 from trefoil.core.carbon import CarbonReading
 from trefoil.runtime import codec, rpc
 
@@ -66,11 +67,13 @@ class FeedProcess:
     async def ask(self, zone: str = "demo") -> CarbonReading:
         async with rpc.channel(f"127.0.0.1:{self.port}") as channel:
             stub = pb_grpc.CarbonFeedStub(channel)
-            request = pb.GetIntensityRequest(zone=zone)
+            request = pb.GetManyRequest(zones=[zone])
             try:
-                answer = await stub.GetIntensity(request, timeout=TIMEOUT_S, wait_for_ready=True)
+                answer = await stub.GetMany(request, timeout=TIMEOUT_S, wait_for_ready=True)
             except rpc.grpc.aio.AioRpcError as error:
                 raise rpc.error_of(error) from error
-            reading = codec.from_proto(answer.reading)
+            if answer.missing:
+                raise errors.Unavailable(answer.missing[0].why)
+            reading = codec.from_proto(answer.readings[0])
             assert isinstance(reading, CarbonReading)
             return reading

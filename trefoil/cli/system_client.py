@@ -121,30 +121,26 @@ class ControllerClient:
 
     async def objective(self, family: str) -> Objective:
         """Objective in force of a family."""
-        answer = await self.call("GetObjective", controller_pb2.GetObjectiveRequest(family=family))
-        stored: Objective = codec.from_proto(answer.objective)
-        return stored
+        found = {each.family: each for each in (await self.objectives(family))[0]}
+        return found[family]
 
     async def set_objective(self, objective: Objective) -> tuple[Objective, str]:
         """Store an objective, unless somebody else changed it since.
 
         Returns it with its new number, and how the plan for it is degraded ("" when it is not).
         """
-        request = controller_pb2.SetObjectiveRequest(
-            objective=codec.to_proto(objective), expected_number=objective.number
-        )
-        answer = await self.call("SetObjective", request)
-        return codec.from_proto(answer.objective), answer.degraded
+        answer = await self.set_objectives((objective,), None)
+        return codec.from_proto(answer.objectives[0]), answer.degraded
 
     async def reset_objective(self, family: str) -> tuple[Objective, str]:
         """Go back to the settings' objective of a family; returns as `set_objective`."""
-        request = controller_pb2.SetObjectiveRequest(objective=codec.to_proto(Objective(family)), reset=True)
-        answer = await self.call("SetObjective", request)
-        return codec.from_proto(answer.objective), answer.degraded
+        change = controller_pb2.ObjectiveChange(objective=codec.to_proto(Objective(family)), reset=True)
+        answer = await self.call("SetObjectives", controller_pb2.SetObjectivesRequest(objectives=[change]))
+        return codec.from_proto(answer.objectives[0]), answer.degraded
 
-    async def objectives(self) -> tuple[list[Objective], float]:
-        """Objectives in force by family, and the cap on the planned power of the fleet [W], 0 = none."""
-        answer = await self.call("GetObjectives", controller_pb2.GetObjectivesRequest())
+    async def objectives(self, family: str = "") -> tuple[list[Objective], float]:
+        """Objectives in force by family (of one, if named), and the cap on the fleet's planned power [W], 0 = none."""
+        answer = await self.call("GetObjectives", controller_pb2.GetObjectivesRequest(family=family))
         return [codec.from_proto(each) for each in answer.objectives], answer.max_watts
 
     async def set_objectives(
@@ -155,7 +151,7 @@ class ControllerClient:
         `reset_max_watts`: the cap is that of the settings.
         """
         changed = [
-            controller_pb2.SetObjectiveRequest(objective=codec.to_proto(each), expected_number=each.number)
+            controller_pb2.ObjectiveChange(objective=codec.to_proto(each), expected_number=each.number)
             for each in objectives
         ]
         request = controller_pb2.SetObjectivesRequest(

@@ -10,18 +10,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class GetIntensityRequest(_message.Message):
-    __slots__ = ("zone",)
-    ZONE_FIELD_NUMBER: _ClassVar[int]
-    zone: str
-    def __init__(self, zone: _Optional[str] = ...) -> None: ...
-
-class GetIntensityResponse(_message.Message):
-    __slots__ = ("reading",)
-    READING_FIELD_NUMBER: _ClassVar[int]
-    reading: _carbon_pb2.CarbonReading
-    def __init__(self, reading: _Optional[_Union[_carbon_pb2.CarbonReading, _Mapping]] = ...) -> None: ...
-
 class WatchIntensityRequest(_message.Message):
     __slots__ = ("zone", "change_ratio", "hysteresis_ratio")
     ZONE_FIELD_NUMBER: _ClassVar[int]

@@ -34,20 +34,15 @@ class CarbonFeedStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.GetIntensity = channel.unary_unary(
-                '/trefoil.carbon_feed.v1.CarbonFeed/GetIntensity',
-                request_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetIntensityRequest.SerializeToString,
-                response_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetIntensityResponse.FromString,
+        self.GetMany = channel.unary_unary(
+                '/trefoil.carbon_feed.v1.CarbonFeed/GetMany',
+                request_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyRequest.SerializeToString,
+                response_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyResponse.FromString,
                 _registered_method=True)
         self.WatchIntensity = channel.unary_stream(
                 '/trefoil.carbon_feed.v1.CarbonFeed/WatchIntensity',
                 request_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.WatchIntensityRequest.SerializeToString,
                 response_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.WatchIntensityResponse.FromString,
-                _registered_method=True)
-        self.GetMany = channel.unary_unary(
-                '/trefoil.carbon_feed.v1.CarbonFeed/GetMany',
-                request_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyRequest.SerializeToString,
-                response_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyResponse.FromString,
                 _registered_method=True)
         self.GetHistory = channel.unary_unary(
                 '/trefoil.carbon_feed.v1.CarbonFeed/GetHistory',
@@ -89,8 +84,9 @@ class CarbonFeedStub:
 class CarbonFeedServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def GetIntensity(self, request, context):
-        """The last accepted reading of a zone, with its age and rung. NOT_FOUND names the zones that this feed polls.
+    def GetMany(self, request, context):
+        """The last accepted readings of one or several zones, with age and rung. Zones of different method or factors are
+        refused: they must not be compared.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,13 +94,6 @@ class CarbonFeedServicer:
 
     def WatchIntensity(self, request, context):
         """The reading now, then each new one, or those that tell something.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetMany(self, request, context):
-        """Readings of several zones that may be compared: zones of different method or factors are refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -162,20 +151,15 @@ class CarbonFeedServicer:
 
 def add_CarbonFeedServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'GetIntensity': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetIntensity,
-                    request_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetIntensityRequest.FromString,
-                    response_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetIntensityResponse.SerializeToString,
+            'GetMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMany,
+                    request_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyRequest.FromString,
+                    response_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyResponse.SerializeToString,
             ),
             'WatchIntensity': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchIntensity,
                     request_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.WatchIntensityRequest.FromString,
                     response_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.WatchIntensityResponse.SerializeToString,
-            ),
-            'GetMany': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetMany,
-                    request_deserializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyRequest.FromString,
-                    response_serializer=protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyResponse.SerializeToString,
             ),
             'GetHistory': grpc.unary_unary_rpc_method_handler(
                     servicer.GetHistory,
@@ -224,7 +208,7 @@ class CarbonFeed:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def GetIntensity(request,
+    def GetMany(request,
             target,
             options=(),
             channel_credentials=None,
@@ -237,9 +221,9 @@ class CarbonFeed:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/trefoil.carbon_feed.v1.CarbonFeed/GetIntensity',
-            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetIntensityRequest.SerializeToString,
-            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetIntensityResponse.FromString,
+            '/trefoil.carbon_feed.v1.CarbonFeed/GetMany',
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyRequest.SerializeToString,
+            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -267,33 +251,6 @@ class CarbonFeed:
             '/trefoil.carbon_feed.v1.CarbonFeed/WatchIntensity',
             protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.WatchIntensityRequest.SerializeToString,
             protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.WatchIntensityResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetMany(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/trefoil.carbon_feed.v1.CarbonFeed/GetMany',
-            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyRequest.SerializeToString,
-            protos_dot_carbon__feed_dot_v1_dot_carbon__feed__pb2.GetManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

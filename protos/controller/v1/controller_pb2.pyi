@@ -73,7 +73,7 @@ class WatchPlanResponse(_message.Message):
     rollout: _plan_pb2.Rollout
     def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., rollout: _Optional[_Union[_plan_pb2.Rollout, _Mapping]] = ...) -> None: ...
 
-class SetObjectiveRequest(_message.Message):
+class ObjectiveChange(_message.Message):
     __slots__ = ("objective", "expected_number", "reset")
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -82,14 +82,6 @@ class SetObjectiveRequest(_message.Message):
     expected_number: int
     reset: bool
     def __init__(self, objective: _Optional[_Union[_plan_pb2.Objective, _Mapping]] = ..., expected_number: _Optional[int] = ..., reset: _Optional[bool] = ...) -> None: ...
-
-class SetObjectiveResponse(_message.Message):
-    __slots__ = ("objective", "degraded")
-    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
-    DEGRADED_FIELD_NUMBER: _ClassVar[int]
-    objective: _plan_pb2.Objective
-    degraded: str
-    def __init__(self, objective: _Optional[_Union[_plan_pb2.Objective, _Mapping]] = ..., degraded: _Optional[str] = ...) -> None: ...
 
 class AllocatedDevice(_message.Message):
     __slots__ = ("device", "sharing_factor")
@@ -157,27 +149,15 @@ class StartFamilyResponse(_message.Message):
     degraded: str
     def __init__(self, held: _Optional[str] = ..., degraded: _Optional[str] = ...) -> None: ...
 
-class GetObjectiveRequest(_message.Message):
-    __slots__ = ("family",)
-    FAMILY_FIELD_NUMBER: _ClassVar[int]
-    family: str
-    def __init__(self, family: _Optional[str] = ...) -> None: ...
-
-class GetObjectiveResponse(_message.Message):
-    __slots__ = ("objective",)
-    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
-    objective: _plan_pb2.Objective
-    def __init__(self, objective: _Optional[_Union[_plan_pb2.Objective, _Mapping]] = ...) -> None: ...
-
 class SetObjectivesRequest(_message.Message):
     __slots__ = ("objectives", "max_watts", "reset_max_watts")
     OBJECTIVES_FIELD_NUMBER: _ClassVar[int]
     MAX_WATTS_FIELD_NUMBER: _ClassVar[int]
     RESET_MAX_WATTS_FIELD_NUMBER: _ClassVar[int]
-    objectives: _containers.RepeatedCompositeFieldContainer[SetObjectiveRequest]
+    objectives: _containers.RepeatedCompositeFieldContainer[ObjectiveChange]
     max_watts: float
     reset_max_watts: bool
-    def __init__(self, objectives: _Optional[_Iterable[_Union[SetObjectiveRequest, _Mapping]]] = ..., max_watts: _Optional[float] = ..., reset_max_watts: _Optional[bool] = ...) -> None: ...
+    def __init__(self, objectives: _Optional[_Iterable[_Union[ObjectiveChange, _Mapping]]] = ..., max_watts: _Optional[float] = ..., reset_max_watts: _Optional[bool] = ...) -> None: ...
 
 class SetObjectivesResponse(_message.Message):
     __slots__ = ("objectives", "max_watts", "degraded")
@@ -190,8 +170,10 @@ class SetObjectivesResponse(_message.Message):
     def __init__(self, objectives: _Optional[_Iterable[_Union[_plan_pb2.Objective, _Mapping]]] = ..., max_watts: _Optional[float] = ..., degraded: _Optional[str] = ...) -> None: ...
 
 class GetObjectivesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("family",)
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    family: str
+    def __init__(self, family: _Optional[str] = ...) -> None: ...
 
 class GetObjectivesResponse(_message.Message):
     __slots__ = ("objectives", "max_watts")

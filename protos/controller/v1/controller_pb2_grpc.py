@@ -44,16 +44,6 @@ class ControllerStub:
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.WatchPlanRequest.SerializeToString,
                 response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.WatchPlanResponse.FromString,
                 _registered_method=True)
-        self.SetObjective = channel.unary_unary(
-                '/trefoil.controller.v1.Controller/SetObjective',
-                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectiveRequest.SerializeToString,
-                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectiveResponse.FromString,
-                _registered_method=True)
-        self.GetObjective = channel.unary_unary(
-                '/trefoil.controller.v1.Controller/GetObjective',
-                request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveRequest.SerializeToString,
-                response_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveResponse.FromString,
-                _registered_method=True)
         self.SetObjectives = channel.unary_unary(
                 '/trefoil.controller.v1.Controller/SetObjectives',
                 request_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectivesRequest.SerializeToString,
@@ -173,21 +163,8 @@ class ControllerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SetObjective(self, request, context):
-        """Replaces a family's objective when expected_number is the stored one's number (0: no check).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetObjective(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def SetObjectives(self, request, context):
-        """Replaces several objectives, and the fleet's watt cap, all or none: all are checked before one is in force.
+        """Replaces objectives, and the fleet's watt cap, all or none: all are checked before one is in force.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -336,16 +313,6 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.WatchPlan,
                     request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.WatchPlanRequest.FromString,
                     response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.WatchPlanResponse.SerializeToString,
-            ),
-            'SetObjective': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetObjective,
-                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectiveRequest.FromString,
-                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectiveResponse.SerializeToString,
-            ),
-            'GetObjective': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetObjective,
-                    request_deserializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveRequest.FromString,
-                    response_serializer=protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveResponse.SerializeToString,
             ),
             'SetObjectives': grpc.unary_unary_rpc_method_handler(
                     servicer.SetObjectives,
@@ -502,60 +469,6 @@ class Controller:
             '/trefoil.controller.v1.Controller/WatchPlan',
             protos_dot_controller_dot_v1_dot_controller__pb2.WatchPlanRequest.SerializeToString,
             protos_dot_controller_dot_v1_dot_controller__pb2.WatchPlanResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetObjective(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/trefoil.controller.v1.Controller/SetObjective',
-            protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectiveRequest.SerializeToString,
-            protos_dot_controller_dot_v1_dot_controller__pb2.SetObjectiveResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetObjective(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/trefoil.controller.v1.Controller/GetObjective',
-            protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveRequest.SerializeToString,
-            protos_dot_controller_dot_v1_dot_controller__pb2.GetObjectiveResponse.FromString,
             options,
             channel_credentials,
             insecure,

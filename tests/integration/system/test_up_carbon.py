@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
@@ -119,15 +118,9 @@ async def normal_reading(launch: Launch) -> CarbonReading:
     async with asyncio.timeout(60), rpc.channel(launch.addresses["carbon_feed"], token=launch_token(launch)) as channel:
         stub = pb_grpc.CarbonFeedStub(channel)
         while True:
-            try:
-                answer = await stub.GetIntensity(
-                    pb.GetIntensityRequest(zone=launch.zone), timeout=10, wait_for_ready=True
-                )
-            except grpc.aio.AioRpcError as error:
-                if error.code() != grpc.StatusCode.UNAVAILABLE:
-                    raise
-            else:
-                reading: CarbonReading = codec.from_proto(answer.reading)
+            request = pb.GetManyRequest(zones=[launch.zone])
+            for found in (await stub.GetMany(request, timeout=10, wait_for_ready=True)).readings:
+                reading: CarbonReading = codec.from_proto(found)
                 if reading.rung == Rung.NORMAL:
                     return reading
             await asyncio.sleep(0.05)

@@ -155,11 +155,11 @@ async def test_a_zone_without_any_reading_is_unavailable_not_zero(loop, provider
     provider.value = None
     await loop.init()
     servicer = CarbonFeedServicer([loop])
-    with pytest.raises(errors.Unavailable, match="no reading of demo yet"):
-        await servicer.GetIntensity(pb.GetIntensityRequest(zone="demo"), None)
+    answer = await servicer.GetMany(pb.GetManyRequest(zones=["demo"]), None)
+    assert (list(answer.readings), [one.why for one in answer.missing]) == ([], ["no reading of demo yet"])
     await tick(loop)
     with pytest.raises(errors.NotFound, match=r"zone = 'GB': no such zone. Remedy: use one of: demo"):
-        await servicer.GetIntensity(pb.GetIntensityRequest(zone="GB"), None)
+        await servicer.GetMany(pb.GetManyRequest(zones=["GB"]), None)
 
 
 def test_the_disk_remembers_the_epoch(tmp_path):

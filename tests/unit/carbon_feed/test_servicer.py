@@ -129,38 +129,38 @@ def at(message, field, at_s):
 
 @pytest.mark.parametrize("name", ["GB", "gb", "UK", "gcp/europe-west2"])
 async def test_a_zone_is_found_by_each_of_its_names(stub, gb, name):
-    answer = await ask(stub.GetIntensity, pb.GetIntensityRequest(zone=name))
-    assert codec.from_proto(answer.reading) == gb.reading
+    [reading] = (await ask(stub.GetMany, pb.GetManyRequest(zones=[name]))).readings
+    assert codec.from_proto(reading) == gb.reading
 
 
 async def test_so_is_one_that_the_feed_itself_calls_by_another_name(stub, feeds):
     assert load_zones().find("CAISO").id == load_zones().find("aws/us-west-1").id == "US-CAL-CISO"
     for name in ("CAISO", "US-CAL-CISO", "aws/us-west-1"):
-        answer = await ask(stub.GetIntensity, pb.GetIntensityRequest(zone=name))
-        assert codec.from_proto(answer.reading) == feeds[2].reading
+        [reading] = (await ask(stub.GetMany, pb.GetManyRequest(zones=[name]))).readings
+        assert codec.from_proto(reading) == feeds[2].reading
 
 
 async def test_a_reading_is_served_as_it_is_now(stub, gb):
-    await ask(stub.GetIntensity, pb.GetIntensityRequest(zone="GB"))
+    await ask(stub.GetMany, pb.GetManyRequest(zones=["GB"]))
     gb.reading = replace(gb.reading, intensity_g_per_kwh=7.0)
-    assert (await ask(stub.GetIntensity, pb.GetIntensityRequest(zone="GB"))).reading.intensity_g_per_kwh == 7.0
+    assert values((await ask(stub.GetMany, pb.GetManyRequest(zones=["GB"]))).readings) == [7.0]
 
 
 @pytest.mark.parametrize(
-    ("method", "request_type"),
+    ("method", "request_of"),
     [
-        ("GetIntensity", pb.GetIntensityRequest),
-        ("GetHistory", pb.GetHistoryRequest),
-        ("GetForecast", pb.GetForecastRequest),
-        ("GetRatio", pb.GetRatioRequest),
-        ("GetScores", pb.GetScoresRequest),
+        ("GetMany", lambda zone: pb.GetManyRequest(zones=[zone])),
+        ("GetHistory", lambda zone: pb.GetHistoryRequest(zone=zone)),
+        ("GetForecast", lambda zone: pb.GetForecastRequest(zone=zone)),
+        ("GetRatio", lambda zone: pb.GetRatioRequest(zone=zone)),
+        ("GetScores", lambda zone: pb.GetScoresRequest(zone=zone)),
     ],
 )
-async def test_zones_that_are_not_read_are_told_apart_from_none(stub, method, request_type):
+async def test_zones_that_are_not_read_are_told_apart_from_none(stub, method, request_of):
     with pytest.raises(errors.NotFound, match=r"zone = 'DE': no such zone. Remedy: use one of: CAISO, FR, GB"):
-        await ask(getattr(stub, method), request_type(zone="DE"))
+        await ask(getattr(stub, method), request_of("DE"))
     with pytest.raises(errors.InvalidInput, match=r"zone: not given. Remedy: use one of: CAISO, FR, GB"):
-        await ask(getattr(stub, method), request_type())
+        await ask(getattr(stub, method), request_of(""))
 
 
 async def test_many_zones_of_one_kind(stub, feeds):

@@ -20,7 +20,7 @@ from trefoil.cli.run.state_directory import Failing, Launch, StatePaths
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.common import Revision
-from trefoil.core.errors import InvalidInput, NotFound, StaleRevision, Unavailable
+from trefoil.core.errors import InvalidInput, NotFound, Unavailable
 from trefoil.core.fleet import (
     FAILED_LAST,
     DeviceState,
@@ -143,6 +143,13 @@ class Running:
         self.totals = TOTALS
         self.attained, self.accuracy = 0.963, 0.981
 
+    def changed(self) -> Any:
+        """The only change of the objectives that were set last."""
+        method, request = self.asked[-1]
+        assert method == "SetObjectives"
+        [change] = request.objectives
+        return change
+
     async def ask(self, method: str, request: Any) -> Any:
         self.asked.append((method, request))
         revision = codec.to_proto(Revision(1, 4))
@@ -166,14 +173,12 @@ class Running:
                 return controller_pb2.ExplainResponse(
                     why="carbon fell", trigger="carbon", replans_by_cause={"carbon": 2}
                 )
-            case "GetObjective" if request.family == "new":
+            case "GetObjectives" if request.family == "new":
                 raise NotFound("no objective for family 'new'")
-            case "GetObjective":
-                return controller_pb2.GetObjectiveResponse(objective=codec.to_proto(OBJECTIVE))
             case "GetObjectives":
                 cats = replace(OBJECTIVE, family="cats", mode=ObjectiveMode.INSTANT, number=2)
-                both = [codec.to_proto(cats), codec.to_proto(OBJECTIVE)]
-                return controller_pb2.GetObjectivesResponse(objectives=both, max_watts=900.0)
+                found = [codec.to_proto(each) for each in (cats, OBJECTIVE) if request.family in ("", each.family)]
+                return controller_pb2.GetObjectivesResponse(objectives=found, max_watts=900.0)
             case "SetObjectives":
                 if any(each.objective.slo_ms == 1 for each in request.objectives):
                     raise InvalidInput("family cats: slo_ms = 1.0: no variant of cats is that fast")
@@ -188,10 +193,6 @@ class Running:
                 return controller_pb2.StopFamilyResponse(held="frozen")
             case "StartFamily":
                 return controller_pb2.StartFamilyResponse(degraded="too slow for it")
-            case "SetObjective":
-                if request.expected_number != OBJECTIVE.number and not request.reset:
-                    raise StaleRevision("somebody changed it", remedy="look again")
-                return controller_pb2.SetObjectiveResponse(objective=request.objective, degraded="too slow for it")
             case "SetMode":
                 return controller_pb2.SetModeResponse(mode=request.mode or int(ActMode.ADVISE))
             case "Freeze":
@@ -594,32 +595,32 @@ def test_a_malformed_plan_file_is_refused(tmp_path: Path, running: Running, text
 
 def test_objective_set_changes_only_what_is_given(tmp_path: Path, running: Running) -> None:
     found = document(tmp_path, "objective", "set", "--min-accuracy", "0.98", "--slo-percentile", "99")
-    sent: Objective = codec.from_proto(running.asked[-1][1].objective)
+    sent: Objective = codec.from_proto(running.changed().objective)
     assert (sent.min_accuracy, sent.slo_quantile, sent.slo_ms) == (0.98, 0.99, 75)
-    assert running.asked[-1][1].expected_number == 4
-    assert found["degraded"] == "too slow for it"
-    assert "cannot meet it: too slow for it" in run(tmp_path, "objective", "set", "--slo-ms", "1").stdout
+    assert running.changed().expected_number == 4
+    assert not running.asked[-1][1].HasField("max_watts")
+    assert found["degraded"] == "watt_cap: too few watts"
+    assert "cannot meet it: watt_cap: too few watts" in run(tmp_path, "objective", "set", "--slo-ms", "2").stdout
 
 
 def test_objective_set_brings_a_family_into_service_by_its_floor(tmp_path: Path, running: Running) -> None:
     refused = run(tmp_path, "objective", "set", "--family", "new", "--slo-ms", "70")
     assert refused.exit_code == 2
-    assert [method for method, _ in running.asked] == ["GetObjective"]
+    assert [method for method, _ in running.asked] == ["GetObjectives"]
     run(tmp_path, "objective", "set", "--family", "new", "--min-accuracy", "0.9")
-    method, request = running.asked[-1]
-    assert (method, request.expected_number) == ("SetObjective", 0)
-    wanted = codec.from_proto(request.objective)
+    assert running.changed().expected_number == 0
+    wanted = codec.from_proto(running.changed().objective)
     assert wanted == Objective("new", ObjectiveMode.BUDGET, min_accuracy=0.9)
 
 
 def test_objective_set_chooses_mode_and_window(tmp_path: Path, running: Running) -> None:
     document(tmp_path, "objective", "set", "--mode", "budget", "--window-s", "3600")
-    sent: Objective = codec.from_proto(running.asked[-1][1].objective)
+    sent: Objective = codec.from_proto(running.changed().objective)
     assert (sent.mode, sent.window_s, sent.min_accuracy) == (ObjectiveMode.BUDGET, 3600.0, 0.97)
     document(tmp_path, "objective", "set", "--mode", "instant")
-    assert running.asked[-1][1].objective.mode == ObjectiveMode.INSTANT
+    assert running.changed().objective.mode == ObjectiveMode.INSTANT
     document(tmp_path, "objective", "set", "--mode", "lambda")  # as much weight as it had, or the controller's default
-    assert running.asked[-1][1].objective.mode == ObjectiveMode.LAMBDA
+    assert running.changed().objective.mode == ObjectiveMode.LAMBDA
 
 
 def test_objective_show_says_what_each_floor_binds_and_the_cap(tmp_path: Path, running: Running) -> None:
@@ -685,12 +686,13 @@ def test_a_file_of_objectives_that_is_wrong_somewhere_changes_nothing(
     assert result.exit_code == 2
     assert all(word in result.stderr for word in words), result.stderr
     assert result.stderr.count("\n") == 1
-    assert "SetObjective" not in {method for method, _ in running.asked}
+    only_the_controller_knows = words[-1] == "family cats: slo_ms"
+    assert ("SetObjectives" in {method for method, _ in running.asked}) == only_the_controller_knows
 
 
 def test_lambda_selects_lambda_mode(tmp_path: Path, running: Running) -> None:
     document(tmp_path, "objective", "set", "--lambda", "0.1")
-    sent: Objective = codec.from_proto(running.asked[-1][1].objective)
+    sent: Objective = codec.from_proto(running.changed().objective)
     assert (sent.mode, sent.lambda_weight) == (ObjectiveMode.LAMBDA, 0.1)
 
 
@@ -701,12 +703,12 @@ def test_lambda_selects_lambda_mode(tmp_path: Path, running: Running) -> None:
 def test_objective_set_refuses_what_means_nothing(tmp_path: Path, running: Running, flags: list[str]) -> None:
     result = run(tmp_path, "objective", "set", *flags)
     assert result.exit_code == 2
-    assert not [method for method, _ in running.asked if method == "SetObjective"]
+    assert not [method for method, _ in running.asked if method == "SetObjectives"]
 
 
 def test_a_hard_floor_never_lies_above_the_floor(tmp_path: Path, running: Running) -> None:
     document(tmp_path, "objective", "set", "--min-accuracy", "0.8")
-    sent: Objective = codec.from_proto(running.asked[-1][1].objective)
+    sent: Objective = codec.from_proto(running.changed().objective)
     assert sent.hard_min_accuracy == 0.8
 
 
@@ -743,10 +745,8 @@ def test_an_unknown_mode_names_those_that_exist(tmp_path: Path, running: Running
 
 def test_reset_goes_back_to_the_settings(tmp_path: Path, running: Running) -> None:
     run(tmp_path, "objective", "set", "--family", "digits", "--reset")
-    method, request = running.asked[-1]
-    assert (method, request.objective.family, request.objective.slo_ms, request.reset) == (
-        "SetObjective", "digits", 0.0, True,
-    )  # fmt: skip
+    change = running.changed()
+    assert (change.objective.family, change.objective.slo_ms, change.reset) == ("digits", 0.0, True)
     run(tmp_path, "objective", "fleet", "--reset")
     method, request = running.asked[-1]
     assert (method, request.reset_max_watts, request.HasField("max_watts")) == ("SetObjectives", True, False)

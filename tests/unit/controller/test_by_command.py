@@ -29,6 +29,10 @@ AGAIN = {"objectives": (ONE | {"slo_ms": 500.0},), "mode": "act", "max_watts": 8
 WARNING = "commands win over the settings"
 
 
+def changed(objective: Any, **change: bool) -> pb.SetObjectivesRequest:
+    return pb.SetObjectivesRequest(objectives=[pb.ObjectiveChange(objective=objective, **change)])
+
+
 class Operator:
     """Edits the settings of a controller, restarts it, and commands; what it answers is kept by name."""
 
@@ -54,7 +58,7 @@ class Operator:
             stored = self.system.controller.service._loop.core.objectives[FAMILY]
             wanted = codec.to_proto(stored)
             wanted.slo_ms = slo_ms
-            call = self.system.controller.service.SetObjective(pb.SetObjectiveRequest(objective=wanted), None)
+            call = self.system.controller.service.SetObjectives(changed(wanted), None)
             self.system.controller.process.start(self.system.loop, call)
 
         self.does(ask, 2.0)
@@ -97,8 +101,9 @@ def test_commands_win_over_edited_settings_until_reset_and_what_differs_is_shown
         operator.asks("frozen", "Freeze", pb.FreezeRequest(frozen=True))
         operator.restarts(EDITED)
         operator.looks("held")
-        one = pb.SetObjectiveRequest(objective=codec.to_proto(Objective(FAMILY)), reset=True)
-        operator.asks("both", "SetObjectives", pb.SetObjectivesRequest(objectives=[one], reset_max_watts=True))
+        both = changed(codec.to_proto(Objective(FAMILY)), reset=True)
+        both.reset_max_watts = True
+        operator.asks("both", "SetObjectives", both)
         operator.asks("mode", "SetMode", pb.SetModeRequest(reset=True))
         operator.asks("thawed", "Freeze", pb.FreezeRequest())
         operator.looks("reset")
@@ -137,8 +142,7 @@ def test_what_no_command_has_changed_follows_the_settings(monkeypatch):
 
 def test_a_reset_that_cannot_be_done_is_refused(monkeypatch):
     def work(operator: Operator) -> None:
-        ghost = pb.SetObjectiveRequest(objective=codec.to_proto(Objective("ghost")), reset=True)
-        operator.asks("ghost", "SetObjective", ghost)
+        operator.asks("ghost", "SetObjectives", changed(codec.to_proto(Objective("ghost")), reset=True))
         operator.asks("mode", "SetMode", pb.SetModeRequest(mode=int(ActMode.ACT), reset=True))
         operator.asks("cap", "SetObjectives", pb.SetObjectivesRequest(max_watts=9.0, reset_max_watts=True))
 
@@ -156,7 +160,7 @@ def test_a_stopped_family_is_out_of_service_until_it_is_started_also_after_a_res
         operator.does(lambda: None, 6.0)
         operator.looks("out")
         operator.asks("ghost", "StopFamily", pb.StopFamilyRequest(family="ghost"))
-        operator.asks("set", "SetObjective", pb.SetObjectiveRequest(objective=objective))
+        operator.asks("set", "SetObjectives", changed(objective))
         operator.asks("pinned", "Rollback", pb.RollbackRequest())
         operator.restarts(FIRST)
         operator.looks("still")

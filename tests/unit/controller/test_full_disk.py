@@ -19,6 +19,7 @@ from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
 from tests.support.virtual.system import System, history
 from trefoil.core.errors import DiskUnavailable
+from trefoil.core.objective import Objective
 from trefoil.core.plan import DecisionRecord, Plan
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
@@ -165,6 +166,10 @@ def in_force(system: System):
     return core.control, plans, dict(core.objectives), core.max_watts, core.explorer.run
 
 
+def slower(service) -> Objective:
+    return replace(next(iter(service._loop.core.objectives.values())), slo_ms=300.0, number=0)
+
+
 KEPT = ("control", "plans", "objectives", "fleet_objective")
 OPERATORS = {
     "freeze": lambda s: s.Freeze(pb.FreezeRequest(frozen=True), None),
@@ -172,11 +177,8 @@ OPERATORS = {
     "pin": lambda s: s.Pin(pb.PinRequest(plan=codec.to_proto(s._loop.core.current)), None),
     "rollback": lambda s: s.Rollback(pb.RollbackRequest(), None),
     "replan": lambda s: s.Replan(pb.ReplanRequest(why="a test"), None),
-    "objective": lambda s: s.SetObjective(
-        pb.SetObjectiveRequest(
-            objective=codec.to_proto(replace(next(iter(s._loop.core.objectives.values())), slo_ms=300.0, number=0)),
-        ),
-        None,
+    "objective": lambda s: s.SetObjectives(
+        pb.SetObjectivesRequest(objectives=[{"objective": codec.to_proto(slower(s))}]), None
     ),
     "cap": lambda s: s.SetObjectives(pb.SetObjectivesRequest(max_watts=5000.0), None),
 }

@@ -31,14 +31,14 @@ class Servicer(pb_grpc.CarbonFeedServicer):
     def __init__(self):
         self.cancelled = asyncio.Event()
 
-    async def GetIntensity(self, request, context):
+    async def GetRatio(self, request, context):
         if request.zone == "bug":
             raise ZeroDivisionError("oops")
         if request.zone == "abort":
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, "own status")
         if request.zone:
             raise getattr(errors, request.zone)("told to", remedy="do not")
-        return pb.GetIntensityResponse()
+        return pb.GetRatioResponse()
 
     async def WatchIntensity(self, request, context):
         if request.zone == "forever":
@@ -80,7 +80,7 @@ async def channel(server):
 
 async def test_answers(channel):
     stub = pb_grpc.CarbonFeedStub(channel)
-    assert await rpc.call(stub.GetIntensity, pb.GetIntensityRequest(), 5) == pb.GetIntensityResponse()
+    assert await rpc.call(stub.GetRatio, pb.GetRatioRequest(), 5) == pb.GetRatioResponse()
     assert len([r async for r in stub.WatchIntensity(pb.WatchIntensityRequest(), timeout=5)]) == 1
 
 
@@ -88,7 +88,7 @@ async def test_answers(channel):
 async def test_operating_errors_cross_the_wire(channel, cls):
     stub = pb_grpc.CarbonFeedStub(channel)
     with pytest.raises(errors.TrefoilError, match=r"^told to. Remedy: do not$") as caught:
-        await rpc.call(stub.GetIntensity, pb.GetIntensityRequest(zone=cls.__name__), 5)
+        await rpc.call(stub.GetRatio, pb.GetRatioRequest(zone=cls.__name__), 5)
     assert type(caught.value) is cls
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         [r async for r in stub.WatchIntensity(pb.WatchIntensityRequest(zone=cls.__name__), timeout=5)]
@@ -113,9 +113,9 @@ async def test_a_bug_is_internal_and_an_own_status_passes(channel, metrics):
     stub = pb_grpc.CarbonFeedStub(channel)
     for zone, code in (("bug", grpc.StatusCode.INTERNAL), ("abort", grpc.StatusCode.OUT_OF_RANGE)):
         with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await stub.GetIntensity(pb.GetIntensityRequest(zone=zone), timeout=5)
+            await stub.GetRatio(pb.GetRatioRequest(zone=zone), timeout=5)
         assert failed.value.code() is code
-        counted = f'trefoil_rpc_requests_total{{code="{code.name}",method="/{NAME}/GetIntensity"'
+        counted = f'trefoil_rpc_requests_total{{code="{code.name}",method="/{NAME}/GetRatio"'
         async with asyncio.timeout(5):
             while counted not in metrics.text():  # a handler's own abort is told before it is counted
                 await asyncio.sleep(0)
@@ -130,7 +130,7 @@ async def test_what_no_service_can_use_is_refused_before_it_sees_it(channel):
             r"from_at = '46.* s and 0 ns': is not a time",
         ),
         (pb.GetManyRequest(zones=["x"] * 60_000), r"zones: the request has more than 50000 parts"),
-        (pb.GetIntensityRequest(zone="z" * 20_000), r"zone = 'z+'\.\.\. \(20000 characters\): is longer than 16384"),
+        (pb.GetRatioRequest(zone="z" * 20_000), r"zone = 'z+'\.\.\. \(20000 characters\): is longer than 16384"),
     ):
         method = getattr(stub, type(asked).__name__.removesuffix("Request"))
         with pytest.raises(errors.InvalidInput, match=words):
@@ -183,7 +183,7 @@ async def test_a_server_that_is_slow_to_accept_is_waited_for(server):
     relay = await asyncio.start_server(late, "127.0.0.1", 0)
     async with rpc.channel(f"127.0.0.1:{relay.sockets[0].getsockname()[1]}") as channel:
         stub, begun_s = pb_grpc.CarbonFeedStub(channel), time.monotonic()
-        assert await rpc.call(stub.GetIntensity, pb.GetIntensityRequest(), 30) == pb.GetIntensityResponse()
+        assert await rpc.call(stub.GetRatio, pb.GetRatioRequest(), 30) == pb.GetRatioResponse()
         took_s = time.monotonic() - begun_s
     assert len(accepted) == 1 or took_s > 2.0, "one attempt has 2 s; 0.5 s of them are the relay's"
     relay.close()
@@ -192,7 +192,7 @@ async def test_a_server_that_is_slow_to_accept_is_waited_for(server):
 async def test_nobody_there_is_unavailable():
     async with rpc.channel("127.0.0.1:1") as dead:
         with pytest.raises(errors.Unavailable):
-            await rpc.call(pb_grpc.CarbonFeedStub(dead).GetIntensity, pb.GetIntensityRequest(), 5)
+            await rpc.call(pb_grpc.CarbonFeedStub(dead).GetRatio, pb.GetRatioRequest(), 5)
 
 
 async def test_a_cancelled_waiter_does_not_break_the_stop(server):
@@ -277,7 +277,7 @@ async def test_token_is_demanded_except_for_health():
         async with rpc.channel(f"127.0.0.1:{server.port}", token=token) as channel:
             stub = pb_grpc.CarbonFeedStub(channel)
             calls = (
-                lambda stub=stub: rpc.call(stub.GetIntensity, pb.GetIntensityRequest(), 5),
+                lambda stub=stub: rpc.call(stub.GetRatio, pb.GetRatioRequest(), 5),
                 lambda stub=stub: anext(aiter(stub.WatchIntensity(pb.WatchIntensityRequest(), timeout=5))),
             )
             for call in calls:
@@ -332,10 +332,10 @@ async def test_tls_and_token():
     await server.start()
     tls = Tls(None, None, pems["tls_certificate"])
     async with rpc.channel(f"localhost:{server.port}", tls=tls, token="t") as channel:
-        await rpc.call(pb_grpc.CarbonFeedStub(channel).GetIntensity, pb.GetIntensityRequest(), 5)
+        await rpc.call(pb_grpc.CarbonFeedStub(channel).GetRatio, pb.GetRatioRequest(), 5)
     async with rpc.channel(f"localhost:{server.port}", token="t") as plain:
         with pytest.raises(errors.Unavailable):
-            await rpc.call(pb_grpc.CarbonFeedStub(plain).GetIntensity, pb.GetIntensityRequest(), 5)
+            await rpc.call(pb_grpc.CarbonFeedStub(plain).GetRatio, pb.GetRatioRequest(), 5)
     await server.stop(0)
 
 
