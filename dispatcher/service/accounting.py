@@ -297,7 +297,6 @@ def _frozen(key: CellKey, cell: _Cell) -> LoadCell:
         latency=cell.latency,
         queue=cell.queue,
         service=cell.service,
-        sample_ratio=1.0,
         in_flight_max=cell.in_flight_max,
         receipt_j=cell.receipt_j,
         receipts=cell.receipts,

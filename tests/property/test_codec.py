@@ -5,6 +5,7 @@ import functools
 import importlib
 import math
 import pkgutil
+import struct
 import typing
 
 import pytest
@@ -16,7 +17,7 @@ import trefoil.core
 from protos.types.v1 import carbon_pb2, common_pb2, energy_pb2, fleet_pb2, load_pb2, plan_pb2
 from trefoil.core import carbon, errors, plan
 from trefoil.core.common import Provenance, Revision
-from trefoil.core.demand import LoadKey
+from trefoil.core.demand import LoadCell, LoadKey, TableAck
 from trefoil.core.fleet import DeviceState, SliceKey, SliceStatus
 from trefoil.runtime import codec
 
@@ -118,6 +119,12 @@ def test_equal_keys_of_slices_are_one_object_whoever_wrote_them():
     assert status.key == key
     assert status.key is codec.decode(SliceKey, codec.encode(key))
     assert status.key is not codec.decode(SliceKey, codec.encode(dataclasses.replace(key, start=3)))
+
+
+def test_a_field_that_was_removed_is_passed_over():
+    ratio, lane = b"\x59" + struct.pack("<d", 1.0), b"\x32\x04unix"  # LoadCell.sample_ratio, TableAck.lane_fallback
+    assert codec.decode(LoadCell, codec.encode(LoadCell(arrived=2)) + ratio) == LoadCell(arrived=2)
+    assert codec.decode(TableAck, codec.encode(TableAck("d", 1)) + lane) == TableAck("d", 1)
 
 
 def test_times_keep_microseconds_and_unset_stays_unset():

@@ -44,7 +44,6 @@ class LoadCell:
     latency: Histogram = EMPTY
     queue: Histogram = EMPTY
     service: Histogram = EMPTY
-    sample_ratio: float = 0.0
     in_flight_max: int = 0
     arrived_per_s: tuple[int, ...] = ()
     receipt_j: float = 0.0
@@ -94,7 +93,6 @@ class TableAck:
     table: Revision = Revision()
     slices: tuple[SliceLoad, ...] = ()
     observed_at_s: float = 0.0
-    lane_fallback: str = ""
     peer_target: str = ""
     leaving: bool = False
     counts: tuple[str, ...] = ()

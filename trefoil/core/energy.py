@@ -78,15 +78,10 @@ class EnergySample:
 class Receipt:
     """Receipt of one request: what it is estimated to have cost."""
 
-    family: str = ""
-    variant: str = ""
-    slice: SliceKey = SliceKey()
     energy_j: float = 0.0
     carbon_mg: float = 0.0
     basis: Basis = Basis.UNSPECIFIED
-    intensity_g_per_kwh: float = 0.0
     quality: Quality = Quality.UNSPECIFIED
-    plan: Revision = Revision()
 
 
 @dataclass(frozen=True, slots=True)

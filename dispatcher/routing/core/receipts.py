@@ -84,19 +84,9 @@ class Receipts:
             return None
         energy_j = rate.energy_j(items, tokens)
         if reading is None:
-            return Receipt(family, variant, slice_, energy_j, basis=rate.basis, plan=rates.plan)
-        intensity = reading.intensity_g_per_kwh
-        return Receipt(
-            family=family,
-            variant=variant,
-            slice=slice_,
-            energy_j=energy_j,
-            carbon_mg=grams(energy_j, intensity, rates.pue) * MG_PER_G,
-            basis=rate.basis,
-            intensity_g_per_kwh=intensity,
-            quality=reading.quality,
-            plan=rates.plan,
-        )
+            return Receipt(energy_j, basis=rate.basis)
+        carbon_mg = grams(energy_j, reading.intensity_g_per_kwh, rates.pue) * MG_PER_G
+        return Receipt(energy_j, carbon_mg, rate.basis, reading.quality)
 
     def suffix_of_stages(self, places: Sequence[tuple[SliceKey, str]], family: str, items: int) -> bytes:
         """Parameters of a receipt for an answer of several stages, by the slice and variant of each: their sum. Where

@@ -107,28 +107,6 @@ class EnergySample(_message.Message):
     origin: str
     def __init__(self, node: _Optional[str] = ..., device: _Optional[str] = ..., seq: _Optional[int] = ..., starts_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ends_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., counter_j: _Optional[float] = ..., method: _Optional[_Union[EnergyMethod, str]] = ..., attribution: _Optional[_Union[AttributionMethod, str]] = ..., slices: _Optional[_Iterable[_Union[SliceEnergy, _Mapping]]] = ..., idle_j: _Optional[float] = ..., unallocated_j: _Optional[float] = ..., state: _Optional[_Union[_fleet_pb2.DeviceState, str]] = ..., clock_mhz_mean: _Optional[float] = ..., counter_resets: _Optional[int] = ..., simulated: _Optional[bool] = ..., uncertainty_ratio: _Optional[float] = ..., mark_j: _Optional[float] = ..., origin: _Optional[str] = ...) -> None: ...
 
-class Receipt(_message.Message):
-    __slots__ = ("family", "variant", "slice", "energy_j", "carbon_mg", "basis", "intensity_g_per_kwh", "quality", "plan")
-    FAMILY_FIELD_NUMBER: _ClassVar[int]
-    VARIANT_FIELD_NUMBER: _ClassVar[int]
-    SLICE_FIELD_NUMBER: _ClassVar[int]
-    ENERGY_J_FIELD_NUMBER: _ClassVar[int]
-    CARBON_MG_FIELD_NUMBER: _ClassVar[int]
-    BASIS_FIELD_NUMBER: _ClassVar[int]
-    INTENSITY_G_PER_KWH_FIELD_NUMBER: _ClassVar[int]
-    QUALITY_FIELD_NUMBER: _ClassVar[int]
-    PLAN_FIELD_NUMBER: _ClassVar[int]
-    family: str
-    variant: str
-    slice: _fleet_pb2.SliceKey
-    energy_j: float
-    carbon_mg: float
-    basis: _common_pb2.Basis
-    intensity_g_per_kwh: float
-    quality: _carbon_pb2.Quality
-    plan: _common_pb2.Revision
-    def __init__(self, family: _Optional[str] = ..., variant: _Optional[str] = ..., slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., energy_j: _Optional[float] = ..., carbon_mg: _Optional[float] = ..., basis: _Optional[_Union[_common_pb2.Basis, str]] = ..., intensity_g_per_kwh: _Optional[float] = ..., quality: _Optional[_Union[_carbon_pb2.Quality, str]] = ..., plan: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ...) -> None: ...
-
 class ReceiptRate(_message.Message):
     __slots__ = ("slice", "family", "variant", "request_j", "item_j", "ratio", "basis", "window_s", "token_j")
     SLICE_FIELD_NUMBER: _ClassVar[int]

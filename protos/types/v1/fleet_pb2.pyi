@@ -11,13 +11,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class DeviceKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    DEVICE_KIND_UNSPECIFIED: _ClassVar[DeviceKind]
-    DEVICE_KIND_MIG_GPU: _ClassVar[DeviceKind]
-    DEVICE_KIND_WHOLE_GPU: _ClassVar[DeviceKind]
-    DEVICE_KIND_CPU: _ClassVar[DeviceKind]
-
 class DeviceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DEVICE_STATE_UNSPECIFIED: _ClassVar[DeviceState]
@@ -37,10 +30,6 @@ class SliceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SLICE_STATE_DRAINING: _ClassVar[SliceState]
     SLICE_STATE_GONE: _ClassVar[SliceState]
     SLICE_STATE_FAILED: _ClassVar[SliceState]
-DEVICE_KIND_UNSPECIFIED: DeviceKind
-DEVICE_KIND_MIG_GPU: DeviceKind
-DEVICE_KIND_WHOLE_GPU: DeviceKind
-DEVICE_KIND_CPU: DeviceKind
 DEVICE_STATE_UNSPECIFIED: DeviceState
 DEVICE_STATE_AWAKE: DeviceState
 DEVICE_STATE_FALLING_ASLEEP: DeviceState
@@ -55,60 +44,6 @@ SLICE_STATE_SWAPPING: SliceState
 SLICE_STATE_DRAINING: SliceState
 SLICE_STATE_GONE: SliceState
 SLICE_STATE_FAILED: SliceState
-
-class SliceType(_message.Message):
-    __slots__ = ("name", "compute_slices", "memory_slices", "sm_count", "memory_mib", "cores", "starts")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    COMPUTE_SLICES_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_SLICES_FIELD_NUMBER: _ClassVar[int]
-    SM_COUNT_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_MIB_FIELD_NUMBER: _ClassVar[int]
-    CORES_FIELD_NUMBER: _ClassVar[int]
-    STARTS_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    compute_slices: int
-    memory_slices: int
-    sm_count: int
-    memory_mib: int
-    cores: int
-    starts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., compute_slices: _Optional[int] = ..., memory_slices: _Optional[int] = ..., sm_count: _Optional[int] = ..., memory_mib: _Optional[int] = ..., cores: _Optional[int] = ..., starts: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class DeviceType(_message.Message):
-    __slots__ = ("name", "kind", "slice_types", "clocks_mhz", "clock_lockable", "energy_counter", "idle_w", "sleep_w", "max_w", "wake_s", "power_limit_min_w", "power_limit_max_w", "cores", "tier", "embodied_g", "power_provenance")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    SLICE_TYPES_FIELD_NUMBER: _ClassVar[int]
-    CLOCKS_MHZ_FIELD_NUMBER: _ClassVar[int]
-    CLOCK_LOCKABLE_FIELD_NUMBER: _ClassVar[int]
-    ENERGY_COUNTER_FIELD_NUMBER: _ClassVar[int]
-    IDLE_W_FIELD_NUMBER: _ClassVar[int]
-    SLEEP_W_FIELD_NUMBER: _ClassVar[int]
-    MAX_W_FIELD_NUMBER: _ClassVar[int]
-    WAKE_S_FIELD_NUMBER: _ClassVar[int]
-    POWER_LIMIT_MIN_W_FIELD_NUMBER: _ClassVar[int]
-    POWER_LIMIT_MAX_W_FIELD_NUMBER: _ClassVar[int]
-    CORES_FIELD_NUMBER: _ClassVar[int]
-    TIER_FIELD_NUMBER: _ClassVar[int]
-    EMBODIED_G_FIELD_NUMBER: _ClassVar[int]
-    POWER_PROVENANCE_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    kind: DeviceKind
-    slice_types: _containers.RepeatedCompositeFieldContainer[SliceType]
-    clocks_mhz: _containers.RepeatedScalarFieldContainer[int]
-    clock_lockable: bool
-    energy_counter: bool
-    idle_w: float
-    sleep_w: float
-    max_w: float
-    wake_s: float
-    power_limit_min_w: float
-    power_limit_max_w: float
-    cores: int
-    tier: str
-    embodied_g: float
-    power_provenance: _common_pb2.Provenance
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[DeviceKind, str]] = ..., slice_types: _Optional[_Iterable[_Union[SliceType, _Mapping]]] = ..., clocks_mhz: _Optional[_Iterable[int]] = ..., clock_lockable: _Optional[bool] = ..., energy_counter: _Optional[bool] = ..., idle_w: _Optional[float] = ..., sleep_w: _Optional[float] = ..., max_w: _Optional[float] = ..., wake_s: _Optional[float] = ..., power_limit_min_w: _Optional[float] = ..., power_limit_max_w: _Optional[float] = ..., cores: _Optional[int] = ..., tier: _Optional[str] = ..., embodied_g: _Optional[float] = ..., power_provenance: _Optional[_Union[_common_pb2.Provenance, _Mapping]] = ...) -> None: ...
 
 class SliceKey(_message.Message):
     __slots__ = ("device", "slice_type", "start", "size")

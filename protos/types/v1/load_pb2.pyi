@@ -26,7 +26,7 @@ class LoadKey(_message.Message):
     def __init__(self, family: _Optional[str] = ..., variant: _Optional[str] = ..., slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., tenant: _Optional[str] = ..., slo_class: _Optional[str] = ...) -> None: ...
 
 class LoadCell(_message.Message):
-    __slots__ = ("key", "arrived", "answered", "failed_by_code", "items", "within_slo", "tokens_out", "latency", "queue", "service", "sample_ratio", "in_flight_max", "arrived_per_s", "receipt_j", "receipts", "passed", "passed_items", "unanswered", "unanswered_work", "unanswered_items", "unanswered_tokens", "unanswered_j")
+    __slots__ = ("key", "arrived", "answered", "failed_by_code", "items", "within_slo", "tokens_out", "latency", "queue", "service", "in_flight_max", "arrived_per_s", "receipt_j", "receipts", "passed", "passed_items", "unanswered", "unanswered_work", "unanswered_items", "unanswered_tokens", "unanswered_j")
     class FailedByCodeEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -44,7 +44,6 @@ class LoadCell(_message.Message):
     LATENCY_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     SERVICE_FIELD_NUMBER: _ClassVar[int]
-    SAMPLE_RATIO_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_MAX_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_PER_S_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_J_FIELD_NUMBER: _ClassVar[int]
@@ -66,7 +65,6 @@ class LoadCell(_message.Message):
     latency: _common_pb2.Histogram
     queue: _common_pb2.Histogram
     service: _common_pb2.Histogram
-    sample_ratio: float
     in_flight_max: int
     arrived_per_s: _containers.RepeatedScalarFieldContainer[int]
     receipt_j: float
@@ -78,7 +76,7 @@ class LoadCell(_message.Message):
     unanswered_items: float
     unanswered_tokens: float
     unanswered_j: float
-    def __init__(self, key: _Optional[_Union[LoadKey, _Mapping]] = ..., arrived: _Optional[int] = ..., answered: _Optional[int] = ..., failed_by_code: _Optional[_Mapping[str, int]] = ..., items: _Optional[int] = ..., within_slo: _Optional[int] = ..., tokens_out: _Optional[int] = ..., latency: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., queue: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., service: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., sample_ratio: _Optional[float] = ..., in_flight_max: _Optional[int] = ..., arrived_per_s: _Optional[_Iterable[int]] = ..., receipt_j: _Optional[float] = ..., receipts: _Optional[int] = ..., passed: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., passed_items: _Optional[int] = ..., unanswered: _Optional[int] = ..., unanswered_work: _Optional[float] = ..., unanswered_items: _Optional[float] = ..., unanswered_tokens: _Optional[float] = ..., unanswered_j: _Optional[float] = ...) -> None: ...
+    def __init__(self, key: _Optional[_Union[LoadKey, _Mapping]] = ..., arrived: _Optional[int] = ..., answered: _Optional[int] = ..., failed_by_code: _Optional[_Mapping[str, int]] = ..., items: _Optional[int] = ..., within_slo: _Optional[int] = ..., tokens_out: _Optional[int] = ..., latency: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., queue: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., service: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., in_flight_max: _Optional[int] = ..., arrived_per_s: _Optional[_Iterable[int]] = ..., receipt_j: _Optional[float] = ..., receipts: _Optional[int] = ..., passed: _Optional[_Union[_common_pb2.Histogram, _Mapping]] = ..., passed_items: _Optional[int] = ..., unanswered: _Optional[int] = ..., unanswered_work: _Optional[float] = ..., unanswered_items: _Optional[float] = ..., unanswered_tokens: _Optional[float] = ..., unanswered_j: _Optional[float] = ...) -> None: ...
 
 class LoadWindow(_message.Message):
     __slots__ = ("dispatcher", "worker", "seq", "starts_at", "ends_at", "table", "cells")
@@ -113,13 +111,12 @@ class SliceLoad(_message.Message):
     def __init__(self, slice: _Optional[_Union[_fleet_pb2.SliceKey, _Mapping]] = ..., in_flight: _Optional[int] = ..., open_sequences: _Optional[int] = ..., ejected: _Optional[bool] = ..., family: _Optional[str] = ...) -> None: ...
 
 class TableAck(_message.Message):
-    __slots__ = ("dispatcher", "worker", "table", "slices", "observed_at", "lane_fallback", "peer_target", "leaving", "counts", "refused", "refused_plan")
+    __slots__ = ("dispatcher", "worker", "table", "slices", "observed_at", "peer_target", "leaving", "counts", "refused", "refused_plan")
     DISPATCHER_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_AT_FIELD_NUMBER: _ClassVar[int]
-    LANE_FALLBACK_FIELD_NUMBER: _ClassVar[int]
     PEER_TARGET_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -130,13 +127,12 @@ class TableAck(_message.Message):
     table: _common_pb2.Revision
     slices: _containers.RepeatedCompositeFieldContainer[SliceLoad]
     observed_at: _timestamp_pb2.Timestamp
-    lane_fallback: str
     peer_target: str
     leaving: bool
     counts: _containers.RepeatedScalarFieldContainer[str]
     refused: str
     refused_plan: _common_pb2.Revision
-    def __init__(self, dispatcher: _Optional[str] = ..., worker: _Optional[int] = ..., table: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[SliceLoad, _Mapping]]] = ..., observed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lane_fallback: _Optional[str] = ..., peer_target: _Optional[str] = ..., leaving: _Optional[bool] = ..., counts: _Optional[_Iterable[str]] = ..., refused: _Optional[str] = ..., refused_plan: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ...) -> None: ...
+    def __init__(self, dispatcher: _Optional[str] = ..., worker: _Optional[int] = ..., table: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ..., slices: _Optional[_Iterable[_Union[SliceLoad, _Mapping]]] = ..., observed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., peer_target: _Optional[str] = ..., leaving: _Optional[bool] = ..., counts: _Optional[_Iterable[str]] = ..., refused: _Optional[str] = ..., refused_plan: _Optional[_Union[_common_pb2.Revision, _Mapping]] = ...) -> None: ...
 
 class LoadForecast(_message.Message):
     __slots__ = ("family", "model", "issued_at", "horizon_s", "mean_per_s", "p90_per_s", "max_per_s", "fallback_reason")
