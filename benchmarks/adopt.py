@@ -184,7 +184,7 @@ def profile_under_load(user: NewUser) -> None:
     ]  # fmt: skip
     quick = ("--slices", "1g.5gb,7g.40gb", "--batches", "1,8", "--rates", "", "--window", 1)
     with user.timed("profile on the running system"):
-        found = user.ask("profile", "sensor", *quick)
+        found = user.ask("family", "profile", "sensor", *quick)
     need(found["rows"] == 8, f"{found['rows']} rows for two variants, slices and batches")
     for one in loads:
         out, _ = one.communicate()

@@ -66,7 +66,7 @@ def test_a_public_name_stands_for_one_class_of_a_package():
     found = defaultdict(set)
     for path in product():
         package = path.relative_to(ROOT).parts[0]
-        for node in ast.parse(path.read_text()).body:
+        for node in tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[package, node.name].add(str(path.relative_to(ROOT)))
     assert not {f"{package}: {name}": sorted(paths) for (package, name), paths in found.items() if len(paths) > 1}

@@ -1,4 +1,4 @@
-"""`trefoil sensitivity --agent`: operators timed on a real Triton whose simulated GPU keeps the pace of its clock."""
+"""`trefoil family sensitivity --agent`: operators timed on a real Triton whose simulated GPU keeps its clock's pace."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ def repository(folder: Path) -> Path:
 
 
 async def sensitivity(*arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "trefoil.cli.main", "sensitivity", *arguments]
+    command = [sys.executable, "-m", "trefoil.cli.main", "family", "sensitivity", *arguments]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

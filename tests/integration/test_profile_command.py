@@ -1,4 +1,4 @@
-"""`trefoil profile` on a node of real Tritons on this machine's CPU slices, through its agent and directly."""
+"""`trefoil family profile` on a node of real Tritons on this machine's CPU slices, through its agent and directly."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ async def cluster():
 
 
 async def trefoil(*arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "trefoil.cli.main", "profile", "digits", *arguments]
+    command = [sys.executable, "-m", "trefoil.cli.main", "family", "profile", "digits", *arguments]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

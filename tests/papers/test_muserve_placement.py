@@ -41,7 +41,7 @@ def test_a_mean_that_stays_is_what_the_next_is_compared_with_as_printed():
 
 
 def test_no_operator_is_clustered_without_a_score():
-    with pytest.raises(InvalidInput, match=r"operator = 'fc2'.*trefoil sensitivity"):
+    with pytest.raises(InvalidInput, match=r"operator = 'fc2'.*trefoil family sensitivity"):
         clusters(ORDER, {name: score for name, score in SCORES.items() if name != "fc2"})
     assert clusters([], {}) == []
 

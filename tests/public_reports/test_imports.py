@@ -137,7 +137,7 @@ def test_a_profile_is_assumed_of_graphs_only_and_offered_for_them_only(words, tm
     assert result.exit_code == 0, result.output
     checked = run("check", "f", "--graphs-only", "--repository", tmp_path / "ours").output
     for said in (result.output, checked):
-        assert "`trefoil profile f` measures one" in said
+        assert "`trefoil family profile f` measures one" in said
         assert ("family assume" in said) == (words == "a model that batches")
     assert (run("assume", "f", "--repository", tmp_path / "ours").exit_code == 0) == (words == "a model that batches")
 

@@ -17,13 +17,13 @@ DEVICE, ITEMS = "A100-SXM4-40GB", 4096  # of fewer items no operator feels the c
 
 
 def split_repository(folder: Path) -> Path:
-    """A repository with the family and the models of its stages, as `trefoil sensitivity --stages` writes them."""
+    """A repository with the family and its stages' models, as `trefoil family sensitivity --stages` writes them."""
     repository = folder / "models"
     repository.mkdir()
     link_shared(MODELS, repository)
     (repository / FAMILY).symlink_to(MODELS / FAMILY)
     graph = repository / FAMILY / str(VERSION) / "model.onnx"
-    asked = ["sensitivity", str(graph), "--batch", "8", "--stages", str(STAGES), "--operators"]
+    asked = ["family", "sensitivity", str(graph), "--batch", "8", "--stages", str(STAGES), "--operators"]
     result = CliRunner().invoke(app, [*asked, "--repository", str(repository), "--out", str(folder / "out")])
     assert result.exit_code == 0, result.output
     return repository

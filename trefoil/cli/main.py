@@ -25,7 +25,18 @@ from trefoil.cli.load.generate import generate
 from trefoil.cli.operate import control, decisions, node, status
 from trefoil.cli.operate.report import report
 from trefoil.cli.operate.top import top
-from trefoil.cli.options import Forecaster, Governor, Planner, Queue, Router, Sets, non_empty, of_system, parse_sets
+from trefoil.cli.options import (
+    Forecaster,
+    Governor,
+    Planner,
+    Queue,
+    Router,
+    Sets,
+    as_moved,
+    non_empty,
+    of_system,
+    parse_sets,
+)
 from trefoil.cli.output import DEFAULT_STATE_DIR, EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
 from trefoil.core.errors import StartError
 
@@ -199,9 +210,6 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "replan": of_system(control.replan),
     "rollout": of_system(decisions.rollout),
     "load": load,
-    "generate": generate,
-    "profile": profile,
-    "sensitivity": sensitivity,
     "replay": of_system(decisions.replay),
     "demo": demo,
     "simulate": simulate.simulate,
@@ -217,6 +225,9 @@ app.add_typer(objective, name="objective")
 app.add_typer(state, name="state")
 app.add_typer(node.app, name="node")
 app.add_typer(simulate.reproduce, name="reproduce")
+for _name, _command in {"generate": generate, "profile": profile, "sensitivity": sensitivity}.items():
+    family_app.command(_name)(_command)
+    app.command(_name, hidden=True)(as_moved(_command, _name, f"family {_name}"))
 family_app.command("load")(of_system(control.family_load))
 family_app.command("unload")(of_system(control.family_unload))
 family_app.command("stop")(of_system(control.family_stop))

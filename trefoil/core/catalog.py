@@ -213,6 +213,6 @@ def _by_model(families: IdentityKey[tuple[Family, ...]], rows: IdentityKey[tuple
 
 
 def profile_basis(rows: Iterable[ProfileRow], family: str) -> str:
-    """What the profile rows of a family rest on: `measured (trefoil profile on ...)`; "none" without rows."""
+    """What the profile rows of a family rest on: `measured (trefoil family profile on ...)`; "none" without rows."""
     given = {row.provenance for row in rows if row.family == family and row.provenance is not None}
     return "; ".join(sorted(f"{one.basis.name.lower()} ({one.source})" for one in given)) or "none"

@@ -98,7 +98,7 @@ def graph_costs(
         why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         if "is open" in why:
             raise SettingError(why, field="--shape", remedy="give --shape INPUT=<sizes without the batch>")
-        raise CatalogError(f"{graph} cannot be run: {why}", remedy="measure it instead: trefoil profile")
+        raise CatalogError(f"{graph} cannot be run: {why}", remedy="measure it instead: trefoil family profile")
     return [_graph_cost(json.loads(line), size) for line, size in zip(lines, weights_bytes, strict=True)]
 
 

@@ -99,7 +99,7 @@ def profile_text(points: Sequence[ProfilePoint], provenance: ProfileProvenance, 
             remedy="profile through a power agent with a meter, or give --estimate-energy (basis modelled)",
         )  # fmt: skip
     basis = "synthetic" if provenance.simulated else "modelled" if missing else "measured"
-    source = provenance.source or "trefoil profile" + (" on simulated slices" if provenance.simulated else "")
+    source = provenance.source or "trefoil family profile" + (" on simulated slices" if provenance.simulated else "")
     if missing and not provenance.source:
         source += "; latency measured, energy estimated by core/power at density 1: no meter"
     if raised:

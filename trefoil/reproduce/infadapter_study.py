@@ -196,7 +196,8 @@ def fig2(share: float = 1.0) -> dict[str, dict[str, Any]]:
 
 def fig4() -> dict[str, dict[str, Any]]:
     """Fig. 4: most images/s of one network on a slice, and at loads the images/s answered and the mean latency [ms], by
-    batch size and by how its cores are shared out; what `trefoil profile` wrote with one instance a core and with one.
+    batch size and by how its cores are shared out; what `trefoil family profile` wrote with one instance a core and
+    with one.
     """
     points = json.loads(resources.files("trefoil.reproduce").joinpath("infadapter_fig04.json").read_text("utf-8"))
     found = {}

@@ -290,7 +290,7 @@ def how_to_make(source: Path, family: str) -> str:
 
 def how_to_profile(config: model_config_pb2.ModelConfig) -> str:
     """Remedy for a family without a profile: only of graphs is one assumed."""
-    measured = f"`trefoil profile {config.name}` measures one"
+    measured = f"`trefoil family profile {config.name}` measures one"
     if backend_of(config) in (ENGINES, PYTHON):
         return measured
     return f"{measured}, `trefoil family assume {config.name}` writes one from its graphs for a first look"

@@ -75,7 +75,7 @@ def capacities(inputs: PlanningInput, task: Task, cut: str, constants: Mapping[s
         kind = "quota:<cores with one decimal>" if cut == QUOTAS else "cpu:<cores>"
         raise CatalogError(
             "no CPU profile", field=f"family {task.family}", value=kind,
-            remedy=f"profile it with `trefoil profile` on two sizes of {kind}, or change core_step",
+            remedy=f"profile it with `trefoil family profile` on two sizes of {kind}, or change core_step",
         )  # fmt: skip
     return tuple(found)
 

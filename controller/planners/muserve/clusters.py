@@ -30,7 +30,7 @@ def clusters(
         if name not in scores:
             raise InvalidInput(
                 "has no sensitivity score", field="operator", value=name,
-                remedy="score the graph that is split: trefoil sensitivity",
+                remedy="score the graph that is split: trefoil family sensitivity",
             )  # fmt: skip
     if not operators:
         return []

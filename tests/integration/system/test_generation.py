@@ -35,19 +35,19 @@ def wanted(variant: str, prompt: str, most: int | None = None) -> list[bytes]:
 
 
 def test_a_text_is_typed_as_it_is_made_with_what_it_cost(system):
-    told = system.ask("generate", prompts()[0])
+    told = system.ask("family", "generate", prompts()[0])
     tokens = wanted(told["variant"], prompts()[0])
     assert told["text"] == b"".join(tokens).decode(errors="replace")
     assert told["tokens"] == len(tokens)
     assert told["joules"] > 0
     assert told["grams"] > 0
-    typed = system.run("generate", prompts()[0], "--max-tokens", "3").stdout
+    typed = system.run("family", "generate", prompts()[0], "--max-tokens", "3").stdout
     first = b"".join(tokens[:3]).decode(errors="replace")
     assert typed.startswith(first + "\n3 tokens by pydoc-")
     assert "(simulated, estimated)" in typed
     assert "answers by streams" in system.refused("load", "--family", FAMILY)
-    assert "PROMPT is empty" in system.refused("generate", "")
-    assert "MAX_TOKENS is 9999" in system.refused("generate", "def a():", "--max-tokens", "9999")
+    assert "PROMPT is empty" in system.refused("family", "generate", "")
+    assert "MAX_TOKENS is 9999" in system.refused("family", "generate", "def a():", "--max-tokens", "9999")
 
 
 def test_unmodified_tritonclient_streams(system):

@@ -44,8 +44,8 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
     "rollback": ("",),  # there is no plan before the first
     "replan": ("--cause boredom",),
     "load": ("--family ghost", "--rate 1 --images {tmp}/nowhere.npz", "--batch many", "--trace {tmp}/nowhere.csv"),
-    "generate": ("hello --family ghost", "hello --max-tokens 0"),
-    "profile": (
+    "family generate": ("hello --family ghost", "hello --max-tokens 0"),
+    "family profile": (
         "ghost --replace",
         "ghost --replace --agent {agent}",
         "ghost --replace --repository {tmp}/models",  # there, and in no catalogue of those that run
@@ -88,7 +88,7 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
     "family unload": ("digits node0/gpu0", "ghost node0/gpu0", "digits node0/gpu9"),
     "family stop": ("ghost",),
     "family start": ("ghost",),
-    "sensitivity": (
+    "family sensitivity": (
         "{digits} --agent {agent}",  # it serves
         "{digits} --agent {agent} --replace --device node0/gpu9",
         "{digits} --agent {agent} --replace --slice 9g.99gb",
@@ -119,7 +119,7 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[str]:
     for name, one in group.commands.items():
         if hasattr(one, "commands"):
             yield from commands(one, (*path, name))
-        else:
+        elif not one.hidden:  # hidden: a command under the words that it had before
             yield " ".join((*path, name))
 
 

@@ -49,16 +49,17 @@ from trefoil.runtime.proc import Identity
 COMMANDS = [
     ["up"], ["down"], ["status"], ["plan"], ["top"], ["report"],
     ["objective", "set"], ["objective", "show"], ["mode"], ["freeze"], ["pin"],
-    ["rollback"], ["replan"], ["rollout"], ["load"], ["state", "dump"], ["replay"], ["demo"], ["profile"], ["simulate"],
+    ["rollback"], ["replan"], ["rollout"], ["load"], ["state", "dump"], ["replay"], ["demo"], ["simulate"],
     ["reproduce", "clover"], ["family", "list"], ["family", "check"], ["family", "import"],
     ["family", "assume"], ["compare"],
     ["node", "show"], ["node", "preview"], ["node", "clocks"], ["node", "unlock"], ["node", "energy"],
     ["node", "drain"], ["node", "doctor"], ["node", "adopt"], ["node", "reset"],
     ["explain-request"], ["carbon", "backtest"], ["carbon", "now"], ["carbon", "watch"], ["carbon", "forecast"],
     ["carbon", "history"], ["carbon", "health"], ["carbon", "zones"], ["reproduce", "wattwiser"],
-    ["reproduce", "muserve"], ["reproduce", "muserve-scheduler"], ["sensitivity"], ["generate"],
+    ["reproduce", "muserve"], ["reproduce", "muserve-scheduler"],
     ["reproduce", "carbondis"],
     ["family", "load"], ["family", "unload"], ["family", "stop"], ["family", "start"],
+    ["family", "profile"], ["family", "sensitivity"], ["family", "generate"],
     ["objective", "fleet"], ["setup", "triton"],
     ["forecast", "train"], ["forecast", "backtest"], ["deploy", "env"], ["reproduce", "infadapter"],
 ]  # fmt: skip
@@ -317,15 +318,33 @@ def test_a_family_is_stopped_and_started(running: Running, tmp_path: Path) -> No
 def test_no_command_is_missing_from_the_tests() -> None:
     def ends(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         below = getattr(command, "commands", None)
-        return [path] if below is None else [end for name, one in below.items() for end in ends(one, (*path, name))]
+        if below is None:
+            return [] if command.hidden else [path]
+        return [end for name, one in below.items() for end in ends(one, (*path, name))]
 
     assert sorted(tuple(command) for command in COMMANDS) == sorted(ends(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize(("name", "arguments"), [
+    ("profile", ["nosuch"]), ("sensitivity", ["nosuch.onnx"]), ("generate", ["hello", "--state-dir", "nosuch"]),
+])  # fmt: skip
+def test_a_verb_of_families_works_for_now_under_its_old_words_and_names_the_new_ones(
+    name: str, arguments: list[str]
+) -> None:
+    new = CliRunner().invoke(app, ["family", name, *arguments])
+    old = CliRunner().invoke(app, [name, *arguments])
+    said, rest = old.stderr.split("\n", 1)
+    assert said == f"`trefoil {name}` is `trefoil family {name}` from now on; the next release drops the old words"
+    assert (old.exit_code, old.stdout, rest) == (new.exit_code, new.stdout, new.stderr)
+    assert new.exit_code in (1, 2)
+    assert f" {name} " not in CliRunner().invoke(app, ["--help"]).stdout.partition("Commands:")[2]
+    assert f" {name} " in CliRunner().invoke(app, ["family", "--help"]).stdout.partition("Commands:")[2]
 
 
 @pytest.mark.parametrize(
     ("arguments", "named", "remedy"),
     [
-        (["profile", "nosuch"], "nosuch/family.toml", "name the right folder"),
+        (["family", "profile", "nosuch"], "nosuch/family.toml", "name the right folder"),
         (["simulate", "nosuch.toml"], "nosuch.toml", "clover_fleet, cpus, digits"),
         (["reproduce", "clover", "--family", "nosuch"], "--family = 'nosuch'", "efficientnet"),
         (["family", "list", "--repository", "nosuch"], "nosuch'", "name the right folder"),

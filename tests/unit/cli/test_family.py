@@ -260,7 +260,9 @@ def test_check_names_what_is_wrong(theirs, tmp_path):
     ours = tmp_path / "ours"
     unprofiled = run("check", "--graphs-only", "toy", "--repository", ours)
     assert unprofiled.exit_code == 1
-    assert "no profile: only policies that measure can serve it. Remedy: `trefoil profile toy`" in unprofiled.output
+    assert (
+        "no profile: only policies that measure can serve it. Remedy: `trefoil family profile toy`" in unprofiled.output
+    )
     points = assumed_points(load_family(ours / "toy")[0], dict.fromkeys(("small", "large"), COST), LAW, 8)
     (ours / "toy" / "profile.csv").write_text(profile_text(points, WHERE, estimate_energy=True))
     assert run("check", "--graphs-only", "toy", "--repository", ours).exit_code == 0

@@ -192,7 +192,7 @@ async def test_operators_see_what_is_refused():
     text = explain(view, PLAN, OBJECTIVE, RolloutState.DONE, "")
     assert "carbon: 200 g/kWh in demo, rung 0: rung static in force" in text
     assert "forecast: blend, issued 0 s ago, 24 intervals ahead" in text
-    reader.set_view_metrics(
+    set_view_metrics(
         metrics, view, ControlState(), Rollout(), None, world.seen.plannable_carbon(world.clock.now_s()).rung
     )
     shown = {s.name: s for family in metrics.collect() for s in family.samples if s.value == 1.0}
@@ -205,7 +205,7 @@ async def test_stale_nodes_are_shown_by_name_and_objectives_by_family():
     await world.say(reading(200.0))
     nodes = tuple(NodeStatus(node, "demo") for node in ("node0", "node1"))
     view = replace(await world.view(), fleet=FleetState(nodes, stale=("node1",)), objectives=(OBJECTIVE,))
-    reader.set_view_metrics(metrics, view, ControlState(), Rollout(), None)
+    set_view_metrics(metrics, view, ControlState(), Rollout(), None)
     shown = {(s.name, *s.labels.values()): s.value for family in metrics.collect() for s in family.samples}
     assert [shown["trefoil_node_stale", node, "false"] for node in ("node0", "node1")] == [0, 1]
     of_family = ("trefoil_slo_latency_seconds", "trefoil_slo_quantile_ratio", "trefoil_accuracy_floor_ratio")

@@ -1,4 +1,4 @@
-"""What `trefoil profile` makes of its windows: meters, files, refusals. The real Triton is in tests/integration."""
+"""What `trefoil family profile` makes of its windows: meters, files, refusals. Real Tritons: tests/integration."""
 
 import asyncio
 from dataclasses import replace

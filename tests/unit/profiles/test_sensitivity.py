@@ -37,7 +37,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["sensitivity", *map(str, arguments)], catch_exceptions=False)
+    return CliRunner().invoke(app, ["family", "sensitivity", *map(str, arguments)], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_an_operator_without_a_score_and_a_stage_that_fits_nowhere_are_refused_b
 def test_the_command_writes_the_stages(tmp_path, monkeypatch):
     monkeypatch.setattr(sensitivity_command, "triton_environment", lambda: Path(sys.prefix))
     model = perceptron(tmp_path / "p.onnx", (64, 64, 64))
-    asked = ["sensitivity", str(model), "--stages", "2", "--threshold", "0", "--out", str(tmp_path / "out")]
+    asked = ["family", "sensitivity", str(model), "--stages", "2", "--threshold", "0", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, asked, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "stage 1: " in result.output
@@ -123,7 +123,7 @@ def test_the_command_writes_the_stages(tmp_path, monkeypatch):
 
 def test_stages_become_triton_models_by_the_contract_of_their_family(tmp_path, monkeypatch):
     monkeypatch.setattr(sensitivity_command, "triton_environment", lambda: Path(sys.prefix))
-    asked = ["sensitivity", str(DIGITS / "4" / "model.onnx"), "--stages", "2", "--operators", "--batch", "8"]
+    asked = ["family", "sensitivity", str(DIGITS / "4" / "model.onnx"), "--stages", "2", "--operators", "--batch", "8"]
     asked += ["--repository", str(tmp_path / "models"), "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, asked, catch_exceptions=False)
     assert result.exit_code == 0, result.output

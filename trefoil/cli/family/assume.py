@@ -43,7 +43,7 @@ def write_assumed(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str
     if rows:
         raise CatalogError(
             f"{folder / PROFILE_FILE} exists already", field="family", value=family.name,
-            remedy="remove it first, or measure: trefoil profile",
+            remedy="remove it first, or measure: trefoil family profile",
         )  # fmt: skip
     config = contract(folder.parent, folder.name)
     if generative(config):
@@ -56,7 +56,7 @@ def write_assumed(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str
             f"{'python models' if opaque(config) else 'engines'} cannot be looked into",
             field="family",
             value=family.name,
-            remedy="measure: trefoil profile",
+            remedy="measure: trefoil family profile",
         )
     python = triton_environment() / "bin" / "python"
     if not python.exists():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FOUND_WRONG: Final = 1
 REPOSITORY_HELP: Final = "Model repository; default: TREFOIL_REPOSITORY, else ./model_repository, and what ships."
 
-app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Families of models: list, check, import.")
+app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Families of models: list, check, import, profile, generate.")
 
 Repository = Annotated[Path, typer.Option("--repository", help=REPOSITORY_HELP, show_default=False)]
 PerModel = typer.Option(metavar="MODEL=NUMBER")
@@ -193,7 +193,7 @@ def _lines(imported: "ImportedFamily", costs: "Mapping[str, GraphCost]") -> list
 def _assumed_lines(folder: Path, costs: "Mapping[str, GraphCost]") -> list[str]:
     from trefoil.cli.family.assume import cost_lines
 
-    end = f"{folder}/profile.csv is assumed (basis synthetic), for a first look; `trefoil profile` measures one."
+    end = f"{folder}/profile.csv is assumed (basis synthetic), for a first look; `trefoil family profile` measures one."
     return [*cost_lines(costs), end]
 
 

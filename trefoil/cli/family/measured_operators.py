@@ -62,7 +62,7 @@ class OperatorMeasurement:
                 raise SettingError(
                     "no clock is half of it", field="--clock", value=place.clock_mhz, remedy="a higher one"
                 )
-            held = HeldClock(stub, place.device, clock, f"trefoil sensitivity (process {os.getpid()})")
+            held = HeldClock(stub, place.device, clock, f"trefoil family sensitivity (process {os.getpid()})")
             family, tls = self.model.absolute().parent.parent.name, command_tls() if token is None else None
             free = replace(place, clock_mhz=0)  # planned so: the lease alone holds the clock
             bench = OperatorBench(

@@ -1,4 +1,4 @@
-"""`trefoil profile`: measure what the operating points of a family cost, on real slices, and write profile.csv.
+"""`trefoil family profile`: measure what the operating points of a family cost, on real slices, and write profile.csv.
 
 The running system lends a device of each type, on which every variant is put on every slice type in turn while the
 others serve on; it has it back at the end. Through a power agent (`--agent`) a node is used alone that serves nothing.
@@ -123,7 +123,7 @@ class _Work:
         from trefoil.profiler.lent_device import LentDevice, lendable
         from trefoil.profiler.places import places_on
 
-        holder, simulated = f"trefoil profile {self.spec.family.name} (process {os.getpid()})", False
+        holder, simulated = f"trefoil family profile {self.spec.family.name} (process {os.getpid()})", False
         async with connect_system(self.state_dir) as system:
             chosen = lendable(await system.nodes(), device)
             wanted = places_on([status for _, status in chosen.values()], self.slices, self.clocks)

@@ -28,7 +28,7 @@ def run_graphs(folder: Path) -> str:
     if backend_of(config) == ENGINES:
         return "engines were not run: each loads on its own type of GPU only"
     if opaque(config):
-        return "python models were not run: they run in Triton only; `trefoil profile` measures what they take"
+        return "python models were not run: they run in Triton only; `trefoil family profile` measures what they take"
     python = triton_environment() / "bin" / "python"
     if not python.exists():
         return f"the graphs were not run: no ONNX Runtime ({python} is not there; `trefoil setup triton` makes it)"

@@ -1,4 +1,4 @@
-"""`trefoil sensitivity`: how much longer each operator of an ONNX graph takes at half the clock."""
+"""`trefoil family sensitivity`: how much longer each operator of an ONNX graph takes at half the clock."""
 
 import asyncio
 import math

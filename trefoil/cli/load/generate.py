@@ -1,4 +1,4 @@
-"""`trefoil generate`: a text from a generative family, as it is made."""
+"""`trefoil family generate`: a text from a generative family, as it is made."""
 
 import asyncio
 from dataclasses import asdict

@@ -92,7 +92,7 @@ async def inputs_of_model(
                 remedy="see `trefoil status`",
             ) from error  # fmt: skip
     if config.config.model_transaction_policy.decoupled:
-        remedy = "`trefoil generate` asks it once, `perf_analyzer --streaming --async` loads it"
+        remedy = "`trefoil family generate` asks it once, `perf_analyzer --streaming --async` loads it"
         raise InvalidInput(
             "answers by streams, which this load has none of", field="--family", value=family, remedy=remedy
         )
