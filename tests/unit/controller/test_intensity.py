@@ -11,7 +11,7 @@ from carbon_feed.reading.loop import ZoneLoop
 from carbon_feed.settings import CarbonFeedSettings
 from controller.forecasters.last_max import LastMax
 from controller.loop.core.decision import ControlState
-from controller.observe import reader
+from controller.loop.view_metrics import set_view_metrics
 from controller.observe.core.carbon_inputs import carried_when_stale, forecast_refusal, plannable_reading
 from controller.observe.core.observation import Observation
 from controller.observe.core.triggers import HoldTimers, evaluate_triggers, plan_basis
