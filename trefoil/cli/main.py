@@ -6,7 +6,7 @@ Imports that cost time stand inside the commands: `trefoil --help` answers at on
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -225,9 +225,10 @@ app.add_typer(objective, name="objective")
 app.add_typer(state, name="state")
 app.add_typer(node.app, name="node")
 app.add_typer(simulate.reproduce, name="reproduce")
-for _name, _command in {"generate": generate, "profile": profile, "sensitivity": sensitivity}.items():
-    family_app.command(_name)(_command)
-    app.command(_name, hidden=True)(as_moved(_command, _name, f"family {_name}"))
+VERBS: Mapping[str, Callable[..., None]] = {"generate": generate, "profile": profile, "sensitivity": sensitivity}
+for _name, _verb in VERBS.items():
+    family_app.command(_name)(_verb)
+    app.command(_name, hidden=True)(as_moved(_verb, _name, f"family {_name}"))
 family_app.command("load")(of_system(control.family_load))
 family_app.command("unload")(of_system(control.family_unload))
 family_app.command("stop")(of_system(control.family_stop))
