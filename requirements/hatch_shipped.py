@@ -1,4 +1,5 @@
-"""What ships in the wheel beside the packages, in `trefoil/shipped`. What Git ignores, as exported weights, does not.
+"""What ships in the wheel beside the packages, in `trefoil/shipped`. What Git ignores, as exported weights, does
+not, nor do the scripts that make model files.
 
 Only in a wheel: in a checkout, and so in an editable install, the top-level folders are used (trefoil/installation.py).
 """
@@ -15,6 +16,7 @@ SHIPPED = (
     "requirements/triton.txt",
     "requirements/triton-server.txt",
 )
+LEFT_OUT = "model_repository/_training"  # makes model files, in a checkout
 
 
 class Shipped(BuildHookInterface):
@@ -26,5 +28,5 @@ class Shipped(BuildHookInterface):
             files = [root / name] if (root / name).is_file() else sorted((root / name).rglob("*"))
             for path in files:
                 where = path.relative_to(root).as_posix()
-                if path.is_file() and not self.build_config.path_is_excluded(where):
+                if path.is_file() and not where.startswith(LEFT_OUT) and not self.build_config.path_is_excluded(where):
                     build_data["force_include"][str(path)] = f"trefoil/shipped/{where}"

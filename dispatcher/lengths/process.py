@@ -3,7 +3,7 @@
 Protocol: a JSON object a line. Says first {"family": ...}, or {"refused": why} and ends. {"id", "prompt"} is answered
     by {"id", "score", "cached"}, the score real-valued, 0 = the shortest class; {"prompt", "tokens"} is a true length,
     and is not answered. Ends with its standard input.
-Files of FOLDER, written by model_repository/pydoc/lengths.py: lengths.json (family, borders of classes, hashes),
+Files of FOLDER, written by `make pydoc-lengths`: lengths.json (family, borders of classes, hashes),
     predictor.onnx (IDS -> EMBEDDED, SCORE), tokenizer.json.
 """
 

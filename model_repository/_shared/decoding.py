@@ -1,6 +1,6 @@
 """Greedy decoding of several streams by one graph: each step gives every stream its next token.
 
-The graph is that of a generative family (`pydoc/train.py` says how it is made): IDS and POSITIONS int64 [B,T], MASK
+The graph is that of a generative family (`_training/train_pydoc.py` makes it): IDS and POSITIONS int64 [B,T], MASK
 float32 [B,1,T,P+T], PAST_KEY_i [B,H,D,P] and PAST_VALUE_i [B,H,P,D] -> LOGITS float32 [B,V] of the last token, KEY_i
 and VALUE_i of the T new ones. Its metadata hold the vocabulary and the limits. Rows do not look at each other, so a
 stream's tokens are those of the model run alone; a place that a stream leaves is filled by the last one.

@@ -1,7 +1,7 @@
 """Write profile.csv of the family `pydoc`: synthetic points of A100-SXM4-40GB slices.
 
-Run after train.py: `python model_repository/pydoc/make_profile.py` (in the main environment). No time was measured on a
-GPU: what a step takes is assumed, as a language model of each rank would behave. Lengths are measured (card.json).
+`make pydoc` runs it after training, in the main environment. No time was measured on a GPU: what a step takes is
+assumed, as a language model of each rank would behave. Lengths are measured (card.json).
 
     one step of b streams:  t(b) = t(1) * (0.86 + 0.14 b)    decoding reads all weights whatever b is: eight streams
                                                              take twice the time of one

@@ -273,7 +273,7 @@ def test_a_family_without_model_files_fails_on_its_slice_only_and_says_how_to_ma
 
     def said() -> bool:
         failed, neighbour = (slices(cluster)[part] for part in (RIGHT, LEFT))
-        said_all = "no model files" in failed.why and "yolo/export.py" in failed.why
+        said_all = "no model files" in failed.why and "_training/export_yolo.py" in failed.why
         return (failed.state, neighbour.state, said_all) == (SliceState.FAILED, SliceState.READY, True)
 
     cluster.until(said, "the slice says what is missing, its neighbour serves")

@@ -13,7 +13,7 @@ from trefoil.reproduce.muserve.lengths import Lengths
 from trefoil.reproduce.muserve.scheduler import SchedulerSpec
 from trefoil.reproduce.runs import REPOSITORY
 
-SPEC = importlib.util.spec_from_file_location("ordinal", REPOSITORY / "_shared" / "ordinal.py")
+SPEC = importlib.util.spec_from_file_location("ordinal", REPOSITORY / "_training" / "ordinal.py")
 ordinal = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(ordinal)
 

@@ -16,7 +16,7 @@ from tests.support.triton_process import MODELS, ROOT
 
 CACHES = (Path("/var/cache/trefoil-tests"), Path.home() / ".cache" / "trefoil-tests")
 MADE_OF = (
-    MODELS / "_shared" / "exporting.py",
+    MODELS / "_training" / "common.py",
     ROOT / "requirements" / "export.txt",
     ROOT / "requirements" / "export-torch.in",
 )
@@ -25,7 +25,7 @@ MAKE_S, EXPORT_S = 900, 1500
 
 def exported(family: str) -> Path:
     """Folder with 1/ to 4/ model.onnx of a family, by seeded random weights."""
-    script = MODELS / family / "export.py"
+    script = MODELS / "_training" / f"export_{family}.py"
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in (script, *MADE_OF))).hexdigest()[:16]
     cache = next((one for one in CACHES if _writable(one)), None)
     assert cache is not None, f"none of {CACHES} can be written: the graphs have to be kept somewhere"

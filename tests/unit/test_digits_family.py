@@ -12,17 +12,22 @@ import pytest
 from trefoil.core.device_types import device_type
 from trefoil.core.power import density
 
-FAMILY = Path(__file__).resolve().parents[2] / "model_repository" / "digits"
+MODELS = Path(__file__).resolve().parents[2] / "model_repository"
+FAMILY = MODELS / "digits"
+
+
+def module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec
+    assert spec.loader
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_profile", FAMILY / "make_profile.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module(FAMILY / "make_profile.py")
 
 
 def committed() -> tuple[list[str], list[dict[str, str]]]:
@@ -41,6 +46,25 @@ def test_the_committed_profile_is_what_its_script_writes_and_says_that_it_is_syn
     assert tuple(rows[0]) == tuple(script.COLUMNS)
     assert header[0] == "# basis: synthetic"
     assert [line.split(":")[0] for line in header] == ["# basis", "# source", "# machine", "# date", "# commit"]
+
+
+@pytest.mark.parametrize(("family", "slo"), [("digits", (75.0, 0.95)), ("resnets", (750.0, 0.99))])
+def test_the_committed_contract_and_family_file_are_what_training_writes(family, slo, tmp_path):
+    common, kept, folder = module(MODELS / "_training" / "common.py"), MODELS / family, tmp_path / family
+    folder.mkdir()
+    tables = [
+        common.variant_table(
+            kept,
+            one["name"],
+            one["version"],
+            source=one["accuracy_source"],
+            **{name: one[name] for name in ("accuracy", "memory_mib", "macs", "licence")},
+        )
+        for one in tomllib.loads((kept / "family.toml").read_text())["variants"]
+    ]
+    common.write_family_of_digits(folder, *slo, tables)
+    for name in ("config.pbtxt", "family.toml"):
+        assert (folder / name).read_text() == (kept / name).read_text()
 
 
 def test_energy_time_and_throughput_of_a_row_agree():

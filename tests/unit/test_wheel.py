@@ -74,6 +74,8 @@ def test_what_ships_is_in_it_and_what_git_ignores_is_not(wheel: Path) -> None:
     wanted |= {"requirements/triton.txt", "requirements/triton-server.txt", "carbon_feed/data/zones.toml"}
     assert wanted - names == set()
     assert "model_repository/albert/1/model.onnx" not in names
+    scripts = {path.name for path in ROOT.glob("model_repository/_training/*.py")} | {"train.py", "export.py"}
+    assert [name for name in names if name.startswith("model_repository/") and name.split("/")[-1] in scripts] == []
     assert {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()} == {
         *PACKAGES,
         f"trefoil-{trefoil.__version__}.dist-info",
@@ -98,6 +100,9 @@ def test_families_that_ship_are_found(command: Command) -> None:
     digits = next(family for family in json.loads(found.stdout) if family["family"] == "digits")
     assert [variant["files"] for variant in digits["variants"]] == [True] * 4
     assert "/trefoil/shipped/model_repository/digits" in digits["folder"]
+    said = command("family", "check", "albert", "--graphs-only").stdout
+    remedy = "make them in a checkout by its script in model_repository/_training, and copy model_repository/albert to"
+    assert remedy in " ".join(said.split())
 
 
 def test_up_names_the_one_thing_that_is_missing(command: Command, tmp_path: Path) -> None:

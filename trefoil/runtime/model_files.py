@@ -39,7 +39,8 @@ FILES: Final = {"onnxruntime": "model.onnx", ENGINES: "model.plan", PYTHON: "var
 PLATFORMS: Final = {"onnxruntime_onnx": "onnxruntime", "tensorrt_plan": ENGINES}
 PROBE_SEQUENCE: Final = 0x7472_6566_6F69_6C  # "trefoil": no client's, or it would meet a probe
 ZERO_TEXT: Final = b"\x01\x00\x00\x000"  # the zero of strings in a probe: an empty one is refused by what generates
-MAKERS: Final = ("export.py", "train.py")
+TRAINING: Final = "_training"  # folder of a repository with the scripts that make model files: not in the wheel
+MAKERS: Final = ("export_{}.py", "train_{}.py")
 DECODER: Final = "decoder.py"  # what a generative family's contract names as its default_model_filename
 OPAQUE: Final = "opaque.py"  # what the contract of a family of python models names as its default_model_filename
 OURS: Final = ("model.py", DECODER, "decoding.py", OPAQUE)  # linked into versions by the agent: the first into all
@@ -280,11 +281,13 @@ def judged_versions(
 def how_to_make(source: Path, family: str) -> str:
     """Remedy for a family without model files."""
     folder = source / family
-    maker = next((folder / name for name in MAKERS if (folder / name).is_file()), None)
+    if SHIPPED != CHECKOUT and folder.resolve().is_relative_to(SHIPPED):
+        scripts, own = MODELS / TRAINING, MODELS / family
+        return f"make them in a checkout by its script in {scripts}, and copy {own} to your own repository"
+    scripts = folder.resolve().parent / TRAINING
+    maker = next((scripts / name.format(family) for name in MAKERS if (scripts / name.format(family)).is_file()), None)
     if maker is None:
         return f"put them into {folder}, or adopt an existing Triton repository with `trefoil family import`"
-    if SHIPPED != CHECKOUT and folder.resolve().is_relative_to(SHIPPED):
-        return f"make them in a checkout by {MODELS / family / maker.name} and copy that folder to your own repository"
     return f"make them with {maker}, whose first lines say how"
 
 

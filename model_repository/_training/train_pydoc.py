@@ -33,6 +33,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+import common
 import numpy as np
 import onnx
 import onnxruntime
@@ -41,11 +42,9 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 from torch.nn import functional
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "_shared"))
+HERE = common.REPOSITORY / "pydoc"
+sys.path.insert(0, str(common.REPOSITORY / "_shared"))
 
-import exporting  # noqa: E402
-import family_file  # noqa: E402
 from decoding import Decoder, Stream  # noqa: E402
 
 SEED = 20261126
@@ -56,7 +55,6 @@ CONTEXT, PROMPT_MAX = 192, 96  # tokens; the rest of the context is for the answ
 HEAD = 32
 BATCH = 32
 MEMORY_MIB = {1: 48, 2: 48, 3: 64, 4: 80}  # assumption: weights in single precision, eight caches, the runtime's own
-LOAD_S = 2.5  # assumption for a slice: starting a Triton or a swap takes 1.4-2.5 s on two cores
 
 LOSS_ROWS = 200  # of each part that losses are measured on
 
@@ -331,7 +329,7 @@ def export(variant: Variant, net: GPT, pieces: Sequence[bytes]) -> None:
     for name in names:
         axis = 3 if "KEY" in name else 2
         dynamic |= {f"PAST_{name}": {0: "B", axis: "P"}, name: {0: "B", axis: "T"}}
-    exporting.save(net, path, inputs, ["LOGITS", *names], dynamic)
+    common.save(net, path, inputs, ["LOGITS", *names], dynamic)
     model = onnx.load(path)
     halve(model.graph)
     told = {
@@ -446,7 +444,7 @@ parameters { key: "tokens_mean" value { string_value: "%.3f" } }
 """
 
 FAMILY = """\
-# Written by train.py; accuracies are measured on validation.json with the exported graphs.
+# Written by _training/train_pydoc.py; accuracies are measured on validation.json with the exported graphs.
 name = "pydoc"
 metric = "chrF2 of the answer"
 task = "text generation"
@@ -468,7 +466,7 @@ def write_family(cards: Mapping[str, Card], judged: int) -> None:
     text = FAMILY.format(tokens_mean=tokens)
     for variant in VARIANTS:
         card = cards[variant.name]
-        text += family_file.variant_table(
+        text += common.variant_table(
             HERE,
             variant.name,
             variant.version,
@@ -476,7 +474,6 @@ def write_family(cards: Mapping[str, Card], judged: int) -> None:
             source=f"{judged} signatures of Python {sys.version.split()[0]} never trained on, "
             f"onnxruntime {onnxruntime.__version__}",
             memory_mib=MEMORY_MIB[variant.version],
-            load_s=LOAD_S,
             macs=12 * variant.width**2 * variant.blocks + PIECES * variant.width,
             licence=LICENCE,
         )

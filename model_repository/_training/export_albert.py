@@ -10,17 +10,11 @@ the ALBERT tokenizer writes them), and returns START_LOGITS and END_LOGITS float
 """
 
 import gc
-import sys
-from pathlib import Path
 
+import common
 import torch
 from torch import nn
 from transformers import AlbertConfig, AlbertForQuestionAnswering
-
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "_shared"))
-
-import exporting  # noqa: E402
 
 TOKENS = 32  # of the traced question; any number up to 512 can be sent
 INPUTS = ("INPUT_IDS", "ATTENTION_MASK", "TOKEN_TYPE_IDS")
@@ -64,7 +58,7 @@ def with_random_weights(name: str, seed: int) -> AlbertForQuestionAnswering:
 
 
 def main() -> None:
-    given = exporting.arguments(HERE, __doc__.splitlines()[0])
+    given = common.arguments(common.REPOSITORY / "albert", __doc__.splitlines()[0])
     chance = torch.Generator().manual_seed(given.seed + 1)
     ids = torch.randint(5, 30000, (1, TOKENS), generator=chance)
     types = (torch.arange(TOKENS) >= TOKENS // 3).long()[None]
@@ -73,11 +67,11 @@ def main() -> None:
         if given.random_weights:
             model = with_random_weights(name, given.seed)
         else:
-            model = exporting.pretrained(
+            model = common.pretrained(
                 lambda checkpoint: AlbertForQuestionAnswering.from_pretrained(checkpoint, attn_implementation="eager"),
                 SHAPES[name][-1],
             )
-        exporting.save(
+        common.save(
             Answers(model),
             given.out / str(variant["version"]) / "model.onnx",
             dict(zip(INPUTS, (ids, torch.ones_like(ids), types), strict=True)),

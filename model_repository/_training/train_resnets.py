@@ -15,38 +15,25 @@ keep these apart, and their mean is taken before the last layer. So training nee
 random, and a sixteenth of the work. Depths and widths: four of six that were tried, the more accurate the slower.
 """
 
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+import common
 import onnxruntime
 import torch
-from numpy.typing import NDArray
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
+from common import PIXEL_MAX, Digits, Images, Labels
 from torch import nn
 from torch.nn import functional
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "_shared"))
-
-import exporting  # noqa: E402
-import family_file  # noqa: E402
-
+HERE = common.REPOSITORY / "resnets"
 SEED = 20261125
-PIXEL_MAX = 16.0
 FINE = 4  # 8 x 8 pixels to 32 x 32
 SHIFTS = 3  # by -1, 0, 1 pixels: nine crops
 EPOCHS, BATCH = 10, 32
 RATE_MAX = 4e-3
 MEMORY_MIB = 64  # assumption: weights of 0.1 to 1.6 MB and the largest layer's activations of nine crops
-LOAD_S = 2.5  # assumption for a slice: starting a Triton or a swap takes 1.4-2.5 s on two cores
-
-Images = NDArray[np.uint8]
-Labels = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -162,63 +149,17 @@ def accuracy(path: Path, images: Images, labels: Labels) -> tuple[float, float]:
     return right / len(labels), 1e3 * (time.thread_time() - began_s) / len(labels)
 
 
-CONFIG = """\
-# The tensor contract of the family: every variant keeps it. The agent derives each slice's own config.pbtxt from it.
-name: "resnets"
-backend: "onnxruntime"
-max_batch_size: 8
-input [ { name: "IMAGE" data_type: TYPE_UINT8 dims: [ 8, 8 ] } ]
-output [ { name: "PROBABILITIES" data_type: TYPE_FP32 dims: [ 10 ] } ]
-"""
-
-FAMILY = """\
-# Written by train.py; accuracies are measured on validation.npz with the exported graphs.
-name = "resnets"
-metric = "top-1 accuracy"
-task = "image classification"
-generative = false
-sequence_batching = false
-
-[classes.""]
-slo_ms = 750.0
-slo_quantile = 0.99
-"""
-
-LICENCE = "trained here on UCI Optical Recognition of Handwritten Digits, CC BY 4.0"
-
-
-@dataclass(frozen=True)
-class Data:
-    """Images and labels: to train on, and to measure accuracies on."""
-
-    images: Images
-    labels: Labels
-    judged_images: Images
-    judged_labels: Labels
-
-
-def split() -> Data:
-    """Split the images, and write those that training does not see."""
-    data = load_digits()
-    images, labels = data.images.astype(np.uint8), data.target.astype(np.int64)
-    kept, held = train_test_split(np.arange(len(labels)), test_size=0.5, stratify=labels, random_state=SEED)
-    judged, sent = train_test_split(held, test_size=0.5, stratify=labels[held], random_state=SEED)
-    for name, part in (("validation.npz", judged), ("heldout.npz", sent)):
-        np.savez_compressed(HERE / name, images=images[part], labels=labels[part].astype(np.uint8))
-    return Data(images[kept], labels[kept], images[judged], labels[judged])
-
-
-def make(variant: Variant, data: Data) -> str:
+def make(variant: Variant, data: Digits) -> str:
     """Train, export and measure one variant; its table of family.toml."""
     torch.set_num_threads(1)  # one process a variant
     net = OverCrops(variant, train(variant, data.images, data.labels))
     path = HERE / str(variant.version) / "model.onnx"
     example = {"IMAGE": torch.from_numpy(data.judged_images[:2])}
-    exporting.save(net, path, example, ["PROBABILITIES"], {"IMAGE": {0: "N"}, "PROBABILITIES": {0: "N"}})
+    common.save(net, path, example, ["PROBABILITIES"], {"IMAGE": {0: "N"}, "PROBABILITIES": {0: "N"}})
     measured, took_ms = accuracy(path, data.judged_images, data.judged_labels)
     size_mb = path.stat().st_size / 1e6
     print(f"{variant.name}: accuracy {measured:.4f}, {took_ms:.1f} ms of one core, {size_mb:.2f} MB", flush=True)
-    return family_file.variant_table(
+    return common.variant_table(
         HERE,
         variant.name,
         variant.version,
@@ -226,19 +167,17 @@ def make(variant: Variant, data: Data) -> str:
         source=f"{len(data.judged_labels)} validation images (half of a stratified half, seed {SEED}), "
         f"onnxruntime {onnxruntime.__version__}",
         memory_mib=MEMORY_MIB,
-        load_s=LOAD_S,
         macs=macs(variant),
-        licence=LICENCE,
+        licence=common.LICENCE_OF_DIGITS,
     )
 
 
 def main() -> None:
     """Make all of the family."""
-    data = split()
+    data = common.split_digits(HERE, 0.5, SEED)
     with ProcessPoolExecutor(len(VARIANTS)) as pool:
         tables = list(pool.map(make, VARIANTS, [data] * len(VARIANTS)))
-    (HERE / "family.toml").write_text(FAMILY + "".join(tables))
-    (HERE / "config.pbtxt").write_text(CONFIG)
+    common.write_family_of_digits(HERE, 750.0, 0.99, tables)
 
 
 if __name__ == "__main__":
