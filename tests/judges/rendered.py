@@ -16,7 +16,7 @@ from trefoil.cli.demo.own_repository import with_own_repository
 from trefoil.cli.deploy.env_file import render, values_of
 from trefoil.cli.deploy.machine import Wanted
 from trefoil.cli.run import services
-from trefoil.cli.run.scenario import Scenario, System, load_system
+from trefoil.cli.run.scenario import DemoScenario, System, load_system
 from trefoil.cli.run.state_directory import StatePaths, to_toml
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.proc import Identity
@@ -42,8 +42,8 @@ def up() -> Iterator[tuple[str, Any]]:
     fixed = {"token_urlsafe": lambda n: f"<secret of {n}>", "token_hex": lambda n: "5" * 2 * n}  # drawn at each launch
     for name, (file, overrides) in SYSTEMS.items():
         with folder() as tmp, mock.patch.multiple(secrets, **fixed), mock.patch("os.cpu_count", return_value=8):
-            system = load_system(CONFIG / file, System if file == "up.toml" else Scenario, overrides)
-            system = with_own_repository(system, Path(tmp) / "models") if isinstance(system, Scenario) else system
+            system = load_system(CONFIG / file, System if file == "up.toml" else DemoScenario, overrides)
+            system = with_own_repository(system, Path(tmp) / "models") if isinstance(system, DemoScenario) else system
             paths = StatePaths(Path(tmp))
             launch = services.new_launch(system, paths, "<launch>", Identity(1, 1), 0.0)
             yield f"{name}: launch", {key: normalised(repr(value)) for key, value in asdict(launch).items()}
