@@ -704,13 +704,17 @@ async def test_a_plan_that_cannot_be_routed_leaves_the_last_good_table(world, br
 
 async def test_slices_that_share_credits_with_another_dispatcher_get_half(world, state, tmp_path):
     await world.serve(credits=2)
-    async with dispatching(
-        state,
-        tmp_path / "other",
-    ) as other:
+
+    async def renew() -> None:
+        for at_s in itertools.count(1.0):
+            await state.put_unfenced(state.keys.ack("d2", 0), TableAck(dispatcher="d2", observed_at_s=at_s))
+            await asyncio.sleep(0.2)
+
+    async with dispatching(state, tmp_path / "other") as other:
         other.local.id = ("d2", 0)
-        await state.put_unfenced(state.keys.ack("d2", 0), TableAck(dispatcher="d2", observed_at_s=1.0))
+        renewing = asyncio.create_task(renew())
         await until(lambda: [t.credits for t in world.local.routing.table.live("digits")] == [1, 1])
+        renewing.cancel()
     await state.delete_unfenced(state.keys.ack("d2", 0))
     await until(lambda: [t.credits for t in world.local.routing.table.live("digits")] == [2, 2])
 
