@@ -137,7 +137,7 @@ def test_the_program_is_as_good_as_brute_force(found, cores, rate, code, held, b
     if mine is None:
         return
     assert mine.value == pytest.approx(best, abs=1e-5)
-    assert mine.gap == 0
+    assert mine.gap <= 1e-12
     assert sum(c.cores for c in mine.chosen) <= cores + 1e-9
 
 
