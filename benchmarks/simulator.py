@@ -139,7 +139,7 @@ def engine(_size: Size) -> list[Row]:
     for name in sorted(ROUTERS):
         for classes in (1, 2, 4) if name == "weighted" else (1,):
             what = f"{name}, {classes} classes" if classes > 1 else name
-            limit = 150_000.0 if name in ("fifo", "weighted") else None
+            limit = 300_000.0 if name in ("fifo", "weighted") else None
             rows.append(Row("engine", what, _serve(name, classes), "requests/s", limit, at_least=True))
     return rows
 
