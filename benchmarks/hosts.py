@@ -409,16 +409,15 @@ async def set_floor(site: Site, floor: float) -> str:
     """Change the accuracy floor, so that another plan is made; returns how it is degraded ("" when it is not)."""
     found = await rpc.call(site.controller.GetObjectives, controller_pb2.GetObjectivesRequest(family="digits"), 10.0)
     objective: Objective = codec.from_proto(found.objectives[0])
-    change = controller_pb2.ObjectiveChange(objective=codec.to_proto(replace(objective, min_accuracy=floor)))
-    request = controller_pb2.SetObjectivesRequest(objectives=[change])
+    wanted = codec.to_proto(replace(objective, min_accuracy=floor))
+    request = controller_pb2.SetObjectivesRequest(objectives=[{"objective": wanted}])
     return str((await rpc.call(site.controller.SetObjectives, request, 30.0)).degraded)
 
 
 async def plan_change(site: Site, load: Load) -> str:
     """Another floor of the accuracy makes another plan."""
     before = revision((await site.plan()).plan)
-    degraded = await set_floor(site, FLOOR_LATER)
-    need(not degraded, f"the plan for it is degraded: {degraded}")
+    need(not (degraded := await set_floor(site, FLOOR_LATER)), f"the plan for it is degraded: {degraded}")
     plan = await rolled_out_after(site, before)
     variants = {hosted.variant for device in devices(plan) for part in device.slices for hosted in part.hosted}
     served = await load.settled(site, "variants", variants.__contains__)

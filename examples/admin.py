@@ -76,7 +76,7 @@ def text(revision: Any) -> str:
 
 
 def changed(services: Services, wanted: Any, expected_number: int) -> Any:
-    """The objective as it is stored: refused if the stored one no longer has this number."""
+    """Set an objective and return it as stored. The controller refuses it if the stored one has another number."""
     change = controller.ObjectiveChange(objective=wanted, expected_number=expected_number)
     request = controller.SetObjectivesRequest(objectives=[change])
     return services.ask(services.controller.SetObjectives, request).objectives[0]

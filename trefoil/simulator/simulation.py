@@ -28,7 +28,7 @@ from controller.planners.policy_parts import forecaster_of, shares_slices
 from controller.planners.table import PLANNERS
 from controller.rollout.core.executor import RolloutExecutor
 from controller.rollout.core.path import FleetSnapshot, RolloutPath
-from controller.rollout.core.ports import Unheard
+from controller.rollout.core.ports import NullPorts
 from controller.rollout.core.rollout_inputs import best_path
 from dispatcher.routers import ROUTERS
 from dispatcher.routing.core.routing_table import staged
@@ -91,7 +91,7 @@ def until_resumed() -> Generator[None, None, None]:
     yield
 
 
-class Simulation(Unheard):
+class Simulation(NullPorts):
     """Simulation of one scenario: all of its state, and the ports of its cores.
 
     What is for logs, metrics, disks and Redis, nobody hears.

@@ -69,7 +69,7 @@ class Control(Protocol):
     async def record_candidate(self, view: PlanView, trigger: Trigger, answer: PlannerAnswer, refusal: str) -> Plan:
         """Record a candidate, a refused one with its refusal; returns its plan, numbered.
 
-        Raises Fenced, StateUnavailable, DiskUnavailable: nothing may come of it.
+        Raises Fenced, StateUnavailable, DiskUnavailable; then the candidate must not be deployed.
         """
 
     async def conclude(

@@ -15,7 +15,7 @@ from trefoil.core.plan import Plan
 
 @dataclass(slots=True)
 class TakenDecision:
-    """Decision that was taken, as it is recorded."""
+    """Decision as the records keep it."""
 
     id: str
     view: PlanView
@@ -41,7 +41,7 @@ class ControlPorts(ExplorationPorts, Protocol):
         """Number decisions under a new epoch; returns the highest number that is kept of it already, 0 for none."""
 
     async def record(self, taken: TakenDecision) -> None:
-        """Record a decision. Raises Fenced, StateUnavailable, DiskUnavailable: nothing may come of it."""
+        """Record a decision. Raises Fenced, StateUnavailable, DiskUnavailable; then its plan must not come in force."""
 
     async def write_objectives(self, objectives: tuple[Objective, ...]) -> None:
         """Write objectives to Redis. Raises Fenced, StateUnavailable."""

@@ -28,7 +28,7 @@ class CorePorts(Protocol):
     """Ports of every core."""
 
     def save(self, values: Mapping[str, object]) -> None:
-        """Save values on disk by name, all or none. Raises DiskUnavailable: nothing may come of them."""
+        """Save values on disk by name, all or none. Raises DiskUnavailable; then the core must not act on them."""
 
     def save_later(self, name: str, value: object) -> None:
         """Save a value on disk under a name, as soon as there is room; a restart before that does without."""
@@ -87,8 +87,8 @@ class RolloutPorts(CorePorts, Protocol):
         """Find the path from what stands to a plan (`rollout_inputs.best_path`)."""
 
 
-class Unheard:
-    """Ports whose calls nobody hears: without disk, log, metrics and watchers."""
+class NullPorts:
+    """Ports of every core that do nothing: for a shell without disk, log, metrics and watchers."""
 
     def save(self, values: Mapping[str, object]) -> None: ...
     def save_later(self, name: str, value: object) -> None: ...

@@ -65,7 +65,7 @@ class Idle(NamedTuple):
 
 Assignment = tuple[Ticket, Pick]  # who waited has a slice
 Effect = Assignment | Refusal | Idle
-OnDone = Callable[[Any, Pick, Outcome, float], None]
+OnDone = Callable[[Ticket, Pick, Outcome, float], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -141,11 +141,6 @@ class FamilyQueue:
     def router(self) -> Router | None:
         """Router in force; None before the first table."""
         return self._router
-
-    @property
-    def line(self) -> FairQueue | None:
-        """Queue of the router, in which tickets wait; clients share it."""
-        return self._line
 
     @property
     def families(self) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
 """Ports of a rollout whose agents do at once what they are told."""
 
-from controller.rollout.core.ports import Unheard
+from controller.rollout.core.ports import NullPorts
 from controller.rollout.core.rollout_inputs import best_path
 from trefoil.core.plan import NodePlan
 
 
-class Obedient(Unheard):
+class Obedient(NullPorts):
     """What nodes were told is in `commanded`."""
 
     find_path = staticmethod(best_path)

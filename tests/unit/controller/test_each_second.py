@@ -12,7 +12,7 @@ from controller.loop.core.deciding import SOON_S
 from controller.loop.core.decision import ControlState
 from controller.loop.core.saved_state import SavedState
 from controller.rollout.core.path import FleetSnapshot, plan_path
-from controller.rollout.core.ports import Unheard
+from controller.rollout.core.ports import NullPorts
 from controller.rollout.core.rollout_inputs import rollout_inputs
 from controller.settings import ControllerSettings
 from tests.support.plans import plan_of, planned
@@ -44,7 +44,7 @@ class Rollouts:
 
 
 @dataclass
-class Driven(Unheard):
+class Driven(NullPorts):
     """A core whose planner says what the test says, a second a step."""
 
     control: ControlState = ControlState()

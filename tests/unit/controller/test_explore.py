@@ -12,7 +12,7 @@ from controller.loop.decision_records import replay
 from controller.loop.planner_runner import PlannerRunner
 from controller.observe.core.load_windows import LoadWindows
 from controller.observe.core.triggers import Trigger
-from controller.rollout.core.ports import Unheard
+from controller.rollout.core.ports import NullPorts
 from controller.settings import ExploreSettings
 from controller.thresholds import WindowSettings
 from tests.support.plans import CATALOG, SMALL, plan_of, planned
@@ -107,7 +107,7 @@ class FakeMeter:
 
 
 @dataclass
-class Bench(Unheard):
+class Bench(NullPorts):
     """Ports, control and the system in one; `tick()` is half a second of it."""
 
     planner: Remembers

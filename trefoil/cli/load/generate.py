@@ -1,4 +1,4 @@
-"""`trefoil family generate`: a text from a generative family, as it is made."""
+"""`trefoil family generate`: streams a text from a generative family."""
 
 import asyncio
 from dataclasses import asdict
