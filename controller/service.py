@@ -13,7 +13,7 @@ from controller.loop.core.decision import predicted_saving
 from controller.loop.core.loans import LEASE_MAX_S, Loan
 from controller.loop.core.objectives import accept_objective
 from controller.loop.core.saved_state import STOPPED, start_command
-from controller.observe.core.plannable import check_obeyed, places_refused, unloadable_variants
+from controller.observe.core.plannable import check_obeyed, places_refused
 from controller.observe.core.triggers import OPERATOR, Trigger
 from controller.planners.fleet_power import check_power
 from controller.planners.gpu_allocation import with_device
@@ -358,7 +358,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         view, alone = self._loop.view(), NodePlan(node=planned.device.partition("/")[0], devices=(planned,))
         check_parts(Plan(nodes=(alone,)))  # before anything is touched
         check_node(alone, view.fleet, self._files.catalog)  # with every family of the repository
-        refused = unloadable_variants(view.fleet)
+        refused = view.fleet.unloadable
         for hosted in (h for part in planned.slices for h in part.hosted):
             if why := refused.get(f"{hosted.family}/{hosted.version}"):
                 raise errors.SettingError(

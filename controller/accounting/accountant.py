@@ -34,7 +34,8 @@ from controller.settings import ControllerSettings
 from trefoil.core import errors
 from trefoil.core.accounting import by_family, fold, per_request, reading_at
 from trefoil.core.carbon import CarbonReading
-from trefoil.core.common import IdentityKey, Revision
+from trefoil.core.catalog import Catalog
+from trefoil.core.common import Revision
 from trefoil.core.device_types import known_type
 from trefoil.core.energy import EnergySample, ReceiptRates
 from trefoil.core.objective import Objective
@@ -121,6 +122,7 @@ class Accountant:
         self._answered, self._answered_tenants, self._receipts_tenants = _Booked(), _Booked(), _Booked()
         self._tokens, self._unanswered, self._unanswered_j = _Booked(), _Booked(), _Booked()
         self._base_of: tuple[object, ...] = ()
+        self._base_catalog: Catalog | None = None
         self._types: dict[str, str] = {}  # of devices, also of those that are gone: their samples may come late
         self.base = ModelledBase()
         self._flushed_at_s = clock.now_s()
@@ -421,8 +423,8 @@ class Accountant:
         devices = {status.device: status.type for status in statuses}
         self._types |= devices
         catalog = self._observation.catalog
-        if self._base_of != (devices, tuple(families), IdentityKey(catalog)):
-            self._base_of = devices, tuple(families), IdentityKey(catalog)
+        if self._base_of != (devices, tuple(families)) or self._base_catalog is not catalog:
+            self._base_of, self._base_catalog = (devices, tuple(families)), catalog
             self.base = model_base(catalog, devices, families)
 
     def _add_base(self, family: str, joules: float, reading: CarbonReading) -> None:

@@ -24,7 +24,6 @@ from trefoil.core.brains import Planner, PlanView
 from trefoil.core.common import Revision
 from trefoil.core.parts import as_live_planner
 from trefoil.core.plan import DecisionRecord, Plan, decision_order
-from trefoil.core.plan_check import plan_digest
 from trefoil.core.policies import Policy
 from trefoil.runtime import codec
 from trefoil.runtime.fenced import Append
@@ -192,7 +191,7 @@ def replay(record: DecisionRecord, planner: Planner, made: Plan | None = None) -
         live.recall(json.loads(memory))
     call = ask_planner if record.versions.get("call") == "ask" else run_planner
     step = call(codec.from_json(PlanView, record.view_json), planner, record.seed)
-    again = plan_digest(step.plan) if step.plan else ""
+    again = step.plan.content_digest if step.plan else ""
     if again == recorded:
         return Replayed(record.id, record.trigger, True, recorded, again, step.why)
     diff = tuple(_diff(made, step.plan)) if made is not None else ()

@@ -14,8 +14,7 @@ from functools import cache, lru_cache, partial
 from typing import Final, NamedTuple
 
 from controller.planners.planning_input import Device, HostedSlice, Task, constant_for
-from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
-from trefoil.core.cpus.rows import CpuRows
+from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.device_types import (
     COMPUTE_SLICES,
     CPUS,
@@ -28,6 +27,7 @@ from trefoil.core.device_types import (
 from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.power import at_clock
+from trefoil.core.profile_row import ProfileRow
 from trefoil.core.queueing import Z_95, ServiceTime, pool_rate_max, service_time, utilisation_max
 from trefoil.core.units import MS_PER_S
 
@@ -407,7 +407,7 @@ class CatalogKey:
         """
         by_clock = _index(self).get((profile_type(kind), shape, family, variant), {})
         if not by_clock and profile_type(kind) == CPUS:
-            return CpuRows(self.catalog.rows).rows(shape, family, variant)
+            return self.catalog.cpu_rows.rows(shape, family, variant)
         wanted_mhz = clock_mhz or max(by_clock, default=0)
         if wanted_mhz in by_clock or not by_clock:
             return by_clock.get(wanted_mhz, ())

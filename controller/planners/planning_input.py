@@ -12,7 +12,6 @@ from functools import lru_cache
 from controller.observe.core.plannable import (
     AWAKE_STATES,
     loadable_catalog,
-    profiled_types,
     taken_reason,
     unplannable_reason,
     usable_type,
@@ -173,7 +172,7 @@ def read_view(
     locked = {d.device: d.clock_max_mhz for d in before} if clocks else {}
     own = {z.series.zone for z in view.zones} - {view.carbon.series.zone}
     served = {o.family for o in view.objectives}
-    devices, lost, left, types = [], [], [], frozenset(DEVICE_TYPES) if unprofiled else profiled_types(view.catalog)
+    devices, lost, left, types = [], [], [], frozenset(DEVICE_TYPES) if unprofiled else view.catalog.profiled_types
     for node in sorted(view.fleet.nodes, key=lambda n: n.node):
         for status in sorted(node.devices, key=lambda d: natural_sort_key(d.device)):
             if why := unplannable_reason(status, types):

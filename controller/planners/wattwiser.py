@@ -45,13 +45,13 @@ from controller.planners.planning_input import (
     read_view,
 )
 from trefoil.core.brains import Decision, PlanView
-from trefoil.core.catalog import ProfileRow, by_model
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import device_type
 from trefoil.core.errors import CatalogError, InvalidInput
 from trefoil.core.fleet import SliceKey
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Expected, Plan
+from trefoil.core.profile_row import ProfileRow
 from trefoil.core.units import grams
 
 CONSTANTS: Final[Mapping[str, float]] = {
@@ -208,7 +208,7 @@ def serving_gpu(
         )
     limit_ms = task.objective.slo_ms / ratio
     kind, shape, items = device.type.name, one.key.slice_type, task.demand.items_mean
-    known = _operating_point(CatalogKey(by_model(inputs.known)), kind, shape, one.model, one.variant, items, limit_ms)
+    known = _operating_point(CatalogKey(inputs.known.by_model), kind, shape, one.model, one.variant, items, limit_ms)
     if known is None:
         raise CatalogError(
             f"no profile of {one.variant} on {shape} of {kind}, or it does not fit its memory",

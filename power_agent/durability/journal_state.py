@@ -15,7 +15,6 @@ from trefoil.core.common import Revision
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import Hosted, SliceKey, SliceState, Step
 from trefoil.core.plan import NodePlan
-from trefoil.core.plan_check import node_digest
 from trefoil.runtime import codec
 from trefoil.runtime.state_files import as_epoch
 
@@ -94,7 +93,7 @@ class JournalState:
                 self.owner, self.version = str(value["owner"]), int(value["version"])
             case {"plan": value}:
                 plan = codec.from_plain(NodePlan, value, "plan")
-                if plan.digest not in ("", node_digest(plan)):
+                if plan.digest not in ("", plan.content_digest):
                     raise ValueError("a plan that is not the one that its digest says")
                 self.highest_epoch = max(self.highest_epoch, as_epoch(plan.revision.epoch))
                 self.plan = plan

@@ -21,7 +21,6 @@ from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError, StaleRevision, TrefoilError
 from trefoil.core.fleet import SERVING, DeviceState, SliceKey, SliceState, Step, serves_alike
 from trefoil.core.plan import NodePlan
-from trefoil.core.plan_check import node_digest
 
 FIRST_BACKOFF_S: Final = 0.5
 TEARDOWN: Final = frozenset({"drain", "stop", "destroy_ci", "destroy_gi"})
@@ -83,7 +82,7 @@ class Reconciler:
             StaleRevision: older than one already taken; names both.
             PlanError: this node cannot carry it out; nothing was touched.
         """
-        plan = replace(plan, digest=plan.digest or node_digest(plan))
+        plan = replace(plan, digest=plan.digest or plan.content_digest)
         if self._node.learn_models is not None:
             await self._node.learn_models(hosted_of(plan))
         async with self._apply:
@@ -110,7 +109,7 @@ class Reconciler:
         Raises:
             StaleRevision, PlanError: as `apply`.
         """
-        return self._evaluate(replace(plan, digest=plan.digest or node_digest(plan)))
+        return self._evaluate(replace(plan, digest=plan.digest or plan.content_digest))
 
     def _evaluate(self, plan: NodePlan) -> ApplyResult:
         self._refuse_stale(plan)

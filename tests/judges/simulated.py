@@ -13,7 +13,6 @@ from tests.contract import test_planner_contract as contract
 from tests.judges.commands import ROOT, folder, ran
 from trefoil.core.errors import TrefoilError
 from trefoil.core.plan import DecisionRecord
-from trefoil.core.plan_check import plan_digest
 from trefoil.core.policies import POLICIES
 from trefoil.runtime import codec
 from trefoil.simulator import Scenario, simulate
@@ -51,7 +50,7 @@ def plans() -> Iterator[tuple[str, Any]]:
     for planner in contract.NAMES:
         for number, view in enumerate(contract.views(planner)):
             decision = contract.made(planner).plan(view, np.random.default_rng(5))
-            digest = plan_digest(decision.plan) if decision.plan is not None else ""
+            digest = decision.plan.content_digest if decision.plan is not None else ""
             yield f"view {number} {planner}", [digest, decision.why, decision.degraded, str(decision.next_tick_at_s)]
 
 

@@ -24,7 +24,7 @@ from tests.unit.dispatcher.worlds import node, plan, route, status, target
 from trefoil.core.common import Revision
 from trefoil.core.demand import PROBE_ID, PROBE_TENANT
 from trefoil.core.errors import STATUS_BYTES_MAX, VALUE_CHARS_MAX, InvalidInput, TrefoilError, brief, shown
-from trefoil.core.plan_check import CREDITS_MAX, check, plan_digest
+from trefoil.core.plan_check import CREDITS_MAX, check
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.security.scopes import PARTS_MAX, TEXT_CHARS_MAX, check_request
@@ -109,7 +109,7 @@ def test_any_plan_is_refused_in_one_line_or_can_be_kept_compared_and_routed(requ
         return
     assert codec.from_json(type(made), codec.to_json(made)) == made
     assert codec.encode(codec.from_proto(codec.to_proto(made))) == codec.encode(made)
-    assert plan_digest(made)
+    assert made.content_digest
     made = dataclasses.replace(made, revision=Revision(1, 1, 0))
     with contextlib.suppress(InvalidInput):  # a router, a queue or a stage that dispatchers do not have
         check_plan(made, Revision())

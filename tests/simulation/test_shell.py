@@ -10,7 +10,6 @@ import pytest
 from controller.loop.core.decision import run_planner
 from controller.planners.policy_parts import planner_of
 from trefoil.core.brains import PlanView
-from trefoil.core.plan_check import plan_digest
 from trefoil.core.policies import policy
 from trefoil.runtime import codec
 from trefoil.simulator import Provided, Scenario, simulate
@@ -94,7 +93,7 @@ def test_every_decision_replays_from_its_record(exact):
     for record in exact.records:
         view = codec.from_json(PlanView, record.view_json)
         decision = run_planner(view, planner, record.seed)
-        assert (plan_digest(decision.plan) if decision.plan else "") == record.versions["plan"]
+        assert (decision.plan.content_digest if decision.plan else "") == record.versions["plan"]
 
 
 def test_exact_saves_against_base_under_the_same_arrivals(exact):

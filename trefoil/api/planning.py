@@ -11,11 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from controller.loop.core.objectives import accept_objective
-from controller.observe.core.plannable import profiled_types
 from controller.planners.policy_parts import constants_of, planner_of
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonReading
-from trefoil.core.catalog import Catalog, Family, ProfileRow
+from trefoil.core.catalog import Catalog, Family
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import DEVICE_TYPES, device_type, is_outside_mig, profile_type
 from trefoil.core.errors import Infeasible, NotFound, ProfileMissing, SettingError, one_of
@@ -23,6 +22,7 @@ from trefoil.core.fleet import DeviceState, DeviceStatus, FleetState, NodeStatus
 from trefoil.core.objective import Objective, ObjectiveMode, floor_missed
 from trefoil.core.plan import Plan
 from trefoil.core.policies import policy as policy_row
+from trefoil.core.profile_row import ProfileRow
 from trefoil.core.units import DAY_S, HOUR_S
 from trefoil.installation import repositories
 from trefoil.runtime.config import register_own_device_types
@@ -164,8 +164,8 @@ def _check_numbers(**given: tuple[float, bool]) -> None:
 
 
 def _check_profiled(known: Catalog, types: Sequence[str]) -> None:
-    if not profiled_types(known) & {profile_type(name) for name in types}:
-        there = ", ".join(sorted(profiled_types(known))) or "none"
+    if not known.profiled_types & {profile_type(name) for name in types}:
+        there = ", ".join(sorted(known.profiled_types)) or "none"
         raise ProfileMissing(
             f"{known.families[0].name} is profiled on no GPU of the fleet, only on: {there}",
             field="fleet",

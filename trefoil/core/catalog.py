@@ -3,11 +3,13 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property
 
-from trefoil.core.common import IdentityKey, Provenance
+from trefoil.core.cpus.rows import CpuRows
+from trefoil.core.device_types import profile_type
 from trefoil.core.errors import CatalogError, NotFound, ProfileMissing, one_of
 from trefoil.core.fleet import Hosted, family_of, stage_model
+from trefoil.core.profile_row import ProfileRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,38 +64,96 @@ class Family:
         return self.by_accuracy()[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileRow:
-    """Profile of one operating point. Latency is of a whole executed batch; energy per batch excludes idle power.
-
-    `clock_sensitivity`: the part of its time that follows the clock (`power.stretch`); 1: all of it.
-    """
-
-    device_type: str
-    slice_type: str
-    family: str
-    variant: str
-    stage: int
-    batch: int
-    clock_mhz: int
-    cohosted: tuple[str, ...]
-    latency_ms_p50: float
-    latency_ms_p95: float
-    latency_ms_p99: float
-    throughput_per_s: float
-    energy_active_j_per_batch: float
-    power_w: float
-    memory_mib: int
-    provenance: Provenance | None = None
-    clock_sensitivity: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Catalog:
-    """Catalogue of families and of their profile rows."""
+    """Catalogue of families and of their profile rows. Each index of them is built when it is first read, and kept."""
 
     families: tuple[Family, ...]
     rows: tuple[ProfileRow, ...]
+
+    @cached_property
+    def profiled_types(self) -> frozenset[str]:
+        """Device types with a profile row, by their `profile_type`."""
+        return frozenset(profile_type(row.device_type) for row in self.rows)
+
+    @cached_property
+    def profiled_families(self) -> frozenset[str]:
+        """Families with a profile row."""
+        return frozenset(row.family for row in self.rows)
+
+    @cached_property
+    def accuracies(self) -> Mapping[str, Mapping[str, float]]:
+        """Accuracy of each variant, by family and variant."""
+        return {family.name: {v.name: v.accuracy for v in family.variants} for family in self.families}
+
+    @cached_property
+    def stages(self) -> Mapping[tuple[str, str], int]:
+        """Stages that a variant is profiled in, by (family, variant); variants that are profiled whole are left out."""
+        found: dict[tuple[str, str], int] = {}
+        for row in self.rows:
+            if row.stage:
+                found[row.family, row.variant] = max(row.stage, found.get((row.family, row.variant), 1))
+        return found
+
+    @cached_property
+    def by_model(self) -> "Catalog":
+        """This catalogue plus one family for each stage of a split variant, named as the stage's model in Triton, with
+        the stage's memory and rows."""
+        known = {family.name: family for family in self.families}
+        own, more = defaultdict[str, dict[str, Variant]](dict), list[ProfileRow]()
+        for row in self.rows:
+            if row.stage and row.family in known:
+                model, variant = (
+                    stage_model(row.family, row.stage - 1, self.stages[row.family, row.variant]),
+                    row.variant,
+                )
+                before = own[model].get(variant) or replace(known[row.family].variant(variant), memory_mib=0)
+                own[model][variant] = replace(before, memory_mib=max(before.memory_mib, row.memory_mib))
+                more.append(replace(row, family=model, stage=0))
+        if not more:
+            return self
+        split = (replace(known[family_of(m)], name=m, variants=tuple(each.values())) for m, each in own.items())
+        return Catalog((*self.families, *split), (*self.rows, *more))
+
+    @cached_property
+    def fastest_rows(self) -> Mapping[tuple[str, str, str, str], ProfileRow]:
+        """Row of batch 1 at the highest profiled clock, alone and whole, by (device type, slice type, family,
+        variant)."""
+        found: dict[tuple[str, str, str, str], ProfileRow] = {}
+        for row in self.rows:
+            if row.batch != 1 or row.cohosted or row.stage:
+                continue
+            key = (row.device_type, row.slice_type, row.family, row.variant)
+            if key not in found or found[key].clock_mhz < row.clock_mhz:
+                found[key] = row
+        return found
+
+    @cached_property
+    def cpu_rows(self) -> CpuRows:
+        """Rows of CPU slices of any size."""
+        return CpuRows(self.rows)
+
+    @cached_property
+    def _without(self) -> dict[frozenset[str], "Catalog"]:
+        return {}
+
+    def without(self, versions: frozenset[str]) -> "Catalog":
+        """Catalogue without some variants, given as `family/version`; a family that has no other stays whole.
+
+        The last answer is kept: planners compute much from a catalogue, and keep it by the catalogue's identity.
+        """
+        if versions not in self._without:
+            self._without.clear()
+            self._without[versions] = self._made_without(versions)
+        return self._without[versions]
+
+    def _made_without(self, versions: frozenset[str]) -> "Catalog":
+        families, gone = [], set()
+        for family in self.families:
+            left = tuple(v for v in family.variants if f"{family.name}/{v.version}" not in versions)
+            gone |= {(family.name, v.name) for v in family.variants if left and v not in left}
+            families.append(replace(family, variants=left) if left and left != family.variants else family)
+        return Catalog(tuple(families), tuple(row for row in self.rows if (row.family, row.variant) not in gone))
 
     def family(self, name: str) -> Family:
         """Family of a name.
@@ -164,17 +224,6 @@ def check_in_use(before: Catalog, after: Catalog, families: Collection[str]) -> 
                 )  # fmt: skip
 
 
-def stages_of(catalog: Catalog, family: str, variant: str) -> int:
-    """Number of stages that a variant is profiled in, each a model of its own; 1: it is whole only."""
-    return _stages(IdentityKey(catalog.rows)).get((family, variant), 1)
-
-
-def by_model(catalog: Catalog) -> Catalog:
-    """The same catalogue with a family more for each stage of those that are split, called as its model in Triton is:
-    its variants need the memory, and have the rows, of that stage."""
-    return _by_model(IdentityKey(catalog.families), IdentityKey(catalog.rows))
-
-
 def memory_mib(catalog: Catalog, hosted: Hosted) -> int:
     """Memory that what is hosted takes: of a stage that is profiled its own, else the variant's.
 
@@ -182,34 +231,9 @@ def memory_mib(catalog: Catalog, hosted: Hosted) -> int:
         NotFound: no such family or variant.
     """
     whole = catalog.family(hosted.family).variant(hosted.variant).memory_mib
-    if hosted.stages <= 1 or stages_of(catalog, hosted.family, hosted.variant) != hosted.stages:
+    if hosted.stages <= 1 or catalog.stages.get((hosted.family, hosted.variant)) != hosted.stages:
         return whole
-    return by_model(catalog).family(hosted.model).variant(hosted.variant).memory_mib
-
-
-@lru_cache(maxsize=16)
-def _stages(rows: IdentityKey[tuple[ProfileRow, ...]]) -> dict[tuple[str, str], int]:
-    found: dict[tuple[str, str], int] = {}
-    for row in rows.value:
-        if row.stage:
-            found[row.family, row.variant] = max(row.stage, found.get((row.family, row.variant), 1))
-    return found
-
-
-@lru_cache(maxsize=16)
-def _by_model(families: IdentityKey[tuple[Family, ...]], rows: IdentityKey[tuple[ProfileRow, ...]]) -> Catalog:
-    stages, known = _stages(rows), {family.name: family for family in families.value}
-    own, more = defaultdict[str, dict[str, Variant]](dict), list[ProfileRow]()
-    for row in rows.value:
-        if row.stage and row.family in known:
-            model, variant = stage_model(row.family, row.stage - 1, stages[row.family, row.variant]), row.variant
-            before = own[model].get(variant) or replace(known[row.family].variant(variant), memory_mib=0)
-            own[model][variant] = replace(before, memory_mib=max(before.memory_mib, row.memory_mib))
-            more.append(replace(row, family=model, stage=0))
-    if not more:
-        return Catalog(families.value, rows.value)
-    split = (replace(known[family_of(m)], name=m, variants=tuple(each.values())) for m, each in own.items())
-    return Catalog((*families.value, *split), (*rows.value, *more))
+    return catalog.by_model.family(hosted.model).variant(hosted.variant).memory_mib
 
 
 def profile_basis(rows: Iterable[ProfileRow], family: str) -> str:

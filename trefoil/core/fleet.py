@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Final
 
 from trefoil.core.common import Provenance, Revision
@@ -272,12 +273,63 @@ class NodeStatus:
     models: tuple[str, ...] = ()  # digests of the files of each version that the node has, as `family/version: digest`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FleetState:
-    """State of the fleet: nodes by their last status; `stale` names those whose status is older than its limit."""
+    """State of the fleet: nodes by their last status; `stale` names those whose status is older than its limit.
+
+    Each index is built when it is first read, and kept. A node reports while it is not stale.
+    """
 
     nodes: tuple[NodeStatus, ...]
     stale: tuple[str, ...] = ()
+
+    @cached_property
+    def reporting(self) -> tuple[NodeStatus, ...]:
+        """Nodes that report."""
+        return tuple(node for node in self.nodes if node.node not in self.stale)
+
+    @cached_property
+    def types(self) -> Mapping[str, str]:
+        """Name of each device's type, by device."""
+        return {d.device: d.type for node in self.nodes for d in node.devices}
+
+    @cached_property
+    def present(self) -> frozenset[str]:
+        """Devices that a node names and has not lost."""
+        return frozenset(d.device for node in self.nodes for d in node.devices if d.state != DeviceState.LOST)
+
+    @cached_property
+    def usable(self) -> frozenset[str]:
+        """Devices that a plan may use: not lost, in service, on a node that reports."""
+        return frozenset(d.device for node in self.reporting for d in node.devices if d.usable)
+
+    @cached_property
+    def taken(self) -> frozenset[str]:
+        """What cannot be used on devices of nodes that report, in words: places that are taken, slice types that a
+        driver does not offer."""
+        devices = [d for node in self.reporting for d in node.devices]
+        places = {key.name for d in devices for key in d.foreign}
+        return frozenset(places | {f"{name} of {d.device}" for d in devices for name in d.lacks})
+
+    @cached_property
+    def unloadable(self) -> Mapping[str, str]:
+        """Variants that a node cannot load now, as `family/version`, each with the reason: none of them is planned."""
+        found = {}
+        for node in self.nodes:
+            for name, _, why in (entry.partition(": ") for entry in node.missing):
+                if name.startswith(MISSING_MODEL):
+                    found[name.removeprefix(MISSING_MODEL)] = f"{node.node}: {why}"
+        return found
+
+    @cached_property
+    def hosted_families(self) -> frozenset[str]:
+        """Families that run."""
+        return frozenset(h.family for node in self.nodes for d in node.devices for s in d.slices for h in s.hosted)
+
+    @cached_property
+    def slice_states(self) -> Mapping[SliceKey, SliceState]:
+        """State of each slice."""
+        return {s.key: s.state for node in self.nodes for d in node.devices for s in d.slices}
 
     def device(self, device: str) -> DeviceStatus:
         """Status of one device.

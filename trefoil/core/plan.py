@@ -1,12 +1,48 @@
 """Plan: what ought to run, where requests go, and why."""
 
+import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import cache, cached_property, lru_cache
+from typing import Any, Final
 
 from trefoil.core.common import Revision
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey
 from trefoil.core.objective import Objective
+
+SCALARS: Final = frozenset({str, float, int, bool, type(None)})
+
+
+def plain(value: Any) -> Any:
+    """Value with dataclasses, tuples and enums as JSON-ready values, in a canonical form."""
+    kind = type(value)
+    if kind in SCALARS:  # most of what there is
+        return value
+    if kind is SliceKey:
+        return _plain_key(value)
+    if dataclasses.is_dataclass(kind):
+        fields = [(name, getattr(value, name)) for name in _names(kind)]
+        return {name: one if type(one) in SCALARS else plain(one) for name, one in fields}
+    if isinstance(value, IntEnum):
+        return value.name
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in sorted(value.items())}
+    if isinstance(value, tuple | list):
+        return [plain(v) for v in value]
+    return value
+
+
+@lru_cache(maxsize=16_384)  # of a few slices, in every plan; never changed by who gets it
+def _plain_key(key: SliceKey) -> dict[str, Any]:
+    return {name: getattr(key, name) for name in _names(SliceKey)}
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +72,17 @@ class PlannedDevice:
         return tuple(sorted({hosted.family for part in self.slices for hosted in part.hosted}))
 
 
-@dataclass(frozen=True, slots=True)
+@lru_cache(maxsize=4096)  # most devices are planned as they were
+def _text(device: PlannedDevice) -> str:
+    ordered = replace(device, slices=tuple(sorted(device.slices, key=lambda s: s.key)))
+    return json.dumps(plain(ordered), sort_keys=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
 class NodePlan:
     """Plan of one node: always its complete desired state, also inside a rollout.
 
@@ -48,6 +94,11 @@ class NodePlan:
     devices: tuple[PlannedDevice, ...] = ()
     digest: str = ""
     signature: str = ""
+
+    @cached_property
+    def content_digest(self) -> str:
+        """Digest of its devices: equal for equal desired states, whatever their revision."""
+        return _digest(f"[{', '.join([_text(one) for one in sorted(self.devices, key=lambda d: d.device)])}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +155,7 @@ class InputStamp:
     rung: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """Plan: a complete desired state of the fleet and its routes, with the reason.
 
@@ -126,6 +177,28 @@ class Plan:
     degraded: str = ""
     decision_id: str = ""
     signature: str = ""
+
+    @cached_property
+    def content_digest(self) -> str:
+        """Digest of nodes and routes: equal for equal desired states, whatever their revision, reason or age."""
+        digests = sorted((node.node, node.content_digest) for node in self.nodes)
+        plains = []
+        for route in sorted(self.routes, key=lambda r: r.family):
+            targets = []
+            for target in sorted(route.targets, key=lambda t: (t.stage, t.slice)):
+                plain_target = plain(target)
+                plain_target["weight"] = round(target.weight, 9)
+                targets.append(plain_target)
+            plain_route = {**plain(replace(route, targets=())), "targets": targets}
+            if not route.class_slo_ms:  # as digests were before routes had any
+                del plain_route["class_slo_ms"]
+            plains.append(plain_route)
+        return _digest(json.dumps([digests, plains], sort_keys=True))
+
+    @cached_property
+    def hosted_families(self) -> frozenset[str]:
+        """Families that are to run."""
+        return frozenset(h.family for n in self.nodes for d in n.devices for s in d.slices for h in s.hosted)
 
 
 class RolloutState(IntEnum):

@@ -1,4 +1,4 @@
-"""Checks and digests of plans: what makes a plan legal, and what makes two the same.
+"""Checks of plans: what makes a plan legal.
 
 Refused: overlapping or illegal placements; a CPU cut both in cores and by quota; a slice on an ASLEEP or LOST device;
 memory of cohosted variants above the slice's; a route to a slice or variant that is not planned; weights that do not
@@ -8,18 +8,14 @@ objective older than the stored one. `check_parts` refuses routers, queues and g
 """
 
 import dataclasses
-import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
-from functools import cache, lru_cache
 from itertools import combinations, groupby
-from typing import Any, Final
+from typing import Final
 
 from trefoil.core.catalog import Catalog, memory_mib
-from trefoil.core.common import IdentityKey, Revision
+from trefoil.core.common import Revision
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import cpu_quota, device_type, slice_type
 from trefoil.core.errors import NotFound, PlanError, SettingError, TrefoilError
@@ -32,7 +28,6 @@ from trefoil.core.policies import SHIPPED
 
 WEIGHT_TOLERANCE: Final = 1e-6
 CAPACITY_TOLERANCE: Final = 1e-6  # relative: a solver's feasibility tolerance is no shortage
-SCALARS: Final = frozenset({str, float, int, bool, type(None)})
 CREDITS_MAX: Final = 4096
 """Of a slice: workers deal them out one by one."""
 SLICES_MAX: Final = 1000
@@ -41,81 +36,9 @@ HOSTED_MAX: Final = {"stages": 64, "instances": 1024, "max_batch": 65_536}
 CONTEXT_MIB: Final = 400  # overhead of one Triton with a CUDA context; an assumption until it is measured
 
 
-def plain(value: Any) -> Any:
-    """Value with dataclasses, tuples and enums as JSON-ready values, in a canonical form."""
-    kind = type(value)
-    if kind in SCALARS:  # most of what there is
-        return value
-    if kind is SliceKey:
-        return _plain_key(value)
-    if dataclasses.is_dataclass(kind):
-        fields = [(name, getattr(value, name)) for name in _names(kind)]
-        return {name: one if type(one) in SCALARS else plain(one) for name, one in fields}
-    if isinstance(value, IntEnum):
-        return value.name
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in sorted(value.items())}
-    if isinstance(value, tuple | list):
-        return [plain(v) for v in value]
-    return value
-
-
-@lru_cache(maxsize=16_384)  # of a few slices, in every plan; never changed by who gets it
-def _plain_key(key: SliceKey) -> dict[str, Any]:
-    return {name: getattr(key, name) for name in _names(SliceKey)}
-
-
-@cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(kind))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def node_digest(plan: NodePlan) -> str:
-    """Digest of a node plan: equal for equal desired states, whatever their revision."""
-    return _node_digest(IdentityKey(plan.devices))
-
-
-@lru_cache(maxsize=1024)  # asked for again and again of the same plans, by everybody who compares two of them
-def _node_digest(devices: IdentityKey[tuple[PlannedDevice, ...]]) -> str:
-    ordered = sorted(devices.value, key=lambda d: d.device)
-    return _digest(f"[{', '.join([_text(device) for device in ordered])}]")
-
-
-@lru_cache(maxsize=4096)  # most devices are told what they were told before
-def _text(device: PlannedDevice) -> str:
-    ordered = dataclasses.replace(device, slices=tuple(sorted(device.slices, key=lambda s: s.key)))
-    return json.dumps(plain(ordered), sort_keys=True)
-
-
-def plan_digest(plan: Plan) -> str:
-    """Digest of a plan: equal for equal desired states and routes, whatever their revision, reason or age."""
-    return _plan_digest(IdentityKey(plan.nodes), IdentityKey(plan.routes))
-
-
-@lru_cache(maxsize=64)  # of a plan that is decided, judged, noted and in force
-def _plan_digest(nodes: IdentityKey[tuple[NodePlan, ...]], routes: IdentityKey[tuple[Route, ...]]) -> str:
-    digests = sorted((node.node, node_digest(node)) for node in nodes.value)
-    plains = []
-    for route in sorted(routes.value, key=lambda r: r.family):
-        targets = []
-        for target in sorted(route.targets, key=lambda t: (t.stage, t.slice)):
-            plain_target = plain(target)
-            plain_target["weight"] = round(target.weight, 9)
-            targets.append(plain_target)
-        plain_route = {**plain(dataclasses.replace(route, targets=())), "targets": targets}
-        if not route.class_slo_ms:  # as digests were before routes had any
-            del plain_route["class_slo_ms"]
-        plains.append(plain_route)
-    return _digest(json.dumps([digests, plains], sort_keys=True))
-
-
 def sealed(node: NodePlan, revision: Revision) -> NodePlan:
     """Node plan with its revision and digest filled in."""
-    return dataclasses.replace(node, revision=revision, digest=node_digest(node))
+    return dataclasses.replace(node, revision=revision, digest=node.content_digest)
 
 
 def check_parts(plan: Plan) -> None:

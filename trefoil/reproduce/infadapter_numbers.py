@@ -9,8 +9,9 @@ CV that is assumed; memory is assumed, joules are unknown: 0.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
+from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.common import Basis, Provenance
+from trefoil.core.profile_row import ProfileRow
 from trefoil.core.queueing import ServiceTime, pool_rate_max
 from trefoil.core.units import MS_PER_S
 

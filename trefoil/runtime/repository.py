@@ -13,9 +13,10 @@ from typing import Annotated, Any, Final
 from pydantic import Field, ValidationError, field_validator
 
 from trefoil.core import errors
-from trefoil.core.catalog import Catalog, Family, ProfileRow, Variant
+from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.common import Basis, Provenance
 from trefoil.core.outside.ranges import Ranged
+from trefoil.core.profile_row import ProfileRow
 from trefoil.installation import MODELS, repositories
 from trefoil.runtime.config import explain
 from trefoil.runtime.given.repository_names import (

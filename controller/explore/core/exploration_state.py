@@ -16,7 +16,7 @@ from trefoil.core.demand import LoadWindow
 from trefoil.core.errors import PlanError
 from trefoil.core.fleet import DeviceState, SliceState
 from trefoil.core.plan import Plan
-from trefoil.core.plan_check import check, plan_digest
+from trefoil.core.plan_check import check
 
 OUTGROWN: Final = ("load", "slo", "loss")  # after these, the plan of before does not suit any more
 MEASURED, REFUSED, HALTED = "measured", "refused", "halted"
@@ -186,7 +186,7 @@ def deployment_refusal_by_family(view: PlanView, plan: Plan) -> tuple[str, str]:
         check_obeyed(view, plan)
     except PlanError as error:
         return str(error), ""
-    if view.current is not None and plan_digest(plan) == plan_digest(view.current):
+    if view.current is not None and plan.content_digest == view.current.content_digest:
         return "", ""  # it runs already: what it does will be seen
     inputs = rollout_inputs(view, relaxed=True)
     parts = [p for node in plan.nodes for d in node.devices for p in d.slices]

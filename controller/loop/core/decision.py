@@ -24,7 +24,7 @@ from trefoil.core.fleet import DeviceState
 from trefoil.core.objective import ActMode
 from trefoil.core.parts import as_live_planner
 from trefoil.core.plan import Plan, PlannedDevice
-from trefoil.core.plan_check import check, node_digest, plan_digest, sealed
+from trefoil.core.plan_check import check, sealed
 from trefoil.core.units import grams
 
 NEW, UNCHANGED, DEGRADED, FAILED, ADVISED = "new_plan", "unchanged", "degraded", "failed", "advised"
@@ -72,7 +72,7 @@ class Verdict:
     def digest(self) -> str:
         """Digest of the plan that the planner made, "" for none: what `trefoil replay` compares."""
         made = self.decision.plan if self.decision else None
-        return plan_digest(made) if made else ""
+        return made.content_digest if made else ""
 
 
 def run_planner(view: PlanView, planner: Planner, seed: int) -> Decision:
@@ -130,7 +130,7 @@ def judge(view: PlanView, trigger: Trigger, decision: Decision, control: Control
     rung = RUNG_DEGRADED if degraded else RUNG_PLANNED
     if degraded:
         why = f"{why}; rung {RUNG_DEGRADED}: {degraded}"
-    if view.current is not None and plan_digest(plan) == plan_digest(view.current):
+    if view.current is not None and plan.content_digest == view.current.content_digest:
         return Verdict(UNCHANGED, f"{why}; the plan stays as it is", decision, None, None, rung, degraded)
     if control.hold_reason:
         return Verdict(
@@ -147,8 +147,8 @@ def judge(view: PlanView, trigger: Trigger, decision: Decision, control: Control
 
 def reconfigures(current: Plan | None, plan: Plan) -> bool:
     """Whether a plan changes what any node has to do, and not the shares alone."""
-    before = {node.node: node_digest(node) for node in current.nodes} if current else {}
-    return {node.node: node_digest(node) for node in plan.nodes} != before
+    before = {node.node: node.content_digest for node in current.nodes} if current else {}
+    return {node.node: node.content_digest for node in plan.nodes} != before
 
 
 def predicted_saving(view: PlanView, plan: Plan) -> str:

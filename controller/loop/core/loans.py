@@ -6,14 +6,12 @@ lent devices hold. A loan ends when it is given back or not renewed; a controlle
 given back is planned asleep until a planner uses it: one that no planner can use would else hold its slices for ever.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Final
 
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog
-from trefoil.core.common import IdentityKey
 from trefoil.core.errors import SettingError
 from trefoil.core.fleet import DeviceState, FleetState
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice
@@ -44,8 +42,8 @@ class Loans:
 
     def expire(self, fleet: FleetState, monotonic_s: float) -> list[Loan]:
         """End the loans whose time is over, or whose device is lost; returns them."""
-        there = _there(IdentityKey(fleet))
-        over = [loan for loan in self.lent.values() if loan.ends_s <= monotonic_s or loan.device not in there]
+        present = fleet.present
+        over = [loan for loan in self.lent.values() if loan.ends_s <= monotonic_s or loan.device not in present]
         for loan in over:
             self.end(loan.device)
         return over
@@ -57,18 +55,17 @@ class Loans:
 
     def seen(self, view: PlanView, catalog: Catalog) -> PlanView:
         """View in which what is lent is out of service; its catalogue knows what lent devices hold."""
-        reasons = tuple(sorted((loan.device, f"lent to {loan.holder}") for loan in self.lent.values()))
+        reasons = {loan.device: f"lent to {loan.holder}" for loan in self.lent.values()}
         families = frozenset(h.family for loan in self.lent.values() for s in loan.planned.slices for h in s.hosted)
         wanted = families | {family.name for family in view.catalog.families}
-        known = _restricted(IdentityKey(catalog), frozenset(wanted))
-        return replace(view, fleet=_cordoned(IdentityKey(view.fleet), reasons), catalog=known)
+        return replace(view, fleet=_cordoned(view.fleet, reasons), catalog=catalog.restrict(wanted))
 
     def with_lent(self, plan: Plan, fleet: FleetState) -> Plan:
         """Plan with what the lent devices hold; while one is lent, no plan to go back to."""
         if not self.lent and not self.returned:
             return plan
         named = {d.device for node in plan.nodes for d in node.devices}
-        idle = (self.returned & _there(IdentityKey(fleet))) - named - self.lent.keys()
+        idle = (self.returned & fleet.present) - named - self.lent.keys()
         empty = [PlannedDevice(name, DeviceState.ASLEEP) for name in sorted(idle)]
         own = {d.device: d for d in (*empty, *(loan.planned for loan in self.lent.values()))}
         measuring = plan.exploration or bool(self.lent)
@@ -104,27 +101,9 @@ def _with_devices(nodes: Iterable[NodePlan], own: dict[str, PlannedDevice]) -> I
         yield NodePlan(node=name, devices=tuple(devices))
 
 
-@lru_cache(maxsize=64)
-def _there(fleet: IdentityKey[FleetState]) -> frozenset[str]:
-    """Devices that nodes report and have not lost."""
-    return frozenset(d.device for n in fleet.value.nodes for d in n.devices if d.state != DeviceState.LOST)
-
-
-@lru_cache(maxsize=64)  # one object for one fleet: others know already what they asked of it
-def _cordoned(fleet: IdentityKey[FleetState], reasons: tuple[tuple[str, str], ...]) -> FleetState:
-    why, known = dict(reasons), fleet.value
+def _cordoned(fleet: FleetState, reasons: Mapping[str, str]) -> FleetState:
     nodes = tuple(
-        replace(
-            node,
-            devices=tuple(
-                replace(d, cordon=why[d.device]) if d.device in why and not d.cordon else d for d in node.devices
-            ),
-        )
-        for node in known.nodes
+        replace(node, devices=tuple(replace(d, cordon=d.cordon or reasons.get(d.device, "")) for d in node.devices))
+        for node in fleet.nodes
     )
-    return FleetState(nodes, known.stale)
-
-
-@lru_cache(maxsize=16)
-def _restricted(catalog: IdentityKey[Catalog], families: frozenset[str]) -> Catalog:
-    return catalog.value.restrict(families)
+    return FleetState(nodes, fleet.stale)

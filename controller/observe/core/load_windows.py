@@ -14,7 +14,6 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
@@ -24,7 +23,6 @@ from controller.observe.core.arrival_history import ArrivalHistory
 from controller.thresholds import WindowSettings
 from trefoil.core.brains import BudgetState
 from trefoil.core.catalog import Catalog
-from trefoil.core.common import IdentityKey
 from trefoil.core.demand import LoadCell, LoadWindow, Measured
 from trefoil.core.latency import Histogram, merge, quantile_ms
 from trefoil.core.units import HOUR_S
@@ -366,7 +364,7 @@ class LoadWindows:
             budget.requests.append(0.0)
             budget.accuracy_sums.append(0.0)
         budget.requests[-1] += answered
-        budget.accuracy_sums[-1] += answered * _accuracies(IdentityKey(catalog), family).get(variant, 0.0)
+        budget.accuracy_sums[-1] += answered * catalog.accuracies.get(family, {}).get(variant, 0.0)
 
 
 def measured_cells(
@@ -383,15 +381,15 @@ def measured_cells(
     if not arrived and not answered:
         return None
     latency: Histogram = merge(c.latency for c in cells)
-    known = _accuracies(IdentityKey(catalog), family)
+    known = catalog.accuracies.get(family, {})
     accuracy = sum([c.answered * known.get(c.key.variant, 0.0) for c in cells if c.answered])
     # What arrived in the window may be answered after it: count against whichever is larger.
     failed = sum([sum(c.failed_by_code.values()) for c in cells if c.failed_by_code])
     ended = answered + failed
     return Measured(
         family=family,
-        latency_ms_p95=_quantile_ms(IdentityKey(latency), 0.95),
-        latency_ms_p99=_quantile_ms(IdentityKey(latency), 0.99),
+        latency_ms_p95=quantile_ms(latency, 0.95),
+        latency_ms_p99=quantile_ms(latency, 0.99),
         slo_attainment=min(1.0, sum([c.within_slo for c in cells]) / max(1, ended)),
         accuracy=accuracy / answered if answered else 0.0,
         grams_per_request=grams_per_request,
@@ -399,18 +397,6 @@ def measured_cells(
         window_s=span_s,
         joules_per_request=joules_per_request,
     )
-
-
-@lru_cache(maxsize=64)
-def _quantile_ms(latency: IdentityKey[Histogram], q: float) -> float:
-    """Of the one histogram of a window, asked for as long as that window counts."""
-    return quantile_ms(latency.value, q)
-
-
-@lru_cache(maxsize=64)
-def _accuracies(catalog: IdentityKey[Catalog], family: str) -> Mapping[str, float]:
-    """Accuracies of a family's variants; one that the catalogue lost counts as 0."""
-    return {v.name: v.accuracy for known in catalog.value.families if known.name == family for v in known.variants}
 
 
 def _begun(entries: list[tuple[int, float]]) -> list[tuple[int, float]]:

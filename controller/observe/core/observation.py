@@ -8,7 +8,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from operator import attrgetter, is_
 from types import MappingProxyType
 from typing import Protocol
@@ -26,7 +25,7 @@ from controller.observe.core.carbon_inputs import (
 )
 from controller.observe.core.cpu_uses import CpuUses
 from controller.observe.core.load_windows import LoadWindows, ignore_window
-from controller.observe.core.plannable import differing_models, profiled_types, unplannable_reason
+from controller.observe.core.plannable import differing_models, unplannable_reason
 from controller.observe.core.refusals import Refusals
 from controller.observe.core.set_aside import SetAside
 from controller.observe.core.unreached import unreached_devices, with_lost
@@ -34,12 +33,11 @@ from controller.settings import ControllerSettings
 from trefoil.core.brains import Forecaster, PlanView, history_s_of
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Rung, Series, rung_name
 from trefoil.core.catalog import Catalog
-from trefoil.core.common import IdentityKey
 from trefoil.core.demand import Demand, LoadForecast, LoadWindow, Measured, ScaleSignal, TableAck
 from trefoil.core.device_types import device_type
 from trefoil.core.fleet import FleetState, NodeStatus
 from trefoil.core.objective import Objective
-from trefoil.core.plan import InputStamp, NodePlan, Plan
+from trefoil.core.plan import InputStamp, Plan
 
 BRIDGED_S = 60.0  # nobody counted, as during a restart: a shorter hole does not begin history anew
 NEAR_INITIAL = 0.75  # of the configured demand: then the load itself is believed
@@ -113,6 +111,7 @@ class Observation:
         self._known_catalog = catalog.restrict(())
         self._found: tuple[NodeStatus, ...] = ()
         self._fleet = self._comparable = FleetState((), ())
+        self._wake_of = self._fleet, catalog, 0.0
         self._stated = dict(stated)  # a simulation keeps its state by pickling it
         self.differing: Mapping[str, tuple[str, ...]] = {}
         """Variants of which a node has other files than those that are planned with, by node."""
@@ -272,7 +271,11 @@ class Observation:
 
     def _lead_s(self, family: str, now_s: float) -> float:
         """How long capacity takes to come: wake a device, start a Triton, load the slowest variant."""
-        return _lead_s(IdentityKey(self.fleet(now_s)), IdentityKey(self.catalog), family) + self._settings.start_s
+        fleet = self.fleet(now_s)
+        if self._wake_of[0] is not fleet or self._wake_of[1] is not self.catalog:
+            self._wake_of = fleet, self.catalog, _wake_s(fleet, self.catalog)
+        load_s = max((v.load_s for v in self.catalog.family(family).variants), default=0.0)
+        return self._wake_of[2] + load_s + self._settings.start_s
 
     def measured(
         self, families: Sequence[str], grams_per_request: Mapping[str, float | None], now_s: float
@@ -335,23 +338,16 @@ class Observation:
         )
 
 
-@lru_cache(maxsize=64)
-def _lead_s(fleet: IdentityKey[FleetState], catalog: IdentityKey[Catalog], family: str) -> float:
-    """How long the slowest device that can be planned takes to wake up, and the slowest variant to load."""
-    types = profiled_types(catalog.value)
-    usable = {d.type for n in fleet.value.nodes for d in n.devices if not unplannable_reason(d, types)}
-    wake_s = max((device_type(kind).wake_s for kind in usable), default=0.0)
-    return wake_s + max((v.load_s for v in catalog.value.family(family).variants), default=0.0)
+def _wake_s(fleet: FleetState, catalog: Catalog) -> float:
+    """How long the slowest device that can be planned takes to wake up."""
+    types = catalog.profiled_types
+    usable = {d.type for n in fleet.nodes for d in n.devices if not unplannable_reason(d, types)}
+    return max((device_type(kind).wake_s for kind in usable), default=0.0)
 
 
 def _hosted(fleet: FleetState, current: Plan | None) -> frozenset[str]:
-    """Families that run, or are to run, without anybody asking for them: a rollout must know them too."""
-    return _families(IdentityKey(fleet.nodes)) | _families(IdentityKey(current.nodes if current else ()))
-
-
-@lru_cache(maxsize=64)
-def _families(nodes: IdentityKey[tuple[NodeStatus, ...]] | IdentityKey[tuple[NodePlan, ...]]) -> frozenset[str]:
-    return frozenset(h.family for n in nodes.value for d in n.devices for s in d.slices for h in s.hosted)
+    """Families that run or are planned to, with or without an objective: a rollout must know them too."""
+    return fleet.hosted_families | (current.hosted_families if current else frozenset())
 
 
 def _ahead_s(objectives: Mapping[str, Objective]) -> float:

@@ -1,14 +1,10 @@
 """Plannable devices and variants: which may take slices and be loaded, and for the others the reason why not."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
-from types import MappingProxyType
 from typing import Final
 
 from trefoil.core.brains import PlanView
-from trefoil.core.catalog import Catalog, ProfileRow
-from trefoil.core.common import IdentityKey
+from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import CPUS, device_type, is_outside_mig, known_type, limited_type, profile_type
 from trefoil.core.errors import NotFound, PlanError
 from trefoil.core.fleet import (
@@ -25,16 +21,6 @@ from trefoil.core.plan import Plan
 
 FOREIGN: Final = "an instance that this agent did not make; destroy it if its place is to be used (nvidia-smi mig -dgi)"
 AWAKE_STATES: Final = frozenset({DeviceState.AWAKE, DeviceState.WAKING})
-
-
-def profiled_types(catalog: Catalog) -> frozenset[str]:
-    """Device types that the catalogue has profiles for, as `profile_type` names them."""
-    return _types(IdentityKey(catalog.rows))
-
-
-@lru_cache(maxsize=16)
-def _types(rows: IdentityKey[tuple[ProfileRow, ...]]) -> frozenset[str]:
-    return frozenset(profile_type(row.device_type) for row in rows.value)
 
 
 def out_of_service_reason(status: DeviceStatus) -> str:
@@ -70,21 +56,9 @@ def places_refused(fleet: FleetState, reasons: Mapping[str, str]) -> dict[str, s
     return found
 
 
-def taken_places(fleet: FleetState) -> frozenset[str]:
-    """What cannot be had on devices of reporting nodes, in words: places that are taken, slice types."""
-    return _taken(IdentityKey(fleet))
-
-
-@lru_cache(maxsize=64)
-def _taken(fleet: IdentityKey[FleetState]) -> frozenset[str]:
-    devices = [d for n in fleet.value.nodes if n.node not in fleet.value.stale for d in n.devices]
-    places = {key.name for d in devices for key in d.foreign}
-    return frozenset(places | {f"{name} of {d.device}" for d in devices for name in d.lacks})
-
-
 def refused_slices(fleet: FleetState, plan: Plan) -> Mapping[SliceKey, str]:
     """Slices of a plan that the agents of reporting nodes refuse now, each with the reason."""
-    seen = {d.device: d for n in fleet.nodes if n.node not in fleet.stale for d in n.devices}
+    seen = {d.device: d for n in fleet.reporting for d in n.devices}
     keys = [part.key for node in plan.nodes for device in node.devices for part in device.slices]
     whys = {key: taken_reason(seen[key.device], key) for key in keys if key.device in seen}
     return {key: why for key, why in whys.items() if why}
@@ -93,7 +67,7 @@ def refused_slices(fleet: FleetState, plan: Plan) -> Mapping[SliceKey, str]:
 def unplannable_reason(status: DeviceStatus, types: Collection[str]) -> str:
     """Reason why planners cannot do anything with a device, whatever its state; empty when they can.
 
-    `types`: see `profiled_types`. What runs there stays as it is.
+    `types`: see `Catalog.profiled_types`. What runs there stays as it is.
     """
     try:
         kind = device_type(status.type)
@@ -114,36 +88,6 @@ def wrong_mig_mode(status: DeviceStatus) -> str:
     if known.kind == DeviceKind.MIG_GPU:
         return "" if status.mig_current else "its MIG mode is off"
     return "its MIG mode is on" if status.mig_current and is_outside_mig(status.type) else ""
-
-
-def usable_devices(fleet: FleetState) -> frozenset[str]:
-    """Devices that a plan may use: not lost, in service, on a node that reports."""
-    return _usable(IdentityKey(fleet))
-
-
-@lru_cache(maxsize=64)
-def _usable(fleet: IdentityKey[FleetState]) -> frozenset[str]:
-    known = fleet.value
-    return frozenset(d.device for node in known.nodes if node.node not in known.stale for d in node.devices if d.usable)
-
-
-def unloadable_variants(fleet: FleetState) -> Mapping[str, str]:
-    """Variants that a node cannot load now, as `family/version`, each with the reason: none of them is planned."""
-    return _unloadable(IdentityKey(fleet)) if any(node.missing for node in fleet.nodes) else NOTHING
-
-
-NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
-
-
-@lru_cache(maxsize=64)
-def _unloadable(fleet: IdentityKey[FleetState]) -> Mapping[str, str]:
-    found = {}
-    for node in fleet.value.nodes:
-        for entry in node.missing:
-            name, _, why = entry.partition(": ")
-            if name.startswith(MISSING_MODEL):
-                found[name.removeprefix(MISSING_MODEL)] = f"{node.node}: {why}"
-    return found
 
 
 def check_obeyed(view: PlanView, plan: Plan) -> None:
@@ -213,16 +157,4 @@ def _differences(
 
 def loadable_catalog(catalog: Catalog, fleet: FleetState) -> Catalog:
     """Catalogue without the variants that a node cannot load; a family that has no other stays whole."""
-    refused = unloadable_variants(fleet)
-    return _loadable(IdentityKey(catalog), frozenset(refused)) if refused else catalog
-
-
-@lru_cache(maxsize=16)
-def _loadable(catalog: IdentityKey[Catalog], refused: frozenset[str]) -> Catalog:
-    families, gone = [], set()
-    for family in catalog.value.families:
-        left = tuple(v for v in family.variants if f"{family.name}/{v.version}" not in refused)
-        gone |= {(family.name, v.name) for v in family.variants if left and v not in left}
-        families.append(replace(family, variants=left) if left and left != family.variants else family)
-    rows = tuple(row for row in catalog.value.rows if (row.family, row.variant) not in gone)
-    return Catalog(tuple(families), rows)
+    return catalog.without(frozenset(fleet.unloadable)) if fleet.unloadable else catalog

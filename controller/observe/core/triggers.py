@@ -25,17 +25,15 @@ Deviations: CLOVER compares with the intensity at the last optimisation; `carbon
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final
 
 from controller.forecasters.last_max import Z_90
-from controller.observe.core.plannable import out_of_service_reason, taken_places, unloadable_variants, usable_devices
+from controller.observe.core.plannable import out_of_service_reason
 from controller.thresholds import CAUSES, Thresholds
 from trefoil.core.brains import PlanView
-from trefoil.core.common import IdentityKey
 from trefoil.core.demand import Demand, ScaleSignal
 from trefoil.core.fleet import DeviceState, FleetState, SliceKey, SliceState
-from trefoil.core.plan import NodePlan, Plan
+from trefoil.core.plan import Plan
 
 ACCURACY_SLACK: Final = 0.005  # a window of some seconds is a sample of the mix
 OPERATOR: Final = "operator"  # never found here: somebody asked for a new plan
@@ -83,13 +81,13 @@ def plan_basis(view: PlanView, plan: Plan, next_tick_at_s: float) -> PlanBasis:
         demand={d.family: d for d in view.demand},
         capacity_per_s={family: e.capacity_per_s for family, e in plan.expected.items()},
         objective_numbers={o.family: o.number for o in view.objectives},
-        devices=usable_devices(view.fleet),
-        unloadable=frozenset(unloadable_variants(view.fleet)),
+        devices=view.fleet.usable,
+        unloadable=frozenset(view.fleet.unloadable),
         lost=frozenset(_lost_slices(view, plan)),
         next_tick_at_s=next_tick_at_s,
         max_watts=view.max_watts,
         unreached=_unreached(view.fleet),
-        taken=taken_places(view.fleet),
+        taken=view.fleet.taken,
     )
 
 
@@ -132,15 +130,10 @@ def evaluate_triggers(
 
 def _lost_slices(view: PlanView, plan: Plan) -> Mapping[SliceKey, SliceState]:
     """Slices of a plan that are gone or failed, on nodes that report."""
-    return _lost_of(IdentityKey(view.fleet), IdentityKey(plan.nodes))
-
-
-@lru_cache(maxsize=64)
-def _lost_of(fleet: IdentityKey[FleetState], nodes: IdentityKey[tuple[NodePlan, ...]]) -> Mapping[SliceKey, SliceState]:
-    states = {s.key: s.state for node in fleet.value.nodes for d in node.devices for s in d.slices}
-    wanted = [p.key for n in nodes.value if n.node not in fleet.value.stale for d in n.devices for p in d.slices]
+    states, stale = view.fleet.slice_states, view.fleet.stale
+    wanted = [p.key for node in plan.nodes if node.node not in stale for d in node.devices for p in d.slices]
     bad = (SliceState.FAILED, SliceState.GONE, SliceState.UNSPECIFIED)
-    return {key: states.get(key, SliceState.GONE) for key in wanted if states.get(key, SliceState.GONE) in bad}
+    return {key: state for key in wanted if (state := states.get(key, SliceState.GONE)) in bad}
 
 
 def _losses(view: PlanView, plan: Plan, basis: PlanBasis, thresholds: Thresholds) -> dict[str, tuple[float, Trigger]]:
@@ -153,14 +146,14 @@ def _losses(view: PlanView, plan: Plan, basis: PlanBasis, thresholds: Thresholds
 
 
 def _devices(view: PlanView, basis: PlanBasis) -> list[Trigger]:
-    now = usable_devices(view.fleet)
+    now = view.fleet.usable
     gone, back = sorted(basis.devices - now), sorted(now - basis.devices)
     if gone:
         whys = {d.device: out_of_service_reason(d) for node in view.fleet.nodes for d in node.devices}
         return [Trigger("loss", "; ".join(f"{name}: {whys.get(name) or 'its node is stale'}" for name in gone))]
     if back:
         return [Trigger("loss", f"{', '.join(back)}: can be used (again)")]
-    taken = taken_places(view.fleet)
+    taken = view.fleet.taken
     came, left = sorted(taken - basis.taken), sorted(basis.taken - taken)
     if came:
         return [Trigger("loss", f"{', '.join(came)}: cannot be planned on, it is taken or not offered")]
@@ -177,7 +170,7 @@ def _unreached(fleet: FleetState) -> frozenset[str]:
 
 
 def _models(view: PlanView, basis: PlanBasis) -> list[Trigger]:
-    now = unloadable_variants(view.fleet)
+    now = view.fleet.unloadable
     gone, back = sorted(now.keys() - basis.unloadable), sorted(basis.unloadable - now.keys())
     if gone:
         return [Trigger("loss", "; ".join(f"{name} cannot be loaded: {now[name]}" for name in gone))]

@@ -17,7 +17,7 @@ from typing import Final
 from controller.planners.columns import effective_row
 from controller.planners.planning_input import PlanningInput, Task, constant_for
 from trefoil.core.catalog import Variant
-from trefoil.core.cpus.rows import QUOTAS, CpuRows, slice_name
+from trefoil.core.cpus.rows import QUOTAS, slice_name
 from trefoil.core.device_types import CPU_MIB_PER_CORE, device_type, slice_cores, slice_servers
 from trefoil.core.errors import CatalogError
 from trefoil.core.fleet import SliceType
@@ -68,7 +68,7 @@ def capacities(inputs: PlanningInput, task: Task, cut: str, constants: Mapping[s
     """
     found = []
     for variant in inputs.view.catalog.family(task.family).by_accuracy():
-        sizes = sorted(CpuRows(inputs.view.catalog.rows).sizes(cut, task.family, variant.name))
+        sizes = sorted(inputs.view.catalog.cpu_rows.sizes(cut, task.family, variant.name))
         if sizes:
             found.append(_fit(inputs, task, variant, [slice_name(cut, cores) for cores in sizes], constants))
     if not found:

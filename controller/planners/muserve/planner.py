@@ -38,7 +38,7 @@ from controller.planners.planning_input import HostedSlice, PlanningInput, Task,
 from controller.planners.wattwiser import CONSTANTS as WATTWISER
 from controller.planners.wattwiser import decision_of, serving_gpu
 from trefoil.core.brains import Decision, PlanView
-from trefoil.core.catalog import Variant, by_model, stages_of
+from trefoil.core.catalog import Variant
 from trefoil.core.device_types import slice_type
 from trefoil.core.errors import Infeasible, InvalidInput
 from trefoil.core.fleet import DeviceType, SliceKey, SliceType, stage_model
@@ -197,9 +197,9 @@ def _model(
     Raises:
         InvalidInput: it is profiled on that type neither whole nor in all of its stages.
     """
-    catalog = by_model(inputs.known)
+    catalog = inputs.known.by_model
     variant = inputs.view.catalog.family(task.family).best
-    stages = stages_of(catalog, task.family, variant.name)
+    stages = catalog.stages.get((task.family, variant.name), 1)
     names = [stage_model(task.family, stage, stages) for stage in range(stages)] if stages > 1 else []
 
     def unit(model: str) -> OperatorCluster | None:
@@ -222,7 +222,7 @@ def _model(
 def _unit(
     inputs: PlanningInput, task: Task, kind: DeviceType, shape: SliceType, model: str, variant: Variant
 ) -> OperatorCluster | None:
-    catalog = by_model(inputs.known)
+    catalog = inputs.known.by_model
     row = effective_row(catalog, kind, shape, catalog.family(model), variant, task.demand.items_mean)
     if row is None:
         return None

@@ -24,7 +24,7 @@ from trefoil.core.brains import PlanView
 from trefoil.core.common import Revision
 from trefoil.core.fleet import SliceKey, SliceState, SliceStatus, same_variants
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Rollout, RolloutState, Route
-from trefoil.core.plan_check import node_digest, sealed
+from trefoil.core.plan_check import sealed
 
 FINAL_STATES: Final = (RolloutState.DONE, RolloutState.HALTED, RolloutState.ROLLED_BACK, RolloutState.SUPERSEDED)
 
@@ -350,7 +350,7 @@ class RolloutExecutor:
 
 def _same(before: NodePlan, devices: tuple[PlannedDevice, ...]) -> bool:
     """Whether a node was told the same, its slices named in whatever order."""
-    return before.devices == devices or node_digest(before) == node_digest(NodePlan(devices=devices))
+    return before.devices == devices or before.content_digest == NodePlan(devices=devices).content_digest
 
 
 def _serves(status: SliceStatus, part: PlannedSlice) -> bool:

@@ -10,7 +10,7 @@ Deviations: none.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -23,15 +23,14 @@ from controller.rollout.core.interim_routes import (
 )
 from controller.rollout.core.path import FleetSnapshot, RolloutPath, plan_path
 from trefoil.core.brains import PlanView
-from trefoil.core.catalog import Catalog, ProfileRow, by_model, memory_mib
-from trefoil.core.common import IdentityKey
-from trefoil.core.cpus.rows import CpuRows
+from trefoil.core.catalog import Catalog, memory_mib
 from trefoil.core.device_types import CPUS, device_type, profile_type, slice_type
 from trefoil.core.errors import NotFound
 from trefoil.core.fleet import SERVING, DeviceState, FleetState, Hosted, SliceKey, SliceState, family_of
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
 from trefoil.core.plan_check import CONTEXT_MIB
+from trefoil.core.profile_row import ProfileRow
 from trefoil.core.queueing import rate_max
 
 SATURATION: Final = 0.9  # of a slice's throughput that relaxed inputs count on
@@ -40,43 +39,32 @@ FLOOR_TOLERANCE: Final = 5e-4  # of the accuracy on a way, which lasts some seco
 UNPROFILED_SHARE: Final = 0.5  # of the compute slices that a family without a profile is routed to
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """One row per class: batch 1, alone, stage 0, the highest clock; of CPU slices of any size."""
-
-    all: tuple[ProfileRow, ...]
-
-    def get(self, kind: str, shape: str, family: str, variant: str) -> ProfileRow | None:
-        """Row of a class; None: not profiled."""
-        found = _rows(IdentityKey(self.all)).get((kind, shape, family, variant))
-        if found is None and profile_type(kind) == CPUS:
-            found = next((row for row in CpuRows(self.all).rows(shape, family, variant) if row.batch == 1), None)
-        return found
+def _row(catalog: Catalog, kind: str, shape: str, family: str, variant: str) -> ProfileRow | None:
+    """Row of a class: batch 1, alone, whole, the highest clock; of CPU slices of any size. None: not profiled."""
+    found = catalog.fastest_rows.get((kind, shape, family, variant))
+    if found is None and profile_type(kind) == CPUS:
+        found = next((row for row in catalog.cpu_rows.rows(shape, family, variant) if row.batch == 1), None)
+    return found
 
 
 def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
     """Inputs of a rollout decided on this view."""
-    return _rollout_inputs(IdentityKey(view), relaxed)
-
-
-@lru_cache(maxsize=8)  # of the view that a rollout began with: asked for again at each look
-def _rollout_inputs(seen: IdentityKey[PlanView], relaxed: bool) -> RolloutInputs:
-    view = seen.value
-    types = {d.device: d.type for node in view.fleet.nodes for d in node.devices}
+    types = view.fleet.types
     objectives = {o.family: o for o in view.objectives}
     demand = {d.family: d for d in view.demand}
-    rows, profiled = Rows(by_model(view.catalog).rows), _profiled(IdentityKey(view.catalog.rows))
+    models, profiled = view.catalog.by_model, view.catalog.profiled_families
+    loadable = loadable_catalog(view.catalog, view.fleet)
 
     def sustained(model: str, device: str, kind: str, variant: str, count: int) -> float:
         family = family_of(model)
         if family not in profiled:
             return count * _compute_slices(types.get(device, ""), kind)
-        row = rows.get(types.get(device, ""), kind, model, variant)
+        row = _row(models, types.get(device, ""), kind, model, variant)
         return 0.0 if row is None or family not in objectives else SATURATION * row.throughput_per_s * count
 
     @lru_cache(maxsize=4096)
     def capacity(model: str, device: str, kind: str, variant: str, count: int) -> float:
-        family, row = family_of(model), rows.get(types.get(device, ""), kind, model, variant)
+        family, row = family_of(model), _row(models, types.get(device, ""), kind, model, variant)
         if relaxed or row is None or family not in objectives:
             return sustained(model, device, kind, variant, count)
         gap_scv = demand[family].gap_scv if family in demand else 1.0
@@ -85,7 +73,9 @@ def _rollout_inputs(seen: IdentityKey[PlanView], relaxed: bool) -> RolloutInputs
 
     def faster(part: PlannedSlice, steps: int) -> PlannedSlice:
         kind = types.get(part.key.device, "")
-        return replace(part, hosted=tuple(_faster(view, rows, kind, part, h, steps) for h in part.hosted))
+        return replace(
+            part, hosted=tuple(_faster(models, loadable, objectives, kind, part, h, steps) for h in part.hosted)
+        )
 
     needs = {d.family: d.rate_per_s for d in view.demand if d.family in objectives and d.family in profiled}
     for route in view.current.routes if view.current else ():
@@ -110,31 +100,22 @@ def _compute_slices(kind: str, slice_type_name: str) -> float:
         return 0.0
 
 
-@lru_cache(maxsize=16)
-def _profiled(rows: IdentityKey[tuple[ProfileRow, ...]]) -> frozenset[str]:
-    return frozenset(row.family for row in rows.value)
-
-
-@lru_cache(maxsize=16)
-def _rows(rows: IdentityKey[tuple[ProfileRow, ...]]) -> dict[tuple[str, str, str, str], ProfileRow]:
-    found: dict[tuple[str, str, str, str], ProfileRow] = {}
-    for row in rows.value:
-        if row.batch != 1 or row.cohosted or row.stage:
-            continue
-        key = (row.device_type, row.slice_type, row.family, row.variant)
-        if key not in found or found[key].clock_mhz < row.clock_mhz:
-            found[key] = row
-    return found
-
-
-def _faster(view: PlanView, rows: Rows, kind: str, part: PlannedSlice, hosted: Hosted, steps: int) -> Hosted:
+def _faster(
+    models: Catalog,
+    loadable: Catalog,
+    objectives: Mapping[str, Objective],
+    kind: str,
+    part: PlannedSlice,
+    hosted: Hosted,
+    steps: int,
+) -> Hosted:
     """So many steps towards the fastest variant that fits and is not below the hard floor, each to a faster one."""
-    objective = next((o for o in view.objectives if o.family == hosted.family), None)
     if hosted.stages > 1:  # stages are of one variant
         return hosted
-    best, best_row = hosted, rows.get(kind, part.key.slice_type, hosted.family, hosted.variant)
-    for variant in reversed(loadable_catalog(view.catalog, view.fleet).family(hosted.family).by_accuracy()):
-        row = rows.get(kind, part.key.slice_type, hosted.family, variant.name)
+    objective = objectives.get(hosted.family)
+    best, best_row = hosted, _row(models, kind, part.key.slice_type, hosted.family, hosted.variant)
+    for variant in reversed(loadable.family(hosted.family).by_accuracy()):
+        row = _row(models, kind, part.key.slice_type, hosted.family, variant.name)
         if row is None or (objective is not None and variant.accuracy < objective.hard_min_accuracy):
             continue
         if steps and (best_row is None or row.throughput_per_s > best_row.throughput_per_s):
@@ -143,7 +124,7 @@ def _faster(view: PlanView, rows: Rows, kind: str, part: PlannedSlice, hosted: H
     return best
 
 
-def _fits(catalog: Catalog, types: dict[str, str], old: PlannedSlice, new: PlannedSlice) -> bool:
+def _fits(catalog: Catalog, types: Mapping[str, str], old: PlannedSlice, new: PlannedSlice) -> bool:
     """Whether a slice can swap in place: memory for old and new at once, and no sequences that would break."""
     kept = {(h.family, h.variant) for h in new.hosted}
     if any(catalog.family(h.family).sequence for h in old.hosted if (h.family, h.variant) not in kept):
@@ -294,11 +275,10 @@ class _PathKey:
         self.view, self.snapshot, self.plan = view, snapshot, plan
         demand = tuple((d.family, d.rate_per_s, d.gap_scv) for d in view.demand)
         wanted = tuple((o.family, o.slo_ms, o.slo_quantile, o.hard_min_accuracy) for o in view.objectives)
-        types = tuple((d.device, d.type) for node in view.fleet.nodes for d in node.devices)
         nodes = tuple((n.node, n.devices) for n in plan.nodes)
-        profiled = _profiled(IdentityKey(view.catalog.rows))
+        profiled = view.catalog.profiled_families
         before = tuple(r for r in (view.current.routes if view.current else ()) if r.family not in profiled)
-        self.key = (demand, wanted, types, nodes, plan.routes, snapshot, before)
+        self.key = (demand, wanted, view.fleet.types, nodes, plan.routes, snapshot, before)
         self._hash = hash((demand, wanted, tuple(n.digest for n in plan.nodes), len(snapshot.ready)))
 
     def __hash__(self) -> int:

@@ -31,7 +31,7 @@ from trefoil.core.fleet import (
     serves_alike,
 )
 from trefoil.core.plan import NodePlan, PlannedDevice, PlannedSlice
-from trefoil.core.plan_check import CONTEXT_MIB, check_node, node_digest
+from trefoil.core.plan_check import CONTEXT_MIB, check_node
 
 CREATE: Final = ("create_gi", "create_ci")
 REBUILD: Final = ("start", "load", "warm_up")
@@ -210,9 +210,9 @@ def refuse_plan(plan: NodePlan, node: str, devices: Sequence[SeenDevice], catalo
     """
     if plan.node != node:
         raise PlanError(f"this is node {node}", field="node", value=plan.node, remedy="send it to that node's agent")
-    if plan.digest and plan.digest != node_digest(plan):
+    if plan.digest and plan.digest != plan.content_digest:
         raise PlanError(
-            f"the content has digest {node_digest(plan)}",
+            f"the content has digest {plan.content_digest}",
             field="digest",
             value=plan.digest,
             remedy="seal the plan after its last change",

@@ -25,7 +25,6 @@ from trefoil.core.brains import Decision
 from trefoil.core.errors import Infeasible
 from trefoil.core.objective import ActMode
 from trefoil.core.plan import DecisionRecord, Expected
-from trefoil.core.plan_check import plan_digest
 from trefoil.runtime import codec
 
 TRIGGER = Trigger("carbon", "300 -> 400")
@@ -57,7 +56,7 @@ def test_the_same_plan_is_left_alone():
 def test_a_held_controller_touches_nothing_and_predicts_the_saving(control):
     verdict = judge(view(grams=0.001), TRIGGER, decision(), control)
     assert (verdict.outcome, verdict.plan) == (ADVISED, None)
-    assert plan_digest(verdict.advised) == plan_digest(OTHER)
+    assert verdict.advised.content_digest == OTHER.content_digest
     assert control.hold_reason in verdict.why
     assert "saves 50.0%" in verdict.why
 
@@ -112,7 +111,7 @@ def test_a_planner_that_raises_an_operating_error_degrades():
 def test_a_recorded_decision_replays_to_the_same_plan(seed):
     seen = view()
     made = run_planner(seen, Dicing(), seed)
-    versions = {"plan": plan_digest(made.plan)}
+    versions = {"plan": made.plan.content_digest}
     record = DecisionRecord("1.000001", trigger="load", view_json=codec.to_json(seen), seed=seed, versions=versions)
     assert replay(record, Dicing(), made.plan).equal
     expected = np.random.default_rng(seed).random() < 0.5
@@ -120,7 +119,7 @@ def test_a_recorded_decision_replays_to_the_same_plan(seed):
 
 
 def test_a_replay_that_differs_shows_where():
-    record = DecisionRecord("1", view_json=codec.to_json(view()), seed=1, versions={"plan": plan_digest(PLAN)})
+    record = DecisionRecord("1", view_json=codec.to_json(view()), seed=1, versions={"plan": PLAN.content_digest})
     replayed = replay(record, Dicing(), PLAN)
     assert not replayed.equal
     assert any("slice_type" in line for line in replayed.diff)

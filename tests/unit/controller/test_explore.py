@@ -24,7 +24,6 @@ from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.latency import build_histogram
 from trefoil.core.plan import DecisionRecord, Plan, RolloutState
-from trefoil.core.plan_check import plan_digest
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
 
@@ -185,7 +184,7 @@ class Bench(NullPorts):
 
     def _record(self, view, trigger, thought) -> None:
         made = thought.step.plan
-        versions = {"plan": plan_digest(made) if made else "", **thought.versions}
+        versions = {"plan": made.content_digest if made else "", **thought.versions}
         self.records.append(
             DecisionRecord(
                 id=str(len(self.records)),
@@ -251,7 +250,7 @@ async def test_each_candidate_is_deployed_measured_told_and_the_best_one_stays(b
     await bench.begin()
     assert bench.current.exploration
     await bench.until(None)
-    assert [plan_digest(p) for p in bench.deployed] == [plan_digest(p) for p in (FIRST, SECOND, FIRST)]
+    assert [p.content_digest for p in bench.deployed] == [p.content_digest for p in (FIRST, SECOND, FIRST)]
     assert not bench.current.exploration
     assert [attained for attained, _ in bench.planner.told] == [1.0, 1.0]
     # Two GPUs at 100 W for 20 requests a second: 10 J a request, whatever the interval.
@@ -291,7 +290,7 @@ async def test_a_plan_that_is_not_legal_is_refused_told_and_never_deployed(bench
     bench.explorer = bench.explorers()
     await bench.begin()
     await bench.until(None)
-    assert [plan_digest(p) for p in bench.deployed] == [plan_digest(SECOND)] * 2
+    assert [p.content_digest for p in bench.deployed] == [SECOND.content_digest] * 2
     assert bench.planner.told[0] == [0.0, 0.0]
     assert bench.explorer.totals.refused == 1
     assert "two slices overlap" in bench.explorer.text()
@@ -302,11 +301,11 @@ async def test_a_p95_beyond_the_bound_ends_a_measurement_and_goes_back(bench: Be
     await bench.until(Phase.MEASURE)
     bench.latency_ms = 500.0  # the SLO is 100 ms, the bound four times that
     await bench.until(Phase.BACK, 10.0)
-    assert plan_digest(bench.current) == plan_digest(views.PLAN)
+    assert bench.current.content_digest == views.PLAN.content_digest
     assert bench.planner.told == [[0.0, 0.0]]
     bench.latency_ms = 30.0
     await bench.until(None)
-    assert plan_digest(bench.decided[0].plan) == plan_digest(SECOND)
+    assert bench.decided[0].plan.content_digest == SECOND.content_digest
     assert bench.explorer.totals.broken_off == 1
     assert bench.explorer.totals.violations > 0
 
@@ -356,7 +355,7 @@ async def test_a_halted_rollout_is_told_and_left(bench: Bench) -> None:
     bench.halts = False
     await bench.until(None)
     assert bench.planner.told[0] == [0.0, 0.0]
-    assert plan_digest(bench.current) == plan_digest(SECOND)
+    assert bench.current.content_digest == SECOND.content_digest
 
 
 async def test_an_operator_ends_it_and_the_plan_of_before_is_back(bench: Bench) -> None:
@@ -364,7 +363,7 @@ async def test_an_operator_ends_it_and_the_plan_of_before_is_back(bench: Bench) 
     await bench.until(Phase.MEASURE)
     await bench.stop("frozen")
     assert bench.explorer.run is None
-    assert plan_digest(bench.current) == plan_digest(views.PLAN)
+    assert bench.current.content_digest == views.PLAN.content_digest
     assert not bench.current.exploration
     assert "interrupted: frozen" in bench.explorer.text()
     assert bench.planner.told == [], "nothing is told of what was not measured"
@@ -376,17 +375,17 @@ async def test_after_a_loss_what_was_measured_within_the_slo_is_gone_back_to(ben
     await bench.until(Phase.ASK)
     await bench.tick()
     await bench.stop("frozen")
-    assert plan_digest(bench.current) == plan_digest(FIRST)
+    assert bench.current.content_digest == FIRST.content_digest
 
 
 async def test_a_new_trigger_begins_anew_from_a_good_plan(bench: Bench) -> None:
     await bench.begin()
     await bench.until(Phase.MEASURE)
     await bench.begin(Trigger("objective", "number 2"))
-    assert plan_digest(bench.explorer.run.before) == plan_digest(views.PLAN)
+    assert bench.explorer.run.before.content_digest == views.PLAN.content_digest
     assert bench.explorer.totals.explorations == 2
     await bench.until(None)
-    assert plan_digest(bench.current) == plan_digest(FIRST)
+    assert bench.current.content_digest == FIRST.content_digest
 
 
 async def test_a_pause_begins_the_measurement_anew(bench: Bench) -> None:
@@ -417,7 +416,7 @@ async def test_it_ends_in_time_whatever_its_planner_wants(bench: Bench) -> None:
     await bench.begin()
     await bench.until(None, 1000.0)
     assert "exploration_max_s" in bench.explorer.text()
-    assert plan_digest(bench.current) == plan_digest(views.PLAN)
+    assert bench.current.content_digest == views.PLAN.content_digest
 
 
 async def test_memory_and_costs_outlive_the_controller(bench: Bench) -> None:
@@ -445,5 +444,5 @@ async def test_a_decision_to_keep_makes_the_candidate_the_plan(bench: Bench) -> 
     await bench.begin()
     await bench.until(None)
     assert bench.decided[0].why == "nothing meets the SLO"
-    assert plan_digest(bench.current) == plan_digest(FIRST)
+    assert bench.current.content_digest == FIRST.content_digest
     assert not bench.current.exploration

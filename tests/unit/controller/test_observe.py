@@ -28,7 +28,6 @@ from trefoil.core.errors import SettingError
 from trefoil.core.fleet import DeviceState, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan
-from trefoil.core.plan_check import plan_digest
 from trefoil.runtime import codec
 from trefoil.runtime.clock import Clock, ManualClock, SteadyClock
 from trefoil.runtime.keys import Keys
@@ -129,7 +128,7 @@ def recorded(view: PlanView, older: bool = False) -> DecisionRecord:
         del tree["zones"]
         for measured in tree["measured"]:
             del measured["joules_per_request"]
-    versions = {"plan": plan_digest(decision.plan), "outcome": NEW}
+    versions = {"plan": decision.plan.content_digest, "outcome": NEW}
     return DecisionRecord("1.000001", trigger="load", view_json=json.dumps(tree), seed=7, versions=versions)
 
 

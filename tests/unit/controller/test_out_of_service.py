@@ -10,7 +10,6 @@ from controller.observe.core.plannable import (
     check_obeyed,
     differing_models,
     loadable_catalog,
-    profiled_types,
     unplannable_reason,
 )
 from controller.observe.core.triggers import HoldTimers, evaluate_triggers, plan_basis
@@ -122,11 +121,9 @@ def test_what_runs_on_a_device_that_no_planner_knows_stays_through_a_rollout():
     [(A100_40GB.name, True, ""), (A100_40GB.name, False, "MIG"), ("cpu:8", False, ""), (H100_80GB.name, True, None)],
 )
 def test_what_can_be_planned_follows_from_the_profile_and_the_mode(kind, mig_on, why):
-    found = unplannable_reason(
-        DeviceStatus("n/x", kind, DeviceState.AWAKE, mig_current=mig_on), profiled_types(CATALOG)
-    )
+    found = unplannable_reason(DeviceStatus("n/x", kind, DeviceState.AWAKE, mig_current=mig_on), CATALOG.profiled_types)
     if why is None:
-        assert bool(found) == (kind not in profiled_types(CATALOG))
+        assert bool(found) == (kind not in CATALOG.profiled_types)
     else:
         assert (why in found) if why else not found
 

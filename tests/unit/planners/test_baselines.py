@@ -13,7 +13,7 @@ from tests.support.cpus import cpu_view
 from tests.support.planning import DUCK, digits, fleet, objective, view, with_low_end
 from trefoil.core.errors import CatalogError, InvalidInput, SettingError
 from trefoil.core.fleet import DeviceState
-from trefoil.core.plan_check import check, node_digest, plan_digest
+from trefoil.core.plan_check import check
 from trefoil.core.policies import POLICIES
 
 
@@ -61,7 +61,7 @@ def test_co2opt_goes_by_joules_not_by_size():
 
 @pytest.mark.parametrize("planner", [BasePlanner(), Co2OptPlanner(), StaticMixPlanner()])
 def test_baselines_never_follow_carbon(planner):
-    digests = {plan_digest(decide(planner, view(ci, history=DUCK)).plan) for ci in (20.0, 250.0, 700.0)}
+    digests = {decide(planner, view(ci, history=DUCK)).plan.content_digest for ci in (20.0, 250.0, 700.0)}
     assert len(digests) == 1
 
 
@@ -112,7 +112,7 @@ def test_every_policy_has_its_planner_and_unknown_names_are_refused():
         plan = decide(planner_of("", row), seen).plan
         assert {(r.router, r.queue) for r in plan.routes} == {(row.router, row.queue)}
         assert {d.governor for n in plan.nodes for d in n.devices} == {row.governor}
-        assert all(node.digest == node_digest(node) for node in plan.nodes)
+        assert all(node.digest == node.content_digest for node in plan.nodes)
     with pytest.raises(SettingError, match=r"planner = 'best': .*static_mix.*, or module:Class"):
         planner_of("best", POLICIES["exact"])
 

@@ -28,7 +28,7 @@ from trefoil.core.device_types import A100_40GB
 from trefoil.core.errors import ProfileMissing
 from trefoil.core.fleet import MISSING_MODEL
 from trefoil.core.objective import ObjectiveMode
-from trefoil.core.plan_check import check, plan_digest
+from trefoil.core.plan_check import check
 from trefoil.core.policies import POLICIES, PRESETS
 from trefoil.core.queueing import ServerClass, arrivals_s, serve_shared
 
@@ -73,7 +73,7 @@ def test_every_gpu_is_alike_in_the_standardised_space():
 
 def test_equal_seeds_equal_sequences():
     runs = [explore(CloverPlanner(), lambda_view(), rng(seed)) for seed in (5, 5, 6)]
-    sequences = [[plan_digest(c.plan) for c in run.candidates] for run in runs]
+    sequences = [[c.plan.content_digest for c in run.candidates] for run in runs]
     assert sequences[0] == sequences[1] != sequences[2]
 
 
@@ -88,10 +88,10 @@ def test_what_is_known_is_not_measured_again_and_intensity_rescales_it():
     first = explore(planner, one, rng(1))
     again = explore(planner, first.view, rng(1))
     assert len(again.candidates) < len(first.candidates)
-    seen = {plan_digest(c.plan) for c in first.candidates}
-    assert not seen & {plan_digest(c.plan) for c in again.candidates}
+    seen = {c.plan.content_digest for c in first.candidates}
+    assert not seen & {c.plan.content_digest for c in again.candidates}
     elsewhere = replace(first.view, demand=(Demand("digits", "", 20.0, 22.0),))
-    assert plan_digest(explore(planner, elsewhere, rng(1)).candidates[0].plan) == plan_digest(first.decision.plan)
+    assert explore(planner, elsewhere, rng(1)).candidates[0].plan.content_digest == first.decision.plan.content_digest
 
 
 def test_what_runs_is_measured_again_when_it_breaks_its_promise():
@@ -99,7 +99,7 @@ def test_what_runs_is_measured_again_when_it_breaks_its_promise():
     first = explore(planner, lambda_view(), rng(1))
     for trigger, measured in (("carbon", False), ("slo", True), ("accuracy", True)):
         again = explore(planner, replace(first.view, trigger=trigger), rng(1))
-        assert (plan_digest(first.decision.plan) in {plan_digest(c.plan) for c in again.candidates}) == measured
+        assert (first.decision.plan.content_digest in {c.plan.content_digest for c in again.candidates}) == measured
 
 
 def test_works_without_any_profile_by_measuring_base_first():
@@ -160,7 +160,7 @@ def test_on_profiles_one_call_does_all_of_it_and_is_pure():
     planner = CloverPlanner({"measure_on": 0.0})
     assert not planner.asks(one)
     decisions = [planner.plan(one, rng(4)) for _ in range(2)]
-    assert plan_digest(decisions[0].plan) == plan_digest(decisions[1].plan)
+    assert decisions[0].plan.content_digest == decisions[1].plan.content_digest
     check(decisions[0].plan, one.fleet, one.catalog, one.demand, one.objectives)
     expected = decisions[0].plan.expected["digits"]
     assert expected.joules_per_request == pytest.approx(served(one, decisions[0].plan).joules)
@@ -200,8 +200,9 @@ def test_oracle_takes_given_outcomes():
     units = pod.space.units(A100_40GB)
     given = {"digits": {s.key: o for s, o in zip(units, look.many(units), strict=True)}}
     bare = replace(one, objectives=(replace(one.objectives[0], base_j_per_request=14.0),))
-    assert plan_digest(OraclePlanner(given=given).plan(bare, rng()).plan) == plan_digest(
-        OraclePlanner().plan(bare, rng()).plan
+    assert (
+        OraclePlanner(given=given).plan(bare, rng()).plan.content_digest
+        == OraclePlanner().plan(bare, rng()).plan.content_digest
     )
     given["digits"].pop(units[5].key)
     with pytest.raises(ProfileMissing, match="no outcome is given"):
@@ -302,9 +303,9 @@ def test_what_was_left_before_it_was_measured_may_be_tried_again():
     """It fell with the backlog of one rollout: that says nothing of the next round's."""
     one, planner, number = lambda_view(), CloverPlanner(), itertools.count()
     first = explore(planner, one, rng(), fails=lambda _: next(number) > 0)  # all but what runs
-    left = {plan_digest(c.plan) for c in first.candidates[1:]}
+    left = {c.plan.content_digest for c in first.candidates[1:]}
     again = explore(planner, replace(first.view, trigger="carbon"), rng())
-    assert left & {plan_digest(c.plan) for c in again.candidates}
+    assert left & {c.plan.content_digest for c in again.candidates}
 
 
 def test_many_mixes_at_once_are_served_as_one_by_one_and_as_the_shared_kernel():

@@ -13,7 +13,7 @@ from controller.rollout.core.rollout_inputs import rollout_refusal
 from dispatcher.routing.core.routing_table import check_plan
 from tests.support.sharing import decide, shared
 from trefoil.core.brains import PlanView
-from trefoil.core.catalog import Catalog, by_model, memory_mib, stages_of
+from trefoil.core.catalog import Catalog, memory_mib
 from trefoil.core.common import Revision
 from trefoil.core.errors import PlanError
 from trefoil.core.fleet import Hosted
@@ -179,9 +179,9 @@ def test_a_planner_that_knows_no_stages_does_not_take_one_for_the_whole():
 
 def test_a_stage_is_a_family_of_its_own_to_whom_profiles_are_asked_by_model():
     catalog = split(shared([0.3], 2), {"f0": (0.0, 0.9)}, {"f0": (60_000, 30_000)}).catalog
-    assert by_model(catalog) is by_model(catalog)
-    assert (stages_of(catalog, "f0", "l"), stages_of(catalog, "f9", "l")) == (2, 1)
-    assert {row.clock_sensitivity for row in by_model(catalog).rows if row.family == "f0@2of2"} == {0.9}
+    assert catalog.by_model is catalog.by_model
+    assert (catalog.stages["f0", "l"], catalog.stages.get(("f9", "l"))) == (2, None)
+    assert {row.clock_sensitivity for row in catalog.by_model.rows if row.family == "f0@2of2"} == {0.9}
     assert [memory_mib(catalog, Hosted("f0", "l", 4, n, 2)) for n in (0, 1)] == [30_000, 30_000]
     assert memory_mib(catalog, Hosted("f0", "l", 4, 0, 3)) == 60_000  # split in a way that nobody profiled
-    assert by_model(shared([0.3], 2).catalog).families == shared([0.3], 2).catalog.families
+    assert shared([0.3], 2).catalog.by_model.families == shared([0.3], 2).catalog.families

@@ -12,12 +12,11 @@ Ranges of cores and quotas have profiles of their own: who is throttled waits ot
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from typing import Final
 
-from trefoil.core.catalog import ProfileRow
-from trefoil.core.common import IdentityKey
 from trefoil.core.device_types import CPUS, cpu_quota, profile_type, slice_cores, slice_servers
+from trefoil.core.profile_row import ProfileRow
 
 Sizes = Mapping[float, Mapping[int, ProfileRow]]
 """Rows by cores, and by batch."""
@@ -35,36 +34,38 @@ def slice_name(cut: str, cores: float) -> str:
     return f"quota:{cores:.1f}" if cut == QUOTAS else f"cpu:{cores:.0f}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CpuRows:
     """Rows of CPU slices in a catalogue's rows."""
 
     all: tuple[ProfileRow, ...]
 
+    @cached_property
+    def _sizes(self) -> Mapping[tuple[str, str, str], Sizes]:
+        found: dict[tuple[str, str, str], dict[float, dict[int, ProfileRow]]] = {}
+        for row in self.all:
+            if profile_type(row.device_type) == CPUS and row.stage == 0 and not row.cohosted:
+                sizes = found.setdefault((cut_of(row.slice_type), row.family, row.variant), {})
+                sizes.setdefault(slice_cores(row.slice_type), {})[row.batch] = row
+        return {key: dict(sorted(sizes.items())) for key, sizes in found.items()}
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, str, str], tuple[ProfileRow, ...]]:
+        return {}
+
     def sizes(self, cut: str, family: str, variant: str) -> Sizes:
         """Profiled sizes of a variant, ascending."""
-        return _sizes(IdentityKey(self.all)).get((cut, family, variant), {})
+        return self._sizes.get((cut, family, variant), {})
 
     def rows(self, slice_type: str, family: str, variant: str) -> tuple[ProfileRow, ...]:
         """Rows of a slice type by batch; empty where nothing like it is profiled."""
-        return _rows(IdentityKey(self.all), slice_type, family, variant)
+        key = (slice_type, family, variant)
+        if key not in self._known:
+            self._known[key] = _interpolated(self.sizes(cut_of(slice_type), family, variant), slice_type)
+        return self._known[key]
 
 
-@lru_cache(maxsize=16)
-def _sizes(rows: IdentityKey[tuple[ProfileRow, ...]]) -> dict[tuple[str, str, str], Sizes]:
-    found: dict[tuple[str, str, str], dict[float, dict[int, ProfileRow]]] = {}
-    for row in rows.value:
-        if profile_type(row.device_type) == CPUS and row.stage == 0 and not row.cohosted:
-            sizes = found.setdefault((cut_of(row.slice_type), row.family, row.variant), {})
-            sizes.setdefault(slice_cores(row.slice_type), {})[row.batch] = row
-    return {key: dict(sorted(sizes.items())) for key, sizes in found.items()}
-
-
-@lru_cache(maxsize=4096)
-def _rows(
-    rows: IdentityKey[tuple[ProfileRow, ...]], slice_type: str, family: str, variant: str
-) -> tuple[ProfileRow, ...]:
-    sizes = CpuRows(rows.value).sizes(cut_of(slice_type), family, variant)
+def _interpolated(sizes: Sizes, slice_type: str) -> tuple[ProfileRow, ...]:
     known, cores = list(sizes), slice_cores(slice_type)
     if not known or not cores:
         return ()

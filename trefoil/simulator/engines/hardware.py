@@ -18,7 +18,7 @@ from power_agent.clocks.core.clock_control import Ability, planned_range
 from power_agent.clocks.core.device_governor import DeviceGovernor
 from power_agent.clocks.core.slice_latencies import SliceLatencies
 from trefoil.core import power
-from trefoil.core.catalog import Catalog, ProfileRow, by_model
+from trefoil.core.catalog import Catalog
 from trefoil.core.demand import ScaleSignal
 from trefoil.core.device_types import CPUS, device_type, profile_type, slice_cores, slice_type
 from trefoil.core.errors import ProfileMissing
@@ -35,6 +35,7 @@ from trefoil.core.fleet import (
     same_variants,
 )
 from trefoil.core.plan import PlannedDevice, PlannedSlice
+from trefoil.core.profile_row import ProfileRow
 from trefoil.core.queueing import service_time
 from trefoil.core.units import MS_PER_S
 from trefoil.simulator.engines.engine import OperatingPoint, SliceService
@@ -389,7 +390,7 @@ def true_service(
     Raises:
         ProfileMissing: no row.
     """
-    catalog = by_model(catalog)
+    catalog = catalog.by_model
     family = catalog.family(hosted.model)
     variant = family.variant(hosted.variant)
     row = effective_row(catalog, kind, slice_type(kind, shape), family, variant, items, clock_mhz)

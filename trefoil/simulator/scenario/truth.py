@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trefoil.core.catalog import Catalog, ProfileRow
-from trefoil.core.plan_check import plain
+from trefoil.core.catalog import Catalog
+from trefoil.core.plan import plain
+from trefoil.core.profile_row import ProfileRow
 from trefoil.simulator.scenario.schema import Noise
 
 
