@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from dispatcher.queues import QUEUES
 from dispatcher.queues.fair import FairQueue
@@ -31,7 +31,6 @@ from trefoil.core.parts import Kind, find
 from trefoil.core.plan import Route
 
 NO_PLAN: Final = "the plan gives it no slice"
-KEYS_MAX: Final = 1024  # known by their identity, beyond those of the table
 GIVEN_UP: Final = Outcome("CANCELLED", 0.0, 0.0, 0, False)
 
 
@@ -128,12 +127,6 @@ class FamilyQueue:
         self._flying: dict[int, _InFlight] = {}
         self._live: frozenset[SliceKey] = frozenset()
         self._places: dict[SliceKey, _Place] = {}
-        self._by_identity: dict[int, _Place] = {}  # by the identity of a key, which `_keys` keeps alive
-        self._keys: list[SliceKey] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Saved and read again, identities are others."""
-        return {**self.__dict__, "_by_identity": {}, "_keys": []}
 
     # --- how things stand -------------------------------------------------------------------------------------------
 
@@ -168,7 +161,7 @@ class FamilyQueue:
 
     def in_flight_on(self, slice_: SliceKey) -> int:
         """Number of requests on one slice."""
-        place = self._by_identity.get(id(slice_)) or self._places.get(slice_)
+        place = self._places.get(slice_)
         return place.in_flight if place is not None else 0
 
     def route(self, family: str) -> Route:
@@ -261,7 +254,7 @@ class FamilyQueue:
         if pick is None:
             self.waiting[ticket.id] = ticket
             return None
-        place = self._by_identity.get(id(pick.slice)) or self._place(pick.slice)
+        place = self._place(pick.slice)
         place.in_flight += 1
         self._flying[ticket.id] = (self._on_done, place, ticket)
         return pick
@@ -399,30 +392,25 @@ class FamilyQueue:
         self._places = {key: place for key, place in self._places.items() if key in live or place.in_flight}
         for place in self._places.values():
             place.live = place.key in live
-        self._by_identity, self._keys = {}, []
         for key in keys:
             self._place(key).live = True
 
     def _place(self, key: SliceKey) -> _Place:
-        """The place of a slice, which is found by this very key from now on."""
+        """Place of a slice."""
         place = self._places.get(key)
         if place is None:
             place = self._places[key] = _Place(key)
-        if len(self._keys) > KEYS_MAX + 2 * len(self._places):  # of a router that makes a key for every pick
-            self._by_identity, self._keys = {}, []
-        self._by_identity[id(key)] = place
-        self._keys.append(key)
         return place
 
     def _launch(self, ticket: Ticket, pick: Pick, on_done: OnDone | None) -> None:
-        place = self._by_identity.get(id(pick.slice)) or self._place(pick.slice)
+        place = self._place(pick.slice)
         place.in_flight += 1
         self._flying[ticket.id] = (on_done, place, ticket)
 
     def _assign(self, assignment: Assignment, now_s: float, effects: list[Effect]) -> None:
         ticket, pick = assignment
         del self.waiting[ticket.id]
-        place = self._by_identity.get(id(pick.slice)) or self._place(pick.slice)
+        place = self._place(pick.slice)
         waiter = self._waiters.get(ticket.id)
         if waiter is None or not waiter.done():
             place.in_flight += 1
