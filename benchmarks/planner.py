@@ -38,6 +38,7 @@ from controller.planners.planning_input import PlanningInput, read_view
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.catalog import Catalog, Family, Variant
+from trefoil.core.common import ProfileRow
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import A100_40GB, H100_80GB
 from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, FleetState, NodeStatus, SliceState, SliceStatus
@@ -45,7 +46,6 @@ from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import Plan
 from trefoil.core.plan_check import check
 from trefoil.core.power import active_w
-from trefoil.core.profile_row import ProfileRow
 
 SIZES: Final = (1, 10, 100, 1_000, 10_000, 100_000)
 PER_NODE: Final = 8

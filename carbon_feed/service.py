@@ -34,11 +34,11 @@ def build(argv: Sequence[str]) -> list[service.Component]:
     tls = Tls.of(settings)
     streams_max = settings.watchers_max + ARCHIVES_MAX
     return [
-        service.StatePart(state, clock, metrics),
-        service.MetricsPart(metrics, settings.metrics_address),
+        service.StateComponent(state, clock, metrics),
+        service.MetricsComponent(metrics, settings.metrics_address),
         *loops,
-        service.CertificatesPart({"service": tls.end_s} if tls else {}, clock, metrics),
-        service.ServerPart(
+        service.CertificatesComponent({"service": tls.end_s} if tls else {}, clock, metrics),
+        service.ServerComponent(
             lambda: rpc.make_server(settings, entries, metrics=metrics, streams_max=streams_max, tls=tls)
         ),
     ]

@@ -44,12 +44,12 @@ from trefoil.runtime.given.catalog_files import CatalogFiles
 from trefoil.runtime.repository import load_catalog
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.security.tls import Tls
-from trefoil.runtime.service import CertificatesPart, Component, MetricsPart, ServerPart, StatePart
+from trefoil.runtime.service import CertificatesComponent, Component, MetricsComponent, ServerComponent, StateComponent
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
 
-class ControlPart:
+class ControlComponent:
     """The lease keeper, the loop and the watch of the model repository.
 
     It gives the role back at the end, so that a successor need not wait.
@@ -149,11 +149,11 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Component]:
     servicer = LeaderAnswers(service_, lambda: leadership.leader)
     add = controller_pb2_grpc.add_ControllerServicer_to_server
     return (
-        StatePart(state, clock, metrics),
-        MetricsPart(metrics, settings.metrics_address),
-        ControlPart(loop, reader, leadership, agents, accountant, files),
-        CertificatesPart({"service": tls.end_s} if tls else {}, clock, metrics),
-        ServerPart(lambda: rpc.make_server(settings, [(add, servicer, FULL_NAME)], metrics=metrics, tls=tls)),
+        StateComponent(state, clock, metrics),
+        MetricsComponent(metrics, settings.metrics_address),
+        ControlComponent(loop, reader, leadership, agents, accountant, files),
+        CertificatesComponent({"service": tls.end_s} if tls else {}, clock, metrics),
+        ServerComponent(lambda: rpc.make_server(settings, [(add, servicer, FULL_NAME)], metrics=metrics, tls=tls)),
     )
 
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import structlog
 
 from dispatcher.fronts.admin import NAME, AllWorkers, DispatcherAdmin
-from dispatcher.fronts.grpc.server import Fronts, InferencePart
-from dispatcher.fronts.rest.server import RestPart
+from dispatcher.fronts.grpc.server import Fronts, InferenceComponent
+from dispatcher.fronts.rest.server import RestComponent
 from dispatcher.request.contracts import Contracts
 from dispatcher.request.prober import Prober
 from dispatcher.service.graceful_shutdown import GracefulShutdown
 from dispatcher.service.local_worker import LocalWorker
-from dispatcher.service.metrics import DispatcherMetrics, ExpositionPart
+from dispatcher.service.metrics import DispatcherMetrics, ExpositionComponent
 from dispatcher.service.state_sync import StateSync
 from dispatcher.settings import DispatcherSettings
 from dispatcher.workers.peer_server import PeerServer
@@ -20,7 +20,7 @@ from dispatcher.workers.supervisor import end_with_supervisor
 from protos.dispatcher.v1 import dispatcher_pb2_grpc
 from trefoil.runtime import config, rpc
 from trefoil.runtime.clock import SteadyClock, WallClock
-from trefoil.runtime.service import CertificatesPart, Component, MetricsPart, ServerPart, StatePart
+from trefoil.runtime.service import CertificatesComponent, Component, MetricsComponent, ServerComponent, StateComponent
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics, setup_logging
 
@@ -48,25 +48,25 @@ def build(argv: Sequence[str]) -> list[Component]:
     all_workers = AllWorkers(local, fronts.peers, metrics)
     one_of_many = settings.workers > 1
     shown = (
-        ExpositionPart(settings.metrics_address, all_workers.metrics)
+        ExpositionComponent(settings.metrics_address, all_workers.metrics)
         if one_of_many
-        else MetricsPart(metrics, settings.metrics_address)
+        else MetricsComponent(metrics, settings.metrics_address)
     )
     admin = (dispatcher_pb2_grpc.add_DispatcherServicer_to_server, DispatcherAdmin(local, sync, all_workers), NAME)
     return [
-        StatePart(state, clock, metrics),
+        StateComponent(state, clock, metrics),
         shown,
         PeerServer(local, fronts.inference, all_workers.answers(), sync),  # before the sync says where it listens
         sync,
         fronts.peers,
         Prober(local, contracts),
         local.lengths,
-        CertificatesPart(ends, clock, metrics),
-        ServerPart(
+        CertificatesComponent(ends, clock, metrics),
+        ServerComponent(
             lambda: rpc.make_server(settings, [admin], metrics=metrics, tokens=tokens, reuse_port=one_of_many, tls=tls)
         ),
         fronts.access,
-        InferencePart(fronts, drain),
-        RestPart(fronts, drain),  # ends before the connections to the slices, which the other closes
+        InferenceComponent(fronts, drain),
+        RestComponent(fronts, drain),  # ends before the connections to the slices, which the other closes
         drain,
     ]

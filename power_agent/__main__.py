@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import structlog
 
 from power_agent.addresses import check_addresses
-from power_agent.agent import CONTROLLER, AgentPart
+from power_agent.agent import CONTROLLER, AgentComponent
 from power_agent.clocks.clock_keeper import ClockKeeper
 from power_agent.clocks.latency_reader import LatencyReader
 from power_agent.devices.cpu import Cpu, cpu_mode
@@ -56,13 +57,30 @@ from trefoil.runtime.repository import load_catalog
 from trefoil.runtime.security.audit import AuditLog
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.security.tls import Tls
-from trefoil.runtime.service import CertificatesPart, Component, MetricsPart, NetworkPart, ServerPart, StatePart, main
+from trefoil.runtime.service import (
+    CertificatesComponent,
+    Component,
+    MetricsComponent,
+    NetworkComponent,
+    ServerComponent,
+    StateComponent,
+    main,
+)
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics, setup_logging
 
 
+@dataclass(frozen=True, slots=True)
+class Cpus:
+    """CPUs of the node: energy counter of their packages, the CPUs as a device, and whether slices run on them."""
+
+    rapl: RaplCounter | None = None
+    device: Cpu | None = None
+    serve: bool = False
+
+
 def build(argv: Sequence[str]) -> Sequence[Component]:
-    """Build all parts of the service: its whole wiring.
+    """Build all components of the service: its whole wiring.
 
     Raises:
         TrefoilError: bad settings, or a bad model repository.
@@ -101,12 +119,11 @@ def build(argv: Sequence[str]) -> Sequence[Component]:
     energy_log = EnergyLog(settings.state_dir, int(settings.ring_s / settings.sample_period_s), metrics)
     publisher = Publisher(node, state, energy_log)
     feed = EnergyFeed(energy_log)
-    rapl, cpu, cpu_serves = _cpus(settings, clock, node, simulated=metrics.simulated)
-    for name, why in missing_resources(runtime).items() if cpu_serves else ():
+    cpus = _cpus(settings, clock, node, simulated=metrics.simulated)
+    for name, why in missing_resources(runtime).items() if cpus.serve else ():
         node.set_missing(name, why)
     dcgm = Dcgm(settings.dcgm_exporter_url, inventory, clock) if settings.dcgm_exporter_url else None
-    sensors = (Gpm(inventory), *((dcgm,) if dcgm else ()))
-    meters = DeviceMeters(inventory, clock, metered=settings.meter == "nvml", rapl=rapl, cpu=cpu, sensors=sensors)
+    meters = _meters(settings, inventory, clock, cpus, dcgm)
     metering = Metering(node, meters, energy_log, publisher.publish, feed.notify, used_cpu_s=_cpu_counter(runtime))
     health = SliceHealth(node, reconciler, executor)
     watch = DriverWatch(node, reconciler, executor, calls, inventory, quarantine := Quarantine(inventory))
@@ -114,13 +131,13 @@ def build(argv: Sequence[str]) -> Sequence[Component]:
     capabilities = CapabilityWatch(node, inventory, calls, _rights(client), runtime, dcgm)
     parts = (node, inventory, calls, mig, executor, reconciler, clocks)
     watches = (health, watch, xids, capabilities, ModelWatch(node, files, digests, executor.in_thread))
-    agent = AgentPart(*parts, *watches, metering, publisher, unproven, state, plan_keys, cpu, cpu_serves)
+    agent = AgentComponent(*parts, *watches, metering, publisher, unproven, state, plan_keys, cpus.device, cpus.serve)
     servicer = PowerAgentServicer(node, reconciler, clocks, feed, partial(state.epoch_of, CONTROLLER), unproven)
     server = _server(settings, servicer, node, tls)
     metrics.pass_on(TritonMetrics(node))
-    page = MetricsPart(metrics, settings.metrics_address)
-    connections = StatePart(state, clock, metrics, partial(node.set_missing, "clock"))
-    return [connections, page, NetworkPart(clock), agent, _certificates(tls, access, node, metrics), server]
+    connections = StateComponent(state, clock, metrics, partial(node.set_missing, "clock"))
+    page = MetricsComponent(metrics, settings.metrics_address)
+    return [connections, page, NetworkComponent(clock), agent, _certificates(tls, access, node, metrics), server]
 
 
 def _learn_families(
@@ -136,23 +153,31 @@ def _learn_families(
     files.in_use, files.adopt, node.learn_models = node.families, adopt, files.refresh_for
 
 
-def _server(settings: PowerAgentSettings, servicer: PowerAgentServicer, node: Node, tls: Tls | None) -> ServerPart:
+def _server(settings: PowerAgentSettings, servicer: PowerAgentServicer, node: Node, tls: Tls | None) -> ServerComponent:
     entry = (power_agent_pb2_grpc.add_PowerAgentServicer_to_server, servicer, FULL_NAME)
     audit = AuditLog(settings.state_dir, node.clock, node.metrics)
     make = partial(rpc.make_server, settings, [entry], metrics=node.metrics, audit=audit, tls=tls)
-    return ServerPart(make, report=node.report_health)
+    return ServerComponent(make, report=node.report_health)
 
 
-def _certificates(tls: Tls | None, access: TritonAccess, node: Node, metrics: Metrics) -> CertificatesPart:
+def _certificates(tls: Tls | None, access: TritonAccess, node: Node, metrics: Metrics) -> CertificatesComponent:
     ends = {"service": tls.end_s} if tls else {}
     if access.own is not None:
         ends["tritons"] = lambda: access.end_s([part.key.name for part in node.slices.values() if part.running])
-    return CertificatesPart(ends, node.clock, metrics, partial(node.set_missing, "tls"))
+    return CertificatesComponent(ends, node.clock, metrics, partial(node.set_missing, "tls"))
 
 
 def _cpu_counter(runtime: Runtime) -> Callable[[str], float | None] | None:
     """CPU seconds of a slice's processes by its tag; None where containers are the engine's."""
     return runtime.used_cpu_s if isinstance(runtime, ProcessRuntime | SplitRuntime) else None
+
+
+def _meters(
+    settings: PowerAgentSettings, inventory: Inventory, clock: Clock, cpus: Cpus, dcgm: Dcgm | None
+) -> DeviceMeters:
+    sensors = (Gpm(inventory), *((dcgm,) if dcgm else ()))
+    metered = settings.meter == "nvml"
+    return DeviceMeters(inventory, clock, metered=metered, rapl=cpus.rapl, cpu=cpus.device, sensors=sensors)
 
 
 def _rights(client: NodeClient | None) -> Callable[[], tuple[str, str]]:
@@ -162,10 +187,7 @@ def _rights(client: NodeClient | None) -> Callable[[], tuple[str, str]]:
     return lambda: ("" if client.describe().get("root", True) else NOT_ROOT,) * 2
 
 
-def _cpus(
-    settings: PowerAgentSettings, clock: Clock, node: Node, *, simulated: bool
-) -> tuple[RaplCounter | None, Cpu | None, bool]:
-    """The counter of the CPU packages, the CPUs as a device, and whether they serve; None for what is not wanted."""
+def _cpus(settings: PowerAgentSettings, clock: Clock, node: Node, *, simulated: bool) -> Cpus:
     rapl: RaplCounter | None = None
     try:
         if settings.cpu != "off":
@@ -174,8 +196,8 @@ def _cpus(
         node.set_missing("rapl", str(error))
     mode = cpu_mode(settings.cpu, simulated=simulated, readable=rapl is not None)
     if mode == "off":
-        return None, None, False
-    return rapl, Cpu(settings.node), mode == "serve"
+        return Cpus()
+    return Cpus(rapl, Cpu(settings.node), serve=mode == "serve")
 
 
 if __name__ == "__main__":

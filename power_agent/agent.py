@@ -43,7 +43,7 @@ WAIT_MAX_S: Final = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class AgentPart:
+class AgentComponent:
     """Agent of a node: all that works on it, in one part, because it starts and ends together."""
 
     node: Node

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from controller.planners.planning_input import Device, HostedSlice, Task, constant_for
 from trefoil.core.catalog import Catalog, Family, Variant
+from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import (
     COMPUTE_SLICES,
     CPUS,
@@ -27,7 +28,6 @@ from trefoil.core.device_types import (
 from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.power import at_clock
-from trefoil.core.profile_row import ProfileRow
 from trefoil.core.queueing import Z_95, ServiceTime, pool_rate_max, service_time, utilisation_max
 from trefoil.core.units import MS_PER_S
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from controller.planners.columns import Column
 from controller.planners.planning_input import HostedSlice
+from trefoil.core.common import ProfileRow
 from trefoil.core.errors import InvalidInput
-from trefoil.core.profile_row import ProfileRow
 
 
 @dataclass(frozen=True, slots=True)

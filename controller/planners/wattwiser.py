@@ -45,13 +45,13 @@ from controller.planners.planning_input import (
     read_view,
 )
 from trefoil.core.brains import Decision, PlanView
+from trefoil.core.common import ProfileRow
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import device_type
 from trefoil.core.errors import CatalogError, InvalidInput
 from trefoil.core.fleet import SliceKey
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Expected, Plan
-from trefoil.core.profile_row import ProfileRow
 from trefoil.core.units import grams
 
 CONSTANTS: Final[Mapping[str, float]] = {

@@ -127,7 +127,7 @@ _SAMPLE: Final = re.compile(rb"^([A-Za-z_:][A-Za-z0-9_:]*)(\{)?")
 TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-class ExpositionPart:
+class ExpositionComponent:
     """Metrics endpoint of all workers, a part of the service; every worker listens on the same port. An empty address
     means none."""
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from tests.support.planning import digits, row
 from trefoil.core.catalog import Catalog
+from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.objective import floor_missed
-from trefoil.core.profile_row import ProfileRow
 from trefoil.core.queueing import rate_max
 from trefoil.installation import MODELS
 from trefoil.simulator import Provided, Scenario

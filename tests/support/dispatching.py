@@ -12,8 +12,8 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 
 from dispatcher.fronts.admin import AllWorkers
-from dispatcher.fronts.grpc.server import Fronts, InferencePart
-from dispatcher.fronts.rest.server import RestPart
+from dispatcher.fronts.grpc.server import Fronts, InferenceComponent
+from dispatcher.fronts.rest.server import RestComponent
 from dispatcher.request.contracts import Contracts
 from dispatcher.request.prober import Prober
 from dispatcher.service.local_worker import LocalWorker
@@ -65,8 +65,8 @@ class Running:
         self.fronts = Fronts.build(self.local, self.contracts, self.metrics)
         self.siblings = AllWorkers(self.local, self.fronts.peers, self.metrics)
         self.peer_part = PeerServer(self.local, self.fronts.inference, self.siblings.answers(), self.loop)
-        self.part = InferencePart(self.fronts)
-        self.rest = RestPart(self.fronts)
+        self.part = InferenceComponent(self.fronts)
+        self.rest = RestComponent(self.fronts)
         self._started: list[Any] = []
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from trefoil.core.brains import BudgetState, PlanView
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Factors, Method, Series
 from trefoil.core.catalog import Catalog, Family, Variant
+from trefoil.core.common import ProfileRow
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import A100_40GB, T4, slice_type
 from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, FleetState, NodeStatus, SliceState, SliceStatus
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import Plan
-from trefoil.core.profile_row import ProfileRow
 
 NOW_S = 1_000_000.0
 SHAPES = ("1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")

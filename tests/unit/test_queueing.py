@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trefoil.core.profile_row import ProfileRow
+from trefoil.core.common import ProfileRow
 from trefoil.core.queueing import (
     ServerClass,
     ServiceTime,

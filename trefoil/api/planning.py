@@ -15,6 +15,7 @@ from controller.planners.policy_parts import constants_of, planner_of
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.catalog import Catalog, Family
+from trefoil.core.common import ProfileRow
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import DEVICE_TYPES, device_type, is_outside_mig, profile_type
 from trefoil.core.errors import Infeasible, NotFound, ProfileMissing, SettingError, one_of
@@ -22,7 +23,6 @@ from trefoil.core.fleet import DeviceState, DeviceStatus, FleetState, NodeStatus
 from trefoil.core.objective import Objective, ObjectiveMode, floor_missed
 from trefoil.core.plan import Plan
 from trefoil.core.policies import policy as policy_row
-from trefoil.core.profile_row import ProfileRow
 from trefoil.core.units import DAY_S, HOUR_S
 from trefoil.installation import repositories
 from trefoil.runtime.config import register_own_device_types

@@ -5,11 +5,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from trefoil.core.common import ProfileRow
 from trefoil.core.cpus.rows import CpuRows
 from trefoil.core.device_types import profile_type
 from trefoil.core.errors import CatalogError, NotFound, ProfileMissing, one_of
 from trefoil.core.fleet import Hosted, family_of, stage_model
-from trefoil.core.profile_row import ProfileRow
 
 
 @dataclass(frozen=True, slots=True)

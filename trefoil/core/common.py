@@ -1,10 +1,10 @@
-"""Common values of every module: revisions, leases, provenance."""
+"""Common values of every module: revisions, leases, provenance, profile rows."""
 
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Generic, TypeVar
 
-__all__ = ["Basis", "IdentityKey", "KeptFile", "Lease", "Provenance", "Revision"]
+__all__ = ["Basis", "IdentityKey", "KeptFile", "Lease", "ProfileRow", "Provenance", "Revision"]
 
 T = TypeVar("T")
 
@@ -79,3 +79,29 @@ class Provenance:
     version: str = ""
     licence: str = ""
     as_of_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """Profile of one operating point. Latency is of a whole executed batch; energy per batch excludes idle power.
+
+    `clock_sensitivity`: the part of its time that follows the clock (`power.stretch`); 1: all of it.
+    """
+
+    device_type: str
+    slice_type: str
+    family: str
+    variant: str
+    stage: int
+    batch: int
+    clock_mhz: int
+    cohosted: tuple[str, ...]
+    latency_ms_p50: float
+    latency_ms_p95: float
+    latency_ms_p99: float
+    throughput_per_s: float
+    energy_active_j_per_batch: float
+    power_w: float
+    memory_mib: int
+    provenance: Provenance | None = None
+    clock_sensitivity: float = 1.0

@@ -20,10 +20,9 @@ truth and estimate differ on purpose, by at most CONCAVITY of a small load.
 from dataclasses import replace
 from typing import Final
 
-from trefoil.core.common import Basis, Provenance
+from trefoil.core.common import Basis, ProfileRow, Provenance
 from trefoil.core.device_types import profile_type, slice_type
 from trefoil.core.fleet import DeviceState, DeviceType
-from trefoil.core.profile_row import ProfileRow
 
 DYNAMIC_W: Final = {  # synthetic: inference at full width draws some 305 W of the 400 W board limit of an A100
     "A100-SXM4-40GB": 250.0,

@@ -25,8 +25,8 @@ import numpy.typing as npt
 from numpy.random import Generator
 from threadpoolctl import ThreadpoolController
 
+from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import slice_servers
-from trefoil.core.profile_row import ProfileRow
 from trefoil.core.units import MS_PER_S
 
 Floats = npt.NDArray[np.float64]

@@ -30,8 +30,8 @@ import numpy as np
 from controller.settings import FixedDemand
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, Family, Variant
+from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import device_type
-from trefoil.core.profile_row import ProfileRow
 from trefoil.core.units import HOUR_S, MS_PER_S
 from trefoil.reproduce.experiment import data_folder
 from trefoil.reproduce.runs import StudyRun, key_of, source_hash

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from trefoil.core.catalog import Catalog, Family, Variant
-from trefoil.core.common import Basis, Provenance
-from trefoil.core.profile_row import ProfileRow
+from trefoil.core.common import Basis, ProfileRow, Provenance
 from trefoil.core.queueing import ServiceTime, pool_rate_max
 from trefoil.core.units import MS_PER_S
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from controller.planners.columns import effective_row
 from trefoil.core.catalog import Catalog
+from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import device_type, slice_type
-from trefoil.core.profile_row import ProfileRow
 from trefoil.core.queueing import ServerClass, arrivals_s, serve_shared, service_time
 from trefoil.core.units import MS_PER_S
 from trefoil.reproduce.clover import LARGEST

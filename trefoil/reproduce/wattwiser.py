@@ -21,10 +21,10 @@ import numpy as np
 
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, Family, Variant
+from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import device_type
 from trefoil.core.interference import INTERFERENCE
 from trefoil.core.policies import PRESETS
-from trefoil.core.profile_row import ProfileRow
 from trefoil.core.queueing import Z_95, Z_99
 from trefoil.core.units import MS_PER_S
 from trefoil.reproduce.experiment import data_folder

@@ -14,9 +14,8 @@ from pydantic import Field, ValidationError, field_validator
 
 from trefoil.core import errors
 from trefoil.core.catalog import Catalog, Family, Variant
-from trefoil.core.common import Basis, Provenance
+from trefoil.core.common import Basis, ProfileRow, Provenance
 from trefoil.core.outside.ranges import Ranged
-from trefoil.core.profile_row import ProfileRow
 from trefoil.installation import MODELS, repositories
 from trefoil.runtime.config import explain
 from trefoil.runtime.given.repository_names import (

@@ -1,9 +1,9 @@
-"""Life of a process: all parts are initialised in order, then run together, and shut down in reverse order.
+"""Life of a process: all components are initialised in order, then run together, and shut down in reverse order.
 
 `main(build)` is all that a `__main__.py` calls. SIGTERM and SIGINT end it with exit code 0; an operating error prints
-one line and ends it with 2; a bug prints its traceback and ends it with 1. A part that takes its time on purpose (it
-drains) says for how long (`patience_s`), and is told by a second signal to be quick (`hurry`); a third one kills. Where
-no part does, the second one kills.
+one line and ends it with 2; a bug prints its traceback and ends it with 1. A component that drains says for how long
+(`patience_s`), and a second signal tells it to be quick (`hurry`); a third one kills. Where no component drains, the
+second one kills.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from trefoil.runtime.clock import Clock, WallClock
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
-SHUTDOWN_S: Final = 4.0  # for all parts together: a service is gone 5 s after SIGTERM
+SHUTDOWN_S: Final = 4.0  # for all components together: a service is gone 5 s after SIGTERM
 OFFSET: Final = "trefoil_clock_offset_seconds"
 OFFSET_POLL_S: Final = 10.0
 OFFSET_WARN_S: Final = 0.5
@@ -45,11 +45,11 @@ class Component(Protocol):
     """Part of a service. All three methods are awaited in one event loop."""
 
     async def init(self) -> None:
-        """Acquire what running needs; raise to stop the start. Nothing that others see, before all parts have this."""
+        """Acquire what running needs; raise to stop the start. Others see nothing before all have done so."""
         ...
 
     async def run(self) -> None:
-        """Work until cancelled. Returning means that this part has nothing more to do; raising ends the process."""
+        """Work until cancelled. Returning means that nothing is left to do; raising ends the process."""
         ...
 
     async def shutdown(self) -> None:
@@ -63,7 +63,7 @@ class Patient(Protocol):
 
     @property
     def patience_s(self) -> float:
-        """Time its shutdown may take beyond what every part has [s]."""
+        """Time its shutdown may take beyond what every component has [s]."""
         ...
 
     def hurry(self) -> None:
@@ -71,8 +71,8 @@ class Patient(Protocol):
         ...
 
 
-async def run(parts: Sequence[Component], clock: Clock, stop: asyncio.Event | None = None) -> None:
-    """Run until a signal, until `stop` is set, or until a part fails; then shut down in reverse order and re-raise."""
+async def run(components: Sequence[Component], clock: Clock, stop: asyncio.Event | None = None) -> None:
+    """Run until a signal, until `stop` is set, or a component fails; then shut down in reverse order and re-raise."""
     stopping = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     ready: list[Component] = []
@@ -81,9 +81,9 @@ async def run(parts: Sequence[Component], clock: Clock, stop: asyncio.Event | No
     def on_signal() -> None:
         if stopping.is_set():
             remove_signal_handlers()
-            for part in ready:
-                if isinstance(part, Patient):
-                    part.hurry()
+            for component in ready:
+                if isinstance(component, Patient):
+                    component.hurry()
         stopping.set()
 
     def remove_signal_handlers() -> None:
@@ -93,20 +93,22 @@ async def run(parts: Sequence[Component], clock: Clock, stop: asyncio.Event | No
     for number in SIGNALS:
         loop.add_signal_handler(number, on_signal)
     try:
-        for part in parts:
-            if not await _initialised(part, stopping):
+        for component in components:
+            if not await _initialised(component, stopping):
                 return
-            ready.append(part)
+            ready.append(component)
         gc.collect()
         gc.freeze()  # else all that is here would be looked through again and again: 50 ms in which nobody is answered
-        tasks += [asyncio.create_task(part.run(), name=f"run {type(part).__name__}") for part in parts]
+        tasks += [
+            asyncio.create_task(component.run(), name=f"run {type(component).__name__}") for component in components
+        ]
         await _until_stopped(tasks, stopping)
     finally:
-        patient = [part for part in ready if isinstance(part, Patient)]
+        patient = [component for component in ready if isinstance(component, Patient)]
         if not patient:
             remove_signal_handlers()
         gc.unfreeze()
-        await _unwind(ready, tasks, clock, SHUTDOWN_S + sum(part.patience_s for part in patient))
+        await _unwind(ready, tasks, clock, SHUTDOWN_S + sum(component.patience_s for component in patient))
         remove_signal_handlers()
 
 
@@ -127,8 +129,8 @@ def main(
             while True:
                 try:
                     with errors.in_one_line():
-                        parts = build(sys.argv[1:] if argv is None else argv)
-                    runner.run(run(parts, WallClock()))
+                        components = build(sys.argv[1:] if argv is None else argv)
+                    runner.run(run(components, WallClock()))
                     break
                 except errors.RoleFree as error:
                     structlog.get_logger().info("starts anew", why=str(error))
@@ -141,9 +143,9 @@ def main(
     return 0
 
 
-async def _initialised(part: Component, stopping: asyncio.Event) -> bool:
+async def _initialised(component: Component, stopping: asyncio.Event) -> bool:
     """Initialise, unless a signal comes first."""
-    init = asyncio.create_task(part.init(), name=f"init {type(part).__name__}")
+    init = asyncio.create_task(component.init(), name=f"init {type(component).__name__}")
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait((init, stop), return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
@@ -163,7 +165,7 @@ async def _until_stopped(tasks: Sequence[asyncio.Task[None]], stopping: asyncio.
         while pending and not stopping.is_set() and pending != {stop}:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stop}:
-                task.result()  # raises what the part raised
+                task.result()  # raises what the component raised
     finally:
         stop.cancel()
 
@@ -173,22 +175,22 @@ async def _unwind(
 ) -> None:
     deadline_s = clock.monotonic_s() + limit_s
     log = structlog.get_logger()
-    for part, task in reversed(list(zip_longest(ready, tasks))):
-        name = type(part).__name__
+    for component, task in reversed(list(zip_longest(ready, tasks))):
+        name = type(component).__name__
         try:
             async with asyncio.timeout(max(0.1, deadline_s - clock.monotonic_s())):
                 if task is not None:
                     task.cancel()
                     await asyncio.wait((task,))
-                await part.shutdown()
+                await component.shutdown()
         except TimeoutError:
-            log.error("part did not shut down in time", part=name)
+            log.error("component did not shut down in time", component=name)
         except errors.TrefoilError as error:
-            log.warning("part shut down with an error", part=name, error=str(error))
+            log.warning("component shut down with an error", component=name, error=str(error))
 
 
-class ServerPart:
-    """Part of a gRPC server. `make` is called inside the event loop: `ServerPart(lambda: rpc.make_server(...))`."""
+class ServerComponent:
+    """gRPC server. `make` is called inside the event loop: `ServerComponent(lambda: rpc.make_server(...))`."""
 
     def __init__(
         self,
@@ -227,7 +229,7 @@ class ServerPart:
         await self.server.stop(self._grace_s)
 
 
-class MetricsPart:
+class MetricsComponent:
     """Part of the Prometheus endpoint; an empty address means none."""
 
     def __init__(self, metrics: Metrics, address: str) -> None:
@@ -248,7 +250,7 @@ class MetricsPart:
             await asyncio.to_thread(self._close)
 
 
-class CertificatesPart:
+class CertificatesComponent:
     """Part that tells when certificates end, and before it is too late; looking at them also takes renewed ones.
 
     `ends`: whose certificates, and when the first of them ends [UTC s], infinite where there is none. `report` is told
@@ -293,7 +295,7 @@ class CertificatesPart:
         return
 
 
-class NetworkPart:
+class NetworkComponent:
     """Part that ends a process whose network was taken away, so that it is started again in the new one.
 
     A container that shares the network of another one stays, when that one is restarted, in a network namespace with
@@ -331,7 +333,7 @@ class NetworkPart:
         return
 
 
-class StatePart:
+class StateComponent:
     """Part that closes the connections to Redis at the end; list it first, so that it is shut down last.
 
     Meanwhile it compares this service's clock with that of Redis. `report` is told of an error, and by "" of its end.

@@ -40,7 +40,7 @@ from trefoil.runtime import config
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.files import replace_file
 from trefoil.runtime.given.catalog_files import CatalogFiles
-from trefoil.runtime.service import NetworkPart
+from trefoil.runtime.service import NetworkComponent
 from trefoil.simulated_node.interference import Interference
 from trefoil.simulated_node.machine import SETTLE_S, Machine
 from trefoil.simulated_node.node import SimulatedNode
@@ -114,7 +114,7 @@ class NodeServer:
         self._settings.socket.chmod(0o600)
         log.info("simulated node is up", **config.masked(self._settings), driver_load_id=self.driver_load_id)
         ticking = asyncio.create_task(self._tick_until_stopped())
-        reaching = asyncio.create_task(NetworkPart(self._clock).run())
+        reaching = asyncio.create_task(NetworkComponent(self._clock).run())
         reading = asyncio.create_task(self._files.run(self._clock))
         try:
             stopping = asyncio.create_task(self._stop.wait())

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from trefoil.core import power
 from trefoil.core.catalog import Catalog
+from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import NO_MIG
 from trefoil.core.fleet import DeviceType, family_of, stage_model
-from trefoil.core.profile_row import ProfileRow
 from trefoil.core.queueing import service_time
 from trefoil.simulated_node.pace_file import PaceEntry, family_crc32
 

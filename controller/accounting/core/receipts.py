@@ -26,14 +26,13 @@ from typing import Final
 
 from controller.explore.core.candidate_measurement import UNMEASURED
 from trefoil.core.catalog import Catalog
-from trefoil.core.common import Basis
+from trefoil.core.common import Basis, ProfileRow
 from trefoil.core.demand import LoadCell, LoadWindow
 from trefoil.core.device_types import known_type
 from trefoil.core.energy import EnergySample, ReceiptRate
 from trefoil.core.fleet import DeviceStatus, NodeStatus, SliceKey
 from trefoil.core.plan import Plan
 from trefoil.core.power import at_clock
-from trefoil.core.profile_row import ProfileRow
 
 WORKER_WAIT_S: Final = 3.0  # how long a sample waits for the windows of a worker that has gone silent
 SAMPLE_WAIT_S: Final = 600.0  # how long windows wait for samples: an agent sends the last ten minutes again

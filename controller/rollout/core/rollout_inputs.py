@@ -24,13 +24,13 @@ from controller.rollout.core.interim_routes import (
 from controller.rollout.core.path import FleetSnapshot, RolloutPath, plan_path
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, memory_mib
+from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import CPUS, device_type, profile_type, slice_type
 from trefoil.core.errors import NotFound
 from trefoil.core.fleet import SERVING, DeviceState, FleetState, Hosted, SliceKey, SliceState, family_of
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
 from trefoil.core.plan_check import CONTEXT_MIB
-from trefoil.core.profile_row import ProfileRow
 from trefoil.core.queueing import rate_max
 
 SATURATION: Final = 0.9  # of a slice's throughput that relaxed inputs count on

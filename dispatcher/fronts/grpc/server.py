@@ -114,7 +114,7 @@ class FrontServer:
         await self._server.stop(grace_s)
 
 
-class InferencePart:
+class InferenceComponent:
     """Serves clients, and at the end lets what is in flight finish. A part of the service."""
 
     def __init__(self, fronts: Fronts, drain: GracefulShutdown | None = None) -> None:

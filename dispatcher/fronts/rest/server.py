@@ -18,7 +18,7 @@ from trefoil.runtime.security.tls import Tls
 KEEP_ALIVE_S = 75
 
 
-class RestPart:
+class RestComponent:
     """HTTP server, a part of the service. An empty address means none."""
 
     def __init__(self, fronts: Fronts, drain: GracefulShutdown | None = None) -> None:

@@ -112,7 +112,7 @@ class Controller:
         if self._system.on_disk:
             await main.take_over(settings)
         parts = main.parts(settings, self.clock)
-        wanted = [p for p in parts if not isinstance(p, service.MetricsPart | service.ServerPart)]
+        wanted = [p for p in parts if not isinstance(p, service.MetricsComponent | service.ServerComponent)]
         await service.run(wanted, self.clock, asyncio.Event())
 
     def _ended(self, process: Process, task: "asyncio.Task[None]") -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from controller.__main__ import ControlPart
+from controller.__main__ import ControlComponent
 from controller.role.disk_store import DiskStore
 from controller.role.leadership import Leadership
 from tests.support.stores import state_on
@@ -169,7 +169,7 @@ async def test_a_controller_ends_by_the_free_role_itself_and_hides_no_bug_behind
     free, bug = RoleFree("free"), ValueError("bug")
     alone, both = Parts(lease=free), Parts(lease=free, loop=bug)
     with pytest.raises(RoleFree):
-        await ControlPart(alone, None, alone, None, None, alone).run()
+        await ControlComponent(alone, None, alone, None, None, alone).run()
     with pytest.raises(ExceptionGroup) as ended:
-        await ControlPart(both, None, both, None, None, Parts()).run()
+        await ControlComponent(both, None, both, None, None, Parts()).run()
     assert set(ended.value.exceptions) == {free, bug}

@@ -8,9 +8,9 @@ from controller.loop.core.objectives import accept_objective
 from tests.support.plans import CATALOG
 from tests.unit.controller.views import OBJECTIVE
 from trefoil.core.catalog import Catalog
+from trefoil.core.common import ProfileRow
 from trefoil.core.errors import InvalidInput, StaleRevision
 from trefoil.core.objective import ObjectiveMode
-from trefoil.core.profile_row import ProfileRow
 
 ROW = ProfileRow("A100-SXM4-40GB", "7g.40gb", "toy", "toy-s", 0, 1, 1410, (), 20.0, 22.0, 23.0, 50.0, 5.0, 100.0, 100)
 PROFILED = Catalog(CATALOG.families, (ROW,))

@@ -17,12 +17,11 @@ from dispatcher.routing.core.receipts import Receipts as Prices
 from dispatcher.service.accounting import LoadCounters
 from trefoil.core.carbon import CarbonReading, Quality, Series
 from trefoil.core.catalog import Catalog, Family
-from trefoil.core.common import Basis, Provenance, Revision
+from trefoil.core.common import Basis, ProfileRow, Provenance, Revision
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
 from trefoil.core.energy import EnergyMethod, EnergySample, HostedEnergy, ReceiptRates, SliceEnergy
 from trefoil.core.fleet import DeviceStatus, Hosted, NodeStatus, SliceKey, SliceStatus
 from trefoil.core.latency import build_histogram
-from trefoil.core.profile_row import ProfileRow
 
 TYPE = "A100-SXM4-40GB"
 PROFILE_J = {"s": (0.3, 0.2), "l": (0.5, 1.5)}  # joules of a request, and of each of its items

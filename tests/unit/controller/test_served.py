@@ -10,10 +10,9 @@ from controller.accounting.core.served import DEFAULT_CLASS, served_by_class
 from dispatcher.service.accounting import LoadCounters
 from tests.unit.controller.test_receipts import CATALOG, KEYS, TYPE
 from trefoil.core.catalog import Catalog, Family, Variant
-from trefoil.core.common import Basis, Provenance, Revision
+from trefoil.core.common import Basis, ProfileRow, Provenance, Revision
 from trefoil.core.device_types import DEVICE_TYPES
 from trefoil.core.objective import Objective
-from trefoil.core.profile_row import ProfileRow
 
 VARIANTS = tuple(Variant(n, v, a, "", 16, 1.0, 1, "") for n, v, a in (("s", 1, 0.9), ("l", 2, 0.99)))
 FAMILY = Family("digits", "top1", VARIANTS, {"": (50.0, 0.95), "gold": (20.0, 0.95)})

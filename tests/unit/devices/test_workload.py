@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, Family, Variant
+from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import A100_40GB
 from trefoil.core.interference import stretch
-from trefoil.core.profile_row import ProfileRow
 from trefoil.core.queueing import ServiceTime, draw_s, service_time
 from trefoil.simulated_node.pace_file import PaceEntry, PaceFile, family_crc32
 from trefoil.simulated_node.workload import Workload

@@ -18,6 +18,7 @@ from tests.support.stores import state_on
 from tests.support.virtual.redis import Server
 from trefoil.core.brains import ClockDecision, GovernedStage, GovernorView
 from trefoil.core.catalog import Catalog
+from trefoil.core.common import ProfileRow
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, ScaleSignal
 from trefoil.core.errors import PlanError, SettingError
 from trefoil.core.fleet import ClockLease, Hosted, SliceKey
@@ -25,7 +26,6 @@ from trefoil.core.latency import build_histogram
 from trefoil.core.objective import Objective
 from trefoil.core.parts import Kind, load_part
 from trefoil.core.plan import PlannedDevice, PlannedSlice
-from trefoil.core.profile_row import ProfileRow
 
 STAIRS = "tests.support.seam.governor:Stairs"
 load_part(Kind.GOVERNOR, STAIRS, GOVERNORS)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
-from power_agent.agent import WAIT_MAX_S, AgentPart
+from power_agent.agent import WAIT_MAX_S, AgentComponent
 from power_agent.devices.driver_calls import DriverCalls
 from power_agent.devices.errors import NodeUnreachable
 from power_agent.devices.inventory import Inventory
@@ -65,9 +65,9 @@ class World:
         self.node = Node(settings, self.clock, self.journal, nothing, Metrics("power_agent"))
         self.node.driver_load_id = "load-1" if marker else ""
         inventory = Inventory("node0", None)
-        parts: dict[str, Any] = dict.fromkeys(field.name for field in fields(AgentPart))
+        parts: dict[str, Any] = dict.fromkeys(field.name for field in fields(AgentComponent))
         parts |= {"node": self.node, "inventory": inventory, "calls": DriverCalls(inventory), "executor": self}
-        self.agent = AgentPart(**parts)
+        self.agent = AgentComponent(**parts)
 
     def send(self, symbol: str, args: Any) -> tuple[int, list[Any]]:
         self.calls += 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import structlog
 
-from power_agent.agent import AgentPart
+from power_agent.agent import AgentComponent
 from power_agent.durability.journal import Journal
 from power_agent.settings import PowerAgentSettings
 from power_agent.slices.node_state import Node
@@ -38,10 +38,10 @@ class Start:
         made = PowerAgentSettings(state_dir=folder, **settings)
         self.node = Node(made, self.clock, self.journal, nothing, Metrics("power_agent"))
         self.applied: list[NodePlan] = []
-        parts: dict[str, Any] = dict.fromkeys(field.name for field in fields(AgentPart))
+        parts: dict[str, Any] = dict.fromkeys(field.name for field in fields(AgentComponent))
         parts |= {"node": self.node, "state": self.state, "reconciler": self}
         self.steps: tuple[Step, ...] = ()  # that the reconciler foresees
-        self.agent = AgentPart(**parts | {"plan_keys": PlanKeys("default", keys)})
+        self.agent = AgentComponent(**parts | {"plan_keys": PlanKeys("default", keys)})
 
     def preview(self, plan: NodePlan) -> ApplyResult:
         """In place of the reconciler."""

@@ -9,7 +9,7 @@ import structlog
 from tests.support.stores import START_S
 from trefoil.core import errors
 from trefoil.runtime.clock import ManualClock
-from trefoil.runtime.service import OFFSET_POLL_S, StatePart
+from trefoil.runtime.service import OFFSET_POLL_S, StateComponent
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics
 
@@ -58,7 +58,7 @@ async def test_an_offset_is_no_more_than_what_the_answers_way_leaves_sure(
 
 async def test_it_is_exported_warned_about_and_named_once_each(state: State, redis: Redis, clock: ManualClock) -> None:
     metrics, told = Metrics("power_agent"), list[str]()
-    part = StatePart(state, clock, metrics, told.append)
+    part = StateComponent(state, clock, metrics, told.append)
     await part.init()
     assert "trefoil_clock_offset_seconds{simulated" in metrics.text()
     assert "} NaN" in metrics.text(), "not known yet"
@@ -81,7 +81,7 @@ async def test_a_redis_that_is_away_tells_nothing_and_ends_nothing(
     state: State, redis: Redis, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics = Metrics("controller")
-    part = StatePart(state, clock, metrics)
+    part = StateComponent(state, clock, metrics)
     tries = []
 
     async def away() -> float:

@@ -244,7 +244,7 @@ async def test_a_shorter_grace_counts_for_those_who_stop_with_a_longer_one(serve
 
 async def test_a_server_part_lives_and_ends(unused_tcp_port):
     settings = ServiceSettings(admin_address=f"127.0.0.1:{unused_tcp_port}")
-    part = service.ServerPart(lambda: rpc.make_server(settings, []))
+    part = service.ServerComponent(lambda: rpc.make_server(settings, []))
     stop = asyncio.Event()
     running = asyncio.create_task(service.run([part], WallClock(), stop))
     async with rpc.channel(settings.admin_address) as channel:

@@ -176,7 +176,7 @@ async def test_a_process_whose_network_was_taken_away_ends():
     """As the agent of a container whose network was another one's, which has been restarted."""
     names = {"lo", "eth0"}
     clock = ManualClock()
-    part = service.NetworkPart(clock, lambda: list(enumerate(names)))
+    part = service.NetworkComponent(clock, lambda: list(enumerate(names)))
     running = asyncio.create_task(part.run())
     await clock.advance(60.0)
     names.discard("eth0")
@@ -192,7 +192,7 @@ async def test_a_process_whose_network_was_taken_away_ends():
 
 async def test_where_there_is_only_loopback_no_network_is_missed():
     clock = ManualClock()
-    running = asyncio.create_task(service.NetworkPart(clock, lambda: [(1, "lo")]).run())
+    running = asyncio.create_task(service.NetworkComponent(clock, lambda: [(1, "lo")]).run())
     await clock.advance(60.0)
     assert not running.done()
     running.cancel()

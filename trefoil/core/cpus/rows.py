@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
+from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import CPUS, cpu_quota, profile_type, slice_cores, slice_servers
-from trefoil.core.profile_row import ProfileRow
 
 Sizes = Mapping[float, Mapping[int, ProfileRow]]
 """Rows by cores, and by batch."""

@@ -19,6 +19,7 @@ from power_agent.clocks.core.device_governor import DeviceGovernor
 from power_agent.clocks.core.slice_latencies import SliceLatencies
 from trefoil.core import power
 from trefoil.core.catalog import Catalog
+from trefoil.core.common import ProfileRow
 from trefoil.core.demand import ScaleSignal
 from trefoil.core.device_types import CPUS, device_type, profile_type, slice_cores, slice_type
 from trefoil.core.errors import ProfileMissing
@@ -35,7 +36,6 @@ from trefoil.core.fleet import (
     same_variants,
 )
 from trefoil.core.plan import PlannedDevice, PlannedSlice
-from trefoil.core.profile_row import ProfileRow
 from trefoil.core.queueing import service_time
 from trefoil.core.units import MS_PER_S
 from trefoil.simulator.engines.engine import OperatingPoint, SliceService

@@ -20,13 +20,13 @@ from power_agent.clocks.core.slice_latencies import SliceLatencies
 from trefoil.core import errors
 from trefoil.core.brains import Planner
 from trefoil.core.catalog import Catalog, Family
+from trefoil.core.common import ProfileRow
 from trefoil.core.cpus.rows import QUOTAS, RANGES
 from trefoil.core.device_types import CPUS, device_type, profile_type
 from trefoil.core.fleet import DeviceKind
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.parts import Kind, as_live_planner
 from trefoil.core.policies import Policy
-from trefoil.core.profile_row import ProfileRow
 from trefoil.runtime import codec
 from trefoil.runtime.given.repository_names import CONFIG_BYTES_MAX, boundary, read_text
 from trefoil.runtime.repository import family_folder, load_family

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trefoil.core.catalog import Catalog
+from trefoil.core.common import ProfileRow
 from trefoil.core.plan import plain
-from trefoil.core.profile_row import ProfileRow
 from trefoil.simulator.scenario.schema import Noise
 
 
