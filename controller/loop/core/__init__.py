@@ -1,4 +1,4 @@
-"""Control core: a step yields what shall happen, one effect at a time, and gets its outcome back.
+"""Control core: each step asks its ports (`ports.py`) for what is around it.
 
-controller/loop/control_loop.py carries effects out live, trefoil/simulator/simulation.py in simulated time.
+controller/loop/live_ports.py implements them live, trefoil/simulator/simulation.py in simulated time.
 """
