@@ -31,9 +31,9 @@ from controller.planners.columns import class_column, columns
 from controller.planners.exact.milp import CpuLimitHit, Limits
 from controller.planners.exact.model import Aim, Problem, groups_of
 from controller.planners.exact.placement import moves, place_clocked
-from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.search import solve
 from controller.planners.plan_assembly import plan_of
+from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import PlanningInput, read_view
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
@@ -51,7 +51,7 @@ SIZES: Final = (1, 10, 100, 1_000, 10_000, 100_000)
 PER_NODE: Final = 8
 LOAD: Final = 0.6  # of BASE's capacity
 HORIZON_S: Final = 3600.0
-SETTINGS: Final = {**CONSTANTS, "clocks": 1.0}
+SETTINGS: Final = ExactSettings(clocks="planned")
 REFERENCE_SMS: Final = 98
 SCALING: Final = 0.8  # of a model's speed with SMs: doubling them is not twice as fast
 MEMORY_BOUND: Final = 0.35  # share of a batch's time that no clock changes

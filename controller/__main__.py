@@ -19,7 +19,7 @@ from controller.loop.rollout_runner import LiveRolloutPorts, RolloutRunner
 from controller.observe.core.observation import LatestInputs, Observation
 from controller.observe.forecast_model import open_network
 from controller.observe.reader import ObservationReader
-from controller.planners.policy_parts import constants_of, forecaster_of, planner_of, row_of
+from controller.planners.policy_parts import forecaster_of, planner_of, planner_settings, row_of
 from controller.planners.table import PLANNERS
 from controller.role.disk_store import DiskStore
 from controller.role.kept_files import KeptFiles
@@ -145,7 +145,7 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Component]:
 
     files.in_use, files.adopt = loop.in_use, adopt
     stored_reads = StoredReads(settings, state, observation, clock)
-    service_ = ControllerService(loop, files, constants_of("", row), disk, stored_reads, traits.shares)
+    service_ = ControllerService(loop, files, planner_settings(row), disk, stored_reads)
     servicer = LeaderAnswers(service_, lambda: leadership.leader)
     add = controller_pb2_grpc.add_ControllerServicer_to_server
     return (

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
@@ -16,7 +16,7 @@ from controller.loop.core.saved_state import STOPPED, start_command
 from controller.observe.core.plannable import check_obeyed, places_refused
 from controller.observe.core.triggers import OPERATOR, Trigger
 from controller.planners.fleet_power import check_power
-from controller.planners.gpu_allocation import with_device
+from controller.planners.gpu_allocation import AllocationSettings, with_device
 from controller.planners.planning_input import read_view
 from controller.role.by_command import ByCommand
 from controller.role.disk_store import DiskStore
@@ -29,6 +29,7 @@ from trefoil.core import errors
 from trefoil.core.brains import PlanView
 from trefoil.core.common import IdentityKey, Revision
 from trefoil.core.objective import ActMode, Objective
+from trefoil.core.parts import PartSettings
 from trefoil.core.plan import Expected, NodePlan, Plan, PlannedDevice, RolloutState
 from trefoil.core.plan_check import check, check_node, check_parts
 from trefoil.runtime import codec
@@ -44,13 +45,12 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         self,
         loop: ControlLoop,
         files: CatalogFiles,
-        constants: Mapping[str, float] | None,
+        planner: PartSettings | None,
         disk: DiskStore,
         stored: StoredReads,
-        shares: bool = False,
     ) -> None:
-        self._loop, self._files, self._constants, self._disk = loop, files, constants, disk
-        self._stored, self._shares = stored, shares
+        self._loop, self._files, self._planner, self._disk = loop, files, planner, disk
+        self._stored = stored
 
     async def GetPlan(self, request: Any, context: Any) -> Any:
         """Plan in force with its rollout, mode and holds."""
@@ -167,8 +167,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         return pb.StartFamilyResponse(held=self._loop.core.control.hold_reason, degraded=degraded)
 
     async def _allocate(self, family: str, device: str, load: bool) -> tuple[list[Any], str]:
-        policy, constants = self._loop.settings.policy, self._constants
-        if not self._shares or constants is None:
+        policy, settings = self._loop.settings.policy, self._planner
+        if not isinstance(settings, AllocationSettings):
             raise errors.InvalidInput(
                 f"policy {policy} decides itself where families live",
                 field="policy",
@@ -176,11 +176,9 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
                 remedy="run one that allocates whole devices, e.g. wattwiser",
             )
         objective, view = self._objective(family), self._loop.core.view()
-        found = with_device(read_view(view, constants["rate_floor_per_s"], whole=True), constants, family, device, load)
+        found = with_device(read_view(view, settings.rate_floor_per_s, whole=True), settings, family, device, load)
         wanted = replace(objective, devices=found.gpus[family])
-        accepted = accept_objective(
-            wanted, self._loop.core.objectives, self._files.catalog, constants, objective.number
-        )
+        accepted = accept_objective(wanted, self._loop.core.objectives, self._files.catalog, settings, objective.number)
         degraded = await self._loop.set_objectives((accepted,))
         factor = found.sharing_factor
         return [pb.AllocatedDevice(device=d, sharing_factor=factor[d]) for d in found.gpus[family]], degraded
@@ -188,7 +186,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
     def _accepted(self, request: Any) -> Objective:
         """The objective that an ObjectiveChange asks for."""
         wanted: Objective = codec.from_proto(request.objective)
-        params, settings = self._constants, self._loop.settings
+        planner, settings = self._planner, self._loop.settings
         self._refuse_stopped((wanted.family,))
         if request.reset:
             said = {one.family: one.objective() for one in settings.objectives}
@@ -197,9 +195,9 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
                     "the settings have no objective of it", field="family", value=wanted.family,
                     remedy=errors.one_of(sorted(said), wanted.family, none="add [[objectives]] to the settings"),
                 )  # fmt: skip
-            wanted, params = said[wanted.family], None  # accepted as at a start
+            wanted, planner = said[wanted.family], None  # accepted as at a start
         stored = self._loop.core.objectives
-        return accept_objective(wanted, stored, self._files.catalog, params, request.expected_number, settings.pue)
+        return accept_objective(wanted, stored, self._files.catalog, planner, request.expected_number, settings.pue)
 
     async def Explain(self, request: Any, context: Any) -> Any:
         """Explain the plan in force for a family: reason, trigger, advice, exploration."""

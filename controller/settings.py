@@ -370,7 +370,7 @@ class ControllerSettings(ServiceSettings):
     def thresholds(self) -> Thresholds:
         """Thresholds of the triggers, of settings and preset."""
         found = Thresholds(rate_span_s=self.smooth_s, **self.triggers.model_dump())
-        base = policies.PRESETS[self.preset].get("carbon_base_g_per_kwh", 0.0) if self.preset else 0.0
+        base = float(policies.PRESETS[self.preset].get("carbon_base_g_per_kwh", 0.0)) if self.preset else 0.0
         return replace(found, carbon_base_g_per_kwh=base) if base else found
 
     @property

@@ -7,20 +7,28 @@ Deviations: MIG mode stays on, so that the GPU is one 7g slice (98 of 108 SMs; w
 A100-SXM4-40GB-nomig, whose one slice `whole` has all 108); several families take the devices in turn.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from numpy.random import Generator
+from pydantic import Field
 
 from controller.planners.clover.space import mig_configuration
 from controller.planners.columns import class_column
-from controller.planners.plan_assembly import DEFAULTS
+from controller.planners.planner_settings import PlannerSettings
 from controller.planners.planning_input import Device, PlanningInput, Task, read_view
 from controller.planners.uniform import Uniform, decide
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
 from trefoil.core.device_types import Placement, device_type, placements, placements_of, profile_type
 from trefoil.core.fleet import DeviceKind
+
+
+class MigSettings(PlannerSettings):
+    """Settings of `base` and `co2opt`."""
+
+    configuration: int = Field(default=0, ge=0, le=19)
+    """MIG configuration by its number in CLOVER's Fig. 1; 0: the planner's own."""
 
 
 def largest_layout(device: Device) -> Placement:
@@ -36,11 +44,9 @@ def best_variant(inputs: PlanningInput, task: Task, _device: Device, _slice_type
 BASE = Uniform(largest_layout, best_variant)
 
 
-def layout_of(
-    constants: Mapping[str, float], otherwise: Callable[[Device], Placement]
-) -> Callable[[Device], Placement]:
+def layout_of(settings: MigSettings, otherwise: Callable[[Device], Placement]) -> Callable[[Device], Placement]:
     """The layout of the constant `configuration`; 0, a device without MIG or without room for it: `otherwise`."""
-    number = int(constants["configuration"])
+    number = settings.configuration
 
     def chosen(device: Device) -> Placement:
         if not number or device.type.kind != DeviceKind.MIG_GPU:
@@ -56,14 +62,14 @@ def layout_of(
 class BasePlanner:
     """Planner BASE (CLOVER section 5.1). Stateless."""
 
-    constants: Mapping[str, float] = field(default_factory=dict)
+    settings: MigSettings = MigSettings()
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan BASE for this fleet."""
-        constants = {**DEFAULTS, **self.constants}
-        inputs = read_view(view, constants["rate_floor_per_s"])
-        chosen = Uniform(layout_of(constants, largest_layout), best_variant)
-        return decide(inputs, "base", chosen.host(inputs), constants, rng)
+        settings = self.settings
+        inputs = read_view(view, settings.rate_floor_per_s)
+        chosen = Uniform(layout_of(settings, largest_layout), best_variant)
+        return decide(inputs, "base", chosen.host(inputs), settings, rng)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ class Reference:
     accuracy: float
 
 
-def base_reference(inputs: PlanningInput, task: Task, constants: Mapping[str, float]) -> Reference:
+def base_reference(inputs: PlanningInput, task: Task, settings: PlannerSettings) -> Reference:
     """Reference of BASE, for objectives that leave `base_j_per_request` at 0."""
     best = inputs.view.catalog.family(task.family).best
     rate = task.mean_per_s
@@ -82,6 +88,6 @@ def base_reference(inputs: PlanningInput, task: Task, constants: Mapping[str, fl
     active = []
     for device in inputs.devices:
         shape = largest_layout(device)[0][0]
-        column = class_column(inputs.view.catalog, task, device.type, shape, best.name, 1, constants)
+        column = class_column(inputs.view.catalog, task, device.type, shape, best.name, 1, settings)
         active.append(column.energy_j if column else 0.0)
     return Reference(idle + sum(active) / max(1, len(active)), best.accuracy)

@@ -9,13 +9,14 @@ Deviations: none. What was measured in an earlier round is not recognised (a poi
 again), except for the configuration that runs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from controller.planners.clover.planner import CloverPlanner
+from controller.planners.clover.settings import CloverSettings
 from trefoil.core.brains import PlanView
 from trefoil.core.plan import Plan
 
 
-def blover(constants: Mapping[str, float], refuses: Callable[[PlanView, Plan], str]) -> CloverPlanner:
-    """BLOVER, with a policy's constants and a rollout check."""
-    return CloverPlanner(constants, refuses, "blover", random=True)
+def blover(settings: CloverSettings, refuses: Callable[[PlanView, Plan], str]) -> CloverPlanner:
+    """BLOVER, with a policy's settings and a rollout check."""
+    return CloverPlanner(settings, refuses, "blover", random=True)

@@ -6,14 +6,12 @@ configuration; every GPU awake. Neither carbon nor load nor the SLO is looked at
 Deviations: "lowest carbon" is read as least active joules: every GPU is awake in either case.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from numpy.random import Generator
 
-from controller.planners.base import layout_of
+from controller.planners.base import MigSettings, layout_of
 from controller.planners.columns import class_column
-from controller.planners.plan_assembly import DEFAULTS
 from controller.planners.planning_input import Device, PlanningInput, Task, read_view
 from controller.planners.uniform import Uniform, decide
 from trefoil.core.brains import Decision, PlanView
@@ -30,22 +28,22 @@ def finest_layout(device: Device) -> Placement:
 class Co2OptPlanner:
     """Planner CO2OPT (CLOVER section 5.1). Stateless."""
 
-    constants: Mapping[str, float] = field(default_factory=dict)
+    settings: MigSettings = MigSettings()
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan CO2OPT for this fleet."""
-        constants = {**DEFAULTS, **self.constants}
-        inputs = read_view(view, constants["rate_floor_per_s"])
+        settings = self.settings
+        inputs = read_view(view, settings.rate_floor_per_s)
 
         def leanest(inputs: PlanningInput, task: Task, device: Device, slice_type: str) -> Variant:
             family = inputs.view.catalog.family(task.family)
             found = []
             for variant in family.by_accuracy():
-                column = class_column(inputs.view.catalog, task, device.type, slice_type, variant.name, 1, constants)
+                column = class_column(inputs.view.catalog, task, device.type, slice_type, variant.name, 1, settings)
                 if column is not None:
                     found.append((column.energy_j, -variant.accuracy, variant.name))
             return family.variant(min(found)[2]) if found else family.by_accuracy()[0]
 
         return decide(
-            inputs, "co2opt", Uniform(layout_of(constants, finest_layout), leanest).host(inputs), constants, rng
+            inputs, "co2opt", Uniform(layout_of(settings, finest_layout), leanest).host(inputs), settings, rng
         )

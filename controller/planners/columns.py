@@ -8,12 +8,13 @@ A class whose memory does not fit, or that cannot meet the SLO even alone and id
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Final, NamedTuple
 
-from controller.planners.planning_input import Device, HostedSlice, Task, constant_for
+from controller.planners.planner_settings import ExactSettings, PlannerSettings
+from controller.planners.planning_input import Device, HostedSlice, Task
 from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import (
@@ -182,22 +183,22 @@ class _SloInputs:
     batches: bool
 
 
-def columns(
-    catalog: Catalog, task: Task, devices: Sequence[Device], constants: Mapping[str, float]
-) -> tuple[Column, ...]:
-    """Columns of one family: every useful class on the device types, zones and (constant `clocks`) clocks at hand, in
-    order. A type of which one device cannot lock its clock runs at the highest.
+def columns(catalog: Catalog, task: Task, devices: Sequence[Device], settings: PlannerSettings) -> tuple[Column, ...]:
+    """Columns of one family: every useful class on the device types, zones and (where `exact` plans them) clocks at
+    hand, in order. A type of which one device cannot lock its clock runs at the highest.
     """
+    own = settings.of(task.objective)
+    exact = own if isinstance(own, ExactSettings) else ExactSettings()
     terms = _SloInputs(
-        task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms"),
+        task.objective.slo_ms - own.overhead_ms,
         task.objective.slo_quantile,
         gap_scv(task),
         task.demand.items_mean,
-        task.objective.params.get("items_sd", constants.get("items_sd", 0.0)),
-        constant_for(task.objective, constants, "transport_gap_ms"),
-        constants["start_s"],
-        bool(constants.get("clocks", 0.0)),
-        bool(constants.get("batches", 0.0)),
+        exact.items_sd,
+        own.transport_gap_ms,
+        settings.start_s,
+        exact.clocks != "highest",
+        exact.batches,
     )
     kinds = {d.type.name: d.type for d in devices}
     numbers = Counter((d.type.name, d.zone) for d in devices)
@@ -332,7 +333,7 @@ def class_column(
     shape_name: str,
     variant_name: str,
     slices: int,
-    constants: Mapping[str, float],
+    settings: PlannerSettings,
 ) -> Column | None:
     """Column of one class, even if it cannot meet the SLO; None when it is not profiled or does not fit."""
     family = catalog.family(task.family)
@@ -340,11 +341,11 @@ def class_column(
     row = effective_row(catalog, kind, shape, family, variant, task.demand.items_mean)
     if row is None or not fits(shape, variant):
         return None
-    row = _occupied(row, constant_for(task.objective, constants, "transport_gap_ms"))
-    slo_ms = task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms")
+    row = _occupied(row, settings.of(task.objective).transport_gap_ms)
+    slo_ms = task.objective.slo_ms - settings.of(task.objective).overhead_ms
     servers = slice_servers(shape_name)
     tiers = tiers_of(service_time(row), slo_ms, task.objective.slo_quantile, gap_scv(task), max(1, slices), servers)
-    return replace(_column(kind, shape, variant, row, tiers, constants["start_s"]), servers=servers)
+    return replace(_column(kind, shape, variant, row, tiers, settings.start_s), servers=servers)
 
 
 def gap_scv(task: Task) -> float:
@@ -571,11 +572,11 @@ def replaces(kind: DeviceType, small: str, large: str) -> int:
 
 
 def latency_best_ms(
-    catalog: Catalog, task: Task, devices: Sequence[Device], constants: Mapping[str, float]
+    catalog: Catalog, task: Task, devices: Sequence[Device], settings: PlannerSettings
 ) -> tuple[float, str] | None:
     """Latency of the fastest class when nearly idle: the lowest SLO [ms] that the fleet can keep, and what keeps it."""
-    gap_ms, overhead_ms = (constant_for(task.objective, constants, n) for n in ("transport_gap_ms", "overhead_ms"))
-    family = catalog.family(task.family)
+    own, family = settings.of(task.objective), catalog.family(task.family)
+    gap_ms, overhead_ms = own.transport_gap_ms, own.overhead_ms
     best: tuple[float, str] | None = None
     for name in sorted({d.type.name for d in devices}):
         kind = next(d.type for d in devices if d.type.name == name)

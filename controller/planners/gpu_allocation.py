@@ -2,7 +2,7 @@
 
 Source: WattWiser section II (Fig. 1), section IV: users load a model to a given GPU, which updates `allocated_GPUs` and
 `sharing_factor`.
-Data: families and devices, both in order; constants `gpus_per_family` g and `gpus_shared` s; `Objective.devices`, an
+Data: families and devices, both in order; settings `gpus_per_family` g and `gpus_shared` s; `Objective.devices`, an
 operator's own, which goes before them family by family.
 Decision: none here: who of the allocated GPUs serves is the planner's.
 Formulation: family i may use devices [i (g - s), i (g - s) + g). A GPU is one slice, and all families that may use it
@@ -16,11 +16,40 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from pydantic import Field
+
 from controller.planners.base import largest_layout
+from controller.planners.planner_settings import PlannerSettings
 from controller.planners.planning_input import Device, PlanningInput, natural_sort_key
 from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import InvalidInput
 from trefoil.core.plan_check import CONTEXT_MIB
+
+
+class GpuSettings(PlannerSettings):
+    """Settings of planners that put families on whole GPUs."""
+
+    credits_per_batch: float = Field(default=2.0, ge=0)
+    """Credits as a multiple of the largest batch: one batch is computed while the next one gathers."""
+    model_max_rps: float = Field(default=0.0, ge=0)
+    """Most requests/s that one GPU serves of a family; 0: by the profile."""
+    slo_over_p95: float = Field(default=2.0, gt=0)
+    """Latency objective over the p95 of a batch that is still chosen."""
+
+
+class AllocationSettings(GpuSettings):
+    """Settings of WattWiser's allocation of shared GPUs."""
+
+    tick_s: float = Field(default=1.0, gt=0)
+    """Period after which the planner asks to be run again."""
+    gpus_per_family: int = Field(default=2, ge=1)
+    """GPUs of each family."""
+    gpus_shared: int = Field(default=1, ge=0)
+    """GPUs of a family that are shared with the next family in order."""
+    hysteresis: float = Field(default=0.1, ge=0)
+    """Share of a GPU's capacity that has to be free before the GPU falls asleep."""
+    wake_lookahead_s: float = Field(default=0.0, ge=0)
+    """How far ahead the load is looked at, so that a GPU is awake in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +66,7 @@ def whole(type_name: str) -> tuple[str, int, int]:
     return largest_layout(Device("", "", device_type(type_name), True, ()))[0]
 
 
-def allocate(inputs: PlanningInput, constants: Mapping[str, float]) -> Allocation:
+def allocate(inputs: PlanningInput, settings: AllocationSettings) -> Allocation:
     """Allocate GPUs to the families that have an objective.
 
     Raises:
@@ -51,7 +80,7 @@ def allocate(inputs: PlanningInput, constants: Mapping[str, float]) -> Allocatio
     given = {
         task.family: _asked(task.family, task.objective.devices, order, inputs)
         if task.objective.devices
-        else _default(task.family, at, names, constants)
+        else _default(task.family, at, names, settings)
         for at, task in enumerate(inputs.tasks)
     }
     factor = Counter(name for mine in given.values() for name in mine)
@@ -59,8 +88,8 @@ def allocate(inputs: PlanningInput, constants: Mapping[str, float]) -> Allocatio
     return Allocation({f: tuple(sorted(mine, key=lambda n: factor[n] > 1)) for f, mine in given.items()}, factor)
 
 
-def _default(family: str, at: int, names: Sequence[str], constants: Mapping[str, float]) -> tuple[str, ...]:
-    each, shared = int(constants["gpus_per_family"]), int(constants["gpus_shared"])
+def _default(family: str, at: int, names: Sequence[str], settings: AllocationSettings) -> tuple[str, ...]:
+    each, shared = settings.gpus_per_family, settings.gpus_shared
     if each < 1 or not 0 <= shared <= each:
         remedy = "at least one GPU each, and no more shared than each has"
         raise InvalidInput("no allocation", field="gpus_per_family, gpus_shared", value=(each, shared), remedy=remedy)
@@ -85,14 +114,14 @@ def _asked(family: str, mine: Sequence[str], order: Mapping[str, int], inputs: P
 
 
 def with_device(
-    inputs: PlanningInput, constants: Mapping[str, float], family: str, device: str, load: bool
+    inputs: PlanningInput, settings: AllocationSettings, family: str, device: str, load: bool
 ) -> Allocation:
     """Allocation once a family is loaded onto one more device, or unloaded from one of its own.
 
     Raises:
         InvalidInput: it cannot be; nothing else is changed by asking.
     """
-    mine = allocate(inputs, constants).gpus[family]
+    mine = allocate(inputs, settings).gpus[family]
     if load:
         mine = (*mine, device)
     elif device not in mine:
@@ -107,7 +136,7 @@ def with_device(
         replace(task, objective=replace(task.objective, devices=mine)) if task.family == family else task
         for task in inputs.tasks
     )
-    return allocate(replace(inputs, tasks=tasks), constants)
+    return allocate(replace(inputs, tasks=tasks), settings)
 
 
 def refuse_what_does_not_fit(

@@ -18,9 +18,10 @@ from numpy.random import Generator
 from controller.planners.clover.annealing import Search, nearest
 from controller.planners.clover.graph import Graph
 from controller.planners.clover.objective import Goal, Outcome
-from controller.planners.clover.planner import CONSTANTS, goal_of, round_decision
+from controller.planners.clover.planner import goal_of, round_decision
 from controller.planners.clover.pods import Pod, pods_of
 from controller.planners.clover.profile_estimator import ProfileEstimator, profile_estimator
+from controller.planners.clover.settings import CloverSettings
 from controller.planners.clover.space import Setup
 from controller.planners.planning_input import read_view
 from trefoil.core.brains import Decision, PlanView
@@ -32,7 +33,7 @@ from trefoil.core.plan import Plan
 class OraclePlanner:
     """Planner ORACLE. `given`: outcomes by family and `Setup.key` instead of the profile's. Keeps what it served."""
 
-    constants: Mapping[str, float] = field(default_factory=dict)
+    settings: CloverSettings = CloverSettings()
     refuses: Callable[[PlanView, Plan], str] = field(default=lambda _view, _plan: "")
     given: Mapping[str, Mapping[str, Outcome]] = field(default_factory=dict)
     _served: dict[str, tuple[ProfileEstimator, dict[str, Outcome]]] = field(default_factory=dict)
@@ -43,8 +44,8 @@ class OraclePlanner:
         Raises:
             ProfileMissing: naming a class without profile, or the graph that was not given.
         """
-        constants = {**CONSTANTS, **self.constants, "standardised": 1.0}
-        inputs = read_view(view, constants["rate_floor_per_s"], unprofiled=bool(self.given))
+        settings = self.settings
+        inputs = read_view(view, settings.rate_floor_per_s, unprofiled=bool(self.given))
         chosen = []
         for pod in pods_of(inputs, standardised=True, artifact=False):
             search = Search(pod.base, 0.0, stopped="all of them were looked at")
@@ -52,18 +53,18 @@ class OraclePlanner:
                 look = self._given(pod)
                 known = dict(self.given[pod.family])
             else:
-                profile = profile_estimator(view.catalog, pod.task, pod.space, constants)
+                profile = profile_estimator(view.catalog, pod.task, pod.space, settings)
                 last = self._served.get(pod.family)
                 known = last[1] if last is not None and last[0] == profile else {}
                 self._served[pod.family] = (profile, known)
                 look = profile.many
-            goal = goal_of(inputs, pod, known, constants)
+            goal = goal_of(inputs, pod, known, settings)
             assert goal is not None, "the profile says what BASE takes"
             _exhaust(pod, search, goal, known, look)
             chosen.append((pod, search, goal, known))
-        decision = round_decision(inputs, "oracle", chosen, constants, self.refuses)
+        decision = round_decision(inputs, "oracle", chosen, settings, self.refuses)
         ends_at_s = view.carbon.ends_at_s
-        at_s = ends_at_s if ends_at_s > view.now_s else view.now_s + constants["tick_s"]
+        at_s = ends_at_s if ends_at_s > view.now_s else view.now_s + settings.tick_s
         return Decision(decision.plan, decision.why, at_s, decision.degraded)
 
     def _given(self, pod: Pod) -> Callable[[Sequence[Setup]], list[Outcome]]:

@@ -13,15 +13,14 @@ Deviations: GPUs that are lost or out of service keep their place, so that the o
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, replace
 
 from numpy.random import Generator
+from pydantic import Field
 
 from controller.planners.columns import effective_row
 from controller.planners.gpu_allocation import refuse_what_does_not_fit, whole
-from controller.planners.plan_assembly import DEFAULTS
+from controller.planners.planner_settings import PlannerSettings
 from controller.planners.planning_input import (
     Device,
     HostedSlice,
@@ -37,26 +36,34 @@ from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import CatalogError, InvalidInput
 from trefoil.core.fleet import SliceKey
 
-CONSTANTS: Final = {**DEFAULTS, "credits": 1.0, "high_shared": 1.0}
 LOW, HIGH = "low", "high"
+
+
+class PairedSettings(PlannerSettings):
+    """Settings of CARBONDIS's planners."""
+
+    credits: int = Field(default=1, ge=0)
+    """Requests of a family in flight on one GPU; the paper's: one."""
+    high_shared: int = Field(default=1, ge=0)
+    """High-end GPUs that all families share."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairedPlanner:
     """Planner of CARBONDIS's GPUs. `own` and `shared`: tier of each job's GPU, and of those that all share."""
 
-    constants: Mapping[str, float] = field(default_factory=dict)
+    settings: PairedSettings = PairedSettings()
     name: str = "paired"
     own: str = LOW
     shared: str = HIGH
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan who serves on which GPU; what cannot be is no plan."""
-        constants = {**CONSTANTS, **self.constants}
-        inputs = read_view(view, constants["rate_floor_per_s"], whole=True)
+        settings = self.settings
+        inputs = read_view(view, settings.rate_floor_per_s, whole=True)
         try:
-            hosted = self._hosted(inputs, int(constants["high_shared"]))
-            found = decide(inputs, self.name, hosted, constants, rng)
+            hosted = self._hosted(inputs, settings.high_shared)
+            found = decide(inputs, self.name, hosted, settings, rng)
         except (InvalidInput, CatalogError) as error:
             return Decision(None, f"{self.name}: {error}", math.inf, f"no_plan: {error}")
         if found.plan is None:
@@ -103,14 +110,14 @@ class PairedPlanner:
         return {task.family: (tiers[self.own][at], *all_share) for at, task in enumerate(inputs.tasks)}
 
 
-def highperf(constants: Mapping[str, float]) -> PairedPlanner:
+def highperf(settings: PairedSettings) -> PairedPlanner:
     """HIGHPERF: a high-end GPU for each job."""
-    return PairedPlanner(constants, "highperf", own=HIGH, shared="")
+    return PairedPlanner(settings, "highperf", own=HIGH, shared="")
 
 
-def lowenergy(constants: Mapping[str, float]) -> PairedPlanner:
+def lowenergy(settings: PairedSettings) -> PairedPlanner:
     """LOWENERGY: a low-end GPU for each job."""
-    return PairedPlanner(constants, "lowenergy", own=LOW, shared="")
+    return PairedPlanner(settings, "lowenergy", own=LOW, shared="")
 
 
 def _check_batch(inputs: PlanningInput, task: Task, device: Device) -> None:

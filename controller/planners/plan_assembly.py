@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from controller.planners.columns import ClassKey, Column, class_of
-from controller.planners.planning_input import Device, HostedSlice, PlanningInput, Task, constant_for
+from controller.planners.planner_settings import PlannerSettings
+from controller.planners.planning_input import Device, HostedSlice, PlanningInput, Task
 from trefoil.core.carbon import Series
 from trefoil.core.device_types import slice_cores, slice_servers
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey
@@ -17,19 +18,6 @@ Weights = Mapping[str, Mapping[SliceKey, float]]
 """Of single slices, by family."""
 GAP_SHARE: Final = 0.2  # of a slice's time; a longer pause between two requests is worth a second credit
 
-DEFAULTS: Final[Mapping[str, float]] = {
-    "overhead_ms": 2.0,  # client to dispatcher and back, taken off the SLO
-    "start_s": 1.0,  # what starting a slice costs beside loading its model: the instance and a Triton
-    "rate_floor_per_s": 1.0,  # assumed while no demand is known
-    "accuracy_margin": 0.0,  # planned above the floor: what is measured is a sample
-    "reaction_s": 10.0,  # from a decision to the slices that it asks for
-    "tick_s": 60.0,
-    "transport_gap_ms": 2.0,  # dispatcher to slice and back: the slice is taken, but does not compute
-    "configuration": 0.0,  # base, co2opt: the MIG configuration by its number in CLOVER's Fig. 1; 0: their own
-    "queue_requests_max": 512.0,
-    "queue_bytes_max": 64.0 * 2**20,
-}
-
 
 def plan_of(
     inputs: PlanningInput,
@@ -37,7 +25,7 @@ def plan_of(
     hosted: Mapping[str, Sequence[HostedSlice]],
     traffic: Mapping[ClassKey, float],
     columns: Sequence[Column],
-    constants: Mapping[str, float],
+    settings: PlannerSettings,
     expected: Mapping[str, Expected],
     why: str,
     gap: float = 0.0,
@@ -62,9 +50,9 @@ def plan_of(
         policy=planner,
         planner=planner,
         objectives=tuple(t.objective for t in inputs.tasks),
-        nodes=_nodes(inputs, hosted, by_key, constants, clock_ranges or {}),
+        nodes=_nodes(inputs, hosted, by_key, settings, clock_ranges or {}),
         routes=tuple(
-            _route(tiers, task, targets.get(task.family, []), traffic, by_key, constants, pull, weights)
+            _route(tiers, task, targets.get(task.family, []), traffic, by_key, settings, pull, weights)
             for task in inputs.tasks
         ),
         why=why,
@@ -91,7 +79,7 @@ def _nodes(
     inputs: PlanningInput,
     hosted: Mapping[str, Sequence[HostedSlice]],
     columns: Mapping[ClassKey, Column],
-    constants: Mapping[str, float],
+    settings: PlannerSettings,
     clock_ranges: Mapping[str, tuple[int, int]],
 ) -> tuple[NodePlan, ...]:
     planned: dict[str, list[PlannedDevice]] = {n.node: [] for n in inputs.view.fleet.nodes}
@@ -99,7 +87,7 @@ def _nodes(
         by_slice: dict[SliceKey, list[HostedSlice]] = {}
         for one in hosted.get(device.name, ()):
             by_slice.setdefault(one.key, []).append(one)
-        parts = tuple(_slice(inputs, device, together, columns, constants) for together in by_slice.values())
+        parts = tuple(_slice(inputs, device, together, columns, settings) for together in by_slice.values())
         target = DeviceState.AWAKE if parts else DeviceState.ASLEEP
         clock = device.clock_mhz if parts else 0
         low, high = clock_ranges.get(device.name, (clock, clock)) if parts else (0, 0)
@@ -114,7 +102,7 @@ def _slice(
     device: Device,
     together: Sequence[HostedSlice],
     columns: Mapping[ClassKey, Column],
-    constants: Mapping[str, float],
+    settings: PlannerSettings,
 ) -> PlannedSlice:
     """A slice with the families that share it, each of which has credits of its own there."""
     served, credits = [], 0
@@ -124,22 +112,22 @@ def _slice(
         batch = column.max_batch if column else max(1, math.ceil(task.demand.items_mean))
         servers = slice_servers(one.key.slice_type)  # a thread each
         served.append(Hosted(one.family, one.variant, version, one.stage, one.stages, servers, batch))
-        credits += _credits(column, task, constants)
+        credits += _credits(column, task, settings)
     return PlannedSlice(together[0].key, tuple(served), credits)
 
 
-def _credits(column: Column | None, task: Task, constants: Mapping[str, float]) -> int:
+def _credits(column: Column | None, task: Task, settings: PlannerSettings) -> int:
     """Two hide the transport gap between requests; where service is long, one keeps the queue shared by the pool. Of a
     generative family as many as a slice decodes together."""
     if task.streams:
         return task.streams
-    if constants.get("credits", 0.0) > 0:
-        return int(constants["credits"])
+    if settings.credits > 0:
+        return settings.credits
     if column is None:
         return 2
-    if constants.get("credits_per_batch", 0.0) > 0:
-        return math.ceil(constants["credits_per_batch"] * column.max_batch)
-    gap_ms = constant_for(task.objective, constants, "transport_gap_ms")
+    if settings.credits_per_batch > 0:
+        return math.ceil(settings.credits_per_batch * column.max_batch)
+    gap_ms = settings.of(task.objective).transport_gap_ms
     if slice_cores(column.slice_type):  # one each, and as many as are on their ways meanwhile
         return column.servers + math.ceil(column.servers * gap_ms / column.service.mean_ms)
     return 2 if gap_ms > GAP_SHARE * column.service.mean_ms else 1
@@ -163,7 +151,7 @@ def _route(
     targets: Sequence[tuple[HostedSlice, ClassKey]],
     traffic: Mapping[ClassKey, float],
     columns: Mapping[ClassKey, Column],
-    constants: Mapping[str, float],
+    settings: PlannerSettings,
     pull: bool,
     weights: Weights | None,
 ) -> Route:
@@ -185,14 +173,14 @@ def _route(
                 variant=r.variant,
                 stage=r.stage,
                 weight=round(shares[r.key] / total[r.stage], digits),
-                credits=_credits(columns.get(key), task, constants),
+                credits=_credits(columns.get(key), task, settings),
                 tier=tiers[r.key.device],
             )
             for r, key in sorted(targets, key=lambda t: (t[0].key, t[0].stage))
             if total[r.stage] > 0
         ),
-        queue_requests_max=int(constant_for(task.objective, constants, "queue_requests_max")),
-        queue_bytes_max=int(constant_for(task.objective, constants, "queue_bytes_max")),
+        queue_requests_max=settings.of(task.objective).queue_requests_max,
+        queue_bytes_max=settings.of(task.objective).queue_bytes_max,
     )
 
 

@@ -1,4 +1,4 @@
-"""Planning input that a planner reads out of a `PlanView`: plannable devices, what runs on them, demand, constants.
+"""Planning input that a planner reads out of a `PlanView`: plannable devices, what runs on them, demand, settings.
 
 Shared by every planner, so that all of them see the same fleet. Everything is in canonical order (node, then device
 index), so that equal views give equal plans.
@@ -254,11 +254,6 @@ def _floored(demand: Demand, rate_floor_per_s: float) -> Demand:
 def natural_sort_key(name: str) -> tuple[tuple[int, int | str], ...]:
     """Sort key under which gpu2 stands before gpu10."""
     return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part)
-
-
-def constant_for(objective: Objective, constants: Mapping[str, float], name: str) -> float:
-    """Constant of a policy, overridden by the objective's `params`."""
-    return objective.params.get(name, constants[name])
 
 
 def pue_of(view: PlanView, task: Task) -> float:

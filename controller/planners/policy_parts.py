@@ -17,10 +17,10 @@ from controller.settings import ControllerSettings
 from trefoil.core.brains import Candidate, Decision, Forecaster, LivePlanner, Measurement, Planner, PlanView
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import IdentityKey
-from trefoil.core.parts import Kind, as_live_planner, load_own_parts, load_part
+from trefoil.core.parts import Kind, PartSettings, as_live_planner, load_own_parts, load_part
 from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.core.plan_check import sealed
-from trefoil.core.policies import Policy, chosen, policy, preset_constants
+from trefoil.core.policies import Policy, chosen, policy, preset_settings
 
 
 def planner_of(override: str, row: Policy) -> Planner:
@@ -32,9 +32,7 @@ def planner_of(override: str, row: Policy) -> Planner:
     row = chosen(row, {Kind.PLANNER: override}, {})
     part = load_part(Kind.PLANNER, row.planner, PLANNERS)
     settings = part.settings_of(row.settings.get(Kind.PLANNER, {}))
-    return with_policy_parts(
-        part.made(constants=row.constants, settings=settings, refuses=policy_refusal(rollout_refusal, row)), row
-    )
+    return with_policy_parts(part.made(settings=settings, refuses=policy_refusal(rollout_refusal, row)), row)
 
 
 def forecaster_of(settings: ControllerSettings, row: Policy, **given: Any) -> Forecaster:
@@ -52,14 +50,14 @@ def forecaster_of(settings: ControllerSettings, row: Policy, **given: Any) -> Fo
 
 
 def with_preset(row: Policy, preset: str) -> Policy:
-    """Policy's row with the constants of a preset."""
-    return replace(row, constants={**row.constants, **preset_constants(row.planner, preset)}) if preset else row
+    """Policy's row with the settings of a preset."""
+    return chosen(row, {}, {Kind.PLANNER: preset_settings(row.planner, preset)}) if preset else row
 
 
 def shares_slices(row: Policy) -> bool:
     """Whether a policy may plan several families onto one slice."""
     part = load_part(Kind.PLANNER, row.planner, PLANNERS)
-    return part.traits.shares or row.constants.get("families_per_slice", 1.0) > 1
+    return part.traits.shares or float(row.settings.get(Kind.PLANNER, {}).get("families_per_slice", 1)) > 1
 
 
 def row_of(settings: ControllerSettings) -> Policy:
@@ -75,10 +73,13 @@ def row_of(settings: ControllerSettings) -> Policy:
     return row if settings.causes is None else replace(row, triggers=settings.causes)
 
 
-def constants_of(override: str, row: Policy) -> Mapping[str, float] | None:
-    """Constants that an objective's `params` may override; None: a planner of one's own checks them itself."""
-    known = load_part(Kind.PLANNER, override or row.planner, PLANNERS).constants
-    return None if known is None else {**known, **row.constants}
+def planner_settings(row: Policy) -> PartSettings | None:
+    """Settings of a policy's planner, over which an objective's `params` go; None: an own planner that names none, and
+    checks `params` itself.
+    """
+    part = load_part(Kind.PLANNER, row.planner, PLANNERS)
+    own = part.name not in PLANNERS and part.settings is PartSettings
+    return None if own else part.settings_of(row.settings.get(Kind.PLANNER, {}))
 
 
 Refusal = Callable[[PlanView, Plan], str]

@@ -14,7 +14,7 @@ counts as one.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import combinations, pairwise, product
@@ -30,7 +30,8 @@ from controller.planners.columns import (
     row_of,
     tiers_of,
 )
-from controller.planners.planning_input import Device, Task, constant_for
+from controller.planners.planner_settings import ExactSettings
+from controller.planners.planning_input import Device, Task
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import slice_type
 from trefoil.core.fleet import DeviceKind, DeviceType
@@ -52,7 +53,7 @@ def shared_columns(
     catalog: Catalog,
     tasks: Sequence[Task],
     devices: Sequence[Device],
-    constants: Mapping[str, float],
+    settings: ExactSettings,
     alone: Sequence[Column],
 ) -> tuple[Column, ...]:
     """Columns of several families on one slice: of every set of columns that fit its memory and all SLOs together."""
@@ -66,12 +67,12 @@ def shared_columns(
         kind, shape = kinds[name], slice_type(kinds[name], shape_name)
         pool = min(sizes[name, zone], max(TIERS)) * max(1, 7 // max(1, shape.compute_slices))
         kept = sorted(here, key=lambda c: c.key)
-        for number in range(2, int(constants["families_per_slice"]) + 1):
+        for number in range(2, settings.families_per_slice + 1):
             for together in combinations(kept, number):
                 variants = [catalog.family(c.family).variant(c.variant) for c in together]
                 if len({c.family for c in together}) < number or not fits(shape, *variants):
                     continue
-                sides = [_side(c, by_family[c.family], constants) for c in together]
+                sides = [_side(c, by_family[c.family], settings) for c in together]
                 if not any(c.batch for c in together):
                     found += _each(kind, sides, pool)
                 elif number == 2 and all(c.batch for c in together):
@@ -97,8 +98,9 @@ class Side(NamedTuple):
         return replace(self.column, key=key, tiers=())
 
 
-def _side(column: Column, task: Task, constants: Mapping[str, float]) -> Side:
-    gap_ms, overhead_ms = (constant_for(task.objective, constants, n) for n in ("transport_gap_ms", "overhead_ms"))
+def _side(column: Column, task: Task, settings: ExactSettings) -> Side:
+    own = settings.of(task.objective)
+    gap_ms, overhead_ms = own.transport_gap_ms, own.overhead_ms
     slo_ms = task.objective.slo_ms - overhead_ms
     demand, quantile = task.demand, task.objective.slo_quantile
     return Side(column, slo_ms, quantile, gap_scv(task), gap_ms, demand.items_mean, demand.rate_p90_per_s)

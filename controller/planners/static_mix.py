@@ -6,12 +6,12 @@ instant. The intensity multiplies all of its joules alike, so that its argmin do
 Deviations: none from `exact`: same capacity, same price of moves, same availability.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from numpy.random import Generator
 
 from controller.planners.exact.planner import ExactPlanner, Refusal, any_rollout
+from controller.planners.planner_settings import ExactSettings
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.objective import Objective, ObjectiveMode
 
@@ -25,9 +25,9 @@ def oblivious(objective: Objective) -> Objective:
 class StaticMixPlanner:
     """Planner STATIC_MIX. Stateless."""
 
-    constants: Mapping[str, float] = field(default_factory=dict)
+    settings: ExactSettings = ExactSettings()
     refuses: Refusal = any_rollout
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan as `exact` does, blind to carbon."""
-        return ExactPlanner(self.constants, self.refuses, "static_mix", oblivious).plan(view, rng)
+        return ExactPlanner(self.settings, self.refuses, "static_mix", oblivious).plan(view, rng)

@@ -8,12 +8,12 @@ from numpy.random import Generator
 
 from controller.planners.columns import ClassKey, Column, class_column, class_of
 from controller.planners.plan_assembly import capacity_per_s, plan_of
+from controller.planners.planner_settings import PlannerSettings
 from controller.planners.planning_input import (
     Device,
     HostedSlice,
     PlanningInput,
     Task,
-    constant_for,
     pue_of,
 )
 from trefoil.core.brains import Decision
@@ -53,7 +53,7 @@ class Uniform:
 
 
 def columns_of(
-    inputs: PlanningInput, hosted: Mapping[str, tuple[HostedSlice, ...]], constants: Mapping[str, float]
+    inputs: PlanningInput, hosted: Mapping[str, tuple[HostedSlice, ...]], settings: PlannerSettings
 ) -> tuple[dict[ClassKey, Column], Counter[ClassKey]]:
     """Columns and numbers of slices of every class that is hosted.
 
@@ -65,7 +65,7 @@ def columns_of(
     found = {}
     for key in sorted(counts):
         kind = types[key.device_type]
-        column = class_column(inputs.known, inputs.task(key[0]), kind, key[2], key[3], counts[key], constants)
+        column = class_column(inputs.known, inputs.task(key[0]), kind, key[2], key[3], counts[key], settings)
         if column is None:
             raise CatalogError(
                 f"no profile of {key[3]} on {key[2]} of {key[1]}, or it does not fit its memory",
@@ -80,16 +80,16 @@ def decide(
     inputs: PlanningInput,
     planner: str,
     hosted: Mapping[str, tuple[HostedSlice, ...]],
-    constants: Mapping[str, float],
+    settings: PlannerSettings,
     rng: Generator,
 ) -> Decision:
     """Decision for fixed slices: traffic in proportion to what each can serve, and honest expectations."""
-    by_key, counts = columns_of(inputs, hosted, constants)
+    by_key, counts = columns_of(inputs, hosted, settings)
     columns = tuple(by_key.values())
     bare = [t.family for t in inputs.tasks if not any(c.family == t.family for c in columns)]
     if bare or not inputs.tasks:
         missing = f"no device is left for {', '.join(bare)}" if bare else "no family has an objective"
-        return Decision(None, f"{planner}: {missing}", inputs.view.now_s + constants["tick_s"], f"no_plan: {missing}")
+        return Decision(None, f"{planner}: {missing}", inputs.view.now_s + settings.tick_s, f"no_plan: {missing}")
     awake = {d.name for d in inputs.devices if hosted.get(d.name)}
     number = len(inputs.devices)
     how_many = f"all {number}" if len(awake) == number else f"{len(awake)} of {number}"
@@ -101,7 +101,7 @@ def decide(
         parts = {k: counts[k] * c.saturation_per_s / (1 + len(k.beside)) for k, c in mine.items()}
         for k, part in parts.items():
             traffic[k] = task.mean_per_s * part / sum(parts.values())
-        expected[task.family] = expectation(inputs, task, traffic, counts, columns, constants, rng, awake)
+        expected[task.family] = expectation(inputs, task, traffic, counts, columns, settings, rng, awake)
         e = expected[task.family]
         words.append(
             f"{task.family}: {', '.join(f'{k[3]} on {counts[k]}x{k[2]}' for k in mine)}, {how_many} GPUs awake; "
@@ -115,8 +115,8 @@ def decide(
             )
     why = f"{planner}: never looks at carbon or load. " + "; ".join(words)
     degraded = "; ".join(short)
-    plan = plan_of(inputs, planner, hosted, traffic, columns, constants, expected, why, degraded=degraded)
-    return Decision(plan, why, inputs.view.now_s + constants["tick_s"], degraded)
+    plan = plan_of(inputs, planner, hosted, traffic, columns, settings, expected, why, degraded=degraded)
+    return Decision(plan, why, inputs.view.now_s + settings.tick_s, degraded)
 
 
 def expectation(
@@ -125,7 +125,7 @@ def expectation(
     traffic: Mapping[ClassKey, float],
     counts: Mapping[ClassKey, int],
     columns: tuple[Column, ...],
-    constants: Mapping[str, float],
+    settings: PlannerSettings,
     rng: Generator,
     awake: Collection[str],
 ) -> Expected:
@@ -137,7 +137,7 @@ def expectation(
         rate / total if total else 1.0
     )
     joules = idle / rate + sum(c.energy_j * traffic[c.key] for c in mine) / rate
-    overhead_ms = constant_for(task.objective, constants, "overhead_ms")
+    overhead_ms = settings.of(task.objective).overhead_ms
     pools = [ServerClass(counts[c.key] * c.servers, c.service, traffic[c.key]) for c in mine]
     served = serve_weighted(pools, arrivals_s(rate, 1.0, KERNEL_REQUESTS, rng), rng)
     return Expected(

@@ -17,14 +17,14 @@ Deviations: those of `gpu_sharing`. Preset `literal` decides nothing where Algor
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
 
 from numpy.random import Generator
+from pydantic import Field
 
 from controller.planners.columns import CatalogKey, ClassKey, Column, class_column, class_of
-from controller.planners.gpu_allocation import Allocation, allocate, whole
+from controller.planners.gpu_allocation import Allocation, AllocationSettings, GpuSettings, allocate, whole
 from controller.planners.gpu_sharing import (
     Gpu,
     WeightRule,
@@ -34,13 +34,13 @@ from controller.planners.gpu_sharing import (
     sharing_weights,
     uniform_weights,
 )
-from controller.planners.plan_assembly import DEFAULTS, plan_of
+from controller.planners.plan_assembly import plan_of
+from controller.planners.planner_settings import PlannerSettings
 from controller.planners.planning_input import (
     Device,
     HostedSlice,
     PlanningInput,
     Task,
-    constant_for,
     pue_of,
     read_view,
 )
@@ -54,38 +54,39 @@ from trefoil.core.objective import Objective
 from trefoil.core.plan import Expected, Plan
 from trefoil.core.units import grams
 
-CONSTANTS: Final[Mapping[str, float]] = {
-    **DEFAULTS,
-    "tick_s": 1.0,
-    "gpus_per_family": 2.0,
-    "gpus_shared": 1.0,  # of them, with the next family in order
-    "model_max_rps": 0.0,  # 0: by the profile
-    "slo_over_p95": 2.0,
-    "hysteresis": 0.1,
-    "wake_lookahead_s": 0.0,
-    "credits": 0.0,  # of a family on a GPU; 0: by the batch
-    "credits_per_batch": 2.0,  # one batch is computed while the next one gathers
-}
+
+class WattWiserSettings(AllocationSettings):
+    """Settings of `wattwiser`."""
+
+    literal: bool = False
+    """Algorithm 2 as it is printed."""
+
+
+class UniformSettings(AllocationSettings):
+    """Settings of `uniform`: no GPU is shared."""
+
+    gpus_shared: int = Field(default=0, ge=0)
+    """GPUs of a family that are shared with the next family in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class WattWiserPlanner:
     """Planner of shared GPUs, with a rule for weights. Pure: its state is the plan in force."""
 
-    constants: Mapping[str, float] = field(default_factory=dict)
+    settings: AllocationSettings = AllocationSettings()
     name: str = "wattwiser"
     rule: WeightRule = sharing_load_weights
     dynamic: bool = True
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan one step of the allocation, and the weights of now."""
-        constants = {**CONSTANTS, **self.constants}
-        inputs, next_s = read_view(view, constants["rate_floor_per_s"], whole=True), view.now_s + constants["tick_s"]
+        settings = self.settings
+        inputs, next_s = read_view(view, settings.rate_floor_per_s, whole=True), view.now_s + settings.tick_s
         if not inputs.tasks:
             return Decision(None, f"{self.name}: no family has an objective", next_s, "no_plan: no objective")
         try:
-            allocation, devices = allocate(inputs, constants), {device.name: device for device in inputs.devices}
-            gpus = {task.family: available(inputs, devices, task, allocation, constants) for task in inputs.tasks}
+            allocation, devices = allocate(inputs, settings), {device.name: device for device in inputs.devices}
+            gpus = {task.family: available(inputs, devices, task, allocation, settings) for task in inputs.tasks}
         except InvalidInput as error:
             return Decision(None, f"{self.name}: {error}", math.inf, f"no_plan: {error}")
         serves = _serving_now(view.current)
@@ -95,12 +96,12 @@ class WattWiserPlanner:
         for task in inputs.tasks:
             mine, rate = gpus[task.family], task.demand.rate_per_s
             before = [gpu for gpu in mine if gpu.fixed or (task.family, gpu.slice.key.device) in serves]
-            ahead = rate_ahead(task, constants["wake_lookahead_s"])
+            ahead = rate_ahead(task, settings.wake_lookahead_s)
             served[task.family], done = (
-                serving_set(mine, before, ahead, constants["hysteresis"]) if self.dynamic else (mine, "")
+                serving_set(mine, before, ahead, settings.hysteresis) if self.dynamic else (mine, "")
             )
             try:
-                shares = self._rule(constants)(rate, served[task.family])
+                shares = self._rule()(rate, served[task.family])
             except InvalidInput as error:
                 return Decision(None, f"{self.name}: {task.family}: {error}", next_s, f"literal: {error}")
             total = sum(shares)
@@ -109,10 +110,10 @@ class WattWiserPlanner:
             }
             split = ", ".join(f"{key.device} {share:.0%}" for key, share in weights[task.family].items())
             words.append(f"{task.family} {rate:.1f}/s on {split}" + (f" ({done})" if done else ""))
-        return decision_of(inputs, self.name, served, weights, constants, "; ".join(words), next_s)
+        return decision_of(inputs, self.name, served, weights, settings, "; ".join(words), next_s)
 
-    def _rule(self, constants: Mapping[str, float]) -> WeightRule:
-        literal = constants.get("literal", 0.0) > 0 and self.rule is sharing_load_weights
+    def _rule(self) -> WeightRule:
+        literal = isinstance(self.settings, WattWiserSettings) and self.settings.literal
         return literal_weights if literal else self.rule
 
 
@@ -121,7 +122,7 @@ def decision_of(
     planner: str,
     served: Mapping[str, Sequence[Gpu]],
     weights: Mapping[str, Mapping[SliceKey, float]],
-    constants: Mapping[str, float],
+    settings: GpuSettings,
     said: str,
     next_s: float,
 ) -> Decision:
@@ -133,28 +134,28 @@ def decision_of(
             columns[gpu.column.key] = gpu.column
             if not gpu.fixed:
                 hosted[gpu.slice.key.device].append(gpu.slice)
-    expected, short = expectations(inputs, served, weights, hosted, constants)
+    expected, short = expectations(inputs, served, weights, hosted, settings)
     why = f"{planner}: {said}"
     plan = plan_of(
-        inputs, planner, hosted, {}, tuple(columns.values()), constants, expected, why,
+        inputs, planner, hosted, {}, tuple(columns.values()), settings, expected, why,
         degraded="; ".join(short), weights=weights,
     )  # fmt: skip
     return Decision(plan, why, next_s, plan.degraded)
 
 
-def sharing_aware(constants: Mapping[str, float]) -> WattWiserPlanner:
+def sharing_aware(settings: AllocationSettings) -> WattWiserPlanner:
     """WATTWISER with UpdateSharingWeights."""
-    return WattWiserPlanner(constants, "sharing_aware", sharing_weights)
+    return WattWiserPlanner(settings, "sharing_aware", sharing_weights)
 
 
-def packed_uniform(constants: Mapping[str, float]) -> WattWiserPlanner:
+def packed_uniform(settings: AllocationSettings) -> WattWiserPlanner:
     """GPU-NEST: the same allocation, requests spread alike."""
-    return WattWiserPlanner(constants, "packed_uniform", uniform_weights)
+    return WattWiserPlanner(settings, "packed_uniform", uniform_weights)
 
 
-def uniform(constants: Mapping[str, float]) -> WattWiserPlanner:
+def uniform(settings: UniformSettings) -> WattWiserPlanner:
     """Triton: no GPU is shared, all that are allocated serve."""
-    return WattWiserPlanner({"gpus_shared": 0.0, **constants}, "uniform", uniform_weights, dynamic=False)
+    return WattWiserPlanner(settings, "uniform", uniform_weights, dynamic=False)
 
 
 def available(
@@ -162,7 +163,7 @@ def available(
     devices: Mapping[str, Device],
     task: Task,
     allocation: Allocation,
-    constants: Mapping[str, float],
+    settings: GpuSettings,
 ) -> tuple[Gpu, ...]:
     """GPUs that a family may serve on now, in the order in which they are added.
 
@@ -181,7 +182,7 @@ def available(
             if standing is None:
                 continue
             one = standing
-        found.append(serving_gpu(inputs, task, device, one, allocation.sharing_factor[name], constants))
+        found.append(serving_gpu(inputs, task, device, one, allocation.sharing_factor[name], settings))
     if not found:
         raise InvalidInput(
             "none of its devices can be used now",
@@ -193,14 +194,15 @@ def available(
 
 
 def serving_gpu(
-    inputs: PlanningInput, task: Task, device: Device, one: HostedSlice, sharing: int, constants: Mapping[str, float]
+    inputs: PlanningInput, task: Task, device: Device, one: HostedSlice, sharing: int, settings: GpuSettings
 ) -> Gpu:
     """GPU that serves a family, or a stage of it, with its operating point.
 
     Raises:
-        InvalidInput: constants that no operating point has. CatalogError: it is not profiled there, or does not fit.
+        InvalidInput: settings that no operating point has. CatalogError: it is not profiled there, or does not fit.
     """
-    ratio, given = (constant_for(task.objective, constants, name) for name in ("slo_over_p95", "model_max_rps"))
+    own = settings.of(task.objective)
+    ratio, given = own.slo_over_p95, own.model_max_rps
     if ratio <= 0 or given < 0:
         remedy = "a ratio above 0, and requests/s or 0: by the profile"
         raise InvalidInput(
@@ -227,7 +229,7 @@ def _operating_point(
 ) -> tuple[Column, ProfileRow] | None:
     """Column of a class, and the batch of the greatest throughput in time, else the smallest; None: not profiled."""
     task = Task(Objective(family=family), Demand(family, "", 0.0, 0.0, items))
-    column = class_column(same.catalog, task, device_type(kind), shape, variant, 1, DEFAULTS)
+    column = class_column(same.catalog, task, device_type(kind), shape, variant, 1, PlannerSettings())
     rows = same.rows(kind, shape, family, variant, 0)
     timely = [row for row in rows if row.latency_ms_p95 <= limit_ms]
     return None if column is None else (column, max(timely or rows[:1], key=lambda row: row.throughput_per_s))
@@ -252,7 +254,7 @@ def expectations(
     served: Mapping[str, Sequence[Gpu]],
     weights: Mapping[str, Mapping[SliceKey, float]],
     hosted: Mapping[str, Sequence[HostedSlice]],
-    constants: Mapping[str, float],
+    settings: GpuSettings,
 ) -> tuple[dict[str, Expected], list[str]]:
     """Expectations from profiles, and what is not met. Requests share baseline power; the p95 is of a batch alone.
 
@@ -271,11 +273,11 @@ def expectations(
         expected[task.family] = Expected(
             grams_per_request=grams(joules, inputs.view.carbon.intensity_g_per_kwh, pue_of(inputs.view, task)),
             joules_per_request=joules,
-            latency_ms_p95=latency_ms + constant_for(task.objective, constants, "overhead_ms"),
+            latency_ms_p95=latency_ms + settings.of(task.objective).overhead_ms,
             accuracy=sum(weight * gpu.column.accuracy for weight, gpu in parts) / len(stages),
             capacity_per_s=capacity,
         )
-        if latency_ms * constant_for(task.objective, constants, "slo_over_p95") > task.objective.slo_ms:
+        if latency_ms * settings.of(task.objective).slo_over_p95 > task.objective.slo_ms:
             short.append(f"slo_missed: {task.family} takes {latency_ms:.1f} ms alone, of {task.objective.slo_ms:g} ms")
         if capacity < task.demand.rate_per_s:
             short.append(f"short_of_capacity: {capacity:.1f}/s of {task.family}, {task.demand.rate_per_s:.1f}/s asked")

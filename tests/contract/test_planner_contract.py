@@ -26,12 +26,12 @@ from trefoil.runtime import codec
 NAMES = [*sorted(PLANNERS), *own("planner")]
 LOW_END = ("paired", "lowenergy")  # need a low-end GPU for each family
 CPUS = ("infadapter", "ms_plus", "vpa_plus", "fixed_size")  # cut CPUs, the first two GPUs as well
-QUICK = {"kernel_requests": 500.0, "patience": 2.0, "gpus_per_family": 1.0}  # the smallest of these fleets is one GPU
+QUICK = {"kernel_requests": 500, "patience": 2, "gpus_per_family": 1}  # the smallest of these fleets is one GPU
 
 
 def made(name):
-    known = load_part(Kind.PLANNER, name, PLANNERS).constants or {}
-    row = Policy("contract", name, constants={n: v for n, v in QUICK.items() if n in known})
+    known = load_part(Kind.PLANNER, name, PLANNERS).settings.model_fields
+    row = Policy("contract", name, settings={Kind.PLANNER: {n: v for n, v in QUICK.items() if n in known}})
     return planner_of("", row)
 
 

@@ -34,6 +34,7 @@ NORMALISED: Final[tuple[tuple[str, str], ...]] = (
 ARGUMENTS: Final[Mapping[str, str]] = {
     "up": "--set policy=clever",
     "compare": "mig --policies base,static_mix --set duration_s=40 --seeds 1 --jobs 1",
+    "policy": "exact_miad",
     "family check": "digits --graphs-only",
     "family import": "{tmp}/theirs --as toy=small,large --slo-ms 50 --accuracy small=0.7 --accuracy large=0.9 "
     "--repository {tmp}/ours",

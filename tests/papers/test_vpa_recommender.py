@@ -39,7 +39,7 @@ def test_a_steady_use_is_recommended_with_its_margin():
     found = history((30, 2.0, 4.0, 0.0))
     assert found.percentile(0.9) == pytest.approx(end_of(2.0))
     assert end_of(2.0) == pytest.approx(2.0935, abs=1e-4)
-    row = Policy("t", "vpa_plus", constants={"version": 3.0, "initial_cores": 1.0})
+    row = Policy("t", "vpa_plus", settings={"planner": {"version": 3, "initial_cores": 1.0}})
     decision = planner_of("", row).plan(replace(cpu_view(), cpu_histories=(found,)), np.random.default_rng(1))
     (part,) = decision.plan.nodes[0].devices[0].slices
     assert (part.key.slice_type, part.hosted[0].variant) == ("cpu:3", "resnet50"), "2.0935 x 1.15 = 2.41, upwards"

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.planners.gpu_allocation import AllocationSettings
 from controller.planners.gpu_sharing import (
     Gpu,
     literal_weights,
@@ -15,7 +16,14 @@ from controller.planners.gpu_sharing import (
     sharing_weights,
     uniform_weights,
 )
-from controller.planners.wattwiser import WattWiserPlanner, packed_uniform, sharing_aware, uniform
+from controller.planners.wattwiser import (
+    UniformSettings,
+    WattWiserPlanner,
+    WattWiserSettings,
+    packed_uniform,
+    sharing_aware,
+    uniform,
+)
 from tests.support.sharing import decide, serving, settled, shared, weights_of
 from trefoil.core.errors import InvalidInput
 from trefoil.core.plan_check import check
@@ -53,7 +61,7 @@ def test_fig_2d_is_5_to_1_at_1_2_times_what_a_gpu_takes():
 def test_fig_2_in_whole_plans(make, split):
     """Two models, three GPUs, the middle one shared, both at 60 % of two GPUs."""
     one = shared([1.2, 1.2])
-    plan = decide(make({}), one).plan
+    plan = decide(make(UniformSettings() if make is uniform else AllocationSettings()), one).plan
     check(plan, one.fleet, one.catalog, one.demand)
     own, common = (n / sum(split) for n in split)
     assert weights_of(plan, "f0") == pytest.approx({"gpu0": own, "gpu1": common}, abs=1e-6)
@@ -63,7 +71,7 @@ def test_fig_2_in_whole_plans(make, split):
 
 
 def test_fig_2a_is_four_gpus_none_shared_all_awake():
-    plan = decide(uniform({}), shared([0.1, 1.2], 5)).plan
+    plan = decide(uniform(UniformSettings()), shared([0.1, 1.2], 5)).plan
     assert weights_of(plan, "f0") == {"gpu0": 0.5, "gpu1": 0.5}
     assert weights_of(plan, "f1") == {"gpu2": 0.5, "gpu3": 0.5}
     assert [d.target.name for d in plan.nodes[0].devices] == ["AWAKE"] * 4 + ["ASLEEP"]
@@ -111,7 +119,7 @@ def test_printed_knows_no_load_among_unshared_gpus(load):
 
 def test_printed_decides_nothing_where_it_has_no_weights():
     before = settled(WattWiserPlanner(), [1.2, 1.2])
-    decision = decide(WattWiserPlanner({"literal": 1.0}), shared([0.95, 1.2], current=before))
+    decision = decide(WattWiserPlanner(WattWiserSettings(literal=True)), shared([0.95, 1.2], current=before))
     assert decision.plan is None
     assert decision.degraded.startswith("literal: gpu_rps")
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from controller.planners.columns import columns
 from controller.planners.exact.milp import Limits, Program
 from controller.planners.exact.model import Aim, Problem, groups_of
-from controller.planners.exact.planner import CONSTANTS, classes_missing_slo
+from controller.planners.exact.planner import classes_missing_slo
 from controller.planners.exact.search import solve
+from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import read_view
 from tests.support.planning import digits, fleet, objective, row, view
 from trefoil.core.catalog import Catalog
@@ -30,7 +31,7 @@ LAYOUTS = {  # of one GPU, with these types only
     LARGE: ((), ("7g.40gb",), ("3g.20gb", "4g.20gb"), ("3g.20gb", "3g.20gb")),
     SMALL: ((), *(("1g.5gb",) * ones + ("2g.10gb",) * twos for ones, twos in ((7, 0), (5, 1), (3, 2), (1, 3)))),
 }
-EXACT = {**CONSTANTS, "overhead_ms": 0.0, "transport_gap_ms": 0.0}
+EXACT = ExactSettings(overhead_ms=0.0, transport_gap_ms=0.0)
 
 
 def small_catalog(service_ms, accuracies, shapes=LARGE):

@@ -14,9 +14,9 @@ from controller.planners.exact.clock_ranges import lowest_clocks
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of, weights_of
 from controller.planners.exact.placement import place_clocked
-from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.reuse import ClassShare, on_grid, refit, solve_or_reuse, split
 from controller.planners.exact.search import solve
+from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import read_view
 from tests.property.test_exact_is_optimal import LARGE, small_catalog
 from tests.support.planning import fleet, objective, reading, view
@@ -28,7 +28,7 @@ from trefoil.core.plan_check import check
 from trefoil.core.power import active_w, at_clock
 
 TIGHT = Limits(nodes=100_000, gap=1e-9)
-CLOCKED = {**CONSTANTS, "overhead_ms": 0.0, "transport_gap_ms": 0.0, "clocks": 1.0}
+CLOCKED = ExactSettings(overhead_ms=0.0, transport_gap_ms=0.0, clocks="planned")
 CLOCKS = (1410, 1005, 705)
 OTHER = dict(zip(LARGE, ("3g.40gb", "4g.40gb", "7g.80gb"), strict=True))
 
@@ -93,15 +93,15 @@ def instance(service_ms, accuracies, rate, slo_ms, kinds, zones, dirty=300.0):
     return dataclasses.replace(one, zones=(zone_reading("far", dirty),))
 
 
-def problem_of(one, constants=CLOCKED, pruned=True):
-    world = read_view(one, 1.0, clocks=bool(constants["clocks"]))
-    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, constants))
+def problem_of(one, settings=CLOCKED, pruned=True):
+    world = read_view(one, 1.0, clocks=settings.clocks != "highest")
+    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, settings))
     weights, _ = weights_of(world)
     problem = Problem(groups_of(world.devices, found), found, world.tasks, one.move_horizon_s, weights=weights)
-    return problem if pruned else dataclasses.replace(problem, columns=everything(one, world, constants))
+    return problem if pruned else dataclasses.replace(problem, columns=everything(one, world, settings))
 
 
-def everything(one, world, constants):
+def everything(one, world, settings):
     """Columns one by one, so that none can dominate another."""
     return tuple(
         c
@@ -118,7 +118,7 @@ def everything(one, world, constants):
             ),
             world.tasks[0],
             world.devices,
-            constants,
+            settings,
         )
         if (c.key.clock_mhz or CLOCKS[0]) == clock
     )
@@ -158,7 +158,7 @@ def test_more_choice_never_costs_more(service_ms, accuracies, rate, slo_ms, dirt
     """A fleet of two zones is as good as the worse of its zones with as many devices, and clocks only add."""
     kinds = [A100_40GB.name] * 2
     one = instance(service_ms, accuracies, rate, slo_ms, kinds, ["test", "far"], dirty)
-    fast = {**CLOCKED, "clocks": 0.0}
+    fast = CLOCKED.over({"clocks": "highest"})
     clocks, none = solve(problem_of(one), Aim(), TIGHT), solve(problem_of(one, fast), Aim(), TIGHT)
     if none is None:
         return
@@ -183,7 +183,7 @@ def test_a_relaxation_and_a_restriction_enclose_the_optimum(service_ms, accuraci
         wanted=[objective(slo_ms=slo_ms)],
         horizon_s=0.0,
     )
-    problem, aim = problem_of(one, {**CLOCKED, "clocks": 0.0}), Aim({"digits": value_j})
+    problem, aim = problem_of(one, CLOCKED.over({"clocks": "highest"})), Aim({"digits": value_j})
     exact = solve(problem, aim, Limits(20_000, 1e-6))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "SMALL_FEW", 1)
@@ -213,7 +213,7 @@ def test_a_remembered_answer_is_as_good_as_it_says(service_ms, accuracies, rate,
         wanted=[objective(slo_ms=120.0)],
         horizon_s=3600.0,
     )
-    problem = problem_of(one, {**CLOCKED, "clocks": 0.0})
+    problem = problem_of(one, CLOCKED.over({"clocks": "highest"}))
     aim, limits = Aim({"digits": value_j}, {"digits": target}), Limits(4000, 1e-3)
     if ladder:
         aim = on_grid(problem, aim, up=False)
@@ -258,7 +258,7 @@ def test_the_split_serves_all_at_the_floor_and_no_pair_trades_better(classes, de
 def test_a_clean_zone_takes_the_load_and_its_grams_are_its_own():
     kinds = [A100_40GB.name] * 2
     one = instance((20.0,) * 6, (0.7, 0.9), 10.0, 100.0, kinds, ["test", "far"], dirty=1000.0)
-    plan = ExactPlanner({"clocks": 0.0}).plan(one, np.random.default_rng(0)).plan
+    plan = ExactPlanner(ExactSettings(clocks="highest")).plan(one, np.random.default_rng(0)).plan
     hosting = {d.device for n in plan.nodes for d in n.devices if d.slices}
     assert hosting == {"node0/gpu0"}
     e = plan.expected["digits"]
@@ -277,7 +277,7 @@ def test_one_zone_under_another_name_changes_nothing():
 
 def test_planned_clocks_are_locked_and_only_when_asked_for():
     one = instance((20.0,) * 6, (0.7, 0.9), 4.0, 400.0, [A100_40GB.name] * 2, ["test", "test"])
-    locked = ExactPlanner({"clocks": 1.0}).plan(one, np.random.default_rng(0)).plan
+    locked = ExactPlanner(ExactSettings(clocks="planned")).plan(one, np.random.default_rng(0)).plan
     check(locked, one.fleet, one.catalog, one.demand)
     clocks = {d.clock_max_mhz for n in locked.nodes for d in n.devices if d.slices}
     assert clocks <= {705, 1005}
@@ -320,7 +320,7 @@ def test_a_node_that_cannot_lock_has_its_type_planned_at_the_highest_clock():
     why = ("clock_lock gpu0: the driver says no. Remedy: none", "gpm: not here")
     nodes = (dataclasses.replace(one.fleet.nodes[0], missing=why), *one.fleet.nodes[1:])
     refused = dataclasses.replace(one, fleet=dataclasses.replace(one.fleet, nodes=nodes))
-    plan = ExactPlanner({"clocks": 1.0}).plan(refused, np.random.default_rng(0)).plan
+    plan = ExactPlanner(ExactSettings(clocks="planned")).plan(refused, np.random.default_rng(0)).plan
     assert {(d.clock_min_mhz, d.clock_max_mhz) for n in plan.nodes for d in n.devices} == {(0, 0)}
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from carbon_feed.settings import CarbonFeedSettings
 from controller.loop.core.objectives import accept_objective
+from controller.planners.planner_settings import PlannerSettings
 from controller.settings import ControllerSettings
 from dispatcher.settings import DispatcherSettings
 from power_agent.settings import PowerAgentSettings
@@ -160,7 +161,7 @@ OBJECTIVES: Final = {
 def test_absurd_objectives_are_refused_by_field_value_and_remedy(name: str) -> None:
     for value in OBJECTIVES[name]:
         with pytest.raises(InvalidInput, match=rf"{name} = .*Remedy: "):
-            accept_objective(replace(OBJECTIVE, **{name: value}), {}, CATALOG, {})
+            accept_objective(replace(OBJECTIVE, **{name: value}), {}, CATALOG, PlannerSettings())
 
 
 @pytest.mark.parametrize("value", [1e300, -1e300, 1e-300, math.nan, math.inf])

@@ -17,11 +17,11 @@ from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import DeviceState, FleetState, SliceKey
 from trefoil.core.plan import Plan
 from trefoil.core.plan_check import check
-from trefoil.core.policies import policy
+from trefoil.core.policies import chosen, policy
 
 CUT = ("exact", "static_mix", "base", "co2opt", "infadapter")  # policies that cut GPUs
 WHOLE = ("wattwiser", "alpaserve", "muserve")
-QUICK = {"frontier_solves": 3.0, "kernel_requests": 1000.0}
+QUICK = {"frontier_solves": 3, "kernel_requests": 1000}
 CALM = settings(max_examples=5, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 
 
@@ -64,7 +64,7 @@ def agents_take(one: PlanView, plan: Plan) -> None:
 @CALM
 def test_no_agent_refuses_a_plan_and_what_others_leave_comes_back(name, data, gpus, rate):
     row = policy(name)
-    row = replace(row, constants={**row.constants, **QUICK}) if name in CUT[:2] else row
+    row = chosen(row, {}, {"planner": QUICK}) if name in CUT[:2] else row
     planner, seen, current = planner_of("", row), fleet(gpus), None
     for _ in range(2):
         changes = [data.draw(held(d.device)) for d in seen.nodes[0].devices]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from controller.planners.base import BasePlanner
 from controller.planners.co2opt import Co2OptPlanner
 from controller.planners.exact import ExactPlanner
+from controller.planners.planner_settings import ExactSettings
 from controller.planners.static_mix import StaticMixPlanner
 from tests.support.planning import applied, digits, fleet, objective, reading, view
 from trefoil.core.brains import BudgetState
@@ -18,7 +19,7 @@ from trefoil.core.fleet import MISSING_MODEL, DeviceState, FleetState
 from trefoil.core.objective import ObjectiveMode
 from trefoil.core.plan_check import check
 
-QUICK = {"frontier_solves": 4.0, "kernel_requests": 1500.0}
+QUICK = ExactSettings(frontier_solves=4, kernel_requests=1500)
 PLANNERS = (ExactPlanner(QUICK), StaticMixPlanner(QUICK), BasePlanner(), Co2OptPlanner())
 
 situations = st.fixed_dictionaries(

@@ -35,7 +35,7 @@ REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 FAMILY, BATCH, RATE = "efficientnet", 8, 2.0
 
 
-def scenario(clocks: float, slo_ms: float) -> Scenario:
+def scenario(clocks: str, slo_ms: float) -> Scenario:
     """One steady flow on two GPUs, planned once."""
     wanted = FamilyObjective(mode="instant", slo_ms=slo_ms, below_best_pct=2.0, hard_below_best_pct=10.0)
     arrivals = Arrivals(rate_per_s=RATE)
@@ -45,11 +45,11 @@ def scenario(clocks: float, slo_ms: float) -> Scenario:
         families=(Served(name=FAMILY, repository=REPOSITORY, items=BATCH, arrivals=arrivals, objective=wanted),),
         carbon=Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)}),
         noise=Noise(),
-        policy=PolicyChoice(name="exact", constants={"clocks": clocks, "tick_s": 1e6}, triggers=()),
+        policy=PolicyChoice(name="exact", parts={"planner": {"clocks": clocks, "tick_s": 86_400.0}}, triggers=()),
     )
 
 
-def run(clocks: float, slo_ms: float = 1300.0):
+def run(clocks: str, slo_ms: float = 1300.0):
     asked = scenario(clocks, slo_ms)
     times = np.arange(-60.0, asked.duration_s, 1 / RATE)  # whenever the planner looks, it sees this rate
     shell = Simulation(prepare(asked, Provided(arrivals={FAMILY: times})))
@@ -59,12 +59,12 @@ def run(clocks: float, slo_ms: float = 1300.0):
 
 @pytest.fixture(scope="module")
 def slow():
-    return run(1.0)
+    return run("planned")
 
 
 @pytest.fixture(scope="module")
 def fast():
-    return run(0.0)
+    return run("highest")
 
 
 def clock_of(shell: Simulation) -> int:
@@ -148,7 +148,7 @@ def test_the_agents_governor_settles_in_simulations_where_the_law_lets_it(fideli
 
 def test_a_governor_that_cannot_go_higher_has_the_controller_plan_for_more():
     told = ControlSettings(demand_fixed={"digits": FixedDemand(rate_per_s=25.0, rate_p90_per_s=30.0)})
-    policy = PolicyChoice(name="exact", governor="miad", triggers=("scale",), constants={"tick_s": 1e6})
+    policy = PolicyChoice(name="exact", governor="miad", triggers=("scale",), parts={"planner": {"tick_s": 86_400.0}})
     for rate, causes in ((20.0, {"start"}), (110.0, {"start", "scale"})):
         shell = governed(1.0, policy=policy, control=told, rate_per_s=rate)
         assert result(shell).summary.causes.keys() == causes

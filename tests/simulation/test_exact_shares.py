@@ -12,9 +12,9 @@ from controller.planners.columns import columns
 from controller.planners.exact.milp import Limits, Program
 from controller.planners.exact.model import Aim, Problem, Solution, groups_of
 from controller.planners.exact.placement import moves, place
-from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.reuse import refit
 from controller.planners.exact.search import solve
+from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import read_view
 from controller.planners.shared_columns import shared_columns
 from tests.support.planning import digits, fleet, objective, row, view
@@ -57,9 +57,9 @@ def problem_of(rates, slo_ms, gpus):
     wanted = [objective(family=name, min_accuracy=0.9, slo_ms=slo_ms) for name in names]
     demand = [Demand(f, "", rate, HIGH * rate) for f, rate in zip(names, rates, strict=True)]
     world = read_view(view(devices=fleet(gpus), catalog=catalog, wanted=wanted, demand=demand), 1.0)
-    alone = tuple(c for t in world.tasks for c in columns(catalog, t, world.devices, CONSTANTS))
-    constants = {**CONSTANTS, "families_per_slice": float(len(rates))}
-    shared = shared_columns(catalog, world.tasks, world.devices, constants, alone)
+    alone = tuple(c for t in world.tasks for c in columns(catalog, t, world.devices, ExactSettings()))
+    settings = ExactSettings(families_per_slice=len(rates))
+    shared = shared_columns(catalog, world.tasks, world.devices, settings, alone)
     return Problem(groups_of(world.devices), alone + shared, world.tasks, 0.0)
 
 
@@ -124,9 +124,9 @@ def test_no_way_to_share_batches_is_better_than_the_program_s(pair, loads, gpus)
     demand = [Demand(name, "", rate, HIGH * rate) for name, rate in rates.items()]
     catalog = catalog_of(PairSpec(*pair, "exact", 1, ((), ())))
     world = read_view(view(devices=fleet(gpus, kind=V100_32GB), catalog=catalog, wanted=wanted, demand=demand), 1.0)
-    constants = {**CONSTANTS, "batches": 1.0, "families_per_slice": 2.0}
-    alone = tuple(c for t in world.tasks for c in columns(catalog, t, world.devices, constants))
-    shared = shared_columns(catalog, world.tasks, world.devices, constants, alone)
+    settings = ExactSettings(batches=True, families_per_slice=2)
+    alone = tuple(c for t in world.tasks for c in columns(catalog, t, world.devices, settings))
+    shared = shared_columns(catalog, world.tasks, world.devices, settings, alone)
     problem = Problem(groups_of(world.devices), alone + shared, world.tasks, 0.0)
     best = brute_force(problem, by_hand(problem, V100_32GB))
     found = solve(problem, Aim(moves=False), Limits(100_000, 1e-9))
@@ -213,7 +213,7 @@ def scenario(repository, families_per_slice):
              "objective": {"mode": "instant", "slo_ms": SLO_MS, "below_best_pct": 5.0}}
             for name in ("digits", TWIN)
         ],
-        "policy": {"name": "exact", "constants": {"families_per_slice": families_per_slice}},
+        "policy": {"name": "exact", "parts": {"planner": {"families_per_slice": families_per_slice}}},
     })  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from controller.planners.columns import columns
-from controller.planners.exact.planner import CONSTANTS
+from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import Device, Task
 from controller.planners.shared_columns import shared_columns
 from trefoil.core import power
@@ -80,11 +80,11 @@ def test_what_exact_counts_on_with_batches_is_in_time_alone_and_beside_another(p
         for name in pair
     ]
     gpus = [Device("node/gpu0", "node", kind, True, ())]
-    constants = {**CONSTANTS, "batches": 1.0, "families_per_slice": 2.0, "overhead_ms": 0.0, "transport_gap_ms": 0.0}
-    alone = [column for task in tasks for column in columns(catalog, task, gpus, constants)]
+    settings = ExactSettings(batches=True, families_per_slice=2, overhead_ms=0.0, transport_gap_ms=0.0)
+    alone = [column for task in tasks for column in columns(catalog, task, gpus, settings)]
     for column in alone:
         assert 0.9 < column.capacity_per_s(1) / MODELS[column.family].max_rps < 1.02
-    beside = shared_columns(catalog, tasks, gpus, constants, alone)
+    beside = shared_columns(catalog, tasks, gpus, settings, alone)
     lead = beside[0]
     corners = [(0.0, 1 / lead.limits[0][1])]
     for (x, y), (u, v) in pairwise(lead.limits):
@@ -125,8 +125,8 @@ def test_slices_that_take_turns_serve_what_exact_counts_on(name, slices):
     catalog, kind, model = catalog_of(PairSpec(*other, "uniform", 1, LOADS)), device_type(DEVICE), MODELS[name]
     task = Task(Objective(name, slo_ms=model.slo_ms, slo_quantile=0.95), Demand(name, "", 1.0, 1.0))
     gpus = [Device(f"node/gpu{at}", "node", kind, True, ()) for at in range(slices)]
-    constants = {**CONSTANTS, "batches": 1.0, "overhead_ms": 0.0, "transport_gap_ms": 0.0}
-    (column,) = columns(catalog, task, gpus, constants)
+    settings = ExactSettings(batches=True, overhead_ms=0.0, transport_gap_ms=0.0)
+    (column,) = columns(catalog, task, gpus, settings)
     rate = column.capacity_per_s(slices)
     keys = [SliceKey(gpu.name, power.WHOLE, 0, 8) for gpu in gpus]
     hosted = Hosted(name, column.variant, 1, 0, 1, 1, model.batch_max)

@@ -8,9 +8,10 @@ from numpy.random import Generator
 
 from controller.planners.clover.graph import Graph
 from controller.planners.clover.objective import Outcome
-from controller.planners.clover.planner import CONSTANTS, CloverPlanner, goal_of
+from controller.planners.clover.planner import CloverPlanner, goal_of
 from controller.planners.clover.pods import pods_of
 from controller.planners.clover.profile_estimator import profile_estimator
+from controller.planners.clover.settings import CloverSettings
 from controller.planners.planning_input import read_view
 from tests.support.planning import applied, digits, fleet, objective, view
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
@@ -41,7 +42,7 @@ def served(one: PlanView, plan: Plan, family: str = "digits", truth: Catalog | N
                 if part.hosted[0].family == family:
                     edge = (part.hosted[0].variant, "A100-SXM4-40GB", part.key.slice_type)
                     weights[edge] = weights.get(edge, 0) + 1
-    look = profile_estimator(world.view.catalog, pod.task, pod.space, CONSTANTS)
+    look = profile_estimator(world.view.catalog, pod.task, pod.space, CloverSettings())
     return look(replace(pod.base, graph=Graph.from_weights(weights)))
 
 
@@ -96,6 +97,6 @@ def explore(
 def value(one: PlanView, outcome: Outcome) -> float:
     """f of an outcome by the first objective of a view."""
     world = read_view(replace(one, catalog=digits()), 1.0)
-    goal = goal_of(world, pods_of(world, True, False)[0], {}, CONSTANTS)
+    goal = goal_of(world, pods_of(world, True, False)[0], {}, CloverSettings())
     assert goal is not None
     return goal.value(outcome)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from controller.loop.core.objectives import accept_objective
-from controller.planners.policy_parts import constants_of, planner_of
+from controller.planners.policy_parts import planner_of, planner_settings
 from trefoil.core.brains import PlanView
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.catalog import Catalog, Family
@@ -145,7 +145,7 @@ def plan(
     _check_profiled(known, types)
     best = known.families[0].best.accuracy
     wanted = _objective(known.families[0], slo_ms, best * (1 - BELOW_BEST) if min_accuracy is None else min_accuracy)
-    objective = accept_objective(wanted, {}, known, constants_of("", row), pue=pue)
+    objective = accept_objective(wanted, {}, known, planner_settings(row), pue=pue)
     decision = planner_of("", row).plan(_view(types, known, objective, rate_per_s, intensity), np.random.default_rng(0))
     if decision.plan is None or decision.degraded:
         raise Infeasible(

@@ -38,6 +38,7 @@ from trefoil.cli.options import (
     parse_sets,
 )
 from trefoil.cli.output import DEFAULT_STATE_DIR, EXIT_ERROR, AsJson, Guarded, StateDir, console, print_json
+from trefoil.cli.policy import policy as show_policy
 from trefoil.core.errors import StartError
 
 UP_CONFIG: Final = Path("deploy/config/up.toml")
@@ -214,6 +215,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "demo": demo,
     "simulate": simulate.simulate,
     "compare": compare,
+    "policy": show_policy,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)

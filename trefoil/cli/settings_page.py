@@ -159,14 +159,14 @@ def _tables(page: Page) -> str:
             if inherited is not None and _default(inherited) == _default(field):
                 continue
             key, (inner, suffix) = f"{prefix}{name}", _section(field.annotation)
-            kind, default = _type(field), _default(field)
+            kind, default = _cell(type_text(field)), _default(field)
             if inner is not None:
                 default = default if field.is_required() else ""
                 kind = SECTIONS[suffix] + (f", as `{told[inner]}`" if inner in told else "")
                 if inner not in told:
                     told[inner] = f"{key}{suffix}"
                     below.append((f"{key}{suffix}.", inner))
-            rows.append(f"| `{key}` | {kind} | {default} | {_meaning(model, name) or _of(inner)} |")
+            rows.append(f"| `{key}` | {kind} | {default} | {_cell(meaning(model, name)) or _of(inner)} |")
         if prefix != page.prefix:
             text += f"\n### {page.title}: {prefix.rstrip('.')}\n\n{_first_line(model)}\n"
         text += "\n| key | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
@@ -187,16 +187,17 @@ def _section(annotation: Any) -> tuple[type[BaseModel] | None, str]:
     return None, ""
 
 
-def _type(field: FieldInfo) -> str:
+def type_text(field: FieldInfo) -> str:
+    """Type and bounds of a field, in words."""
     bounds = [
-        f"{sign} {_toml(getattr(found, name))}"
+        f"{sign} {value_text(getattr(found, name))}"
         for kind, name, sign in BOUNDS
         for found in field.metadata
         if isinstance(found, kind)
     ]
     bounds += ["not empty" for found in field.metadata if isinstance(found, MinLen)]
     bounds += [f"`{found.pattern}`" for found in field.metadata if getattr(found, "pattern", None)]
-    return _cell(", ".join([_name(field.annotation), *bounds]))
+    return ", ".join([_name(field.annotation), *bounds])
 
 
 def _name(annotation: Any) -> str:
@@ -224,18 +225,19 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "**required**"
     value = field.get_default(call_default_factory=True)
-    return "not set" if value is None else _cell(f"`{_toml(value)}`")
+    return "not set" if value is None else _cell(f"`{value_text(value)}`")
 
 
-def _toml(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """Value as TOML has it."""
     if isinstance(value, SecretStr):
-        return _toml(value.get_secret_value())
+        return value_text(value.get_secret_value())
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(value_text, value))}]"
     if isinstance(value, dict):
-        return "{}" if not value else f"{{ {', '.join(f'{k} = {_toml(v)}' for k, v in value.items())} }}"
+        return "{}" if not value else f"{{ {', '.join(f'{k} = {value_text(v)}' for k, v in value.items())} }}"
     if isinstance(value, int | float):
         return repr(value).removesuffix(".0")
     if isinstance(value, Path) and value.is_relative_to(CODE):
@@ -243,10 +245,11 @@ def _toml(value: Any) -> str:
     return f'"{value}"'
 
 
-def _meaning(model: type[BaseModel], name: str) -> str:
+def meaning(model: type[BaseModel], name: str) -> str:
+    """What a field means, by the source of its class."""
     for cls in (*model.__mro__, *AS.get(model, ())):
-        if name in inspect.get_annotations(cls) and (meaning := _meanings(cls).get(name)):
-            return _cell(meaning)
+        if name in inspect.get_annotations(cls) and (told := _meanings(cls).get(name)):
+            return told
     return ""
 
 

@@ -3,7 +3,7 @@
 A part is a brain behind a name: a planner, router, queue, governor or forecaster. Its service keeps a table of parts by
 name; shells read a part's traits and never its name. `module:Class` names a user's own brain: a class with the methods
 of its kind, made of what its constructor names. It may say as class attributes what a table would say of it
-(`constants`, `settings`, `traits`, `label`, `colour`); what it does not say has the defaults of `Part`.
+(`settings`, `traits`, `label`, `colour`); what it does not say has the defaults of `Part`.
 """
 
 import importlib
@@ -12,11 +12,11 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from types import MemberDescriptorType, ModuleType
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar, cast
 
 from pydantic import ConfigDict, ValidationError
 
@@ -69,6 +69,34 @@ class PartSettings(Ranged):
     """Settings of a part, typed base: frozen, and an unknown name is refused."""
 
     model_config = ConfigDict(validate_default=True)
+    REMOVED: ClassVar[Mapping[str, str]] = {}
+    """Remedies for settings that were renamed or removed, by their old names."""
+
+    @classmethod
+    def made_of(cls, values: Mapping[str, Value], kind: str = "", part: str = "") -> Self:
+        """Settings with these values over the defaults; `kind` and `part` are named in errors.
+
+        Raises:
+            SettingError: an unknown name, or a value of another type or out of bounds.
+        """
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            complaint = error.errors(include_url=False)[0]
+            name = ".".join(str(part) for part in complaint["loc"])
+            unknown = complaint["type"] == "extra_forbidden"
+            known = one_of(sorted(cls.model_fields), name, none="leave it out: it has no settings")
+            named = f"{kind} {part}" if part else cls.__name__
+            raise SettingError(
+                f"{part or named} has no such setting" if unknown else complaint["msg"],
+                field=f"{kind} setting {name}".strip(),
+                value=complaint.get("input"),
+                remedy=cls.REMOVED.get(name, known) if unknown else f"see the settings of {named}",
+            ) from error
+
+    def over(self, values: Mapping[str, Value]) -> Self:
+        """These settings with some values over them; raises as `made_of`."""
+        return self.made_of({**self.model_dump(), **values})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +126,15 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[Brain]):
-    """Specification of one brain. `constants` are numbers that `Objective.params` may override by name; None: a
-    user's own planner that checks them itself.
+    """Specification of one brain. An objective's `params` go over a planner's settings for its family.
 
-    `make` takes what its kind is made of, or as much of it as it names: planner (constants, settings, refuses),
-    forecaster (settings), router (family, queue), queue (name), governor (settings).
+    `make` takes what its kind is made of, or as much of it as it names: planner (settings, refuses), forecaster
+    (settings), router (family, queue), queue (name), governor (settings).
     """
 
     kind: Kind
     name: str
     make: Callable[..., Brain]
-    constants: Mapping[str, float] | None = field(default_factory=dict)
     settings: type[PartSettings] = PartSettings
     traits: Traits = Traits()
     label: str = ""
@@ -141,19 +167,7 @@ class Part(Generic[Brain]):
         Raises:
             SettingError: an unknown name, or a value of another type or out of bounds.
         """
-        try:
-            return self.settings.model_validate(dict(values))
-        except ValidationError as error:
-            complaint = error.errors(include_url=False)[0]
-            name = ".".join(str(part) for part in complaint["loc"])
-            known = one_of(sorted(self.settings.model_fields), name, none="leave it out: it has no settings")
-            unknown = complaint["type"] == "extra_forbidden"
-            raise SettingError(
-                f"{self.name} has no such setting" if unknown else complaint["msg"],
-                field=f"{self.kind} setting {name}",
-                value=complaint.get("input"),
-                remedy=known if unknown else f"see the settings of {self.kind} {self.name}",
-            ) from error
+        return self.settings.made_of(values, self.kind, self.name)
 
 
 Parts = Mapping[str, Part[Brain]]
@@ -247,13 +261,11 @@ def load_own_part(kind: Kind, path: str) -> Part[Any]:
             f"has no method {', '.join(missing)}", field=kind.value, value=path, remedy="see trefoil/core/brains.py"
         )
     measures = kind == Kind.PLANNER and can_measure(made)
-    stated: dict[str, Any] = {"constants": None, "traits": Traits(measures=measures)} | _attributes(made, kind, path)
+    stated: dict[str, Any] = {"traits": Traits(measures=measures)} | _attributes(made, kind, path)
     return Part(kind, path, made, **stated)
 
 
-ATTRIBUTES: Final[Mapping[str, type]] = {
-    "constants": Mapping, "settings": type, "traits": Traits, "label": str, "colour": str,
-}  # fmt: skip
+ATTRIBUTES: Final[Mapping[str, type]] = {"settings": type, "traits": Traits, "label": str, "colour": str}
 
 
 def _attributes(made: type, kind: Kind, path: str) -> dict[str, Any]:
@@ -262,6 +274,9 @@ def _attributes(made: type, kind: Kind, path: str) -> dict[str, Any]:
     Raises:
         SettingError: something of another type than a table would say.
     """
+    if isinstance(vars(made).get("constants"), Mapping):
+        remedy = "make `settings` a subclass of PlannerSettings with them (controller/planners/planner_settings.py)"
+        raise SettingError("has constants, which are settings now", field=kind.value, value=path, remedy=remedy)
     found = {name: value for name, value in vars(made).items() if name in ATTRIBUTES}
     found = {name: value for name, value in found.items() if not isinstance(value, MemberDescriptorType)}
     if isinstance(found.get("settings"), PartSettings):

@@ -18,9 +18,7 @@ from trefoil.core.parts import Kind, Value, load_attribute
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Policy: which parts decide. `constants` are the planner's, and `Objective.params` overrides them by name;
-    `settings` are those of the parts, by kind.
-    """
+    """Policy: which parts decide, and settings of them, by kind."""
 
     name: str
     planner: str
@@ -29,7 +27,6 @@ class Policy:
     router: str = "weighted"
     queue: str = "fifo"
     governor: str = "fixed"
-    constants: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
 
     def part(self, kind: Kind) -> str:
@@ -64,8 +61,10 @@ POLICIES: Final[Mapping[str, Policy]] = {
             "exact",
             triggers=CARBON,
             governor="miad",
-            constants={"clocks": 2.0},
-            settings={Kind.GOVERNOR: {"statistic": "slo", "slack": 0.0}},  # the planner fills slices up to the SLO
+            settings={
+                Kind.PLANNER: {"clocks": "governed"},
+                Kind.GOVERNOR: {"statistic": "slo", "slack": 0.0},  # the planner fills slices up to the SLO
+            },
         ),
         Policy("clover", "clover", triggers=MEASURED, router="fifo"),
         Policy("blover", "blover", triggers=MEASURED, router="fifo"),
@@ -93,50 +92,50 @@ POLICIES: Final[Mapping[str, Policy]] = {
     )
 }
 
-PRESETS: Final[Mapping[str, Mapping[str, float]]] = {
+PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
     "paper": {},  # the defaults: CLOVER's text, with Eq. 6 fixed
-    "literal": {"literal": 1.0},  # CLOVER's Eq. 6, WattWiser's Algorithm 2 as printed
-    "shared_gpus": {"gpus_shared": 1.0},  # uniform on GPUs of which neighbours share one, as wattwiser has them
-    "shared_slices": {"families_per_slice": 2.0},  # exact: two families on a slice, where that saves
-    "shared_batches": {"families_per_slice": 2.0, "batches": 1.0},  # and Triton's batches on it
-    "guided": {"guided": 1.0, "warm": 1.0},  # ours: neighbours by a fitted law, rounds from the best graph known
+    "literal": {"literal": True},  # CLOVER's Eq. 6, WattWiser's Algorithm 2 as printed
+    "shared_gpus": {"gpus_shared": 1},  # uniform on GPUs of which neighbours share one, as wattwiser has them
+    "shared_slices": {"families_per_slice": 2},  # exact: two families on a slice, where that saves
+    "shared_batches": {"families_per_slice": 2, "batches": True},  # and Triton's batches on it
+    "guided": {"guided": True, "warm": True},  # ours: neighbours by a fitted law, rounds from the best graph known
     "artifact": {  # CLOVER's public code
-        "literal": 1.0,
-        "artifact": 1.0,
-        "lambda": 0.1,
-        "base_intensity": 250.0,
-        "first_accepted": 1.0,
+        "literal": True,
+        "raw_draws": True,
+        "lambda_weight": 0.1,
+        "base_intensity_g_per_kwh": 250.0,
+        "first_accepted": True,
         "carbon_base_g_per_kwh": 250.0,  # its 5 % are of a fixed base: for the shell's triggers, not for the planner
         "limit_s": 0.0,
-        "measured_max": 10.0,
-        "requests_min": 1000.0,
+        "measured_max": 10,
+        "requests_min": 1000,
         "rate_tolerance": 1e9,
     },
 }
-"""Constants that a policy's row takes instead of its own (`--preset`): for clover, blover, oracle; `literal` for
+"""Settings of the planner that go over its policy's own (`--preset`): for clover, blover, oracle; `literal` for
 wattwiser too, `shared_gpus`, `shared_slices` and `shared_batches` for those that they name."""
 
 
-INFADAPTER_CODE: Final[Mapping[str, float]] = {
+INFADAPTER_CODE: Final[Mapping[str, Value]] = {
     "alpha": 1.0,
     "beta": 0.05,
     "gamma": 0.001,
-    "normalised": 1.0,
-    "resize_loads": 1.0,
+    "normalised": True,
+    "resize_loads": True,
     "capacity_share": 0.8,
     "load_margin": 0.1,
     "cores_min": 2.0,
-    "intercept_truncated": 1.0,
-    "skipped_max": 4.0,
+    "intercept_truncated": True,
+    "skipped_max": 4,
 }
-PLANNER_PRESETS: Final[Mapping[tuple[str, str], Mapping[str, float]]] = {
+PLANNER_PRESETS: Final[Mapping[tuple[str, str], Mapping[str, Value]]] = {
     (planner, "artifact"): INFADAPTER_CODE for planner in ("infadapter", "ms_plus", "vpa_plus", "fixed_size")
 }
 """Presets by planner and name, before those of all."""
 
 
-def preset_constants(planner: str, preset: str) -> Mapping[str, float]:
-    """Constants of a preset, as it is for a planner; `paper` is everybody's defaults.
+def preset_settings(planner: str, preset: str) -> Mapping[str, Value]:
+    """Settings of a planner in a preset; `paper` is the defaults of each.
 
     Raises:
         NotFound: naming those that exist.

@@ -136,9 +136,9 @@ PAPERS: Final = ("highperf", "lowenergy", "random", "dybatch", "carbondis")
 OURS: Final = ("least_grams", "exact")
 ALONE: Final = ("highperf", "lowenergy")  # their fleets have GPUs of one tier
 IGNORED: Final = 100.0  # LOWENERGY "ignores latency constraints", and one out of its reach would be refused
-CONSTANTS: Final[Mapping[str, Mapping[str, float]]] = {
-    "exact": {"families_per_slice": 5.0},
-    "uniform": {"model_max_rps": 1.0, "credits": 1.0},  # Fig. 2's even split
+PLANNERS: Final[Mapping[str, Mapping[str, float]]] = {
+    "exact": {"families_per_slice": 5},
+    "uniform": {"model_max_rps": 1.0, "credits": 1},  # Fig. 2's even split
 }
 
 
@@ -292,8 +292,7 @@ def scenario_of(spec: JobsSpec) -> Scenario:
         carbon=carbon_of(spec),
         policy=PolicyChoice(
             name=spec.policy,
-            parts={"router": dict(spec.settings)} if spec.settings else {},
-            constants=dict(CONSTANTS.get(spec.policy, {})),
+            parts={"router": dict(spec.settings), "planner": dict(PLANNERS.get(spec.policy, {}))},
         ),
         control=ControlSettings(tick_s=TICK_S, tick_min_s=hour_s, demand_fixed=known),
         costs=Costs(pue=1.0, gap_ms=0.0, overhead_ms=0.0),

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from trefoil.core.policies import preset_constants
+from trefoil.core.policies import preset_settings
 from trefoil.reproduce.experiment import data_folder
 from trefoil.reproduce.infadapter_numbers import CORES, QUANTILE, SLO_MS, catalog
 from trefoil.reproduce.runs import StudyRun, key_of, played, source_hash
@@ -69,7 +69,7 @@ def bursty() -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class InfAdapterSpec:
-    """Spec of one run. `scheme`: a policy, or VPA+ of one variant; `constants`: over those of the preset."""
+    """Spec of one run. `scheme`: a policy, or VPA+ of one variant; `planner`: settings over those of the preset."""
 
     scheme: str
     trace: str
@@ -79,7 +79,7 @@ class InfAdapterSpec:
     arrivals: str = "poisson"
     seconds: int = 0
     """How much of the trace is played; 0: all of it."""
-    constants: tuple[tuple[str, float], ...] = ()
+    planner: tuple[tuple[str, float], ...] = ()
 
     @property
     def policy(self) -> str:
@@ -89,7 +89,7 @@ class InfAdapterSpec:
     @property
     def name(self) -> str:
         """Name in messages."""
-        said = " ".join(f"{name} {value:g}" for name, value in self.constants)
+        said = " ".join(f"{name} {value:g}" for name, value in self.planner)
         return f"{self.trace} {self.scheme} {self.preset} {self.forecaster} {self.arrivals} {said} seed {self.seed}"
 
     @property
@@ -127,9 +127,9 @@ class InfAdapterSpec:
 
 def scenario_of(spec: InfAdapterSpec) -> Scenario:
     """Scenario of a spec."""
-    constants = {**preset_constants(spec.policy, spec.preset), "budget_cores": float(BUDGET), **dict(spec.constants)}
+    settings = {**preset_settings(spec.policy, spec.preset), "budget_cores": float(BUDGET), **dict(spec.planner)}
     if spec.scheme in BASE:
-        constants["version"] = float(BASE[spec.scheme])
+        settings["version"] = BASE[spec.scheme]
     return Scenario(
         name=spec.name,
         seed=spec.seed,
@@ -145,7 +145,7 @@ def scenario_of(spec: InfAdapterSpec) -> Scenario:
                 objective=FamilyObjective(mode="instant", slo_ms=SLO_MS, slo_quantile=QUANTILE),
             ),
         ),
-        policy=PolicyChoice(name=spec.policy, forecaster=spec.forecaster, constants=constants),
+        policy=PolicyChoice(name=spec.policy, forecaster=spec.forecaster, parts={"planner": settings}),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from controller.planners.infadapter.capacity import Capacity, line
-from controller.planners.infadapter.cpu_slices import CONSTANTS, Room
+from controller.planners.infadapter.cpu_slices import InfAdapterSettings, Room
 from controller.planners.infadapter.planner import best_sizes
 from trefoil.core.device_types import slice_cores
 from trefoil.reproduce import plots
@@ -95,7 +95,7 @@ def _by_beta(trace: str, options: InfadapterOptions) -> dict[str, list[InfAdapte
     found = {scheme: _seeds(options, scheme=scheme, trace=trace) for scheme in BASE}
     for scheme in ("infadapter", "ms_plus"):
         of = _seeds(options, scheme=scheme, trace=trace)
-        found |= {named(scheme, beta): [replace(s, constants=(("beta", beta),)) for s in of] for beta in options.betas}
+        found |= {named(scheme, beta): [replace(s, planner=(("beta", beta),)) for s in of] for beta in options.betas}
     return found
 
 
@@ -175,12 +175,12 @@ def fig2(share: float = 1.0) -> dict[str, dict[str, Any]]:
     fitted capacity that is counted on."""
     variants = {v.name: v for v in catalog().families[0].variants}
     known = tuple(Capacity(variants[n], share * s, share * i, r2, 1.0) for n, (s, i, r2) in fits().items())
-    constants = {**CONSTANTS, "beta": 0.0, "gamma": 0.0, "start_s": 0.0}
+    settings = InfAdapterSettings(beta=0.0, gamma=0.0, start_s=0.0)
     found: dict[str, dict[str, Any]] = {}
     for budget in FIG_1:
         room = Room({"node/cpu": float(budget)}, float(budget), 1.0)
-        several = best_sizes(room, {FAMILY: known}, {FAMILY: FIG_2_PER_S}, constants)
-        each = [best_sizes(room, {FAMILY: (one,)}, {FAMILY: FIG_2_PER_S}, constants) for one in known]
+        several = best_sizes(room, {FAMILY: known}, {FAMILY: FIG_2_PER_S}, settings)
+        each = [best_sizes(room, {FAMILY: (one,)}, {FAMILY: FIG_2_PER_S}, settings) for one in known]
         single = max((one for one in each if one is not None), key=lambda one: one.value, default=None)
         found[f"{budget} cores"] = {
             name: None

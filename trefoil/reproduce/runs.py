@@ -21,6 +21,7 @@ from controller.planners.table import PLANNERS
 from controller.settings import FixedDemand, TriggerSettings
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import DEVICE_TYPES
+from trefoil.core.parts import Value
 from trefoil.core.policies import POLICIES
 from trefoil.core.units import HOUR_S
 from trefoil.installation import MODELS, SHIPPED
@@ -84,7 +85,7 @@ class Spec:
     tick_s: float = 5.0
     step_s: float = 300.0
     bins: int = 480
-    constants: tuple[tuple[str, float], ...] = ()
+    planner: tuple[tuple[str, Value], ...] = ()
     variants: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
     energy: tuple[tuple[str, float], ...] = ()
@@ -234,7 +235,7 @@ def scenario_of(spec: Spec) -> Scenario:
             ),
         ),
         carbon=Carbon(zones={"grid": zone}, speedup=spec.speedup, forecast=spec.forecast),  # type: ignore[arg-type]
-        policy=PolicyChoice(name=spec.policy, constants=dict(spec.constants)),
+        policy=PolicyChoice(name=spec.policy, parts={"planner": dict(spec.planner)}),
         control=ControlSettings(
             tick_s=spec.tick_s if spec.fidelity == "request" else 0.0,
             measure_s=MEASURE_S,

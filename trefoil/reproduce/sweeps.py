@@ -35,7 +35,7 @@ LOSSES_PCT: Final = (0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0)  # the paper stops at 0.
 FLEETS: Final = (GPUS, 4, 2)
 BASES: Final[Mapping[str, Mapping[str, Any]]] = {
     "7g": {},
-    "4g + 3g (configuration 2)": {"constants": (("configuration", 2.0),)},
+    "4g + 3g (configuration 2)": {"planner": (("configuration", 2),)},
     "outside MIG": {"device": A100_40GB_WHOLE.name},
 }
 BASES_H: Final = 1.0
@@ -86,9 +86,9 @@ def ablation(study: Study, family: str, floor: float, slo_ratio: float = 1.0) ->
         "sleep": {"awake_min": GPUS},
         "MIG": {"shapes": (LARGEST,)},
         "variants": {"variants": (best,)},
-        "clocks": {"constants": (("clocks", 0.0),)},
+        "clocks": {"planner": (("clocks", "highest"),)},
     }
-    free: dict[str, Any] = {"clocks": {"constants": (("clocks", 1.0),)}}
+    free: dict[str, Any] = {"clocks": {"planner": (("clocks", "planned"),)}}
 
     def spec(label: str, levers: set[str]) -> Spec:
         changes: dict[str, Any] = {}
@@ -229,7 +229,7 @@ def lambda_sweep(study: Study, family: str) -> dict[str, Any]:
             wanted.setdefault(("lambda", f"{weight:g}"), []).append((by_lambda, base))
         for loss in LOSSES_PCT:
             by_loss = spec(f"clover, loss <= {loss:g} %", "clover", lambda_weight=0.9,
-                           constants=(("accuracy_loss_max", loss),))  # fmt: skip
+                           planner=(("accuracy_loss_max_pct", loss),))  # fmt: skip
             floor = round(reference.accuracy * (1 - loss / 100), 6)
             by_floor = spec(f"exact, loss <= {loss:g} %", "exact", knows_truth=True, mode="instant", min_accuracy=floor)
             wanted.setdefault(("threshold_pct", f"{loss:g}"), []).append((by_loss, base))

@@ -24,6 +24,7 @@ from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import device_type
 from trefoil.core.interference import INTERFERENCE
+from trefoil.core.parts import Value
 from trefoil.core.policies import PRESETS
 from trefoil.core.queueing import Z_95, Z_99
 from trefoil.core.units import MS_PER_S
@@ -122,7 +123,7 @@ class PairSpec:
     host_w: float = 0.0
     slo: float = 1.0
     max_rps: float = 1.0
-    constants: tuple[tuple[str, float], ...] = ()
+    planner: tuple[tuple[str, Value], ...] = ()
     changed: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -218,7 +219,7 @@ def scenario_of(spec: PairSpec) -> Scenario:
         nodes=(Node(name="node", zone="grid", devices=(DEVICE,) * GPUS),),
         families=tuple(families),
         carbon=Carbon(zones={"grid": Zone(constant_g_per_kwh=400.0)}),
-        policy=PolicyChoice(name=spec.policy, constants={**ours, **dict(spec.constants)}),
+        policy=PolicyChoice(name=spec.policy, parts={"planner": {**ours, **dict(spec.planner)}}),
         control=ControlSettings(tick_s=1.0, move_horizon_s=spec.step_s),
         costs=Costs(
             pue=1.0,

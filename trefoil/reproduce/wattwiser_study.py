@@ -117,10 +117,10 @@ def _cases(pairs: Sequence[tuple[str, str]], loads: Loads, step_s: float) -> dic
             if turned:
                 by = {policy: by[policy] for policy in ("uniform", "packed_uniform", "wattwiser")}
             if label == "as it is":
-                constants = (("wake_lookahead_s", WAKE_UP_S),)
-                by["wattwiser, looking ahead"] = replace(by["wattwiser"], label="looking ahead", constants=constants)
-                literal = (("literal", 1.0),)
-                by["wattwiser, preset literal"] = replace(by["wattwiser"], label="literal", constants=literal)
+                ahead = (("wake_lookahead_s", WAKE_UP_S),)
+                by["wattwiser, looking ahead"] = replace(by["wattwiser"], label="looking ahead", planner=ahead)
+                literal = (("literal", True),)
+                by["wattwiser, preset literal"] = replace(by["wattwiser"], label="literal", planner=literal)
             found[f"{spec.pair}: {label}"] = by
     return found
 

@@ -1,14 +1,15 @@
 """Acceptance of objectives before they are put in force: values in, an objective or one clear refusal out."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Final
 
 from trefoil.core.catalog import Catalog, Family
-from trefoil.core.errors import InvalidInput, NotFound, StaleRevision, one_of
+from trefoil.core.errors import InvalidInput, NotFound, SettingError, StaleRevision, one_of
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.outside.ranges import complaint
+from trefoil.core.parts import PartSettings
 
 WINDOW_S: Final = 86_400.0
 LAMBDA: Final = 0.5  # CLOVER section 5.1
@@ -20,11 +21,12 @@ def accept_objective(
     wanted: Objective,
     stored: Mapping[str, Objective],
     catalog: Catalog,
-    params: Collection[str] | None,
+    planner: PartSettings | None,
     expected_number: int = 0,
     pue: float = 1.0,
 ) -> Objective:
-    """Accept an objective: defaults filled in and the next number. `params` None: the planner's own are not known.
+    """Accept an objective: defaults filled in and the next number. `planner`: settings over which its `params` go;
+    None: they are not known.
 
     Raises:
         InvalidInput: naming field, value and remedy.
@@ -43,15 +45,18 @@ def accept_objective(
     filled = replace(with_defaults(slo, pue), number=number + 1)
     _numbers(filled)
     _reachable(filled, family, catalog)
-    if params is not None:
-        for name in filled.params:
-            if name not in params:
+    if planner is not None:
+        known = type(planner).model_fields
+        for name, value in filled.params.items():
+            if name not in known:
+                remedy = one_of(sorted(known), name, none="leave it out: this policy's planner has none")
                 raise InvalidInput(
-                    "unknown constant of the policy",
-                    field=f"params.{name}",
-                    value=filled.params[name],
-                    remedy=one_of(sorted(params), name, none="leave it out: this policy has none"),
+                    "the policy's planner has no such setting", field=f"params.{name}", value=value, remedy=remedy
                 )
+            try:
+                planner.over({name: value})
+            except SettingError as error:
+                raise InvalidInput(error.message, field=f"params.{name}", value=value, remedy=error.remedy) from error
     return filled
 
 

@@ -1,5 +1,5 @@
 """CLOVER (SC 23): simulated annealing over configuration graphs, by measuring or on profiles."""
 
-from controller.planners.clover.planner import CONSTANTS, CloverPlanner
+from controller.planners.clover.planner import CloverPlanner
 
-__all__ = ["CONSTANTS", "CloverPlanner"]
+__all__ = ["CloverPlanner"]

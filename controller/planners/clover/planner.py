@@ -32,42 +32,16 @@ from controller.planners.clover.graph import Graph
 from controller.planners.clover.objective import Goal, Outcome
 from controller.planners.clover.pods import Pod, assembled_plan, pods_of, unserved_families
 from controller.planners.clover.profile_estimator import profile_estimator
+from controller.planners.clover.settings import CloverSettings
 from controller.planners.clover.space import Setup
 from controller.planners.clover.surrogate import Surrogate
 from controller.planners.columns import class_column
-from controller.planners.plan_assembly import DEFAULTS
-from controller.planners.planning_input import PlanningInput, constant_for, read_view
+from controller.planners.planning_input import PlanningInput, read_view
 from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.demand import Measured
 from trefoil.core.objective import ObjectiveMode
 from trefoil.core.plan import Plan
 
-CONSTANTS: Final[Mapping[str, float]] = {
-    **DEFAULTS,
-    "lambda": 0.5,  # where the objective's mode is not lambda
-    "base_intensity": 250.0,  # g/kWh, where the objective gives none: the artifact's
-    "accuracy_loss_max": 0.0,  # percent of A_base (Fig. 14b); 0: no threshold but the objective's
-    "temperature": 1.0,
-    "cooling": 0.05,
-    "temperature_min": 0.1,
-    "patience": 5.0,
-    "limit_s": 300.0,
-    "measured_max": 0.0,
-    "requests_min": 200.0,
-    "measure_spare_s": 5.0,  # beyond the time that so many requests take
-    "rate_tolerance": 0.1,  # what was measured at a load holds for loads this near
-    "standardised": 1.0,
-    "literal": 0.0,
-    "first_accepted": 0.0,  # the first neighbour of a round becomes the centre, whatever it is: the artifact's
-    "artifact": 0.0,  # draws neighbours as the artifact does: points of the raw space, until one is near
-    "warm": 0.0,  # ours, 1: a round begins at the best graph known, by the intensity of now; 0: at the deployed one
-    "guided": 0.0,  # ours, 1: neighbours are drawn by how known graphs near them keep the SLO; 0: all alike
-    "carbon_base_g_per_kwh": 0.0,  # read by the shell that evaluates the triggers
-    "pod_devices": 0.0,  # devices of a family's pod; 0: families take the devices in turn
-    "measure_on": 1.0,  # 1: the system, 0: profiles
-    "credits": 1.0,  # one request at a time per instance
-    "kernel_requests": 5000.0,
-}
 OUTCOMES_MAX: Final = 2000  # outcomes remembered per family
 CONTRADICTED: Final = frozenset({"slo", "accuracy"})  # triggers that say: what runs is not what was measured
 
@@ -78,7 +52,7 @@ class CloverPlanner:
     it can.
     """
 
-    constants: Mapping[str, float] = field(default_factory=dict)
+    settings: CloverSettings = CloverSettings()
     refuses: Callable[[PlanView, Plan], str] = field(default=lambda _view, _plan: "")
     name: str = "clover"
     random: bool = False
@@ -93,44 +67,44 @@ class CloverPlanner:
         Raises:
             ProfileMissing: naming a class that has none.
         """
-        constants = self._constants()
-        inputs = read_view(view, constants["rate_floor_per_s"])
-        rules = replace(self._rules(constants), limit_s=0.0)
+        settings = self.settings
+        inputs = read_view(view, settings.rate_floor_per_s)
+        rules = replace(self._rules(settings), limit_s=0.0)
         chosen = []
-        for pod in self._pods(inputs, constants):
-            look = profile_estimator(view.catalog, pod.task, pod.space, constants)
+        for pod in self._pods(inputs, settings):
+            look = profile_estimator(view.catalog, pod.task, pod.space, settings)
             known: dict[str, Outcome] = {}
-            goal = goal_of(inputs, pod, known, constants)
+            goal = goal_of(inputs, pod, known, settings)
             assert goal is not None, "BASE has a profile"
             search = Search(pod.current_setup(), rules.temperature, queue=[pod.current_setup()])
             while True:
-                self._run_round(pod, search, known, goal, rules, constants, rng)
+                self._run_round(pod, search, known, goal, rules, settings, rng)
                 if search.pending is None:
                     break
                 known[search.pending.key] = look(search.pending)
             chosen.append((pod, search, goal, known))
-        return round_decision(inputs, self.name, chosen, constants, self.refuses)
+        return round_decision(inputs, self.name, chosen, settings, self.refuses)
 
     # -------------------------------------------------------------------------------------------- by measuring
 
     def asks(self, view: PlanView) -> bool:
         """Whether to ask and tell: `measure_on` says so, or there is no profile to explore on."""
-        return self._constants()["measure_on"] > 0 or not view.catalog.rows
+        return self.settings.measure_on == "system" or not view.catalog.rows
 
     def ask(self, view: PlanView, rng: Generator) -> Candidate | Decision:
         """Ask for the next configuration to measure, or the best one."""
-        constants = self._constants()
-        inputs = read_view(view, constants["rate_floor_per_s"], unprofiled=True)
-        rules = self._rules(constants)
+        settings = self.settings
+        inputs = read_view(view, settings.rate_floor_per_s, unprofiled=True)
+        rules = self._rules(settings)
         chosen: list[tuple[Pod, Search, Goal | None, dict[str, Outcome]]] = []
-        pods = self._pods(inputs, constants)
+        pods = self._pods(inputs, settings)
         self._searches = {f: kept for f, kept in self._searches.items() if f in {pod.family for pod in pods}}
         if bare := unserved_families(inputs, pods):
             return Decision(None, f"{self.name}: {bare}", math.inf, f"no_plan: {bare}")
         for pod in pods:
-            search, known = self._round(inputs, pod, constants)
-            goal = goal_of(inputs, pod, known, constants)
-            self._run_round(pod, search, known, goal, rules, constants, rng)
+            search, known = self._round(inputs, pod, settings)
+            goal = goal_of(inputs, pod, known, settings)
+            self._run_round(pod, search, known, goal, rules, settings, rng)
             chosen.append((pod, search, goal, known))
         if not any(search.pending for _, search, _, _ in chosen):
             self._searches.clear()
@@ -138,8 +112,8 @@ class CloverPlanner:
                 why = f"{self.name}: no joules were measured, so that nothing can be compared"
                 return Decision(None, why, math.inf, "no_energy: nothing meters the devices")
             done = [(p, s, g, k) for p, s, g, k in chosen if g is not None]
-            return round_decision(inputs, self.name, done, constants, self.refuses)
-        return self._candidate(inputs, [(p, s) for p, s, _, _ in chosen], constants)
+            return round_decision(inputs, self.name, done, settings, self.refuses)
+        return self._candidate(inputs, [(p, s) for p, s, _, _ in chosen], settings)
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
         """Tell what the candidate that was asked for did. Told twice, or of another candidate: the last one counts.
@@ -180,40 +154,35 @@ class CloverPlanner:
 
     # -------------------------------------------------------------------------------------------- inside
 
-    def _constants(self) -> Mapping[str, float]:
-        return {**CONSTANTS, **self.constants}
-
-    def _rules(self, constants: Mapping[str, float]) -> Rules:
+    def _rules(self, settings: CloverSettings) -> Rules:
         return Rules(
-            constants["temperature"],
-            constants["cooling"],
-            constants["temperature_min"],
-            int(constants["patience"]),
-            constants["limit_s"],
-            int(constants["measured_max"]),
-            constants["first_accepted"] > 0,
+            settings.temperature,
+            settings.cooling,
+            settings.temperature_min,
+            settings.patience,
+            settings.limit_s,
+            settings.measured_max,
+            settings.first_accepted,
             self.random,
         )
 
-    def _pods(self, inputs: PlanningInput, constants: Mapping[str, float]) -> tuple[Pod, ...]:
-        return pods_of(inputs, constants["standardised"] > 0, constants["artifact"] > 0)
+    def _pods(self, inputs: PlanningInput, settings: CloverSettings) -> tuple[Pod, ...]:
+        return pods_of(inputs, settings.standardised, settings.raw_draws)
 
-    def _known_at_load(self, pod: Pod, rate_per_s: float, constants: Mapping[str, float]) -> dict[str, Outcome]:
+    def _known_at_load(self, pod: Pod, rate_per_s: float, settings: CloverSettings) -> dict[str, Outcome]:
         """What is known of this pod at this load, by graph."""
-        prefix, tolerance = f"{pod.space.size_key}|", constants["rate_tolerance"] * rate_per_s
+        prefix, tolerance = f"{pod.space.size_key}|", settings.rate_tolerance * rate_per_s
         return {
             key.removeprefix(prefix): outcome
             for key, outcome in self._known.get(pod.family, {}).items()
             if key.startswith(prefix) and abs(outcome.rate_per_s - rate_per_s) <= tolerance
         }
 
-    def _round(
-        self, inputs: PlanningInput, pod: Pod, constants: Mapping[str, float]
-    ) -> tuple[Search, dict[str, Outcome]]:
+    def _round(self, inputs: PlanningInput, pod: Pod, settings: CloverSettings) -> tuple[Search, dict[str, Outcome]]:
         """The round under way, or a new one, and what is known; also a new one where the pod has changed size."""
         size_key, search = self._searches.get(pod.family, ("", None))
         if search is not None and size_key == pod.space.size_key:
-            known = self._known_at_load(pod, search.rate_per_s, constants)
+            known = self._known_at_load(pod, search.rate_per_s, settings)
             if all(key in known for key in search.seen):
                 return search, known
         rate, centre = pod.task.demand.rate_per_s, pod.current_setup()
@@ -227,12 +196,12 @@ class CloverPlanner:
         if inputs.view.trigger in CONTRADICTED:  # a sample of some hundred requests may have been lucky
             self._known[pod.family].pop(f"{pod.space.size_key}|{centre.key}", None)
         queue = [centre]
-        if base_joules(inputs, pod, {}, constants) is None and pod.base != centre:
+        if base_joules(inputs, pod, {}, settings) is None and pod.base != centre:
             queue.insert(0, pod.base)
-        search = Search(centre, constants["temperature"], queue=queue, rate_per_s=rate, idle_w=_idle_w(pod))
+        search = Search(centre, settings.temperature, queue=queue, rate_per_s=rate, idle_w=_idle_w(pod))
         self._searches[pod.family] = (pod.space.size_key, search)
-        known = self._known_at_load(pod, rate, constants)
-        if constants["warm"] > 0 and (goal := goal_of(inputs, pod, known, constants)) is not None:
+        known = self._known_at_load(pod, rate, settings)
+        if settings.warm and (goal := goal_of(inputs, pod, known, settings)) is not None:
             search.warm_start(pod.space, known, goal)
         return search, known
 
@@ -243,11 +212,11 @@ class CloverPlanner:
         known: dict[str, Outcome],
         goal: Goal | None,
         rules: Rules,
-        constants: Mapping[str, float],
+        settings: CloverSettings,
         rng: Generator,
     ) -> None:
         """Judge what is known until something has to be measured or the round ends."""
-        guided = constants["guided"] > 0 and goal is not None
+        guided = settings.guided and goal is not None
         setups = {key: setup for key in known if guided and (setup := pod.space.named(key)) is not None}
         while True:
             kept = {s.graph: goal.feasible(known[key]) for key, s in setups.items() if goal}
@@ -266,7 +235,7 @@ class CloverPlanner:
         self,
         inputs: PlanningInput,
         chosen: Sequence[tuple[Pod, Search]],
-        constants: Mapping[str, float],
+        settings: CloverSettings,
     ) -> Candidate:
         setups, words, seconds = [], [], 0.0
         for pod, search in chosen:
@@ -274,18 +243,18 @@ class CloverPlanner:
             setups.append((pod, setup, None))
             if search.pending is not None:
                 words.append(f"{pod.family}: evaluation {search.evaluated + 1}, {setup.key}")
-                needed = 1.5 * constants["requests_min"] / pod.task.mean_per_s + constants["measure_spare_s"]
+                needed = 1.5 * settings.requests_min / pod.task.mean_per_s + settings.measure_spare_s
                 seconds = max(seconds, needed)
         why = f"{self.name} explores: {'; '.join(words)}"
-        plan = assembled_plan(inputs, self.name, setups, constants, why, exploration=True)
-        return Candidate(plan, why, seconds, int(constants["requests_min"]))
+        plan = assembled_plan(inputs, self.name, setups, settings, why, exploration=True)
+        return Candidate(plan, why, seconds, settings.requests_min)
 
 
 def round_decision(
     inputs: PlanningInput,
     name: str,
     chosen: Sequence[tuple[Pod, Search, Goal, Mapping[str, Outcome]]],
-    constants: Mapping[str, float],
+    settings: CloverSettings,
     refuses: Callable[[PlanView, Plan], str],
 ) -> Decision:
     """Decision of a round: the plan of what every family's search found best, or why there is none."""
@@ -304,7 +273,7 @@ def round_decision(
         setups.append((pod, setup, known[setup.key]))
         words.append(explanation(pod, search, goal, setup, known))
     why = f"{name}: {'; '.join(words)}"
-    plan = assembled_plan(inputs, name, setups, constants, why, "; ".join(short))
+    plan = assembled_plan(inputs, name, setups, settings, why, "; ".join(short))
     if refusal := refuses(inputs.view, plan):
         return Decision(None, f"{name}: no rollout leads to {why}: {refusal}", math.inf, f"no_rollout: {refusal}")
     return Decision(plan, why, math.inf, "; ".join(short))
@@ -356,7 +325,7 @@ def _idle_w(pod: Pod) -> float:
 
 
 def base_joules(
-    inputs: PlanningInput, pod: Pod, known: Mapping[str, Outcome], constants: Mapping[str, float]
+    inputs: PlanningInput, pod: Pod, known: Mapping[str, Outcome], settings: CloverSettings
 ) -> float | None:
     """Joules per request of BASE at this demand: as the objective says, by its profile, or as measured."""
     given = pod.task.objective.base_j_per_request
@@ -366,7 +335,7 @@ def base_joules(
     graph = pod.space.deployed(pod.base).graph
     for (variant, name, shape), n in graph.weights:
         kind = next(k for k, _ in pod.space.kinds if k.name == name)
-        column = class_column(inputs.known, pod.task, kind, shape, variant, 1, constants)
+        column = class_column(inputs.known, pod.task, kind, shape, variant, 1, settings)
         if column is None:
             outcome = known.get(pod.base.key)
             return outcome.joules if outcome is not None else None
@@ -374,32 +343,30 @@ def base_joules(
     return _idle_w(pod) / pod.task.mean_per_s + active
 
 
-def goal_of(
-    inputs: PlanningInput, pod: Pod, known: Mapping[str, Outcome], constants: Mapping[str, float]
-) -> Goal | None:
+def goal_of(inputs: PlanningInput, pod: Pod, known: Mapping[str, Outcome], settings: CloverSettings) -> Goal | None:
     """Goal that is optimised now; None when C_base is not known (yet)."""
     objective = pod.task.objective
-    base_j = base_joules(inputs, pod, known, constants)
+    base_j = base_joules(inputs, pod, known, settings)
     if not base_j:
         return None
     best = inputs.view.catalog.family(pod.family).best
     floor = max(objective.min_accuracy, objective.hard_min_accuracy)
-    floor += constant_for(objective, constants, "accuracy_margin") if floor else 0.0
-    loss = constant_for(objective, constants, "accuracy_loss_max")
+    floor += settings.of(objective).accuracy_margin if floor else 0.0
+    loss = settings.of(objective).accuracy_loss_max_pct
     if loss > 0:
         floor = max(floor, best.accuracy * (1 - loss / 100))
     chosen = objective.mode == ObjectiveMode.LAMBDA
-    weight = objective.lambda_weight if chosen else constant_for(objective, constants, "lambda")
+    weight = objective.lambda_weight if chosen else settings.of(objective).lambda_weight
     return Goal(
         weight=weight,
         intensity=sum(inputs.intensity(d.zone) for d in pod.devices) / len(pod.devices),
         base_j=base_j,
-        base_intensity=objective.base_intensity_g_per_kwh or constants["base_intensity"],
+        base_intensity=objective.base_intensity_g_per_kwh or settings.base_intensity_g_per_kwh,
         base_accuracy=best.accuracy,
         slo_ms=objective.slo_ms,
         quantile=objective.slo_quantile,
         accuracy_min=floor,
-        literal=constants["literal"] > 0,
+        literal=settings.literal,
     )
 
 

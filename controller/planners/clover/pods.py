@@ -21,6 +21,7 @@ import networkx as nx
 
 from controller.planners.clover.graph import Edge, Graph
 from controller.planners.clover.objective import Outcome
+from controller.planners.clover.settings import CloverSettings
 from controller.planners.clover.space import Setup, Space, distances, fitting_variants
 from controller.planners.columns import Column, class_column
 from controller.planners.plan_assembly import plan_of
@@ -200,7 +201,7 @@ def assembled_plan(
     inputs: PlanningInput,
     planner: str,
     chosen: Sequence[tuple[Pod, Setup, Outcome | None]],
-    constants: Mapping[str, float],
+    settings: CloverSettings,
     why: str,
     degraded: str = "",
     exploration: bool = False,
@@ -217,8 +218,8 @@ def assembled_plan(
         planner,
         hosted,
         {},
-        _columns(inputs, chosen, constants),
-        constants,
+        _columns(inputs, chosen, settings),
+        settings,
         expected,
         why,
         degraded=degraded,
@@ -228,11 +229,11 @@ def assembled_plan(
 
 
 def _columns(
-    inputs: PlanningInput, chosen: Sequence[tuple[Pod, Setup, Outcome | None]], constants: Mapping[str, float]
+    inputs: PlanningInput, chosen: Sequence[tuple[Pod, Setup, Outcome | None]], settings: CloverSettings
 ) -> tuple[Column, ...]:
     """Operating points of what is hosted, as far as it is profiled: the largest batch that a slice accepts."""
     found = [
-        class_column(inputs.known, pod.task, kind, shape, variant, 1, constants)
+        class_column(inputs.known, pod.task, kind, shape, variant, 1, settings)
         for pod, setup, _ in chosen
         for kind, _ in pod.space.kinds
         for (variant, name, shape), _ in setup.graph.weights

@@ -22,9 +22,10 @@ import numpy.typing as npt
 
 from controller.planners.clover.graph import Edge
 from controller.planners.clover.objective import Outcome
+from controller.planners.clover.settings import CloverSettings
 from controller.planners.clover.space import Setup, Space, fitting_variants
 from controller.planners.columns import class_column, gap_scv
-from controller.planners.planning_input import Task, constant_for
+from controller.planners.planning_input import Task
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import ProfileMissing
 from trefoil.core.queueing import ServiceTime
@@ -97,7 +98,7 @@ class ProfileEstimator:
         return Outcome(joules, accuracy, p95_ms, p99_ms, 1.0, self.rate_per_s)
 
 
-def profile_estimator(catalog: Catalog, task: Task, space: Space, constants: Mapping[str, float]) -> ProfileEstimator:
+def profile_estimator(catalog: Catalog, task: Task, space: Space, settings: CloverSettings) -> ProfileEstimator:
     """Estimator of outcomes by profile, for one family on one pod.
 
     Raises:
@@ -107,12 +108,12 @@ def profile_estimator(catalog: Catalog, task: Task, space: Space, constants: Map
     for kind, _ in space.kinds:
         for shape, names in fitting_variants(kind, space.variants).items():
             for name in names:
-                column = class_column(catalog, task, kind, shape, name, 1, constants)
+                column = class_column(catalog, task, kind, shape, name, 1, settings)
                 if column is None:
                     raise ProfileMissing(
                         f"no profile of {name} on {shape} of {kind.name}",
                         field=f"family {task.family}",
-                        remedy="profile this class, or let the policy measure on the system (measure_on = 1)",
+                        remedy="profile this class, or let the policy measure on the system (measure_on = 'system')",
                     )
                 points[(name, kind.name, shape)] = ClassPoint(column.service, column.energy_j, column.accuracy)
     return ProfileEstimator(
@@ -121,8 +122,8 @@ def profile_estimator(catalog: Catalog, task: Task, space: Space, constants: Map
         task.demand.rate_per_s,
         task.mean_per_s,
         gap_scv(task),
-        constant_for(task.objective, constants, "overhead_ms"),
-        int(constants["kernel_requests"]),
+        settings.of(task.objective).overhead_ms,
+        settings.kernel_requests,
     )
 
 

@@ -1,5 +1,5 @@
 """The default planner: a mixed-integer program over variants, MIG configurations and sleep. See `planner.py`."""
 
-from controller.planners.exact.planner import CONSTANTS, ExactPlanner
+from controller.planners.exact.planner import ExactPlanner
 
-__all__ = ["CONSTANTS", "ExactPlanner"]
+__all__ = ["ExactPlanner"]

@@ -5,7 +5,6 @@ Intensity multiplies every joule of a zone alike. So `instant` does not depend o
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -23,7 +22,8 @@ from controller.planners.exact.frontier import (
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Group, Problem, value_lambda, weights_of
 from controller.planners.exact.reuse import Need, need_of
-from controller.planners.planning_input import PlanningInput, Task, constant_for
+from controller.planners.planner_settings import ExactSettings
+from controller.planners.planning_input import PlanningInput, Task
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.units import J_PER_KWH
@@ -43,9 +43,9 @@ class FamilyAim:
     lacks: bool = False
 
 
-def aim_of(inputs: PlanningInput, problem: Problem, constants: Mapping[str, float]) -> tuple[Aim, dict[str, FamilyAim]]:
+def aim_of(inputs: PlanningInput, problem: Problem, settings: ExactSettings) -> tuple[Aim, dict[str, FamilyAim]]:
     """Aim of all families together."""
-    family_aims = {t.family: _family_aim(inputs, problem, t, constants) for t in inputs.tasks}
+    family_aims = {t.family: _family_aim(inputs, problem, t, settings) for t in inputs.tasks}
     return (
         Aim({f: w.value_j for f, w in family_aims.items()}, {f: w.target for f, w in family_aims.items()}),
         family_aims,
@@ -57,26 +57,26 @@ def mode_of(objective: Objective) -> ObjectiveMode:
     return objective.mode or ObjectiveMode.BUDGET
 
 
-def floor_of(task: Task, constants: Mapping[str, float]) -> float:
+def floor_of(task: Task, settings: ExactSettings) -> float:
     """Floor of accuracy and its margin: accuracy is measured on a sample, and a mean on the floor misses by chance."""
-    return task.objective.min_accuracy + constant_for(task.objective, constants, "accuracy_margin")
+    return task.objective.min_accuracy + settings.of(task.objective).accuracy_margin
 
 
-def _family_aim(inputs: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> FamilyAim:
+def _family_aim(inputs: PlanningInput, problem: Problem, task: Task, settings: ExactSettings) -> FamilyAim:
     mode = mode_of(task.objective)
     if mode == ObjectiveMode.INSTANT:
-        floor = floor_of(task, constants)
+        floor = floor_of(task, settings)
         return FamilyAim(0.0, floor, f"instant: accuracy >= {floor:.4f} at every instant, whatever the carbon")
     if mode == ObjectiveMode.LAMBDA:
-        return _lambda(inputs, task, constants)
+        return _lambda(inputs, task, settings)
     if mode == ObjectiveMode.BUDGET:
-        return _budget(inputs, problem, task, constants)
+        return _budget(inputs, problem, task, settings)
     raise InvalidInput("no such mode", field="objective.mode", value=int(mode), remedy="one of budget, instant, lambda")
 
 
-def _lambda(inputs: PlanningInput, task: Task, constants: Mapping[str, float]) -> FamilyAim:
+def _lambda(inputs: PlanningInput, task: Task, settings: ExactSettings) -> FamilyAim:
     objective = task.objective
-    reference = base_reference(inputs, task, constants)
+    reference = base_reference(inputs, task, settings)
     base_j = objective.base_j_per_request or reference.joules_per_request
     base_intensity = objective.base_intensity_g_per_kwh or BASE_INTENSITY
     intensity = max(weights_of(inputs)[1], INTENSITY_MIN)
@@ -90,14 +90,14 @@ def _lambda(inputs: PlanningInput, task: Task, constants: Mapping[str, float]) -
     )
 
 
-def _budget(inputs: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> FamilyAim:
+def _budget(inputs: PlanningInput, problem: Problem, task: Task, settings: ExactSettings) -> FamilyAim:
     objective, view = task.objective, inputs.view
     budget = next((b for b in view.budgets if b.family == task.family), None)
     rate = task.mean_per_s
-    floor = floor_of(task, constants)
-    reaction_s = constant_for(objective, constants, "reaction_s")
+    floor = floor_of(task, settings)
+    reaction_s = settings.of(objective).reaction_s
     required, left_s = required_mean(floor, budget, rate, objective.window_s, reaction_s, view.now_s)
-    hull, hull_rate = _frontier(problem, task, constants)
+    hull, hull_rate = _frontier(problem, task, settings)
     if not hull:
         return FamilyAim(0.0, objective.hard_min_accuracy, "")
     intervals, source = distribution(view, left_s, reaction_s, budget.day if budget is not None else ())
@@ -122,16 +122,16 @@ def _dirtiest_intensity(inputs: PlanningInput) -> tuple[float, float]:
     return (here, 1.0) if most == here else (most, most / max(here, INTENSITY_MIN))
 
 
-def _frontier(problem: Problem, task: Task, constants: Mapping[str, float]) -> tuple[tuple[FrontierPoint, ...], float]:
+def _frontier(problem: Problem, task: Task, settings: ExactSettings) -> tuple[tuple[FrontierPoint, ...], float]:
     """The frontier at the demand rounded up (remembered: it is pure), or at the demand itself if that is too much."""
     groups = tuple(
         Group(g.type, g.options, (), g.hosts, g.must_stay, g.clocks, g.zone, g.number) for g in problem.groups
     )
     bare = undominated(problem.columns, problem.devices, keep_running=False)
-    limits = Limits(int(constants["solver_nodes"]), constants["frontier_gap"])
+    limits = Limits(settings.solver_nodes, settings.frontier_gap)
     for rounded in (True, False):
         needs = tuple(_need(t, rounded) for t in problem.tasks)
-        hull = _hull(groups, bare, needs, task.family, limits, int(constants["frontier_solves"]), problem.max_watts)
+        hull = _hull(groups, bare, needs, task.family, limits, settings.frontier_solves, problem.max_watts)
         if hull:
             return hull, next(n.rate_per_s for n in needs if n.family == task.family)
     return (), task.mean_per_s

@@ -39,12 +39,12 @@ from controller.planners.exact.relaxation import better_than_current, hard_minim
 from controller.planners.exact.reuse import current_solution, on_grid, refit, rounded_demand, solve_or_reuse
 from controller.planners.exact.search import solve
 from controller.planners.fleet_power import unplanned_w
-from controller.planners.plan_assembly import DEFAULTS, capacity_per_s, plan_of
+from controller.planners.plan_assembly import capacity_per_s, plan_of
+from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import (
     HostedSlice,
     PlanningInput,
     Task,
-    constant_for,
     pue_of,
     read_view,
 )
@@ -57,20 +57,7 @@ from trefoil.core.plan_check import carries
 from trefoil.core.queueing import ServerClass, ServiceTime, arrivals_s, serve_weighted
 from trefoil.core.units import grams
 
-CONSTANTS: Final[Mapping[str, float]] = {
-    **DEFAULTS,
-    "solver_nodes": 4000.0,
-    "solver_gap": 1e-3,
-    "frontier_gap": 5e-3,
-    "frontier_solves": 6.0,
-    "kernel_requests": 5000.0,
-    "demand_step": 0.0,  # above 1: for long runs, plan demand rounded up to a power of it, and aims of a grid
-    "families_per_slice": 1.0,  # 2: two families may share a slice, where the law of interference allows it; or more
-    "items_sd": 0.0,  # of the items of a request: what it adds to the scatter of service times
-    "batches": 0.0,  # 1: Triton joins what waits to batches (dynamic_batching in config.pbtxt), and plans count on it
-    "clocks": 0.0,  # 0: the highest; 1: clocks are planned too; 2: for a governor, which may go up to the highest
-}
-GOVERNED: Final = 2.0  # of the constant `clocks`
+BATCHES_WAITING: Final = 2.0  # one batch is computed while the next one gathers
 TOLERANCE: Final = 0.25  # of the allowed misses: what a sample of the kernel's size can say
 BACK_OFF: Final = 0.95
 TARGET_STEP: Final = 1e-6  # of accuracy: what is less is the solver's tolerance
@@ -103,25 +90,26 @@ class Draft:
 class ExactPlanner:
     """Planner `exact`. Stateless. `refuses(view, plan)` says why a plan cannot be rolled out, "" = it can."""
 
-    constants: Mapping[str, float] = field(default_factory=dict)
+    settings: ExactSettings = ExactSettings()
     refuses: Refusal = any_rollout
     name: str = "exact"
     recast: Callable[[Objective], Objective] = field(default=lambda objective: objective)
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan the best for this view, or what remains possible, by a named rung."""
-        constants = {**CONSTANTS, **self.constants}
-        constants = {"credits_per_batch": 2.0, **constants} if constants["batches"] else constants
+        settings = self.settings
+        if settings.batches and not settings.credits_per_batch:
+            settings = settings.over({"credits_per_batch": BATCHES_WAITING})
         view = replace(view, objectives=tuple(self.recast(o) for o in view.objectives))
-        clocks = bool(constants["clocks"])
-        inputs = read_view(view, constants["rate_floor_per_s"], clocks, cores_max=RANGED_CORES_MAX).in_ranges
-        next_at_s = _next_tick_s(view, constants)
+        clocks = settings.clocks != "highest"
+        inputs = read_view(view, settings.rate_floor_per_s, clocks, cores_max=RANGED_CORES_MAX).in_ranges
+        next_at_s = _next_tick_s(view, settings)
         if not inputs.tasks:
             return Decision(
                 None, f"{self.name}: no family has an objective", next_at_s, "no_plan: no family has an objective"
             )
         try:
-            return self._decide(inputs, constants, next_at_s)
+            return self._decide(inputs, settings, next_at_s)
         except CpuLimitHit as hit:
             return Decision(
                 None,
@@ -130,56 +118,56 @@ class ExactPlanner:
                 "cpu_limit",
             )
 
-    def _decide(self, inputs: PlanningInput, constants: Mapping[str, float], next_at_s: float) -> Decision:
+    def _decide(self, inputs: PlanningInput, settings: ExactSettings, next_at_s: float) -> Decision:
         draft, degraded = None, ""
-        if constants["demand_step"] > 1:
-            coarse = replace(inputs, tasks=rounded_demand(inputs.tasks, constants["demand_step"]))
-            coarse, problem, fine, family_aims = _posed_problem(coarse, constants, _at_mean)
+        if settings.demand_step > 1:
+            coarse = replace(inputs, tasks=rounded_demand(inputs.tasks, settings.demand_step))
+            coarse, problem, fine, family_aims = _posed_problem(coarse, settings, _at_mean)
             for up in (True, False):  # at the top of what can be reached there is no higher target
                 aim = on_grid(problem, fine, up)
-                draft = self._draft(coarse, problem, aim, constants)
+                draft = self._draft(coarse, problem, aim, settings)
                 if draft is not None:
                     inputs = coarse
                     break
         if draft is None:
             for lean in (_at_mean, _without_margin):
-                posed, problem, aim, family_aims = _posed_problem(inputs, constants, lean)
-                draft = self._draft(posed, problem, aim, constants)
+                posed, problem, aim, family_aims = _posed_problem(inputs, settings, lean)
+                draft = self._draft(posed, problem, aim, settings)
                 if draft is None or posed is inputs:  # nothing, or the whole demand: there is nothing leaner to mend
                     break
                 if all(carries(_capacity_per_s(draft, t.family), t.demand) for t in inputs.tasks):
                     break
             inputs = posed
-        if draft is None and (eased := joint_targets(inputs, problem, aim, family_aims, constants)):
+        if draft is None and (eased := joint_targets(inputs, problem, aim, family_aims, settings)):
             aim, family_aims = eased
-            draft = self._draft(inputs, problem, aim, constants)
-        if draft is None and (over := over_cap(inputs, problem, aim, constants)):
+            draft = self._draft(inputs, problem, aim, settings)
+        if draft is None and (over := over_cap(inputs, problem, aim, settings)):
             return Decision(None, f"{self.name}: {over}; keeps the plan", next_at_s, over)
         if draft is None:
-            problem, aim, degraded = relaxed(inputs, problem, hard_minima(inputs, aim), constants)
-            if not better_than_current(inputs, problem, aim, constants):
+            problem, aim, degraded = relaxed(inputs, problem, hard_minima(inputs, aim), settings)
+            if not better_than_current(inputs, problem, aim, settings):
                 why = f"{self.name}: {degraded}; keeps the plan"
                 return Decision(None, why, next_at_s, f"kept_last_plan: {degraded}")
-            draft = self._draft(inputs, problem, aim, constants)
+            draft = self._draft(inputs, problem, aim, settings)
             if draft is None or not draft.solution.slices:
                 why = f"{self.name}: {degraded}; there is nothing to plan with"
                 return Decision(None, why, next_at_s, f"no_plan: {degraded}")
-        plan, refusal = self._plan_with_rollout(inputs, draft, aim, family_aims, constants, degraded)
+        plan, refusal = self._plan_with_rollout(inputs, draft, aim, family_aims, settings, degraded)
         if plan is None:
             why = f"{self.name}: no rollout leads to a plan: {refusal}; keeps the plan"
             return Decision(None, why, next_at_s, f"no_rollout: {refusal}")
         return Decision(plan, plan.why, next_at_s, degraded)
 
-    def _draft(self, inputs: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
+    def _draft(self, inputs: PlanningInput, problem: Problem, aim: Aim, settings: ExactSettings) -> Draft | None:
         """Solve, check and map; keep what runs where moving does not pay."""
-        solution, problem, note = _solved_and_checked(problem, aim, constants)
+        solution, problem, note = _solved_and_checked(problem, aim, settings)
         if solution is None:
             return None
         hosted, clocks = place_clocked(problem, solution)
         needed = moves(problem, hosted)
         draft = Draft(problem, solution, hosted, needed, clocks, note)
         if needed.any and not inputs.nothing_runs:
-            stay = staying_draft(problem, aim, constants)
+            stay = staying_draft(problem, aim, settings)
             if stay is not None and _score(stay, aim) <= _score(draft, aim) + 1e-9:
                 return stay
         return draft
@@ -190,7 +178,7 @@ class ExactPlanner:
         draft: Draft,
         aim: Aim,
         family_aims: Mapping[str, FamilyAim],
-        constants: Mapping[str, float],
+        settings: ExactSettings,
         degraded: str,
     ) -> tuple[Plan | None, str]:
         """The first plan that a rollout leads to: the best; the best with the slices of serving devices; to stay."""
@@ -199,14 +187,14 @@ class ExactPlanner:
             found: Draft | None = draft
             if attempt == "pinned":
                 narrowed = replace(draft.problem, groups=pinned(draft.problem.groups))
-                found = self._draft(inputs, narrowed, aim, constants)
+                found = self._draft(inputs, narrowed, aim, settings)
             elif attempt == "stay":
-                found = staying_draft(draft.problem, aim, constants)
+                found = staying_draft(draft.problem, aim, settings)
             if found is None:
                 continue
             if attempt != "free":
                 found = replace(found, note=f"{found.note}; configurations stay, because {refusal}")
-            plan = self._assembled_plan(inputs, found, family_aims, constants, degraded)
+            plan = self._assembled_plan(inputs, found, family_aims, settings, degraded)
             reason = self.refuses(inputs.view, plan) if found.moves.any else ""
             if not reason:
                 return plan, ""
@@ -218,10 +206,10 @@ class ExactPlanner:
         inputs: PlanningInput,
         draft: Draft,
         family_aims: Mapping[str, FamilyAim],
-        constants: Mapping[str, float],
+        settings: ExactSettings,
         degraded: str,
     ) -> Plan:
-        expected = {t.family: _expected(inputs, draft, t, constants) for t in inputs.tasks}
+        expected = {t.family: _expected(inputs, draft, t, settings) for t in inputs.tasks}
         note, cap_w = draft.note, inputs.view.max_watts
         if cap_w:
             watts = capped_w(draft.problem, draft.solution) + unplanned_w(inputs)
@@ -233,40 +221,40 @@ class ExactPlanner:
             draft.hosted,
             draft.solution.traffic,
             draft.problem.columns,
-            constants,
+            settings,
             expected,
             why,
             draft.solution.gap,
             degraded,
             clocks=draft.clocks,
-            clock_ranges=_clock_ranges(draft, constants["clocks"]),
+            clock_ranges=_clock_ranges(draft, settings.clocks),
         )
 
 
-def _clock_ranges(draft: Draft, clocks: float) -> dict[str, tuple[int, int]] | None:
+def _clock_ranges(draft: Draft, clocks: str) -> dict[str, tuple[int, int]] | None:
     """What governors may choose from: what is planned is enough for the demand, the highest for what nobody foresaw."""
-    if not clocks:
+    if clocks == "highest":
         return None
     lowest = lowest_clocks(draft.problem, draft.solution, draft.clocks)
-    return {name: (low, draft.clocks.get(name, 0) if clocks == 1 else 0) for name, low in lowest.items()}
+    return {name: (low, draft.clocks.get(name, 0) if clocks == "planned" else 0) for name, low in lowest.items()}
 
 
 Posed = tuple[PlanningInput, Problem, Aim, dict[str, FamilyAim]]
 
 
-def _posed_problem(inputs: PlanningInput, constants: Mapping[str, float], lean: Callable[[Task], Task]) -> Posed:
+def _posed_problem(inputs: PlanningInput, settings: ExactSettings, lean: Callable[[Task], Task]) -> Posed:
     """The program of a view and its aim.
 
     The floor comes before the margin of the demand, as in overload: a family whose budget needs more accuracy than
     there is at its high quantile, which every breach of the SLO raises, is planned by `lean`: at its mean, or, where
     that would not carry what plans are checked by, without the margin.
     """
-    posed = _posed(inputs, constants)
+    posed = _posed(inputs, settings)
     lacking = {family: aim.target for family, aim in posed[-1].items() if aim.lacks}
     if not lacking:
         return posed
     tasks = tuple(lean(t) if t.family in lacking else t for t in inputs.tasks)
-    leaner = _posed(replace(inputs, tasks=tasks), constants)
+    leaner = _posed(replace(inputs, tasks=tasks), settings)
     gains = any(leaner[-1][family].target > target + TARGET_STEP for family, target in lacking.items())
     return leaner if gains else posed
 
@@ -279,28 +267,26 @@ def _without_margin(task: Task) -> Task:
     return replace(task, demand=replace(task.demand, rate_p90_per_s=task.demand.rate_per_s))
 
 
-def _posed(inputs: PlanningInput, constants: Mapping[str, float]) -> Posed:
-    found = tuple(c for t in inputs.tasks for c in columns(inputs.view.catalog, t, inputs.devices, constants))
-    if constants["families_per_slice"] > 1:
-        found += shared_columns(inputs.view.catalog, inputs.tasks, inputs.devices, constants, found)
+def _posed(inputs: PlanningInput, settings: ExactSettings) -> Posed:
+    found = tuple(c for t in inputs.tasks for c in columns(inputs.view.catalog, t, inputs.devices, settings))
+    if settings.families_per_slice > 1:
+        found += shared_columns(inputs.view.catalog, inputs.tasks, inputs.devices, settings, found)
     groups, (weights, _), cap_w = groups_of(inputs.devices, found), weights_of(inputs), inputs.view.max_watts
     max_watts = cap_w - unplanned_w(inputs) if cap_w else math.inf
     problem = Problem(groups, found, inputs.tasks, inputs.view.move_horizon_s, weights=weights, max_watts=max_watts)
-    return inputs, problem, *aim_of(inputs, problem, constants)
+    return inputs, problem, *aim_of(inputs, problem, settings)
 
 
-def _solved_and_checked(
-    problem: Problem, aim: Aim, constants: Mapping[str, float]
-) -> tuple[Solution | None, Problem, str]:
+def _solved_and_checked(problem: Problem, aim: Aim, settings: ExactSettings) -> tuple[Solution | None, Problem, str]:
     """Solve and let the kernel check, at most `ROUNDS_MAX` rounds."""
-    limits = Limits(int(constants["solver_nodes"]), constants["solver_gap"])
+    limits = Limits(settings.solver_nodes, settings.solver_gap)
     late: dict[ClassKey, float] = {}
-    ladder = constants["demand_step"] > 1
+    ladder = settings.demand_step > 1
     solution = solve_or_reuse(problem, aim, limits, ladder)
     for _ in range(ROUNDS_MAX):
         if solution is None or aim.shortage_allowed:
             break
-        late = classes_missing_slo(solution, problem.columns, problem.tasks, constants, problem.scale)
+        late = classes_missing_slo(solution, problem.columns, problem.tasks, settings, problem.scale)
         if not late:
             break
         scale = {**problem.scale, **{k: problem.scale.get(k, 1.0) * BACK_OFF for k in late}}
@@ -314,7 +300,7 @@ def _solved_and_checked(
     return solution, problem, f"; {note}" if note else ""
 
 
-def staying_draft(problem: Problem, aim: Aim, constants: Mapping[str, float]) -> Draft | None:
+def staying_draft(problem: Problem, aim: Aim, settings: ExactSettings) -> Draft | None:
     """Draft of what runs now, with the best shares; None when it cannot meet the aim."""
     whole = not aim.shortage_allowed and not any(g.must_stay for g in problem.groups)
     shared = any(column.limits for column in problem.columns)
@@ -322,7 +308,7 @@ def staying_draft(problem: Problem, aim: Aim, constants: Mapping[str, float]) ->
     solution = refit(problem, aim, before) if before is not None else None
     if before is None or (solution is None and problem.max_watts < math.inf):  # another split may keep the cap
         still = replace(problem, groups=frozen_groups(problem.devices))
-        solution = solve(still, aim, Limits(int(constants["solver_nodes"]), constants["solver_gap"]))
+        solution = solve(still, aim, Limits(settings.solver_nodes, settings.solver_gap))
     if solution is None:
         return None
     hosted = {d.name: d.running for d in problem.devices}
@@ -340,16 +326,16 @@ def _score(draft: Draft, aim: Aim) -> float:
     return draft.solution.weighed_w - gained + (draft.moves.weighed_j / horizon if horizon > 0 else 0.0)
 
 
-def _expected(inputs: PlanningInput, draft: Draft, task: Task, constants: Mapping[str, float]) -> Expected:
+def _expected(inputs: PlanningInput, draft: Draft, task: Task, settings: ExactSettings) -> Expected:
     solution, mine = draft.solution, [c for c in draft.problem.columns if c.family == task.family]
     rate = task.mean_per_s
     watts, weighed = family_power_w(draft.problem, solution, task)
     return Expected(
         grams_per_request=grams(weighed / rate, weights_of(inputs)[1], pue_of(inputs.view, task)),
         joules_per_request=watts / rate,
-        latency_ms_p95=latency_ms_p95(solution, mine, task, constants),
+        latency_ms_p95=latency_ms_p95(solution, mine, task, settings),
         accuracy=solution.accuracy[task.family],
-        capacity_per_s=_capacity_per_s(draft, task.family, governed=constants["clocks"] == GOVERNED),
+        capacity_per_s=_capacity_per_s(draft, task.family, governed=settings.clocks == "governed"),
         move_j=draft.moves.energy_j,
         move_s=draft.moves.longest_s,
     )
@@ -386,9 +372,9 @@ def family_power_w(problem: Problem, solution: Solution, task: Task) -> tuple[fl
     return mine[0] + shared[0] * share, mine[1] + shared[1] * share
 
 
-def _next_tick_s(view: PlanView, constants: Mapping[str, float]) -> float:
+def _next_tick_s(view: PlanView, settings: ExactSettings) -> float:
     """After a tick, or when the present intensity ends, whichever is sooner."""
-    later = view.now_s + constants["tick_s"]
+    later = view.now_s + settings.tick_s
     ends = view.carbon.ends_at_s
     return min(later, ends) if ends > view.now_s else later
 
@@ -476,7 +462,7 @@ def classes_missing_slo(
     solution: Solution,
     columns: Sequence[Column],
     tasks: Sequence[Task],
-    constants: Mapping[str, float],
+    settings: ExactSettings,
     scale: Mapping[ClassKey, float] = MappingProxyType({}),
 ) -> dict[ClassKey, float]:
     """Classes that miss the SLO too often, with their attainment.
@@ -485,9 +471,9 @@ def classes_missing_slo(
     the last decision with a pool of that size.
     """
     found = {}
-    requests = int(constants["kernel_requests"])
+    requests = settings.kernel_requests
     for task in tasks:
-        limit_ms = task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms")
+        limit_ms = task.objective.slo_ms - settings.of(task.objective).overhead_ms
         allowed = (1 - task.objective.slo_quantile) * (1 + TOLERANCE)
         for column in columns:
             rate = solution.traffic.get(column.key, 0.0)
@@ -513,22 +499,22 @@ def _attained(rate: float, number: int, service: ServiceTime, scv: float, reques
     )
 
 
-def latency_ms_p95(solution: Solution, columns: Sequence[Column], task: Task, constants: Mapping[str, float]) -> float:
+def latency_ms_p95(solution: Solution, columns: Sequence[Column], task: Task, settings: ExactSettings) -> float:
     """Latency that clients will see at the mean rate, transport included [ms]; shares and rates rounded in steps."""
     mine = [c for c in columns if c.family == task.family and solution.traffic.get(c.key, 0.0) > 0]
     if not mine:
         return 0.0
     if any(c.batch for c in mine):  # a batch to wait for, and one's own
         longest_ms = max((2 * c.batch or 1) * c.service.mean_ms for c in mine)
-        return longest_ms + constant_for(task.objective, constants, "overhead_ms")
+        return longest_ms + settings.of(task.objective).overhead_ms
     total = sum(solution.traffic[c.key] for c in mine)
     pools = tuple(
         ServerClass(solution.slices[c.key], c.service, max(SHARE_STEP, _step(solution.traffic[c.key] / total)))
         for c in mine
     )
     rate = RATE_STEP ** round(math.log(task.mean_per_s, RATE_STEP))
-    seen_ms = _seen_ms(pools, rate, gap_scv(task), int(constants["kernel_requests"]))
-    return seen_ms + constant_for(task.objective, constants, "overhead_ms")
+    seen_ms = _seen_ms(pools, rate, gap_scv(task), settings.kernel_requests)
+    return seen_ms + settings.of(task.objective).overhead_ms
 
 
 def _step(share: float) -> float:

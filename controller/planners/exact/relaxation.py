@@ -32,6 +32,7 @@ from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, capped_w, frozen_groups
 from controller.planners.exact.search import solve
 from controller.planners.fleet_power import unplanned_w
+from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import PlanningInput, Task
 from trefoil.core.objective import ObjectiveMode
 
@@ -41,16 +42,14 @@ SHARE_STEP: Final = 0.01  # of requests within the SLO, in overload
 SERVED_GAIN: Final = 1.01  # a plan that serves less than this more is not worth a change
 
 
-def relaxed(
-    inputs: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]
-) -> tuple[Problem, Aim, str]:
+def relaxed(inputs: PlanningInput, problem: Problem, aim: Aim, settings: ExactSettings) -> tuple[Problem, Aim, str]:
     """Relaxed problem that has a solution, its aim, and what had to give."""
     reasons, tasks, target = [], [], dict(aim.target)
     for task in inputs.tasks:
-        eased, reason = _eased(inputs, problem, task, constants)
+        eased, reason = _eased(inputs, problem, task, settings)
         if reason:
             reasons.append(reason)
-        accuracies = [c.accuracy for c in columns(inputs.view.catalog, eased, inputs.devices, constants)]
+        accuracies = [c.accuracy for c in columns(inputs.view.catalog, eased, inputs.devices, settings)]
         best = max(accuracies, default=0.0)
         floor = max(eased.objective.hard_min_accuracy, target.get(task.family, 0.0))
         if floor > best:
@@ -64,15 +63,15 @@ def relaxed(
             )
             target[task.family] = min(best, target.get(task.family, 0.0))
         tasks.append(eased)
-    found = tuple(c for t in tasks for c in columns(inputs.view.catalog, t, inputs.devices, constants))
+    found = tuple(c for t in tasks for c in columns(inputs.view.catalog, t, inputs.devices, settings))
     problem = replace(problem, columns=found, tasks=tuple(tasks))
-    limits = Limits(int(constants["solver_nodes"]), constants["solver_gap"])
+    limits = Limits(settings.solver_nodes, settings.solver_gap)
     aim = replace(aim, target=target)
     if solve(problem, aim, limits) is not None:
         return problem, aim, "; ".join(reasons)
     wanted = sum(t.demand.rate_p90_per_s for t in tasks)
     names = ", ".join(t.family for t in tasks)
-    overload = _served_late(inputs, problem, aim, constants)
+    overload = _served_late(inputs, problem, aim, settings)
     if overload is not None:
         problem, share = overload
         served = sum(t.demand.rate_p90_per_s for t in problem.tasks)
@@ -92,13 +91,13 @@ def relaxed(
 
 
 def _served_late(
-    inputs: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]
+    inputs: PlanningInput, problem: Problem, aim: Aim, settings: ExactSettings
 ) -> tuple[Problem, float] | None:
     """The problem at the highest share within the SLO at which the fleet serves all, and that share; None: at none.
 
     All is the demand's high quantile; where that is more than slices can serve that are always busy, its mean.
     """
-    any_plan = Limits(int(constants["solver_nodes"]), gap=1.0)
+    any_plan = Limits(settings.solver_nodes, gap=1.0)
     mean = tuple(replace(t, demand=replace(t.demand, rate_p90_per_s=t.mean_per_s)) for t in problem.tasks)
     for demanded in (problem.tasks, mean):
         best, low, high = None, 0, round(max(t.objective.slo_quantile for t in demanded) / SHARE_STEP)
@@ -108,7 +107,7 @@ def _served_late(
                 replace(t, objective=replace(t.objective, slo_quantile=min(share, t.objective.slo_quantile)))
                 for t in demanded
             )
-            found = tuple(c for t in tasks for c in columns(inputs.view.catalog, t, inputs.devices, constants))
+            found = tuple(c for t in tasks for c in columns(inputs.view.catalog, t, inputs.devices, settings))
             late = replace(problem, columns=found, tasks=tasks)
             if solve(late, aim, any_plan) is None:
                 high = middle
@@ -119,17 +118,17 @@ def _served_late(
     return None
 
 
-def _eased(inputs: PlanningInput, problem: Problem, task: Task, constants: Mapping[str, float]) -> tuple[Task, str]:
+def _eased(inputs: PlanningInput, problem: Problem, task: Task, settings: ExactSettings) -> tuple[Task, str]:
     if any(c.family == task.family for c in problem.columns):
         return task, ""
-    best = latency_best_ms(inputs.view.catalog, task, inputs.devices, constants)
+    best = latency_best_ms(inputs.view.catalog, task, inputs.devices, settings)
     if best is None:
         return task, f"no_profile: nothing in the fleet has a profile of {task.family}"
     slo_ms = best[0]
     for _ in range(20):
         slo_ms *= EASE
         eased = replace(task, objective=replace(task.objective, slo_ms=slo_ms))
-        if columns(inputs.view.catalog, eased, inputs.devices, constants):
+        if columns(inputs.view.catalog, eased, inputs.devices, settings):
             break
     return eased, (
         f"slo_out_of_reach: {task.family} asks for {task.objective.slo_ms:g} ms at the "
@@ -137,7 +136,7 @@ def _eased(inputs: PlanningInput, problem: Problem, task: Task, constants: Mappi
     )
 
 
-def better_than_current(inputs: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> bool:
+def better_than_current(inputs: PlanningInput, problem: Problem, aim: Aim, settings: ExactSettings) -> bool:
     """Whether the relaxed plan should replace what runs."""
     if inputs.nothing_runs:
         return True
@@ -145,7 +144,7 @@ def better_than_current(inputs: PlanningInput, problem: Problem, aim: Aim, const
         return True
     if not aim.shortage_allowed or problem.columns == ():
         return False
-    limits = Limits(int(constants["solver_nodes"]), constants["solver_gap"])
+    limits = Limits(settings.solver_nodes, settings.solver_gap)
     wanted = sum(t.demand.rate_p90_per_s for t in problem.tasks)
     best = solve(problem, aim, limits)
     still = solve(replace(problem, groups=frozen_groups(problem.devices)), aim, limits)
@@ -169,7 +168,7 @@ def joint_targets(
     problem: Problem,
     aim: Aim,
     family_aims: Mapping[str, FamilyAim],
-    constants: Mapping[str, float],
+    settings: ExactSettings,
 ) -> tuple[Aim, dict[str, FamilyAim]] | None:
     """Targets that families can reach together: the aim with them, and why; None: not even hard minima can be met.
 
@@ -180,7 +179,7 @@ def joint_targets(
     if not families:
         return None
     priced = replace(aim, lack_j={f: aim.value_j.get(f, 0.0) for f in families})
-    found = solve(problem, priced, Limits(int(constants["solver_nodes"]), constants["solver_gap"]))
+    found = solve(problem, priced, Limits(settings.solver_nodes, settings.solver_gap))
     if found is None:
         return None
     targets, raised = dict(aim.target), dict(family_aims)
@@ -196,7 +195,7 @@ def joint_targets(
     return replace(aim, target=targets), raised
 
 
-def over_cap(inputs: PlanningInput, problem: Problem, aim: Aim, constants: Mapping[str, float]) -> str:
+def over_cap(inputs: PlanningInput, problem: Problem, aim: Aim, settings: ExactSettings) -> str:
     """Why no plan keeps the fleet's cap, and what the least one needs; "" where there would be none without it either.
 
     The least of all plans that serve the demand within SLOs, hard minima, and the floors that hold at every instant.
@@ -206,7 +205,7 @@ def over_cap(inputs: PlanningInput, problem: Problem, aim: Aim, constants: Mappi
         return ""
     free = replace(problem, max_watts=math.inf, weights={}, horizon_s=0.0)
     least = replace(hard_minima(inputs, aim), value_j={})
-    found = solve(free, least, Limits(int(constants["solver_nodes"]), constants["solver_gap"]))
+    found = solve(free, least, Limits(settings.solver_nodes, settings.solver_gap))
     if found is None:
         return ""
     needs_w = math.ceil(capped_w(free, found) + unplanned_w(inputs))

@@ -10,12 +10,13 @@ core. Gaps are Poisson: a capacity is the profile's, not the load's of now.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from controller.planners.columns import effective_row
-from controller.planners.planning_input import PlanningInput, Task, constant_for
+from controller.planners.planner_settings import PlannerSettings
+from controller.planners.planning_input import PlanningInput, Task
 from trefoil.core.catalog import Variant
 from trefoil.core.cpus.rows import QUOTAS, slice_name
 from trefoil.core.device_types import CPU_MIB_PER_CORE, device_type, slice_cores, slice_servers
@@ -60,7 +61,7 @@ def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
     return slope, intercept, 1 - left / total if total else 1.0
 
 
-def capacities(inputs: PlanningInput, task: Task, cut: str, constants: Mapping[str, float]) -> tuple[Capacity, ...]:
+def capacities(inputs: PlanningInput, task: Task, cut: str, settings: PlannerSettings) -> tuple[Capacity, ...]:
     """Capacities of a family's variants that are profiled on CPUs cut so, by accuracy.
 
     Raises:
@@ -70,7 +71,7 @@ def capacities(inputs: PlanningInput, task: Task, cut: str, constants: Mapping[s
     for variant in inputs.view.catalog.family(task.family).by_accuracy():
         sizes = sorted(inputs.view.catalog.cpu_rows.sizes(cut, task.family, variant.name))
         if sizes:
-            found.append(_fit(inputs, task, variant, [slice_name(cut, cores) for cores in sizes], constants))
+            found.append(_fit(inputs, task, variant, [slice_name(cut, cores) for cores in sizes], settings))
     if not found:
         kind = "quota:<cores with one decimal>" if cut == QUOTAS else "cpu:<cores>"
         raise CatalogError(
@@ -81,13 +82,13 @@ def capacities(inputs: PlanningInput, task: Task, cut: str, constants: Mapping[s
 
 
 def _fit(
-    inputs: PlanningInput, task: Task, variant: Variant, shapes: Sequence[str], constants: Mapping[str, float]
+    inputs: PlanningInput, task: Task, variant: Variant, shapes: Sequence[str], settings: PlannerSettings
 ) -> Capacity:
     field, remedy = f"profile of {variant.name}", "profile it on two sizes or more, e.g. 1, 2, 4, 8 and 16 cores"
     if len(shapes) < SIZES_MIN:
         raise CatalogError("one size gives no line", field=field, value=shapes[0], remedy=remedy)
     cores = [slice_cores(shape) for shape in shapes]
-    carried, latency_ms = zip(*(_point(inputs, task, variant, shape, constants) for shape in shapes), strict=True)
+    carried, latency_ms = zip(*(_point(inputs, task, variant, shape, settings) for shape in shapes), strict=True)
     slope, intercept, r2 = line(cores, carried)
     if slope <= 0:
         raise CatalogError(
@@ -107,13 +108,14 @@ def _least(flat_ms: float, falling: float, smallest: float, slo_ms: float) -> fl
 
 
 def _point(
-    inputs: PlanningInput, task: Task, variant: Variant, shape: str, constants: Mapping[str, float]
+    inputs: PlanningInput, task: Task, variant: Variant, shape: str, settings: PlannerSettings
 ) -> tuple[float, float]:
     """Requests/s that a profiled size carries within the SLO, and the latency [ms] of a request alone on it."""
     catalog, items = inputs.view.catalog, task.demand.items_mean
     row = effective_row(catalog, ANY_CPU, SliceType(name=shape), catalog.family(task.family), variant, items)
     assert row is not None, "its size is profiled"
-    gap_ms, overhead_ms = (constant_for(task.objective, constants, n) for n in ("transport_gap_ms", "overhead_ms"))
+    own = settings.of(task.objective)
+    gap_ms, overhead_ms = own.transport_gap_ms, own.overhead_ms
     quantile, slo_ms = task.objective.slo_quantile, task.objective.slo_ms
     service = service_time(row)
     taken = ServiceTime(service.mean_ms + gap_ms, service.cv)

@@ -13,10 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from pydantic import Field
+
 from controller.planners.columns import ClassKey, Column, class_column, class_of
 from controller.planners.infadapter.capacity import Capacity, capacities
-from controller.planners.plan_assembly import DEFAULTS, plan_of
-from controller.planners.planning_input import Device, HostedSlice, PlanningInput, Task, constant_for, pue_of, read_view
+from controller.planners.plan_assembly import plan_of
+from controller.planners.planner_settings import PlannerSettings
+from controller.planners.planning_input import Device, HostedSlice, PlanningInput, Task, pue_of, read_view
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.cpus.rows import QUOTAS, RANGES, cut_of, slice_name
 from trefoil.core.device_types import QUOTA_PLACES, TENTHS, slice_cores
@@ -25,22 +28,36 @@ from trefoil.core.fleet import DeviceKind, SliceKey, SliceState
 from trefoil.core.plan import Expected, Plan
 from trefoil.core.units import grams
 
-CONSTANTS: Final[Mapping[str, float]] = {
-    **DEFAULTS,
-    "tick_s": 30.0,
-    "core_step": 1.0,  # cores; sizes are multiples of it
-    "budget_cores": 0.0,  # 0: all cores of the devices
-    "cores_min": 0.0,  # of a slice that there is
-    "capacity_share": 1.0,  # of the fitted capacity that is counted on
-    "load_margin": 0.0,  # by which the forecast is raised
-    "intercept_truncated": 0.0,
-    "alpha": 100.0,  # Eq. 1: of the accuracy, a fraction; 100 counts percent
-    "beta": 0.05,  # of a core
-    "gamma": 0.01,  # of a second of the slowest load
-    "normalised": 0.0,  # cores count over the budget, seconds over those of the slowest variant
-    "resize_loads": 0.0,  # a variant of another size is loaded anew
-    "skipped_max": 0.0,  # decisions of no more load that are skipped after one that was taken
-}
+
+class InfAdapterSettings(PlannerSettings):
+    """Settings of the planners of CPU slices. Source: InfAdapter (EuroMLSys 23) Eq. 1, and its public code."""
+
+    tick_s: float = Field(default=30.0, gt=0)
+    """Period after which the planner asks to be run again."""
+    core_step: float = Field(default=1.0, gt=0)
+    """Cores whose multiples are the sizes of slices."""
+    budget_cores: float = Field(default=0.0, ge=0)
+    """Cores of all slices together; 0: all cores of the devices."""
+    cores_min: float = Field(default=0.0, ge=0)
+    """Least cores of a slice."""
+    capacity_share: float = Field(default=1.0, gt=0)
+    """Share of the fitted capacity that is counted on."""
+    load_margin: float = Field(default=0.0, ge=0)
+    """Share by which the forecast load is raised."""
+    intercept_truncated: bool = False
+    """The intercept of a fitted capacity is cut to a whole number, as in the public code."""
+    alpha: float = Field(default=100.0, ge=0)
+    """Eq. 1: weight of the accuracy, a fraction; 100 counts percent."""
+    beta: float = Field(default=0.05, ge=0)
+    """Eq. 1: weight of a core."""
+    gamma: float = Field(default=0.01, ge=0)
+    """Eq. 1: weight of a second of the slowest load."""
+    normalised: bool = False
+    """Cores count over the budget, seconds over those of the slowest variant."""
+    resize_loads: bool = False
+    """A variant of another size is loaded anew."""
+    skipped_max: int = Field(default=0, ge=0)
+    """Decisions of no more load that are skipped after one that was taken."""
 
 
 STARTING: Final = frozenset({SliceState.PENDING, SliceState.STARTING, SliceState.SWAPPING})
@@ -79,7 +96,7 @@ class CpuInput:
     """A view as planners of CPU slices read it. `wanted`: load to plan for [1/s], by family."""
 
     inputs: PlanningInput
-    constants: Mapping[str, float]
+    settings: InfAdapterSettings
     room: Room
     capacities: Mapping[str, tuple[Capacity, ...]]
     wanted: Mapping[str, float]
@@ -88,12 +105,6 @@ class CpuInput:
     def fits(self) -> str:
         """Fitted capacities, for people."""
         return "th(n) = " + ", ".join(one.words for each in self.capacities.values() for one in each)
-
-
-def constants_in(view: PlanView, constants: Mapping[str, float]) -> dict[str, float]:
-    """Constants, overridden by what objectives say of them; of several families the last one's."""
-    told = {name: value for o in sorted(view.objectives, key=lambda o: o.family) for name, value in o.params.items()}
-    return {**constants, **{name: value for name, value in told.items() if name in constants}}
 
 
 def still_coming(view: PlanView) -> str:
@@ -106,9 +117,9 @@ def still_coming(view: PlanView) -> str:
     return f"waits for {', '.join(coming)}" if coming else ""
 
 
-def read_devices(view: PlanView, constants: Mapping[str, float]) -> PlanningInput:
+def read_devices(view: PlanView, settings: InfAdapterSettings) -> PlanningInput:
     """Read a view whose CPUs are planned too."""
-    return read_view(view, constants["rate_floor_per_s"], cores_max=math.inf)
+    return read_view(view, settings.rate_floor_per_s, cores_max=math.inf)
 
 
 def has_only_gpus(inputs: PlanningInput) -> bool:
@@ -116,12 +127,12 @@ def has_only_gpus(inputs: PlanningInput) -> bool:
     return bool(inputs.devices) and all(d.type.kind != DeviceKind.CPU for d in inputs.devices)
 
 
-def read_cpus(view: PlanView, constants: Mapping[str, float]) -> CpuInput:
+def read_cpus(view: PlanView, settings: InfAdapterSettings) -> CpuInput:
     """Read a view as `cpus_of` does, raising as it does."""
-    return cpus_of(read_devices(view, constants), constants)
+    return cpus_of(read_devices(view, settings), settings)
 
 
-def cpus_of(inputs: PlanningInput, constants: Mapping[str, float]) -> CpuInput:
+def cpus_of(inputs: PlanningInput, settings: InfAdapterSettings) -> CpuInput:
     """CPUs, their room, fitted capacities and the load to plan for.
 
     Raises:
@@ -129,7 +140,7 @@ def cpus_of(inputs: PlanningInput, constants: Mapping[str, float]) -> CpuInput:
     """
     if not inputs.tasks:
         raise InvalidInput("no family has an objective", field="objectives", remedy="set one: trefoil objective set")
-    step, budget = constants["core_step"], constants["budget_cores"]
+    step, budget = settings.core_step, settings.budget_cores
     if abs(step * TENTHS - round(step * TENTHS)) > 1e-9 or step <= 0 or (step > 1 and step % 1):
         remedy = "1 or more whole cores, or tenths of a core for quotas"
         raise InvalidInput("no step of cores", field="core_step", value=step, remedy=remedy)
@@ -146,12 +157,12 @@ def cpus_of(inputs: PlanningInput, constants: Mapping[str, float]) -> CpuInput:
         for d in cpus for r in d.running if cut_of(r.key.slice_type) == cut
     }  # fmt: skip
     room = Room(cores, min(budget or sum(cores.values()), sum(cores.values())), step, held)
-    if room.budget < max(step, constants["cores_min"]) - 1e-9:
-        remedy = f"at least {max(step, constants['cores_min']):g} cores, the smallest size"
+    if room.budget < max(step, settings.cores_min) - 1e-9:
+        remedy = f"at least {max(step, settings.cores_min):g} cores, the smallest size"
         raise InvalidInput("below the smallest slice", field="budget_cores", value=budget, remedy=remedy)
-    found = {task.family: _counted(capacities(inputs, task, cut, constants), constants) for task in inputs.tasks}
-    wanted = {t.family: t.demand.rate_per_s * (1 + constants["load_margin"]) for t in inputs.tasks}
-    return CpuInput(inputs, constants, room, found, wanted)
+    found = {task.family: _counted(capacities(inputs, task, cut, settings), settings) for task in inputs.tasks}
+    wanted = {t.family: t.demand.rate_per_s * (1 + settings.load_margin) for t in inputs.tasks}
+    return CpuInput(inputs, settings, room, found, wanted)
 
 
 def cut_of_step(step: float) -> str:
@@ -167,15 +178,15 @@ def _without_groups(view: PlanView) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _counted(found: Sequence[Capacity], constants: Mapping[str, float]) -> tuple[Capacity, ...]:
+def _counted(found: Sequence[Capacity], settings: InfAdapterSettings) -> tuple[Capacity, ...]:
     """Capacities as they are counted on: with a smallest size, an intercept without its fraction, a share of all."""
-    share, whole = constants["capacity_share"], constants["intercept_truncated"] > 0
+    share, whole = settings.capacity_share, settings.intercept_truncated
     return tuple(
         replace(
             one,
             slope=one.slope * share,
             intercept=(float(int(min(one.intercept, 0.99))) if whole else one.intercept) * share,
-            least=max(one.least, constants["cores_min"]),
+            least=max(one.least, settings.cores_min),
         )
         for one in found
     )
@@ -206,7 +217,7 @@ def smallest_on_all(cpu: CpuInput) -> list[Choice]:
 
 def decide(cpu: CpuInput, planner: str, chosen: Sequence[Choice], why: str, degraded: str = "") -> Decision:
     """Decision for these sizes: where each slice lies, shares by load, and what is expected of it."""
-    inputs, constants = cpu.inputs, cpu.constants
+    inputs, settings = cpu.inputs, cpu.settings
     devices, hosted = {d.name: d for d in inputs.devices}, {d.name: list(d.running) for d in inputs.devices if d.frozen}
     columns: dict[ClassKey, Column] = {}
     weights: dict[str, dict[SliceKey, float]] = {}
@@ -218,7 +229,7 @@ def decide(cpu: CpuInput, planner: str, chosen: Sequence[Choice], why: str, degr
         for key, one, part in zip(keys, here, hosted[name], strict=True):
             weights.setdefault(one.family, {})[key] = one.load_per_s / (loads[one.family] or 1.0)
             of_class = class_of(devices[name], part)
-            column = _column(inputs, of_class, devices[name], constants)
+            column = _column(inputs, of_class, devices[name], settings)
             columns[of_class] = replace(column, key=of_class)
     expected = {t.family: _expected(cpu, t, chosen, columns, devices) for t in inputs.tasks}
     cores = sum(one.cores for one in chosen)
@@ -233,13 +244,13 @@ def decide(cpu: CpuInput, planner: str, chosen: Sequence[Choice], why: str, degr
         hosted,
         {},
         tuple(columns.values()),
-        constants,
+        settings,
         expected,
         why,
         degraded=degraded,
         weights=weights,
     )
-    return Decision(planned_for(plan, cpu.wanted), why, inputs.view.now_s + constants["tick_s"], degraded)
+    return Decision(planned_for(plan, cpu.wanted), why, inputs.view.now_s + settings.tick_s, degraded)
 
 
 PLANNED: Final = "planned_per_s"
@@ -252,15 +263,13 @@ def planned_for(plan: Plan, wanted: Mapping[str, float]) -> Plan:
     return replace(plan, routes=routes)
 
 
-def refused(
-    planner: str, error: InvalidInput | CatalogError, view: PlanView, constants: Mapping[str, float]
-) -> Decision:
+def refused(planner: str, error: InvalidInput | CatalogError, view: PlanView, settings: InfAdapterSettings) -> Decision:
     """Decision for no plan at all, with the reason."""
-    return Decision(None, f"{planner}: {error}", view.now_s + constants["tick_s"], f"no_plan: {error}")
+    return Decision(None, f"{planner}: {error}", view.now_s + settings.tick_s, f"no_plan: {error}")
 
 
-def _column(inputs: PlanningInput, of: ClassKey, device: Device, constants: Mapping[str, float]) -> Column:
-    found = class_column(inputs.known, inputs.task(of.family), device.type, of.slice_type, of.variant, 1, constants)
+def _column(inputs: PlanningInput, of: ClassKey, device: Device, settings: InfAdapterSettings) -> Column:
+    found = class_column(inputs.known, inputs.task(of.family), device.type, of.slice_type, of.variant, 1, settings)
     if found is None:
         raise InvalidInput(
             f"{of.variant} has no profile, or needs more memory than {of.slice_type} has",
@@ -289,7 +298,7 @@ def _expected(
     if joules:
         awake = {one.device for one in chosen}
         joules += sum(devices[name].type.idle_w for name in awake) / sum(t.demand.rate_per_s for t in cpu.inputs.tasks)
-    overhead_ms = constant_for(task.objective, cpu.constants, "overhead_ms")
+    overhead_ms = cpu.settings.of(task.objective).overhead_ms
     by_name = {one.variant.name: one for one in cpu.capacities[task.family]}
     return Expected(
         grams_per_request=grams(joules, cpu.inputs.view.carbon.intensity_g_per_kwh, pue_of(cpu.inputs.view, task)),

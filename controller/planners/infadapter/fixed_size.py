@@ -5,11 +5,9 @@ Data: none but the CPUs. Decision: `initial_cores` (0: the budget) of the varian
 Deviations: none.
 """
 
-from collections.abc import Mapping
-
-from controller.planners.infadapter.vpa_plus import VpaPlusPlanner
+from controller.planners.infadapter.vpa_plus import VpaPlusPlanner, VpaSettings
 
 
-def fixed_size(constants: Mapping[str, float]) -> VpaPlusPlanner:
+def fixed_size(settings: VpaSettings) -> VpaPlusPlanner:
     """VPA_PLUS that recommends nothing else than it began with."""
-    return VpaPlusPlanner(constants, "fixed_size")
+    return VpaPlusPlanner(settings, "fixed_size")

@@ -18,7 +18,7 @@ from controller.planners.columns import ClassKey, columns
 from controller.planners.exact.milp import Limits, Program
 from controller.planners.exact.model import Problem, Solution, groups_of
 from controller.planners.exact.placement import place
-from controller.planners.infadapter.cpu_slices import planned_for
+from controller.planners.infadapter.cpu_slices import InfAdapterSettings, planned_for
 from controller.planners.plan_assembly import plan_of
 from controller.planners.planning_input import PlanningInput
 from controller.planners.uniform import expectation
@@ -37,13 +37,13 @@ class _Terms:
     """What a program is made of. `only`: variants that it may use; `most`: carry as much as can be, at any cost."""
 
     wanted: Mapping[str, float]
-    constants: Mapping[str, float]
+    settings: InfAdapterSettings
     only: Collection[tuple[str, str]]
     most: bool = False
 
 
 def plan_gpus(
-    inputs: PlanningInput, planner: str, constants: Mapping[str, float], rng: Generator, single: bool = False
+    inputs: PlanningInput, planner: str, settings: InfAdapterSettings, rng: Generator, single: bool = False
 ) -> Decision:
     """Plan slices of GPUs by Eq. 1; `single`: with one variant.
 
@@ -51,7 +51,7 @@ def plan_gpus(
         InvalidInput: no variant has a slice on which it meets its SLO.
     """
     groups = groups_of(inputs.devices)
-    found = tuple(c for task in inputs.tasks for c in columns(inputs.view.catalog, task, inputs.devices, constants))
+    found = tuple(c for task in inputs.tasks for c in columns(inputs.view.catalog, task, inputs.devices, settings))
     bare = [t.family for t in inputs.tasks if not any(c.family == t.family for c in found)]
     if bare or not inputs.tasks:
         raise InvalidInput(
@@ -59,15 +59,15 @@ def plan_gpus(
             field=f"objective {bare[0]}: slo_ms" if bare else "objectives", remedy="a later SLO, or another policy",
         )  # fmt: skip
     problem = Problem(groups, found, inputs.tasks, inputs.view.move_horizon_s)
-    wanted = {t.family: t.demand.rate_per_s * (1 + constants["load_margin"]) for t in inputs.tasks}
+    wanted = {t.family: t.demand.rate_per_s * (1 + settings.load_margin) for t in inputs.tasks}
     variants = {(c.family, c.variant) for c in found}
     choices = [[one] for one in sorted(variants)] if single and len(inputs.tasks) == 1 else [sorted(variants)]
-    solved = [_solve(problem, _Terms(wanted, constants, only)) for only in choices]
+    solved = [_solve(problem, _Terms(wanted, settings, only)) for only in choices]
     best = min((s for s in solved if s is not None), key=lambda s: s.objective, default=None)
     degraded = ""
     if best is None:
         least = {t.family: min((c.accuracy, c.variant) for c in found if c.family == t.family)[1] for t in inputs.tasks}
-        best = _solve(problem, _Terms(wanted, constants, list(least.items()), most=True))
+        best = _solve(problem, _Terms(wanted, settings, list(least.items()), most=True))
         assert best is not None, "nothing has to be carried"
         degraded = (
             f"short_of_capacity: the GPUs do not carry {', '.join(f'{r:.1f}/s of {f}' for f, r in wanted.items())}"
@@ -75,28 +75,28 @@ def plan_gpus(
     hosted = place(problem, best)
     awake = {name for name, parts in hosted.items() if parts}
     expected = {
-        t.family: expectation(inputs, t, best.traffic, best.slices, found, constants, rng, awake) for t in inputs.tasks
+        t.family: expectation(inputs, t, best.traffic, best.slices, found, settings, rng, awake) for t in inputs.tasks
     }
-    rates = {c.key: c.tiers[0][1] * constants["capacity_share"] for c in found}
+    rates = {c.key: c.tiers[0][1] * settings.capacity_share for c in found}
     for family, told in expected.items():
         carried = sum(rates[key] * n for key, n in best.slices.items() if key.family == family)
         expected[family] = replace(told, capacity_per_s=carried)
     sizes = ", ".join(f"{key.variant} {n}x{key.slice_type}" for key, n in sorted(best.slices.items()))
     value = "nothing carries the load" if degraded else f"Eq. 1 = {-best.objective:.4f}, gap {best.gap:g}"
     why = f"{planner}: {sizes}; {value}"
-    plan = plan_of(inputs, planner, hosted, best.traffic, found, constants, expected, why, best.gap, degraded)
-    return Decision(planned_for(plan, wanted), why, inputs.view.now_s + constants["tick_s"], degraded)
+    plan = plan_of(inputs, planner, hosted, best.traffic, found, settings, expected, why, best.gap, degraded)
+    return Decision(planned_for(plan, wanted), why, inputs.view.now_s + settings.tick_s, degraded)
 
 
 def _solve(problem: Problem, terms: _Terms) -> Solution | None:
     """Solve Eq. 1 over counts of slices; None: nothing carries the load."""
-    program, constants = Program(), terms.constants
+    program, settings = Program(), terms.settings
     usable = [c for c in problem.columns if (c.family, c.variant) in terms.only]
-    ready_s = {(c.family, c.variant): c.load_s + constants["start_s"] for c in problem.columns}
+    ready_s = {(c.family, c.variant): c.load_s + settings.start_s for c in problem.columns}
     kinds = {g.type.name: g.type for g in problem.groups}
     sizes = {c.key: slice_type(kinds[c.device_type], c.slice_type).compute_slices for c in usable}
-    per_size, per_s = constants["beta"], constants["gamma"]
-    if constants["normalised"] > 0:
+    per_size, per_s = settings.beta, settings.gamma
+    if settings.normalised:
         all_sizes = sum(g.number * max(s.compute_slices for s in g.type.slice_types) for g in problem.groups)
         per_size, per_s = per_size / all_sizes, per_s / max(ready_s.values())
     runs = {(r.family, r.variant) for d in problem.devices for r in d.running}
@@ -109,10 +109,10 @@ def _solve(problem: Problem, terms: _Terms) -> Solution | None:
         place_of = (one.device_type, one.key.zone, one.slice_type)
         if place_of not in room:
             continue
-        rate = one.tiers[0][1] * constants["capacity_share"]
+        rate = one.tiers[0][1] * settings.capacity_share
         most = float(7 * problem.number)
         count = program.variable(-rate if terms.most else per_size * sizes[one.key], 0, most, integer=True)
-        load = program.variable(0.0 if terms.most else -constants["alpha"] * one.accuracy, 0.0, 1.0)
+        load = program.variable(0.0 if terms.most else -settings.alpha * one.accuracy, 0.0, 1.0)
         program.row([(load, 1.0), (count, -rate / terms.wanted[one.family])], high=0.0)
         counts[one.key], traffic[one.key] = count, load
         room[place_of].append((count, 1.0))

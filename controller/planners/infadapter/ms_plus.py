@@ -2,16 +2,15 @@
 
 Source: InfAdapter section 5, "enhanced version of Model-Switching [38] (MS+)": one variant and its cores are selected
 "based on the same objective function we use for InfAdapter"; Model-Switching itself: Zhang et al., HotCloud 20.
-Data, constants and presets: `infadapter`. Decision: of Eq. 1's solutions with a single variant the best one.
+Data, settings and presets: `infadapter`. Decision: of Eq. 1's solutions with a single variant the best one.
 Deviations: none. Of several families each has its variant, one after the other, by the cores that are left.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from numpy.random import Generator
 
-from controller.planners.infadapter.cpu_slices import Choice, CpuInput, decide, smallest_on_all
+from controller.planners.infadapter.cpu_slices import Choice, CpuInput, InfAdapterSettings, decide, smallest_on_all
 from controller.planners.infadapter.planner import Found, best_sizes, plan_sizes, short
 from trefoil.core.brains import Decision, PlanView
 
@@ -20,18 +19,18 @@ from trefoil.core.brains import Decision, PlanView
 class MsPlusPlanner:
     """Planner MS_PLUS. Pure: its state is the plan in force."""
 
-    constants: Mapping[str, float] = field(default_factory=dict)
+    settings: InfAdapterSettings = InfAdapterSettings()
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan the best single variant for the forecast load."""
-        return plan_sizes("ms_plus", view, rng, self.constants, _choose, single=True)
+        return plan_sizes("ms_plus", view, rng, self.settings, _choose, single=True)
 
 
 def _choose(cpu: CpuInput) -> Decision:
     room, chosen, values = cpu.room, list[Choice](), []
     for family, found in cpu.capacities.items():
         wanted = {family: cpu.wanted[family]}
-        of_one = [best_sizes(room, {family: (one,)}, wanted, cpu.constants) for one in found]
+        of_one = [best_sizes(room, {family: (one,)}, wanted, cpu.settings) for one in found]
         best: Found | None = max((f for f in of_one if f is not None), key=lambda f: f.value, default=None)
         if best is None:
             return decide(cpu, "ms_plus", smallest_on_all(cpu), "no variant carries the load", short(cpu))

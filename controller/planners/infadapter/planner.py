@@ -20,7 +20,7 @@ least accurate variant on all cores, as there, named degraded.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from numpy.random import Generator
@@ -28,12 +28,11 @@ from numpy.random import Generator
 from controller.planners.exact.milp import Limits, Program
 from controller.planners.infadapter.capacity import Capacity
 from controller.planners.infadapter.cpu_slices import (
-    CONSTANTS,
     PLANNED,
     Choice,
     CpuInput,
+    InfAdapterSettings,
     Room,
-    constants_in,
     cpus_of,
     decide,
     has_only_gpus,
@@ -63,38 +62,38 @@ class Found:
 class InfAdapterPlanner:
     """Planner INFADAPTER. Pure: its state is the plan in force."""
 
-    constants: Mapping[str, float] = field(default_factory=dict)
+    settings: InfAdapterSettings = InfAdapterSettings()
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan sizes and shares for the forecast load."""
-        return plan_sizes("infadapter", view, rng, self.constants, _choose)
+        return plan_sizes("infadapter", view, rng, self.settings, _choose)
 
 
 def plan_sizes(
     planner: str,
     view: PlanView,
     rng: Generator,
-    constants: Mapping[str, float],
+    settings: InfAdapterSettings,
     choose: Callable[[CpuInput], Decision],
     single: bool = False,
 ) -> Decision:
     """Plan by Eq. 1: slices of GPUs where the fleet has no CPUs (`single`: of one variant), else the cores that
     `choose` decides on; nothing where no decision is due, or nothing can be planned."""
-    constants = constants_in(view, {**CONSTANTS, **constants})
+    settings = settings.of_all(sorted(view.objectives, key=lambda o: o.family))
     try:
-        inputs = read_devices(view, constants)
+        inputs = read_devices(view, settings)
         if has_only_gpus(inputs):
-            return plan_gpus(inputs, planner, constants, rng, single)
-        cpu = cpus_of(inputs, constants)
+            return plan_gpus(inputs, planner, settings, rng, single)
+        cpu = cpus_of(inputs, settings)
         if skipped := skips(view, cpu):
-            return Decision(None, f"{planner}: {skipped}", view.now_s + constants["tick_s"])
+            return Decision(None, f"{planner}: {skipped}", view.now_s + settings.tick_s)
         return choose(cpu)
     except (InvalidInput, CatalogError) as error:
-        return refused(planner, error, view, constants)
+        return refused(planner, error, view, settings)
 
 
 def _choose(cpu: CpuInput) -> Decision:
-    found = best_sizes(cpu.room, cpu.capacities, cpu.wanted, cpu.constants)
+    found = best_sizes(cpu.room, cpu.capacities, cpu.wanted, cpu.settings)
     if found is None:
         return decide(cpu, "infadapter", smallest_on_all(cpu), "nothing carries the load", short(cpu))
     why = f"Eq. 1 = {found.value:.4f}, gap {found.gap:g}, for {_loads(cpu)}"
@@ -115,14 +114,14 @@ def skips(view: PlanView, cpu: CpuInput) -> str:
     """Why no decision is due: the last one's slices still come, or it is not old enough and the load not above it."""
     if coming := still_coming(view):
         return coming
-    skipped, current = cpu.constants["skipped_max"], view.current
+    skipped, current = cpu.settings.skipped_max, view.current
     if not skipped or current is None or view.trigger != "tick":
         return ""
     planned = {route.family: route.params.get(PLANNED, 0.0) for route in current.routes}
     age_s = view.now_s - current.created_at_s
     if any(rate > planned.get(family, 0.0) for family, rate in cpu.wanted.items()):
         return ""
-    due_s = (skipped + 0.5) * cpu.constants["tick_s"]
+    due_s = (skipped + 0.5) * cpu.settings.tick_s
     return (
         f"no more load than planned for, {age_s:.0f} s ago; scaling down waits for {due_s:.0f} s"
         if age_s < due_s
@@ -134,7 +133,7 @@ def best_sizes(
     room: Room,
     capacities: Mapping[str, Sequence[Capacity]],
     wanted: Mapping[str, float],
-    constants: Mapping[str, float],
+    settings: InfAdapterSettings,
 ) -> Found | None:
     """Best sizes by Eq. 1; None where nothing carries the load.
 
@@ -142,16 +141,16 @@ def best_sizes(
         CpuLimitHit: the solver's safety net was reached.
     """
     program, parts = Program(), []
-    alpha, beta, gamma = constants["alpha"], constants["beta"], constants["gamma"]
+    alpha, beta, gamma = settings.alpha, settings.beta, settings.gamma
     units, budget = {d: int(c / room.step + 1e-9) for d, c in room.cores.items()}, int(room.budget / room.step + 1e-9)
     ready_s = {
-        (f, c.variant.name): c.variant.load_s + constants["start_s"] for f, found in capacities.items() for c in found
+        (f, c.variant.name): c.variant.load_s + settings.start_s for f, found in capacities.items() for c in found
     }
     of_core, of_second = beta * room.step, gamma
-    if constants["normalised"] > 0:
+    if settings.normalised:
         of_core, of_second = of_core / room.budget, gamma / max(ready_s.values())
     slowest = program.variable(of_second, 0.0, max(ready_s.values()))
-    resizes = constants["resize_loads"] > 0
+    resizes = settings.resize_loads
     for family, found in capacities.items():
         for one in found:
             for device, most in units.items():

@@ -10,18 +10,16 @@ least cores count. Several families share the budget evenly; of several devices 
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
 
 from numpy.random import Generator
+from pydantic import Field
 
 from controller.planners.infadapter.capacity import Capacity
-from controller.planners.infadapter.cpu_slices import CONSTANTS as SHARED
 from controller.planners.infadapter.cpu_slices import (
     Choice,
     CpuInput,
-    constants_in,
+    InfAdapterSettings,
     decide,
     read_cpus,
     refused,
@@ -30,51 +28,58 @@ from controller.planners.infadapter.cpu_slices import (
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.errors import CatalogError, InvalidInput
 
-CONSTANTS: Final[Mapping[str, float]] = {
-    **SHARED,
-    "version": 0.0,
-    "initial_cores": 0.0,
-    "percentile": 0.9,
-    "margin": 0.15,
-}
+
+class VpaSettings(InfAdapterSettings):
+    """Settings of VPA+ and of a fixed size."""
+
+    version: int = Field(default=0, ge=0)
+    """Variant by its version; 0: the most accurate."""
+    initial_cores: float = Field(default=0.0, ge=0)
+    """Cores until the use is known; 0: the budget."""
+    percentile: float = Field(default=0.9, gt=0, le=1)
+    """Share of the use that the recommendation covers."""
+    margin: float = Field(default=0.15, ge=0)
+    """Share by which the recommendation exceeds that use."""
 
 
 @dataclass(frozen=True, slots=True)
 class VpaPlusPlanner:
     """Planner VPA_PLUS. Pure: the history is in the view."""
 
-    constants: Mapping[str, float] = field(default_factory=dict)
+    settings: VpaSettings = VpaSettings()
     name: str = "vpa_plus"
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan the recommended size of one variant of each family."""
-        constants = constants_in(view, {**CONSTANTS, **self.constants})
+        settings = self.settings.of_all(sorted(view.objectives, key=lambda o: o.family))
         try:
             if coming := still_coming(view):
-                return Decision(None, f"{self.name}: {coming}", view.now_s + constants["tick_s"])
-            cpu, chosen, words = read_cpus(view, constants), [], []
+                return Decision(None, f"{self.name}: {coming}", view.now_s + settings.tick_s)
+            cpu, chosen, words = read_cpus(view, settings), [], []
             device = max(cpu.room.cores, key=lambda name: (cpu.room.cores[name], name))
             most = min(cpu.room.budget, cpu.room.cores[device]) / max(1, len(cpu.capacities))
             for family, found in cpu.capacities.items():
-                one = variant_of(found, int(constants["version"]))
-                cores, why = self._cores(view, cpu, family, one, most)
+                one = variant_of(found, settings.version)
+                cores, why = self._cores(view, settings, cpu, family, one, most)
                 chosen.append(Choice(device, family, one.variant.name, cores, cpu.wanted[family]))
                 words.append(f"{family}: {why}")
             short = "; ".join(filter(None, (_short(cpu, choice) for choice in chosen)))
             return decide(cpu, self.name, chosen, "; ".join(words), short)
         except (InvalidInput, CatalogError) as error:
-            return refused(self.name, error, view, constants)
+            return refused(self.name, error, view, settings)
 
-    def _cores(self, view: PlanView, cpu: CpuInput, family: str, one: Capacity, most: float) -> tuple[float, str]:
-        constants, step = cpu.constants, cpu.room.step
+    def _cores(
+        self, view: PlanView, settings: VpaSettings, cpu: CpuInput, family: str, one: Capacity, most: float
+    ) -> tuple[float, str]:
+        step = cpu.room.step
         history = next((h for h in view.cpu_histories if (h.family, h.variant) == (family, one.variant.name)), None)
-        wanted, why = constants["initial_cores"] or most, "no use is known yet"
+        wanted, why = settings.initial_cores or most, "no use is known yet"
         if self.name == "fixed_size":
             why = "a fixed size"
         elif history is not None and history.weights:
-            used = history.percentile(constants["percentile"])
-            wanted = used * (1 + constants["margin"])
-            why = f"{constants['percentile']:.0%} of the use is below {used:.2f} cores, {wanted:.2f} recommended"
+            used = history.percentile(settings.percentile)
+            wanted = used * (1 + settings.margin)
+            why = f"{settings.percentile:.0%} of the use is below {used:.2f} cores, {wanted:.2f} recommended"
         smallest = step * math.ceil(max(one.least, step) / step - 1e-9) if math.isfinite(one.least) else math.inf
         if smallest > most + 1e-9:
             raise InvalidInput(

@@ -15,13 +15,14 @@ Deviations: stages are those that the repository has, all of them or none; all r
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from numpy.random import Generator
+from pydantic import Field
 
 from controller.planners.columns import effective_row
-from controller.planners.gpu_allocation import whole
+from controller.planners.gpu_allocation import GpuSettings, whole
 from controller.planners.gpu_sharing import Gpu
 from controller.planners.muserve.alpaserve import (
     GPUS_MAX,
@@ -34,8 +35,7 @@ from controller.planners.muserve.alpaserve import (
     by_sensitivity,
     place,
 )
-from controller.planners.planning_input import HostedSlice, PlanningInput, Task, constant_for, read_view
-from controller.planners.wattwiser import CONSTANTS as WATTWISER
+from controller.planners.planning_input import HostedSlice, PlanningInput, Task, read_view
 from controller.planners.wattwiser import decision_of, serving_gpu
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
@@ -47,17 +47,19 @@ from trefoil.core.queueing import service_time
 from trefoil.core.units import MS_PER_S
 
 SAMPLE_REQUESTS: Final = 500
-FLEET: Final[Mapping[str, float]] = {
-    "replicas_max": 0.0,  # of a family; 0: one on each GPU
-    "group_size": 0.0,  # GPUs that AlpaServe's groups have, where a family is split; 0: it chooses
-    "gpus_per_model_max": 0.0,  # mu-Serve's CT: on how many GPUs a replica's stages may lie; 0: on any number
-}
-"""Of all families together: whatever objective names one names it for all."""
-CONSTANTS: Final[Mapping[str, float]] = {
-    **{name: value for name, value in WATTWISER.items() if not name.startswith(("gpus_", "hysteresis", "wake_"))},
-    "tick_s": 60.0,
-    **FLEET,
-}
+FLEET: Final = ("replicas_max", "group_size", "gpus_per_model_max")
+"""Settings of all families together: the value of any objective holds for all."""
+
+
+class AlpaServeSettings(GpuSettings):
+    """Settings of AlpaServe and mu-Serve."""
+
+    replicas_max: int = Field(default=0, ge=0)
+    """Most replicas of a family; 0: one on each GPU."""
+    group_size: int = Field(default=0, ge=0)
+    """GPUs of each of AlpaServe's groups, where a family is split; 0: it chooses."""
+    gpus_per_model_max: int = Field(default=0, ge=0)
+    """mu-Serve's CT: most GPUs that a replica's stages may lie on; 0: any number."""
 
 
 class Home(NamedTuple):
@@ -76,22 +78,21 @@ Homes = Mapping[str, Sequence[Home]]
 class AlpaServePlanner:
     """Planner of whole GPUs by AlpaServe; `sorts`: what feels the clock alike meets on a GPU. Its state is the plan."""
 
-    constants: Mapping[str, float] = field(default_factory=dict)
+    settings: AlpaServeSettings = AlpaServeSettings()
     name: str = "alpaserve"
     sorts: bool = False
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan the placement, or keep it at a tick."""
-        told = {name: value for one in view.objectives for name, value in one.params.items() if name in FLEET}
-        constants = {**WATTWISER, **CONSTANTS, **self.constants, **told}
-        inputs, next_s = read_view(view, constants["rate_floor_per_s"], whole=True), view.now_s + constants["tick_s"]
+        settings = self.settings.of_all(view.objectives, FLEET)
+        inputs, next_s = read_view(view, settings.rate_floor_per_s, whole=True), view.now_s + settings.tick_s
         if not inputs.tasks:
             return Decision(None, f"{self.name}: no family has an objective", next_s, "no_plan: no objective")
         try:
             homes = _kept(view) if view.trigger == "tick" else {}
             if any(task.family not in homes for task in inputs.tasks):
-                homes = self._placed(inputs, constants, rng)
-            served = {task.family: _serving(inputs, task, homes, constants) for task in inputs.tasks}
+                homes = self._placed(inputs, settings, rng)
+            served = {task.family: _serving(inputs, task, homes, settings) for task in inputs.tasks}
         except (InvalidInput, Infeasible) as error:
             return Decision(None, f"{self.name}: {error}", math.inf, f"no_plan: {error}")
         weights, words = {}, []
@@ -101,9 +102,9 @@ class AlpaServePlanner:
             weights[task.family] = {gpu.slice.key: 1 / alike[gpu.slice.stage] for gpu in mine}
             split = ", ".join(_words(gpu.slice, 1 / alike[gpu.slice.stage]) for gpu in mine)
             words.append(f"{task.family} {task.demand.rate_per_s:.1f}/s on {split}")
-        return decision_of(inputs, self.name, served, weights, constants, "; ".join(words), next_s)
+        return decision_of(inputs, self.name, served, weights, settings, "; ".join(words), next_s)
 
-    def _placed(self, inputs: PlanningInput, constants: Mapping[str, float], rng: Generator) -> Homes:
+    def _placed(self, inputs: PlanningInput, settings: AlpaServeSettings, rng: Generator) -> Homes:
         """Homes of each family.
 
         Raises:
@@ -116,22 +117,22 @@ class AlpaServePlanner:
             raise InvalidInput("families are placed on GPUs of one type", field="devices", value=kinds, remedy=remedy)
         kind = devices[0].type
         shape = slice_type(kind, whole(kind.name)[0])
-        models = [_model(inputs, task, kind, shape, constants) for task in inputs.tasks]
+        models = [_model(inputs, task, kind, shape, settings) for task in inputs.tasks]
         rates = {task.family: task.demand.rate_per_s for task in inputs.tasks}
-        memory_mib, transfer_s = shape.memory_mib - CONTEXT_MIB, constants["transport_gap_ms"] / MS_PER_S
+        memory_mib, transfer_s = shape.memory_mib - CONTEXT_MIB, settings.transport_gap_ms / MS_PER_S
         cluster = Cluster(min(len(devices), GPUS_MAX), memory_mib, max(kind.clocks_mhz, default=1), transfer_s)
-        replicas_max = int(constants["replicas_max"]) or cluster.gpus
-        found = place(models, cluster, _sample(rates, rng), replicas_max, _group_sizes(models, constants, cluster.gpus))
+        replicas_max = settings.replicas_max or cluster.gpus
+        found = place(models, cluster, _sample(rates, rng), replicas_max, _group_sizes(models, settings, cluster.gpus))
         if self.sorts:
             whole_fleet = replace(found, groups=(tuple(range(cluster.gpus)),))
-            limit = int(constants["gpus_per_model_max"]) or cluster.gpus
+            limit = settings.gpus_per_model_max or cluster.gpus
             found = by_sensitivity(whole_fleet, models, cluster, rates, limit)
         return _homes(found, models, [device.name for device in devices])
 
 
-def muserve(constants: Mapping[str, float]) -> AlpaServePlanner:
+def muserve(settings: AlpaServeSettings) -> AlpaServePlanner:
     """mu-Serve's placement: AlpaServe's, sorted by sensitivity."""
-    return AlpaServePlanner(constants, "muserve", sorts=True)
+    return AlpaServePlanner(settings, "muserve", sorts=True)
 
 
 def _kept(view: PlanView) -> Homes:
@@ -157,7 +158,7 @@ def _homes(found: Placement, models: Sequence[Model], devices: Sequence[str]) ->
     return homes
 
 
-def _serving(inputs: PlanningInput, task: Task, homes: Homes, constants: Mapping[str, float]) -> list[Gpu]:
+def _serving(inputs: PlanningInput, task: Task, homes: Homes, settings: AlpaServeSettings) -> list[Gpu]:
     """GPUs that serve a family now: its homes but for those that are lost, and what runs on silent nodes.
 
     Raises:
@@ -173,10 +174,10 @@ def _serving(inputs: PlanningInput, task: Task, homes: Homes, constants: Mapping
             continue
         key = SliceKey(device.name, *whole(device.type.name))
         one = HostedSlice(key, task.family, variant.name, (), home.stage, home.stages)
-        found.append(serving_gpu(inputs, task, device, one, sharing[device.name], constants))
+        found.append(serving_gpu(inputs, task, device, one, sharing[device.name], settings))
     for device in (device for device in inputs.devices if device.frozen):
         standing = [one for one in device.running if one.family == task.family and one.stages in ways]
-        found += [serving_gpu(inputs, task, device, one, len(device.running), constants) for one in standing]
+        found += [serving_gpu(inputs, task, device, one, len(device.running), settings) for one in standing]
     if {gpu.slice.stage for gpu in found} != set(range(max(ways))):
         raise InvalidInput(
             "none of its devices can be used now" if max(ways) == 1 else "a stage of it has no device now",
@@ -189,9 +190,7 @@ def _words(one: HostedSlice, share: float) -> str:
     return f"{one.key.device} {share:.0%}" + (f" of stage {one.stage + 1}" if one.stages > 1 else "")
 
 
-def _model(
-    inputs: PlanningInput, task: Task, kind: DeviceType, shape: SliceType, constants: Mapping[str, float]
-) -> Model:
+def _model(inputs: PlanningInput, task: Task, kind: DeviceType, shape: SliceType, settings: AlpaServeSettings) -> Model:
     """A family as AlpaServe has it: one unit, or the stages that it is profiled in, and the whole where that is.
 
     Raises:
@@ -207,7 +206,7 @@ def _model(
         return None if known is None else _unit(inputs, task, kind, shape, model, known)
 
     one, parts = unit(task.family), [unit(name) for name in names]
-    slo_s = (task.objective.slo_ms - constant_for(task.objective, constants, "overhead_ms")) / MS_PER_S
+    slo_s = (task.objective.slo_ms - settings.of(task.objective).overhead_ms) / MS_PER_S
     own = tuple(part for part in parts if part is not None)
     if own and len(own) == len(parts):
         return Model(task.family, own, slo_s, cut=True, whole=one)
@@ -229,14 +228,14 @@ def _unit(
     return OperatorCluster(service_time(row).mean_ms / MS_PER_S, row.clock_sensitivity, float(variant.memory_mib))
 
 
-def _group_sizes(models: Sequence[Model], constants: Mapping[str, float], gpus: int) -> tuple[int, ...]:
+def _group_sizes(models: Sequence[Model], settings: AlpaServeSettings, gpus: int) -> tuple[int, ...]:
     """Sizes of groups to try: single GPUs where no family is split, else up to the first that has room for all stages,
     or what is asked for, as far as there are GPUs.
 
     Raises:
         InvalidInput: the size that is asked for is none.
     """
-    stages, wanted = max(len(model.units) for model in models), int(constants["group_size"])
+    stages, wanted = max(len(model.units) for model in models), settings.group_size
     if stages == 1:
         return (1,)
     if wanted and wanted not in GROUP_SIZES:

@@ -106,7 +106,7 @@ READING = {
     *("node show", "node preview", "node energy", "node doctor"),
     *("carbon now", "carbon watch", "carbon forecast", "carbon history", "carbon health", "carbon zones"),
     *("forecast train", "forecast backtest"),
-    *("carbon backtest", "simulate", "compare"),
+    *("carbon backtest", "simulate", "compare", "policy"),
     *("reproduce clover", "reproduce wattwiser", "reproduce carbondis", "reproduce infadapter"),
     *("reproduce muserve", "reproduce muserve-scheduler"),
     *("family list", "family check", "setup triton", "report", "deploy env"),

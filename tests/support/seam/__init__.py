@@ -10,6 +10,9 @@ ROW = Policy(
     router="tests.support.seam.router:Holding",
     queue="tests.support.seam.queue:Newest",
     governor="tests.support.seam.governor:Stairs",
-    constants={"ceiling_mhz": 1200.0},
-    settings={"forecaster": {"rate_per_s": 21.0}, "governor": {"step_mhz": 300}, "planner": {"variant": "digits-m"}},
+    settings={
+        "forecaster": {"rate_per_s": 21.0},
+        "governor": {"step_mhz": 300},
+        "planner": {"variant": "digits-m", "ceiling_mhz": 1200},
+    },
 )

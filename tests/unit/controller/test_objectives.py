@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from controller.loop.core.objectives import accept_objective
+from controller.planners.planner_settings import PlannerSettings
 from tests.support.plans import CATALOG
 from tests.unit.controller.views import OBJECTIVE
 from trefoil.core.catalog import Catalog
@@ -37,21 +38,21 @@ PROFILED = Catalog(CATALOG.families, (ROW,))
 )
 def test_what_nothing_can_meet_is_refused_by_field_value_and_remedy(field, value):
     with pytest.raises(InvalidInput, match=field) as refused:
-        accept_objective(replace(OBJECTIVE, **{field: value}), {}, PROFILED, {"theta": 1.0})
+        accept_objective(replace(OBJECTIVE, **{field: value}), {}, PROFILED, PlannerSettings())
     assert "Remedy: " in str(refused.value)
 
 
 def test_defaults_are_filled_in_and_the_number_counts_on():
     sparse = replace(OBJECTIVE, window_s=0.0, pue=0.0, replicas_min=0, spread_min=0)
-    first = accept_objective(sparse, {}, PROFILED, {}, pue=1.2)
+    first = accept_objective(sparse, {}, PROFILED, PlannerSettings(), pue=1.2)
     assert (first.number, first.window_s, first.pue, first.replicas_min, first.spread_min) == (1, 86400.0, 1.2, 2, 2)
-    second = accept_objective(sparse, {"toy": first}, PROFILED, {}, expected_number=1)
+    second = accept_objective(sparse, {"toy": first}, PROFILED, None, expected_number=1)
     assert second.number == 2
 
 
 def test_a_change_by_somebody_else_is_noticed():
     with pytest.raises(StaleRevision, match="number 1, not 7"):
-        accept_objective(OBJECTIVE, {"toy": OBJECTIVE}, PROFILED, {}, expected_number=7)
+        accept_objective(OBJECTIVE, {"toy": OBJECTIVE}, PROFILED, None, expected_number=7)
 
 
 def test_params_of_a_planner_of_ones_own_are_its_own_business():
@@ -60,6 +61,8 @@ def test_params_of_a_planner_of_ones_own_are_its_own_business():
 
 def test_an_slo_that_is_left_open_is_that_of_the_family():
     (toy,) = (replace(family, classes={"": (44.0, 0.9)}) for family in CATALOG.families if family.name == "toy")
-    found = accept_objective(replace(OBJECTIVE, slo_ms=0.0, slo_quantile=0.0), {}, Catalog((toy,), (ROW,)), {})
+    found = accept_objective(
+        replace(OBJECTIVE, slo_ms=0.0, slo_quantile=0.0), {}, Catalog((toy,), (ROW,)), PlannerSettings()
+    )
     assert (found.slo_ms, found.slo_quantile) == (44.0, 0.9)
-    assert accept_objective(OBJECTIVE, {}, Catalog((toy,), (ROW,)), {}).slo_ms == OBJECTIVE.slo_ms
+    assert accept_objective(OBJECTIVE, {}, Catalog((toy,), (ROW,)), None).slo_ms == OBJECTIVE.slo_ms

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.planners.muserve.planner import muserve
+from controller.planners.muserve.planner import AlpaServeSettings, muserve
 from controller.planners.policy_parts import apply_policy_parts
 from controller.rollout.core.interim_routes import capacity_of, interim_routes, serving_routes, with_draining_targets
 from controller.rollout.core.path import plan_path
@@ -25,8 +25,8 @@ def views(current: Plan | None = None) -> PlanView:
     return split(shared([0.3], 2, current), FEELS)
 
 
-def planned(constants: dict[str, float], one: PlanView) -> Plan:
-    plan = decide(muserve(constants), one).plan
+def planned(settings: AlpaServeSettings, one: PlanView) -> Plan:
+    plan = decide(muserve(settings), one).plan
     return apply_policy_parts(plan, one.catalog, policy("muserve_no_sched"))
 
 
@@ -34,7 +34,7 @@ def parts(plan: Plan) -> dict[object, PlannedSlice]:
     return {part.key: part for node in plan.nodes for device in node.devices for part in device.slices}
 
 
-STAGED, WHOLE = planned(GROUPED, views()), planned({}, views())
+STAGED, WHOLE = planned(GROUPED, views()), planned(AlpaServeSettings(), views())
 
 
 def path(current: Plan | None, target: Plan, fleet: FleetState | None = None):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from controller.planners.base import BasePlanner, base_reference
+from controller.planners.base import BasePlanner, MigSettings, base_reference
 from controller.planners.co2opt import Co2OptPlanner
-from controller.planners.exact import CONSTANTS
+from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import read_view
 from controller.planners.policy_parts import planner_of
 from controller.planners.static_mix import StaticMixPlanner
@@ -79,7 +79,7 @@ def test_static_mix_holds_the_mean_accuracy_at_every_instant_and_follows_load():
 def test_reference_is_base_at_the_same_demand():
     one = view(rate=20.0)
     world = read_view(one, 1.0)
-    reference = base_reference(world, world.tasks[0], CONSTANTS)
+    reference = base_reference(world, world.tasks[0], ExactSettings())
     planned = decide(BasePlanner(), one).plan.expected["digits"]
     assert reference.joules_per_request == pytest.approx(planned.joules_per_request)
     assert reference.accuracy == planned.accuracy
@@ -119,9 +119,9 @@ def test_every_policy_has_its_planner_and_unknown_names_are_refused():
 
 def test_base_and_co2opt_on_another_configuration_of_fig_1():
     """Section 5.2.1: BASE on the second configuration, a 4g and a 3g slice."""
-    plan = decide(BasePlanner({"configuration": 2}), view()).plan
+    plan = decide(BasePlanner(MigSettings(configuration=2)), view()).plan
     assert {(shape, variant) for _, shape, variant in hosted(plan)} == {("4g.20gb", "l"), ("3g.20gb", "l")}
     finest = decide(Co2OptPlanner(), view()).plan
-    assert hosted(decide(Co2OptPlanner({"configuration": 19}), view()).plan) == hosted(finest)
-    with pytest.raises(InvalidInput, match="1 to 19"):
-        decide(BasePlanner({"configuration": 20}), view())
+    assert hosted(decide(Co2OptPlanner(MigSettings(configuration=19)), view()).plan) == hosted(finest)
+    with pytest.raises(SettingError, match="configuration = 20: Input should be less than or equal to 19"):
+        MigSettings.made_of({"configuration": 20})

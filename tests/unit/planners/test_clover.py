@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from controller.planners.blover import blover
 from controller.planners.clover import CloverPlanner
-from controller.planners.clover.planner import CONSTANTS
 from controller.planners.clover.pods import pods_of
 from controller.planners.clover.profile_estimator import ProfileEstimator, profile_estimator
+from controller.planners.clover.settings import CloverSettings
 from controller.planners.clover.space import Space
 from controller.planners.oracle import OraclePlanner
 from controller.planners.planning_input import read_view
@@ -31,6 +31,8 @@ from trefoil.core.objective import ObjectiveMode
 from trefoil.core.plan_check import check
 from trefoil.core.policies import POLICIES, PRESETS
 from trefoil.core.queueing import ServerClass, arrivals_s, serve_shared
+
+ON_PROFILES = CloverSettings(measure_on="profiles")
 
 
 def rng(seed=0):
@@ -52,7 +54,7 @@ def test_an_exploration_ends_with_the_best_plan_that_was_measured():
 
 
 def _base(one):
-    decision = CloverPlanner({"patience": 0.0, "measure_on": 0.0}).plan(one, rng())
+    decision = CloverPlanner(CloverSettings(patience=0, measure_on="profiles")).plan(one, rng())
     return decision.plan
 
 
@@ -78,7 +80,7 @@ def test_equal_seeds_equal_sequences():
 
 
 def test_five_minutes_of_measuring_end_a_round():
-    found = explore(CloverPlanner({"patience": 1e6}), lambda_view(), rng(), spent_s=40.0)
+    found = explore(CloverPlanner(CloverSettings(patience=1_000_000)), lambda_view(), rng(), spent_s=40.0)
     assert len(found.candidates) == 8
     assert "320 s of measuring" in found.decision.why
 
@@ -105,7 +107,7 @@ def test_what_runs_is_measured_again_when_it_breaks_its_promise():
 def test_works_without_any_profile_by_measuring_base_first():
     family = digits().families[0]
     one = replace(lambda_view(), catalog=Catalog((Family(family.name, "top1", family.variants, family.classes),), ()))
-    planner = CloverPlanner({"measure_on": 0.0})
+    planner = CloverPlanner(ON_PROFILES)
     assert planner.asks(one)
     found = explore(planner, one, rng(2), truth=digits())
     assert found.decision.plan is not None
@@ -157,7 +159,7 @@ def test_memory_goes_on_elsewhere(seed, stop):
 
 def test_on_profiles_one_call_does_all_of_it_and_is_pure():
     one = lambda_view()
-    planner = CloverPlanner({"measure_on": 0.0})
+    planner = CloverPlanner(ON_PROFILES)
     assert not planner.asks(one)
     decisions = [planner.plan(one, rng(4)) for _ in range(2)]
     assert decisions[0].plan.content_digest == decisions[1].plan.content_digest
@@ -170,7 +172,7 @@ def test_a_missing_profile_is_named():
     catalog = digits()
     rows = tuple(r for r in catalog.rows if (r.variant, r.slice_type) != ("m", "2g.10gb"))
     one = replace(lambda_view(), catalog=Catalog(catalog.families, rows))
-    for planner in (CloverPlanner({"measure_on": 0.0}), OraclePlanner()):
+    for planner in (CloverPlanner(ON_PROFILES), OraclePlanner()):
         with pytest.raises(ProfileMissing, match=r"no profile of m on 2g\.10gb of A100-SXM4-40GB"):
             planner.plan(one, rng())
 
@@ -181,7 +183,10 @@ def test_oracle_is_at_least_as_good_as_whatever_annealing_finds():
         one = lambda_view(intensity)
         best = value(one, served(one, oracle.plan(one, rng()).plan))
         for seed in range(4):
-            for planner in (CloverPlanner({"measure_on": 0.0}), blover({"measure_on": 0.0}, lambda *_: "")):
+            for planner in (
+                CloverPlanner(ON_PROFILES),
+                blover(ON_PROFILES, lambda *_: ""),
+            ):
                 assert value(one, served(one, planner.plan(one, rng(seed)).plan)) <= best + 1e-9
 
 
@@ -196,7 +201,7 @@ def test_oracle_follows_carbon_and_wakes_with_the_next_reading():
 def test_oracle_takes_given_outcomes():
     one = lambda_view()
     pod = pods_of(read_view(one, 1.0), True, False)[0]
-    look = profile_estimator(one.catalog, pod.task, pod.space, CONSTANTS)
+    look = profile_estimator(one.catalog, pod.task, pod.space, CloverSettings())
     units = pod.space.units(A100_40GB)
     given = {"digits": {s.key: o for s, o in zip(units, look.many(units), strict=True)}}
     bare = replace(one, objectives=(replace(one.objectives[0], base_j_per_request=14.0),))
@@ -221,7 +226,7 @@ def test_lambda_trades_accuracy_for_carbon():
 
 def test_accuracy_is_a_threshold():
     for loss in (0.2, 4.0):
-        plan = OraclePlanner({"accuracy_loss_max": loss}).plan(lambda_view(weight=0.9), rng()).plan
+        plan = OraclePlanner(CloverSettings(accuracy_loss_max_pct=loss)).plan(lambda_view(weight=0.9), rng()).plan
         assert plan.expected["digits"].accuracy >= 0.993 * (1 - loss / 100)
     floor = replace(lambda_view(weight=0.9).objectives[0], min_accuracy=0.97)
     plan = explore(CloverPlanner(), replace(lambda_view(weight=0.9), objectives=(floor,)), rng()).decision.plan
@@ -229,7 +234,7 @@ def test_accuracy_is_a_threshold():
 
 
 def test_blover_searches_the_raw_space_and_remembers_what_runs_only():
-    planner = blover({}, lambda *_: "")
+    planner = blover(CloverSettings(), lambda *_: "")
     first = explore(planner, lambda_view(), rng(1))
     assert first.decision.plan.planner == "blover"
     planner.ask(first.view, rng(2))
@@ -249,7 +254,7 @@ def test_families_share_the_fleet_as_pods():
         catalog=Catalog((*both.families, other), rows),
         demand=[Demand("digits", "", 30.0, 33.0), Demand("words", "", 20.0, 22.0)],
     )
-    for chosen in (CloverPlanner({"measure_on": 0.0}), OraclePlanner()):
+    for chosen in (CloverPlanner(ON_PROFILES), OraclePlanner()):
         plan = chosen.plan(one, rng()).plan
         check(plan, one.fleet, one.catalog, one.demand, one.objectives)
         hosts = {d.device: {s.hosted[0].family for s in d.slices} for n in plan.nodes for d in n.devices}
@@ -275,24 +280,25 @@ def test_a_gpu_that_joins_takes_the_mix_of_the_others():
 
 
 def test_the_fleet_graph_explores_too():
-    found = explore(CloverPlanner({"standardised": 0.0}), lambda_view(), rng(8))
+    found = explore(CloverPlanner(CloverSettings(standardised=False)), lambda_view(), rng(8))
     assert found.decision.plan is not None
     assert len(found.candidates) > 5
 
 
-def test_presets_are_constants_that_the_planner_reads():
+def test_presets_are_settings_that_the_planner_has():
     others = {"shared_gpus": "uniform", "shared_slices": "exact", "shared_batches": "exact"}
     assert set(PRESETS) == {"paper", "literal", "artifact", "guided", *others}
-    assert all(set(PRESETS[preset]) <= set(PLANNERS[name].constants) for preset, name in others.items())
+    for preset, name in others.items():
+        PLANNERS[name].settings_of(PRESETS[preset])
     assert not PRESETS["paper"]
-    assert all(CONSTANTS[name] == 0 for name in PRESETS["guided"])  # what is ours is asked for by our name
+    assert not any(getattr(CloverSettings(), name) for name in PRESETS["guided"])
     for name in ("clover", "blover", "oracle"):
         assert POLICIES[name].router == "fifo"
         for preset in (PRESETS[known] for known in PRESETS if known not in others):
-            assert set(preset) <= set(PLANNERS[name].constants)
+            assert set(preset) <= set(PLANNERS[name].settings.model_fields)
             decision = (
                 PLANNERS[name]
-                .made(constants={**preset, "measure_on": 0.0}, refuses=lambda _view, _plan: "")
+                .made(settings=CloverSettings(**preset, measure_on="profiles"), refuses=lambda _view, _plan: "")
                 .plan(lambda_view(), rng())
             )
             assert isinstance(decision, Decision)
@@ -311,7 +317,7 @@ def test_what_was_left_before_it_was_measured_may_be_tried_again():
 def test_many_mixes_at_once_are_served_as_one_by_one_and_as_the_shared_kernel():
     one = lambda_view()
     pod = pods_of(read_view(one, 1.0), True, False)[0]
-    look = profile_estimator(one.catalog, pod.task, pod.space, CONSTANTS)
+    look = profile_estimator(one.catalog, pod.task, pod.space, CloverSettings())
     setups = [pod.space.random(rng(i)) for i in range(20)]
     together = look.many(setups)
     for setup, outcome in zip(setups, together, strict=True):
@@ -333,7 +339,7 @@ def test_a_large_pod_is_served_at_ten_devices_and_errs_on_the_safe_side():
         for n in (10, 40)
     )
     points = profile_estimator(
-        one.catalog, pods_of(read_view(one, 1.0), True, False)[0].task, small.space, CONSTANTS
+        one.catalog, pods_of(read_view(one, 1.0), True, False)[0].task, small.space, CloverSettings()
     ).points
     setup = small.space.units(A100_40GB)[100]
     a, b = (replace(p, points=points)(setup) for p in (small, large))

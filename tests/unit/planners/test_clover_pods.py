@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from controller.planners.clover import CloverPlanner
-from controller.planners.clover.planner import CONSTANTS, goal_of
+from controller.planners.clover.planner import goal_of
 from controller.planners.clover.pods import pods_of
+from controller.planners.clover.settings import CloverSettings
 from controller.planners.planning_input import read_view
 from tests.support.exploring import explore, served
 from tests.support.planning import applied, digits, fleet, objective, view
@@ -66,7 +67,7 @@ def pods(plan):
 def value(one, plan, family):
     world = read_view(one, 1.0)
     pod = next(p for p in pods_of(world, True, False) if p.family == family)
-    return goal_of(world, pod, {}, CONSTANTS).value(served(one, plan, family))
+    return goal_of(world, pod, {}, CloverSettings()).value(served(one, plan, family))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -150,7 +151,10 @@ def test_a_pod_of_a_stated_size_takes_no_more_than_it_needs_from_the_others():
 
 def test_more_families_than_devices_is_said_and_not_served_in_part():
     crowd = two(2, ("digits", "text", "words"))
-    for decision in (CloverPlanner().ask(crowd, rng()), CloverPlanner({"measure_on": 0.0}).plan(crowd, rng())):
+    for decision in (
+        CloverPlanner().ask(crowd, rng()),
+        CloverPlanner(CloverSettings(measure_on="profiles")).plan(crowd, rng()),
+    ):
         assert decision.plan is None
         assert decision.degraded == "no_plan: no device is left for words"
 

@@ -7,6 +7,7 @@ import pytest
 
 from controller.planners.columns import CatalogKey, class_column
 from controller.planners.infadapter.cpu_slices import lay_out
+from controller.planners.planner_settings import PlannerSettings
 from controller.planners.planning_input import Device, HostedSlice, read_view
 from controller.planners.policy_parts import planner_of
 from controller.rollout.core.rollout_inputs import rollout_refusal
@@ -24,8 +25,8 @@ from trefoil.core.queueing import rate_max
 CPU48 = device_type("cpu:48")
 
 
-def planned(view, name="infadapter", **constants):
-    return planner_of("", Policy("t", name, constants=constants)).plan(view, np.random.default_rng(1))
+def planned(view, name="infadapter", **settings):
+    return planner_of("", Policy("t", name, settings={"planner": settings})).plan(view, np.random.default_rng(1))
 
 
 def rows(keep=None, change=None):
@@ -49,7 +50,7 @@ def as_quotas(row):
 
 @pytest.mark.parametrize("name", ["infadapter", "ms_plus", "vpa_plus", "fixed_size"])
 @pytest.mark.parametrize(
-    ("catalog", "constants", "words"),
+    ("catalog", "settings", "words"),
     [
         (rows(lambda r: r.variant != "resnet50" or r.slice_type == "cpu:4"), {},
          ("profile of resnet50", "one size gives no line", "two sizes")),
@@ -61,9 +62,9 @@ def as_quotas(row):
         (PUBLISHED, {"core_step": 0.25}, ("core_step", "0.25", "tenths")),
     ],
 )  # fmt: skip
-def test_what_cannot_be_planned_is_no_plan_and_names_field_value_and_remedy(name, catalog, constants, words):
+def test_what_cannot_be_planned_is_no_plan_and_names_field_value_and_remedy(name, catalog, settings, words):
     view = cpu_view(75.0, 20, catalog=catalog)
-    decision = planned(view, name, **constants)
+    decision = planned(view, name, **settings)
     assert decision.plan is None
     assert decision.degraded.startswith("no_plan: ")
     for word in words:
@@ -144,7 +145,7 @@ def test_rows_of_a_cpu_hold_for_any_number_of_its_cores_and_sizes_between_are_dr
         "cpu:8",
         "resnet50",
         1,
-        {"overhead_ms": 0.0, "transport_gap_ms": 0.0, "start_s": 1.0},
+        PlannerSettings(overhead_ms=0.0, transport_gap_ms=0.0),
     )
     assert column.servers == 8
     assert column.capacity_per_s(1) == pytest.approx(rate_max(eight, 750.0, 0.99, 1.0, 1))
@@ -233,17 +234,17 @@ def test_quotas_give_way_to_ranges_of_cores_but_not_on_a_silent_node():
 
 
 def test_the_artifact_waits_before_it_scales_down_and_never_before_it_scales_up():
-    constants = {"skipped_max": 4.0}
+    settings = {"skipped_max": 4}
     view = cpu_view(75.0, 48)
-    plan = planned(view, **constants).plan
+    plan = planned(view, **settings).plan
     later = replace(view, current=plan, fleet=applied(plan, view.fleet), now_s=view.now_s + 60.0)
     less, more = (replace(later, demand=(replace(view.demand[0], rate_per_s=rate),)) for rate in (30.0, 90.0))
-    waits = planned(less, **constants)
+    waits = planned(less, **settings)
     assert waits.plan is None
     assert not waits.degraded
     assert "scaling down waits for 135 s" in waits.why
-    assert planned(more, **constants).plan is not None
-    assert planned(replace(less, now_s=view.now_s + 150.0), **constants).plan is not None
+    assert planned(more, **settings).plan is not None
+    assert planned(replace(less, now_s=view.now_s + 150.0), **settings).plan is not None
 
 
 @pytest.mark.parametrize("name", ["infadapter", "ms_plus"])

@@ -10,6 +10,7 @@ import pytest
 from controller.planners.exact import ExactPlanner, aim
 from controller.planners.exact import milp as milp_module
 from controller.planners.exact import planner as planner_module
+from controller.planners.planner_settings import ExactSettings
 from tests.support.planning import DUCK, NOW_S, applied, digits, fleet, objective, reading, row, view
 from trefoil.core.brains import BudgetState, PlanView
 from trefoil.core.catalog import Catalog, Family, Variant
@@ -153,7 +154,7 @@ def test_the_margin_plans_above_the_floor():
 
 
 def test_in_steps_near_views_get_one_plan_that_keeps_what_the_finer_one_promises():
-    coarse, digests = ExactPlanner({"demand_step": 1.05}), set()
+    coarse, digests = ExactPlanner(ExactSettings(demand_step=1.05)), set()
     for rate, intensity in ((60.6, 240.0), (61.0, 241.0), (62.0, 243.0)):  # steps end at 60.2 and at 63.3
         one = view(intensity, rate=rate, demand=[Demand("digits", "", rate, rate * 1.01)], history=DUCK)
         fine, plan = decide(one).plan, decide(one, coarse).plan
@@ -168,7 +169,7 @@ def test_in_steps_near_views_get_one_plan_that_keeps_what_the_finer_one_promises
 def test_in_steps_the_best_that_there_is_can_still_be_asked_for():
     best = max(v.accuracy for v in digits().families[0].variants)
     one = view(wanted=[objective(mode=INSTANT, min_accuracy=best)])
-    plan = decide(one, ExactPlanner({"demand_step": 1.05})).plan
+    plan = decide(one, ExactPlanner(ExactSettings(demand_step=1.05))).plan
     assert not plan.degraded
     assert expected(plan).accuracy >= best - 1e-6
 

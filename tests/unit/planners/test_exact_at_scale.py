@@ -14,6 +14,7 @@ from controller.planners.exact.milp import Limits
 from controller.planners.exact.placement import moves, place_clocked
 from controller.planners.exact.search import solve
 from controller.planners.plan_assembly import plan_of
+from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import read_view
 from tests.support.planning import DUCK, applied, digits, fleet, objective, reading, view
 from trefoil.core.fleet import DeviceState
@@ -122,7 +123,7 @@ def test_steady_decisions_at_ten_gpus_are_remembered(capsys):
 
 @pytest.mark.parametrize("demand_step", [0.0, 1.05])
 def test_an_answer_does_not_depend_on_the_ones_before_it(demand_step):
-    planner = ExactPlanner({"demand_step": demand_step})
+    planner = ExactPlanner(ExactSettings(demand_step=demand_step))
     one = view(rate=160.0, devices=fleet(10), history=DUCK, wanted=[objective(slo_ms=75.0)], horizon_s=3600.0)
     for ci in (90.0, 180.0, 300.0):
         planner.plan(

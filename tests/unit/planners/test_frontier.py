@@ -14,8 +14,8 @@ from controller.planners.columns import columns, undominated
 from controller.planners.exact.frontier import FrontierPoint, distribution, frontier, load_ratio, price, required_mean
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of, value_lambda
-from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.search import solve
+from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import read_view
 from tests.support.planning import DUCK, NOW_S, SERIES, fleet, objective, view
 from trefoil.core.brains import BudgetState
@@ -250,7 +250,7 @@ def test_a_perfect_forecast_finds_the_optimum_and_none_finds_no_better(true, req
 def test_the_frontier_is_convex_and_its_points_are_plans():
     one = view(wanted=[objective(slo_ms=75.0)])
     world = read_view(one, 1.0)
-    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, CONSTANTS))
+    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, ExactSettings()))
     problem = Problem(groups_of(world.devices), found, world.tasks, 0.0)
     hull = frontier(problem, "digits", Limits(gap=1e-6), 12)
     slopes = [(b.power_w - a.power_w) / (b.accuracy - a.accuracy) for a, b in itertools.pairwise(hull)]
@@ -267,7 +267,7 @@ def test_no_plan_is_taken_for_impossible_by_the_solvers_presolve():
     demand = Demand("digits", "", 127.55473818635774, 236.09491837372562, 1.0, 1.9290149861438821)
     one = view(wanted=[objective(slo_ms=150.0)], demand=[demand], devices=fleet(1))
     world = read_view(one, 1.0)
-    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, CONSTANTS))
+    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, ExactSettings()))
     problem = Problem(groups_of(world.devices), found, world.tasks, 0.0)
     problem = replace(problem, columns=undominated(found, problem.devices, keep_running=False))
     cheapest = solve(problem, Aim(), Limits(gap=5e-3))
@@ -281,7 +281,7 @@ def test_no_plan_is_taken_for_impossible_by_the_solvers_presolve():
 def test_a_search_that_ends_before_its_first_plan_leaves_the_cheapest_point(monkeypatch):
     one = view(wanted=[objective()])
     world = read_view(one, 1.0)
-    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, CONSTANTS))
+    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, ExactSettings()))
     problem = Problem(groups_of(world.devices), found, world.tasks, 0.0)
     monkeypatch.setattr(
         "controller.planners.exact.frontier.solve",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from controller.planners.columns import ClassKey, columns
 from controller.planners.exact.model import Problem, Solution, groups_of, pinned
 from controller.planners.exact.placement import moves, place
-from controller.planners.exact.planner import CONSTANTS
+from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import read_view
 from tests.support.planning import digits, fleet, objective, view
 from trefoil.core.device_types import A100_40GB, configurations, placements
@@ -42,7 +42,7 @@ def fleet_of(*running, asleep=()):
 def problem_for(devices):
     one = view(devices=devices, catalog=digits(), wanted=[objective(slo_ms=400.0)])
     world = read_view(one, 1.0)
-    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, CONSTANTS))
+    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, ExactSettings()))
     return Problem(groups_of(world.devices), found, world.tasks, 30.0)
 
 
@@ -109,7 +109,7 @@ def test_every_awake_device_gets_work_so_that_a_family_spreads():
 def test_two_awake_devices_of_two_nodes_rather_than_of_one():
     one = view(devices=fleet(4, nodes=2), wanted=[objective(slo_ms=400.0)])
     world = read_view(one, 1.0)
-    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, CONSTANTS))
+    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, ExactSettings()))
     problem = Problem(groups_of(world.devices), found, world.tasks, 30.0)
     hosted = place(problem, solution(problem, [(SEVEN, 2)], {("7g.40gb", "l"): 2}))
     assert {name.split("/")[0] for name, parts in hosted.items() if parts} == {"node0", "node1"}

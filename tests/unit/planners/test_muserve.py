@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from controller.planners.muserve.planner import AlpaServePlanner, muserve
+from controller.planners.muserve.planner import AlpaServePlanner, AlpaServeSettings, muserve
 from tests.support.planning import with_low_end
 from tests.support.sharing import decide, serving, shared
 from trefoil.core.brains import PlanView
@@ -12,7 +12,7 @@ from trefoil.core.fleet import FleetState
 from trefoil.core.plan_check import check
 from trefoil.core.policies import policy
 
-ALONE = {"replicas_max": 1.0}
+ALONE = AlpaServeSettings(replicas_max=1)
 
 
 def feeling(one: PlanView, *sensitivities: float) -> PlanView:
@@ -36,20 +36,21 @@ def test_muserve_lets_families_meet_that_feel_the_clock_alike():
 
 def test_a_family_that_one_gpu_does_not_carry_has_several_by_both():
     one = feeling(shared([1.5, 0.1], 4), 1.0, 0.1)
-    for planner in (AlpaServePlanner({}), muserve({})):
+    for planner in (AlpaServePlanner(), muserve(AlpaServeSettings())):
         decision = decide(planner, one)
         check(decision.plan, one.fleet, one.catalog, one.demand)
         assert len(homes(decision.plan, 2)[0]) >= 2
 
 
 def test_ticks_keep_a_placement_and_a_call_for_capacity_does_not():
-    few = decide(muserve({}), feeling(shared([0.2, 0.2], 4), 1.0, 0.1)).plan
+    few = decide(muserve(AlpaServeSettings()), feeling(shared([0.2, 0.2], 4), 1.0, 0.1)).plan
     loaded = feeling(shared([1.8, 0.2], 4, few), 1.0, 0.1)
     kept = decide(muserve(ALONE), dataclasses.replace(loaded, trigger="tick")).plan
     assert homes(kept, 2) == homes(few, 2)
     single = decide(muserve(ALONE), feeling(shared([0.2, 0.2], 4), 1.0, 0.1)).plan
     more = decide(
-        muserve({}), dataclasses.replace(feeling(shared([1.8, 0.2], 4, single), 1.0, 0.1), trigger="scale")
+        muserve(AlpaServeSettings()),
+        dataclasses.replace(feeling(shared([1.8, 0.2], 4, single), 1.0, 0.1), trigger="scale"),
     ).plan
     assert len(homes(more, 2)[0]) > len(homes(single, 2)[0]) == 1
 
@@ -60,7 +61,7 @@ def test_what_cannot_be_placed_is_no_plan():
         (shared([0.2, 0.2, 0.2], 2, memory_mib=30_000), "fit no 2 GPUs"),
         (with_low_end(feeling(shared([0.2], 1), 1.0)), "GPUs of one type"),
     ):
-        decision = decide(muserve({}), one)
+        decision = decide(muserve(AlpaServeSettings()), one)
         assert decision.plan is None
         assert decision.degraded.startswith("no_plan: ")
         assert words in decision.why
@@ -97,4 +98,4 @@ def test_the_rows_differ_in_what_the_paper_says():
 @pytest.mark.parametrize("name", ["alpaserve", "muserve"])
 def test_nobody_to_serve_is_no_plan(name):
     one = dataclasses.replace(shared([0.2], 1), objectives=())
-    assert decide(AlpaServePlanner({}, name, name == "muserve"), one).plan is None
+    assert decide(AlpaServePlanner(AlpaServeSettings(), name, name == "muserve"), one).plan is None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from controller.planners.exact.planner import ExactPlanner
-from controller.planners.muserve.planner import AlpaServePlanner, muserve
+from controller.planners.muserve.planner import AlpaServePlanner, AlpaServeSettings, muserve
 from controller.planners.planning_input import read_view
 from controller.planners.policy_parts import apply_policy_parts
 from controller.rollout.core.rollout_inputs import rollout_refusal
@@ -21,7 +21,7 @@ from trefoil.core.plan import Plan
 from trefoil.core.plan_check import check, check_node
 from trefoil.core.policies import policy
 
-GROUPED = {"group_size": 2.0}
+GROUPED = AlpaServeSettings(group_size=2)
 Memory = Mapping[str, tuple[int, int]]
 
 
@@ -96,7 +96,7 @@ def test_stages_that_feel_the_clock_alike_meet_on_a_gpu_and_no_other_is_there():
 
 
 def test_alpaserve_serves_whole_what_a_pipeline_serves_no_better():
-    for planner in (AlpaServePlanner({}), muserve({})):
+    for planner in (AlpaServePlanner(), muserve(AlpaServeSettings())):
         one = split(shared([0.3], 2), {"f0": (0.0, 0.9)})
         assert models(legal(one, decide(planner, one).plan)) == {"f0"}
 
@@ -105,7 +105,7 @@ def test_a_model_too_large_for_one_gpu_lies_on_two_whatever_the_groups():
     large = {"f0": (60_000, 30_000)}
     for whole in (True, False):
         one = split(shared([0.3], 2), {"f0": (0.0, 0.9)}, large, whole)
-        for planner in (AlpaServePlanner({}), muserve({})):
+        for planner in (AlpaServePlanner(), muserve(AlpaServeSettings())):
             plan = legal(one, decide(planner, one).plan)
             assert hosts(plan) == {"gpu0": ["f0@1of2"], "gpu1": ["f0@2of2"]}
     (node,) = plan.nodes
@@ -118,7 +118,7 @@ def test_a_model_too_large_for_one_gpu_lies_on_two_whatever_the_groups():
 
 def test_more_load_than_one_gpu_carries_makes_the_pipeline_what_attains_more():
     one = split(shared([1.3], 2), {"f0": (0.0, 0.9)})
-    plan = legal(one, decide(AlpaServePlanner({"replicas_max": 1.0}), one).plan)
+    plan = legal(one, decide(AlpaServePlanner(AlpaServeSettings(replicas_max=1)), one).plan)
     assert hosts(plan) == {"gpu0": ["f0@1of2"], "gpu1": ["f0@2of2"]}
 
 
@@ -126,9 +126,11 @@ def test_all_replicas_are_split_alike_and_what_is_together_is_whole():
     one = split(shared([0.5], 3), {"f0": (0.0, 0.9)})  # a group of two and one of a single GPU
     found = hosts(legal(one, decide(AlpaServePlanner(GROUPED), one).plan))
     assert len({model.partition("of")[2] for models in found.values() for model in models}) == 1
-    alone = hosts(legal(one, decide(muserve({**GROUPED, "gpus_per_model_max": 1.0, "replicas_max": 1.0}), one).plan))
+    alone = hosts(
+        legal(one, decide(muserve(AlpaServeSettings(group_size=2, gpus_per_model_max=1, replicas_max=1)), one).plan)
+    )
     assert list(alone.values()) == [["f0"]]  # CT: the stages of a replica have one GPU, and need no hop
-    above = decide(muserve({**GROUPED, "gpus_per_model_max": 99.0}), one).plan
+    above = decide(muserve(AlpaServeSettings(group_size=2, gpus_per_model_max=99)), one).plan
     assert hosts(legal(one, above)) == hosts(decide(muserve(GROUPED), one).plan)
 
 
@@ -137,7 +139,7 @@ def test_ticks_keep_stages_where_they_are_and_a_lost_gpu_makes_the_model_whole()
     plan = decide(muserve(GROUPED), before).plan
     now = split(shared([0.3], 2, plan), {"f0": (0.0, 0.9)})
     tick = dataclasses.replace(now, trigger="tick")
-    assert hosts(legal(tick, decide(muserve({}), tick).plan)) == hosts(plan)
+    assert hosts(legal(tick, decide(muserve(AlpaServeSettings()), tick).plan)) == hosts(plan)
     assert {(r.model, r.stage, r.stages) for d in read_view(now, 1.0).devices for r in d.running} == {
         ("f0@1of2", 0, 2), ("f0@2of2", 1, 2),
     }  # fmt: skip
@@ -148,12 +150,12 @@ def test_ticks_keep_stages_where_they_are_and_a_lost_gpu_makes_the_model_whole()
 
 
 def test_what_cannot_be_split_so_is_no_plan_and_says_why():
-    for one, constants, words in (
+    for one, settings, words in (
         (split(shared([0.3], 2), {"f0": (0.0, 0.9)}, {"f0": (99_000, 60_000)}), {}, "fit no 2 GPUs"),
         (split(shared([0.3], 1), {"f0": (0.0, 0.9)}, {"f0": (60_000, 30_000)}), {}, "fit no 1 GPUs"),
-        (split(shared([0.3], 2), {"f0": (0.0, 0.9)}), {"group_size": 3.0}, "group_size = 3"),
+        (split(shared([0.3], 2), {"f0": (0.0, 0.9)}), {"group_size": 3}, "group_size = 3"),
     ):
-        decision = decide(muserve(constants), one)
+        decision = decide(muserve(AlpaServeSettings(**settings)), one)
         assert decision.plan is None
         assert decision.degraded.startswith("no_plan: ")
         assert words in decision.why
@@ -170,7 +172,7 @@ def test_a_family_with_a_stage_that_nobody_profiled_is_served_whole():
 def test_a_planner_that_knows_no_stages_does_not_take_one_for_the_whole():
     plan = decide(muserve(GROUPED), split(shared([0.3], 2), {"f0": (0.0, 0.9)})).plan
     one = split(shared([0.3], 2, plan), {"f0": (0.0, 0.9)})
-    found = decide(ExactPlanner({}), one).plan
+    found = decide(ExactPlanner(), one).plan
     check(found, one.fleet, one.catalog, one.demand)
     assert {hosted.model for node in found.nodes for d in node.devices for s in d.slices for hosted in s.hosted} == {
         "f0"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.planners.paired import PairedPlanner, highperf, lowenergy
+from controller.planners.paired import PairedPlanner, PairedSettings, highperf, lowenergy
 from tests.support.planning import with_low_end
 from tests.support.sharing import decide, shared
 from trefoil.core.device_types import T4
@@ -36,7 +36,7 @@ def hosts(plan):
 )
 def test_each_fleet_is_the_paper_s_and_all_others_sleep(make, expected):
     one = two_tiers()
-    plan = decide(make({}), one).plan
+    plan = decide(make(PairedSettings()), one).plan
     check(plan, one.fleet, one.catalog, one.demand)
     assert hosts(plan) == expected
     asleep = {d.device.split("/")[1] for n in plan.nodes for d in n.devices if d.target == DeviceState.ASLEEP}
@@ -48,7 +48,7 @@ def test_each_fleet_is_the_paper_s_and_all_others_sleep(make, expected):
 
 def test_a_route_names_the_joules_of_a_request_on_each_tier():
     one = two_tiers()
-    (params, _) = (route.params for route in decide(PairedPlanner({}), one).plan.routes)
+    (params, _) = (route.params for route in decide(PairedPlanner(), one).plan.routes)
     for tier in ("low", "high"):
         kind = T4.name if tier == "low" else "A100-SXM4-40GB"
         shape = "whole" if tier == "low" else "7g.40gb"
@@ -57,7 +57,7 @@ def test_a_route_names_the_joules_of_a_request_on_each_tier():
 
 
 def test_two_gpus_may_be_shared():
-    plan = decide(PairedPlanner({"high_shared": 2.0}), two_tiers()).plan
+    plan = decide(PairedPlanner(PairedSettings(high_shared=2)), two_tiers()).plan
     assert hosts(plan)["gpu0"] == hosts(plan)["gpu1"] == ["f0", "f1"]
 
 
@@ -65,7 +65,7 @@ def test_who_loses_its_low_end_gpu_is_served_by_the_high_end_one_and_nobody_else
     one = two_tiers()
     (node,) = one.fleet.nodes
     lost = tuple(replace(d, state=DeviceState.LOST) if d.device.endswith("t4-0") else d for d in node.devices)
-    plan = decide(PairedPlanner({}), replace(one, fleet=replace(one.fleet, nodes=(replace(node, devices=lost),)))).plan
+    plan = decide(PairedPlanner(), replace(one, fleet=replace(one.fleet, nodes=(replace(node, devices=lost),)))).plan
     assert hosts(plan) == {"gpu0": ["f0", "f1"], "gpu1": [], "t4-0": [], "t4-1": ["f1"]}
 
 
@@ -83,7 +83,7 @@ def test_too_few_gpus_of_a_tier_are_no_plan(make, high, low, says):
         (node,) = one.fleet.nodes
         rest = tuple(d for d in node.devices if "gpu" not in d.device)
         one = replace(one, fleet=replace(one.fleet, nodes=(replace(node, devices=rest),)))
-    found = decide(make({}), one)
+    found = decide(make(PairedSettings()), one)
     assert found.plan is None
     assert found.degraded.startswith("no_plan")
     assert re.search(says, found.degraded), found.degraded
@@ -92,7 +92,7 @@ def test_too_few_gpus_of_a_tier_are_no_plan(make, high, low, says):
 def test_a_gpu_without_a_profile_is_named():
     one = two_tiers()
     rows = tuple(r for r in one.catalog.rows if not (r.device_type == T4.name and r.family == "f1"))
-    found = decide(PairedPlanner({}), replace(one, catalog=replace(one.catalog, rows=rows)))
+    found = decide(PairedPlanner(), replace(one, catalog=replace(one.catalog, rows=rows)))
     assert found.plan is None
     assert "no profile of l on whole of Tesla T4" in found.degraded
     assert "f1" in found.degraded
@@ -101,7 +101,7 @@ def test_a_gpu_without_a_profile_is_named():
 def test_a_batch_size_beyond_the_profile_is_refused():
     one = two_tiers()
     demand = tuple(replace(d, items_mean=9.0) if d.family == "f1" else d for d in one.demand)
-    found = decide(PairedPlanner({}), replace(one, demand=demand))
+    found = decide(PairedPlanner(), replace(one, demand=demand))
     assert found.plan is None
     assert "batch size of f1 = 9.0" in found.degraded
     assert "Remedy: profile larger batches" in found.degraded
@@ -109,7 +109,7 @@ def test_a_batch_size_beyond_the_profile_is_refused():
 
 def test_families_that_do_not_fit_the_shared_gpu_are_refused():
     one = with_low_end(shared([0.2] * 4, gpus=1, memory_mib=12_000), 4)
-    found = decide(PairedPlanner({}), one)
+    found = decide(PairedPlanner(), one)
     assert found.plan is None
     assert "MiB are missing" in found.degraded
 
@@ -119,4 +119,7 @@ def test_a_job_without_an_sla_is_refused():
     families = tuple(replace(f, classes={}) for f in one.catalog.families)
     wanted = tuple(replace(o, slo_ms=0.0) for o in one.objectives)
     with pytest.raises(InvalidInput, match=r"objective f0: slo.*set slo_ms"):
-        decide(PairedPlanner({}), replace(one, objectives=wanted, catalog=replace(one.catalog, families=families)))
+        decide(
+            PairedPlanner(),
+            replace(one, objectives=wanted, catalog=replace(one.catalog, families=families)),
+        )

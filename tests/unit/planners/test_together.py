@@ -9,9 +9,9 @@ from controller.planners.exact import ExactPlanner
 from controller.planners.exact.aim import FamilyAim
 from controller.planners.exact.milp import Limits
 from controller.planners.exact.model import Aim, Problem, groups_of
-from controller.planners.exact.planner import CONSTANTS
 from controller.planners.exact.relaxation import hard_minima, joint_targets
 from controller.planners.exact.search import solve
+from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import read_view
 from tests.support.planning import digits, objective, view
 from trefoil.core.catalog import Catalog
@@ -39,7 +39,7 @@ def pair(rate: float, second: ObjectiveMode = ObjectiveMode.BUDGET, **changes):
 
 def posed(one):
     world = read_view(one, 1.0)
-    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, CONSTANTS))
+    found = tuple(c for t in world.tasks for c in columns(one.catalog, t, world.devices, ExactSettings()))
     return world, Problem(groups_of(world.devices), found, world.tasks, 0.0)
 
 
@@ -66,7 +66,7 @@ def test_targets_become_what_one_plan_reaches():
     aim = Aim(dict.fromkeys(BOTH, 3000.0), dict.fromkeys(BOTH, 0.993))
     assert solve(problem, Aim(), LIMITS) is not None
     assert solve(problem, aim, LIMITS) is None
-    eased, wishes = joint_targets(world, problem, aim, wishes_of(aim.target), CONSTANTS)
+    eased, wishes = joint_targets(world, problem, aim, wishes_of(aim.target), ExactSettings())
     assert solve(problem, eased, LIMITS) is not None
     lowered = [f for f in BOTH if eased.target[f] < 0.993]
     assert lowered
@@ -82,7 +82,7 @@ def test_floors_of_this_instant_and_hard_minima_stay():
     one = pair(20.0, ObjectiveMode.INSTANT, hard_min_accuracy=0.93, min_accuracy=0.96)
     world, problem = posed(one)
     aim = Aim({"digits": 3000.0}, {"digits": 0.993, "other": 0.98})
-    eased, _ = joint_targets(world, problem, aim, wishes_of(aim.target), CONSTANTS)
+    eased, _ = joint_targets(world, problem, aim, wishes_of(aim.target), ExactSettings())
     assert eased.target["other"] == 0.98
     assert eased.target["digits"] < 0.993
     found = solve(problem, eased, LIMITS)
@@ -95,5 +95,5 @@ def test_what_cannot_be_served_at_all_is_still_called_a_shortage():
     one = pair(300.0)
     world, problem = posed(one)
     aim = Aim(dict.fromkeys(BOTH, 3000.0), dict.fromkeys(BOTH, 0.993))
-    assert joint_targets(world, problem, aim, wishes_of(aim.target), CONSTANTS) is None
+    assert joint_targets(world, problem, aim, wishes_of(aim.target), ExactSettings()) is None
     assert "short_of_capacity" in ExactPlanner().plan(one, np.random.default_rng(0)).degraded

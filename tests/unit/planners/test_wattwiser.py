@@ -2,21 +2,29 @@
 
 import dataclasses
 import math
+import re
 import time
 
 import pytest
 
 from controller.loop.core.decision import reconfigures
-from controller.planners.gpu_allocation import with_device
+from controller.planners.gpu_allocation import AllocationSettings, with_device
 from controller.planners.planning_input import read_view
 from controller.planners.policy_parts import planner_of
-from controller.planners.wattwiser import CONSTANTS, WattWiserPlanner, packed_uniform, sharing_aware, uniform
+from controller.planners.wattwiser import (
+    UniformSettings,
+    WattWiserPlanner,
+    WattWiserSettings,
+    packed_uniform,
+    sharing_aware,
+    uniform,
+)
 from tests.support.sharing import MAX_RPS, catalog, decide, serving, settled, shared, weights_of
 from trefoil.cli.run.scenario import takes_preset
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import LoadForecast
 from trefoil.core.device_types import A100_40GB, slice_type
-from trefoil.core.errors import InvalidInput
+from trefoil.core.errors import InvalidInput, SettingError
 from trefoil.core.fleet import FleetState
 from trefoil.core.plan_check import check
 from trefoil.core.policies import policy
@@ -48,16 +56,16 @@ def batches(one: PlanView, *points: tuple[int, float]) -> PlanView:
 @pytest.mark.parametrize("make", ALL)
 def test_what_is_planned_is_legal_and_has_credits_for_two_batches(make):
     one = batches(shared([0.5, 0.5], 4), (1, 10.0), (4, 20.0))
-    decision = decide(make({}), one)
+    decision = decide(make(UniformSettings() if make is uniform else AllocationSettings()), one)
     check(decision.plan, one.fleet, one.catalog, one.demand)
     assert decision.next_tick_at_s == one.now_s + 1
     assert {t.credits for route in decision.plan.routes for t in route.targets} == {8}
-    fixed = decide(make({"credits": 3.0}), one).plan
+    fixed = decide(make((UniformSettings if make is uniform else AllocationSettings)(credits=3)), one).plan
     assert {t.credits for route in fixed.routes for t in route.targets} == {3}
 
 
 @pytest.mark.parametrize(
-    ("constants", "params", "capacity"),
+    ("settings", "params", "capacity"),
     [
         ({}, {}, 200.0),  # SLO 65 ms: p95 of 32.5 ms at most, so that batch 8 is too slow
         ({"slo_over_p95": 1.0}, {}, 8 / 0.040),
@@ -66,10 +74,10 @@ def test_what_is_planned_is_legal_and_has_credits_for_two_batches(make):
         ({"model_max_rps": 70.0}, {"model_max_rps": 50.0}, 50.0),
     ],
 )
-def test_model_max_rps_is_the_best_batch_in_half_the_slo_or_what_is_said(constants, params, capacity):
+def test_model_max_rps_is_the_best_batch_in_half_the_slo_or_what_is_said(settings, params, capacity):
     one = batches(shared([0.1], 2), (1, 10.0), (4, 20.0), (8, 40.0))
     one = dataclasses.replace(one, objectives=(dataclasses.replace(one.objectives[0], params=params),))
-    plan = decide(WattWiserPlanner({**constants, "gpus_shared": 0.0}), one).plan
+    plan = decide(WattWiserPlanner(WattWiserSettings(**settings, gpus_shared=0)), one).plan
     assert plan.expected["f0"].capacity_per_s == pytest.approx(capacity)
 
 
@@ -115,7 +123,7 @@ def test_growth_that_is_expected_wakes_a_gpu_before_it_is_needed():
         return dataclasses.replace(one, demand=(dataclasses.replace(one.demand[0], forecast=forecast), one.demand[1]))
 
     for lookahead_s, gpus in ((0.0, 1), (3.0, 1), (6.0, 2)):
-        planner = WattWiserPlanner({"wake_lookahead_s": lookahead_s})
+        planner = WattWiserPlanner(WattWiserSettings(wake_lookahead_s=lookahead_s))
         assert len(serving(decide(planner, seen(None)).plan, "f0")) == gpus
 
 
@@ -123,7 +131,7 @@ def test_growth_that_is_expected_wakes_a_gpu_before_it_is_needed():
 
 
 def test_families_take_devices_in_turn_and_share_one_with_the_next():
-    plan = decide(sharing_aware({}), shared([1.2, 0.9, 1.2], 6)).plan
+    plan = decide(sharing_aware(AllocationSettings()), shared([1.2, 0.9, 1.2], 6)).plan
     assert [serving(plan, f"f{i}") for i in range(3)] == [["gpu0", "gpu1"], ["gpu1", "gpu2"], ["gpu2", "gpu3"]]
     assert [d.target.name for d in plan.nodes[0].devices] == ["AWAKE"] * 4 + ["ASLEEP"] * 2
 
@@ -168,12 +176,14 @@ def test_what_cannot_be_allocated_is_refused_by_field_value_and_remedy(loads, ch
 def test_parameters_that_are_no_operating_point_are_refused(params):
     one = shared([0.1], 2)
     one = dataclasses.replace(one, objectives=(dataclasses.replace(one.objectives[0], params=params),))
-    assert "slo_over_p95, model_max_rps" in decide(WattWiserPlanner(), one).degraded
+    assert re.search("slo_over_p95|model_max_rps", decide(WattWiserPlanner(), one).degraded)
 
 
-@pytest.mark.parametrize("constants", [{"gpus_per_family": 0.0}, {"gpus_shared": 3.0}, {"gpus_shared": -1.0}])
-def test_numbers_that_are_no_allocation_are_refused(constants):
-    assert "at least one GPU each" in decide(WattWiserPlanner(constants), shared([0.1])).degraded
+def test_numbers_that_are_no_allocation_are_refused():
+    assert "at least one GPU each" in decide(WattWiserPlanner(WattWiserSettings(gpus_shared=3)), shared([0.1])).degraded
+    for settings in ({"gpus_per_family": 0}, {"gpus_shared": -1}):
+        with pytest.raises(SettingError, match="gpus_"):
+            WattWiserSettings.made_of(settings)
 
 
 def test_ten_families_on_one_gpu_are_served_where_they_fit():
@@ -232,10 +242,10 @@ def test_nothing_moves_on_a_silent_node():
 
 def test_a_family_is_loaded_onto_one_more_device_and_unloaded_from_one():
     one = read_view(shared([0.1, 0.1], gpus=4), 1.0)
-    more = with_device(one, CONSTANTS, "f0", "node0/gpu2", True)
+    more = with_device(one, AllocationSettings(), "f0", "node0/gpu2", True)
     assert more.gpus["f0"] == ("node0/gpu0", "node0/gpu1", "node0/gpu2")
     assert more.sharing_factor == {"node0/gpu0": 1, "node0/gpu1": 2, "node0/gpu2": 2}
-    less = with_device(one, CONSTANTS, "f1", "node0/gpu1", False)
+    less = with_device(one, AllocationSettings(), "f1", "node0/gpu1", False)
     assert (less.gpus["f1"], less.sharing_factor["node0/gpu1"]) == (("node0/gpu2",), 1)
     alone = read_view(shared([0.1], **allocated(f0="gpu1")), 1.0)
     for device, load, words in (
@@ -244,7 +254,7 @@ def test_a_family_is_loaded_onto_one_more_device_and_unloaded_from_one():
         ("node0/gpu0", False, ("f0 is not loaded there", "unload it from one of node0/gpu1")),
     ):
         with pytest.raises(InvalidInput) as error:
-            with_device(alone, CONSTANTS, "f0", device, load)
+            with_device(alone, AllocationSettings(), "f0", device, load)
         assert all(word in str(error.value) for word in words), error.value
 
 

@@ -22,7 +22,7 @@ from trefoil.simulator.simulation import Simulation
 KNOWN = Provided(catalog=catalog(), truth=catalog(CORES))
 
 
-def scenario(policy="infadapter", fidelity="request", rate=75.0, seconds=240.0, device="cpu:48", **constants):
+def scenario(policy="infadapter", fidelity="request", rate=75.0, seconds=240.0, device="cpu:48", **settings):
     return Scenario(
         duration_s=seconds,
         fidelity=fidelity,
@@ -35,7 +35,7 @@ def scenario(policy="infadapter", fidelity="request", rate=75.0, seconds=240.0, 
                 objective=FamilyObjective(mode="instant", slo_ms=750.0, slo_quantile=0.99),
             ),
         ),
-        policy=PolicyChoice(name=policy, constants={"budget_cores": 20.0, **constants}),
+        policy=PolicyChoice(name=policy, parts={"planner": {"budget_cores": 20.0, **settings}}),
     )
 
 

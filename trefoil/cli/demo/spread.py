@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from controller.planners.policy_parts import constants_of
+from controller.planners.planner_settings import ExactSettings
 from trefoil.cli.run.scenario import DemoScenario, Slo
 from trefoil.comparison.saving import (
     MARGIN,
@@ -26,7 +26,6 @@ from trefoil.comparison.saving import (
     what_missed,
 )
 from trefoil.core.objective import floor_missed
-from trefoil.core.policies import policy
 from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
 
 
@@ -94,9 +93,8 @@ def simulate_spread(
     scenario: DemoScenario, slo: Slo, names: Iterable[str], wanted: Callable[[], bool] = lambda: True
 ) -> Spread | None:
     """Simulate the policies under `simulated_seeds` seeds; None once nobody wants it any more."""
-    own = constants_of("", policy(OBLIVIOUS)) or {}
     priced = not (scenario.more_families or scenario.fleet.real)  # static_mix plans no CPUs
-    priced &= scenario.params.keys() <= own.keys()
+    priced &= scenario.params.keys() <= ExactSettings.model_fields.keys()
     seeds, pairs, asked = [], [], dict.fromkeys((*names, OBLIVIOUS) if priced else names)
     for seed in range(scenario.seed, scenario.seed + scenario.simulated_seeds):
         drawn = scenario.model_copy(update={"seed": seed})

@@ -405,7 +405,7 @@ def with_changes(
     params: Mapping[str, float] | None = None,
 ) -> Objective:
     """The stored objective with what is to be changed; `lambda_weight` selects lambda mode, and a floor another one.
-    `params` are the policy's constants; 0 takes one back.
+    `params` are settings of the policy's planner; 0 takes one back.
 
     Raises:
         SettingError: nothing was given, or what does not go together.

@@ -195,7 +195,7 @@ class System(Settings):
     parts: dict[str, dict[str, Value]] = Field(
         default_factory=dict
     )  # settings of parts, as in parts.forecaster.smooth_s
-    preset: str = ""  # of the policy's constants, e.g. artifact for clover
+    preset: str = ""  # of the planner's settings, e.g. artifact for clover
     mode: Literal["observe", "advise", "act"] = "act"  # observe: meter only; advise: plan and predict; act: roll out
     objective_mode: Literal["budget", "instant", "lambda"] = "budget"
     """What the floor binds: the mean of window_s, every moment, or nothing."""
@@ -417,13 +417,13 @@ def overrides_against_base(policy: str, preset: str = "") -> dict[str, Any]:
 
 
 def takes_preset(row: policies.Policy, preset: str) -> bool:
-    """Whether what a preset sets are constants of a policy's planner; one of a user's own checks them itself."""
+    """Whether a policy's planner has the settings of a preset."""
     from controller.planners.table import PLANNERS
 
     if preset not in policies.PRESETS:
         return False
-    constants = load_part(Kind.PLANNER, row.planner, PLANNERS).constants
-    return constants is None or policies.preset_constants(row.planner, preset).keys() <= constants.keys()
+    known = load_part(Kind.PLANNER, row.planner, PLANNERS).settings.model_fields
+    return policies.preset_settings(row.planner, preset).keys() <= known.keys()
 
 
 def measures_candidates(row: policies.Policy) -> bool:

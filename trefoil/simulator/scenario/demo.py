@@ -21,8 +21,8 @@ from trefoil.cli.load.arrivals import RateProfile
 from trefoil.cli.run.scenario import DemoScenario as Demo
 from trefoil.cli.run.scenario import Slo, takes_preset
 from trefoil.cli.run.services import profile_overrides
-from trefoil.core.parts import Kind
-from trefoil.core.policies import preset_constants
+from trefoil.core.parts import Kind, Value
+from trefoil.core.policies import preset_settings
 from trefoil.installation import resolve_path
 from trefoil.simulator.report.result import Result, result
 from trefoil.simulator.scenario.inputs import Provided, prepare
@@ -88,11 +88,8 @@ def demo_scenario(
         "policy": {
             "name": policy,
             **{kind.value: getattr(demo, kind) for kind in Kind},
-            "parts": demo.parts,
+            "parts": {**demo.parts, Kind.PLANNER: {**_preset(demo, policy), **demo.parts.get(Kind.PLANNER, {})}},
             "params": demo.params,
-            "constants": preset_constants(demo.policy_row(policy).planner, demo.preset)
-            if takes_preset(demo.policy_row(policy), demo.preset)
-            else {},
             "triggers": live.causes,
         },
         "control": _control(demo, live),
@@ -105,6 +102,12 @@ def demo_scenario(
         },
     }
     return Scenario(**values), Provided(arrivals={family: arrivals_s(demo, family) for family in demo.loads})
+
+
+def _preset(demo: Demo, policy: str) -> Mapping[str, Value]:
+    """Settings of the demo's preset for a policy's planner; none where it does not take them."""
+    row = demo.policy_row(policy)
+    return preset_settings(row.planner, demo.preset) if takes_preset(row, demo.preset) else {}
 
 
 def _family(demo: Demo, family: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from controller.loop.core.objectives import accept_objective
 from controller.planners.columns import effective_row, fits
-from controller.planners.policy_parts import constants_of, planner_of, with_policy_parts
+from controller.planners.policy_parts import planner_of, planner_settings, with_policy_parts
 from controller.settings import CarbonSettings, ControllerSettings, RolloutSettings
 from controller.thresholds import WindowSettings
 from power_agent.clocks.core.device_governor import DeviceGovernor
@@ -25,7 +25,7 @@ from trefoil.core.cpus.rows import QUOTAS, RANGES
 from trefoil.core.device_types import CPUS, device_type, profile_type
 from trefoil.core.fleet import DeviceKind
 from trefoil.core.objective import Objective, ObjectiveMode
-from trefoil.core.parts import Kind, as_live_planner
+from trefoil.core.parts import Kind, PartSettings, as_live_planner
 from trefoil.core.policies import Policy
 from trefoil.runtime import codec
 from trefoil.runtime.given.repository_names import CONFIG_BYTES_MAX, boundary, read_text
@@ -139,7 +139,7 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
     policy = scenario.policy.row
     for row in (policy, scenario.policy.runs):
         load_parts(row)
-    params = None if given.planner else constants_of("", policy)
+    settings = None if given.planner else planner_settings(policy)
     planner = with_policy_parts(given.planner, policy) if given.planner else planner_of("", policy)
     if scenario.policy.blind and as_live_planner(planner) is None:
         why = f"{policy.planner} cannot plan without profiles"
@@ -152,7 +152,7 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         devices=devices,
         truth=truth,
         estimate=estimate,
-        objectives={s.name: _objective(s, scenario, fleet_rows, params) for s in scenario.families},
+        objectives={s.name: _objective(s, scenario, fleet_rows, settings) for s in scenario.families},
         items={s.name: s.items for s in scenario.families},
         arrivals=arrivals_of(scenario, given),
         carbon={z: _intensity(z, scenario, given) for z in sorted({d.zone for d in devices})},
@@ -224,7 +224,7 @@ def _cpu_profiled(catalog: Catalog, family: str, variant: str) -> bool:
     return any(catalog.cpu_rows.sizes(cut, family, variant) for cut in (RANGES, QUOTAS))
 
 
-def _objective(served: Served, scenario: Scenario, catalog: Catalog, params: Mapping[str, float] | None) -> Objective:
+def _objective(served: Served, scenario: Scenario, catalog: Catalog, planner: PartSettings | None) -> Objective:
     family, wanted = catalog.family(served.name), served.objective
     best = family.best.accuracy
     slo_ms, quantile = family.classes.get("", (0.0, wanted.slo_quantile))
@@ -249,7 +249,9 @@ def _objective(served: Served, scenario: Scenario, catalog: Catalog, params: Map
         params={**scenario.policy.params, **wanted.params},
     )
     try:
-        return accept_objective(objective, {}, _at_items(catalog, family, served.items), params, pue=scenario.costs.pue)
+        return accept_objective(
+            objective, {}, _at_items(catalog, family, served.items), planner, pue=scenario.costs.pue
+        )
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"families.{served.name}.objective: {error}") from error
 

@@ -52,7 +52,7 @@ def check_policy(row: Policy, *, fluid: bool = False, simulated: bool = False) -
     for kind, part in found.items():
         settings = part.settings_of(row.settings.get(kind, {}))
         if kind in (Kind.PLANNER, Kind.FORECASTER, Kind.GOVERNOR):
-            part.made(constants=row.constants, settings=settings, refuses=lambda _view, _plan: "", **told)
+            part.made(settings=settings, refuses=lambda _view, _plan: "", **told)
     router = found[Kind.ROUTER]
     if fluid and not router.traits.flow:
         flows = ", ".join(sorted(name for name, part in ROUTERS.items() if part.traits.flow))

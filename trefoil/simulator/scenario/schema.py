@@ -6,9 +6,8 @@ Relative paths of a file are looked for beside it first, then in the working fol
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -197,7 +196,9 @@ class Carbon(Settings):
 
 
 class PolicyChoice(Settings):
-    """Policy, with which constants. Parts instead of the policy's own: names of their tables, or module:Class."""
+    """Policy, with which settings. Parts instead of the policy's own: names of their tables, or module:Class."""
+
+    REMOVED: ClassVar = {"constants": "set them as policy.parts.planner; what was 0 or 1 is false or true"}
 
     name: str = "exact"
     """A row of the table, or one's own as module:ROW."""
@@ -212,11 +213,9 @@ class PolicyChoice(Settings):
     governor: str = ""
     """Instead of the policy's."""
     parts: dict[str, dict[str, Value]] = Field(default_factory=dict)
-    """Settings of the parts by kind and name, e.g. parts.forecaster.smooth_s."""
+    """Settings of the parts by kind and name, e.g. parts.forecaster.smooth_s, parts.planner.tick_s."""
     params: dict[str, float] = Field(default_factory=dict)
-    """Constants by way of the objectives, as `trefoil objective set` gives them."""
-    constants: dict[str, float] = Field(default_factory=dict)
-    """Constants of the planner itself, over those of the policy's row."""
+    """Settings of the planner by way of the objectives, as `trefoil objective set --param` gives them."""
     triggers: tuple[str, ...] | None = None
     """Instead of the policy's own; start, loss, objective and tick are always on."""
     blind: bool = False
@@ -244,8 +243,7 @@ class PolicyChoice(Settings):
 
     def _chosen(self, *kinds: Kind) -> policies.Policy:
         row = policies.policy(self.name)
-        row = policies.chosen(row, {kind: getattr(self, kind) for kind in kinds}, self.parts)
-        return replace(row, constants={**row.constants, **self.constants})
+        return policies.chosen(row, {kind: getattr(self, kind) for kind in kinds}, self.parts)
 
 
 class ControlSettings(Settings):

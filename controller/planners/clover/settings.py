@@ -1,0 +1,65 @@
+"""Settings of CLOVER, BLOVER and ORACLE."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from controller.planners.planner_settings import PlannerSettings
+
+
+class CloverSettings(PlannerSettings):
+    """Settings of `clover`, `blover` and `oracle`. Source: CLOVER (SC 23) sections 4 and 5, and its public code."""
+
+    REMOVED: ClassVar = {
+        "lambda": "call it lambda_weight",
+        "base_intensity": "call it base_intensity_g_per_kwh",
+        "accuracy_loss_max": "call it accuracy_loss_max_pct",
+        "artifact": "call it raw_draws, true or false",
+    }
+
+    credits: int = Field(default=1, ge=0)
+    """Requests in flight on one slice; the paper's: one."""
+    lambda_weight: float = Field(default=0.5, ge=0, le=1)
+    """Weight of carbon in Eq. 3, where the objective's mode is not lambda."""
+    base_intensity_g_per_kwh: float = Field(default=250.0, gt=0)
+    """Carbon intensity of C_base, where the objective gives none; the artifact's."""
+    accuracy_loss_max_pct: float = Field(default=0.0, ge=0)
+    """Most accuracy that may be lost, in percent of A_base (Fig. 14b); 0: only the objective's floor holds."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Temperature at which the annealing begins."""
+    cooling: float = Field(default=0.05, ge=0)
+    """What each step takes off the temperature."""
+    temperature_min: float = Field(default=0.1, ge=0)
+    """Temperature at which the annealing stays."""
+    patience: int = Field(default=5, ge=0)
+    """Evaluations in a row without a better graph that end a round."""
+    limit_s: float = Field(default=300.0, ge=0)
+    """Longest time of a round; 0: unbounded."""
+    measured_max: int = Field(default=0, ge=0)
+    """Most measurements of a round; 0: unbounded."""
+    requests_min: int = Field(default=200, ge=1)
+    """Requests that one measurement needs."""
+    measure_spare_s: float = Field(default=5.0, ge=0)
+    """Time of a measurement beyond what so many requests take."""
+    measure_on: Literal["system", "profiles"] = "system"
+    """Where candidates are measured: on the running system, or on profiles."""
+    rate_tolerance: float = Field(default=0.1, ge=0)
+    """Relative difference in load up to which a measurement still holds."""
+    standardised: bool = True
+    """Every GPU is cut and hosted alike, as in the public code."""
+    literal: bool = False
+    """Eq. 6 as it is printed."""
+    first_accepted: bool = False
+    """The first neighbour of a round becomes the centre whatever it is worth; the artifact's."""
+    raw_draws: bool = False
+    """Neighbours are drawn from the raw space until one is near, as the artifact does."""
+    warm: bool = False
+    """A round begins at the best graph known, by the intensity of now, and not at the deployed one; ours."""
+    guided: bool = False
+    """Neighbours are drawn by how known graphs near them keep the SLO; ours."""
+    carbon_base_g_per_kwh: float = Field(default=0.0, ge=0)
+    """Fixed base of the carbon trigger's threshold; 0: the intensity that was planned with."""
+    pod_devices: int = Field(default=0, ge=0)
+    """Devices of a family's pod; 0: families take the devices in turn."""
+    kernel_requests: int = Field(default=5000, ge=100)
+    """Requests by which a profile says what a graph does."""
