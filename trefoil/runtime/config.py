@@ -27,6 +27,8 @@ MASK = "***"
 DEVICE_TYPES_VARIABLE = "TREFOIL_DEVICE_TYPES"
 OVERRIDES_VARIABLE = "TREFOIL_OVERRIDES"
 SECRET_BYTES_MAX = 4096
+FIXED = "remove it: the program fixes its value"
+"""Remedy for a setting that became a constant."""
 _FILE = "_file"  # a setting that ends so names the file of the secret that is called as the rest of it
 
 
