@@ -4,7 +4,10 @@ from copy import deepcopy
 
 import pytest
 
+from carbon_feed.settings import CarbonFeedSettings
 from controller.settings import ControllerSettings
+from dispatcher.settings import DispatcherSettings
+from power_agent.settings import PowerAgentSettings
 from trefoil.cli.run.scenario import System
 from trefoil.core.errors import SettingError
 from trefoil.runtime import config
@@ -18,6 +21,10 @@ GIVEN = {
     System: {"more_families": [{"name": "resnets"}]},
 }
 OLD = [
+    (DispatcherSettings, "retry_burst", config.FIXED),
+    (PowerAgentSettings, "power_poll_s", config.FIXED),
+    (CarbonFeedSettings, "polling.hard_ttl_s", config.FIXED),
+    (CarbonFeedSettings, "watchers_max", config.FIXED),
     (ControllerSettings, "slope_s", "set parts.forecaster.slope_s"),
     (ControllerSettings, "slo_boost_max", config.FIXED),
     (ControllerSettings, "receipts.memory_s", config.FIXED),
@@ -38,5 +45,5 @@ OLD = [
 @pytest.mark.parametrize(("settings", "key", "remedy"), OLD)
 def test_an_old_key_is_refused_with_the_new_ones_name(settings, key, remedy):
     with pytest.raises(SettingError) as refused:
-        config.load(settings, overrides={**deepcopy(GIVEN[settings]), key: "7"})
+        config.load(settings, overrides={**deepcopy(GIVEN.get(settings, {})), key: "7"})
     assert remedy in refused.value.remedy

@@ -26,12 +26,11 @@ from controller.forecasters.table import FORECASTERS
 from controller.settings import ControllerSettings, ControlSettings
 from dispatcher.fronts.access_control import TenantsFile
 from dispatcher.routers import ROUTERS
-from dispatcher.settings import DispatcherSettings
+from dispatcher.settings import DispatcherSettings, WorkerPlace
 from power_agent.settings import PowerAgentSettings
 from trefoil.cli.run.scenario import DemoScenario, System
 from trefoil.core.parts import PartSettings
 from trefoil.runtime.config import ServiceSettings, Settings
-from trefoil.simulated_node.settings import NodeSettings
 from trefoil.simulator.scenario.schema import Scenario as SimulatorScenario
 
 HEAD: Final = """# Settings
@@ -65,6 +64,13 @@ TREFOIL_CARBON_FEED_CONSTANT__INTENSITY_G_PER_KWH=120   # the prefix and the key
 """
 
 
+FOOT: Final = """
+## Set by a supervisor
+
+No person sets these: a dispatcher's supervisor tells its workers their places (`WorkerPlace` in
+`dispatcher/settings.py`); `trefoil up` writes the settings of a simulated node (`trefoil/simulated_node/settings.py`).
+"""
+SUPERVISED: Final = (WorkerPlace,)
 CODE: Final = Path(__file__).parents[2]
 
 
@@ -97,11 +103,6 @@ PAGES: Final = (
     Page("Dispatcher", DispatcherSettings, SERVICE.format("dispatcher", "TREFOIL_DISPATCHER_")),
     Page("Dispatcher: tenants_file", TenantsFile, "Read again when it changes."),
     Page("Power agent", PowerAgentSettings, SERVICE.format("power_agent", "TREFOIL_POWER_AGENT_")),
-    Page(
-        "Simulated node",
-        NodeSettings,
-        "`python -m trefoil.simulated_node --config FILE`; environment `TREFOIL_NODE_`.",
-    ),
     Page(
         "trefoil up",
         System,
@@ -139,8 +140,9 @@ BOUNDS: Final = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt
 
 def markdown() -> str:
     """Markdown of docs/settings.md; what several tables have in common stands in the first of them."""
-    shown: dict[type[BaseModel], str] = {}
-    return HEAD + "".join(f"\n## {page.title}\n\n{page.given}\n" + _tables(page, shown) for page in PAGES)
+    shown: dict[type[BaseModel], str] = dict.fromkeys(SUPERVISED, "")
+    pages = (f"\n## {page.title}\n\n{page.given}\n" + _tables(page, shown) for page in PAGES)
+    return HEAD + "".join(pages) + FOOT
 
 
 def _tables(page: Page, shown: dict[type[BaseModel], str]) -> str:
@@ -178,7 +180,7 @@ def _tables(page: Page, shown: dict[type[BaseModel], str]) -> str:
 
 def _common(model: type[BaseModel], common: Mapping[type[BaseModel], str]) -> str:
     """Sentences on keys that stand elsewhere: where, and which defaults differ here."""
-    text = "".join(f"\nKeys of {place} too.\n" for place in dict.fromkeys(common.values()))
+    text = "".join(f"\nKeys of {place} too.\n" for place in dict.fromkeys(common.values()) if place)
     given = {name: field for base in reversed(list(common)) for name, field in base.model_fields.items()}
     others = [
         f"`{name}` {_default(model.model_fields[name])}"

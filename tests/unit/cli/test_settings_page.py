@@ -17,7 +17,7 @@ def test_settings_page_is_current():
 @pytest.mark.parametrize(
     ("key", "meaning"),
     [
-        ("polling.hard_ttl_s", "How old an answer may be while asking again fails"),  # a docstring below the field
+        ("web.timeout_s", "Of one whole exchange"),  # a docstring below the field
         ("window_s", "of budget mode"),  # a comment behind it
         (
             "family.profile_override",
