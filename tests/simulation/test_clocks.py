@@ -157,4 +157,4 @@ def test_a_governor_that_cannot_go_higher_has_the_controller_plan_for_more():
     assert shell.core.slo_margin.by_family["digits"] > 0
     before, after = (plan.expected["digits"].capacity_per_s for plan in shell.core.plans)
     assert 30.0 <= before < after
-    assert after >= 30.0 * (1 + shell.settings.slo_boost_ratio)
+    assert after >= 30.0 * (1 + shell.core.slo_margin.step)

@@ -47,3 +47,8 @@ def test_an_old_key_is_refused_with_the_new_ones_name(settings, key, remedy):
     with pytest.raises(SettingError) as refused:
         config.load(settings, overrides={**deepcopy(GIVEN.get(settings, {})), key: "7"})
     assert remedy in refused.value.remedy
+
+
+def test_an_old_key_is_named_before_the_new_one_that_it_lacks():
+    with pytest.raises(SettingError, match=r"slo_ms: unknown setting .*Remedy: set slo.latency_ms"):
+        ControllerSettings(objectives=({"family": "digits", "slo_ms": 80.0},))
