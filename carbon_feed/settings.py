@@ -63,6 +63,8 @@ class TraceReading(Settings):
 
     unit: str = ""
     """Of the intensities: g/kWh, kg/kWh, kg/MWh, t/MWh, lb/MWh, ...; empty = as their column's name says."""
+    value_column: str = ""
+    """Empty = found by its name, and by `factors` where there are several."""
     time_column: str = ""
     """Empty = found by its name: one in UTC before others."""
     time_unit: TimeUnit = ""
@@ -106,8 +108,6 @@ class TraceSettings(TraceReading):
     """Start again at time zero, or carry the last value on a named rung."""
     lead_in_h: float | None = Field(default=None, ge=0)
     """Hours at the head of the file that are history. None = what the file's header says, else 0."""
-    value_column: str = ""
-    """Empty = found by its name, and by `factors` where there are several."""
     interpolation: Literal["step", "linear"] = "step"
     """Each value holds until the next, or the way to the next is a line."""
 

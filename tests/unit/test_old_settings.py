@@ -34,6 +34,7 @@ OLD = [
     (ControllerSettings, "objectives.0.pue", "set pue of the controller"),
     (System, "more_families.0.latency_ms", "set slo.latency_ms"),
     (Scenario, "families.0.objective.below_best_pct", "set accuracy.below_best_pct"),
+    (Scenario, "carbon.zones.demo.column", "set value_column"),
     (Scenario, "costs.pue", "set control.pue"),
     (Scenario, "explore.settle_s", "set control.explore"),
     (Scenario, "policy.triggers", "set control.causes"),

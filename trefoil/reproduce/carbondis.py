@@ -252,7 +252,7 @@ def carbon_of(spec: JobsSpec) -> Carbon:
     if not spec.trace:
         return Carbon(zones={"grid": Zone(offset_h=24 + (spec.seed - 1) * 5 % 24)}, speedup=spec.speedup)
     start_h = JANUARY_H + (spec.seed - 1) * APART_H
-    zone = Zone(trace=Path(spec.trace), column=SETS[spec.jobs].zone, unit="g/kWh", offset_h=start_h)
+    zone = Zone(trace=Path(spec.trace), value_column=SETS[spec.jobs].zone, unit="g/kWh", offset_h=start_h)
     return Carbon(zones={"grid": zone}, speedup=spec.speedup)
 
 

@@ -163,10 +163,10 @@ class Served(Settings):
 class Zone(TraceReading):
     """Source of a zone's intensity: a CSV trace, one value, or (neither) the synthetic duck curve that ships."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {"column": "set value_column"}
+
     trace: Path | None = None
     """CSV of times and intensities."""
-    column: str = ""
-    """Of the trace; empty: found by its name."""
     constant_g_per_kwh: float | None = Field(default=None, ge=0, le=1500)
     """One value for ever."""
     offset_h: float = Field(default=0.0, ge=0)
