@@ -77,7 +77,7 @@ name = "sensor"
 [families.arrivals]
 points = [[0, 40], [120, 120], [240, 120], [360, 40]]
 [families.objective]
-below_best_pct = 5.0
+accuracy.below_best_pct = 5.0
 """
 
 
@@ -156,12 +156,12 @@ def adopt(user: NewUser, torch_python: Path) -> None:
     for name, kind in (("small", "linear"), ("large", "mlp")):
         add(user.work / "theirs", name, LINEAR, graph(kind))
     accuracies = ("--accuracy", "sensor-small=0.91", "--accuracy", "sensor-large=0.96")
-    as_ = ("--as", "sensor=sensor-small,sensor-large", "--slo-ms", 60)
+    as_ = ("--as", "sensor=sensor-small,sensor-large", "--slo-latency-ms", 60)
     (user.work / "up.toml").write_text(UP)
     up = ("up", "--config", "up.toml", *PORTS)
     with user.timed("import to first answer"):
         user.trefoil("family", "import", "exported", *as_, *accuracies)
-        stated = ("--slo-ms", 60, "--accuracy", "small=0.7", "--accuracy", "large=0.9")
+        stated = ("--slo-latency-ms", 60, "--accuracy", "small=0.7", "--accuracy", "large=0.9")
         user.trefoil("family", "import", "theirs", "--as", "toy=small,large", *stated, "--assume")
         with user.timed("up without a profile is refused"):
             said = user.trefoil(*up, code=REFUSED)

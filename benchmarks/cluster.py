@@ -289,7 +289,8 @@ async def start(site: Cluster, archive: Path) -> tuple[Clients, str]:
     await site.all_run()
     took_s = CLOCK.monotonic_s() - began_s
     leader = await site.leader()
-    more = ["--slo-ms", "400", "--param", "queue_requests_max=60000"]  # a busy machine may stand still: none is refused
+    # A busy machine may stand still: no request is refused.
+    more = ["--slo-latency-ms", "400", "--param", "queue_requests_max=60000"]
     command = ["trefoil", "objective", "set", "--controller", "localhost:8102", "--family", "digits", *more]
     code, told = await asyncio.to_thread(leader.exec_run, command)
     need(code == 0, f"{' '.join(command)} ended with {code}: {told.decode()}")

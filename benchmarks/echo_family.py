@@ -126,7 +126,7 @@ def _family() -> str:
         f'accuracy_source = "assumed"\nmemory_mib = 16\nload_s = 2.5\nmacs = {v}\nlicence = "made here"\n'
         for v in VERSIONS
     )
-    return f'name = "{FAMILY}"\nmetric = "assumed"\n\n[classes.""]\nslo_ms = 100.0\nslo_quantile = 0.95\n{variants}'
+    return f'name = "{FAMILY}"\nmetric = "assumed"\n\n[classes.""]\npercentile = 95.0\nlatency_ms = 100.0\n{variants}'
 
 
 def _profile() -> str:

@@ -34,13 +34,14 @@ from rich.table import Table
 
 from controller.loop.core.decision import CANDIDATE
 from controller.loop.decision_records import stored_decisions
+from controller.settings import Slo
 from tests.support.ports import free_offset
 from trefoil.cli.demo.live_view import PlainView
 from trefoil.cli.demo.results import DemoSummary, git_commit, machine, write_json
 from trefoil.cli.demo.run_policy import DemoContext, run_policy
 from trefoil.cli.load.process import read_load_result, result_path
 from trefoil.cli.load.result import LoadResult
-from trefoil.cli.run.scenario import DemoScenario, Slo, load_system
+from trefoil.cli.run.scenario import DemoScenario, load_system
 from trefoil.cli.run.state_directory import StatePaths
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import LoadWindow

@@ -121,7 +121,7 @@ async def hostile_names(folder: Path) -> Outcome:
 async def _import(repository: Path, as_: str) -> tuple[int, str]:
     """Exit code and words of an import; -1: it does not end."""
     ours = repository.parent / "ours"
-    stated = ["--slo-ms", "50", "--accuracy", "small=0.7", "--accuracy", "large=0.9", "--repository", str(ours)]
+    stated = ["--slo-latency-ms", "50", "--accuracy", "small=0.7", "--accuracy", "large=0.9", "--repository", str(ours)]
     command = ["family", "import", str(repository), "--as", as_, *stated]
     try:
         async with asyncio.timeout(IMPORT_S):

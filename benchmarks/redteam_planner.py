@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.redteam import Check, Outcome
+from controller.settings import Slo
 from power_agent.devices.errors import NodeRefused
 from power_agent.devices.node_client import NodeClient
 from tests.support.ports import free_offset
 from trefoil.cli.load.process import LoadPlan, LoadProcess
 from trefoil.cli.run.launcher import Launcher, first_answer
-from trefoil.cli.run.scenario import CarbonTrace, Slo, System
+from trefoil.cli.run.scenario import CarbonTrace, System
 from trefoil.core.plan import RolloutState
 from trefoil.installation import CHECKOUT
 from trefoil.runtime.clock import WallClock

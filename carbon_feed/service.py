@@ -6,7 +6,7 @@ import structlog
 
 from carbon_feed.providers import make_providers
 from carbon_feed.reading.loop import ZoneLoop
-from carbon_feed.serving.servicer import CarbonFeedServicer
+from carbon_feed.serving.servicer import WATCHERS_MAX, CarbonFeedServicer
 from carbon_feed.settings import CarbonFeedSettings
 from carbon_feed.zones import load_zones
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
@@ -29,10 +29,10 @@ def build(argv: Sequence[str]) -> list[service.Component]:
     made = [(zone, make_providers(zone, clock.now_s())) for zone in settings.per_zone()]
     state = State.connect(settings.redis_url, settings.cluster, clock=clock, metrics=metrics)
     loops = [ZoneLoop(zone, provider, state, clock, metrics, *others) for zone, (provider, *others) in made]
-    servicer = CarbonFeedServicer(loops, load_zones(settings.zones_file), clock, settings.watchers_max)
+    servicer = CarbonFeedServicer(loops, load_zones(settings.zones_file), clock)
     entries: list[rpc.ServiceEntry] = [(pb_grpc.add_CarbonFeedServicer_to_server, servicer, FULL_NAME)]
     tls = Tls.of(settings)
-    streams_max = settings.watchers_max + ARCHIVES_MAX
+    streams_max = WATCHERS_MAX + ARCHIVES_MAX
     return [
         service.StateComponent(state, clock, metrics),
         service.MetricsComponent(metrics, settings.metrics_address),

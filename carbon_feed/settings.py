@@ -5,17 +5,16 @@ import os
 import zoneinfo
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from carbon_feed.core.trace_playback import INTENSITY_MAX_G_PER_KWH
-from carbon_feed.forecast.archive import FORECASTS_MAX
 from carbon_feed.forecast.forecaster import HORIZON_S, STEP_S, grid
 from trefoil.core import errors
 from trefoil.core.carbon import Factors, Method, Series
 from trefoil.core.units import INTENSITY_UNITS, intensity_unit
-from trefoil.runtime.config import ServiceSettings, Settings, read_secret_file
+from trefoil.runtime.config import FIXED, ServiceSettings, Settings, read_secret_file
 from trefoil.runtime.given.table import TimeUnit
 
 ProviderName = Literal["trace", "constant", "neso", "electricity_maps", "watttime", "override"]
@@ -64,6 +63,8 @@ class TraceReading(Settings):
 
     unit: str = ""
     """Of the intensities: g/kWh, kg/kWh, kg/MWh, t/MWh, lb/MWh, ...; empty = as their column's name says."""
+    value_column: str = ""
+    """Empty = found by its name, and by `factors` where there are several."""
     time_column: str = ""
     """Empty = found by its name: one in UTC before others."""
     time_unit: TimeUnit = ""
@@ -107,8 +108,6 @@ class TraceSettings(TraceReading):
     """Start again at time zero, or carry the last value on a named rung."""
     lead_in_h: float | None = Field(default=None, ge=0)
     """Hours at the head of the file that are history. None = what the file's header says, else 0."""
-    value_column: str = ""
-    """Empty = found by its name, and by `factors` where there are several."""
     interpolation: Literal["step", "linear"] = "step"
     """Each value holds until the next, or the way to the next is a line."""
 
@@ -133,20 +132,18 @@ class ConstantSettings(Settings):
 class WebSettings(Settings):
     """Settings of how providers are reached."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(("answer_bytes_max", "user_agent"), FIXED)
+
     timeout_s: float = Field(default=10.0, gt=0, le=120)
     """Of one whole exchange."""
     gap_s: float = Field(default=0.5, ge=0, le=60)
     """Between two requests to one address, of all zones of this process together."""
-    answer_bytes_max: int = Field(default=4 << 20, ge=1024)
-    """A longer answer is refused."""
     proxy: SecretStr = SecretStr("")
     """URL (it may hold a password); `environment` = as HTTPS_PROXY and NO_PROXY say; empty = none."""
     proxy_file: Path | None = None
     """Or the file that holds it."""
     ca_bundle: Path | None = None
     """PEM file; None = the public ones."""
-    user_agent: str = "trefoil-carbon-feed"
-    """How the feed names itself to providers."""
 
 
 class NesoSettings(Settings):
@@ -236,16 +233,16 @@ class OverrideSettings(Settings):
 class PollingSettings(Settings):
     """Settings of when live providers are asked; how often, and how much in a day, stands with each provider."""
 
-    hard_ttl_s: float = Field(default=1800.0, ge=0)
-    """How old an answer may be while asking again fails, at most until its interval ends; then the ladder decides."""
-    breaker_failures: int = Field(default=5, ge=1)
-    """Failures in a row after which nothing but a probe goes out."""
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(("breaker_failures", "hard_ttl_s"), FIXED)
+
     ask_without_redis: bool = False
     """Ask although nobody can say who holds the zone. For a feed that is alone: with several, each of them asks."""
 
 
 class ForecastSettings(Settings):
     """Settings of forecasts, their scores, and what providers are asked of the past (`[outlook]`)."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(("age_max_s", "archive_max", "past_h"), FIXED)
 
     model: Literal["blend", "climatology", "persistence", "none"] = "blend"
     """Ours that is served where no provider forecasts; all three are archived and scored. `none`: none of ours."""
@@ -255,14 +252,8 @@ class ForecastSettings(Settings):
     """How far ahead ours look, in the source's time."""
     provider_every_s: float = Field(default=1800.0, ge=300)
     """How often a provider is asked for its forecast, where it has one. Counts towards a quota."""
-    age_max_s: float = Field(default=3 * 3600.0, gt=0)
-    """How long a forecast is served when no newer one can be had, in the source's time."""
     past_every_s: float = Field(default=3600.0, ge=300)
     """How often a provider is asked for the last day again: values are revised for a day or more."""
-    past_h: float = Field(default=14 * 24.0, ge=24, le=60 * 24)
-    """How far back a provider is asked at the start where nothing is known."""
-    archive_max: int = Field(default=FORECASTS_MAX, ge=24, le=20_000)
-    """Issued forecasts that are kept and scored, of each model."""
 
     @field_validator("step_s")
     @classmethod
@@ -324,6 +315,8 @@ SHARED: Final[Mapping[str, tuple[str, ...]]] = {
 class CarbonFeedSettings(ZoneFields, ServiceSettings):
     """Settings of the carbon feed, which reads the intensity of one zone or several and publishes it."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {"watchers_max": FIXED}
+
     admin_address: str = "127.0.0.1:8101"
     metrics_address: str = "127.0.0.1:8111"
     zones: tuple[FurtherZone, ...] = ()
@@ -331,8 +324,6 @@ class CarbonFeedSettings(ZoneFields, ServiceSettings):
     web: WebSettings = WebSettings()
     polling: PollingSettings = PollingSettings()
     outlook: ForecastSettings = ForecastSettings()
-    watchers_max: int = Field(default=1_000, ge=1)
-    """Watch streams at once; one more is refused."""
     zones_file: Path | None = None
     """TOML with further zones, or other ones under a known name."""
     history_max: int = Field(default=115_200, ge=1)

@@ -106,8 +106,8 @@ def parts(settings: ControllerSettings, clock: Clock) -> Sequence[Component]:
     state = State.connect(settings.redis_url, settings.cluster, clock=clock, metrics=metrics)
     disk = DiskStore(settings.state_dir, settings.decisions_max, metrics)
     plan_keys = PlanKeys.read(settings.cluster, settings.plan_key_file)
-    receipts = Receipts(catalog, settings.receipts.memory_s, settings.receipts.items_min)
-    forecaster = forecaster_of(settings, row, open_network=open_network, monotonic_s=clock.monotonic_s)
+    receipts = Receipts(catalog)
+    forecaster = forecaster_of(row, open_network=open_network, monotonic_s=clock.monotonic_s)
     observation = Observation(settings, state.keys, catalog, forecaster, clock.now_s(), receipts.window, _stated(files))
     reader = ObservationReader(observation, state, settings.carbon, clock)
 
@@ -182,7 +182,7 @@ def starting_objectives(
         if wanted.family in commanded:
             continue
         try:
-            accepted = accept_objective(wanted.objective(), stored, catalog, None, pue=settings.pue)
+            accepted = accept_objective(wanted.stated(), stored, catalog, None, pue=settings.pue)
         except TrefoilError as error:
             raise SettingError(str(error), field=f"objectives[{position}] ({wanted.family})") from error
         before = stored.get(wanted.family)

@@ -189,7 +189,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
         planner, settings = self._planner, self._loop.settings
         self._refuse_stopped((wanted.family,))
         if request.reset:
-            said = {one.family: one.objective() for one in settings.objectives}
+            said = {one.family: one.stated() for one in settings.objectives}
             if wanted.family not in said:
                 raise errors.InvalidInput(
                     "the settings have no objective of it", field="family", value=wanted.family,
@@ -423,7 +423,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):  # type: ignore
                 remedy=errors.one_of(
                     sorted(self._loop.core.objectives),
                     family,
-                    also="a family of the repository: give it --min-accuracy",
+                    also="a family of the repository: give it --accuracy-floor",
                 ),
             )
         return self._loop.core.objectives[family]

@@ -1,19 +1,20 @@
 """Settings of the controller: every bound and period it has, with its unit."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from controller.thresholds import CAUSES, REFUSABLE, Thresholds, WindowSettings
+from controller.thresholds import CAUSES, RATE_SPAN_S, REFUSABLE, Thresholds, WindowSettings
 from trefoil.core import policies
 from trefoil.core.carbon import RUNGS, Factors, Method, Series
 from trefoil.core.demand import Demand, LoadForecast
 from trefoil.core.errors import NotFound
-from trefoil.core.objective import ActMode, Objective, ObjectiveMode
+from trefoil.core.objective import SETTING_NAMES, ActMode, Objective, ObjectiveMode
 from trefoil.core.parts import Kind, Value, load_own_parts
-from trefoil.runtime.config import ServiceSettings, Settings
+from trefoil.runtime.config import FIXED, ServiceSettings, Settings
 
 PARTS: Final = (Kind.PLANNER, Kind.FORECASTER)
 
@@ -21,14 +22,14 @@ PARTS: Final = (Kind.PLANNER, Kind.FORECASTER)
 class CarbonSettings(Settings):
     """Settings of carbon: which series of the feed to plan by, and which readings to refuse."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(("history_max", "forecast_age_share_max"), FIXED)
+
     zone: str = "demo"
     """Zone of the feed that plans go by."""
     method: str = "average"
     """average or marginal: as the feed reads it."""
     factors: str = "lifecycle"
     """direct or lifecycle: as the feed reads it."""
-    history_max: int = Field(default=96, ge=1)
-    """Readings of carbon:history that a planner sees."""
 
     static_g_per_kwh: float = Field(default=400.0, gt=0)
     """Planned by until the feed's first reading."""
@@ -38,8 +39,6 @@ class CarbonSettings(Settings):
     """Rungs of the feed's ladder that are not planned by: they trigger nothing, the last reading of another stands."""
     forecast: bool = True
     """Plan budgets by carbon:forecast, where the feed has one; false: by the intensities seen."""
-    forecast_age_share_max: float = Field(default=0.25, gt=0, le=1)
-    """A forecast is refused once more than this share of what it looked ahead is over."""
 
     @field_validator("rungs_refused")
     @classmethod
@@ -64,21 +63,66 @@ class CarbonSettings(Settings):
         return Series(self.zone, Method[self.method.upper()], Factors[self.factors.upper()])
 
 
-class ObjectiveSettings(Settings):
-    """Objective as a scenario writes it; it is in force until a command changes the family's (`trefoil objective
-    set`), and after its `--reset` again."""
+class Slo(Settings):
+    """SLO: the latency that is promised, and to how many requests."""
 
-    family: str
-    """Whose objective it is."""
-    mode: str = "budget"
+    percentile: float = Field(default=95.0, gt=0, lt=100)
+    """Percent of requests that must meet it."""
+    latency_ms: float = Field(gt=0)
+    """Limit of their latency."""
+
+
+class Accuracy(Settings):
+    """Floors of the accuracy, as fractions of 1."""
+
+    floor: float = Field(default=0.0, ge=0, le=1)
+    """What the objective's mode binds: the mean, or every moment."""
+    hard_floor: float = Field(default=0.0, ge=0, le=1)
+    """Floor at any moment, in modes budget and lambda."""
+
+
+class RelativeAccuracy(Accuracy):
+    """Floors of the accuracy, absolute or relative to the best variant's."""
+
+    below_best_pct: float | None = Field(default=None, ge=0, lt=100)
+    """Percent of the best variant's accuracy that floor is below it; where floor is 0."""
+    hard_below_best_pct: float | None = Field(default=None, ge=0, lt=100)
+    """Percent of the best variant's accuracy that hard_floor is below it; where hard_floor is 0."""
+
+    def floors(self, best: float) -> tuple[float, float]:
+        """Floors of the mean and of any moment [0..1], from the accuracy of the best variant."""
+        return _floor(self.floor, self.below_best_pct, best), _floor(self.hard_floor, self.hard_below_best_pct, best)
+
+
+def _floor(floor: float, below_best_pct: float | None, best: float) -> float:
+    return floor if floor or below_best_pct is None else best * (1 - below_best_pct / 100)
+
+
+class Availability(Settings):
+    """Availability that must survive a failure."""
+
+    replicas_min: int = Field(default=2, ge=1)
+    """Slices that serve a family at least."""
+    spread_min: int = Field(default=2, ge=1)
+    """Devices that they lie on at least."""
+
+
+class ObjectiveTerms(Settings):
+    """Terms of an objective, in the words of every file: `slo`, `accuracy`, `availability`."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        **{old: f"set {new}" for old, new in SETTING_NAMES.items()},
+        "below_best_pct": "set accuracy.below_best_pct",
+        "hard_below_best_pct": "set accuracy.hard_below_best_pct",
+        "pue": "set pue of the controller",
+    }
+
+    mode: Literal["budget", "instant", "lambda"] = "budget"
     """What the floor binds. budget: the mean of window_s; instant: every moment; lambda: nothing, carbon is weighed
     against accuracy."""
-    slo_ms: float = Field(gt=0)
-    """Limit of the latency at slo_quantile."""
-    slo_quantile: float = Field(default=0.95, gt=0, lt=1)
-    """Share of requests that must meet it."""
-    min_accuracy: float = Field(default=0.0, ge=0, le=1)
-    """Floor of the accuracy."""
+    slo: Slo
+    accuracy: Accuracy = Accuracy()
+    availability: Availability = Availability()
     lambda_weight: float = Field(default=0.5, ge=0, le=1)
     """Weight of carbon against accuracy in mode lambda (CLOVER Eq. 3)."""
     base_intensity_g_per_kwh: float = Field(default=0.0, ge=0)
@@ -87,29 +131,38 @@ class ObjectiveSettings(Settings):
     """Joules of the reference of mode lambda; 0: BASE's at this demand."""
     window_s: float = Field(default=86_400.0, gt=0)
     """Rolling window of mode budget."""
-    hard_min_accuracy: float = Field(default=0.0, ge=0, le=1)
-    """Floor of the accuracy at any moment, in modes budget and lambda."""
-    replicas_min: int = Field(default=2, ge=1)
-    """Slices that serve the family at least."""
-    spread_min: int = Field(default=2, ge=1)
-    """Devices that they lie on at least."""
-    pue: float = Field(default=0.0, ge=0)
-    """0: the controller's own."""
     params: dict[str, float] = Field(default_factory=dict)
-    """Constants of the policy, by name."""
+    """Constants of the policy for this family, by name."""
 
-    @field_validator("mode")
-    @classmethod
-    def _mode(cls, value: str) -> str:
-        names = [m.name.lower() for m in ObjectiveMode if m]
-        if value not in names:
-            raise ValueError(f"use one of {', '.join(names)}")
-        return value
+    def objective(self, family: str, **other: Any) -> Objective:
+        """Objective of a family by these terms; `other`: fields that differ from them."""
+        terms = {
+            "mode": ObjectiveMode[self.mode.upper()],
+            "slo_ms": self.slo.latency_ms,
+            "slo_quantile": self.slo.percentile / 100,
+            "min_accuracy": self.accuracy.floor,
+            "hard_min_accuracy": self.accuracy.hard_floor,
+            "lambda_weight": self.lambda_weight,
+            "base_intensity_g_per_kwh": self.base_intensity_g_per_kwh,
+            "base_j_per_request": self.base_j_per_request,
+            "params": self.params,
+            "window_s": self.window_s,
+            "replicas_min": self.availability.replicas_min,
+            "spread_min": self.availability.spread_min,
+        }
+        return Objective(family, **{**terms, **other})
 
-    def objective(self) -> Objective:
+
+class ObjectiveSettings(ObjectiveTerms):
+    """Objective of a family; it is in force until a command changes the family's (`trefoil objective set`), and after
+    its `--reset` again."""
+
+    family: str
+    """Whose objective it is."""
+
+    def stated(self) -> Objective:
         """Objective of these settings, number 1."""
-        fields = self.model_dump()
-        return Objective(**{**fields, "mode": ObjectiveMode[self.mode.upper()], "number": 1})
+        return self.objective(self.family, number=1)
 
 
 class TriggerSettings(Settings):
@@ -163,41 +216,18 @@ class RolloutSettings(Settings):
 class ExploreSettings(Settings):
     """Settings of exploring: how candidates are measured on the running system, and when that is broken off."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("meter_wait_s", "pause_s", "p95_requests_min", "backlog_s_max", "queue_share_max"), FIXED
+    )
+
     settle_s: float = Field(default=2.0, ge=0)
     """After a rollout, before load windows count."""
     settle_max_s: float = Field(default=10.0, gt=0)
     """How long to wait for the queue that the rollout left to drain; from cold, for it to grow shorter."""
-    meter_wait_s: float = Field(default=4.0, gt=0)
-    """How long to wait for energy samples of the interval measured; later ones make joules and grams unknown."""
-    pause_s: float = Field(default=5.0, gt=0)
-    """A longer gap between two looks (Redis was down) begins the measurement of the candidate anew."""
     exploration_max_s: float = Field(default=900.0, gt=0)
     """After it an exploration ends, whatever its planner wants; time without any load does not count."""
     p95_ratio_max: float = Field(default=4.0, gt=1)
     """A p95 of more than this times the SLO breaks a measurement off."""
-    p95_requests_min: int = Field(default=40, ge=1)
-    """Answers below which a p95 says nothing."""
-    backlog_s_max: float = Field(default=4.0, gt=0)
-    """Requests that arrived and did not end, in seconds of arrivals: more breaks a measurement off once settled."""
-    queue_share_max: float = Field(default=0.25, gt=0, lt=1)
-    """The same as a share of the route's queue, from the rollout's first step on: long before any is rejected."""
-
-
-class ReceiptSettings(Settings):
-    """Settings of receipts: how their rates follow what is metered."""
-
-    memory_s: float = Field(default=60.0, gt=0)
-    """How long metered energy and answers are remembered: older ones weigh 1/e or less."""
-    items_min: int = Field(default=20, ge=1)
-    """Items that a slice must have answered before its own energy counts; until then that of its kind does."""
-    publish_s: float = Field(default=5.0, gt=0)
-    """How often rates are published once one of them has moved by publish_ratio."""
-    publish_ratio: float = Field(default=0.005, ge=0)
-    """Smallest change that counts as moved."""
-    repeat_s: float = Field(default=20.0, gt=0)
-    """How often they are published all the same; dispatchers call them old after receipts_stale_s."""
-    residual_s: float = Field(default=600.0, gt=0)
-    """Over how long trefoil_receipt_residual_ratio compares receipts with metered energy."""
 
 
 class FixedDemand(Settings):
@@ -221,10 +251,67 @@ class FixedDemand(Settings):
         return Demand(family, "", self.rate_per_s, high_per_s, self.items_mean, self.gap_scv, forecast)
 
 
-class ControllerSettings(ServiceSettings):
+class ControlSettings(Settings):
+    """Settings by which the controller decides; `control` of a scenario is this table."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        **{
+            name: f"set parts.forecaster.{name} (in a scenario policy.parts.forecaster.{name})"
+            for name in ("smooth_s", "lookback_s", "slope_s", "slope_sigmas", "growth_ratio_max")
+        },
+        **dict.fromkeys(
+            ("demand_initial_hold_s", "slo_boost_ratio", "slo_boost_max", "receipts", "history_max"), FIXED
+        ),
+        "retry_s": "set rollout.retry_s, in a scenario control.rollout.retry_s",
+    }
+
+    max_watts: float = Field(default=0.0, ge=0)
+    """Cap on the planned power of the fleet [W], in the mean, GPUs that sleep included; 0: none. A command
+    (`trefoil objective fleet`) wins until its `--reset`."""
+    pue: float = Field(default=1.2, ge=1)
+    """Power usage effectiveness of the site: joules of devices times this are counted."""
+    tick_s: float | None = Field(default=None, gt=0)
+    """Period of the loop; not set in a scenario: 1 s request by request, its `step_s` in fluid."""
+    tick_min_s: float = Field(default=0.0, ge=0)
+    """Follow a planner's wish to be run again no earlier than this after a decision (its other triggers stay)."""
+    move_horizon_s: float = Field(default=600.0, gt=0)
+    """Wall time over which a reconfiguration has to pay back."""
+    demand_initial_per_s: dict[str, float] = Field(default_factory=dict)
+    """Demand to plan for until the load has come near it, by family; where a scenario does not name one: the mean of
+    its first ten minutes."""
+    demand_fixed: dict[str, FixedDemand] = Field(default_factory=dict)
+    """Planned for instead of what is observed, by family; what arrives is still counted and reported."""
+    causes: tuple[str, ...] | None = None
+    """Triggers that may fire instead of the policy's own; start, loss, objective and tick are always on."""
+    start_s: float | None = Field(default=None, ge=0)
+    """Start of a Triton, added to wake_s and load_s as the time that a growing load must be foreseen; not set in a
+    scenario: `costs.start_s`."""
+    slo_boost_wear_s: float = Field(default=60.0, gt=0)
+    """In which the raise of the demand after SLO breaches wears off. Longer where profiles are modelled: their error
+    does not pass."""
+    measure_s: float | None = Field(default=None, gt=0)
+    """Load windows of so long a time are what latency and attainment rest on; not set in a scenario: 10 s, at least a
+    tick."""
+    triggers: TriggerSettings = TriggerSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    explore: ExploreSettings = ExploreSettings()
+
+    @field_validator("causes")
+    @classmethod
+    def _causes(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for cause in value or ():
+            if cause not in CAUSES:
+                raise ValueError(f"no such trigger {cause!r}; use some of {', '.join(CAUSES)}")
+        return value
+
+
+class ControllerSettings(ServiceSettings, ControlSettings):
     """Settings of `python -m controller`."""
 
     admin_address: str = "127.0.0.1:8102"
+    tick_s: float = Field(default=0.5, gt=0)
+    start_s: float = Field(default=3.0, ge=0)
+    measure_s: float = Field(default=10.0, gt=0)
     policy: str = "exact"
     """Row of the table, or one's own as module:ROW."""
     preset: str = ""
@@ -243,9 +330,6 @@ class ControllerSettings(ServiceSettings):
     profile_overrides: dict[str, Path] = Field(default_factory=dict)
     """Another profile.csv than the family's own, by family."""
     objectives: tuple[ObjectiveSettings, ...] = ()
-    max_watts: float = Field(default=0.0, ge=0)
-    """Cap on the planned power of the fleet [W], in the mean, GPUs that sleep included; 0: none. A command
-    (`trefoil objective fleet`) wins until its `--reset`."""
     carbon: CarbonSettings = CarbonSettings()
     mode: str = "act"
     """observe: meter only; advise: plan and predict; act: roll out. A command (`trefoil mode`) wins until its
@@ -254,59 +338,19 @@ class ControllerSettings(ServiceSettings):
     """Of planners that draw."""
     plan_key_file: Path | None = None
     """File with the key by which plans in Redis are signed, as the agents have it; docs/operations.md."""
-    pue: float = Field(default=1.2, ge=1)
-    """Power usage effectiveness of the site: joules of devices times this are counted."""
     embodied_lifetime_years: float = Field(default=4.0, gt=0)
     """Over which reports write off what making a device emitted (`embodied_g` of its type): as long as servers are
     commonly kept."""
-    tick_s: float = Field(default=0.5, gt=0)
-    """Period of the loop."""
-    tick_min_s: float = Field(default=0.0, ge=0)
-    """Follow a planner's wish to be run again no earlier than this after a decision (its other triggers stay)."""
-    move_horizon_s: float = Field(default=600.0, gt=0)
-    """Wall time over which a reconfiguration has to pay back."""
     solve_timeout_s: float = Field(default=20.0, gt=0)
     """A planner that takes longer is abandoned: the last plan stays and the decision says so."""
     node_stale_s: float = Field(default=5.0, gt=0)
     """A node whose status is older is out of plans."""
     carbon_stale_intervals: float = Field(default=2.0, gt=0)
     """A reading is called carried once it is older than so many of its intervals."""
-    demand_initial_per_s: dict[str, float] = Field(default_factory=dict)
-    """Demand to plan for until the load has come near it, by family."""
-    demand_initial_hold_s: float = Field(default=60.0, ge=0)
-    """How long to hold it when the load never does."""
-    demand_fixed: dict[str, FixedDemand] = Field(default_factory=dict)
-    """Planned for instead of what is observed, by family; what arrives is still counted and reported."""
-    causes: tuple[str, ...] | None = None
-    """Triggers that may fire instead of the policy's own; start, loss, objective and tick are always on."""
-    start_s: float = Field(default=3.0, ge=0)
-    """Start of a Triton, added to wake_s and load_s as the time that a growing load must be foreseen."""
-    slo_boost_ratio: float = Field(default=0.15, ge=0)
-    """By how much an SLO breach raises the demand that is planned for; wears off while the SLO is met."""
-    slo_boost_max: float = Field(default=0.6, ge=0)
-    """Largest raise."""
-    slo_boost_wear_s: float = Field(default=60.0, gt=0)
-    """In which the largest raise wears off. Longer where profiles are modelled: their error does not pass."""
     decisions_max: int = Field(default=2_000, ge=1)
     """Decisions that are kept, on disk and in Redis."""
     plans_kept: int = Field(default=20, ge=2)
     """Plans that can be gone back to."""
-    triggers: TriggerSettings = TriggerSettings()
-    rollout: RolloutSettings = RolloutSettings()
-    explore: ExploreSettings = ExploreSettings()
-    receipts: ReceiptSettings = ReceiptSettings()
-    smooth_s: float = Field(default=4.0, gt=0)
-    """Width of the moving mean of arrivals."""
-    lookback_s: float = Field(default=6.0, gt=0)
-    """How long the largest mean counts."""
-    slope_s: float = Field(default=5.0, gt=0)
-    """Time over which growth is fitted."""
-    slope_sigmas: float = Field(default=2.0, gt=0)
-    """Standard errors by which growth must be above 0 to count."""
-    growth_ratio_max: float = Field(default=0.5, ge=0)
-    """By how much of the rate a slope may raise the forecast."""
-    measure_s: float = Field(default=10.0, gt=0)
-    """Load windows of so long a time are what latency and attainment rest on."""
 
     @field_validator("mode")
     @classmethod
@@ -323,14 +367,6 @@ class ControllerSettings(ServiceSettings):
             policies.policy(value)
         except NotFound as error:
             raise ValueError(error.remedy) from error
-        return value
-
-    @field_validator("causes")
-    @classmethod
-    def _causes(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        for cause in value or ():
-            if cause not in CAUSES:
-                raise ValueError(f"no such trigger {cause!r}; use some of {', '.join(CAUSES)}")
         return value
 
     @field_validator("preset")
@@ -369,9 +405,14 @@ class ControllerSettings(ServiceSettings):
     @property
     def thresholds(self) -> Thresholds:
         """Thresholds of the triggers, of settings and preset."""
-        found = Thresholds(rate_span_s=self.smooth_s, **self.triggers.model_dump())
+        found = Thresholds(rate_span_s=self.rate_span_s, **self.triggers.model_dump())
         base = float(policies.PRESETS[self.preset].get("carbon_base_g_per_kwh", 0.0)) if self.preset else 0.0
         return replace(found, carbon_base_g_per_kwh=base) if base else found
+
+    @property
+    def rate_span_s(self) -> float:
+        """Time over which a rate is counted [s]."""
+        return max(RATE_SPAN_S, self.tick_s)
 
     @property
     def windows(self) -> WindowSettings:

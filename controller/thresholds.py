@@ -7,6 +7,8 @@ from trefoil.core.carbon import RUNGS
 
 CAUSES: Final = ("start", "loss", "objective", "load", "slo", "scale", "accuracy", "carbon", "tick")
 REFUSABLE: Final = RUNGS[1:]
+CARBON_HISTORY_MAX: Final = 96  # readings of carbon:history that a planner sees
+RATE_SPAN_S: Final = 4.0  # over which a rate is counted, or a tick where that is longer; as `last_max` smooths
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,41 @@ from dispatcher.queues import QUEUES
 from dispatcher.routers import ROUTERS
 from trefoil.core.errors import SettingError
 from trefoil.core.parts import Kind, load_own_parts, load_part
-from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.config import FIXED, ServiceSettings
 from trefoil.runtime.security.tls import FIELDS, GRPC, Tls
 
 FRONT_FIELDS: Final = ("front_tls_certificate", "front_tls_key", "front_client_ca")
 
 
-class DispatcherSettings(ServiceSettings):
+class WorkerPlace(ServiceSettings):
+    """Place of a worker among those of its dispatcher; set by their supervisor, not by a person."""
+
+    inference_socket: int = Field(-1, ge=-1)
+    """Descriptor of the inference port's listening socket, which workers share."""
+    rest_socket: int = Field(-1, ge=-1)
+    """Descriptor of the REST port's."""
+    worker: int = Field(0, ge=0)
+    """Number of this worker within its dispatcher."""
+    dispatcher: str = ""
+    """Name of the dispatcher that this worker belongs to; else a new one."""
+    supervisor_pid: int = Field(0, ge=0)
+    """The process with which this one ends."""
+
+
+class DispatcherSettings(WorkerPlace):
     """Settings of `python -m dispatcher`, with their units and bounds."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {"transport": "remove it: gRPC is served by libnghttp2 alone"}
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "transport": "remove it: gRPC is served by libnghttp2 alone",
+        **dict.fromkeys(
+            (
+                "attempts_max", "connection_age_grace_s", "connection_streams_max", "hang_probe_s", "header_bytes_max",
+                "length_wait_s", "message_s", "probe_timeout_s", "receipts_stale_s", "resets_per_s", "retry_burst",
+                "stale_probe_failures", "windows_pending_max",
+            ),
+            FIXED,
+        ),
+    }  # fmt: skip
 
     admin_address: str = "127.0.0.1:8104"
     metrics_address: str = "127.0.0.1:8114"
@@ -60,18 +85,6 @@ class DispatcherSettings(ServiceSettings):
     """Whom the certificates of other dispatchers have to name; empty = the host of their peer_address."""
     connection_age_max_s: float = Field(0.0, ge=0)
     """Client connections are asked to reconnect at this age, so that workers share them out again; 0 = never."""
-    connection_age_grace_s: float = Field(60.0, gt=0)
-    """How long requests under way on such a connection may still take."""
-    inference_socket: int = Field(-1, ge=-1)
-    """Descriptor of the inference port's listening socket, which workers share; set by their supervisor."""
-    rest_socket: int = Field(-1, ge=-1)
-    """Descriptor of the REST port's; set by their supervisor."""
-    worker: int = Field(0, ge=0)
-    """Number of this worker within its dispatcher; set by its supervisor."""
-    dispatcher: str = ""
-    """Name of the dispatcher that this worker belongs to; set by its supervisor, else a new one."""
-    supervisor_pid: int = Field(0, ge=0)
-    """The process with which this one ends; set by its supervisor."""
     router: str = ""
     """A router instead of the plan's, for every family: a name of the table, or module:Class; empty = the plan's."""
     queue: str = ""
@@ -83,8 +96,6 @@ class DispatcherSettings(ServiceSettings):
     """What predicts the lengths of generated answers, for plans whose queue goes by them (`ssjf`): lengths.json,
     predictor.onnx, tokenizer.json. The default ships, and takes a millisecond; `make pydoc-lengths` builds the larger
     one in `lengths`, which takes 25. Without any requests are served first come, first served."""
-    length_wait_s: float = Field(0.05, gt=0, le=10)
-    """How long such a request waits for its predicted length at most, before it is queued without one."""
     message_bytes_max: int = Field(64 * 2**20, ge=-1)
     """Largest request accepted, once decompressed, as JSON too; -1 = no limit, also of what a few compressed bytes can
     become."""
@@ -94,22 +105,11 @@ class DispatcherSettings(ServiceSettings):
     client that reads least is cut off."""
     connection_unread_bytes_max: int = Field(256 * 2**20, ge=1)
     """Answers that one connection has not read, beyond which its requests are refused."""
-    connection_streams_max: int = Field(4096, ge=1)
-    """Calls under way on one connection; a client's further ones wait in the client."""
-    header_bytes_max: int = Field(64 * 1024, ge=1024)
-    """Largest headers of one call."""
-    resets_per_s: int = Field(1000, ge=1)
-    """Calls of one connection that may be cancelled in a second, after ten seconds' worth at once; beyond it the
-    connection is closed."""
-    message_s: float = Field(60.0, gt=0)
-    """How long a message may take from its first byte to its last, and a new connection to its first."""
     head_bytes_max: int = Field(16 * 2**20, ge=1)
     """Largest part of a request beside its raw_input_contents: names, parameters, tensors as typed contents. Parsed it
     takes up to ten times as much memory."""
     window_s: float = Field(0.5, gt=0)
     """How often a load window is flushed."""
-    windows_pending_max: int = Field(120, ge=1)
-    """Windows kept for Redis while it is away; older ones are dropped and counted."""
     plan_key_file: Path | None = None
     """File with the routes keys by which plans in Redis are signed, one a line, at most two; docs/operations.md. None:
     plans are obeyed from a Redis on loopback, or with `insecure`."""
@@ -117,12 +117,8 @@ class DispatcherSettings(ServiceSettings):
     """How often the table is acknowledged, beyond every change of it."""
     no_slice_wait_s: float = Field(20.0, ge=0)
     """How long requests wait for a family that had a live slice and lost the last one."""
-    probe_timeout_s: float = Field(3.0, gt=0)
-    """How long a probe of an ejected slice may take; a dead python stub answers after 1 s."""
     hang_quiet_s: float = Field(0.4, gt=0)
     """A slice that has requests of a model and answers none for so long is asked whether it is alive."""
-    hang_probe_s: float = Field(0.7, gt=0)
-    """How long it may take to say so; a slice that does not is ejected as hung."""
     idle_probe_s: float = Field(2.0, ge=0)
     """A slice without requests is asked this often, so that none is lost on finding out; 0 = never."""
     hung_fail_s: float = Field(10.0, gt=0)
@@ -141,18 +137,10 @@ class DispatcherSettings(ServiceSettings):
     """Deadline of requests that name none, by family."""
     retry_ratio: float = Field(0.1, ge=0, le=1)
     """Requests that may be tried again, as a share of those that arrive. Only what no slice took is tried again."""
-    retry_burst: int = Field(50, ge=1)
-    """Retries that may come at once."""
-    attempts_max: int = Field(3, ge=1)
-    """Slices that one request may be offered to."""
     node_stale_s: float = Field(5.0, gt=0)
     """Past this age of a node's status its slices are probed from here."""
     stale_probe_s: float = Field(2.0, gt=0)
     """How often slices of a node with a stale status are probed."""
-    stale_probe_failures: int = Field(2, ge=1)
-    """Failed probes in a row after which such a slice is ejected."""
-    receipts_stale_s: float = Field(60.0, gt=0)
-    """Past this age the controller's receipt rates are carried on, and receipts say so."""
     drain_s: float = Field(1.0, ge=0)
     """How long it goes on serving, and says that it is not ready, once it was told to stop: behind a load balancer, as
     long as that needs to notice."""

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -69,6 +70,8 @@ from trefoil.runtime.service import (
 from trefoil.runtime.state import State
 from trefoil.runtime.telemetry import Metrics, setup_logging
 
+RING_S: Final = 600.0  # of the energy stream that is kept on disk, to be sent again after Redis was away
+
 
 @dataclass(frozen=True, slots=True)
 class Cpus:
@@ -102,7 +105,7 @@ def build(argv: Sequence[str]) -> Sequence[Component]:
     proc, holders = (Path("/proc"), None) if client is None else (None, client.holders)
     inventory = Inventory(settings.node, proc, holders)
     calls = DriverCalls(inventory, lock=DriverLock(settings.driver_marker))
-    mig = MigInstances(calls, inventory, clock, settings.in_use_retries_max, settings.in_use_backoff_s)
+    mig = MigInstances(calls, inventory, clock, settings.in_use_retries_max)
     owner = f"{settings.cluster}/{settings.node}"
     journal = Journal(settings.state_dir, boot_id(), driver_load_id(settings.driver_marker), metrics, owner)
     files = CatalogFiles(settings.model_repository, load=load_catalog)
@@ -116,7 +119,7 @@ def build(argv: Sequence[str]) -> Sequence[Component]:
     clocks = ClockKeeper(node, inventory, calls.call, reader := LatencyReader(node, state))
     _learn_families(files, node, executor, digests, reader)
     reconciler = Reconciler(node, executor, clocks)
-    energy_log = EnergyLog(settings.state_dir, int(settings.ring_s / settings.sample_period_s), metrics)
+    energy_log = EnergyLog(settings.state_dir, int(RING_S / settings.sample_period_s), metrics)
     publisher = Publisher(node, state, energy_log)
     feed = EnergyFeed(energy_log)
     cpus = _cpus(settings, clock, node, simulated=metrics.simulated)

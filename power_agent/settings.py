@@ -1,20 +1,29 @@
 """Settings of `python -m power_agent`."""
 
 import re
+from collections.abc import Mapping
 from ipaddress import IPv4Address, ip_address
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from power_agent.governors import GOVERNORS
 from trefoil.core.parts import Kind, Value, load_own_parts, load_part
-from trefoil.runtime.config import ServiceSettings
+from trefoil.runtime.config import FIXED, ServiceSettings
 from trefoil.runtime.fenced import LEASE_MAX_S
 
 
 class PowerAgentSettings(ServiceSettings):
     """Settings of the power agent, which governs the GPUs of one node: MIG instances, Tritons, energy."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        (
+            "clock_lease_ttl_max_s", "drain_poll_s", "idle_kill_after_s", "in_use_backoff_s", "power_poll_s",
+            "probe_timeout_s", "ring_s", "stop_kill_after_s", "swap_timeout_s",
+        ),
+        FIXED,
+    )  # fmt: skip
 
     admin_address: str = "127.0.0.1:8103"
     metrics_address: str = "127.0.0.1:8113"
@@ -48,35 +57,21 @@ class PowerAgentSettings(ServiceSettings):
     """none: joules and grams are unknown, and say so."""
     sample_period_s: float = Field(default=1.0, ge=0.2, le=10.0)
     """One EnergySample per device each period."""
-    ring_s: float = Field(default=600.0, ge=10.0)
-    """How much of the energy stream is kept on disk, to be sent again after Redis was away."""
     starts_parallel: int = Field(default=2, ge=1)
     """Tritons that may start at once: a start keeps a core busy."""
     ready_timeout_s: float = Field(default=30.0, gt=0)
     """How long a Triton may take until it answers an inference; where three times the `load_s` of what it hosts is
     more, that."""
-    swap_timeout_s: float = Field(default=30.0, gt=0)
-    """How long loading another variant may take; where three times its `load_s` is more, that."""
     drain_timeout_s: float = Field(default=30.0, gt=0)
     """After this a slice is stopped whatever is in flight on it."""
-    drain_poll_s: float = Field(default=0.1, gt=0)
-    """How often a draining slice is looked at."""
-    stop_kill_after_s: float = Field(default=5.0, gt=0)
-    """SIGKILL follows SIGTERM after this."""
-    idle_kill_after_s: float = Field(default=0.5, gt=0)
-    """... of a Triton that every dispatcher has drained."""
     in_use_retries_max: int = Field(default=7, ge=0)
     """A driver says IN_USE for a while after the last process of an instance is gone."""
-    in_use_backoff_s: float = Field(default=0.1, gt=0)
-    """First pause between these tries; it doubles."""
     retry_backoff_max_s: float = Field(default=15.0, gt=0)
     """Longest pause between two tries to start a slice that fails again and again."""
     health_poll_s: float = Field(default=0.5, gt=0)
     """How often Tritons are asked whether they are ready."""
     quiet_probe_s: float = Field(default=8.0, gt=0)
     """A slice without any success for so long gets a real inference: readiness does not show a dead python stub."""
-    probe_timeout_s: float = Field(default=4.0, gt=0)
-    """How long that inference may take."""
     drift_poll_s: float = Field(default=5.0, gt=0)
     """How often the driver's listing is compared with what the agent made."""
     reset_poll_s: float = Field(default=30.0, gt=0)
@@ -128,8 +123,6 @@ class PowerAgentSettings(ServiceSettings):
     """Shared memory of a container; the python backend passes tensors through it."""
 
     # clocks
-    clock_lease_ttl_max_s: float = Field(default=600.0, gt=0)
-    """Longest time to live of a clock lease: whoever holds one renews it."""
     governor: str = ""
     """Of every device instead of the one that its plan names: one of the table, or one's own as module:Class."""
     own_parts: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -149,8 +142,6 @@ class PowerAgentSettings(ServiceSettings):
     http://127.0.0.1:9400/metrics; empty: activity from GPM or Triton."""
 
     # what measures energy, and how it is split between slices
-    power_poll_s: float = Field(default=0.1, ge=0.02, le=1.0)
-    """How often the power of a device without an energy counter is read, to be integrated."""
     attribution: Literal["auto", "triton", "gpm", "dcgm"] = "auto"
     """By whose activity a device's energy is split; auto: DCGM, else GPM, else Triton's compute seconds. What has no
     fresh value for every slice of an interval gives way to Triton for that interval."""

@@ -52,8 +52,6 @@ def _polled(settings: CarbonFeedSettings, provider: LiveProvider, asks: str) -> 
     rules = PollLimits(
         poll_s=provider.poll_s,
         quota_per_day=getattr(settings, asks).quota_per_day,
-        hard_ttl_s=settings.polling.hard_ttl_s,
-        breaker_failures=settings.polling.breaker_failures,
         seed=f"{settings.cluster} {settings.zone} {provider.name}",
     )
     return PolledProvider(provider, rules, settings.state_dir / f"polling-{settings.zone}-{provider.name}.json")

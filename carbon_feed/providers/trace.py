@@ -126,7 +126,6 @@ def load_trace(
         f"{path} line {names_at}",
         names,
         options,
-        options.value_column,
         factors,
         comments.get("unit", ""),
     )

@@ -43,7 +43,7 @@ class TraceColumns:
 
 
 def choose_columns(
-    where: str, names: Sequence[str], options: TraceReading, column: str, factors: Factors, comment_unit: str
+    where: str, names: Sequence[str], options: TraceReading, factors: Factors, comment_unit: str
 ) -> TraceColumns:
     """Choose the columns of a trace. `comment_unit`: of a comment `# unit: ...` at its head.
 
@@ -51,7 +51,7 @@ def choose_columns(
         errors.TraceError: none or several could be meant, the unit is not known, or a setting contradicts the header.
     """
     time = _column(where, names, options.time_column, "trace.time_column", _time_names(names))
-    value = _column(where, names, column, "trace.value_column", _value_names(names, factors))
+    value = _column(where, names, options.value_column, "trace.value_column", _value_names(names, factors))
     _check_zone(where, names[time], options.timezone)
     marks = [name for name in names if ESTIMATED_NAME.search(name)]
     estimated = -1

@@ -24,6 +24,8 @@ from trefoil.core import errors
 from trefoil.core.carbon import Quality
 
 Row = dict[str, Any]
+ANSWER_BYTES_MAX: Final = 4 << 20
+USER_AGENT: Final = "trefoil-carbon-feed"
 MESSAGE_MAX: Final = 200
 RETRY_AFTER_MAX_S: Final = 24 * 3600.0
 MASK: Final = "***"
@@ -130,10 +132,8 @@ class HttpClient:
             body = bytearray()
             async for piece in answer.aiter_bytes():
                 body += piece
-                if len(body) > self._settings.answer_bytes_max:
-                    raise ProviderFailure(
-                        Cause.TOO_LARGE, f"{self._name} sent more than {self._settings.answer_bytes_max} bytes"
-                    )
+                if len(body) > ANSWER_BYTES_MAX:
+                    raise ProviderFailure(Cause.TOO_LARGE, f"{self._name} sent more than {ANSWER_BYTES_MAX} bytes")
             client.cookies.clear()
             return answer.status_code, answer.headers, bytes(body)
 
@@ -149,7 +149,7 @@ class HttpClient:
                 follow_redirects=False,
                 timeout=self._settings.timeout_s,
                 limits=httpx.Limits(max_connections=4, max_keepalive_connections=1),
-                headers={"User-Agent": self._settings.user_agent},
+                headers={"User-Agent": USER_AGENT},
             )
         return self._client
 

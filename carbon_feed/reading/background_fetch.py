@@ -33,6 +33,7 @@ from trefoil.core.units import DAY_S, HOUR_S
 NOT_GIVEN: Final = (Cause.FORBIDDEN, Cause.NO_DATA, Cause.GONE)
 NOT_GIVEN_S: Final = 6 * 3600.0
 EARLY_S: Final = DAY_S  # a next time further off than this and the pace: the clock was set back
+PAST_H: Final = 14 * 24.0  # asked for at the start where nothing is known
 PIECE_S: Final = 4 * DAY_S  # of the past in one question: five-minute values of more are long to read
 REACH_S: Final[Mapping[str, float]] = {  # what they offer at most; another provider is asked for all of our horizon
     "neso": 48 * 3600.0,
@@ -83,7 +84,7 @@ class BackgroundFetcher:
         seed = f"{settings.cluster} {settings.zone}"
         self._forecast_schedule = QuestionSchedule(settings.outlook.provider_every_s, f"{seed} forecast")
         self._past_schedule = QuestionSchedule(settings.outlook.past_every_s, f"{seed} past")
-        self._past_s = settings.outlook.past_h * HOUR_S
+        self._past_s = PAST_H * HOUR_S
         self._fetched_until_s = float("-inf")
 
     def forecast_due(self, now_s: float) -> bool:

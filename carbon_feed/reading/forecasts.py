@@ -32,6 +32,7 @@ from trefoil.core.carbon import CarbonForecast, CarbonRatio, CarbonReading, Carb
 from trefoil.runtime.keys import Keys
 from trefoil.runtime.state import Delete, Put, State, Write
 
+AGE_MAX_S: Final = 3 * 3600.0  # that a forecast is served where no newer one comes, in the source's time
 REFRESH_MIN_S: Final = 0.25  # a replay may say something new every few milliseconds
 ISSUE_MIN_S: Final = 1.0  # of a fast replay some steps are left out
 HORIZON_MIN_S: Final = 30.0  # a forecast that is over sooner is of use to nobody
@@ -57,7 +58,7 @@ class ZoneForecasts:
         What a provider says of the past is added to the history by `refresh`.
         """
         self.series, self.history = settings.series, history
-        self.archive = ForecastArchive(settings.series, settings.outlook.archive_max)
+        self.archive = ForecastArchive(settings.series)
         self.forecast: CarbonForecast | None = None
         self.forecast_reason = "none was issued yet"
         self._settings, self._limits = settings, settings.outlook
@@ -291,7 +292,7 @@ class ZoneForecasts:
 
     def _unless_expired(self, forecast: CarbonForecast | None, now_s: float) -> CarbonForecast | None:
         """A forecast that is neither too old nor over."""
-        if forecast is None or now_s - forecast.issued_at_s > self._limits.age_max_s / self._speedup + ISSUE_MIN_S:
+        if forecast is None or now_s - forecast.issued_at_s > AGE_MAX_S / self._speedup + ISSUE_MIN_S:
             return None
         return forecast if forecast.bands and forecast.bands[-1].ends_at_s > now_s else None
 

@@ -172,7 +172,7 @@ class CarbonFeedServicer(pb_grpc.CarbonFeedServicer):  # type: ignore[misc]
         watching = ChangeFilter.from_ratios(request.change_ratio, hysteresis)
         if self._watchers >= self._watchers_max:
             raise errors.Unavailable(
-                f"{self._watchers} watchers are open", remedy="close some, or raise watchers_max of the feed"
+                f"{self._watchers} watchers are open", remedy="close some, or ask another replica of the feed"
             )
         self._watchers += 1
         try:

@@ -54,6 +54,10 @@ FLUSH_S = 5.0
 HOURS_KEPT = 2  # whose totals are written again each time: of whatever happens to them in Redis nothing stays
 SAMPLES_MAX = 100_000  # of one exploration: a day of one device
 HELD_MAX_S = 5.0  # that totals wait for the successor of a sample which does not continue the one before
+PUBLISH_S = 5.0  # how often receipt rates are published once one of them has moved by PUBLISH_RATIO
+PUBLISH_RATIO = 0.005
+REPEAT_S = 20.0  # how often they are published all the same: dispatchers call them old after 60 s
+RESIDUAL_S = 600.0  # over which trefoil_receipt_residual_ratio compares receipts with metered energy
 LATE_S = 5.0  # by how much the samples of two devices may be out of order
 
 
@@ -435,7 +439,7 @@ class Accountant:
 
     def _reconcile(self, readings: Sequence[CarbonReading]) -> None:
         """Compare what receipts say with what was metered over the same time; book what BASE had taken for it."""
-        now_s, settings = self._clock.now_s(), self._settings.receipts
+        now_s = self._clock.now_s()
         self.receipts.nodes(self._observation.inputs.nodes.values())
         for joined in sum_by_family(self.receipts.join(now_s)):
             self._joined_samples.append(joined)
@@ -444,7 +448,7 @@ class Accountant:
             self._add_base(joined.family, self.base.active_j(joined), reading_at(readings, joined.ends_at_s))
             self._metrics.inc("trefoil_active_joules_total", joined.active_j, family=joined.family)
             self._metrics.inc("trefoil_receipt_joules_total", joined.receipt_j, family=joined.family)
-        while self._joined_samples and self._joined_samples[0].ends_at_s < now_s - settings.residual_s:
+        while self._joined_samples and self._joined_samples[0].ends_at_s < now_s - RESIDUAL_S:
             self._joined_samples.popleft()
         for joined in sum_by_family(self._joined_samples):
             if joined.active_j > 0:
@@ -503,14 +507,12 @@ class ReceiptPublisher:
 
     async def publish(self, plan: Plan | None) -> None:
         """Publish the rates if it is time to."""
-        now_s, settings = self._clock.now_s(), self._settings.receipts
-        if now_s - self._at_s < settings.publish_s:
+        now_s = self._clock.now_s()
+        if now_s - self._at_s < PUBLISH_S:
             return
         self._at_s = now_s
         rates = self._receipts.rates(plan)
-        if now_s - self._published_at_s < settings.repeat_s and not rates_changed(
-            self._published_ratios, rates, settings.publish_ratio
-        ):
+        if now_s - self._published_at_s < REPEAT_S and not rates_changed(self._published_ratios, rates, PUBLISH_RATIO):
             return
         revision = plan.revision if plan is not None else Revision()
         told = ReceiptRates(rates, now_s, self._settings.carbon.series, self._settings.pue, revision)

@@ -30,12 +30,16 @@ EXACT_BELOW: Final = 200.0  # expected arrivals up to which the quantile is summ
 
 
 class LastMaxSettings(PartSettings):
-    """What can be set of it. Those of the controller that are called so are given to it."""
+    """What can be set of it. All are at least one bin of load, `slope_s` three."""
 
     smooth_s: float = Field(default=4.0, gt=0)
+    """Width of the moving mean of arrivals."""
     lookback_s: float = Field(default=6.0, gt=0)
+    """How long the largest mean counts."""
     slope_s: float = Field(default=5.0, gt=0)
+    """Time over which growth is fitted."""
     slope_sigmas: float = Field(default=2.0, gt=0)
+    """Standard errors by which growth must be above 0 to count."""
     growth_ratio_max: float = Field(default=0.5, ge=0)
     """By how much of the rate a slope may raise the forecast."""
 
@@ -68,7 +72,7 @@ class LastMax:
     def _statistics(self, arrivals: tuple[float, ...], bin_s: float) -> tuple[float, float, float, float]:
         """The mean of now, the largest one of late [1/s], the slope [1/s^2], and what a mean is over [s]."""
         width = min(max(1, round(self.smooth_s / bin_s)), len(arrivals))
-        ends = range(len(arrivals), max(width, len(arrivals) - round(self.lookback_s / bin_s)) - 1, -1)
+        ends = range(len(arrivals), max(width, len(arrivals) - max(1, round(self.lookback_s / bin_s))) - 1, -1)
         means = [sum(arrivals[end - width : end]) / (width * bin_s) for end in ends]
         rate = max(means[0], *(self._level(arrivals[:end], bin_s, mean) for end, mean in zip(ends, means, strict=True)))
         return means[0], rate, self._slope(arrivals, bin_s, means[0]), width * bin_s
@@ -84,8 +88,8 @@ class LastMax:
 
     def _slope(self, arrivals: Sequence[float], bin_s: float, rate: float) -> float:
         """Growth of the rate [1/s^2], 0.0 when it may be chance."""
-        count = round(self.slope_s / bin_s)
-        if len(arrivals) < count or count < 3:
+        count = max(3, round(self.slope_s / bin_s))
+        if len(arrivals) < count:
             return 0.0
         recent = arrivals[-count:]
         middle = (count - 1) / 2

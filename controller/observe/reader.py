@@ -11,6 +11,7 @@ import structlog
 
 from controller.observe.core.observation import Observation
 from controller.settings import CarbonSettings
+from controller.thresholds import CARBON_HISTORY_MAX
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Series, shift_forecast, shift_reading
 from trefoil.core.demand import LoadWindow, ScaleSignal
@@ -86,7 +87,7 @@ class ObservationReader:
         inputs.carbon = await self._reading(series) or inputs.carbon
         forecast = await self._state.get(keys.carbon_forecast(series), CarbonForecast)
         inputs.carbon_forecast = shift_forecast(forecast, -self._ahead_s) if forecast is not None else None
-        count = self._carbon.history_max
+        count = CARBON_HISTORY_MAX
         if self._history_id == "0":
             entries = await self._state.tail(keys.carbon_history(series), CarbonReading, count)
         else:

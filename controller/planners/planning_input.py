@@ -241,7 +241,7 @@ def _filled(objective: Objective, view: PlanView) -> Objective:
         "an SLO needs a latency above 0 ms and a percentile between 0 and 1",
         field=f"objective {objective.family}: slo",
         value=(slo_ms, quantile),
-        remedy="set slo_ms and slo_quantile, or classes in family.toml",
+        remedy="set slo.latency_ms and slo.percentile, or classes in family.toml",
     )
 
 

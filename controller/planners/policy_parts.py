@@ -35,8 +35,8 @@ def planner_of(override: str, row: Policy) -> Planner:
     return with_policy_parts(part.made(settings=settings, refuses=policy_refusal(rollout_refusal, row)), row)
 
 
-def forecaster_of(settings: ControllerSettings, row: Policy, **given: Any) -> Forecaster:
-    """Forecaster of a policy's row. Its settings: the row's, over the controller's own of the same names.
+def forecaster_of(row: Policy, **given: Any) -> Forecaster:
+    """Forecaster of a policy's row.
 
     Args:
         given: what else a shell has for it, as `open_network`, `monotonic_s` or `truth`; it takes what it names.
@@ -45,8 +45,7 @@ def forecaster_of(settings: ControllerSettings, row: Policy, **given: Any) -> Fo
         SettingError: a forecaster that is not there or cannot be made, or a setting that it has not.
     """
     part = load_part(Kind.FORECASTER, row.forecaster, FORECASTERS)
-    flat = {name: getattr(settings, name) for name in settings.model_fields_set & part.settings.model_fields.keys()}
-    return part.made(settings=part.settings_of({**flat, **row.settings.get(Kind.FORECASTER, {})}), **given)
+    return part.made(settings=part.settings_of(row.settings.get(Kind.FORECASTER, {})), **given)
 
 
 def with_preset(row: Policy, preset: str) -> Policy:

@@ -1,4 +1,4 @@
-"""Asks the process that predicts lengths, and does without it: a request waits `length_wait_s` at most.
+"""Asks the process that predicts lengths, and does without it: a request waits WAIT_S at most.
 
 While an answer is late nobody else waits for the process, nor is it asked: requests go first come, first served until
 it has caught up. One that is silent for SILENT_S is killed; one that ends is started again, ever more slowly. All of it
@@ -25,6 +25,7 @@ from trefoil.core.brains import Ticket
 from trefoil.runtime.clock import Clock
 
 LOG = structlog.get_logger()
+WAIT_S: Final = 0.05  # that a request waits for its predicted length, before it is queued without one
 SILENT_S: Final = 20.0
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 30.0
 CHECK_S: Final = 0.2
@@ -41,7 +42,7 @@ class Lengths:
     `wanted` tells whether any queue reads lengths: the process runs only then, from the first request on that asks.
     """
 
-    def __init__(self, folder: Path, wait_s: float, clock: Clock, wanted: Callable[[], bool]) -> None:
+    def __init__(self, folder: Path, clock: Clock, wanted: Callable[[], bool], wait_s: float = WAIT_S) -> None:
         self.total = Counter[str]()  # by outcome
         self._folder, self._wait_s, self._clock, self._wanted = folder, wait_s, clock, wanted
         self._process: asyncio.subprocess.Process | None = None

@@ -60,6 +60,7 @@ LEFT: Final = frozenset({"CANCELLED", "DEADLINE_EXCEEDED"})
 """How requests end on their slice whose client waits no longer."""
 FlowOf = Callable[[Tenant, str, Callable[[], Any]], tuple[str, str]]
 """What a caller shares a full queue as, by its tenant, address and metadata."""
+ATTEMPTS_MAX: Final = 3  # slices that one request may be offered to
 NEWS_S: Final = 0.02  # how long workers may be of two minds about who serves a family: news take a few ms
 _parse_answer = pb.ModelInferResponse.FromString
 _parse_request = pb.ModelInferRequest.FromString
@@ -101,7 +102,7 @@ class Inference:
         self._evidence = local.health.evidence
         self._accounting = local.accounting
         self._load = local.accounting.load
-        self._retry_budget = RetryBudget(local.settings.retry_ratio, local.settings.retry_burst)
+        self._retry_budget = RetryBudget(local.settings.retry_ratio)
         self._log_tokens = local.settings.log_failures_per_s
         self._log_at_s = 0.0
 
@@ -519,7 +520,7 @@ class Inference:
             return False
         if ticket.deadline_s is not None and self._clock.monotonic_s() >= ticket.deadline_s:
             return False
-        allowed = attempts < self._settings.attempts_max and self._retry_budget.try_spend()
+        allowed = attempts < ATTEMPTS_MAX and self._retry_budget.try_spend()
         self._accounting.retries_total[ticket.family, "retried" if allowed else "refused"] += 1
         if allowed:
             request.ticket = replace(ticket, id=self.admission.next_id())

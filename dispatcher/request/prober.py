@@ -6,7 +6,7 @@ readmitted by one only. A probe is of one model: what it shows takes no other mo
 
 A server that was stopped (SIGSTOP, a driver that hangs) refuses nothing: its kernel still takes connections and bytes.
 So a slice that has requests and answers none is asked whether it is alive, and ejected when it does not say so: after
-hang_quiet_s + hang_probe_s no request is sent there. Those that it has wait on, for it may go on and then answers them;
+hang_quiet_s + HANG_PROBE_S no request is sent there. Those that it has wait on, for it may go on and then answers them;
 trying them elsewhere would execute them twice. After hung_fail_s they fail; where its agent is silent too, so that the
 host is taken for gone and no answer can come from there, they are tried elsewhere.
 """
@@ -36,6 +36,9 @@ from trefoil.core.fleet import SliceKey
 
 LOG = structlog.get_logger()
 TICK_S: Final = 0.1
+PROBE_TIMEOUT_S: Final = 3.0  # of a probe of an ejected slice; a dead python stub answers after 1 s
+HANG_PROBE_S: Final = 0.7  # in which a quiet slice has to say that it lives
+STALE_PROBE_FAILURES: Final = 2  # in a row, after which a slice of a silent node is ejected
 LAG_S: Final = 0.1  # a tick that comes later than this tells of an event loop that is behind
 STALL_S: Final = 0.3  # a probe that took this much longer than it may was held up here, and tells nothing
 IDLE_PROBES_MAX: Final = 10  # a tick
@@ -133,10 +136,10 @@ class Prober:
             silent.setdefault(place[0], []).append(place)
         for slice_, places in silent.items():
             if not health.ejections.out(slice_):
-                self._start((slice_, ""), self._ask_alive(slice_, settings.hang_probe_s, places))
+                self._start((slice_, ""), self._ask_alive(slice_, HANG_PROBE_S, places))
         busy = {slice_ for slice_, _ in in_flight}
         for slice_ in self._idle_slices(busy, now_s) if settings.idle_probe_s else ():
-            self._start((slice_, ""), self._ask_alive(slice_, settings.probe_timeout_s))
+            self._start((slice_, ""), self._ask_alive(slice_, PROBE_TIMEOUT_S))
         for slice_, since_s in list(self._hung_since_s.items()):
             quiet_s = [silence.quiet_s(place) for place in in_flight if place[0] == slice_]
             if min(quiet_s, default=0.0) < settings.hang_quiet_s:
@@ -195,7 +198,7 @@ class Prober:
         slice_, model = place
         unready: list[str] = []
         if model:
-            found = await self._check_model(place, failure, self._settings.probe_timeout_s)
+            found = await self._check_model(place, failure, PROBE_TIMEOUT_S)
             why = found.why
             if found.failure in (Failure.SICK, Failure.DEAD_STUB) and self._out_for_long(place):
                 why = ""
@@ -216,7 +219,7 @@ class Prober:
             timeout_s = SLOW_PROBE_S
         else:
             line_s = STUB_ANSWER_S * self._routing.in_flight_by_model()[place]
-            timeout_s = self._settings.probe_timeout_s + min(LINE_MAX_S, line_s)
+            timeout_s = PROBE_TIMEOUT_S + min(LINE_MAX_S, line_s)
         found = await self._check_model(place, suspicion.failure, timeout_s)
         self._health.evidence.suspicions.close(place)
         if found.failure is None or found.held_up or (found.failure in PROVEN_BY_INFERENCE and suspicion.answered):
@@ -227,7 +230,7 @@ class Prober:
         """Eject a slice whose agent is silent, and that does not answer either."""
         why, _ = await self._check_server(slice_)
         self._silent_failures[slice_] = self._silent_failures[slice_] + 1 if why else 0
-        if self._silent_failures[slice_] >= self._settings.stale_probe_failures:
+        if self._silent_failures[slice_] >= STALE_PROBE_FAILURES:
             del self._silent_failures[slice_]
             self._health.eject(slice_, Failure.UNREACHABLE, f"its agent is silent, and so is it: {why}")
 
@@ -237,9 +240,9 @@ class Prober:
         unready: list[str] = []
         try:
             connection = self._routing.connections.connection(slice_)
-            await connection.alive(self._settings.probe_timeout_s)
+            await connection.alive(PROBE_TIMEOUT_S)
             for model in models:
-                if not await connection.ready(model, self._settings.probe_timeout_s):
+                if not await connection.ready(model, PROBE_TIMEOUT_S):
                     unready.append(model)
         except (TrefoilError, grpc.aio.AioRpcError) as error:
             return _text(error), []
@@ -250,7 +253,7 @@ class Prober:
         slice_, model = place
         try:
             connection = self._routing.connections.connection(slice_)
-            if not await connection.ready(model, self._settings.probe_timeout_s):
+            if not await connection.ready(model, PROBE_TIMEOUT_S):
                 return _Found(Failure.UNREACHABLE, f"not ready for {model}", model)
             contract = self._contracts.known(model) or await self._contracts.from_slice(model, slice_)
         except (TrefoilError, grpc.aio.AioRpcError) as error:

@@ -261,9 +261,9 @@ class LoadCounters:
 class Accounting:
     """Counters of one worker: load windows and totals, receipts, retries and forwarded requests."""
 
-    def __init__(self, dispatcher: str, worker: int, now_s: float, classes_max: int, receipts_stale_s: float) -> None:
+    def __init__(self, dispatcher: str, worker: int, now_s: float, classes_max: int) -> None:
         self.load = LoadCounters(dispatcher, worker, now_s, classes_max)
-        self.receipts = Receipts(receipts_stale_s)
+        self.receipts = Receipts()
         self.retries_total: Counter[tuple[str, str]] = Counter()  # family, "retried" or "refused"
         self.forwarded_total: Counter[str] = Counter()  # by family: requests that another worker answered
         self.open_streams = 0

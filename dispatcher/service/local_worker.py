@@ -28,12 +28,8 @@ class LocalWorker:
         evidence = SliceEvidence(settings.hang_quiet_s, settings.late_strikes, settings.fault_strikes)
         self.routing = Routing(settings, self.id, clock, ejections, evidence.slow_start, self.tls)
         self.health = SliceHealth(ejections, evidence, self.routing, clock)
-        self.accounting = Accounting(
-            dispatcher, settings.worker, clock.now_s(), settings.classes_max, settings.receipts_stale_s
-        )
-        self.lengths = Lengths(
-            resolve_path(settings.lengths_folder), settings.length_wait_s, clock, self.routing.reads_lengths
-        )
+        self.accounting = Accounting(dispatcher, settings.worker, clock.now_s(), settings.classes_max)
+        self.lengths = Lengths(resolve_path(settings.lengths_folder), clock, self.routing.reads_lengths)
         self.costs = ServiceCosts()
         self.peer_target = ""  # where other workers reach this one
         self.drained_why = ""  # by an operator

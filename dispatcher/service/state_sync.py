@@ -34,6 +34,7 @@ from trefoil.runtime.state_files import STRANGE, of_shape, read_bytes, refuse_ne
 
 LOG = structlog.get_logger()
 ROLE: Final = "controller"
+WINDOWS_PENDING_MAX: Final = 120  # kept for Redis while it is away; older ones are dropped and counted
 WATCHERS_MAX: Final = 64
 WATCHER_WINDOWS_MAX: Final = 20
 UNLED_S: Final = LEASE_TTL_S / 2  # a lease that Redis lost, or whose time its clock jumped over, is back by then
@@ -60,7 +61,7 @@ class StateSync:
         self._load_key = state.keys.load(*local.id)
         self._file = TableFile(local.settings.state_dir / "dispatcher")
         self._disk = FileTrouble("table", "a worker that starts while Redis is away would know an older table", gauges)
-        self._pending: deque[LoadWindow] = deque(maxlen=local.settings.windows_pending_max)
+        self._pending: deque[LoadWindow] = deque(maxlen=WINDOWS_PENDING_MAX)
         self._watchers: set[asyncio.Queue[LoadWindow]] = set()
         self._acks: dict[str, TableAck] = {}
         self._sightings = Sightings(self._clock)

@@ -41,8 +41,8 @@ generative = false
 sequence_batching = false
 
 [classes.""]
-slo_ms = {slo_ms}
-slo_quantile = {slo_quantile}
+percentile = {percentile}
+latency_ms = {latency_ms}
 """
 CONTRACT_OF_DIGITS = """\
 # The tensor contract of the family: every variant keeps it. The agent derives each slice's own config.pbtxt from it.
@@ -185,8 +185,8 @@ def split_digits(folder: Path, kept_back: float, seed: int) -> Digits:
     return Digits(images[kept], labels[kept], images[judged], labels[judged], images[sent], labels[sent])
 
 
-def write_family_of_digits(folder: Path, slo_ms: float, slo_quantile: float, tables: Iterable[str]) -> None:
+def write_family_of_digits(folder: Path, latency_ms: float, percentile: float, tables: Iterable[str]) -> None:
     """Write family.toml, with the tables of its variants, and config.pbtxt of a family that knows digits."""
-    head = FAMILY_OF_DIGITS.format(name=folder.name, slo_ms=slo_ms, slo_quantile=slo_quantile)
+    head = FAMILY_OF_DIGITS.format(name=folder.name, percentile=percentile, latency_ms=latency_ms)
     (folder / "family.toml").write_text(head + "".join(tables))
     (folder / "config.pbtxt").write_text(CONTRACT_OF_DIGITS % folder.name)

@@ -170,7 +170,7 @@ def write_family(variants: Sequence[Variant], measured: Sequence[float], images:
         )
         for variant, value in zip(variants, measured, strict=True)
     ]
-    common.write_family_of_digits(HERE, 75.0, 0.95, tables)
+    common.write_family_of_digits(HERE, 75.0, 95.0, tables)
 
 
 def main() -> None:

@@ -453,8 +453,8 @@ tokens_mean = {tokens_mean:.3f}
 sequence_batching = false
 
 [classes.""]
-slo_ms = 2000.0
-slo_quantile = 0.95
+percentile = 95.0
+latency_ms = 2000.0
 """
 
 LICENCE = "trained here on docstrings of Python's standard library, PSF-2.0"

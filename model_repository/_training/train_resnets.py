@@ -177,7 +177,7 @@ def main() -> None:
     data = common.split_digits(HERE, 0.5, SEED)
     with ProcessPoolExecutor(len(VARIANTS)) as pool:
         tables = list(pool.map(make, VARIANTS, [data] * len(VARIANTS)))
-    common.write_family_of_digits(HERE, 750.0, 0.99, tables)
+    common.write_family_of_digits(HERE, 750.0, 99.0, tables)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ from trefoil.core.errors import NotFound, PlanError, SettingError, TrefoilError,
 from trefoil.core.fleet import ClockLease, DeviceKind, DeviceState, SliceKey, Step, why_missing
 from trefoil.core.plan import NodePlan, PlannedDevice
 
+LEASE_TTL_MAX_S: Final = 600.0  # of a clock lease: its holder renews it
 SETTLE_S: Final = 0.3  # a GPU takes 5 to 50 ms to reach a new clock, its sensors a little longer
 CONFIRM_S: Final = 1.0  # what differs is read again before it is called drift: clocks move all the time
 RESTORE_S: Final = 2.5  # of the 4 s that a service has to be gone
@@ -461,7 +462,7 @@ class ClockKeeper:
             Unavailable: the device is lost.
             InvalidInput, Fenced: as `clock_control.grant_lease`.
         """
-        clocks, clock, settings = self._find(requested.device), self._node.clock, self._node.settings
+        clocks, clock = self._find(requested.device), self._node.clock
         if clocks.device.state == DeviceState.LOST:
             remedy = "wait until it is back, or use another device"
             raise Unavailable("the device is lost", field="device", value=clocks.name, remedy=remedy)
@@ -473,7 +474,7 @@ class ClockKeeper:
             ability,
             clocks.lease,
             self._node.journal.state.highest_epoch,
-            ttl_max_s=settings.clock_lease_ttl_max_s,
+            ttl_max_s=LEASE_TTL_MAX_S,
             now_s=clock.monotonic_s(),
             at_s=clock.now_s(),
         )

@@ -25,6 +25,7 @@ from trefoil.core.energy import AttributionMethod, EnergyMethod, EnergySample
 from trefoil.core.errors import Unavailable
 from trefoil.core.fleet import DeviceKind, DeviceState, SliceKey
 
+POWER_POLL_S: Final = 0.1  # how often the power of a device without an energy counter is read, to be integrated
 STATISTICS_TIMEOUT_S: Final = 0.7
 READ_TIMEOUT_S: Final = 0.9
 SLOW_EVERY: Final = 5  # temperature and event reasons change slowly: each n-th reading
@@ -93,7 +94,7 @@ class Metering:
     async def _poll(self) -> None:
         """Power of the devices without a counter, several times per period."""
         while True:
-            await self._node.clock.sleep(self._node.settings.power_poll_s)
+            await self._node.clock.sleep(POWER_POLL_S)
             origin = self._origin
             names = [name for name in self._node.devices if self._meters.integrates(name, origin)]
             await asyncio.gather(*(self._poll_one(name, origin) for name in names if name not in self._hung))

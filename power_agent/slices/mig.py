@@ -23,6 +23,7 @@ from trefoil.runtime.clock import Clock
 
 T = TypeVar("T")
 ENABLE: Final = "enable"
+BACKOFF_S: Final = 0.1  # first pause between tries while an instance is in use; it doubles
 MIG_WAITS: Final = "MIG mode waits for a reset of the GPU"
 
 
@@ -30,7 +31,7 @@ class MigInstances:
     """MIG instances of a node: the steps create_gi, create_ci, destroy_ci, destroy_gi, all idempotent."""
 
     def __init__(
-        self, calls: DriverCalls, inventory: Inventory, clock: Clock, retries_max: int, backoff_s: float
+        self, calls: DriverCalls, inventory: Inventory, clock: Clock, retries_max: int, backoff_s: float = BACKOFF_S
     ) -> None:
         self._calls = calls
         self._inventory = inventory

@@ -51,6 +51,11 @@ from trefoil.runtime.sightings import LiveAcks
 from trefoil.runtime.state import State
 
 T = TypeVar("T")
+PROBE_TIMEOUT_S: Final = 4.0  # of a real inference on a slice
+SWAP_TIMEOUT_S: Final = 30.0  # of loading another variant; where three times its load_s is more, that
+DRAIN_POLL_S: Final = 0.1  # how often a draining slice is looked at
+STOP_KILL_AFTER_S: Final = 5.0  # SIGKILL follows SIGTERM after this
+IDLE_KILL_AFTER_S: Final = 0.5  # ... of a Triton that every dispatcher has drained
 LOADS: Final = ("start", "load", "warm_up")  # steps that fail by what a model is
 NO_INSTALL: Final = TritonInstall(*(Path("/nonexistent"),) * 4)  # of a Triton that runs, where none could be started
 
@@ -318,15 +323,14 @@ class StepExecutor:
             except TrefoilError as error:
                 self._log.info("no last counters", slice=part.key.name, why=str(error))
         # A Triton takes 2 s to end by itself; one that surely has nothing in flight need not be waited for.
-        settings = self._settings
-        kill_after_s = settings.idle_kill_after_s if part.proved_idle else settings.stop_kill_after_s
+        kill_after_s = IDLE_KILL_AFTER_S if part.proved_idle else STOP_KILL_AFTER_S
         prefix = part.launch.shm_prefix if part.launch else ""
         await self._end(part.tag, kill_after_s if patience_s is None else patience_s, prefix)
         await self.process_ended(part)
 
     async def end_orphan(self, tag: str) -> None:
         """End a process that belongs to no slice."""
-        await self._end(tag, self._settings.stop_kill_after_s)
+        await self._end(tag, STOP_KILL_AFTER_S)
 
     async def _end(self, tag: str, kill_after_s: float, shm_prefix: str = "") -> None:
         def end() -> None:
@@ -387,7 +391,7 @@ class StepExecutor:
             raise
 
     def _swap_timeout_s(self, new: Hosted) -> float:
-        return load_timeout_s((new,), self.catalog, self._settings.swap_timeout_s)
+        return load_timeout_s((new,), self.catalog, SWAP_TIMEOUT_S)
 
     async def _swap(self, part: Slice, task: Task) -> None:
         triton = self._triton(part)
@@ -419,14 +423,14 @@ class StepExecutor:
             part.hosted = tuple(new if hosted == old else hosted for hosted in part.hosted)
         for gone in serving.values():  # its neighbours serve on
             await self._until_drained(part, gone.model)
-            await triton.remove(gone, self._settings.swap_timeout_s)
+            await triton.remove(gone, SWAP_TIMEOUT_S)
         part.hosted = task.hosted
         self._journal.remember_slice(part.record())
 
     async def _warm_up(self, part: Slice, task: Task) -> None:
         triton = self._triton(part)
         for hosted in part.hosted:
-            await triton.probe(hosted.model, hosted.version, self._settings.probe_timeout_s)
+            await triton.probe(hosted.model, hosted.version, PROBE_TIMEOUT_S)
         counters = await triton.statistics()
         if part.triton is not triton:
             raise TritonUnready(f"the Triton of {part.key.name} has ended")
@@ -460,7 +464,7 @@ class StepExecutor:
             if part.why != waiting:
                 part.why = waiting
                 part.on_move(part, part.state)
-            await self._clock.sleep(self._settings.drain_poll_s)
+            await self._clock.sleep(DRAIN_POLL_S)
 
     async def _read_routes(self, live: Sequence[TableAck]) -> Plan | None:
         """Plan that workers route by: the one in Redis, or the last one before where that is not the controller's."""

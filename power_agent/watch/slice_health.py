@@ -14,7 +14,7 @@ import structlog
 from power_agent.slices.node_state import Node
 from power_agent.slices.reconciler import Reconciler
 from power_agent.slices.slice_state import Slice
-from power_agent.slices.step_executor import StepExecutor
+from power_agent.slices.step_executor import PROBE_TIMEOUT_S, StepExecutor
 from power_agent.triton.client import StubDead
 from trefoil.core.demand import TableAck
 from trefoil.core.errors import StateUnavailable, TrefoilError, Unavailable
@@ -155,10 +155,10 @@ class SliceHealth:
         triton = part.triton
         if triton is None:
             return  # it has ended since the decision to ask it
-        incarnation, settings = part.incarnation, self._node.settings
+        incarnation = part.incarnation
         try:
             for hosted in part.hosted:
-                await triton.probe(hosted.model, hosted.version, settings.probe_timeout_s)
+                await triton.probe(hosted.model, hosted.version, PROBE_TIMEOUT_S)
         except TrefoilError as error:
             if part.incarnation != incarnation or part.state != SliceState.READY or self._reconciler.busy(part):
                 return  # somebody else has dealt with it meanwhile

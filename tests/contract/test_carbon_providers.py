@@ -93,6 +93,11 @@ def secret(monkeypatch):
     monkeypatch.setenv("CARBON_TEST_SECRET", SECRET)
 
 
+@pytest.fixture(autouse=True)
+def short_answers(monkeypatch):
+    monkeypatch.setattr("carbon_feed.providers.web.ANSWER_BYTES_MAX", 65_536)
+
+
 @pytest.fixture
 async def make(server):
     """Makes providers against the server, and closes them."""
@@ -115,9 +120,9 @@ def settings_of(case: Case, url: str, **more) -> CarbonFeedSettings:
     if case.name == "watttime":
         named = {"username": "env:CARBON_TEST_SECRET", "password": "env:CARBON_TEST_SECRET"}
     own = {**named, "base_url": url, **more.pop(case.name, {})}
-    web = {"timeout_s": 5.0, "answer_bytes_max": 65_536, "gap_s": 0, **more.pop("web", {})}
+    reached = {"timeout_s": 5.0, "gap_s": 0, **more.pop("web", {})}
     return CarbonFeedSettings.model_validate(
-        {**case.settings, "provider": case.name, case.name: own, "web": web, **more}
+        {**case.settings, "provider": case.name, case.name: own, "web": reached, **more}
     )
 
 

@@ -48,7 +48,7 @@ PLAN = Plan(
 )
 START: Mapping[Kind, Callable[[str], object]] = {
     Kind.PLANNER: lambda name: planner_of("", row_of(ControllerSettings(planner=name))),
-    Kind.FORECASTER: lambda name: forecaster_of(ControllerSettings(), row_of(ControllerSettings(forecaster=name))),
+    Kind.FORECASTER: lambda name: forecaster_of(row_of(ControllerSettings(forecaster=name))),
     Kind.ROUTER: lambda name: DispatcherSettings(own_parts={"router": [name]}),
     Kind.QUEUE: lambda name: DispatcherSettings(own_parts={"queue": [name]}),
     Kind.GOVERNOR: lambda name: PowerAgentSettings(own_parts={"governor": [name]}),

@@ -34,7 +34,7 @@ def scenario(**choice: object) -> Scenario:
             {
                 "name": "digits",
                 "arrivals": {"rate_per_s": 20.0},
-                "objective": {"slo_ms": 200.0, "replicas_min": 1, "spread_min": 1},
+                "objective": {"slo": {"latency_ms": 200.0}},
             },
         ),
         carbon={"zones": {"demo": {"constant_g_per_kwh": 200.0}}},

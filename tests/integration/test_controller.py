@@ -314,7 +314,7 @@ async def test_objectives_are_checked_put_in_force_and_degrade_by_a_named_rung(s
     )
     impossible = pb.ObjectiveChange(objective=stored)
     impossible.objective.min_accuracy = 0.999
-    assert "min_accuracy = 0.999: no variant of digits" in await refusal(
+    assert "accuracy.floor = 0.999: no variant of digits" in await refusal(
         plane.stub.SetObjectives(pb.SetObjectivesRequest(objectives=[impossible]))
     )
     late = pb.ObjectiveChange(objective=stored, expected_number=7)
@@ -499,8 +499,8 @@ async def test_watch_plan_shows_each_revision(start):
         ('policy = "greedy"', "policy"),
         ("unknown = 1", "unknown setting"),
         ('planner = "nowhere:Nothing"', "planner = 'nowhere:Nothing'"),
-        ('[[objectives]]\nfamily = "digits"\nslo_ms = 1.0', "slo_ms"),
-        ('[[objectives]]\nfamily = "digits"\nslo_ms = 80\nmin_accuracy = 0.9999', "min_accuracy"),
+        ('[[objectives]]\nfamily = "digits"\nslo.latency_ms = 1.0', "slo.latency_ms"),
+        ('[[objectives]]\nfamily = "digits"\nslo.latency_ms = 80\naccuracy.floor = 0.9999', "accuracy.floor"),
         ('model_repository = "nowhere"', "model repository"),
     ],
 )

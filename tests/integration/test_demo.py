@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from controller.settings import Slo
 from tests.support import leftovers
 from tests.support.ports import free_offset
 from trefoil.cli.demo.own_repository import with_own_repository
 from trefoil.cli.demo.report import report_lines
 from trefoil.cli.demo.results import Report, read_report, read_series
 from trefoil.cli.load.process import merged, read_load_result, result_path, without_warmup
-from trefoil.cli.run.scenario import DemoScenario, Slo, load_system
+from trefoil.cli.run.scenario import DemoScenario, OwnLatency, load_system
 from trefoil.simulator.books.intervals import Interval
 from trefoil.simulator.engines import shared_slices
 from trefoil.simulator.engines.request_engine import RequestEngine
@@ -145,7 +146,9 @@ def high_end_shares_simulated(folder: Path, report: Report, policy: str, models:
     """Share of each family's answers that the A100s give where the very schedule of a live run is simulated."""
     demo = with_own_repository(load_system(Path("deploy/config/demo-carbondis.toml"), DemoScenario), models)
     slo_ms = {name: one.slo_ms for name, one in report.runs[policy].families.items()}
-    others = tuple(each.model_copy(update={"latency_ms": slo_ms[each.name]}) for each in demo.more_families)
+    others = tuple(
+        each.model_copy(update={"slo": OwnLatency(latency_ms=slo_ms[each.name])}) for each in demo.more_families
+    )
     judged = demo.model_copy(update={"more_families": others})
     sent = {name: read_load_result(result_path(folder / policy, name)).records for name in slo_ms}
     sizes = {name: iter([float(record.items) for record in records]) for name, records in sent.items()}

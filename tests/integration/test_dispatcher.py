@@ -788,7 +788,7 @@ async def test_slices_of_a_silent_agent_are_probed_from_here(state, tmp_path):
     async with (
         FakeTriton() as well,
         FakeTriton() as hung,
-        dispatching(state, tmp_path, node_stale_s=0.1, stale_probe_s=0.1, stale_probe_failures=2) as running,
+        dispatching(state, tmp_path, node_stale_s=0.1, stale_probe_s=0.1) as running,
     ):
         plane = Plane(state)
         await plane.node(node([status(0, well.target), status(1, hung.target)]), fresh=False)

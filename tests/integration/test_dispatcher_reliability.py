@@ -188,8 +188,9 @@ async def test_what_a_hung_slice_keeps_is_tried_elsewhere_where_its_agent_is_sil
 
 
 @pytest.mark.slow
-async def test_a_stopped_slice_without_any_work_is_found_before_it_gets_some(state, tmp_path, processes):
-    async with dispatching(state, tmp_path, idle_probe_s=0.2, probe_timeout_s=0.5) as running:
+async def test_a_stopped_slice_without_any_work_is_found_before_it_gets_some(state, tmp_path, processes, monkeypatch):
+    monkeypatch.setattr(prober, "PROBE_TIMEOUT_S", 0.5)
+    async with dispatching(state, tmp_path, idle_probe_s=0.2) as running:
         await serve(running, state, [each.target for each in processes])
         processes[1].send(signal.SIGSTOP)
         await until(lambda: live(running) == [key(0)])
@@ -199,8 +200,9 @@ async def test_a_stopped_slice_without_any_work_is_found_before_it_gets_some(sta
 
 
 @pytest.mark.slow
-async def test_when_all_slices_hang_half_of_them_stay(state, tmp_path, processes):
-    async with dispatching(state, tmp_path, idle_probe_s=0.2, probe_timeout_s=0.4) as running:
+async def test_when_all_slices_hang_half_of_them_stay(state, tmp_path, processes, monkeypatch):
+    monkeypatch.setattr(prober, "PROBE_TIMEOUT_S", 0.4)
+    async with dispatching(state, tmp_path, idle_probe_s=0.2) as running:
         await serve(running, state, [each.target for each in processes])
         for each in processes:
             each.send(signal.SIGSTOP)
@@ -217,8 +219,8 @@ async def test_when_all_slices_hang_half_of_them_stay(state, tmp_path, processes
 
 async def test_late_and_sick_slices_are_ejected_and_come_back_by_an_inference(state, tmp_path, monkeypatch, awake):
     monkeypatch.setattr(prober, "STUCK_MIN_S", math.inf)  # which of two true causes comes first is not asked here
-    settings = {"fault_strikes": 4, "hang_probe_s": 30.0}
-    async with FakeTriton() as well, FakeTriton() as ill, dispatching(state, tmp_path, **settings) as running:
+    monkeypatch.setattr(prober, "HANG_PROBE_S", 30.0)
+    async with FakeTriton() as well, FakeTriton() as ill, dispatching(state, tmp_path, fault_strikes=4) as running:
         await serve(running, state, [well.target, ill.target], credits=4)
         load = Load(running, 4)
         await load.more(20)
@@ -245,8 +247,9 @@ async def test_late_and_sick_slices_are_ejected_and_come_back_by_an_inference(st
         await late.stop()
 
 
-async def test_a_server_that_lives_and_answers_nothing_is_stuck_until_an_inference_works(state, tmp_path):
-    async with FakeTriton() as well, FakeTriton() as ill, dispatching(state, tmp_path, hang_probe_s=30.0) as running:
+async def test_a_server_that_lives_and_answers_nothing_is_stuck_until_an_inference_works(state, tmp_path, monkeypatch):
+    monkeypatch.setattr(prober, "HANG_PROBE_S", 30.0)
+    async with FakeTriton() as well, FakeTriton() as ill, dispatching(state, tmp_path) as running:
         await serve(running, state, [well.target, ill.target])
         load = Load(running, 8)
         await load.more(20)

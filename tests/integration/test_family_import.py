@@ -49,7 +49,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory, inputs: np.ndarray) -> Path
 @pytest.fixture
 def ours(tmp_path: Path, theirs: Path) -> Path:
     root = tmp_path / "models"
-    words = ["--as", "toy=small,large", "--accuracy", "small=0.7", "--accuracy", "large=0.9", "--slo-ms", "50"]
+    words = ["--as", "toy=small,large", "--accuracy", "small=0.7", "--accuracy", "large=0.9", "--slo-latency-ms", "50"]
     done = CliRunner().invoke(app, ["family", "import", str(theirs), *words, "--repository", str(root), "--assume"])
     assert done.exit_code == 0, done.output
     assert "large: 3.5e-05 M multiply-adds, 4 kernels" in done.output, "4 x 5 + 5 x 3, as ONNX Runtime counts"

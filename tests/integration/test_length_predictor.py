@@ -38,7 +38,7 @@ TICKET = replace(ticket(1), family="pydoc")
 
 @asynccontextmanager
 async def asked(folder, wait_s: float = WAIT_S, ready: bool = True):
-    lengths = Lengths(folder, wait_s, WallClock(), lambda: True)
+    lengths = Lengths(folder, WallClock(), lambda: True, wait_s)
     running = asyncio.create_task(lengths.run())
     try:
         assert (lengths.trouble, await score(lengths, "the first")) == ("", None)
@@ -142,7 +142,7 @@ async def test_files_that_cannot_be_used_are_said(tmp_path, what):
 
 
 async def test_it_does_not_run_where_no_queue_reads_lengths(tmp_path):
-    lengths = Lengths(write_predictor(tmp_path, "pydoc"), 0.05, WallClock(), lambda: False)
+    lengths = Lengths(write_predictor(tmp_path, "pydoc"), WallClock(), lambda: False)
     running = asyncio.create_task(lengths.run())
     assert await score(lengths, "def") is None
     await asyncio.sleep(0.5)

@@ -109,7 +109,7 @@ def test_up_serves_soon_is_operated_and_goes_away(system: System) -> None:
     assert system.json("mode", "act")["mode"] == "act"
     assert system.json("freeze")["frozen"] is True
     assert system.json("freeze", "--off")["frozen"] is False
-    impossible = system.run("objective", "set", "--min-accuracy", "0.9999")
+    impossible = system.run("objective", "set", "--accuracy-floor", "0.9999")
     assert impossible.returncode == 2
     assert impossible.stderr.count("\n") == 1
     assert "0.9999" in impossible.stderr

@@ -36,7 +36,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "compare": "mig --policies base,static_mix --set duration_s=40 --seeds 1 --jobs 1",
     "policy": "exact_miad",
     "family check": "digits --graphs-only",
-    "family import": "{tmp}/theirs --as toy=small,large --slo-ms 50 --accuracy small=0.7 --accuracy large=0.9 "
+    "family import": "{tmp}/theirs --as toy=small,large --slo-latency-ms 50 --accuracy small=0.7 --accuracy large=0.9 "
     "--repository {tmp}/ours",
     "family assume": "toy --repository {tmp}/ours",
     "carbon backtest": "carbon_feed/data/synthetic_duck_72h.csv",

@@ -220,8 +220,13 @@ class Twinned(Simulation):
 
 def asked(policy: str, rate: float, slo_ms: float, noise: float, seed: int, mode: str, folder: Path):
     """What live and simulated shell were asked for: by control, and by rollouts, which live interleave with it."""
-    wanted = FamilyObjective(mode=mode, slo_ms=slo_ms, below_best_pct=2.0, hard_below_best_pct=10.0, lambda_weight=0.1,
-                    base_intensity_g_per_kwh=250.0)  # fmt: skip
+    wanted = FamilyObjective(
+        mode=mode,
+        slo={"latency_ms": slo_ms},
+        accuracy={"below_best_pct": 2.0, "hard_below_best_pct": 10.0},
+        lambda_weight=0.1,
+        base_intensity_g_per_kwh=250.0,
+    )
     served = Served(name="digits", repository=REPOSITORY, arrivals=Arrivals(rate_per_s=rate), objective=wanted)
     scenario = Scenario(
         duration_s=80.0,

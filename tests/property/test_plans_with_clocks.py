@@ -101,13 +101,10 @@ def play(one: Drawn, policy: str) -> tuple[FamilySummary, tuple[str, ...]]:
     """Figures of the run, and what the planner said is missing."""
     wanted = FamilyObjective(
         mode=one.mode,
-        slo_ms=one.slo_ms,
-        slo_quantile=one.quantile,
-        below_best_pct=one.below_best_pct,
-        hard_below_best_pct=max(10.0, one.below_best_pct),
+        slo={"percentile": 100 * one.quantile, "latency_ms": one.slo_ms},
+        accuracy={"below_best_pct": one.below_best_pct, "hard_below_best_pct": max(10.0, one.below_best_pct)},
         window_s=DURATION_S,
-        replicas_min=one.spread,
-        spread_min=one.spread,
+        availability={"replicas_min": one.spread, "spread_min": one.spread},
     )
     around, middle = (share * one.carried_per_s for share in one.load)
     points = ((0.0, around), (30.0, around), (60.0, middle), (90.0, middle), (DURATION_S, around))

@@ -67,7 +67,17 @@ def imported(model: Model, folder: Path, family: str = "f", repository: Path | N
         (theirs / name).write_bytes(path.read_bytes() if text == "=" else text.encode())
     if model.config:
         (theirs / "config.pbtxt").write_text(model.config)
-    wanted = ("import", theirs.parent, "--as", f"{family}=m", "--slo-ms", 50, "--accuracy", "m=0.5", *model.options)
+    wanted = (
+        "import",
+        theirs.parent,
+        "--as",
+        f"{family}=m",
+        "--slo-latency-ms",
+        50,
+        "--accuracy",
+        "m=0.5",
+        *model.options,
+    )
     return run(*wanted, "--repository", repository or folder / "ours")
 
 
@@ -124,7 +134,7 @@ def test_an_output_that_is_no_tensor_is_refused_by_name(tmp_path):
     made = onnx.load(path)
     made.graph.output.add(name="output_probability").type.sequence_type.elem_type.map_type.key_type = TensorProto.INT64
     path.write_bytes(made.SerializeToString())
-    result = run("import", path.parents[2], "--as", "g=m", "--slo-ms", 50, "--accuracy", "m=0.5",
+    result = run("import", path.parents[2], "--as", "g=m", "--slo-latency-ms", 50, "--accuracy", "m=0.5",
                  "--repository", tmp_path / "ours")  # fmt: skip
     refused(result)
     assert re.search(r"output_probability.data_type = 'a sequence or map'.*zipmap", result.output), result.output

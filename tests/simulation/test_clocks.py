@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.settings import FixedDemand
+from controller.settings import ControlSettings, FixedDemand, RelativeAccuracy
 from trefoil.core import power
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import A100_40GB
@@ -21,7 +21,6 @@ from trefoil.simulator.scenario.inputs import prepare
 from trefoil.simulator.scenario.schema import (
     Arrivals,
     Carbon,
-    ControlSettings,
     FamilyObjective,
     Node,
     Noise,
@@ -32,12 +31,13 @@ from trefoil.simulator.scenario.schema import (
 from trefoil.simulator.simulation import Simulation
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
+FLOORS = RelativeAccuracy(below_best_pct=2.0, hard_below_best_pct=10.0)
 FAMILY, BATCH, RATE = "efficientnet", 8, 2.0
 
 
 def scenario(clocks: str, slo_ms: float) -> Scenario:
     """One steady flow on two GPUs, planned once."""
-    wanted = FamilyObjective(mode="instant", slo_ms=slo_ms, below_best_pct=2.0, hard_below_best_pct=10.0)
+    wanted = FamilyObjective(mode="instant", slo={"latency_ms": slo_ms}, accuracy=FLOORS)
     arrivals = Arrivals(rate_per_s=RATE)
     return Scenario(
         duration_s=600.0,
@@ -45,7 +45,8 @@ def scenario(clocks: str, slo_ms: float) -> Scenario:
         families=(Served(name=FAMILY, repository=REPOSITORY, items=BATCH, arrivals=arrivals, objective=wanted),),
         carbon=Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)}),
         noise=Noise(),
-        policy=PolicyChoice(name="exact", parts={"planner": {"clocks": clocks, "tick_s": 86_400.0}}, triggers=()),
+        policy=PolicyChoice(name="exact", parts={"planner": {"clocks": clocks, "tick_s": 86_400.0}}),
+        control=ControlSettings(causes=()),
     )
 
 
@@ -115,7 +116,7 @@ def governed(
     """`base`, one digits-l on each of two whole GPUs, at a load at which hardly anybody waits."""
     family, rows = load_family(REPOSITORY / "digits")
     catalog = Catalog((family,), tuple(replace(row, clock_sensitivity=sensitivity) for row in rows))
-    wanted = FamilyObjective(mode="instant", slo_ms=75.0, below_best_pct=2.0, hard_below_best_pct=10.0)
+    wanted = FamilyObjective(mode="instant", slo={"latency_ms": 75.0}, accuracy=FLOORS)
     served = Served(name="digits", repository=REPOSITORY, arrivals=Arrivals(rate_per_s=rate_per_s), objective=wanted)
     asked = Scenario(
         duration_s=120.0,
@@ -147,12 +148,13 @@ def test_the_agents_governor_settles_in_simulations_where_the_law_lets_it(fideli
 
 
 def test_a_governor_that_cannot_go_higher_has_the_controller_plan_for_more():
-    told = ControlSettings(demand_fixed={"digits": FixedDemand(rate_per_s=25.0, rate_p90_per_s=30.0)})
-    policy = PolicyChoice(name="exact", governor="miad", triggers=("scale",), parts={"planner": {"tick_s": 86_400.0}})
+    fixed = {"digits": FixedDemand(rate_per_s=25.0, rate_p90_per_s=30.0)}
+    told = ControlSettings(demand_fixed=fixed, causes=("scale",))
+    policy = PolicyChoice(name="exact", governor="miad", parts={"planner": {"tick_s": 86_400.0}})
     for rate, causes in ((20.0, {"start"}), (110.0, {"start", "scale"})):
         shell = governed(1.0, policy=policy, control=told, rate_per_s=rate)
         assert result(shell).summary.causes.keys() == causes
     assert shell.core.slo_margin.by_family["digits"] > 0
     before, after = (plan.expected["digits"].capacity_per_s for plan in shell.core.plans)
     assert 30.0 <= before < after
-    assert after >= 30.0 * (1 + shell.settings.slo_boost_ratio)
+    assert after >= 30.0 * (1 + shell.core.slo_margin.step)

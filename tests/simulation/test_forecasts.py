@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from carbon_feed.core.trace_playback import Playback
+from controller.settings import RelativeAccuracy
 from tests.simulation.test_shell import A100, REPOSITORY
 from trefoil.core.carbon import Series
 from trefoil.core.objective import FLOOR_TOLERANCE
@@ -29,7 +30,7 @@ SERIES = Series("grid")
 
 def scenario(hours: float = 48.0, forecast: str = "none", **carbon: object) -> Scenario:
     """Two GPUs as a flow; the budget's window is the run."""
-    wanted = FamilyObjective(below_best_pct=2.0, hard_below_best_pct=10.0, window_s=hours * HOUR_S)
+    wanted = FamilyObjective(accuracy={"below_best_pct": 2.0, "hard_below_best_pct": 10.0}, window_s=hours * HOUR_S)
     served = Served(name="digits", repository=REPOSITORY, arrivals=Arrivals(rate_per_s=40.0), objective=wanted)
     return Scenario(
         hours=hours,
@@ -73,7 +74,7 @@ def test_a_model_knows_nothing_after_its_origin(name, speedup):
 
 def test_a_run_that_ends_below_its_floor_is_marked_and_saves_nothing():
     reachable = scenario(0.5)
-    wanted = reachable.families[0].objective.model_copy(update={"below_best_pct": 0.1})
+    wanted = reachable.families[0].objective.model_copy(update={"accuracy": RelativeAccuracy(below_best_pct=0.1)})
     served = reachable.families[0].model_copy(update={"objective": wanted, "arrivals": Arrivals(rate_per_s=90.0)})
     held, missed = simulate(reachable), simulate(reachable.model_copy(update={"families": (served,)}))
     assert (held.summary.floor_missed, missed.summary.floor_missed) == (False, True)

@@ -24,7 +24,7 @@ def simulated(forecaster, planner="exact", **parts) -> Simulation:
             {
                 "name": "digits",
                 "arrivals": {"points": [(0.0, 20.0), (650.0, 20.0), (652.0, 60.0), (720.0, 60.0)]},
-                "objective": {"slo_ms": 200.0, "min_accuracy": 0.95, "replicas_min": 1, "spread_min": 1},
+                "objective": {"slo": {"latency_ms": 200.0}, "accuracy": {"floor": 0.95}},
             },
         ),
         carbon={"zones": {"demo": {"constant_g_per_kwh": 200.0}}},

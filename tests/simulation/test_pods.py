@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from controller.planners.policy_parts import planner_of
-from controller.settings import FixedDemand, TriggerSettings
+from controller.settings import ControlSettings, FixedDemand, TriggerSettings
 from tests.simulation.test_shell import A100, REPOSITORY
 from trefoil.core.brains import Candidate
 from trefoil.core.policies import policy
@@ -14,7 +14,6 @@ from trefoil.simulator import Provided, Scenario, simulate
 from trefoil.simulator.scenario.schema import (
     Arrivals,
     Carbon,
-    ControlSettings,
     FamilyObjective,
     Node,
     Noise,
@@ -35,7 +34,7 @@ def families():
             repository=REPOSITORY,
             items=ITEMS[name],
             arrivals=Arrivals(rate_per_s=round(LOAD * capacity_per_s(name, GPUS_EACH), 2)),
-            objective=FamilyObjective(mode="lambda", lambda_weight=0.5, slo_ms=slo_ms),
+            objective=FamilyObjective(mode="lambda", lambda_weight=0.5, slo={"latency_ms": slo_ms}),
         )
         for name, slo_ms in SLO_MS.items()
     )

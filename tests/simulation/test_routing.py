@@ -32,7 +32,7 @@ def test_a_router_that_cannot_be_used_is_refused(changes, says):
 
 
 def test_one_router_serves_a_simulated_group_of_families():
-    wanted = FamilyObjective(below_best_pct=5.0, hard_below_best_pct=20.0)
+    wanted = FamilyObjective(accuracy={"below_best_pct": 5.0, "hard_below_best_pct": 20.0})
     families = tuple(
         Served(name=name, repository=REPOSITORY, arrivals=Arrivals(rate_per_s=10.0), objective=wanted)
         for name in ("digits", "efficientnet")

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from controller.loop.core.decision import run_planner
+from controller.observe.core import observation
 from controller.planners.policy_parts import planner_of
+from controller.settings import ControlSettings
 from trefoil.core.brains import PlanView
 from trefoil.core.policies import policy
 from trefoil.runtime import codec
-from trefoil.simulator import Provided, Scenario, simulate
+from trefoil.simulator import Provided, Scenario, simulate, simulation
 from trefoil.simulator.report.result import result
 from trefoil.simulator.run import CHECKPOINT, save_checkpoint, simulate_to
 from trefoil.simulator.scenario.inputs import prepare
 from trefoil.simulator.scenario.schema import (
     Arrivals,
     Carbon,
-    ControlSettings,
-    Costs,
     FamilyObjective,
     Node,
     Noise,
@@ -40,7 +40,7 @@ def family(rate: float = 40.0, **wanted: object) -> Served:
         name="digits",
         repository=REPOSITORY,
         arrivals=Arrivals(rate_per_s=rate),
-        objective=FamilyObjective(**{"below_best_pct": 2.0, "hard_below_best_pct": 10.0, **wanted}),
+        objective=FamilyObjective(**{"accuracy": {"below_best_pct": 2.0, "hard_below_best_pct": 10.0}, **wanted}),
     )
 
 
@@ -105,7 +105,7 @@ def test_exact_saves_against_base_under_the_same_arrivals(exact):
 
 
 def test_base_draws_what_the_power_law_says():
-    quiet = scenario(policy=PolicyChoice(name="base"), noise=Noise(), costs=Costs(pue=1.0))
+    quiet = scenario(policy=PolicyChoice(name="base"), noise=Noise(), control=ControlSettings(pue=1.0))
     s = simulate(quiet).summary
     shell = Simulation(prepare(quiet))
     rows = shell.inputs.truth.catalog.rows
@@ -194,11 +194,13 @@ def test_result_is_plain_json(exact):
     assert len(plain["series"]["power_w"]) == len(exact.series["at_s"]) > 100
 
 
-def test_what_was_decided_on_an_equal_view_is_recalled():
+def test_what_was_decided_on_an_equal_view_is_recalled(monkeypatch):
     """A steady flow under one intensity: the planner's own tick asks again and again for the same decision."""
     still = Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)})
     flow = scenario(families=(family(mode="instant"),), fidelity="fluid", step_s=300.0, hours=3.0, duration_s=0.0)
-    shell = Simulation(prepare(flow.model_copy(update={"carbon": still, "control": ControlSettings(history_max=1)})))
+    for module in (observation, simulation):
+        monkeypatch.setattr(module, "CARBON_HISTORY_MAX", 1)  # or each decision has a longer history than the last
+    shell = Simulation(prepare(flow.model_copy(update={"carbon": still})))
     shell.run(shell.end_s)
     assert shell.decision_cache is not None
     assert shell.decision_cache.lookups > 20
@@ -207,7 +209,7 @@ def test_what_was_decided_on_an_equal_view_is_recalled():
 
 def test_plans_keep_the_cap_of_the_scenario_and_take_fewer_watts_for_it():
     def run(max_watts: float):
-        wanted = family(mode="lambda", lambda_weight=0.1, below_best_pct=None, hard_below_best_pct=None)
+        wanted = family(mode="lambda", lambda_weight=0.1, accuracy={})
         control = ControlSettings(max_watts=max_watts)
         one = scenario(families=(wanted,), fidelity="fluid", step_s=60.0, control=control, noise=Noise())
         return simulate(one, keep_records=True)

@@ -60,13 +60,13 @@ ready_timeout_s = 20.0
 [[objectives]]
 family = "digits"
 mode = "budget"
-slo_ms = 75.0
-slo_quantile = 0.95
-min_accuracy = 0.955
-hard_min_accuracy = 0.88
+slo.percentile = 95.0
+slo.latency_ms = 75.0
+accuracy.floor = 0.955
+accuracy.hard_floor = 0.88
+availability.replicas_min = 1
+availability.spread_min = 1
 window_s = 120.0
-replicas_min = 1
-spread_min = 1
 """
 
 

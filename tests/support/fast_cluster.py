@@ -43,8 +43,6 @@ FAST: Final[dict[str, Any]] = {
     "drift_poll_s": 4.0,
     "reset_poll_s": 4.0,
     "sample_period_s": 4.0,
-    "drain_poll_s": 0.1,
-    "in_use_backoff_s": 0.1,
     "in_use_retries_max": 5,
     "retry_backoff_max_s": 0.1,
     "lease_ttl_s": 60.0,

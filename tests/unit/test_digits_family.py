@@ -48,7 +48,7 @@ def test_the_committed_profile_is_what_its_script_writes_and_says_that_it_is_syn
     assert [line.split(":")[0] for line in header] == ["# basis", "# source", "# machine", "# date", "# commit"]
 
 
-@pytest.mark.parametrize(("family", "slo"), [("digits", (75.0, 0.95)), ("resnets", (750.0, 0.99))])
+@pytest.mark.parametrize(("family", "slo"), [("digits", (75.0, 95.0)), ("resnets", (750.0, 99.0))])
 def test_the_committed_contract_and_family_file_are_what_training_writes(family, slo, tmp_path):
     common, kept, folder = module(MODELS / "_training" / "common.py"), MODELS / family, tmp_path / family
     folder.mkdir()

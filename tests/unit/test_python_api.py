@@ -52,7 +52,7 @@ def test_a_family_may_be_ones_own():
         (("2xT4", "digit", 80.0, 75.0, 250.0), NotFound, "family = 'digit': no such family.*digits"),
         (("2xT4", "digits", 0.0, 75.0, 250.0), SettingError, "rate_per_s = 0.0"),
         (("2xT4", "digits", 10.0, 75.0, float("nan")), SettingError, "intensity = nan"),
-        (("2xA100-40GB", "digits", 10.0, 2.0, 250.0), InvalidInput, "slo_ms = 2.0: no variant .*at least"),
+        (("2xA100-40GB", "digits", 10.0, 2.0, 250.0), InvalidInput, "slo.latency_ms = 2.0: no variant .*at least"),
         (("2xA100-40GB", "digits", 1e4, 75.0, 250.0), Infeasible, "is the most that 2 devices serve.*more GPUs"),
     ],
 )

@@ -22,18 +22,15 @@ from pydantic.fields import FieldInfo
 
 from carbon_feed.settings import CarbonFeedSettings
 from carbon_feed.zones import Zone
-from controller.forecasters.last_max import LastMaxSettings
 from controller.forecasters.table import FORECASTERS
-from controller.settings import ControllerSettings, ObjectiveSettings
+from controller.settings import ControllerSettings, ControlSettings
 from dispatcher.fronts.access_control import TenantsFile
 from dispatcher.routers import ROUTERS
-from dispatcher.settings import DispatcherSettings
+from dispatcher.settings import DispatcherSettings, WorkerPlace
 from power_agent.settings import PowerAgentSettings
 from trefoil.cli.run.scenario import DemoScenario, System
 from trefoil.core.parts import PartSettings
-from trefoil.runtime.config import ServiceSettings
-from trefoil.simulated_node.settings import NodeSettings
-from trefoil.simulator.scenario.schema import ControlSettings, FamilyObjective
+from trefoil.runtime.config import ServiceSettings, Settings
 from trefoil.simulator.scenario.schema import Scenario as SimulatorScenario
 
 HEAD: Final = """# Settings
@@ -67,38 +64,45 @@ TREFOIL_CARBON_FEED_CONSTANT__INTENSITY_G_PER_KWH=120   # the prefix and the key
 """
 
 
+FOOT: Final = """
+## Set by a supervisor
+
+No person sets these: a dispatcher's supervisor tells its workers their places (`WorkerPlace` in
+`dispatcher/settings.py`); `trefoil up` writes the settings of a simulated node (`trefoil/simulated_node/settings.py`).
+"""
+SUPERVISED: Final = (WorkerPlace,)
 CODE: Final = Path(__file__).parents[2]
 
 
 class Page(NamedTuple):
-    """One root of settings: its heading, the class, how it is given, and what is told elsewhere already."""
+    """One root of settings: its heading, the class, and how it is given."""
 
     title: str
     model: type[BaseModel]
     given: str
-    base: type[BaseModel] | None = None
     prefix: str = ""
+
+    @property
+    def link(self) -> str:
+        """Link to its heading."""
+        anchor = re.sub(r"[^a-z0-9_ -]", "", self.title.lower()).replace(" ", "-")
+        return f"[{self.title}](#{anchor})"
 
 
 SERVICE: Final = "`python -m {0} --config FILE`; environment `{1}`."
 PAGES: Final = (
     Page("Every service", ServiceSettings, "Keys of all four services; each has addresses of its own."),
-    Page(
-        "Carbon feed",
-        CarbonFeedSettings,
-        SERVICE.format("carbon_feed", "TREFOIL_CARBON_FEED_"),
-        ServiceSettings,
-    ),
+    Page("Carbon feed", CarbonFeedSettings, SERVICE.format("carbon_feed", "TREFOIL_CARBON_FEED_")),
     Page("Carbon feed: zones_file", Zone, "One table for each zone; its name is the `id`.", prefix="NAME."),
-    Page("Controller", ControllerSettings, SERVICE.format("controller", "TREFOIL_CONTROLLER_"), ServiceSettings),
-    Page("Dispatcher", DispatcherSettings, SERVICE.format("dispatcher", "TREFOIL_DISPATCHER_"), ServiceSettings),
-    Page("Dispatcher: tenants_file", TenantsFile, "Read again when it changes."),
-    Page("Power agent", PowerAgentSettings, SERVICE.format("power_agent", "TREFOIL_POWER_AGENT_"), ServiceSettings),
     Page(
-        "Simulated node",
-        NodeSettings,
-        "`python -m trefoil.simulated_node --config FILE`; environment `TREFOIL_NODE_`.",
+        "Control",
+        ControlSettings,
+        "What the controller decides by: keys at the top of its settings, and of the table `control` of a scenario.",
     ),
+    Page("Controller", ControllerSettings, SERVICE.format("controller", "TREFOIL_CONTROLLER_")),
+    Page("Dispatcher", DispatcherSettings, SERVICE.format("dispatcher", "TREFOIL_DISPATCHER_")),
+    Page("Dispatcher: tenants_file", TenantsFile, "Read again when it changes."),
+    Page("Power agent", PowerAgentSettings, SERVICE.format("power_agent", "TREFOIL_POWER_AGENT_")),
     Page(
         "trefoil up",
         System,
@@ -108,9 +112,7 @@ PAGES: Final = (
     Page(
         "trefoil demo",
         DemoScenario,
-        "`trefoil demo --config FILE`, by default `deploy/config/demo.toml`; environment `TREFOIL_UP_`. "
-        "All keys of `trefoil up`, and these.",
-        System,
+        "`trefoil demo --config FILE`, by default `deploy/config/demo.toml`; environment `TREFOIL_UP_`.",
     ),
     Page(
         "trefoil simulate",
@@ -132,46 +134,72 @@ NAMES: Final[dict[Any, str]] = {
     str: "text", int: "whole number", float: "number", bool: "true or false", SecretStr: "secret", Any: "anything",
     NoneType: "not set",
 }  # fmt: skip
-AS: Final[Mapping[type[BaseModel], tuple[type[BaseModel], ...]]] = {
-    ControlSettings: (ControllerSettings,),
-    FamilyObjective: (ObjectiveSettings,),
-    LastMaxSettings: (ControllerSettings,),
-}
-"""Classes whose fields mean what fields of the same name mean elsewhere."""
 SECTIONS: Final = {"": "table", ".N": "list of tables", ".NAME": "table by name of tables"}
 BOUNDS: Final = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
 
 
 def markdown() -> str:
-    """Markdown of docs/settings.md."""
-    return HEAD + "".join(f"\n## {page.title}\n\n{page.given}\n" + _tables(page) for page in PAGES)
+    """Markdown of docs/settings.md; what several tables have in common stands in the first of them."""
+    shown: dict[type[BaseModel], str] = dict.fromkeys(SUPERVISED, "")
+    pages = (f"\n## {page.title}\n\n{page.given}\n" + _tables(page, shown) for page in PAGES)
+    return HEAD + "".join(pages) + FOOT
 
 
-def _tables(page: Page) -> str:
-    """Table of a root's own keys, then one for each section below it; a section's class is told of once."""
-    text, told = "", dict[type[BaseModel], str]()
-    waiting = [(page.prefix, page.model)]
+def _tables(page: Page, shown: dict[type[BaseModel], str]) -> str:
+    """Table of a root's own keys, then one for each section below it; `shown`: where classes stand already."""
+    text, waiting = "", [(page.prefix, page.model)]
     while waiting:
         prefix, model = waiting.pop(0)
+        place = page.link if prefix == page.prefix else f"`{prefix.rstrip('.')}` of {page.link}"
+        common = {base: at for base, at in shown.items() if base is not model and issubclass(model, base)}
+        for base in model.__mro__:
+            if issubclass(base, Settings) and base.model_fields:
+                names = "" if base is model else ": " + ", ".join(f"`{name}`" for name in base.model_fields)
+                shown.setdefault(base, place + names)
+        if prefix != page.prefix:
+            text += f"\n### {page.title}: {prefix.rstrip('.')}\n\n{_first_line(model)}\n"
+        text += _common(model, common)
         rows, below = [], []
         for name, field in model.model_fields.items():
-            inherited = page.base.model_fields.get(name) if page.base and model is page.model else None
-            if inherited is not None and _default(inherited) == _default(field):
-                continue
             key, (inner, suffix) = f"{prefix}{name}", _section(field.annotation)
+            if name not in _documented(model) and any(_is_same(name, inner, base) for base in common):
+                continue
             kind, default = _cell(type_text(field)), _default(field)
             if inner is not None:
                 default = default if field.is_required() else ""
-                kind = SECTIONS[suffix] + (f", as `{told[inner]}`" if inner in told else "")
-                if inner not in told:
-                    told[inner] = f"{key}{suffix}"
+                kind = SECTIONS[suffix] + (f", as {shown[inner]}" if inner in shown else "")
+                if inner not in shown:
+                    shown[inner] = f"`{key}{suffix}` of {page.link}"
                     below.append((f"{key}{suffix}.", inner))
             rows.append(f"| `{key}` | {kind} | {default} | {_cell(meaning(model, name)) or _of(inner)} |")
-        if prefix != page.prefix:
-            text += f"\n### {page.title}: {prefix.rstrip('.')}\n\n{_first_line(model)}\n"
-        text += "\n| key | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+        if rows:
+            text += "\n| key | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
         waiting = below + waiting
     return text
+
+
+def _common(model: type[BaseModel], common: Mapping[type[BaseModel], str]) -> str:
+    """Sentences on keys that stand elsewhere: where, and which defaults differ here."""
+    text = "".join(f"\nKeys of {place} too.\n" for place in dict.fromkeys(common.values()) if place)
+    given = {name: field for base in reversed(list(common)) for name, field in base.model_fields.items()}
+    others = [
+        f"`{name}` {_default(model.model_fields[name])}"
+        for name, field in given.items()
+        if name not in _documented(model)
+        and _section(field.annotation)[0] is None
+        and _default(field) != _default(model.model_fields[name])
+    ]
+    return text + (f"\nDefaults here: {', '.join(others)}.\n" if others else "")
+
+
+def _is_same(name: str, inner: type[BaseModel] | None, base: type[BaseModel]) -> bool:
+    """Whether a base has this field, with the same table in it if it is one."""
+    return name in base.model_fields and _section(base.model_fields[name].annotation)[0] is inner
+
+
+def _documented(model: type[BaseModel]) -> set[str]:
+    """Fields that a class itself says the meaning of."""
+    return {name for name, meaning in _meanings(model).items() if meaning}
 
 
 def _section(annotation: Any) -> tuple[type[BaseModel] | None, str]:
@@ -247,7 +275,7 @@ def value_text(value: Any) -> str:
 
 def meaning(model: type[BaseModel], name: str) -> str:
     """What a field means, by the source of its class."""
-    for cls in (*model.__mro__, *AS.get(model, ())):
+    for cls in model.__mro__:
         if name in inspect.get_annotations(cls) and (told := _meanings(cls).get(name)):
             return told
     return ""

@@ -203,7 +203,7 @@ def _pricing(mix: Scenario, seeds: int) -> tuple[tuple[Job, Job], ...]:
         return ()
     try:
         prepare(dear)
-    except InvalidInput:  # constants of another planner, or none at all: then accuracy has no price, which is said
+    except InvalidInput:  # settings of another planner, or none at all: then accuracy has no price, which is said
         return ()
     return tuple((_job(OBLIVIOUS, mix, n), _job(OBLIVIOUS, dear, n)) for n in range(seeds))
 

@@ -5,6 +5,15 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+SETTING_NAMES: Final = {
+    "slo_ms": "slo.latency_ms",
+    "slo_quantile": "slo.percentile",
+    "min_accuracy": "accuracy.floor",
+    "hard_min_accuracy": "accuracy.hard_floor",
+    "replicas_min": "availability.replicas_min",
+    "spread_min": "availability.spread_min",
+}
+"""Fields of an objective as settings, files and flags name them; a percentile is 100 times the quantile."""
 FLOOR_TOLERANCE: Final = 5e-4  # of accuracy
 
 

@@ -27,7 +27,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from controller.settings import FixedDemand
+from controller.settings import ControlSettings, FixedDemand
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.common import ProfileRow
@@ -40,9 +40,9 @@ from trefoil.simulator.scenario.inputs import Provided, prepare
 from trefoil.simulator.scenario.schema import (
     Arrivals,
     Carbon,
-    ControlSettings,
     Costs,
     FamilyObjective,
+    FamilySlo,
     Node,
     PolicyChoice,
     Scenario,
@@ -252,7 +252,7 @@ def carbon_of(spec: JobsSpec) -> Carbon:
     if not spec.trace:
         return Carbon(zones={"grid": Zone(offset_h=24 + (spec.seed - 1) * 5 % 24)}, speedup=spec.speedup)
     start_h = JANUARY_H + (spec.seed - 1) * APART_H
-    zone = Zone(trace=Path(spec.trace), column=SETS[spec.jobs].zone, unit="g/kWh", offset_h=start_h)
+    zone = Zone(trace=Path(spec.trace), value_column=SETS[spec.jobs].zone, unit="g/kWh", offset_h=start_h)
     return Carbon(zones={"grid": zone}, speedup=spec.speedup)
 
 
@@ -269,7 +269,7 @@ def scenario_of(spec: JobsSpec) -> Scenario:
             arrivals=Arrivals(rate_per_s=rates[job.model], process="deeprecsys" if deeprecsys else "renewal"),
             objective=FamilyObjective(
                 mode="instant",
-                slo_ms=job.sla_ms * (IGNORED if spec.policy == "lowenergy" else 1),
+                slo=FamilySlo(latency_ms=job.sla_ms * (IGNORED if spec.policy == "lowenergy" else 1)),
                 params={"items_sd": job.items_sd} if spec.policy == "exact" else {},
             ),
         )
@@ -294,6 +294,6 @@ def scenario_of(spec: JobsSpec) -> Scenario:
             name=spec.policy,
             parts={"router": dict(spec.settings), "planner": dict(PLANNERS.get(spec.policy, {}))},
         ),
-        control=ControlSettings(tick_s=TICK_S, tick_min_s=hour_s, demand_fixed=known),
-        costs=Costs(pue=1.0, gap_ms=0.0, overhead_ms=0.0),
+        control=ControlSettings(tick_s=TICK_S, tick_min_s=hour_s, pue=1.0, demand_fixed=known),
+        costs=Costs(gap_ms=0.0, overhead_ms=0.0),
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from controller.planners.table import PLANNERS
-from controller.settings import FixedDemand, TriggerSettings
+from controller.settings import ControlSettings, FixedDemand, RelativeAccuracy, TriggerSettings
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import DEVICE_TYPES
 from trefoil.core.parts import Value
@@ -32,14 +32,14 @@ from trefoil.simulator.scenario.inputs import Provided
 from trefoil.simulator.scenario.schema import (
     Arrivals,
     Carbon,
-    ControlSettings,
-    Costs,
     FamilyObjective,
+    FamilySlo,
     Node,
     Noise,
     PolicyChoice,
     Scenario,
     Served,
+    SimulatedAvailability,
     Zone,
 )
 
@@ -207,13 +207,13 @@ def scenario_of(spec: Spec) -> Scenario:
     zone = Zone(trace=Path(spec.trace) if spec.trace else None, constant_g_per_kwh=spec.constant_g_per_kwh)
     wanted = FamilyObjective(
         mode=spec.mode,  # type: ignore[arg-type]
-        slo_ms=spec.slo_ms,
+        slo=FamilySlo(latency_ms=spec.slo_ms),
         lambda_weight=spec.lambda_weight,
-        min_accuracy=spec.min_accuracy,
+        accuracy=RelativeAccuracy(floor=spec.min_accuracy),
         base_j_per_request=spec.base_j_per_request,
         base_intensity_g_per_kwh=spec.base_intensity,
         window_s=spec.span_s,
-        spread_min=spec.awake_min,
+        availability=SimulatedAvailability(spread_min=spec.awake_min),
     )
     per_node = 2 if spec.gpus % 2 == 0 else 1
     return Scenario(
@@ -237,7 +237,8 @@ def scenario_of(spec: Spec) -> Scenario:
         carbon=Carbon(zones={"grid": zone}, speedup=spec.speedup, forecast=spec.forecast),  # type: ignore[arg-type]
         policy=PolicyChoice(name=spec.policy, parts={"planner": dict(spec.planner)}),
         control=ControlSettings(
-            tick_s=spec.tick_s if spec.fidelity == "request" else 0.0,
+            tick_s=spec.tick_s if spec.fidelity == "request" else spec.step_s,
+            pue=PUE,
             measure_s=MEASURE_S,
             move_horizon_s=HOUR_S / spec.speedup,  # for which an intensity of these traces holds
             tick_min_s=600.0 / spec.speedup,  # nothing changes in between but the intensity, which triggers by itself
@@ -246,7 +247,6 @@ def scenario_of(spec: Spec) -> Scenario:
             demand_fixed={spec.family: FixedDemand(rate_per_s=spec.rate_per_s, items_mean=spec.items)},
         ),
         noise=Noise(latency=spec.noise, energy=spec.noise, device_power=spec.device_noise),
-        costs=Costs(pue=PUE),
     )
 
 

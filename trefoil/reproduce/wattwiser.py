@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from controller.settings import ControlSettings
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.common import ProfileRow
@@ -35,9 +36,9 @@ from trefoil.simulator.scenario.request_trace import read_trace
 from trefoil.simulator.scenario.schema import (
     Arrivals,
     Carbon,
-    ControlSettings,
     Costs,
     FamilyObjective,
+    FamilySlo,
     Node,
     PolicyChoice,
     Scenario,
@@ -205,7 +206,7 @@ def scenario_of(spec: PairSpec) -> Scenario:
                 arrivals=Arrivals(points=tuple(points)),
                 objective=FamilyObjective(
                     mode="instant",
-                    slo_ms=model.slo_ms * spec.slo,
+                    slo=FamilySlo(latency_ms=model.slo_ms * spec.slo),
                     params={"model_max_rps": model.max_rps * spec.max_rps} if spec.policy in PAPERS else {},
                 ),
                 batch_delay_ms=0.0,
@@ -220,9 +221,8 @@ def scenario_of(spec: PairSpec) -> Scenario:
         families=tuple(families),
         carbon=Carbon(zones={"grid": Zone(constant_g_per_kwh=400.0)}),
         policy=PolicyChoice(name=spec.policy, parts={"planner": {**ours, **dict(spec.planner)}}),
-        control=ControlSettings(tick_s=1.0, move_horizon_s=spec.step_s),
+        control=ControlSettings(tick_s=1.0, pue=1.0, move_horizon_s=spec.step_s),
         costs=Costs(
-            pue=1.0,
             boundary="node" if spec.host_w else "gpu",
             host_w=spec.host_w,
             start_s=START_S * factor["start_s"],

@@ -27,6 +27,8 @@ MASK = "***"
 DEVICE_TYPES_VARIABLE = "TREFOIL_DEVICE_TYPES"
 OVERRIDES_VARIABLE = "TREFOIL_OVERRIDES"
 SECRET_BYTES_MAX = 4096
+FIXED = "remove it: the program fixes its value"
+"""Remedy for a setting that became a constant."""
 _FILE = "_file"  # a setting that ends so names the file of the secret that is called as the rest of it
 
 
@@ -270,9 +272,8 @@ def explain(
     """Explain a pydantic error in one line: field, value, what is wrong, remedy; then all else that is wrong."""
     complaints = error.errors(include_url=False)
     above = {complaint["loc"][:depth] for complaint in complaints for depth in range(len(complaint["loc"]))}
-    first, *others = [
-        one for one in complaints if one["loc"] not in above
-    ]  # a list has too few: wrong ones not counted
+    said = [one for one in complaints if one["loc"] not in above]  # a list has too few: wrong ones not counted
+    first, *others = sorted(said, key=lambda one: not _removed(one, model))  # an old key says why others are missing
     field = ".".join(str(part) for part in first["loc"])  # "": several fields together, which the message names
     value = None if not field or first["type"] in _WHOLE else _shown_input(first, model)
     also = f"; also {'; '.join(_grouped(others))}" if others else ""
@@ -304,14 +305,22 @@ def _remedy(complaint: ErrorDetails, model: type[BaseModel] | None) -> str:
     if complaint["type"] == "missing":
         return "give it a value"
     if complaint["type"] == "extra_forbidden":
+        if removed := _removed(complaint, model):
+            return removed
         above, name = complaint["loc"][:-1], str(complaint["loc"][-1])
-        if removed := getattr(_model_at(model, above), "REMOVED", {}).get(name):
-            return str(removed)
         known = _known(model, above)
         return errors.one_of(known, name, also="remove it") if known else "remove it"
     expected = re.findall(r"'([^']*)'", str(complaint.get("ctx", {}).get("expected", "")))
     near = errors.neighbour(complaint["input"], expected) if isinstance(complaint["input"], str) else ""
     return f"did you mean {near}?" if near else _percent(complaint) or "correct that value"
+
+
+def _removed(complaint: ErrorDetails, model: type[BaseModel] | None) -> str:
+    """Remedy for a key that was removed; "" for another complaint."""
+    if complaint["type"] != "extra_forbidden":
+        return ""
+    above, name = complaint["loc"][:-1], str(complaint["loc"][-1])
+    return str(getattr(_model_at(model, above), "REMOVED", {}).get(name, ""))
 
 
 def _percent(complaint: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -60,8 +60,13 @@ class _Variant(Ranged):
 
 
 class _Class(Ranged):
-    slo_ms: Positive
-    slo_quantile: Annotated[float, Field(gt=0, lt=1)]
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "slo_ms": "write latency_ms",
+        "slo_quantile": "write percentile, 100 times the quantile",
+    }
+
+    percentile: Annotated[float, Field(gt=0, lt=100)]
+    latency_ms: Positive
 
 
 class _Family(Ranged):
@@ -227,7 +232,7 @@ def _read_family(path: Path, below: Path) -> Family:
         values = [getattr(variant, field) for variant in read.variants]
         _assert_unique(values, f"variants.{field}", str(path))
     variants = tuple(Variant(**variant.model_dump(exclude={"sha256"})) for variant in read.variants)
-    classes = {name: (entry.slo_ms, entry.slo_quantile) for name, entry in read.classes.items()}
+    classes = {name: (entry.latency_ms, entry.percentile / 100) for name, entry in read.classes.items()}
     if read.generative != (read.tokens_mean > 0):
         raise errors.CatalogError(
             f"{path}: of a generative family, and only of one, the mean tokens of an answer are stated",

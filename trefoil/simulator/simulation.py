@@ -21,7 +21,7 @@ from controller.loop.core.decision import CANDIDATE, ControlState, Verdict, ask_
 from controller.loop.core.ports import TakenDecision
 from controller.loop.core.saved_state import SavedState
 from controller.loop.decision_records import decision_record
-from controller.observe.core.observation import Observation
+from controller.observe.core.observation import INITIAL_HOLD_S, Observation
 from controller.observe.core.triggers import ALWAYS, Trigger
 from controller.observe.forecast_model import open_network
 from controller.planners.policy_parts import forecaster_of, shares_slices
@@ -30,6 +30,7 @@ from controller.rollout.core.executor import RolloutExecutor
 from controller.rollout.core.path import FleetSnapshot, RolloutPath
 from controller.rollout.core.ports import NullPorts
 from controller.rollout.core.rollout_inputs import best_path
+from controller.thresholds import CARBON_HISTORY_MAX
 from dispatcher.routers import ROUTERS
 from dispatcher.routing.core.routing_table import staged
 from power_agent.governors import reads_latency
@@ -141,13 +142,10 @@ class Simulation(NullPorts):
         """A controller begins: by what is kept, and by what the one before it has published and commanded."""
         inputs, scenario, settings = self.inputs, self.scenario, self.settings
         truth = partial(_mean_per_s, inputs.arrivals)
-        predictor = forecaster_of(settings, inputs.policy, open_network=open_network, truth=truth)
+        predictor = forecaster_of(inputs.policy, open_network=open_network, truth=truth)
         self.observation = Observation(settings, Keys("simulated"), inputs.estimate.catalog, predictor, self.now_s)
-        self.observation.inputs.carbon_history = type(self.observation.inputs.carbon_history)(
-            maxlen=scenario.control.history_max
-        )
         self.rollouts = RolloutExecutor(settings.rollout, self.observation, self.meter, self.clock, self, *standing)
-        triggers = scenario.policy.triggers
+        triggers = scenario.control.causes
         row = inputs.policy if triggers is None else replace(inputs.policy, triggers=triggers)
         live, traits = as_live_planner(inputs.planner), find(Kind.PLANNER, row.planner, PLANNERS).traits
         self.core = ControlCore(
@@ -235,7 +233,7 @@ class Simulation(NullPorts):
         main = self.inputs.zone
         seen = self.observation.inputs
         if seen.carbon is None:
-            seen.carbon_history.extend(carbon[main].history(self.now_s, self.scenario.control.history_max))
+            seen.carbon_history.extend(carbon[main].history(self.now_s, CARBON_HISTORY_MAX))
         elif readings[main].observed_at_s > max(seen.carbon.observed_at_s, -EPSILON_S):  # before, the first one is held
             seen.carbon_history.append(readings[main])
         seen.carbon, seen.carbon_forecast = readings[main], self.forecasts.at(self.now_s)
@@ -285,7 +283,7 @@ class Simulation(NullPorts):
         if rollouts.rolling or rollouts.under_way or core.explorer.run or held:
             return False
         rested_s = core.plan_basis.at_s + settings.triggers.slo_rest_s + settings.tick_s
-        held_s = core.started_at_s + settings.demand_initial_hold_s + settings.tick_s
+        held_s = core.started_at_s + INITIAL_HOLD_S + settings.tick_s
         due_s = min(core.plan_basis.next_tick_at_s, math.inf if rollouts.retry_at_s is None else rollouts.retry_at_s)
         return max(rested_s, held_s, core.not_before_s) < self.now_s < due_s
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Final
 
 from controller.observe.core.load_windows import LoadWindows
 from trefoil.core.accounting import by_family, reading_at
@@ -138,27 +138,10 @@ def _gap_s(parts: list[tuple[float, float]], starts_s: float, ends_s: float) -> 
     return max(b[0] - a[1] for a, b in pairwise(edges))
 
 
+P95_REQUESTS_MIN: Final = 40  # answers below which a p95 says nothing
 BACKLOG_MIN: Final = 10.0  # requests under way that say nothing
-
-
-class Bounds(Protocol):
-    """When a measurement is broken off; the names of `settings.ExploreSettings`."""
-
-    @property
-    def p95_ratio_max(self) -> float:
-        """Largest p95 over the SLO that is borne."""
-
-    @property
-    def p95_requests_min(self) -> int:
-        """Answers below which a p95 says nothing."""
-
-    @property
-    def backlog_s_max(self) -> float:
-        """Largest backlog in seconds of arrivals, once the rollout has settled."""
-
-    @property
-    def queue_share_max(self) -> float:
-        """Largest backlog as a share of the route's queue."""
+BACKLOG_S_MAX: Final = 4.0  # of arrivals that did not end, once the rollout has settled
+QUEUE_SHARE_MAX: Final = 0.25  # backlog as a share of the route's queue, from the first step on: before any is rejected
 
 
 def slo_s(view: PlanView, family: str) -> float:
@@ -171,7 +154,7 @@ def break_off_reason(
     plan: Plan,
     since: Sequence[LoadWindow],
     settled: Sequence[LoadWindow],
-    bounds: Bounds,
+    p95_ratio_max: float,
     measuring: bool,
 ) -> tuple[str, str]:
     """Reason to break a measurement off, and the family to blame; "" twice while it is bearable.
@@ -182,14 +165,14 @@ def break_off_reason(
     queue = {r.family: r.queue_requests_max for r in plan.routes}
     for demand in view.demand:
         family = demand.family
-        limit = max(BACKLOG_MIN, bounds.backlog_s_max * demand.rate_per_s) if measuring else math.inf
+        limit = max(BACKLOG_MIN, BACKLOG_S_MAX * demand.rate_per_s) if measuring else math.inf
         if queue.get(family):
-            limit = min(limit, bounds.queue_share_max * queue[family])
+            limit = min(limit, QUEUE_SHARE_MAX * queue[family])
         waits = tally(since, family).backlog
         if waits > limit:
             return f"{waits} requests of {family} wait, more than {limit:.0f}", family
         seen, slo_ms = tally(settled, family), MS_PER_S * slo_s(view, family)
-        late = slo_ms > 0 and seen.latency_ms_p95 > bounds.p95_ratio_max * slo_ms
-        if late and seen.answered >= bounds.p95_requests_min:
-            return f"p95 of {family} {seen.latency_ms_p95:.0f} ms > {bounds.p95_ratio_max:g} x {slo_ms:g} ms", family
+        late = slo_ms > 0 and seen.latency_ms_p95 > p95_ratio_max * slo_ms
+        if late and seen.answered >= P95_REQUESTS_MIN:
+            return f"p95 of {family} {seen.latency_ms_p95:.0f} ms > {p95_ratio_max:g} x {slo_ms:g} ms", family
     return "", ""

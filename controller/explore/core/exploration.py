@@ -46,6 +46,8 @@ from trefoil.core.fleet import DeviceState
 from trefoil.core.plan import Plan, RolloutState
 
 TOTALS: Final = "explorations"
+METER_WAIT_S: Final = 4.0  # for energy samples of the interval measured; later ones make joules and grams unknown
+PAUSE_S: Final = 5.0  # a longer gap between two looks (Redis was down) begins the measurement of the candidate anew
 IDLE_S: Final = 5.0  # without any arrival, before this counts as a time without load
 
 RolloutOutcome = tuple[RolloutState, str]
@@ -141,7 +143,7 @@ class Explorer:
         run, self._current = self.run, current
         assert run is not None
         now_s = self._clock.now_s()
-        paused = now_s - run.seen_s > self._settings.pause_s
+        paused = now_s - run.seen_s > PAUSE_S
         run.seen_s = now_s
         if run.phase in (Phase.SETTLE, Phase.MEASURE, Phase.METER) and paused:
             self._settle(now_s)
@@ -251,7 +253,7 @@ class Explorer:
         assert run is not None
         starts_s, ends_s = candidate_measurement.covered_span(run.found)
         known = self._meter.metered_until_s(_devices(view)) >= ends_s
-        if not known and self._clock.now_s() < ends_s + self._settings.meter_wait_s:
+        if not known and self._clock.now_s() < ends_s + METER_WAIT_S:
             return
         paid = self._cost(view, starts_s, ends_s) if known else candidate_measurement.Cost(None, None)
         measured = candidate_measurement.measured(view, self._windows, run.found, paid)
@@ -271,7 +273,9 @@ class Explorer:
         settled = self._windows.begun_since(run.settled_s)
         measuring = run.phase in (Phase.MEASURE, Phase.METER)
         plan = run.now.candidate.plan
-        return candidate_measurement.break_off_reason(view, plan, since, settled, self._settings, measuring)
+        return candidate_measurement.break_off_reason(
+            view, plan, since, settled, self._settings.p95_ratio_max, measuring
+        )
 
     async def _break_off(self, view: PlanView, outcome: str, why: str, blamed: str = "") -> None:
         run = self.run

@@ -98,7 +98,7 @@ class DecidingCore:
         self.control = saved.control
         self.causes, self.reconfigurations = saved.causes, saved.reconfigurations
         self.explorer = Explorer(live, observation.windows, meter, settings.explore, clock, saved.totals, ports, self)
-        self.slo_margin = SloMargin(settings.slo_boost_ratio, settings.slo_boost_max, settings.slo_boost_wear_s)
+        self.slo_margin = SloMargin(wear_s=settings.slo_boost_wear_s)
         self.loans = Loans()
         self.last_verdict: Verdict | None = None
         self.last_trigger: Trigger | None = None

@@ -92,8 +92,8 @@ def _numbers(objective: Objective) -> None:
             raise InvalidInput("must not be negative", field=name, value=value, remedy="0 = from BASE's plan")
     if objective.mode == ObjectiveMode.BUDGET and objective.hard_min_accuracy > objective.min_accuracy:
         raise InvalidInput(
-            f"is above min_accuracy {objective.min_accuracy:g}",
-            field="hard_min_accuracy",
+            f"is above accuracy.floor {objective.min_accuracy:g}",
+            field="accuracy.hard_floor",
             value=objective.hard_min_accuracy,
             remedy="the hard minimum is the lower of the two",
         )
@@ -114,7 +114,7 @@ def _reachable(objective: Objective, family: Family, catalog: Catalog) -> None:
     if floor > family.best.accuracy:
         raise InvalidInput(
             f"no variant of {family.name} is that accurate",
-            field="min_accuracy" if objective.min_accuracy >= floor else "hard_min_accuracy",
+            field="accuracy.floor" if objective.min_accuracy >= floor else "accuracy.hard_floor",
             value=floor,
             remedy=f"at most {family.best.accuracy:g} ({family.best.name})",
         )
@@ -123,7 +123,7 @@ def _reachable(objective: Objective, family: Family, catalog: Catalog) -> None:
     if fastest is not None and fastest.latency_ms_p50 > objective.slo_ms:
         raise InvalidInput(
             f"no variant of {family.name} is that fast on any profiled slice",
-            field="slo_ms",
+            field="slo.latency_ms",
             value=objective.slo_ms,
             remedy=f"at least {fastest.latency_ms_p95:g} ({fastest.variant} on {fastest.slice_type})",
         )

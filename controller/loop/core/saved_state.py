@@ -14,7 +14,7 @@ from controller.loop.core.decision import ControlState
 from controller.loop.core.objectives import with_defaults
 from controller.role.by_command import NO_RESET, ByCommand
 from controller.settings import ControllerSettings
-from trefoil.core.objective import Objective
+from trefoil.core.objective import SETTING_NAMES, Objective
 from trefoil.core.plan import Plan
 
 NOT_COMPARED: Final = ("family", "number", "params")
@@ -55,10 +55,10 @@ def overrides(
     stopped: Collection[str] = (),
 ) -> list[str]:
     """What is in force and differs from the settings, a line for each field with both values, and what is stopped."""
-    said = {one.family: with_defaults(one.objective(), settings.pue) for one in settings.objectives}
+    said = {one.family: with_defaults(one.stated(), settings.pue) for one in settings.objectives}
     lines = [f"{name}: in force, not in the settings" for name in sorted(objectives.keys() - said.keys() - {*stopped})]
     pairs = [
-        (f"{name}.{key}", values.get(key), wanted.get(key))
+        (f"{name}.{SETTING_NAMES.get(key, key)}", *(_as_setting(key, one.get(key)) for one in (values, wanted)))
         for name in sorted(objectives.keys() & said.keys())
         for values, wanted in ((_values(objectives[name]), _values(said[name])),)
         for key in {**values, **wanted}
@@ -85,6 +85,10 @@ def start_command(family: str) -> str:
 def _values(objective: Objective) -> dict[str, Any]:
     found = {each.name: getattr(objective, each.name) for each in fields(objective) if each.name not in NOT_COMPARED}
     return found | {f"params.{name}": value for name, value in sorted(objective.params.items())}
+
+
+def _as_setting(name: str, value: Any) -> Any:
+    return 100 * value if name == "slo_quantile" and value is not None else value
 
 
 def _text(value: Any) -> str:

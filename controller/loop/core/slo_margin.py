@@ -9,10 +9,11 @@ from trefoil.core.demand import ScaleSignal
 
 @dataclass(slots=True)
 class SloMargin:
-    """Margin on the p90 demand of each family after SLO breaches (settings slo_boost_*), as a ratio."""
+    """Margin on the p90 demand of each family after SLO breaches, as a ratio: raised by `step` up to `limit`, worn off
+    in `wear_s`."""
 
-    step: float
-    limit: float
+    step: float = 0.15
+    limit: float = 0.6
     wear_s: float = 60.0
     by_family: dict[str, float] = field(default_factory=dict)
     _worn_at_s: float | None = None

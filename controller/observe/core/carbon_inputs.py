@@ -2,7 +2,7 @@
 
 Source: the feed's ladder (`trefoil.core.carbon.Rung`); what is done with it ours.
 Data: the reading in force, the last one on a rung that may be planned by, the forecast in force; the settings
-`carbon.rungs_refused`, `carbon.static_g_per_kwh`, `carbon.forecast_age_share_max`.
+`carbon.rungs_refused`, `carbon.static_g_per_kwh`.
 Decision: `PlannableReading`, the reading to plan by and why not the one in force; a forecast, or one without bands that
 says why.
 Formulation: a reading on a refused rung starts no decision, and decisions that something else starts are made on the
@@ -20,6 +20,7 @@ from typing import Final
 
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Quality, Rung, Series, rung_name
 
+FORECAST_AGE_SHARE_MAX: Final = 0.25  # of what a forecast looked ahead; an older one is refused
 EARLY_S: Final = 5.0  # by how much the clocks of two machines may differ
 
 

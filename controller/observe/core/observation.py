@@ -14,6 +14,7 @@ from typing import Protocol
 
 from controller.forecasters.last_max import poisson_quantile
 from controller.observe.core.carbon_inputs import (
+    FORECAST_AGE_SHARE_MAX,
     PlannableReading,
     carried_when_stale,
     clipped_forecast,
@@ -30,6 +31,7 @@ from controller.observe.core.refusals import Refusals
 from controller.observe.core.set_aside import SetAside
 from controller.observe.core.unreached import unreached_devices, with_lost
 from controller.settings import ControllerSettings
+from controller.thresholds import CARBON_HISTORY_MAX
 from trefoil.core.brains import Forecaster, PlanView, history_s_of
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Rung, Series, rung_name
 from trefoil.core.catalog import Catalog
@@ -40,6 +42,7 @@ from trefoil.core.objective import Objective
 from trefoil.core.plan import InputStamp, Plan
 
 BRIDGED_S = 60.0  # nobody counted, as during a restart: a shorter hole does not begin history anew
+INITIAL_HOLD_S = 60.0  # how long the configured demand is held when the load never comes near it
 NEAR_INITIAL = 0.75  # of the configured demand: then the load itself is believed
 RUNG_NORMAL, RUNG_CARRIED = int(Rung.NORMAL), int(Rung.CARRIED)
 
@@ -99,7 +102,7 @@ class Observation:
     ) -> None:
         """Nothing is known yet. `on_window` is told each load window once; `stated`: see `differing_models`."""
         self._settings, self._keys, self.catalog, self._forecaster = settings, keys, catalog, forecaster
-        self.inputs = LatestInputs(carbon_history=deque(maxlen=settings.carbon.history_max))
+        self.inputs = LatestInputs(carbon_history=deque(maxlen=CARBON_HISTORY_MAX))
         self.history_s = history_s_of(forecaster)
         self.windows = LoadWindows(settings.windows, on_window, self.history_s)
         self.cpu = CpuUses()
@@ -211,7 +214,7 @@ class Observation:
         forecast, settings = self.inputs.carbon_forecast, self._settings.carbon
         if forecast is None or not settings.forecast or ahead_s <= 0:
             return None
-        why = forecast_refusal(forecast, settings.series, now_s, settings.forecast_age_share_max)
+        why = forecast_refusal(forecast, settings.series, now_s, FORECAST_AGE_SHARE_MAX)
         if why:
             return without_bands(forecast, settings.series, why)
         known = self._clipped  # until its first band is over
@@ -245,7 +248,7 @@ class Observation:
         initial = self._initial(family, forecast.max_per_s, now_s)
         rate, p90 = forecast.max_per_s, forecast.p90_per_s
         if initial > rate:
-            span_s = self._settings.smooth_s
+            span_s = self._settings.rate_span_s
             rate, p90 = initial, max(p90, poisson_quantile(initial * span_s) / span_s)
             forecast = replace(
                 forecast, mean_per_s=initial, max_per_s=rate, p90_per_s=p90, fallback_reason="demand_initial_per_s"
@@ -265,7 +268,7 @@ class Observation:
         """The configured demand until the load has come near it, or the hold is over. A probe is not the load."""
         initial = self._settings.demand_initial_per_s.get(family, 0.0)
         held_s = now_s - self._started_at_s
-        if rate_per_s >= NEAR_INITIAL * initial or held_s > self._settings.demand_initial_hold_s:
+        if rate_per_s >= NEAR_INITIAL * initial or held_s > INITIAL_HOLD_S:
             self._arrived.add(family)
         return 0.0 if family in self._arrived else initial
 

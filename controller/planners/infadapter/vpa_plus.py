@@ -11,6 +11,7 @@ least cores count. Several families share the budget evenly; of several devices 
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from numpy.random import Generator
 from pydantic import Field
@@ -32,11 +33,13 @@ from trefoil.core.errors import CatalogError, InvalidInput
 class VpaSettings(InfAdapterSettings):
     """Settings of VPA+ and of a fixed size."""
 
+    REMOVED: ClassVar = {"percentile": "call it quantile"}
+
     version: int = Field(default=0, ge=0)
     """Variant by its version; 0: the most accurate."""
     initial_cores: float = Field(default=0.0, ge=0)
     """Cores until the use is known; 0: the budget."""
-    percentile: float = Field(default=0.9, gt=0, le=1)
+    quantile: float = Field(default=0.9, gt=0, le=1)
     """Share of the use that the recommendation covers."""
     margin: float = Field(default=0.15, ge=0)
     """Share by which the recommendation exceeds that use."""
@@ -77,9 +80,9 @@ class VpaPlusPlanner:
         if self.name == "fixed_size":
             why = "a fixed size"
         elif history is not None and history.weights:
-            used = history.percentile(settings.percentile)
+            used = history.percentile(settings.quantile)
             wanted = used * (1 + settings.margin)
-            why = f"{settings.percentile:.0%} of the use is below {used:.2f} cores, {wanted:.2f} recommended"
+            why = f"{settings.quantile:.0%} of the use is below {used:.2f} cores, {wanted:.2f} recommended"
         smallest = step * math.ceil(max(one.least, step) / step - 1e-9) if math.isfinite(one.least) else math.inf
         if smallest > most + 1e-9:
             raise InvalidInput(

@@ -38,6 +38,7 @@ from trefoil.runtime.connections import guard_connections
 from trefoil.runtime.telemetry import Metrics
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
+MESSAGE_S: Final = 60.0  # of a message from its first byte to its last, and of a new connection to its first
 CHANGES: Final = ("RepositoryModelLoad", "RepositoryModelUnload")
 """What needs the admin role."""
 
@@ -85,15 +86,10 @@ class FrontServer:
         self._server = H2Server(
             routes.handlers,
             ServerBounds(
-                settings.message_bytes_max, settings.connection_unread_bytes_max, settings.message_s,
-                settings.connection_age_max_s, settings.connection_age_grace_s,
+                settings.message_bytes_max, settings.connection_unread_bytes_max, MESSAGE_S,
+                settings.connection_age_max_s,
             ),
-            ConnectionLimits(
-                streams_max=settings.connection_streams_max,
-                header_bytes_max=settings.header_bytes_max,
-                resets_per_s=settings.resets_per_s,
-                resets_burst=10 * settings.resets_per_s,
-            ),
+            ConnectionLimits(),
             Held(settings.held_bytes_max),
             listen(address, "inference_address", settings.inference_socket),
             tls.server_context if tls is not None else None,

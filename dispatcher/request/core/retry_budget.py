@@ -8,13 +8,17 @@ Deviations: only requests that were certainly not executed come here, so a retry
     bounds what dead slices cost in connections and time.
 """
 
+from typing import Final
+
+BURST: Final = 50  # retries that may come at once
+
 
 class RetryBudget:
     """Token bucket of retries of one worker, over all families."""
 
     __slots__ = ("_burst", "_ratio", "tokens")
 
-    def __init__(self, ratio: float, burst: float) -> None:
+    def __init__(self, ratio: float, burst: float = BURST) -> None:
         self._ratio = ratio
         self._burst = burst if ratio else 0.0
         self.tokens = self._burst

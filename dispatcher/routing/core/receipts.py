@@ -26,6 +26,7 @@ TOKENS: Final = "trefoil_tokens_out"
 BASIS: Final = "trefoil_receipt_basis"
 METHOD: Final = "trefoil_receipt_method"
 WRITTEN_MAX: Final = 4096  # receipts whose bytes are remembered
+STALE_S: Final = 60.0  # past this age rates are carried on, and receipts say so
 STALE_INTERVALS: Final = 2  # of a carbon reading
 
 Key = tuple[SliceKey, str, str]  # slice, family, variant
@@ -35,7 +36,7 @@ class Receipts:
     """Receipt rates and carbon reading in force. `set_rates` and `check_age` are called off the hot path, twice a
     second at most."""
 
-    def __init__(self, stale_s: float) -> None:
+    def __init__(self, stale_s: float = STALE_S) -> None:
         self._stale_s = stale_s
         self._published: ReceiptRates | None = None
         self._rates: dict[Key, ReceiptRate] = {}

@@ -55,7 +55,7 @@ async def test_a_stopped_family_frees_its_slices_and_stays_out_of_service_until_
     line = "digits: out of service by command; back by trefoil family start digits"
     assert line in system.run("status").stdout
     assert line.split("; ")[0].split(": ")[1] in system.refused(
-        "objective", "set", "--family", "digits", "--slo-ms", "70"
+        "objective", "set", "--family", "digits", "--slo-latency-ms", "70"
     )
     await asyncio.to_thread(system.ask, "down")
     assert (await asyncio.to_thread(system.up))["first_answer_s"] is None
@@ -71,7 +71,17 @@ def imports(repository: Path, source: Path) -> None:
     """Two variants of digits, as the ONNX models of somebody's Triton repository."""
     for name, version in (("small", "2"), ("large", "4")):
         shutil.copytree(MODELS / "digits" / version, source / name / "1")
-    argv = [str(TREFOIL), "family", "import", str(source), "--as", "later=small,large", "--slo-ms", "75", "--assume"]
+    argv = [
+        str(TREFOIL),
+        "family",
+        "import",
+        str(source),
+        "--as",
+        "later=small,large",
+        "--slo-latency-ms",
+        "75",
+        "--assume",
+    ]
     argv += ["--accuracy", "small=0.9", "--accuracy", "large=0.95", "--repository", str(repository)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -82,8 +92,10 @@ async def test_a_family_that_is_imported_while_the_system_runs_is_served(
 ):
     processes = {path.name: path.read_text() for path in (system.state_dir / "run").glob("*.json")}
     await asyncio.to_thread(imports, repository, tmp_path / "triton")
-    assert "later" in system.refused("objective", "set", "--family", "later", "--slo-ms", "70"), "no floor was given"
-    answer = system.ask("objective", "set", "--family", "later", "--min-accuracy", "0.92")
+    assert "later" in system.refused("objective", "set", "--family", "later", "--slo-latency-ms", "70"), (
+        "no floor was given"
+    )
+    answer = system.ask("objective", "set", "--family", "later", "--accuracy-floor", "0.92")
     assert (answer["objective"]["slo_ms"], answer["degraded"]) == (75.0, "")
 
     async def answered() -> Any:

@@ -103,7 +103,7 @@ async def test_objective_mode_rollback_and_pin_steer_the_running_system_without_
         await asyncio.sleep(3.0)
         assert (await say("freeze", "--off"))["frozen"] is False
         before = next(o for o in (await say("objective", "show"))["objectives"] if o["family"] == "digits")
-        strict = await say("objective", "set", "--min-accuracy", "0.992", "--slo-ms", "120")
+        strict = await say("objective", "set", "--accuracy-floor", "0.992", "--slo-latency-ms", "120")
         assert strict["objective"]["number"] > before["number"]
         assert strict["degraded"] == ""
         tight = await replanned(  # the plan that keeps the floor, not the first that looks like it
@@ -111,9 +111,11 @@ async def test_objective_mode_rollback_and_pin_steer_the_running_system_without_
         )
         assert number(tight) > number(serving.first_plan)
 
-        out_of_reach = await say("objective", "set", "--slo-ms", "12")  # below one execution of the best variant
+        out_of_reach = await say(
+            "objective", "set", "--slo-latency-ms", "12"
+        )  # below one execution of the best variant
         assert out_of_reach["degraded"]
-        await say("objective", "set", "--min-accuracy", str(before["min_accuracy"]), "--slo-ms", "100")
+        await say("objective", "set", "--accuracy-floor", str(before["min_accuracy"]), "--slo-latency-ms", "100")
 
         assert (await say("mode", "observe"))["mode"] == "observe"
         assert (await say("status"))["mode"] == "observe"
@@ -148,8 +150,8 @@ def test_bad_input_is_one_line_and_changes_nothing(serving: Serving, tmp_path: P
     nonsense.write_text('{"plan": {"nodes": "all of them"}}')
     refusals = {
         ("mode", "sometimes"): "observe, advise, act",
-        ("objective", "set", "--min-accuracy", "0.999"): "at most 0.993311",
-        ("objective", "set", "--lambda", "0.1", "--min-accuracy", "0.9"): "--lambda",
+        ("objective", "set", "--accuracy-floor", "0.999"): "at most 0.993311",
+        ("objective", "set", "--lambda", "0.1", "--accuracy-floor", "0.9"): "--lambda",
         ("pin", str(nonsense)): "nodes",
         ("replay", "9.999999"): "no such decision",
     }

@@ -61,16 +61,16 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
     "demo": ("--quick --port-offset {offset} --out {tmp}/demo",),
     "objective set": (
         "",
-        "--min-accuracy 0.9999",
-        "--family ghost --slo-ms 50",
-        "--slo-ms 0",
+        "--accuracy-floor 0.9999",
+        "--family ghost --slo-latency-ms 50",
+        "--slo-latency-ms 0",
         "--param accuracy_margin=much",
         "--param luck=7",
-        "--lambda 0.5 --min-accuracy 0.9",
+        "--lambda 0.5 --accuracy-floor 0.9",
         "--mode sometimes",
         "--file {tmp}/nowhere.toml",
         "--file {tmp}/objectives.toml",  # of which the first alone could be set
-        "--reset --slo-ms 50",
+        "--reset --slo-latency-ms 50",
         "--reset --family ghost",  # the settings have none of it
     ),
     "objective fleet": ("--max-watts 0", "--max-watts many", "--max-watts 900 --reset"),
@@ -97,7 +97,7 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "{ghost} --agent {agent} --replace --repository {tmp}",  # in no catalogue of those that run
     ),
     "family assume": ("digits --repository {tmp}/models", "ghost --repository {tmp}/models"),
-    "family import": ("{tmp}/nowhere --as own=a,b --slo-ms 50 --repository {tmp}/models",),
+    "family import": ("{tmp}/nowhere --as own=a,b --slo-latency-ms 50 --repository {tmp}/models",),
 }
 WITHOUT_SYSTEM = ("demo", "family import", "family assume")  # they take no --state-dir
 # They change nothing of a running system, refused or not: they show, or work on files.
@@ -162,7 +162,9 @@ def ways(system: RunningSystem, folder: Path) -> dict[str, str]:
     doubled = json.loads(text)
     doubled["nodes"][0]["devices"] += doubled["nodes"][0]["devices"][:1]
     (folder / "twice.json").write_text(json.dumps(doubled))
-    (folder / "objectives.toml").write_text("[families.digits]\nslo_ms = 77\n[families.ghost]\nslo_ms = 50\n")
+    (folder / "objectives.toml").write_text(
+        "[families.digits]\nslo.latency_ms = 77\n[families.ghost]\nslo.latency_ms = 50\n"
+    )
     (folder / "damaged" / "run").mkdir(parents=True)
     (folder / "damaged" / "run" / "launch.json").write_text("{")
     ghost = folder / "models" / "ghost"

@@ -34,7 +34,7 @@ def prepared() -> tuple[Inputs, SimulatedSettings]:
         name=FAMILY,
         repository=Path("unused"),
         arrivals=Arrivals(rate_per_s=6.0),
-        objective=FamilyObjective(slo_ms=400.0, replicas_min=1, spread_min=1),
+        objective=FamilyObjective(slo={"latency_ms": 400.0}),
     )
     scenario = Scenario(
         duration_s=END_S,

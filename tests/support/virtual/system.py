@@ -48,10 +48,11 @@ CATALOG = digits()
 PLACES = ("controller", "dispatcher0", "dispatcher1", "node0", "node1", "feed", "redis")  # each with a wall clock
 NO_SWEEPS = SimpleNamespace(collect=lambda: None, freeze=lambda: None, unfreeze=lambda: None)  # it is not their process
 DRAINS_S = 3.0  # drain_timeout_s and ack_timeout_s of the controllers here
+ALONE = {"replicas_min": 1, "spread_min": 1}
 SETTINGS: Mapping[str, Any] = {
     "policy": "exact",
     "planner": "tests.support.virtual.planner:Drawn",
-    "objectives": ({"family": FAMILY, "mode": "instant", "slo_ms": 400.0, "replicas_min": 1, "spread_min": 1},),
+    "objectives": ({"family": FAMILY, "mode": "instant", "slo": {"latency_ms": 400.0}, "availability": ALONE},),
     "tick_s": 1.0,
     "solve_timeout_s": 2.0,
     "node_stale_s": 3.0,

@@ -438,7 +438,7 @@ async def test_watchers_are_bounded_and_leave(stub, gb):
     calls = [stub.WatchIntensity(request, timeout=TIMEOUT_S) for _ in range(2)]
     for call in calls:
         assert (await call.read()).why == "first"
-    with pytest.raises(errors.Unavailable, match=r"2 watchers are open. Remedy: close some, or raise watchers_max"):
+    with pytest.raises(errors.Unavailable, match=r"2 watchers are open. Remedy: close some"):
         await watched(stub)
     calls[0].cancel()
     gb.stays = False

@@ -162,7 +162,7 @@ class Running:
                     models_refused=["node0: model digits/2: its files have digest bb, and node1 has aa"],
                     places_refused=["node0-gpu0-1g.5gb-0: no plan made this instance"],
                     agents_unreached=["node1: advertise_host = '10.0.0.7:8103': the agent of node1 does not answer"],
-                    overrides=["digits.slo_ms = 75 by command, 90 in the settings"],
+                    overrides=["digits.slo.latency_ms = 75 by command, 90 in the settings"],
                 )  # fmt: skip
             case "GetServed":
                 whole = {"family": "digits", "slo_ms": 75.0, "rate_per_s": 20.0, "answered": 1200}
@@ -349,7 +349,11 @@ def test_a_verb_of_families_works_for_now_under_its_old_words_and_names_the_new_
         (["reproduce", "clover", "--family", "nosuch"], "--family = 'nosuch'", "efficientnet"),
         (["family", "list", "--repository", "nosuch"], "nosuch'", "name the right folder"),
         (["family", "check", "nosuch"], "no such family in", "digits"),
-        (["family", "import", "nosuch", "--as", "new=a,b", "--slo-ms", "10"], "no accuracy of a", "--accuracies"),
+        (
+            ["family", "import", "nosuch", "--as", "new=a,b", "--slo-latency-ms", "10"],
+            "no accuracy of a",
+            "--accuracies",
+        ),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
 )
@@ -405,7 +409,7 @@ def test_status(tmp_path: Path, running: Running) -> None:
     for part in ("SIMULATED", "7g.40gb digits-l", "asleep", "249 g/kWh", "frozen", "receipts digits", "-3.0 %"):
         assert part in said
     assert "receipts cats: no traffic yet" in said
-    assert found["overrides"] == ["digits.slo_ms = 75 by command, 90 in the settings"]
+    assert found["overrides"] == ["digits.slo.latency_ms = 75 by command, 90 in the settings"]
     assert found["overrides"][0] in said
     carbon = "249 g/kWh (simulated: mean of 4 h, played 12 times as fast); over its mean: 0.87"
     assert carbon in said.replace("\n", " ")
@@ -613,20 +617,22 @@ def test_a_malformed_plan_file_is_refused(tmp_path: Path, running: Running, text
 
 
 def test_objective_set_changes_only_what_is_given(tmp_path: Path, running: Running) -> None:
-    found = document(tmp_path, "objective", "set", "--min-accuracy", "0.98", "--slo-percentile", "99")
+    found = document(tmp_path, "objective", "set", "--accuracy-floor", "0.98", "--slo-percentile", "99")
     sent: Objective = codec.from_proto(running.changed().objective)
     assert (sent.min_accuracy, sent.slo_quantile, sent.slo_ms) == (0.98, 0.99, 75)
     assert running.changed().expected_number == 4
     assert not running.asked[-1][1].HasField("max_watts")
     assert found["degraded"] == "watt_cap: too few watts"
-    assert "cannot meet it: watt_cap: too few watts" in run(tmp_path, "objective", "set", "--slo-ms", "2").stdout
+    assert (
+        "cannot meet it: watt_cap: too few watts" in run(tmp_path, "objective", "set", "--slo-latency-ms", "2").stdout
+    )
 
 
 def test_objective_set_brings_a_family_into_service_by_its_floor(tmp_path: Path, running: Running) -> None:
-    refused = run(tmp_path, "objective", "set", "--family", "new", "--slo-ms", "70")
+    refused = run(tmp_path, "objective", "set", "--family", "new", "--slo-latency-ms", "70")
     assert refused.exit_code == 2
     assert [method for method, _ in running.asked] == ["GetObjectives"]
-    run(tmp_path, "objective", "set", "--family", "new", "--min-accuracy", "0.9")
+    run(tmp_path, "objective", "set", "--family", "new", "--accuracy-floor", "0.9")
     assert running.changed().expected_number == 0
     wanted = codec.from_proto(running.changed().objective)
     assert wanted == Objective("new", ObjectiveMode.BUDGET, min_accuracy=0.9)
@@ -669,8 +675,8 @@ def test_the_cap_of_the_fleet_is_set_taken_away_and_shown(tmp_path: Path, runnin
 def test_objectives_of_a_file_are_sent_together(tmp_path: Path, running: Running) -> None:
     file = tmp_path / "objectives.toml"
     file.write_text(
-        "[fleet]\nmax_watts = 650\n[families.digits]\nmin_accuracy = 0.98\n"
-        '[families.cats]\nmode = "budget"\nwindow_s = 7200\nslo_percentile = 99\nparams = {credits = 3}\n'
+        "[fleet]\nmax_watts = 650\n[families.digits]\naccuracy.floor = 0.98\n"
+        '[families.cats]\nmode = "budget"\nwindow_s = 7200\nslo.percentile = 99\nparams = {credits = 3}\n'
     )
     found = document(tmp_path, "objective", "set", "--file", str(file))
     method, request = running.asked[-1]
@@ -689,11 +695,12 @@ def test_objectives_of_a_file_are_sent_together(tmp_path: Path, running: Running
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("[families.digits]\nslo_ms = -3", ("objectives.toml", "families.digits.slo_ms = -3")),
-    ("[families.digits]\nslo = 3", ("objectives.toml", "families.digits.slo", "slo_ms")),
-    ("[families.dogs]\nslo_ms = 3", ("objectives.toml", "families.dogs", "one of: cats, digits")),
+    ("[families.digits]\nslo.latency_ms = -3", ("objectives.toml", "families.digits.slo.latency_ms = -3")),
+    ("[families.digits]\nslo_ms = 3", ("objectives.toml", "families.digits.slo_ms", "set slo.latency_ms")),
+    ("[families.dogs]\nslo.latency_ms = 3", ("objectives.toml", "families.dogs", "one of: cats, digits")),
     ("[families.digits]\nmode = 'instant'\nwindow_s = 9", ("objectives.toml", "family digits", "window_s", "budget")),
-    ("[families.digits]\nmin_accuracy = 0.98\n[families.cats]\nslo_ms = 1", ("objectives.toml", "family cats: slo_ms")),
+    ("[families.digits]\naccuracy.floor = 0.98\n[families.cats]\nslo.latency_ms = 1",
+     ("objectives.toml", "family cats: slo_ms")),
     ("", ("objectives.toml", "says nothing")),
 ])  # fmt: skip
 def test_a_file_of_objectives_that_is_wrong_somewhere_changes_nothing(
@@ -715,9 +722,9 @@ def test_lambda_selects_lambda_mode(tmp_path: Path, running: Running) -> None:
     assert (sent.mode, sent.lambda_weight) == (ObjectiveMode.LAMBDA, 0.1)
 
 
-@pytest.mark.parametrize("flags", [[], ["--lambda", "0.1", "--min-accuracy", "0.9"], ["--min-accuracy", "1.5"],
+@pytest.mark.parametrize("flags", [[], ["--lambda", "0.1", "--accuracy-floor", "0.9"], ["--accuracy-floor", "1.5"],
     ["--mode", "hourly"], ["--mode", "instant", "--window-s", "60"], ["--mode", "budget", "--lambda", "0.1"],
-    ["--slo-ms", "60", "--file", "objectives.toml"],
+    ["--slo-latency-ms", "60", "--file", "objectives.toml"],
 ])  # fmt: skip
 def test_objective_set_refuses_what_means_nothing(tmp_path: Path, running: Running, flags: list[str]) -> None:
     result = run(tmp_path, "objective", "set", *flags)
@@ -726,7 +733,7 @@ def test_objective_set_refuses_what_means_nothing(tmp_path: Path, running: Runni
 
 
 def test_a_hard_floor_never_lies_above_the_floor(tmp_path: Path, running: Running) -> None:
-    document(tmp_path, "objective", "set", "--min-accuracy", "0.8")
+    document(tmp_path, "objective", "set", "--accuracy-floor", "0.8")
     sent: Objective = codec.from_proto(running.changed().objective)
     assert sent.hard_min_accuracy == 0.8
 
@@ -776,7 +783,7 @@ def test_reset_goes_back_to_the_settings(tmp_path: Path, running: Running) -> No
 @pytest.mark.parametrize(
     "words",
     [
-        ["objective", "set", "--reset", "--slo-ms", "90"],
+        ["objective", "set", "--reset", "--slo-latency-ms", "90"],
         ["objective", "set", "--reset", "--file", "objectives.toml"],
         ["objective", "fleet", "--reset", "--max-watts", "900"],
         ["objective", "fleet", "--reset", "--no-max-watts"],
@@ -859,7 +866,7 @@ def test_explain_request_names_the_slice_the_scores_and_the_reasons(tmp_path: Pa
 def test_objective_set_takes_constants_of_the_policy_and_takes_them_back(tmp_path: Path, running: Running) -> None:
     told = document(tmp_path, "objective", "set", "--param", "credits=3", "--param", "accuracy_margin=0.05")
     assert told["objective"]["params"] == {"credits": 3.0, "accuracy_margin": 0.05}
-    told = document(tmp_path, "objective", "set", "--param", "accuracy_margin=0", "--slo-ms", "80")
+    told = document(tmp_path, "objective", "set", "--param", "accuracy_margin=0", "--slo-latency-ms", "80")
     assert told["objective"]["params"] == {}
     wrong = run(tmp_path, "objective", "set", "--param", "accuracy_margin=much")
     assert wrong.exit_code == 2

@@ -43,7 +43,7 @@ def imported(
     theirs: Path, *more: object, as_: str = "toy=small,large", accuracies: tuple[str, ...] = ACCURACIES
 ) -> Result:
     ours = theirs.parent / "ours"
-    return run("import", theirs, "--as", as_, "--slo-ms", 50, *accuracies, "--repository", ours, *more)
+    return run("import", theirs, "--as", as_, "--slo-latency-ms", 50, *accuracies, "--repository", ours, *more)
 
 
 def done(result: Result) -> dict[str, Any]:

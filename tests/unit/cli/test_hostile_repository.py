@@ -18,8 +18,8 @@ from trefoil.runtime.repository import load_family
 FAMILY = """name = "toy"
 metric = "accuracy"
 [classes.""]
-slo_ms = 50.0
-slo_quantile = 0.95
+percentile = 95.0
+latency_ms = 50.0
 [[variants]]
 name = "small"
 version = 1
@@ -160,7 +160,7 @@ BOMBS = {
     "macs": FAMILY.replace("macs = 0", f"macs = {2**62}"),
     "version": FAMILY.replace("version = 1", f"version = {2**40}"),
     "name": FAMILY.replace('name = "small"', 'name = "../../x"'),
-    "slo": FAMILY.replace("slo_ms = 50.0", "slo_ms = 1e300"),
+    "slo": FAMILY.replace("latency_ms = 50.0", "latency_ms = 1e300"),
     "licence": FAMILY.replace('"none"', f'"{"x" * 10_000}"'),
 }
 

@@ -17,7 +17,7 @@ def test_settings_page_is_current():
 @pytest.mark.parametrize(
     ("key", "meaning"),
     [
-        ("polling.hard_ttl_s", "How old an answer may be while asking again fails"),  # a docstring below the field
+        ("web.timeout_s", "Of one whole exchange"),  # a docstring below the field
         ("window_s", "of budget mode"),  # a comment behind it
         (
             "family.profile_override",
@@ -34,5 +34,5 @@ def test_a_key_has_its_meaning_wherever_that_is_written(key, meaning):
 
 def test_every_key_says_what_it_means():
     keys = [line for line in settings_page.markdown().splitlines() if line.startswith("| `") and line.count(" | ") > 2]
-    assert len(keys) > 400
+    assert len(keys) > 300
     assert [key for key in keys if key.endswith("|  |")] == []

@@ -72,9 +72,9 @@ def test_profile_with_a_missing_slice_names_the_slice(tmp_path):
 
 
 def test_family_without_any_variant_that_meets_the_slo(tmp_path):
-    code, _, err = run("--set", families(tmp_path, objective="{slo_ms = 3.0}"))
+    code, _, err = run("--set", families(tmp_path, objective="{slo = {latency_ms = 3.0}}"))
     assert code == 2
-    assert "slo_ms = 3.0" in err
+    assert "slo.latency_ms = 3.0" in err
     assert "at least" in err
 
 

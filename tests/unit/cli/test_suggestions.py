@@ -21,8 +21,13 @@ from trefoil.reproduce.plots import write_csv
         ),
         ("family check digts", "Remedy: did you mean digits?"),
         ("up --mode akt", "Remedy: did you mean act?"),
-        ("objective set --min-accuracy 70", "--min-accuracy = 70.0: is no fraction of 1. Remedy: write 0.7 for 70 %"),
-        ("objective set --min-accuracy -1", "write a number from 0 to 1"),
+        (
+            "objective set --accuracy-floor 70",
+            "--accuracy-floor = 70.0: is no fraction of 1. Remedy: write 0.7 for 70 %",
+        ),
+        ("objective set --min-accuracy 0.7", "--accuracy-floor"),
+        ("objective set --slo-ms 70", "--slo-latency-ms"),
+        ("objective set --accuracy-floor -1", "write a number from 0 to 1"),
         ("up --set lambda_weight=70", "Remedy: write 0.7 for 70 %"),
     ],
 )

@@ -28,7 +28,7 @@ READS = (
     "up --config {}", "pin {}", "node preview {}", "objective set --controller 127.0.0.1:1 --file {}",
     "status --controller 127.0.0.1:1 --token-file {}", "status --controller 127.0.0.1:1 --ca {}", "simulate {}",
     "carbon backtest {}", "forecast backtest {}", "load --family digits --trace {}", "sensitivity {}",
-    "family import model_repository --as own=digits-s --slo-ms 50 --accuracies {}", "load --images {}",
+    "family import model_repository --as own=digits-s --slo-latency-ms 50 --accuracies {}", "load --images {}",
 )  # fmt: skip
 FOLDERS = (
     "up --state-dir {}/state", "status --state-dir {}/state", "down --state-dir {}/state",

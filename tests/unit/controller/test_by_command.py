@@ -24,8 +24,12 @@ from trefoil.runtime import codec
 
 ONE = virtual.SETTINGS["objectives"][0]
 FIRST = {"objectives": (ONE,), "mode": "act", "max_watts": 0.0}
-EDITED = {"objectives": (ONE | {"slo_ms": 450.0, "params": {"mine": 2.0}},), "mode": "observe", "max_watts": 7000.0}
-AGAIN = {"objectives": (ONE | {"slo_ms": 500.0},), "mode": "act", "max_watts": 8000.0}
+EDITED = {
+    "objectives": (ONE | {"slo": {"latency_ms": 450.0}, "params": {"mine": 2.0}},),
+    "mode": "observe",
+    "max_watts": 7000.0,
+}
+AGAIN = {"objectives": (ONE | {"slo": {"latency_ms": 500.0}},), "mode": "act", "max_watts": 8000.0}
 WARNING = "commands win over the settings"
 
 
@@ -114,7 +118,7 @@ def test_commands_win_over_edited_settings_until_reset_and_what_differs_is_shown
     assert list(seen["begun"].overrides) == []
     assert in_force(seen, "held") == (300.0, 2, 5000.0, "ADVISE")
     lines = [
-        f"{FAMILY}.slo_ms = 300 by command, 450 in the settings",
+        f"{FAMILY}.slo.latency_ms = 300 by command, 450 in the settings",
         f"{FAMILY}.params.mine = none by command, 2 in the settings",
         "max_watts = 5000 by command, 7000 in the settings",
         "mode = advise by command, observe in the settings",
@@ -236,7 +240,7 @@ def test_a_mark_whose_file_was_lost_holds_nothing_against_the_settings(tmp_path:
 def test_objectives_of_unchanged_settings_keep_their_number(tmp_path: Path):
     accepted = starting_objectives(settings(), {}, (), virtual.CATALOG)
     assert starting_objectives(settings(), accepted, (), virtual.CATALOG) == accepted
-    edited = settings(objectives=(ONE | {"slo_ms": 500.0},))
+    edited = settings(objectives=(ONE | {"slo": {"latency_ms": 500.0}},))
     assert starting_objectives(edited, accepted, (), virtual.CATALOG)[FAMILY].number == 2
     assert starting_objectives(edited, accepted, (FAMILY,), virtual.CATALOG) == accepted
 

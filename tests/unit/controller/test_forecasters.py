@@ -83,15 +83,21 @@ def test_an_unknown_forecaster_is_refused_by_naming_those_that_exist():
 
 
 def made(name="", **settings):
-    given = ControllerSettings(forecaster=name, **settings)
-    return forecaster_of(given, row_of(given))
+    return forecaster_of(row_of(ControllerSettings(forecaster=name, **settings)))
 
 
-def test_the_controllers_flat_settings_and_those_of_the_part_are_the_forecasters_the_latter_first():
+def test_settings_of_the_part_are_the_forecasters_and_the_controller_has_none_of_them():
     assert made() == LastMax()
-    assert made(smooth_s=9.0) == LastMax(smooth_s=9.0)
-    both = made(smooth_s=9.0, lookback_s=3.0, parts={"forecaster": {"smooth_s": "2.5"}})
-    assert both == LastMax(smooth_s=2.5, lookback_s=3.0)
+    assert made(parts={"forecaster": {"smooth_s": "2.5"}}) == LastMax(smooth_s=2.5)
+    with pytest.raises(SettingError, match=r"slope_s: unknown setting .*Remedy: set parts.forecaster.slope_s"):
+        ControllerSettings(slope_s=9.0)
+
+
+def test_it_looks_at_one_bin_at_least_and_at_three_for_a_slope():
+    coarse, rising = 300.0, (100.0, 400.0, 900.0, 1600.0)
+    assert LastMax().forecast("f", rising, coarse, 0.0, 60.0) == LastMax(300.0, 300.0, 900.0).forecast(
+        "f", rising, coarse, 0.0, 60.0
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """An objective is accepted whole or refused by naming field, value and remedy."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -18,26 +19,26 @@ PROFILED = Catalog(CATALOG.families, (ROW,))
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "value", "named"),
     [
-        ("mode", ObjectiveMode.UNSPECIFIED),
-        ("slo_ms", 0.0),
-        ("slo_ms", float("nan")),
-        ("slo_quantile", 95.0),
-        ("slo_quantile", 0.0),
-        ("min_accuracy", 95.0),
-        ("min_accuracy", 0.99),
-        ("hard_min_accuracy", 0.96),
-        ("lambda_weight", -0.1),
-        ("window_s", -1.0),
-        ("slo_ms", 10.0),
-        ("base_intensity_g_per_kwh", -5.0),
-        ("family", "unknown"),
-        ("params", {"nonsense": 1.0}),
+        ("mode", ObjectiveMode.UNSPECIFIED, "mode"),
+        ("slo_ms", 0.0, "slo_ms"),
+        ("slo_ms", float("nan"), "slo_ms"),
+        ("slo_quantile", 95.0, "slo_quantile"),
+        ("slo_quantile", 0.0, "slo_quantile"),
+        ("min_accuracy", 95.0, "min_accuracy"),
+        ("min_accuracy", 0.99, "accuracy.floor"),
+        ("hard_min_accuracy", 0.96, "accuracy.hard_floor"),
+        ("lambda_weight", -0.1, "lambda_weight"),
+        ("window_s", -1.0, "window_s"),
+        ("slo_ms", 10.0, "slo.latency_ms"),
+        ("base_intensity_g_per_kwh", -5.0, "base_intensity_g_per_kwh"),
+        ("family", "unknown", "family"),
+        ("params", {"nonsense": 1.0}, "params"),
     ],
 )
-def test_what_nothing_can_meet_is_refused_by_field_value_and_remedy(field, value):
-    with pytest.raises(InvalidInput, match=field) as refused:
+def test_what_nothing_can_meet_is_refused_by_field_value_and_remedy(field, value, named):
+    with pytest.raises(InvalidInput, match=re.escape(named)) as refused:
         accept_objective(replace(OBJECTIVE, **{field: value}), {}, PROFILED, PlannerSettings())
     assert "Remedy: " in str(refused.value)
 

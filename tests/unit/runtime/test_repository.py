@@ -13,8 +13,8 @@ FAMILY = """
 name = "toy"
 metric = "top-1"
 [classes.""]
-slo_ms = 50.0
-slo_quantile = 0.95
+percentile = 95.0
+latency_ms = 50.0
 [[variants]]
 name = "small"
 version = 1
@@ -101,9 +101,10 @@ def test_a_profile_can_be_replaced(folder, tmp_path):
         ("version = 2", "version = 1", "variants.version = 1: .*stands twice"),
         ('name = "large"', 'name = "small"', "variants.name = 'small': .*stands twice"),
         ('name = "toy"', 'name = "tuy"', "name = 'tuy': .*folder's name 'toy'"),
-        ("slo_quantile = 0.95", "slo_quantile = 95", "slo_quantile = 95"),
+        ("percentile = 95.0", "percentile = 950", "percentile = 950"),
+        ("percentile = 95.0\nlatency_ms = 50.0", "slo_ms = 50.0", "slo_ms: unknown setting .*Remedy: write latency_ms"),
         ("load_s = 1.5", "load_s = nan", "load_s = nan: .*finite"),
-        ('[classes.""]\nslo_ms = 50.0\nslo_quantile = 0.95', "classes = {}", "classes = {}"),
+        ('[classes.""]\npercentile = 95.0\nlatency_ms = 50.0', "classes = {}", "classes = {}"),
         ('metric = "top-1"', "metric = ", "not valid TOML"),
         (
             'metric = "top-1"',

@@ -39,6 +39,6 @@ def test_a_profile_without_a_slice_names_variant_slice_and_device(tmp_path: Path
 
 
 def test_an_slo_that_no_variant_meets_is_refused_with_what_is_closest():
-    said = refused(families=[{**FAMILY, "objective": {"slo_ms": 1.0}}])
-    for part in ("digits", "slo_ms", "no variant", "Remedy"):
+    said = refused(families=[{**FAMILY, "objective": {"slo": {"latency_ms": 1.0}}}])
+    for part in ("digits", "slo.latency_ms", "no variant", "Remedy"):
         assert part in said

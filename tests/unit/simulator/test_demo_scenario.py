@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from controller.settings import Slo
 from trefoil.cli.demo.own_repository import with_own_repository
 from trefoil.cli.load.arrivals import schedule
 from trefoil.cli.load.process import LoadPlan
-from trefoil.cli.run.scenario import DemoScenario, Slo, load_system
+from trefoil.cli.run.scenario import DemoScenario, load_system
 from trefoil.core import power
 from trefoil.core.errors import SettingError
 from trefoil.runtime.repository import load_family
@@ -39,7 +40,7 @@ def test_the_same_settings_stand_in_the_scenario():
     scenario, _ = demo_scenario(settings, "exact", SLO, controller=FIXED)
     assert scenario.control.tick_s == 0.5
     assert scenario.control.move_horizon_s == settings.move_horizon_s
-    assert scenario.policy.triggers == ("carbon",)
+    assert scenario.control.causes == ("carbon",)
     assert scenario.control.demand_fixed["digits"].rate_p90_per_s == 45.0
     assert scenario.families[0].objective.window_s == settings.duration_s
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from controller.settings import Slo
 from trefoil.cli.demo.spread import Spread, simulate_spread
-from trefoil.cli.run.scenario import DemoScenario, Slo, load_system
+from trefoil.cli.run.scenario import DemoScenario, load_system
 from trefoil.comparison.saving import RunOutcome, saving_pct
 from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
 

@@ -98,13 +98,13 @@ def test_family_without_any_profile_on_the_fleet_is_refused():
 
 
 def test_slo_that_no_variant_meets_says_what_the_fastest_takes():
-    with pytest.raises(InvalidInput, match=r"slo_ms = 2\.0: no variant of digits is that fast .*at least"):
-        prepare(scenario(families=(served(objective=FamilyObjective(slo_ms=2.0)),)))
+    with pytest.raises(InvalidInput, match=r"slo\.latency_ms = 2\.0: no variant of digits is that fast .*at least"):
+        prepare(scenario(families=(served(objective=FamilyObjective(slo={"latency_ms": 2.0})),)))
 
 
 def test_floor_that_no_variant_reaches_names_the_best():
-    with pytest.raises(InvalidInput, match=r"min_accuracy = 0\.999.*digits-l"):
-        prepare(scenario(families=(served(objective=FamilyObjective(min_accuracy=0.999)),)))
+    with pytest.raises(InvalidInput, match=r"accuracy\.floor = 0\.999.*digits-l"):
+        prepare(scenario(families=(served(objective=FamilyObjective(accuracy={"floor": 0.999})),)))
 
 
 def test_unknown_policy_and_constant_are_refused():

@@ -80,7 +80,7 @@ def simulate_only(scenario: DemoScenario, *, as_json: bool) -> None:
     with ticking(quiet=as_json), TemporaryDirectory() as folder:
         scenario = judged_by_simulation(with_own_repository(scenario, Path(folder) / MODELS))
         spread = simulate_spread(scenario, scenario.slo, scenario.policies)
-        floor = scenario.accuracy.floor(services.served_family(scenario).best.accuracy)
+        floor = scenario.accuracy.floors(services.served_family(scenario).best.accuracy)[0]
     assert spread is not None, "it was wanted to its end"
     about, slo_quantile = subject(scenario.policies), scenario.slo.percentile / 100
     if as_json:
@@ -161,13 +161,13 @@ def _announcement(scenario: DemoScenario) -> str:
         f"{each.base_per_s:g} -> {each.peak_per_s:g} -> {each.base_per_s:g}" for each in scenario.loads.values()
     )
     best = services.served_family(scenario).best
-    floor = scenario.accuracy.floor(best.accuracy)
+    floor = scenario.accuracy.floors(best.accuracy)[0]
     devices = "this machine's CPUs" if scenario.fleet.real else f"SIMULATED {count_equal(scenario.fleet.devices)}"
     return (
         f"{devices}; real Triton and models; "
         f"{carbon.steps * carbon.step_h:.0f} h of carbon in {carbon.duration_s:.0f} s a run ({carbon.speedup:.0f} x); "
         f"load {loads} requests/s; "
-        f"accuracy floor {floor:.4f} (best {best.accuracy:.4f} - {scenario.accuracy.below_best_pct:g} %); "
+        f"accuracy floor {floor:.4f} (best {best.accuracy:.4f}); "
         f"replicas {kept.replicas_min}, spread {kept.spread_min}"
         f"{'' if scenario.fleet.real else ', so that a GPU may sleep'}"
     )
@@ -185,7 +185,7 @@ def _report(scenario: DemoScenario, runs: Mapping[str, PolicyRun], started: str,
         seed=scenario.seed,
         commit=git_commit(),
         pad_overrun_ratio=sum(run.overruns for run in runs.values()) / batches if batches else None,
-        accuracy_floor=scenario.accuracy.floor(best),
+        accuracy_floor=scenario.accuracy.floors(best)[0],
         command=shlex.join(["trefoil", *sys.argv[1:]]),
         machine=machine(),
         started_at=started,

@@ -14,6 +14,7 @@ from typing import Any, Final
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
+from controller.settings import Slo
 from trefoil import direct
 from trefoil.cli.demo.live_view import DeviceLine, RunStatus, View
 from trefoil.cli.demo.results import CAUSES, DemoFamilySummary, DemoSeries, DemoSummary, Exploration, PlanEvent
@@ -31,7 +32,7 @@ from trefoil.cli.load.result import OK, LoadResult
 from trefoil.cli.output import slices_text
 from trefoil.cli.run import services
 from trefoil.cli.run.launcher import Launcher, first_answer
-from trefoil.cli.run.scenario import DemoScenario, OfferedLoad, Slo, takes_preset
+from trefoil.cli.run.scenario import DemoScenario, OfferedLoad, takes_preset
 from trefoil.cli.run.state_directory import Launch
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.accounting import account, per_request
@@ -343,7 +344,7 @@ def _family_summary(scenario: DemoScenario, name: str, result: LoadResult) -> De
         slo_attainment=load.slo_attainment,
         accuracy=load.accuracy or 0.0,
         accuracy_profile=fmean(answered_by) if answered_by else 0.0,
-        accuracy_floor=scenario.accuracy.floor(family.best.accuracy),
+        accuracy_floor=scenario.accuracy.floors(family.best.accuracy)[0],
         device_type_shares=device_type_shares(scenario, result),
         profile=services.served_profile(scenario, name),
     )

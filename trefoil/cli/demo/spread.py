@@ -14,7 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from controller.planners.planner_settings import ExactSettings
-from trefoil.cli.run.scenario import DemoScenario, Slo
+from controller.settings import Slo
+from trefoil.cli.run.scenario import DemoScenario
 from trefoil.comparison.saving import (
     MARGIN,
     OBLIVIOUS,

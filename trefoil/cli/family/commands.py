@@ -105,13 +105,15 @@ def _asker(say: "Callable[[str], None]") -> "Ask":
 def import_(
     source: Annotated[Path, typer.Argument(metavar="REPO", help="Triton repository whose models become variants.")],
     as_: Annotated[str, typer.Option("--as", metavar="FAMILY=MODEL,MODEL,...", help="Their order is their versions'.")],
-    slo_ms: Annotated[float, typer.Option(help="Latency objective of the family [ms].", min=0.001)],
+    slo_latency_ms: Annotated[float, typer.Option(help="Latency objective of the family [ms].", min=0.001)],
     accuracy: Annotated[list[str] | None, PerModel] = None,
     accuracies: Annotated[Path | None, typer.Option(help="TOML or JSON file of MODEL = NUMBER.")] = None,
     accuracy_source: Annotated[str, typer.Option(help="Who measured it, on what.")] = "stated at import",
     metric: Annotated[str, typer.Option(help="What accuracy is.")] = "accuracy",
     task: Annotated[str, typer.Option(help="What the family does.")] = "",
-    slo_quantile: Annotated[float, typer.Option(help="Quantile of the objective.", min=0.01, max=0.9999)] = 0.95,
+    slo_percentile: Annotated[
+        float, typer.Option(help="Percent of requests that must meet it.", min=1, max=99.99)
+    ] = 95.0,
     licence: Annotated[str, typer.Option(help="Of the weights.")] = "not stated at import",
     memory_mib: Annotated[list[str] | None, PerModel] = None,
     load_s: Annotated[list[str] | None, PerModel] = None,
@@ -132,8 +134,8 @@ def import_(
         family=name,
         accuracies=parse_accuracies(models, parse_numbers(accuracy, "--accuracy"), accuracies),
         accuracy_source=accuracy_source if accuracies is None else f"{accuracy_source} ({accuracies.name})",
-        slo_ms=slo_ms,
-        slo_quantile=slo_quantile,
+        slo_latency_ms=slo_latency_ms,
+        slo_percentile=slo_percentile,
         metric=metric,
         task=task,
         licence=licence,

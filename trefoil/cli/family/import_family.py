@@ -73,8 +73,8 @@ class Statement:
     family: str
     accuracies: Mapping[str, float]
     accuracy_source: str
-    slo_ms: float
-    slo_quantile: float = 0.95
+    slo_latency_ms: float
+    slo_percentile: float = 95.0
     metric: str = "accuracy"
     task: str = ""
     licence: str = "not stated at import"
@@ -344,8 +344,8 @@ def family_toml(stated: Statement, models: Sequence[str], repository: Path) -> s
         "sequence_batching = false",
         "",
         '[classes.""]',
-        f"slo_ms = {stated.slo_ms:g}",
-        f"slo_quantile = {stated.slo_quantile:g}",
+        f"percentile = {stated.slo_percentile:g}",
+        f"latency_ms = {stated.slo_latency_ms:g}",
     ]
     for version, name in enumerate(models, 1):
         weights_mib = stated.sizes_bytes.get(name, 0) / MIB

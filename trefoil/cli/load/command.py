@@ -43,7 +43,7 @@ def load(
     seed: Annotated[int, typer.Option(help="Same seed, same arrivals with the same images.", min=0)] = 1,
     batch: Annotated[str, typer.Option(help="Items per request, drawn from these, e.g. 1,2,8.")] = "1",
     deadline: Annotated[float, typer.Option(help="Seconds until a request is given up.", min=0.01)] = 5.0,
-    slo_ms: Annotated[float | None, typer.Option(help="Judge by this SLO; default: the objective's.", min=0.1)] = None,
+    slo_latency_ms: Annotated[float | None, typer.Option(help="SLO; default: the objective's.", min=0.1)] = None,
     address: Annotated[str, typer.Option(help="host:port of another endpoint than the running system's.")] = "",
     family: Annotated[str, typer.Option(help="Model to ask; default: the one that is served.")] = "",
     images: Annotated[
@@ -67,7 +67,7 @@ def load(
     sizes, shapes = _sizes(batch), parse_shapes(shape)
 
     async def play() -> "tuple[LoadResult, Metered | None, float, float]":
-        target, served, objective_ms, quantile = await _find_target(address, family, slo_ms, Path(state_dir))
+        target, served, objective_ms, quantile = await _find_target(address, family, slo_latency_ms, Path(state_dir))
         own = family_folder(MODELS, served) / "heldout.npz"
         inputs = await inputs_of_model(target, served, images or (own if own.exists() else None), shapes)
         spec = LoadSpec(arrivals, inputs, served, seed=seed, batch_sizes=sizes, deadline_s=deadline)
@@ -105,7 +105,7 @@ async def _find_target(
                 "another endpoint's objective is not known",
                 field="--address",
                 value=address,
-                remedy="give --slo-ms and --family with it",
+                remedy="give --slo-latency-ms and --family with it",
             )
         return address, family, slo_ms, 0.95
     async with connect_system(state_dir) as system:

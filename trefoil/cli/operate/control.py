@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import typer
 from pydantic import Field
@@ -12,7 +12,7 @@ from trefoil.cli.options import HERE, SystemAddress, parse_number, read_plan
 from trefoil.cli.output import AsJson, as_json, console, print_json
 from trefoil.cli.system_client import ControllerClient, call_system
 from trefoil.core.errors import InvalidInput, NotFound, SettingError, one_of
-from trefoil.core.objective import ActMode, Objective, ObjectiveMode, objective_text
+from trefoil.core.objective import SETTING_NAMES, ActMode, Objective, ObjectiveMode, objective_text
 from trefoil.runtime import codec, config
 from trefoil.runtime.config import Settings, parse_pairs
 
@@ -23,16 +23,16 @@ def fraction(value: float | None) -> float | None:
     """Value of an option that is a fraction of 1."""
     if value is not None and not 0 <= value <= 1:
         remedy = f"write {value / 100:g} for {value:g} %" if 1 < value <= 100 else "write a number from 0 to 1"
-        raise SettingError("is no fraction of 1", field="--min-accuracy", value=value, remedy=remedy)
+        raise SettingError("is no fraction of 1", field="--accuracy-floor", value=value, remedy=remedy)
     return value
 
 
 def objective_set(
     family: Annotated[str, typer.Option(help="Family; default: the one that is served.")] = "",
-    min_accuracy: Annotated[
+    accuracy_floor: Annotated[
         float | None, typer.Option(help="Accuracy floor, a fraction of 1.", callback=fraction)
     ] = None,
-    slo_ms: Annotated[float | None, typer.Option(help="Latency objective [ms].", min=0)] = None,
+    slo_latency_ms: Annotated[float | None, typer.Option(help="Latency objective [ms].", min=0)] = None,
     slo_percentile: Annotated[
         float | None, typer.Option(help="Percentile that must meet it, e.g. 95.", min=1, max=99.999)
     ] = None,
@@ -71,16 +71,14 @@ def objective_set(
     """Change what is wanted of a family, until --reset. Says so when the fleet cannot meet it; the last good plan stays
     then.
     """
-    params = {name: parse_number("--param", name, text) for name, text in parse_pairs("--param", param or ()).items()}
-    changes: dict[str, Any] = {
-        "mode": mode_ or None, "min_accuracy": min_accuracy, "slo_ms": slo_ms, "slo_percentile": slo_percentile,
-        "window_s": window_s, "lambda_weight": lambda_weight, "params": params or None,
-    }  # fmt: skip
-    given = _Wanted(**{name: value for name, value in changes.items() if value is not None})
-    if reset and (file is not None or given.model_fields_set):
+    values: dict[str, Any] = {"mode": mode_ or None, "window_s": window_s, "lambda_weight": lambda_weight}
+    values["slo"] = {"percentile": slo_percentile, "latency_ms": slo_latency_ms}
+    given = WantedChange(**values, accuracy=_WantedAccuracy(floor=accuracy_floor), params=_params(param or ()))
+    asked = given != WantedChange()
+    if reset and (file is not None or asked):
         raise SettingError("goes back to the settings", field="--reset", remedy="give it with --family alone")
     if file is not None:
-        if family or given.model_fields_set:
+        if family or asked:
             raise SettingError(
                 "the file says it all", field="--file", value=str(file), remedy="give it alone, or no file"
             )
@@ -89,26 +87,43 @@ def objective_set(
     _set_one(family, None if reset else given, where, as_json_)
 
 
-class _Wanted(Settings):
+def _params(pairs: Sequence[str]) -> dict[str, float]:
+    return {name: parse_number("--param", name, text) for name, text in parse_pairs("--param", pairs).items()}
+
+
+class _WantedSlo(Settings):
+    percentile: float | None = Field(default=None, ge=1, le=99.999)
+    latency_ms: float | None = Field(default=None, gt=0)
+
+
+class _WantedAccuracy(Settings):
+    floor: float | None = Field(default=None, ge=0, le=1)
+
+
+class WantedChange(Settings):
     """What is to be changed of one family's objective; None: nothing of it."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        **{old: f"set {new}" for old, new in SETTING_NAMES.items()},
+        "slo_percentile": "set slo.percentile",
+    }
+
     mode: Literal["budget", "instant", "lambda"] | None = None
-    min_accuracy: float | None = Field(default=None, ge=0, le=1)
-    slo_ms: float | None = Field(default=None, gt=0)
-    slo_percentile: float | None = Field(default=None, ge=1, le=99.999)
+    slo: _WantedSlo = _WantedSlo()
+    accuracy: _WantedAccuracy = _WantedAccuracy()
     window_s: float | None = Field(default=None, ge=1)
     lambda_weight: float | None = Field(default=None, ge=0, le=1)
     params: dict[str, float] = Field(default_factory=dict)
 
 
-def _set_one(family: str, wanted: _Wanted | None, where: SystemAddress, as_json_: bool) -> None:
+def _set_one(family: str, wanted: WantedChange | None, where: SystemAddress, as_json_: bool) -> None:
     """Change the objective of a family; `wanted` None: back to the settings."""
 
     async def change(system: ControllerClient) -> tuple[Objective, str]:
         name = await system.family(family)
         if wanted is None:
             return await system.reset_objective(name)
-        return await system.set_objective(with_changes(await _before(system, name, wanted), **wanted.model_dump()))
+        return await system.set_objective(with_changes(await _before(system, name, wanted), wanted))
 
     stored, degraded = call_system(where, change)
     if as_json_:
@@ -117,12 +132,12 @@ def _set_one(family: str, wanted: _Wanted | None, where: SystemAddress, as_json_
     _print_objectives([stored], None, degraded)
 
 
-async def _before(system: ControllerClient, family: str, wanted: _Wanted) -> Objective:
+async def _before(system: ControllerClient, family: str, wanted: WantedChange) -> Objective:
     """Objective of a family that is to be changed; of a family that has none yet, one to begin with."""
     try:
         return await system.objective(family)
     except NotFound:
-        if wanted.min_accuracy is None and wanted.lambda_weight is None:
+        if wanted.accuracy.floor is None and wanted.lambda_weight is None:
             raise
         return Objective(family, ObjectiveMode.BUDGET)
 
@@ -135,7 +150,7 @@ class _ObjectivesFile(Settings):
     """Objectives as `trefoil objective set --file` reads them."""
 
     fleet: _WantedOfFleet = _WantedOfFleet()
-    families: dict[str, _Wanted] = Field(default_factory=dict)
+    families: dict[str, WantedChange] = Field(default_factory=dict)
 
 
 def _set_from_file(file: Path, where: SystemAddress, as_json_: bool) -> None:
@@ -152,7 +167,7 @@ def _set_from_file(file: Path, where: SystemAddress, as_json_: bool) -> None:
                     "no such family is served", field=f"families.{family}", remedy=one_of(sorted(now), family)
                 )
             try:
-                changed.append(with_changes(now[family], **values.model_dump()))
+                changed.append(with_changes(now[family], values))
             except SettingError as error:
                 raise SettingError(f"family {family}: {error}") from error
         return await system.set_objectives(changed, wanted.fleet.max_watts)
@@ -393,17 +408,7 @@ def _value_text(value: Any) -> str:
     return str(value)
 
 
-def with_changes(
-    now: Objective,
-    *,
-    mode: str | None = None,
-    min_accuracy: float | None = None,
-    slo_ms: float | None = None,
-    slo_percentile: float | None = None,
-    window_s: float | None = None,
-    lambda_weight: float | None = None,
-    params: Mapping[str, float] | None = None,
-) -> Objective:
+def with_changes(now: Objective, wanted: WantedChange) -> Objective:
     """The stored objective with what is to be changed; `lambda_weight` selects lambda mode, and a floor another one.
     `params` are settings of the policy's planner; 0 takes one back.
 
@@ -411,49 +416,49 @@ def with_changes(
         SettingError: nothing was given, or what does not go together.
     """
     changes: dict[str, Any] = {}
-    chosen = _chosen_mode(now, mode, min_accuracy, lambda_weight)
-    if chosen is not now.mode or mode is not None:
+    floor, slo, window_s = wanted.accuracy.floor, wanted.slo, wanted.window_s
+    chosen = _chosen_mode(now, wanted.mode, floor, wanted.lambda_weight)
+    if chosen is not now.mode or wanted.mode is not None:
         changes["mode"] = chosen
-    if lambda_weight is not None:
-        changes["lambda_weight"] = lambda_weight
-    if min_accuracy is not None:
-        changes["min_accuracy"] = min_accuracy
-        changes["hard_min_accuracy"] = min(now.hard_min_accuracy, min_accuracy)
+    if wanted.lambda_weight is not None:
+        changes["lambda_weight"] = wanted.lambda_weight
+    if floor is not None:
+        changes["min_accuracy"] = floor
+        changes["hard_min_accuracy"] = min(now.hard_min_accuracy, floor)
     if window_s is not None:
         if chosen is not ObjectiveMode.BUDGET:
             raise SettingError(
                 f"mode {chosen.name.lower()} has no window", field="window_s", value=window_s, remedy="mode budget"
             )
         changes["window_s"] = window_s
-    if slo_ms is not None:
-        changes["slo_ms"] = slo_ms
-    if slo_percentile is not None:
-        changes["slo_quantile"] = slo_percentile / 100
-    if params:
-        changes["params"] = {name: value for name, value in {**now.params, **params}.items() if value}
+    if slo.latency_ms is not None:
+        changes["slo_ms"] = slo.latency_ms
+    if slo.percentile is not None:
+        changes["slo_quantile"] = slo.percentile / 100
+    if wanted.params:
+        changes["params"] = {name: value for name, value in {**now.params, **wanted.params}.items() if value}
     if not changes:
         raise SettingError(
             "nothing to change",
             field="objective set",
-            remedy="give --min-accuracy, --slo-ms, --slo-percentile, --mode, --window-s, --lambda, --param or --file",
+            remedy="give --accuracy-floor, --slo-latency-ms, --slo-percentile, --mode, --window-s, --lambda, --param "
+            "or --file",
         )
     return replace(now, **changes)
 
 
-def _chosen_mode(
-    now: Objective, mode: str | None, min_accuracy: float | None, lambda_weight: float | None
-) -> ObjectiveMode:
+def _chosen_mode(now: Objective, mode: str | None, floor: float | None, lambda_weight: float | None) -> ObjectiveMode:
     """Mode that was chosen, or that a floor or a lambda alone choose; raises SettingError."""
     if mode is not None:
         chosen = ObjectiveMode[mode.upper()]
     elif lambda_weight is not None:
         chosen = ObjectiveMode.LAMBDA
     else:
-        lifted = min_accuracy is not None and now.mode is ObjectiveMode.LAMBDA
+        lifted = floor is not None and now.mode is ObjectiveMode.LAMBDA
         chosen = ObjectiveMode.BUDGET if lifted else now.mode
-    if chosen is ObjectiveMode.LAMBDA and min_accuracy is not None:
+    if chosen is ObjectiveMode.LAMBDA and floor is not None:
         raise SettingError(
-            "lambda mode trades accuracy freely, a floor binds it", field="min_accuracy", value=min_accuracy,
+            "lambda mode trades accuracy freely, a floor binds it", field="accuracy.floor", value=floor,
             remedy="give either a lambda or a floor",
         )  # fmt: skip
     if chosen is not ObjectiveMode.LAMBDA and lambda_weight is not None:

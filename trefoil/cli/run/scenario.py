@@ -6,10 +6,11 @@ measures anything. Unknown keys are refused, every error names field, value and 
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, ClassVar, Final, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from controller.settings import Availability, RelativeAccuracy, Slo
 from trefoil.core import policies
 from trefoil.core.device_types import DRIVERS
 from trefoil.core.errors import NotFound, SettingError
@@ -67,11 +68,19 @@ class ServedFamily(Settings):
     profile_override: Path | None = None
 
 
+class OwnLatency(Settings):
+    """Latency of the SLO of a family beside the first, whose percentile is the first's."""
+
+    latency_ms: float = Field(default=0.0, ge=0)  # 0: the first's
+
+
 class FamilyBeside(Settings):
     """Family that is served beside the first, from the same repository; floors and availability are the first's."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {"latency_ms": "set slo.latency_ms"}
+
     name: str  # folder of the family
-    latency_ms: float = Field(default=0.0, ge=0)  # of its SLO; 0: the first's
+    slo: OwnLatency = OwnLatency()
     demand_initial_per_s: float = Field(default=10.0, ge=0)  # to plan for until the first arrivals
 
 
@@ -102,39 +111,25 @@ class CarbonTrace(Settings):
         return self
 
 
-class Availability(Settings):
-    """Availability that must survive a failure (why the demo asks for less: deploy/config/demo.toml)."""
+class Floors(RelativeAccuracy):
+    """Floors of the accuracy, absolute or relative to the best variant's."""
 
-    replicas_min: int = Field(default=2, ge=1)  # slices that serve a family at least
-    spread_min: int = Field(default=2, ge=1)  # devices that they lie on at least
-
-
-class Accuracy(Settings):
-    """Accuracy floors relative to the best variant, in percent of it."""
-
-    below_best_pct: float = Field(default=2.0, ge=0, lt=100)  # floor of the mean
-    hard_below_best_pct: float = Field(default=10.0, ge=0, lt=100)  # floor at any moment
-
-    def floor(self, best: float) -> float:
-        """Floor of mean accuracy [0..1], from the best variant's."""
-        return best * (1 - self.below_best_pct / 100)
-
-    def hard_floor(self, best: float) -> float:
-        """Floor of accuracy at any instant [0..1], from the best variant's."""
-        return best * (1 - self.hard_below_best_pct / 100)
+    below_best_pct: float | None = Field(default=2.0, ge=0, lt=100)
+    hard_below_best_pct: float | None = Field(default=10.0, ge=0, lt=100)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if self.hard_below_best_pct < self.below_best_pct:
+        if self.hard_floor > self.floor > 0:
+            raise ValueError("hard_floor must be at most floor: it is the lower of the two")
+        if (self.hard_below_best_pct or 0.0) < (self.below_best_pct or 0.0):
             raise ValueError("hard_below_best_pct must be at least below_best_pct: it is the lower of the two floors")
         return self
 
 
-class Slo(Settings):
+class FixedSlo(Slo):
     """SLO that is fixed."""
 
-    percentile: float = Field(default=95.0, gt=0, lt=100)  # percent of requests that must meet it
-    latency_ms: float = Field(default=100.0, gt=0)  # limit of the latency
+    latency_ms: float = Field(default=100.0, gt=0)
 
 
 class SloRule(Settings):
@@ -217,8 +212,8 @@ class System(Settings):
     carbon: CarbonTrace = CarbonTrace()
     carbon_feed: dict[str, Any] = Field(default_factory=dict)  # settings of the feed, e.g. provider = "neso"
     power_agent: dict[str, Any] = Field(default_factory=dict)  # settings of the agent, e.g. docker_image, cpu = "serve"
-    slo: Slo = Slo()
-    accuracy: Accuracy = Accuracy()
+    slo: FixedSlo = FixedSlo()
+    accuracy: Floors = Floors()
     availability: Availability = Availability()
     ports: Ports = Ports()
     port_offset: int = 0  # added to every port: a second system beside a first
@@ -231,7 +226,7 @@ class System(Settings):
 
     def slo_of(self, family: str) -> Slo:
         """SLO of a family: one served beside the first may have a latency of its own."""
-        latency_ms = {each.name: each.latency_ms for each in self.more_families}.get(family) or self.slo.latency_ms
+        latency_ms = {each.name: each.slo.latency_ms for each in self.more_families}.get(family) or self.slo.latency_ms
         return self.slo.model_copy(update={"latency_ms": latency_ms})
 
     @property
@@ -352,8 +347,10 @@ class DemoScenario(System):
         """The same scenario with each family's SLO by the rule, from its measured percentile [ms]."""
         rule = self.slo_rule
         slo_ms = {name: max(SLO_STEP_MS, float(round(rule.factor * found))) for name, found in measured_ms.items()}
-        slo = Slo(percentile=rule.percentile, latency_ms=slo_ms[self.family.name])
-        others = tuple(each.model_copy(update={"latency_ms": slo_ms[each.name]}) for each in self.more_families)
+        slo = FixedSlo(percentile=rule.percentile, latency_ms=slo_ms[self.family.name])
+        others = tuple(
+            each.model_copy(update={"slo": OwnLatency(latency_ms=slo_ms[each.name])}) for each in self.more_families
+        )
         return self.model_copy(update={"slo": slo, "more_families": others})
 
     @property

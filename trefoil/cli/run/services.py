@@ -446,18 +446,15 @@ def _own_parts(system: System, *kinds: Kind) -> dict[str, list[str]]:
 
 
 def _objective(system: System, family: str) -> dict[str, Any]:
-    best = served_family(system, family).best.accuracy
+    floor, hard_floor = system.accuracy.floors(served_family(system, family).best.accuracy)
     return {
         "family": family,
         "mode": system.objective_mode,
-        "slo_ms": system.slo_of(family).latency_ms,
-        "slo_quantile": system.slo.percentile / 100,
-        "min_accuracy": system.accuracy.floor(best),
-        "hard_min_accuracy": system.accuracy.hard_floor(best),
+        "slo": system.slo_of(family).model_dump(),
+        "accuracy": {"floor": floor, "hard_floor": hard_floor},
         "lambda_weight": system.lambda_weight,
         "window_s": system.window_s,
-        "replicas_min": system.availability.replicas_min,
-        "spread_min": system.availability.spread_min,
+        "availability": system.availability.model_dump(),
         "params": dict(system.params),
     }
 

@@ -65,7 +65,7 @@ class Ledger:
     """Totals of a run since time zero, its series, decisions and evaluations."""
 
     def __init__(self, inputs: Inputs, now_s: float) -> None:
-        self._inputs, self._pue = inputs, inputs.scenario.costs.pue
+        self._inputs, self._pue = inputs, inputs.scenario.control.pue
         self._families = sorted(inputs.objectives)
         self.intensity: Mapping[str, float] = {}
         self.total = {f: Interval(0.0, 0.0) for f in self._families}

@@ -19,7 +19,7 @@ from trefoil.core.objective import floor_missed
 from trefoil.simulator.report.result import Summary, json_safe
 from trefoil.simulator.run import simulate
 from trefoil.simulator.scenario.inputs import Provided, prepare
-from trefoil.simulator.scenario.schema import FamilyObjective, Scenario, Served
+from trefoil.simulator.scenario.schema import Scenario, Served
 from trefoil.tables import Grid
 
 MODELS: Final = ("none", "persistence", "climatology", "blend", "perfect")
@@ -152,12 +152,13 @@ def with_higher_floors(scenario: Scenario) -> Scenario:
 
 
 def _with_higher_floor(served: Served) -> Served:
-    wanted: FamilyObjective = served.objective
-    if wanted.below_best_pct is not None:
-        change = {"below_best_pct": max(0.0, wanted.below_best_pct - 100 * FLOOR_STEP)}
+    wanted = served.objective.accuracy
+    if wanted.floor or wanted.below_best_pct is None:
+        change = {"floor": min(1.0, wanted.floor + FLOOR_STEP)}
     else:
-        change = {"min_accuracy": min(1.0, wanted.min_accuracy + FLOOR_STEP)}
-    return served.model_copy(update={"objective": wanted.model_copy(update=change)})
+        change = {"below_best_pct": max(0.0, wanted.below_best_pct - 100 * FLOOR_STEP)}
+    accuracy = wanted.model_copy(update=change)
+    return served.model_copy(update={"objective": served.objective.model_copy(update={"accuracy": accuracy})})
 
 
 def _floors(scenario: Scenario, provided: Provided | None) -> dict[str, float]:

@@ -100,7 +100,7 @@ def zone_trace(wanted: Zone, series: Series) -> Trace:
     """
     path = wanted.trace or DEFAULT_TRACE
     reading = {name: getattr(wanted, name) for name in TraceReading.model_fields}
-    options = TraceSettings(path=path, value_column=wanted.column, **reading)
+    options = TraceSettings(path=path, **reading)
     return load_trace(path, options, series.factors, series.method)
 
 

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from controller.settings import ControllerSettings
+from controller.settings import ControllerSettings, ControlSettings, Slo
 from trefoil.cli.load.arrivals import RateProfile
 from trefoil.cli.run.scenario import DemoScenario as Demo
-from trefoil.cli.run.scenario import Slo, takes_preset
+from trefoil.cli.run.scenario import takes_preset
 from trefoil.cli.run.services import profile_overrides
 from trefoil.core.parts import Kind, Value
 from trefoil.core.policies import preset_settings
@@ -90,11 +90,9 @@ def demo_scenario(
             **{kind.value: getattr(demo, kind) for kind in Kind},
             "parts": {**demo.parts, Kind.PLANNER: {**_preset(demo, policy), **demo.parts.get(Kind.PLANNER, {})}},
             "params": demo.params,
-            "triggers": live.causes,
         },
         "control": _control(demo, live),
         "costs": {
-            "pue": demo.pue,
             "overhead_ms": delays.overhead_ms,
             "gap_ms": delays.gap_ms,
             "start_s": delays.start_s,
@@ -115,13 +113,10 @@ def _family(demo: Demo, family: str) -> dict[str, Any]:
     override, slo, load = profile_overrides(demo).get(family), demo.slo_of(family), demo.loads[family]
     objective = {
         "mode": demo.objective_mode,
-        "slo_ms": slo.latency_ms,
-        "slo_quantile": slo.percentile / 100,
-        "below_best_pct": demo.accuracy.below_best_pct,
-        "hard_below_best_pct": demo.accuracy.hard_below_best_pct,
+        "slo": slo.model_dump(),
+        "accuracy": demo.accuracy.model_dump(),
         "window_s": demo.duration_s,
-        "replicas_min": demo.availability.replicas_min,
-        "spread_min": demo.availability.spread_min,
+        "availability": demo.availability.model_dump(),
         "lambda_weight": demo.lambda_weight,
     }
     return {
@@ -138,15 +133,10 @@ def _family(demo: Demo, family: str) -> dict[str, Any]:
 
 def _control(demo: Demo, live: ControllerSettings) -> dict[str, Any]:
     """The controller's own periods and thresholds."""
-    same = (
-        "tick_s", "smooth_s", "lookback_s", "slope_s", "measure_s", "demand_initial_hold_s", "demand_fixed", "start_s",
-        "slo_boost_ratio", "slo_boost_max", "triggers",
-    )  # fmt: skip
-    return {name: getattr(live, name) for name in same} | {
+    return {name: getattr(live, name) for name in ControlSettings.model_fields} | {
+        "pue": demo.pue,
         "move_horizon_s": demo.move_horizon_s,
         "demand_initial_per_s": demo.demands_initial_per_s,
-        "retry_s": live.rollout.retry_s,
-        "history_max": live.carbon.history_max,
     }
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from controller.loop.core.objectives import accept_objective
 from controller.planners.columns import effective_row, fits
 from controller.planners.policy_parts import planner_of, planner_settings, with_policy_parts
-from controller.settings import CarbonSettings, ControllerSettings, RolloutSettings
+from controller.settings import CarbonSettings, ControllerSettings
 from controller.thresholds import WindowSettings
 from power_agent.clocks.core.device_governor import DeviceGovernor
 from power_agent.clocks.core.slice_latencies import SliceLatencies
@@ -24,7 +24,7 @@ from trefoil.core.common import ProfileRow
 from trefoil.core.cpus.rows import QUOTAS, RANGES
 from trefoil.core.device_types import CPUS, device_type, profile_type
 from trefoil.core.fleet import DeviceKind
-from trefoil.core.objective import Objective, ObjectiveMode
+from trefoil.core.objective import Objective
 from trefoil.core.parts import Kind, PartSettings, as_live_planner
 from trefoil.core.policies import Policy
 from trefoil.runtime import codec
@@ -226,31 +226,20 @@ def _cpu_profiled(catalog: Catalog, family: str, variant: str) -> bool:
 
 def _objective(served: Served, scenario: Scenario, catalog: Catalog, planner: PartSettings | None) -> Objective:
     family, wanted = catalog.family(served.name), served.objective
-    best = family.best.accuracy
-    slo_ms, quantile = family.classes.get("", (0.0, wanted.slo_quantile))
-    floor, hard = wanted.min_accuracy, wanted.hard_min_accuracy
-    if wanted.below_best_pct is not None:
-        floor = best * (1 - wanted.below_best_pct / 100)
-    if wanted.hard_below_best_pct is not None:
-        hard = best * (1 - wanted.hard_below_best_pct / 100)
-    objective = Objective(
-        family=served.name,
-        mode=ObjectiveMode[wanted.mode.upper()],
-        slo_ms=wanted.slo_ms or slo_ms,
-        slo_quantile=wanted.slo_quantile if wanted.slo_ms else quantile,
+    stated = family.classes.get("") if not wanted.slo.latency_ms else None
+    slo_ms, quantile = stated or (wanted.slo.latency_ms, wanted.slo.percentile / 100)
+    floor, hard = wanted.accuracy.floors(family.best.accuracy)
+    objective = wanted.objective(
+        served.name,
+        slo_ms=slo_ms,
+        slo_quantile=quantile,
         min_accuracy=floor,
         hard_min_accuracy=hard,
-        lambda_weight=wanted.lambda_weight,
-        base_intensity_g_per_kwh=wanted.base_intensity_g_per_kwh,
-        base_j_per_request=wanted.base_j_per_request,
-        window_s=wanted.window_s,
-        replicas_min=wanted.replicas_min,
-        spread_min=wanted.spread_min,
         params={**scenario.policy.params, **wanted.params},
     )
     try:
         return accept_objective(
-            objective, {}, _at_items(catalog, family, served.items), planner, pue=scenario.costs.pue
+            objective, {}, _at_items(catalog, family, served.items), planner, pue=scenario.control.pue
         )
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"families.{served.name}.objective: {error}") from error
@@ -351,27 +340,15 @@ def settings_of(inputs: Inputs) -> SimulatedSettings:
         policy=inputs.policy.name,
         bin_s=tick,
         keep_s=max(60.0 if tick <= 1 else 0.0, 3 * tick, measure_s),
-        tick_s=tick,
-        tick_min_s=control.tick_min_s,
         seed=scenario.seed,
-        pue=scenario.costs.pue,
-        smooth_s=control.smooth_s or max(4.0, tick),
-        lookback_s=control.lookback_s or max(6.0, tick),
-        slope_s=control.slope_s or max(5.0, 3 * tick),
-        measure_s=measure_s,
-        move_horizon_s=control.move_horizon_s,
-        max_watts=control.max_watts,
         node_stale_s=NEVER_STALE_S,
         carbon_stale_intervals=NEVER_STALE_S,
-        demand_initial_per_s=initial | control.demand_initial_per_s,
-        demand_initial_hold_s=control.demand_initial_hold_s,
-        demand_fixed=control.demand_fixed,
-        start_s=scenario.costs.start_s if control.start_s is None else control.start_s,
-        slo_boost_ratio=control.slo_boost_ratio,
-        slo_boost_max=control.slo_boost_max,
-        slo_boost_wear_s=control.slo_boost_wear_s,
-        triggers=control.triggers,
-        explore=scenario.explore,
         carbon=CarbonSettings(zone=inputs.zone, method=scenario.carbon.method, factors=scenario.carbon.factors),
-        rollout=RolloutSettings(retry_s=control.retry_s),
+        **dict(control)
+        | {
+            "tick_s": tick,
+            "measure_s": measure_s,
+            "start_s": scenario.costs.start_s if control.start_s is None else control.start_s,
+            "demand_initial_per_s": initial | control.demand_initial_per_s,
+        },
     )

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from carbon_feed.settings import TraceReading
-from controller.settings import ExploreSettings, FixedDemand, TriggerSettings
+from controller.settings import Availability, ControlSettings, ObjectiveTerms, RelativeAccuracy, Slo
 from trefoil.core import policies
 from trefoil.core.device_types import CPUS, device_type, profile_type
 from trefoil.core.errors import NotFound, SettingError
@@ -115,27 +115,26 @@ class Arrivals(Settings):
         return self
 
 
-class FamilyObjective(Settings):
-    """Objective of a family; accuracies may be given relative to the best variant."""
+class FamilySlo(Slo):
+    """SLO of a family: that of its family.toml, where `latency_ms` is 0."""
 
-    mode: Literal["budget", "instant", "lambda"] = "budget"
-    slo_ms: float = Field(default=0.0, ge=0)
-    """0: as family.toml says."""
-    slo_quantile: float = Field(default=0.95, gt=0, lt=1)
-    min_accuracy: float = Field(default=0.0, ge=0, le=1)
-    hard_min_accuracy: float = Field(default=0.0, ge=0, le=1)
-    below_best_pct: float | None = Field(default=None, ge=0, lt=100)
-    """Instead of min_accuracy: percent of the best variant's."""
-    hard_below_best_pct: float | None = Field(default=None, ge=0, lt=100)
-    """Instead of hard_min_accuracy."""
-    lambda_weight: float = Field(default=0.5, ge=0, le=1)
-    base_intensity_g_per_kwh: float = Field(default=0.0, ge=0)
-    base_j_per_request: float = Field(default=0.0, ge=0)
-    window_s: float = Field(default=86_400.0, gt=0)
+    latency_ms: float = Field(default=0.0, ge=0)
+    """0: as family.toml says, with the percentile there."""
+
+
+class SimulatedAvailability(Availability):
+    """Availability of a simulation, where nothing fails."""
+
     replicas_min: int = Field(default=1, ge=1)
     spread_min: int = Field(default=1, ge=1)
-    params: dict[str, float] = Field(default_factory=dict)
-    """Of this family alone, over `policy.params`."""
+
+
+class FamilyObjective(ObjectiveTerms):
+    """Objective of a family; accuracies may be given relative to the best variant."""
+
+    slo: FamilySlo = FamilySlo()
+    accuracy: RelativeAccuracy = RelativeAccuracy()
+    availability: SimulatedAvailability = SimulatedAvailability()
 
 
 class Served(Settings):
@@ -163,10 +162,10 @@ class Served(Settings):
 class Zone(TraceReading):
     """Source of a zone's intensity: a CSV trace, one value, or (neither) the synthetic duck curve that ships."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {"column": "set value_column"}
+
     trace: Path | None = None
     """CSV of times and intensities."""
-    column: str = ""
-    """Of the trace; empty: found by its name."""
     constant_g_per_kwh: float | None = Field(default=None, ge=0, le=1500)
     """One value for ever."""
     offset_h: float = Field(default=0.0, ge=0)
@@ -198,7 +197,10 @@ class Carbon(Settings):
 class PolicyChoice(Settings):
     """Policy, with which settings. Parts instead of the policy's own: names of their tables, or module:Class."""
 
-    REMOVED: ClassVar = {"constants": "set them as policy.parts.planner; what was 0 or 1 is false or true"}
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "constants": "set them as policy.parts.planner; what was 0 or 1 is false or true",
+        "triggers": "set control.causes",
+    }
 
     name: str = "exact"
     """A row of the table, or one's own as module:ROW."""
@@ -216,8 +218,6 @@ class PolicyChoice(Settings):
     """Settings of the parts by kind and name, e.g. parts.forecaster.smooth_s, parts.planner.tick_s."""
     params: dict[str, float] = Field(default_factory=dict)
     """Settings of the planner by way of the objectives, as `trefoil objective set --param` gives them."""
-    triggers: tuple[str, ...] | None = None
-    """Instead of the policy's own; start, loss, objective and tick are always on."""
     blind: bool = False
     """The planner sees no profile: it has to measure."""
 
@@ -246,36 +246,6 @@ class PolicyChoice(Settings):
         return policies.chosen(row, {kind: getattr(self, kind) for kind in kinds}, self.parts)
 
 
-class ControlSettings(Settings):
-    """Settings of the controller, by the names of its own settings; 0: what suits the tick."""
-
-    tick_s: float = Field(default=0.0, ge=0)
-    """0: 1 s request by request, `step_s` in fluid."""
-    smooth_s: float = Field(default=0.0, ge=0)
-    lookback_s: float = Field(default=0.0, ge=0)
-    slope_s: float = Field(default=0.0, ge=0)
-    measure_s: float = Field(default=0.0, ge=0)
-    move_horizon_s: float = Field(default=600.0, gt=0)
-    max_watts: float = Field(default=0.0, ge=0)
-    """Cap on the planned power of the fleet, as `trefoil objective fleet --max-watts` sets it; 0: none."""
-    demand_initial_per_s: dict[str, float] = Field(default_factory=dict)
-    """By family; not named: the mean of its first ten minutes."""
-    demand_initial_hold_s: float = Field(default=60.0, ge=0)
-    demand_fixed: dict[str, FixedDemand] = Field(default_factory=dict)
-    start_s: float | None = Field(default=None, ge=0)
-    """What the controller takes the start of a Triton for; None: what it is (costs.start_s)."""
-    retry_s: float = Field(default=10.0, gt=0)
-    """Between attempts at a halted rollout."""
-    slo_boost_ratio: float = Field(default=0.15, ge=0)
-    slo_boost_max: float = Field(default=0.6, ge=0)
-    slo_boost_wear_s: float = Field(default=60.0, gt=0)
-    triggers: TriggerSettings = TriggerSettings()
-    history_max: int = Field(default=96, ge=1)
-    """Readings of carbon that a planner sees."""
-    tick_min_s: float = Field(default=0.0, ge=0)
-    """Follow a planner's wish to be run again no earlier than this after a decision (its other triggers stay)."""
-
-
 class Noise(Settings):
     """Noise by which the truth differs from what the planner is told: sigmas of log-normal factors of median 1."""
 
@@ -292,8 +262,8 @@ class Noise(Settings):
 class Costs(Settings):
     """Costs beside serving. Defaults: the live system on one machine (docs/policies.md)."""
 
-    pue: float = Field(default=1.2, ge=1)
-    """Power usage effectiveness of the site."""
+    REMOVED: ClassVar[Mapping[str, str]] = {"pue": "set control.pue"}
+
     boundary: Literal["gpu", "node"] = "gpu"
     """What counts: the devices, or host_w as well."""
     host_w: float = Field(default=0.0, ge=0)
@@ -319,6 +289,8 @@ class Costs(Settings):
 class Scenario(Settings):
     """Scenario of one run."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {"explore": "set control.explore"}
+
     name: str = "scenario"
     """Name in results."""
     seed: int = Field(default=20261121, ge=0)
@@ -342,7 +314,6 @@ class Scenario(Settings):
     carbon: Carbon = Carbon()
     policy: PolicyChoice = PolicyChoice()
     control: ControlSettings = ControlSettings()
-    explore: ExploreSettings = ExploreSettings()
     noise: Noise = Noise()
     costs: Costs = Costs()
 

@@ -1,0 +1,55 @@
+"""A key that was removed or renamed is refused with what to write instead."""
+
+from copy import deepcopy
+
+import pytest
+
+from carbon_feed.settings import CarbonFeedSettings
+from controller.settings import ControllerSettings
+from dispatcher.settings import DispatcherSettings
+from power_agent.settings import PowerAgentSettings
+from trefoil.cli.run.scenario import System
+from trefoil.core.errors import SettingError
+from trefoil.runtime import config
+from trefoil.simulator.scenario.schema import Scenario
+
+SCENARIO = {"hours": 1.0, "families": [{"name": "digits", "arrivals": {"rate_per_s": 1.0}}]}
+OBJECTIVE = {"family": "digits", "slo": {"latency_ms": 80.0}}
+GIVEN = {
+    Scenario: SCENARIO,
+    ControllerSettings: {"objectives": [OBJECTIVE]},
+    System: {"more_families": [{"name": "resnets"}]},
+}
+OLD = [
+    (DispatcherSettings, "retry_burst", config.FIXED),
+    (PowerAgentSettings, "power_poll_s", config.FIXED),
+    (CarbonFeedSettings, "polling.hard_ttl_s", config.FIXED),
+    (CarbonFeedSettings, "watchers_max", config.FIXED),
+    (ControllerSettings, "slope_s", "set parts.forecaster.slope_s"),
+    (ControllerSettings, "slo_boost_max", config.FIXED),
+    (ControllerSettings, "receipts.memory_s", config.FIXED),
+    (ControllerSettings, "explore.pause_s", config.FIXED),
+    (ControllerSettings, "carbon.history_max", config.FIXED),
+    (ControllerSettings, "objectives.0.slo_quantile", "set slo.percentile"),
+    (ControllerSettings, "objectives.0.pue", "set pue of the controller"),
+    (System, "more_families.0.latency_ms", "set slo.latency_ms"),
+    (Scenario, "families.0.objective.below_best_pct", "set accuracy.below_best_pct"),
+    (Scenario, "carbon.zones.demo.column", "set value_column"),
+    (Scenario, "costs.pue", "set control.pue"),
+    (Scenario, "explore.settle_s", "set control.explore"),
+    (Scenario, "policy.triggers", "set control.causes"),
+    (Scenario, "control.retry_s", "control.rollout.retry_s"),
+    (Scenario, "control.smooth_s", "policy.parts.forecaster.smooth_s"),
+]
+
+
+@pytest.mark.parametrize(("settings", "key", "remedy"), OLD)
+def test_an_old_key_is_refused_with_the_new_ones_name(settings, key, remedy):
+    with pytest.raises(SettingError) as refused:
+        config.load(settings, overrides={**deepcopy(GIVEN.get(settings, {})), key: "7"})
+    assert remedy in refused.value.remedy
+
+
+def test_an_old_key_is_named_before_the_new_one_that_it_lacks():
+    with pytest.raises(SettingError, match=r"slo_ms: unknown setting .*Remedy: set slo.latency_ms"):
+        ControllerSettings(objectives=({"family": "digits", "slo_ms": 80.0},))
