@@ -258,7 +258,7 @@ class Promises(PlanPromises):
                 del self._seen[worker.name]
             if obeyed != Revision():  # a new worker that found no table goes back to none
                 self._grows(worker.name, obeyed)
-            held, open_ = worker.held(), len(worker.open) - worker.away
+            held, open_ = worker.held(), worker.open_here()
             if worker.running and held != open_:
                 self.broken(f"{worker.name} has {open_} open requests, its pumps know of {held}")
         for node in self._system.nodes.values():
