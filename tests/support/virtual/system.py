@@ -107,7 +107,9 @@ class Controller:
         self._system.opening, self._system.starting = self.files, self
         self.clock = self._system.clock_of("controller")
         settings = ControllerSettings(
-            state_dir=self._system.folder / "controller", plan_key_file=self._system.plan_key_file, **SETTINGS
+            state_dir=self._system.folder / "controller",
+            plan_key_file=self._system.plan_key_file,
+            **{**SETTINGS, **self._system.settings},
         )
         if self._system.on_disk:
             await main.take_over(settings)
@@ -139,6 +141,8 @@ class System:
         self.rng = np.random.default_rng([seed, 7])
         self.folder = folder or Path("/nowhere")
         self.plan_key_file: Path | None = None
+        self.settings: dict[str, Any] = {}
+        """Of controllers, in place of those of all histories."""
         self.opening = Files()
         self.starting: Controller | None = None
         self.keys = Keys("default")
@@ -245,12 +249,16 @@ class System:
         try:
             mean_s = 1.0 / throughput_per_s(key.slice_type, status.hosted[0].variant)
             await asyncio.sleep(mean_s * float(self.service_rng.uniform(0.8, 1.4)))
-            while key in self.hung:
+            while key in self.hung and self._same(key, status):
                 await asyncio.sleep(0.3)
         finally:
             self.serving[key] -= 1
+        return self._same(key, status)
+
+    def _same(self, key: SliceKey, before: SliceStatus) -> bool:
+        """Whether a slice has run on since it had this status."""
         after = self.nodes[key.device.split("/")[0]].slices.get(key)
-        return after is not None and after.generation == status.generation and after.state != SliceState.FAILED
+        return after is not None and after.generation == before.generation and after.state != SliceState.FAILED
 
     def _read_carbon(self) -> None:
         if self.carbon_flows and self.redis_takes:
