@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException
 from dispatcher.request.core.tenants import digest
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from tests.support.certificates import Authority, Pair
-from tests.support.dispatching import Plane, Running, dispatching, image, until
+from tests.support.dispatching import Plane, Running, dispatcher_system, dispatching, image
 from tests.support.fake_triton import FakeTriton
 from tests.support.ports import free_ports
 from tests.unit.dispatcher.worlds import node, plan, route, status, target
@@ -62,7 +62,7 @@ roles = ["admin"]
 
 
 @dataclass
-class World:
+class Fronts:
     """A dispatcher with both ports, and whoever may vouch for it."""
 
     running: Running
@@ -110,16 +110,12 @@ def bearer(token: str) -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def serving(state, folder: Path, **settings) -> AsyncIterator[World]:
+async def serving(state, folder: Path, **settings) -> AsyncIterator[Fronts]:
     authority = Authority(folder)
     own = authority.server()
     chosen = {"rest_address": "127.0.0.1:0", "front_tls_certificate": own.certificate, "front_tls_key": own.key}
-    async with FakeTriton(version=1) as slice_, dispatching(state, folder, **chosen | settings) as running:
-        plane = Plane(state)
-        await plane.node(node([status(0, slice_.target, variant="digits-xs")]))
-        await plane.plan(plan([route([target(0, "digits-xs")])]))
-        await until(lambda: running.local.routing.table.live("digits"))
-        yield World(running, slice_, authority)
+    async with dispatcher_system(state, folder, FakeTriton(version=1), **chosen | settings) as system:
+        yield Fronts(system.running, system.slice, authority)
 
 
 @pytest.fixture
