@@ -26,8 +26,6 @@ from dispatcher.request import prober
 from dispatcher.request.decoupled import DecoupledRequest
 from dispatcher.request.inference import Caller
 from dispatcher.slice_health.core.ejection import Failure
-from tests.integration.test_dispatcher_process import config, ended
-from tests.integration.test_dispatcher_process import start as start_process
 from tests.support import fake_triton as fake
 from tests.support.dispatching import (
     DispatcherSystem,
@@ -40,7 +38,7 @@ from tests.support.dispatching import (
     until,
 )
 from tests.support.fake_triton import FakeTriton
-from tests.support.ports import free_ports
+from tests.support.workers import Dispatcher
 from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
 from trefoil.runtime.state import State
 
@@ -506,23 +504,20 @@ async def test_whatever_is_away_is_named_where_operators_look_while_serving_goes
 async def test_a_stopping_dispatcher_says_so_at_once_serves_on_and_ends_fast_when_told_twice(
     shared_redis, state, tmp_path
 ):
-    ports = free_ports(3)
-    path = config(tmp_path, shared_redis.url, state.keys.cluster, ports, "drain_s = 30\nstop_grace_s = 30\n")
-    process = await start_process(path)
-    async with FakeTriton() as slice_, triton.InferenceServerClient(f"127.0.0.1:{ports[0]}") as client:
+    one = Dispatcher(tmp_path, shared_redis.url, state.keys.cluster, 1, "one", drain_s=30.0, stop_grace_s=30.0)
+    await one.start()
+    async with FakeTriton() as slice_, triton.InferenceServerClient(one.inference) as client:
         plane = Plane(state)
         await plane.node(node([status(0, slice_.target)]))
         await plane.plan(plan([route([target(0)])]))
-        async with asyncio.timeout(60):
-            while not await _ready(client):
-                await asyncio.sleep(0.05)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports[0]}") as channel:
+        await one.serving(client)
+        async with grpc.aio.insecure_channel(one.inference) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             watch = health.Watch(health_pb2.HealthCheckRequest(service=""))
             async with asyncio.timeout(60):  # health follows readiness at its next tick
                 while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
                     pass
-            process.send_signal(signal.SIGTERM)
+            one.process.send_signal(signal.SIGTERM)
             assert (await asyncio.wait_for(watch.read(), 20)).status == health_pb2.HealthCheckResponse.NOT_SERVING
             assert not await client.is_server_ready()
             watch.cancel()
@@ -531,15 +526,8 @@ async def test_a_stopping_dispatcher_says_so_at_once_serves_on_and_ends_fast_whe
         slice_.gate.clear()
         last = asyncio.ensure_future(client.infer("digits", [image(3)]))
         await until(lambda: len(slice_.requests) == 6)
-        process.send_signal(signal.SIGTERM)
-        code, errors = await ended(process, 20.0)
-        assert code == 0, errors
+        one.process.send_signal(signal.SIGTERM)
+        code, log = await one.ended(20.0)
+        assert code == 0, log
         with pytest.raises(InferenceServerException):
             await last
-
-
-async def _ready(client: triton.InferenceServerClient) -> bool:
-    try:
-        return bool(await client.is_server_ready())
-    except InferenceServerException:
-        return False
