@@ -144,7 +144,7 @@ def test_a_refused_command_leaves_the_system_as_it_was(system: RunningSystem, tm
                 argv += ["--state-dir", str(system.state_dir)]
             done = CliRunner().invoke(app, argv)
             assert done.exit_code == EXIT_REFUSED, (argv, done.output, done.exception)
-            assert standing(system) == before, argv
+        assert standing(system) == before, f"one of {refusals} of {command}"
     last_s = time.time()
     give_up_s = time.monotonic() + 60
     while reported_s(system) < last_s + SETTLED_S:

@@ -11,7 +11,6 @@ import functools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -22,7 +21,7 @@ import controller.__main__ as main
 from controller.settings import ControllerSettings
 from dispatcher.service.local_worker import LocalWorker
 from tests.support.planning import digits
-from tests.support.unswept import unswept
+from tests.support.unswept import NO_SWEEPS, unswept
 from tests.support.virtual.dispatch import MemoryTable, Request, Worker
 from tests.support.virtual.doubles import Files, MemoryDisk, NodeAgents, ProcessDisk, ProcessTable, Silent
 from tests.support.virtual.loop import PROCESS, Process, VirtualClock, VirtualLoop, virtual_loop
@@ -46,7 +45,6 @@ FAULTS_S = (6.0, 20.0)  # between these, faults strike
 QUIET_S = 20.0  # after the last one, in which everything has to be well again
 CATALOG = digits()
 PLACES = ("controller", "dispatcher0", "dispatcher1", "node0", "node1", "feed", "redis")  # each with a wall clock
-NO_SWEEPS = SimpleNamespace(collect=lambda: None, freeze=lambda: None, unfreeze=lambda: None)  # it is not their process
 DRAINS_S = 3.0  # drain_timeout_s and ack_timeout_s of the controllers here
 SETTINGS: Mapping[str, Any] = {
     "policy": "exact",
