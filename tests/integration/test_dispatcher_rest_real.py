@@ -93,10 +93,6 @@ def refused(use):
     return ask
 
 
-def nothing_of(name, model="scores"):
-    return refused(lambda client: client.infer(model, [put("SCORES", SCORES)], **name))
-
-
 SAME = {
     "binary both ways": kinds(True, True),
     "json both ways": kinds(False, False),
