@@ -217,7 +217,6 @@ fuzz: setup  ## every property, state machine and whole system in virtual time w
 	for round in $$(seq $(ROUNDS)); do $(BIN)/pytest -q -m hypothesis tests/unit tests/property tests/contract tests/papers tests/simulation $(ARGS) || exit 1; done
 	SEEDS=$$((1000 * $(ROUNDS))):$$((1000 * $(ROUNDS) + 50 * $(ROUNDS))) $(BIN)/pytest -q tests/simulation/test_whole_system.py $(ARGS)
 	LIES=$$((1000 * $(ROUNDS))):$$((1000 * $(ROUNDS) + 50 * $(ROUNDS))) $(BIN)/pytest -q tests/simulation/test_lies.py $(ARGS)
-	$(BIN)/python -m tests.support.cores $$((10000 * $(ROUNDS))):$$((10000 * $(ROUNDS) + 500 * $(ROUNDS))) 2
 
 check: lint types imports  ## what pre-commit runs
 

@@ -128,7 +128,7 @@ class Attack:
         found = [each for each in broken if each]
         if failed > may_fail:
             found.append(f"{failed} of {tries} of others failed: {self.details[:3]}")
-        executed = sum((triton.executions() for triton in self.world.tritons), Counter[int]())
+        executed = sum((triton.executions() for triton in self.world.slices), Counter[int]())
         del executed[0]
         if twice := [nonce for nonce, count in executed.items() if count > 1]:
             found.append(f"{len(twice)} requests were executed more than once")
@@ -144,7 +144,7 @@ class Attack:
     async def _answers(self, slice_: SliceKey, model: str) -> bool:
         """Whether a Triton answers for a model, asked without a dispatcher."""
         request = scores(0) if model == "scores" else moody(0, model or "moody", 0, 0)
-        async with grpc.aio.insecure_channel(self.world.tritons[slice_.start].target) as channel:
+        async with grpc.aio.insecure_channel(self.world.slices[slice_.start].target) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             try:
                 async for _ in stub.ModelStreamInfer(_one(request), timeout=DIRECT_S):
@@ -316,8 +316,8 @@ async def dead_stub(folder: Path) -> Outcome:
         victims.nonces = attack.nonces
         victims.others(moody)
         await asyncio.sleep(1.0)
-        key: SliceKey = attack.world.tritons[0].status().key
-        for process in psutil.Process(attack.world.tritons[0].process.pid).children(recursive=True):
+        key: SliceKey = attack.world.slices[0].status().key
+        for process in psutil.Process(attack.world.slices[0].process.pid).children(recursive=True):
             if "/moody/" in " ".join(process.cmdline()):
                 process.kill()
         began_s = CLOCK.monotonic_s()

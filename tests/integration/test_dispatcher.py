@@ -22,7 +22,16 @@ from dispatcher.slice_health.core import ejection
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from tests.integration.test_dispatcher_reliability import Process
 from tests.support import fake_triton as fake
-from tests.support.dispatching import Plane, Running, dispatching, image, stop_idle, until
+from tests.support.dispatching import (
+    DispatcherSystem,
+    Plane,
+    dispatcher_system,
+    dispatching,
+    image,
+    request,
+    stop_idle,
+    until,
+)
 from tests.support.fake_triton import FakeTriton
 from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
 from trefoil.core.common import Revision
@@ -35,49 +44,26 @@ pytestmark = pytest.mark.integration
 NO_SHM = "shared memory is disabled"
 
 
-class World:
-    """Slices digits-xs and digits-l, a dispatcher, and what writes to it."""
-
-    def __init__(self, plane: Plane, xs: FakeTriton, large: FakeTriton, running: Running, client) -> None:
-        self.plane, self.xs, self.large, self.running, self.client = plane, xs, large, running, client
-        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(grpc.aio.insecure_channel(running.address))
-
-    @property
-    def local(self):
-        return self.running.local
-
-    def statuses(self, **changes):
-        return [
-            replace(status(0, self.xs.target, variant="digits-xs"), **changes.get("xs", {})),
-            replace(status(1, self.large.target, variant="digits-l"), **changes.get("large", {})),
-        ]
-
-    async def infer(self, first: int = 3, **more):
-        return await self.client.infer("digits", [image(first)], **more)
-
-    async def serve(self, weights=(0.5, 0.5), number=1, credits=2, slo_ms=200.0, **more):
-        targets = [target(0, "digits-xs", weights[0], credits), target(1, "digits-l", weights[1], credits)]
-        await self.plane.node(node(self.statuses()))
-        await self.plane.plan(plan([route(targets, **more)], number=number, slo_ms=slo_ms))
-        await until(
-            lambda: (
-                self.local.routing.table.revision == Revision(1, number, 0) and self.local.routing.table.live("digits")
-            )
-        )
-
-    async def live(self, count: int):
-        await until(lambda: len(self.local.routing.table.live("digits")) == count)
-
-
 @pytest.fixture
-async def world(state, tmp_path) -> AsyncIterator[World]:
-    async with (
-        FakeTriton(version=1) as xs,
-        FakeTriton(version=4) as large,
-        dispatching(state, tmp_path) as running,
-        triton.InferenceServerClient(running.address) as client,
-    ):
-        yield World(Plane(state), xs, large, running, client)
+async def system(state, tmp_path) -> AsyncIterator[DispatcherSystem]:
+    """Slices of digits-xs and digits-l, which a test's `serve` publishes."""
+    async with dispatcher_system(state, tmp_path, FakeTriton(version=1), FakeTriton(version=4), serve=False) as made:
+        yield made
+
+
+def requests_of(system: DispatcherSystem) -> list:
+    """What the slices were sent."""
+    return system.slices[0].requests + system.slices[1].requests
+
+
+def close_gates(system: DispatcherSystem) -> None:
+    for slice_ in system.slices:
+        slice_.gate.clear()
+
+
+def open_gates(system: DispatcherSystem) -> None:
+    for slice_ in system.slices:
+        slice_.gate.set()
 
 
 def variant(result) -> str:
@@ -91,24 +77,24 @@ def code(error: InferenceServerException) -> str:
 # What clients see
 
 
-async def test_an_unmodified_client_gets_right_values_the_variant_and_its_own_id(world):
-    await world.serve()
+async def test_an_unmodified_client_gets_right_values_the_variant_and_its_own_id(system):
+    await system.serve()
     seen = Counter()
     for first in range(10):
-        result = await world.infer(first, request_id=f"r{first}", model_version="1" if first % 2 else "")
+        result = await system.infer(first, request_id=f"r{first}", model_version="1" if first % 2 else "")
         assert int(np.argmax(result.as_numpy("PROBABILITIES"))) == first
         response = result.get_response()
         assert (response.model_name, response.model_version, response.id) == ("digits", "1", f"r{first}")
         seen[variant(result)] += 1
     assert seen == {"digits-xs": 5, "digits-l": 5}
-    assert {request.model_version for request in world.xs.requests + world.large.requests} == {""}
+    assert {request.model_version for request in requests_of(system)} == {""}
 
 
-async def test_the_sync_client_works_too(world):
-    await world.serve()
+async def test_the_sync_client_works_too(system):
+    await system.serve()
 
     def ask():
-        with triton_sync.InferenceServerClient(world.running.address) as client:
+        with triton_sync.InferenceServerClient(system.address) as client:
             assert client.is_server_live()
             assert client.is_server_ready()
             assert client.is_model_ready("digits")
@@ -120,12 +106,12 @@ async def test_the_sync_client_works_too(world):
     assert (await asyncio.to_thread(ask)).argmax(axis=1).tolist() == [7, 7]
 
 
-async def test_what_perf_analyzer_asks_at_its_start_and_around_every_window(world):
-    await world.serve()
-    metadata = await world.client.get_model_metadata("digits")
-    config = (await world.client.get_model_config("digits")).config
-    server = await world.client.get_server_metadata()
-    before = (await world.client.get_inference_statistics("digits")).model_stats[0]
+async def test_what_perf_analyzer_asks_at_its_start_and_around_every_window(system):
+    await system.serve()
+    metadata = await system.client.get_model_metadata("digits")
+    config = (await system.client.get_model_config("digits")).config
+    server = await system.client.get_server_metadata()
+    before = (await system.client.get_inference_statistics("digits")).model_stats[0]
     assert list(metadata.versions) == ["1"]
     assert [tensor.name for tensor in metadata.inputs] == ["IMAGE"]
     assert (config.name, config.max_batch_size, config.platform) == ("digits", 8, "")
@@ -134,8 +120,8 @@ async def test_what_perf_analyzer_asks_at_its_start_and_around_every_window(worl
     assert "statistics" in server.extensions
     assert not any("shared_memory" in extension for extension in server.extensions)
     for _ in range(6):
-        await world.client.infer("digits", [image(1, items=2)])
-    after = (await world.client.get_inference_statistics("digits", "1")).model_stats[0]
+        await system.client.infer("digits", [image(1, items=2)])
+    after = (await system.client.get_inference_statistics("digits", "1")).model_stats[0]
     assert (after.name, after.version) == ("digits", "1")
     stats = after.inference_stats
     counts = {stats.success.count, stats.queue.count, stats.compute_input.count, stats.compute_infer.count}
@@ -143,23 +129,22 @@ async def test_what_perf_analyzer_asks_at_its_start_and_around_every_window(worl
     assert (after.inference_count, after.execution_count) == (12, 6)
     assert after.last_inference > 0
     assert stats.compute_infer.ns > 0
-    asked = len(world.xs.requests) + len(world.large.requests)
+    asked = len(system.slices[0].requests) + len(system.slices[1].requests)
     assert asked == 6, "the contract was asked of a slice once, not on every call"
 
 
-async def test_the_index_lists_families_with_the_reason_why_one_is_not_ready(world):
-    await world.serve()
-    (only,) = (await world.client.get_model_repository_index()).models
+async def test_the_index_lists_families_with_the_reason_why_one_is_not_ready(system):
+    await system.serve()
+    (only,) = (await system.client.get_model_repository_index()).models
     assert (only.name, only.version, only.state, only.reason) == ("digits", "1", "READY", "")
-    await world.plane.node(
-        node(world.statuses(xs={"state": SliceState.FAILED, "why": "no memory"}, large={"state": SliceState.GONE}))
-    )
-    await world.live(0)
-    (only,) = (await world.client.get_model_repository_index()).models
+    failed, gone = system.statuses((SliceState.FAILED, SliceState.GONE))
+    await system.plane.node(node([replace(failed, why="no memory"), gone]))
+    await until(lambda: len(system.live) == 0)
+    (only,) = (await system.client.get_model_repository_index()).models
     assert only.state == "UNAVAILABLE"
     assert "FAILED (no memory)" in only.reason
-    assert not await world.client.is_model_ready("digits")
-    assert not await world.client.is_server_ready()
+    assert not await system.client.is_model_ready("digits")
+    assert not await system.client.is_server_ready()
 
 
 @pytest.mark.parametrize(
@@ -175,19 +160,19 @@ async def test_the_index_lists_families_with_the_reason_why_one_is_not_ready(wor
         (lambda s: s.LogSettings(pb.LogSettingsRequest()), "log"),
     ],
 )  # fmt: skip
-async def test_what_is_not_offered_says_why(world, call, reason):
+async def test_what_is_not_offered_says_why(system, call, reason):
     with pytest.raises(grpc.aio.AioRpcError, match=reason) as caught:
-        await call(world.stub)
+        await call(system.stub)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_shared_memory_status_is_empty_as_tritons_is(world):
-    assert not (await world.client.get_system_shared_memory_status()).regions
-    assert not (await world.client.get_cuda_shared_memory_status()).regions
+async def test_shared_memory_status_is_empty_as_tritons_is(system):
+    assert not (await system.client.get_system_shared_memory_status()).regions
+    assert not (await system.client.get_cuda_shared_memory_status()).regions
 
 
-async def test_health_and_reflection_stand_on_the_inference_port(world):
-    channel = grpc.aio.insecure_channel(world.running.address)
+async def test_health_and_reflection_stand_on_the_inference_port(system):
+    channel = grpc.aio.insecure_channel(system.address)
     health = health_pb2_grpc.HealthStub(channel)
 
     async def serving(name=""):
@@ -203,11 +188,11 @@ async def test_health_and_reflection_stand_on_the_inference_port(world):
     assert not any([await serving(name) for name in names])
     async with asyncio.timeout(60):
         assert not any(await seen())
-        await world.serve()
+        await system.serve()
         assert all(await seen())
         assert all([await serving(name) for name in names])
         watches.pop().cancel()  # the others are told all the same
-        world.local.drain("test")
+        system.local.drain("test")
         assert not any(await seen())
     from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
     from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
@@ -218,22 +203,22 @@ async def test_health_and_reflection_stand_on_the_inference_port(world):
     await channel.close()
 
 
-async def test_before_any_plan_it_says_so(world):
-    assert await world.client.is_server_live()
-    assert not await world.client.is_server_ready()
+async def test_before_any_plan_it_says_so(system):
+    assert await system.client.is_server_live()
+    assert not await system.client.is_server_ready()
     with pytest.raises(InferenceServerException, match="no plan has been read") as caught:
-        await world.infer()
+        await system.infer()
     assert code(caught.value) == "UNAVAILABLE"
 
 
-async def test_planned_but_not_up_yet_is_unavailable_with_the_slices_state(world):
-    await world.plane.node(node([status(0, "", SliceState.STARTING)]))
-    await world.plane.plan(plan([route([target(0)])]))
-    await until(lambda: world.local.routing.table.routes)
+async def test_planned_but_not_up_yet_is_unavailable_with_the_slices_state(system):
+    await system.plane.node(node([status(0, "", SliceState.STARTING)]))
+    await system.plane.plan(plan([route([target(0)])]))
+    await until(lambda: system.local.routing.table.routes)
     with pytest.raises(
         InferenceServerException, match=r"no slice serves digits now: no live slice: .*STARTING"
     ) as caught:
-        await world.infer()
+        await system.infer()
     assert code(caught.value) == "UNAVAILABLE"
 
 
@@ -251,38 +236,38 @@ async def test_planned_but_not_up_yet_is_unavailable_with_the_slices_state(world
         ({"parameters": {"trefoil_class": 3}}, "INVALID_ARGUMENT", "trefoil_class"),
     ],
 )
-async def test_bad_requests_are_refused_by_name(world, more, expected, text):
-    await world.serve()
+async def test_bad_requests_are_refused_by_name(system, more, expected, text):
+    await system.serve()
     arguments = {"model_name": "digits", "inputs": [image()], **more}
     with pytest.raises(InferenceServerException, match=text) as caught:
-        await world.client.infer(**arguments)
+        await system.client.infer(**arguments)
     assert code(caught.value) == expected
-    assert not world.xs.requests
-    assert not world.large.requests
+    assert not system.slices[0].requests
+    assert not system.slices[1].requests
 
 
-async def test_tensors_in_shared_memory_are_refused(world):
-    await world.serve()
+async def test_tensors_in_shared_memory_are_refused(system):
+    await system.serve()
     tensor = triton.InferInput("IMAGE", [1, 8, 8], "UINT8")
     tensor.set_shared_memory("region", 64)
     with pytest.raises(InferenceServerException, match="'IMAGE' is in shared memory") as caught:
-        await world.client.infer("digits", [tensor])
+        await system.client.infer("digits", [tensor])
     assert code(caught.value) == "INVALID_ARGUMENT"
 
 
-async def test_bytes_that_are_no_request_are_refused(world):
-    await world.serve()
-    raw = grpc.aio.insecure_channel(world.running.address).unary_unary("/inference.GRPCInferenceService/ModelInfer")
+async def test_bytes_that_are_no_request_are_refused(system):
+    await system.serve()
+    raw = grpc.aio.insecure_channel(system.address).unary_unary("/inference.GRPCInferenceService/ModelInfer")
     with pytest.raises(grpc.aio.AioRpcError, match="not a ModelInferRequest") as caught:
         await raw(b"\xff\xff\xff")
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_our_knobs_never_reach_triton_and_others_do(world):
-    await world.serve()
+async def test_our_knobs_never_reach_triton_and_others_do(system):
+    await system.serve()
     asked = {"trefoil_class": "gold", "trefoil_min_accuracy": "0.9", "trefoil_slo_ms": 50, "temperature": 3}
-    await world.infer(parameters=asked, model_version="1")
-    (request,) = world.xs.requests + world.large.requests
+    await system.infer(parameters=asked, model_version="1")
+    (request,) = requests_of(system)
     assert set(request.parameters) == {"temperature"}
     assert request.model_version == ""
 
@@ -290,131 +275,118 @@ async def test_our_knobs_never_reach_triton_and_others_do(world):
 # Errors, deadlines, cancellation
 
 
-async def test_status_details_and_trailers_of_a_slice_arrive_unchanged(world):
-    await world.serve()
-    for slice_ in (world.xs, world.large):
+async def test_status_details_and_trailers_of_a_slice_arrive_unchanged(system):
+    await system.serve()
+    for slice_ in (system.slices[0], system.slices[1]):
         slice_.error, slice_.error_trailers = (grpc.StatusCode.FAILED_PRECONDITION, "not tonight"), (("moon", "full"),)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await world.stub.ModelInfer(_request())
+        await system.stub.ModelInfer(request())
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert caught.value.details() == "not tonight"
     assert ("moon", "full") in [tuple(pair) for pair in caught.value.trailing_metadata()]
-    assert len(world.xs.requests) + len(world.large.requests) == 1, "not retried"
-    assert len(world.local.routing.table.live("digits")) == 2, "a model's own error says nothing of its slice"
+    assert len(system.slices[0].requests) + len(system.slices[1].requests) == 1, "not retried"
+    assert len(system.live) == 2, "a model's own error says nothing of its slice"
 
 
-async def test_a_slices_full_queue_is_its_own_status_and_no_reason_to_eject(world):
-    await world.serve()
-    world.xs.error = world.large.error = fake.QUEUE_FULL
+async def test_a_slices_full_queue_is_its_own_status_and_no_reason_to_eject(system):
+    await system.serve()
+    system.slices[0].error = system.slices[1].error = fake.QUEUE_FULL
     with pytest.raises(InferenceServerException, match="Exceeds maximum queue size") as caught:
-        await world.infer()
+        await system.infer()
     assert code(caught.value) == "UNAVAILABLE"
-    assert len(world.local.routing.table.live("digits")) == 2
+    assert len(system.live) == 2
 
 
-async def test_the_deadline_is_forwarded_and_reported(world):
-    await world.serve()
-    world.xs.gate.clear()
-    world.large.gate.clear()
+async def test_the_deadline_is_forwarded_and_reported(system):
+    await system.serve()
+    close_gates(system)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         # As `timeout` is sent, but not counted here as well: a client that leaves early may be one that lost patience.
-        await world.stub.ModelInfer(_request(), metadata=(("grpc-timeout", "3S"),))
+        await system.stub.ModelInfer(request(), metadata=(("grpc-timeout", "3S"),))
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await until(lambda: world.xs.cancelled + world.large.cancelled == 1)
-    (deadline_s,) = world.xs.deadlines_s + world.large.deadlines_s
+    await until(lambda: system.slices[0].cancelled + system.slices[1].cancelled == 1)
+    (deadline_s,) = system.slices[0].deadlines_s + system.slices[1].deadlines_s
     assert 0 < deadline_s < 3.05
-    await until(lambda: not world.local.routing.in_flight())
-    assert world.local.accounting.load.totals["digits"].by_code == {"DEADLINE_EXCEEDED": 1}
+    await until(lambda: not system.local.routing.in_flight())
+    assert system.local.accounting.load.totals["digits"].by_code == {"DEADLINE_EXCEEDED": 1}
 
 
-async def test_a_client_that_leaves_while_its_request_waits_costs_nothing(world):
-    await world.serve(credits=1)
-    world.xs.gate.clear()
-    world.large.gate.clear()
-    first = [asyncio.create_task(world.infer()) for _ in range(2)]
-    pump = world.local.routing.queues["digits"]
+async def test_a_client_that_leaves_while_its_request_waits_costs_nothing(system):
+    await system.serve(credits=1)
+    close_gates(system)
+    first = [asyncio.create_task(system.infer()) for _ in range(2)]
+    pump = system.queue
     await until(lambda: pump.in_flight_count == 2)
-    waiting = [world.stub.ModelInfer(_request()) for _ in range(4)]
+    waiting = [system.stub.ModelInfer(request()) for _ in range(4)]
     tasks = [asyncio.ensure_future(call) for call in waiting]
     await until(lambda: pump.waiting == 4)
     for call in waiting:
         call.cancel()
     await until(lambda: pump.waiting == 0)
     await asyncio.gather(*tasks, return_exceptions=True)
-    world.xs.gate.set()
-    world.large.gate.set()
+    open_gates(system)
     await asyncio.gather(*first)
-    assert world.xs.executed + world.large.executed == 2
-    assert world.local.accounting.load.totals["digits"].by_code == {"CANCELLED": 4}
-    assert not world.local.routing.in_flight()
+    assert system.slices[0].executed + system.slices[1].executed == 2
+    assert system.local.accounting.load.totals["digits"].by_code == {"CANCELLED": 4}
+    assert not system.local.routing.in_flight()
 
 
-async def test_a_client_that_leaves_while_its_request_runs_frees_the_credit(world):
-    await world.serve(credits=1)
-    world.xs.gate.clear()
-    world.large.gate.clear()
-    calls = [world.stub.ModelInfer(_request()) for _ in range(2)]
+async def test_a_client_that_leaves_while_its_request_runs_frees_the_credit(system):
+    await system.serve(credits=1)
+    close_gates(system)
+    calls = [system.stub.ModelInfer(request()) for _ in range(2)]
     tasks = [asyncio.ensure_future(call) for call in calls]
-    await until(lambda: world.xs.requests and world.large.requests)
+    await until(lambda: system.slices[0].requests and system.slices[1].requests)
     for call in calls:
         call.cancel()
-    await until(lambda: world.xs.cancelled == world.large.cancelled == 1)
+    await until(lambda: system.slices[0].cancelled == system.slices[1].cancelled == 1)
     await asyncio.gather(*tasks, return_exceptions=True)
-    await until(lambda: not world.local.routing.in_flight())
-    world.xs.gate.set()
-    world.large.gate.set()
-    await world.infer()
+    await until(lambda: not system.local.routing.in_flight())
+    open_gates(system)
+    await system.infer()
 
 
-async def test_a_queue_timeout_of_the_request_counts_here_too(world):
-    await world.serve(credits=1)
-    world.xs.gate.clear()
-    world.large.gate.clear()
-    first = [asyncio.create_task(world.infer()) for _ in range(2)]
-    await until(lambda: world.local.routing.queues["digits"].in_flight_count == 2)
+async def test_a_queue_timeout_of_the_request_counts_here_too(system):
+    await system.serve(credits=1)
+    close_gates(system)
+    first = [asyncio.create_task(system.infer()) for _ in range(2)]
+    await until(lambda: system.queue.in_flight_count == 2)
     with pytest.raises(InferenceServerException, match="Request timeout expired") as caught:
-        await world.infer(timeout=100_000)
+        await system.infer(timeout=100_000)
     assert code(caught.value) == "UNAVAILABLE"
-    assert world.local.routing.queues["digits"].waiting == 0
-    world.xs.gate.set()
-    world.large.gate.set()
+    assert system.queue.waiting == 0
+    open_gates(system)
     await asyncio.gather(*first)
 
 
-async def test_a_full_queue_refuses_with_name_depth_and_limit(world):
-    await world.serve(credits=1, requests_max=3)
-    world.xs.gate.clear()
-    world.large.gate.clear()
-    admitted = [asyncio.create_task(world.infer()) for _ in range(5)]
-    await until(lambda: world.local.routing.queues["digits"].waiting == 3)
+async def test_a_full_queue_refuses_with_name_depth_and_limit(system):
+    await system.serve(credits=1, requests_max=3)
+    close_gates(system)
+    admitted = [asyncio.create_task(system.infer()) for _ in range(5)]
+    await until(lambda: system.queue.waiting == 3)
     with pytest.raises(InferenceServerException, match="queue digits is full: it holds 3 requests, limit 3") as caught:
-        await world.infer()
+        await system.infer()
     assert code(caught.value) == "RESOURCE_EXHAUSTED"
-    world.xs.gate.set()
-    world.large.gate.set()
+    open_gates(system)
     assert len(await asyncio.gather(*admitted)) == 5
 
 
 async def test_a_message_of_ten_megabytes_passes_and_a_cap_is_kept(state, tmp_path):
-    async with FakeTriton() as slice_, dispatching(state, tmp_path, message_bytes_max=12 * 2**20) as running:
-        plane = Plane(state)
-        await plane.node(node([status(0, slice_.target)]))
-        await plane.plan(plan([route([target(0)])]))
-        await until(lambda: running.local.routing.table.live("digits"))
+    async with dispatcher_system(state, tmp_path, FakeTriton(), message_bytes_max=12 * 2**20) as system:
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(grpc.aio.insecure_channel(running.address, options=options))
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(grpc.aio.insecure_channel(system.address, options=options))
         items = 10 * 2**20 // 64
-        answer = await stub.ModelInfer(_request(items=items))
+        answer = await stub.ModelInfer(request(items=items))
         assert len(answer.raw_output_contents[0]) == items * 40
         with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as caught:
-            await stub.ModelInfer(_request(items=13 * 2**20 // 64))
+            await stub.ModelInfer(request(items=13 * 2**20 // 64))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 # Slices that die
 
 
-async def test_a_killed_slice_fails_only_what_was_in_flight_and_comes_back(world):
+async def test_a_killed_slice_fails_only_what_was_in_flight_and_comes_back(system):
     stop = asyncio.Event()
     codes: Counter = Counter()
     variants: Counter = Counter()
@@ -422,24 +394,24 @@ async def test_a_killed_slice_fails_only_what_was_in_flight_and_comes_back(world
     async def load():
         while not stop.is_set():
             try:
-                variants[variant(await world.infer())] += 1
+                variants[variant(await system.infer())] += 1
                 codes["OK"] += 1
             except InferenceServerException as error:
                 codes[code(error)] += 1
 
-    world.xs.latency_s = 0.01
+    system.slices[0].latency_s = 0.01
     async with Process(version=4, latency_ms=10.0) as killed:
-        world.large = killed
-        await world.serve()
+        system.slices[1] = killed
+        await system.serve()
         users = [asyncio.create_task(load()) for _ in range(8)]
         await until(lambda: codes["OK"] > 50)
         in_flight = 2
         killed.send(signal.SIGKILL)
-        await world.live(1)
+        await until(lambda: len(system.live) == 1)
         before = codes["OK"]
         await until(lambda: codes["OK"] > before + 50)
     async with Process(version=4, latency_ms=10.0, port=killed.port):
-        await world.live(2)
+        await until(lambda: len(system.live) == 2)
         answered = variants["digits-l"]
         await until(lambda: variants["digits-l"] > answered + 10)
         stop.set()
@@ -448,32 +420,32 @@ async def test_a_killed_slice_fails_only_what_was_in_flight_and_comes_back(world
     assert set(codes) <= {"OK", "UNAVAILABLE"}
 
 
-async def test_a_request_that_nobody_took_goes_to_another_slice_once(world):
-    await world.serve()
-    await stop_idle(world.running, key(1), world.large)
-    results = await asyncio.gather(*(world.infer() for _ in range(8)))
+async def test_a_request_that_nobody_took_goes_to_another_slice_once(system):
+    await system.serve()
+    await stop_idle(system.running, key(1), system.slices[1])
+    results = await asyncio.gather(*(system.infer() for _ in range(8)))
     assert {variant(result) for result in results} == {"digits-xs"}
-    assert world.local.routing.table.why["digits"].startswith("share 0.500 is spread over 1 live slices")
+    assert system.local.routing.table.why["digits"].startswith("share 0.500 is spread over 1 live slices")
 
 
 @pytest.mark.parametrize("error", [fake.EXITING, fake.UNLOADED])
-async def test_what_a_slice_that_is_going_away_answers_is_its_clients_and_a_probe_ejects_it(world, error):
-    await world.serve()
-    world.large.error, world.large.ready = error, False
-    outcomes = await asyncio.gather(*(world.infer() for _ in range(6)), return_exceptions=True)
+async def test_what_a_slice_that_is_going_away_answers_is_its_clients_and_a_probe_ejects_it(system, error):
+    await system.serve()
+    system.slices[1].error, system.slices[1].ready = error, False
+    outcomes = await asyncio.gather(*(system.infer() for _ in range(6)), return_exceptions=True)
     failed = [each for each in outcomes if isinstance(each, InferenceServerException)]
     assert {code(each) for each in failed} == {"UNAVAILABLE"}
-    assert len(failed) == len(world.large.requests), "an answer is an answer: nothing is sent twice"
-    await world.live(1)
-    results = await asyncio.gather(*(world.infer() for _ in range(6)))
+    assert len(failed) == len(system.slices[1].requests), "an answer is an answer: nothing is sent twice"
+    await until(lambda: len(system.live) == 1)
+    results = await asyncio.gather(*(system.infer() for _ in range(6)))
     assert {variant(result) for result in results} == {"digits-xs"}
-    world.large.error, world.large.ready = None, True
-    await world.live(2)
+    system.slices[1].error, system.slices[1].ready = None, True
+    await until(lambda: len(system.live) == 2)
 
 
-async def test_a_model_may_answer_whatever_it_likes_to_one_client_and_no_other_is_touched(world):
+async def test_a_model_may_answer_whatever_it_likes_to_one_client_and_no_other_is_touched(system):
     """Every status in every text that Triton has for slices in trouble; the model is well for everything else."""
-    await world.serve()
+    await system.serve()
     texts = ("failed to connect", "Socket closed", "Server exiting", "Request for unknown model: 'digits' is not found",
              "Stub process 'digits_0_0' is not healthy.", "Exceeds maximum queue size", "")  # fmt: skip
     stop, served = asyncio.Event(), 0
@@ -481,65 +453,62 @@ async def test_a_model_may_answer_whatever_it_likes_to_one_client_and_no_other_i
     async def other():
         nonlocal served
         while not stop.is_set():
-            assert (await world.infer()).as_numpy("PROBABILITIES") is not None
+            assert (await system.infer()).as_numpy("PROBABILITIES") is not None
             served += 1
 
     others = [asyncio.create_task(other()) for _ in range(2)]
     bad = 0
-    for slice_ in (world.xs, world.large):
+    for slice_ in (system.slices[0], system.slices[1]):
         slice_.refuses = lambda request: request.raw_input_contents[0][0] == 99
     for status_code in grpc.StatusCode:
         for text in texts if status_code is not grpc.StatusCode.OK else ():
-            world.xs.error = world.large.error = (status_code, text)
+            system.slices[0].error = system.slices[1].error = (status_code, text)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await world.stub.ModelInfer(_request(first=99))
+                await system.stub.ModelInfer(request(first=99))
             bad += 1
             assert (caught.value.code(), caught.value.details()) == (status_code, text)
     stop.set()
     await asyncio.gather(*others)
-    asked = [each for s in (world.xs, world.large) for each in s.requests if each.raw_input_contents[0][0] == 99]
+    asked = [
+        each for s in (system.slices[0], system.slices[1]) for each in s.requests if each.raw_input_contents[0][0] == 99
+    ]
     assert len(asked) == bad, "each was executed once"
     assert served > 0
-    assert not world.local.health.ejected_total
-    assert not world.local.accounting.retries_total.total()
+    assert not system.local.health.ejected_total
+    assert not system.local.accounting.retries_total.total()
 
 
-async def test_requests_wait_for_the_only_slice_instead_of_failing_on_it(world):
-    await world.plane.node(node([world.statuses()[0]]))
-    await world.plane.plan(plan([route([target(0, "digits-xs")])]))
-    await world.live(1)
-    await world.infer()
-    await stop_idle(world.running, key(0), world.xs)
-    waiting = [asyncio.create_task(world.infer()) for _ in range(5)]
-    await world.live(0)
-    await until(lambda: world.local.routing.queues["digits"].waiting == 5)
-    await world.xs.start()
+async def test_requests_wait_for_the_only_slice_instead_of_failing_on_it(system):
+    await system.plane.node(node([system.statuses()[0]]))
+    await system.plane.plan(plan([route([target(0, "digits-xs")])]))
+    await until(lambda: len(system.live) == 1)
+    await system.infer()
+    await stop_idle(system.running, key(0), system.slices[0])
+    waiting = [asyncio.create_task(system.infer()) for _ in range(5)]
+    await until(lambda: len(system.live) == 0)
+    await until(lambda: system.queue.waiting == 5)
+    await system.slices[0].start()
     assert len(await asyncio.gather(*waiting)) == 5
 
 
 async def test_they_do_not_wait_for_ever(state, tmp_path):
-    async with dispatching(state, tmp_path, no_slice_wait_s=0.3) as running, FakeTriton() as slice_:
-        plane = Plane(state)
-        await plane.node(node([status(0, slice_.target)]))
-        await plane.plan(plan([route([target(0)])]))
-        await until(lambda: running.local.routing.table.live("digits"))
-        await stop_idle(running, key(0), slice_)
-        async with triton.InferenceServerClient(running.address) as client:
-            for _ in range(2):  # one that waited, one that need not
-                with pytest.raises(InferenceServerException, match=r"no slice serves digits now.*ejected") as caught:
-                    await client.infer("digits", [image()])
-                assert code(caught.value) == "UNAVAILABLE"
+    async with dispatcher_system(state, tmp_path, FakeTriton(), no_slice_wait_s=0.3) as system:
+        await stop_idle(system.running, key(0), system.slice)
+        for _ in range(2):  # one that waited, one that need not
+            with pytest.raises(InferenceServerException, match=r"no slice serves digits now.*ejected") as caught:
+                await system.infer()
+            assert code(caught.value) == "UNAVAILABLE"
 
 
-async def test_a_dead_stub_is_ejected_reported_and_readmitted_by_an_inference_only(world, state):
-    await world.serve()
-    world.large.error, world.large.error_delay_s = fake.DEAD_STUB, 0.05
-    outcomes = await asyncio.gather(*(world.infer() for _ in range(8)), return_exceptions=True)
+async def test_a_dead_stub_is_ejected_reported_and_readmitted_by_an_inference_only(system, state):
+    await system.serve()
+    system.slices[1].error, system.slices[1].error_delay_s = fake.DEAD_STUB, 0.05
+    outcomes = await asyncio.gather(*(system.infer() for _ in range(8)), return_exceptions=True)
     failed = [each for each in outcomes if isinstance(each, InferenceServerException)]
     assert {code(each) for each in failed} == {"INTERNAL"}
-    asked = [each for each in world.large.requests if each.id != "trefoil-probe"]
+    asked = [each for each in system.slices[1].requests if each.id != "trefoil-probe"]
     assert len(failed) == len(asked) >= 1, "it serves until a probe has proved it"
-    await world.live(1)
+    await until(lambda: len(system.live) == 1)
 
     async def ejected():
         acks = await state.scan(state.keys.ack_prefix(), TableAck)
@@ -549,57 +518,52 @@ async def test_a_dead_stub_is_ejected_reported_and_readmitted_by_an_inference_on
         while (await ejected()).get(key(1)) is not True:
             await asyncio.sleep(0.02)
     assert (await ejected())[key(0)] is False
-    probes = len(world.large.requests)
-    await until(lambda: len(world.large.requests) >= probes + 2)
-    assert len(world.local.routing.table.live("digits")) == 1, (
-        "readiness stays true while the stub is dead: it proves nothing"
-    )
-    world.large.error = None
-    await world.live(2)
-    assert world.large.requests[-1].id == "trefoil-probe"
+    probes = len(system.slices[1].requests)
+    await until(lambda: len(system.slices[1].requests) >= probes + 2)
+    assert len(system.live) == 1, "readiness stays true while the stub is dead: it proves nothing"
+    system.slices[1].error = None
+    await until(lambda: len(system.live) == 2)
+    assert system.slices[1].requests[-1].id == "trefoil-probe"
 
 
-async def test_slices_that_have_just_become_ready_fail_nobody(world):
+async def test_slices_that_have_just_become_ready_fail_nobody(system):
     """Their addresses are known long before they listen."""
-    await world.xs.stop()
-    await world.large.stop()
-    starting = world.statuses(xs={"state": SliceState.STARTING}, large={"state": SliceState.STARTING})
-    await world.plane.node(node(starting))
-    await world.plane.plan(plan([route([target(0, "digits-xs", 0.5), target(1, "digits-l", 0.5)])]))
-    await until(lambda: world.local.routing.table.routes)
+    await system.slices[0].stop()
+    await system.slices[1].stop()
+    await system.serve(states=(SliceState.STARTING, SliceState.STARTING))
     await asyncio.sleep(1.0)  # long enough for a channel that tried to connect to be in its backoff
-    await world.xs.start()
-    await world.large.start()
-    await world.plane.node(node(world.statuses()))
-    await world.live(2)
-    await asyncio.gather(*(world.infer() for _ in range(20)))
-    assert not world.local.health.ejected_total
+    await system.slices[0].start()
+    await system.slices[1].start()
+    await system.plane.node(node(system.statuses()))
+    await until(lambda: len(system.live) == 2)
+    await asyncio.gather(*(system.infer() for _ in range(20)))
+    assert not system.local.health.ejected_total
 
 
-async def test_what_the_agent_publishes_anew_is_probed_at_once(world, monkeypatch):
-    await world.serve()
-    world.large.error = fake.DEAD_STUB
+async def test_what_the_agent_publishes_anew_is_probed_at_once(system, monkeypatch):
+    await system.serve()
+    system.slices[1].error = fake.DEAD_STUB
     with monkeypatch.context() as patient:
         patient.setattr(ejection, "PROBE_FIRST_S", 600.0)
-        await asyncio.gather(*(world.infer() for _ in range(4)), return_exceptions=True)
-        await world.live(1)
-    due_s = world.local.health.ejections.next_probe_at_s()
-    world.large.error = None
-    await world.plane.node(node(world.statuses(large={"since_s": 99.0})))
-    await world.live(2)
-    assert world.local.clock.monotonic_s() < due_s
+        await asyncio.gather(*(system.infer() for _ in range(4)), return_exceptions=True)
+        await until(lambda: len(system.live) == 1)
+    due_s = system.local.health.ejections.next_probe_at_s()
+    system.slices[1].error = None
+    await system.plane.node(node([system.statuses()[0], system.statuses(since_s=99.0)[1]]))
+    await until(lambda: len(system.live) == 2)
+    assert system.local.clock.monotonic_s() < due_s
 
 
 # Tables, acknowledgements, windows
 
 
-async def test_a_draining_slice_gets_nothing_new_while_what_it_has_finishes(world, state):
-    await world.serve(credits=1)
-    world.large.gate.clear()
-    running = [asyncio.create_task(world.infer()) for _ in range(2)]
-    await until(lambda: world.large.requests and world.local.routing.in_flight() == {key(1): 1})
+async def test_a_draining_slice_gets_nothing_new_while_what_it_has_finishes(system, state):
+    await system.serve(credits=1)
+    system.slices[1].gate.clear()
+    running = [asyncio.create_task(system.infer()) for _ in range(2)]
+    await until(lambda: system.slices[1].requests and system.local.routing.in_flight() == {key(1): 1})
     draining = [target(0, "digits-xs", 1.0), target(1, "digits-l", 0.0, draining=True)]
-    await world.plane.plan(plan([route(draining)], number=2))
+    await system.plane.plan(plan([route(draining)], number=2))
 
     async def ack():
         return await state.get(state.keys.ack("d1", 0), TableAck)
@@ -609,22 +573,22 @@ async def test_a_draining_slice_gets_nothing_new_while_what_it_has_finishes(worl
             await asyncio.sleep(0.01)
     assert {load.slice: load.in_flight for load in (await ack()).slices} == {key(0): 0, key(1): 1}
     for _ in range(10):
-        assert variant(await world.infer()) == "digits-xs"
-    world.large.gate.set()
+        assert variant(await system.infer()) == "digits-xs"
+    system.slices[1].gate.set()
     assert {variant(result) for result in await asyncio.gather(*running)} == {"digits-xs", "digits-l"}
     async with asyncio.timeout(60):
         while any(load.in_flight for load in (await ack()).slices):
             await asyncio.sleep(0.01)
-    assert len(world.large.requests) == 1
+    assert len(system.slices[1].requests) == 1
 
 
-async def test_windows_add_up_to_what_was_done(world, state):
-    await world.serve(weights=(0.25, 0.75), slo_ms=60_000.0)
+async def test_windows_add_up_to_what_was_done(system, state):
+    await system.serve((0.25, 0.75), slo_ms=60_000.0)
     for _ in range(20):
-        await world.infer(parameters={"trefoil_class": "gold"})
-    world.xs.error = world.large.error = fake.BACKEND
+        await system.infer(parameters={"trefoil_class": "gold"})
+    system.slices[0].error = system.slices[1].error = fake.BACKEND
     with pytest.raises(InferenceServerException):
-        await world.infer()
+        await system.infer()
 
     async def cells():
         windows = [window for _, window in await state.stream(state.keys.load("d1", 0), LoadWindow)]
@@ -649,35 +613,33 @@ async def test_windows_add_up_to_what_was_done(world, state):
 
 
 @pytest.mark.parametrize("router", ["weighted", "fifo"])
-async def test_shares_are_those_of_the_plan_and_follow_a_new_one(world, router):
-    await world.serve(weights=(0.2, 0.8), router=router)
-    world.xs.latency_s, world.large.latency_s = 0.001, 0.01
+async def test_shares_are_those_of_the_plan_and_follow_a_new_one(system, router):
+    await system.serve((0.2, 0.8), router=router)
+    system.slices[0].latency_s, system.slices[1].latency_s = 0.001, 0.01
 
     async def shares(count=200):
         seen = Counter()
         for _ in range(count // 4):
-            seen.update(variant(result) for result in await asyncio.gather(*(world.infer() for _ in range(4))))
+            seen.update(variant(result) for result in await asyncio.gather(*(system.infer() for _ in range(4))))
         return seen["digits-l"] / count
 
     if router == "weighted":
         assert abs(await shares() - 0.8) <= 0.01
-        await world.serve(weights=(0.65, 0.35), number=2, router=router)
+        await system.serve((0.65, 0.35), number=2, router=router)
         assert abs(await shares() - 0.35) <= 0.01
     else:
         assert 0.2 < await shares() <= 0.55, "a pull queue serves as credits come free"
 
 
-async def test_another_router_takes_over_in_mid_flight(world):
-    await world.serve(credits=1)
-    world.xs.gate.clear()
-    world.large.gate.clear()
-    running = [asyncio.create_task(world.infer()) for _ in range(12)]
-    await until(lambda: world.local.routing.queues["digits"].waiting == 10)
-    await world.serve(credits=1, number=2, router="fifo")
-    world.xs.gate.set()
-    world.large.gate.set()
+async def test_another_router_takes_over_in_mid_flight(system):
+    await system.serve(credits=1)
+    close_gates(system)
+    running = [asyncio.create_task(system.infer()) for _ in range(12)]
+    await until(lambda: system.queue.waiting == 10)
+    await system.serve(credits=1, number=2, router="fifo")
+    open_gates(system)
     assert len(await asyncio.gather(*running)) == 12
-    assert not world.local.routing.in_flight()
+    assert not system.local.routing.in_flight()
 
 
 @pytest.mark.parametrize(
@@ -692,18 +654,18 @@ async def test_another_router_takes_over_in_mid_flight(world):
         plan([route([target(0)])], number=0),
     ],
 )
-async def test_a_plan_that_cannot_be_routed_leaves_the_last_good_table(world, broken):
-    await world.serve()
-    await world.plane.plan(broken)
-    await until(lambda: world.running.loop.trouble)
-    assert world.local.routing.table.revision == Revision(1, 1, 0)
-    await world.infer()
-    await world.serve(number=3)
-    await until(lambda: not world.running.loop.trouble)
+async def test_a_plan_that_cannot_be_routed_leaves_the_last_good_table(system, broken):
+    await system.serve()
+    await system.plane.plan(broken)
+    await until(lambda: system.running.loop.trouble)
+    assert system.local.routing.table.revision == Revision(1, 1, 0)
+    await system.infer()
+    await system.serve(number=3)
+    await until(lambda: not system.running.loop.trouble)
 
 
-async def test_slices_that_share_credits_with_another_dispatcher_get_half(world, state, tmp_path):
-    await world.serve(credits=2)
+async def test_slices_that_share_credits_with_another_dispatcher_get_half(system, state, tmp_path):
+    await system.serve(credits=2)
 
     async def renew() -> None:
         for at_s in itertools.count(1.0):
@@ -713,10 +675,10 @@ async def test_slices_that_share_credits_with_another_dispatcher_get_half(world,
     async with dispatching(state, tmp_path / "other") as other:
         other.local.id = ("d2", 0)
         renewing = asyncio.create_task(renew())
-        await until(lambda: [t.credits for t in world.local.routing.table.live("digits")] == [1, 1])
+        await until(lambda: [t.credits for t in system.local.routing.table.live("digits")] == [1, 1])
         renewing.cancel()
     await state.delete_unfenced(state.keys.ack("d2", 0))
-    await until(lambda: [t.credits for t in world.local.routing.table.live("digits")] == [2, 2])
+    await until(lambda: [t.credits for t in system.local.routing.table.live("digits")] == [2, 2])
 
 
 # Redis and process deaths
@@ -727,33 +689,30 @@ async def test_serving_goes_on_when_redis_dies_and_when_it_comes_back_empty(redi
     from trefoil.runtime.state import State
 
     state = State.connect(redis_server.url, "mortal", timeout_s=30.0)
-    async with FakeTriton() as slice_, dispatching(state, tmp_path) as running:
-        plane = Plane(state)
-        await plane.node(node([status(0, slice_.target)]))
-        await plane.plan(plan([route([target(0)])], number=5))
-        await until(lambda: running.local.routing.table.live("digits"))
-        async with triton.InferenceServerClient(running.address) as client:
-            redis_server.kill()
-            for _ in range(20):
-                await client.infer("digits", [image()])
-            await until(lambda: running.loop.trouble)
-            redis_server.start()
-            await until(lambda: not running.loop.trouble, 60)
-            for _ in range(20):
-                await client.infer("digits", [image()])
-            assert running.local.routing.table.revision == Revision(1, 5, 0)
-            assert await client.is_server_ready()
-            await Plane(state).plan(plan([route([target(0)])], number=1))  # a controller that forgot everything
-            await until(lambda: "older than" in running.loop.trouble)
-            assert running.local.routing.table.revision == Revision(1, 5, 0)
+    async with dispatcher_system(state, tmp_path, FakeTriton(), serve=False) as system:
+        await system.serve(number=5)
+        loop = system.running.loop
+        redis_server.kill()
+        for _ in range(20):
+            await system.infer()
+        await until(lambda: loop.trouble)
+        redis_server.start()
+        await until(lambda: not loop.trouble, 60)
+        for _ in range(20):
+            await system.infer()
+        assert system.local.routing.table.revision == Revision(1, 5, 0)
+        assert await system.client.is_server_ready()
+        await Plane(state).plan(plan([route(system.targets())], number=1))  # a controller that forgot everything
+        await until(lambda: "older than" in loop.trouble)
+        assert system.local.routing.table.revision == Revision(1, 5, 0)
 
-            async def answered():
-                windows = await state.stream(state.keys.load("d1", 0), LoadWindow)
-                return sum(cell.answered for _, window in windows for cell in window.cells)
+        async def answered():
+            windows = await state.stream(state.keys.load("d1", 0), LoadWindow)
+            return sum(cell.answered for _, window in windows for cell in window.cells)
 
-            async with asyncio.timeout(60):
-                while await answered() < 40:  # windows of the outage were kept and sent
-                    await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            while await answered() < 40:  # windows of the outage were kept and sent
+                await asyncio.sleep(0.05)
     await state.close()
 
 
@@ -763,10 +722,7 @@ async def test_a_dispatcher_that_starts_without_redis_serves_what_it_last_knew(r
     state = State.connect(redis_server.url, "mortal", timeout_s=30.0)
     async with FakeTriton() as slice_, FakeTriton() as dead:
         async with dispatching(state, tmp_path) as running:
-            plane = Plane(state)
-            await plane.node(node([status(0, slice_.target), status(1, dead.target)]))
-            await plane.plan(plan([route([target(0, weight=0.5), target(1, weight=0.5)])], number=5))
-            await until(lambda: len(running.local.routing.table.live("digits")) == 2)
+            await DispatcherSystem(running, state, [slice_, dead]).serve(number=5)
         redis_server.kill()
         await dead.stop()
         async with dispatching(state, tmp_path) as again, triton.InferenceServerClient(again.address) as client:
@@ -785,28 +741,19 @@ async def test_a_damaged_table_file_is_named_and_not_used(state, tmp_path):
 
 
 async def test_slices_of_a_silent_agent_are_probed_from_here(state, tmp_path):
-    async with (
-        FakeTriton() as well,
-        FakeTriton() as hung,
-        dispatching(state, tmp_path, node_stale_s=0.1, stale_probe_s=0.1) as running,
-    ):
-        plane = Plane(state)
-        await plane.node(node([status(0, well.target), status(1, hung.target)]), fresh=False)
-        await plane.plan(plan([route([target(0, weight=0.5), target(1, weight=0.5)])]))
-        await until(lambda: len(running.local.routing.table.live("digits")) == 2)
-        hung.ready = False
-        await until(lambda: [each.slice for each in running.local.routing.table.live("digits")] == [key(0)])
-        hung.ready = True
-        await until(lambda: len(running.local.routing.table.live("digits")) == 2)
+    settings = {"node_stale_s": 0.1, "stale_probe_s": 0.1}
+    async with dispatcher_system(state, tmp_path, FakeTriton(), FakeTriton(), serve=False, **settings) as system:
+        await system.serve(fresh=False)
+        system.slices[1].ready = False
+        await until(lambda: system.live == [key(0)])
+        system.slices[1].ready = True
+        await until(lambda: len(system.live) == 2)
 
 
 async def test_stopping_turns_clients_away_and_lets_what_is_in_flight_finish(state, tmp_path):
     async with FakeTriton(latency_s=0.3) as slice_:
         async with dispatching(state, tmp_path, stop_grace_s=3.0) as running:
-            plane = Plane(state)
-            await plane.node(node([status(0, slice_.target)]))
-            await plane.plan(plan([route([target(0)])]))
-            await until(lambda: running.local.routing.table.live("digits"))
+            await DispatcherSystem(running, state, [slice_]).serve()
             client = triton.InferenceServerClient(running.address)
             last = asyncio.create_task(client.infer("digits", [image(4)]))
             await until(lambda: slice_.requests)
@@ -818,14 +765,14 @@ async def test_stopping_turns_clients_away_and_lets_what_is_in_flight_finish(sta
 # The admin port
 
 
-async def test_the_table_and_the_load_can_be_watched(world):
-    await world.serve()
+async def test_the_table_and_the_load_can_be_watched(system):
+    await system.serve()
     admin = (
         dispatcher_pb2_grpc.add_DispatcherServicer_to_server,
-        DispatcherAdmin(world.local, world.running.loop),
+        DispatcherAdmin(system.local, system.running.loop),
         NAME,
     )
-    server = rpc.make_server(world.running.settings, [admin], address="127.0.0.1:0")
+    server = rpc.make_server(system.running.settings, [admin], address="127.0.0.1:0")
     await server.start()
     async with rpc.channel(f"127.0.0.1:{server.port}") as channel:
         stub = dispatcher_pb2_grpc.DispatcherStub(channel)
@@ -835,28 +782,21 @@ async def test_the_table_and_the_load_can_be_watched(world):
         assert len(table.slices) == 2
         watching = stub.WatchLoad(dispatcher_pb2.WatchLoadRequest())
         first = (await watching.read()).window
-        await world.infer()
+        await system.infer()
         second = (await watching.read()).window
         assert second.seq == first.seq + 1
         watching.cancel()
     await server.stop(0.1)
 
 
-async def test_metrics_follow_the_windows(world):
-    await world.serve()
+async def test_metrics_follow_the_windows(system):
+    await system.serve()
     for _ in range(4):
-        await world.infer()
+        await system.infer()
 
     def text():
-        return world.running.metrics.text()
+        return system.running.metrics.text()
 
     await until(lambda: 'trefoil_requests_total{code="OK",family="digits",simulated="true"} 4.0' in text())
     assert 'trefoil_request_duration_seconds_count{family="digits",simulated="true"} 4.0' in text()
     assert f'trefoil_credits{{simulated="true",slice="{key(0).name}"}} 2.0' in text()
-
-
-def _request(first: int = 0, items: int = 1):
-    request = pb.ModelInferRequest(model_name="digits", id="x")
-    request.inputs.add(name="IMAGE", datatype="UINT8", shape=[items, 8, 8])
-    request.raw_input_contents.append(bytes([first]) + bytes(items * 64 - 1))
-    return request

@@ -16,10 +16,9 @@ from tritonclient.grpc import service_pb2 as pb
 
 from tests.integration.test_dispatcher_rest_real import SAME_BYTES, SCORES, without_ours
 from tests.support import http_clients
-from tests.support.dispatching import Plane, dispatching, until
 from tests.support.http_clients import HttpRequest
-from tests.support.special_models import SpecialTriton, special_node, special_plan
-from tests.support.special_world import raw
+from tests.support.special_models import SpecialTriton
+from tests.support.special_world import raw, serving
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 MODELS = ("scores", "kinds", "repeat")
@@ -54,11 +53,8 @@ async def both(state, tmp_path) -> AsyncIterator[Both]:
     triton = SpecialTriton(tmp_path, 0, 1, MODELS, http=True)
     try:
         await triton.ready()
-        async with dispatching(state, tmp_path, rest_address="127.0.0.1:0") as running:
-            plane = Plane(state)
-            await plane.node(special_node([triton]))
-            await plane.plan(special_plan([triton]))
-            await until(lambda: all(running.contracts.known(name) for name in MODELS))
+        async with serving(state, tmp_path, [triton], rest_address="127.0.0.1:0") as world:
+            running = world.running
             yield Both((running.rest_address, f"127.0.0.1:{triton.http_port}"), (running.address, triton.target))
     finally:
         triton.close()

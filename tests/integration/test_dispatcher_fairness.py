@@ -10,9 +10,8 @@ import tritonclient.grpc.aio as triton
 import tritonclient.http.aio as rest
 from tritonclient.utils import InferenceServerException
 
-from tests.support.dispatching import Plane, dispatching, image, until
+from tests.support.dispatching import dispatcher_system, image, until
 from tests.support.fake_triton import FakeTriton
-from tests.unit.dispatcher.worlds import node, plan, route, status, target
 
 pytestmark = pytest.mark.integration
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
@@ -24,13 +23,11 @@ def client_of(running) -> triton.InferenceServerClient:
 
 
 @pytest.fixture
-async def world(state, tmp_path):
-    async with FakeTriton(version=4) as slice_, dispatching(state, tmp_path, rest_address="127.0.0.1:0") as running:
-        plane = Plane(state)
-        await plane.node(node([status(0, slice_.target)]))
-        await plane.plan(plan([route([target(0, credits=1)], requests_max=WAITING_MAX)]))
-        await until(lambda: running.local.routing.table.live("digits"))
-        yield slice_, running
+async def system(state, tmp_path):
+    slice_ = FakeTriton(version=4)
+    async with dispatcher_system(state, tmp_path, slice_, serve=False, rest_address="127.0.0.1:0") as made:
+        await made.serve(credits=1, requests_max=WAITING_MAX)
+        yield made
 
 
 async def _flood(slice_, running, client) -> list[asyncio.Task]:
@@ -53,8 +50,8 @@ async def _ends(slice_, asked, light) -> None:
     assert "its client has most of what waits" in str(refused)
 
 
-async def test_another_connection_takes_the_place_of_the_newest_of_a_flood(world):
-    slice_, running = world
+async def test_another_connection_takes_the_place_of_the_newest_of_a_flood(system):
+    slice_, running = system.slice, system.running
     async with client_of(running) as flooding, client_of(running) as other:
         asked = await _flood(slice_, running, flooding)
         with pytest.raises(InferenceServerException, match="holds 4 requests, limit 4"):
@@ -65,8 +62,8 @@ async def test_another_connection_takes_the_place_of_the_newest_of_a_flood(world
         assert slice_.requests[2].raw_input_contents[0][0] == 5, "its turn comes after one of the flood"
 
 
-async def test_a_connection_of_rest_is_as_good_as_one_of_grpc(world):
-    slice_, running = world
+async def test_a_connection_of_rest_is_as_good_as_one_of_grpc(system):
+    slice_, running = system.slice, system.running
     given = rest.InferInput("IMAGE", [1, 8, 8], "UINT8")
     given.set_data_from_numpy(np.full((1, 8, 8), 7, np.uint8))
     async with client_of(running) as flooding, rest.InferenceServerClient(running.rest_address) as other:
@@ -100,12 +97,11 @@ async def tenants(state, tmp_path, monkeypatch):
         monkeypatch.setenv(f"TENANT_{name.upper()}", name)
     (tmp_path / "tenants.toml").write_text(TENANTS)
     settings = {"tenants_file": tmp_path / "tenants.toml"}
-    async with FakeTriton(version=4, latency_s=0.01) as slice_, dispatching(state, tmp_path, **settings) as running:
-        plane = Plane(state)
-        await plane.node(node([status(0, slice_.target)]))
-        await plane.plan(plan([route([target(0, credits=1)], requests_max=64)]))
-        await until(lambda: running.local.routing.table.live("digits"))
-        yield running
+    async with dispatcher_system(
+        state, tmp_path, FakeTriton(version=4, latency_s=0.01), serve=False, **settings
+    ) as made:
+        await made.serve(credits=1, requests_max=64)
+        yield made.running
 
 
 async def keep_asking(running, tenant: str, served: Counter, connections: int = 1, at_once: int = 1) -> None:

@@ -15,9 +15,9 @@ import tritonclient.grpc as triton_sync
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.support.dispatching import Plane, Running, dispatching, until
+from tests.support.dispatching import DispatcherSystem, Plane, Running, dispatching, until
 from tests.support.triton_process import NAMES, TritonProcess, expected, heldout, hosted
-from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
+from tests.unit.dispatcher.worlds import key, node, route, status, target
 from trefoil.core.common import Revision
 from trefoil.core.fleet import DeviceState
 from trefoil.core.plan import NodePlan, PlannedDevice, PlannedSlice
@@ -45,16 +45,11 @@ def slices(tmp_path) -> Iterator[dict[str, TritonProcess]]:
 @contextlib.asynccontextmanager
 async def serving(state, folder: Path, slices, **settings) -> AsyncIterator[Running]:
     for version in (XS, LARGE):
-        client = slices[NAMES[version - 1]].client()
-        await client.wait_ready([hosted(version)], READY_S)
-        await client.close()
+        await slices[NAMES[version - 1]].ready([hosted(version)], READY_S)
     async with dispatching(state, folder, **settings) as running:
-        plane = Plane(state)
         statuses = [status(i, slices[name].launch.grpc_target, variant=name) for i, name in enumerate(SHARES)]
         targets = [target(i, name, share) for i, (name, share) in enumerate(SHARES.items())]
-        await plane.node(node(statuses))
-        await plane.plan(plan([route(targets)]))
-        await until(lambda: len(running.local.routing.table.live("digits")) == 2)
+        await DispatcherSystem(running, state).publish(node(statuses), [route(targets)])
         yield running
 
 

@@ -15,63 +15,28 @@ from tritonclient.utils import InferenceServerException
 
 from dispatcher.fronts.rest import http1
 from dispatcher.fronts.rest.http1 import HEAD_BYTES_MAX
-from tests.support.dispatching import Plane, Running, dispatching, until
+from tests.support.dispatching import DispatcherSystem, dispatcher_system, until
 from tests.support.fake_triton import QUEUE_FULL, FakeTriton
-from tests.unit.dispatcher.worlds import node, plan, route, status, target
-from trefoil.core.common import Revision
+from tests.unit.dispatcher.worlds import node
 
 pytestmark = pytest.mark.integration
 
 
-class World:
-    """One slice and a dispatcher with a REST port."""
+async def ask(system: DispatcherSystem, use, **options):
+    """Run `use(client)` with the sync client, in a thread: gevent does not know our event loop."""
 
-    def __init__(self, plane: Plane, slice_: FakeTriton, running: Running) -> None:
-        self.plane, self.slice, self.running = plane, slice_, running
+    def run():
+        with triton.InferenceServerClient(system.running.rest_address, **options) as client:
+            return use(client)
 
-    async def ask(self, use, **options):
-        """Run `use(client)` with the sync client, in a thread: gevent does not know our event loop."""
-
-        def run():
-            with triton.InferenceServerClient(self.running.rest_address, **options) as client:
-                return use(client)
-
-        return await asyncio.to_thread(run)
-
-    async def raw(self, method: str, path: str, body: bytes = b"", **headers: str):
-        """Status, headers and body of one request, by hand."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.running.rest.port)
-        lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(body)}"]
-        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-        writer.write("\r\n".join([*lines, "", ""]).encode() + body)
-        head, _, rest = (await reader.read()).partition(b"\r\n\r\n")
-        writer.close()
-        first, *others = head.decode().split("\r\n")
-        fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in others)}
-        return int(first.split()[1]), fields, rest
+    return await asyncio.to_thread(run)
 
 
 @pytest.fixture
-async def world(state, tmp_path) -> AsyncIterator[World]:
-    async with (
-        FakeTriton(version=1) as slice_,
-        dispatching(
-            state,
-            tmp_path,
-            rest_address="127.0.0.1:0",
-            message_bytes_max=2**20,
-            rest_json_bytes_max=2**16,
-        ) as running,
-    ):
-        plane = Plane(state)
-        await plane.node(node([status(0, slice_.target, variant="digits-xs")]))
-        await plane.plan(plan([route([target(0, "digits-xs", 1.0, 2)])]))
-        await until(
-            lambda: (
-                running.local.routing.table.revision == Revision(1, 1, 0) and running.local.routing.table.live("digits")
-            )
-        )
-        yield World(plane, slice_, running)
+async def system(state, tmp_path) -> AsyncIterator[DispatcherSystem]:
+    bounds = {"message_bytes_max": 2**20, "rest_json_bytes_max": 2**16}
+    async with dispatcher_system(state, tmp_path, FakeTriton(version=1), rest_address="127.0.0.1:0", **bounds) as made:
+        yield made
 
 
 def image(first=3, items=1, binary=True):
@@ -86,7 +51,7 @@ BODY = json.dumps({"inputs": [image(4, binary=False)._get_tensor()]}).encode()
 INFER = "/v2/models/digits/infer"
 
 
-async def test_health_metadata_configuration_statistics_and_the_index(world):
+async def test_health_metadata_configuration_statistics_and_the_index(system):
     def look(client):
         assert client.is_server_live()
         assert client.is_server_ready()
@@ -109,7 +74,7 @@ async def test_health_metadata_configuration_statistics_and_the_index(world):
         assert client.get_system_shared_memory_status() == []
         return client.get_model_metadata("digits"), client.get_model_config("digits", "1")
 
-    metadata, config = await world.ask(look)
+    metadata, config = await ask(system, look)
     assert metadata == {
         "name": "digits", "versions": ["1"], "platform": "python",
         "inputs": [{"name": "IMAGE", "datatype": "UINT8", "shape": [-1, 8, 8]}],
@@ -121,22 +86,22 @@ async def test_health_metadata_configuration_statistics_and_the_index(world):
     assert "secret" not in json.dumps(config)
 
 
-async def test_health_is_answered_in_json_as_kserves_own_client_reads_it(world):
+async def test_health_is_answered_in_json_as_kserves_own_client_reads_it(system):
     """KServe's InferenceRESTClient takes the JSON key; Triton's client takes the status and ignores the body."""
     for what in ("live", "ready"):
-        status, headers, body = await world.raw("GET", f"/v2/health/{what}")
+        status, headers, body = await system.http("GET", f"/v2/health/{what}")
         assert (status, headers["content-type"]) == (200, "application/json")
         assert json.loads(body) == {what: True}
-    await world.plane.node(node([]))
-    await until(lambda: not world.running.local.routing.table.live("digits"))
-    status, _, body = await world.raw("GET", "/v2/health/ready")
+    await system.plane.node(node([]))
+    await until(lambda: not system.local.routing.table.live("digits"))
+    status, _, body = await system.http("GET", "/v2/health/ready")
     assert (status, json.loads(body)) == (400, {"ready": False})
 
 
 @pytest.mark.parametrize("algorithm", [None, "gzip", "deflate"])
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False])
-async def test_values_in_binary_and_json_compressed_and_not(world, algorithm, binary_in, binary_out):
+async def test_values_in_binary_and_json_compressed_and_not(system, algorithm, binary_in, binary_out):
     def infer(client):
         return client.infer(
             "digits", [image(7, 3, binary_in)], request_id="mine", model_version="1",
@@ -144,52 +109,52 @@ async def test_values_in_binary_and_json_compressed_and_not(world, algorithm, bi
             request_compression_algorithm=algorithm, response_compression_algorithm=algorithm,
         )  # fmt: skip
 
-    result = await world.ask(infer)
+    result = await ask(system, infer)
     assert result.as_numpy("PROBABILITIES").argmax(axis=1).tolist() == [7, 7, 7]
     answer = result.get_response()
     assert (answer["id"], answer["model_name"], answer["model_version"]) == ("mine", "digits", "1")
     assert answer["parameters"] == {"trefoil_variant": "digits-xs"}
     assert ("data" in answer["outputs"][0]) == (not binary_out)
-    (asked,) = world.slice.requests
+    (asked,) = system.slice.requests
     assert (asked.id, asked.model_version) == ("mine", "")
     assert [output.name for output in asked.outputs] == ["PROBABILITIES"]
 
 
-async def test_without_outputs_named_everything_comes_in_binary_as_the_client_asks(world):
-    result = await world.ask(lambda client: client.infer("digits", [image(5)]))
+async def test_without_outputs_named_everything_comes_in_binary_as_the_client_asks(system):
+    result = await ask(system, lambda client: client.infer("digits", [image(5)]))
     assert result.as_numpy("PROBABILITIES").argmax() == 5
     assert result.get_response()["outputs"][0]["parameters"] == {"binary_data_size": 40}
-    assert not world.slice.requests[0].outputs
-    assert "binary_data_output" not in world.slice.requests[0].parameters
+    assert not system.slice.requests[0].outputs
+    assert "binary_data_output" not in system.slice.requests[0].parameters
 
 
-async def test_knobs_are_checked_and_stripped_and_other_parameters_reach_the_slice(world):
+async def test_knobs_are_checked_and_stripped_and_other_parameters_reach_the_slice(system):
     def infer(client, **parameters):
         return client.infer("digits", [image()], parameters=parameters, priority=2, timeout=5_000_000)
 
-    answer = await world.ask(lambda client: infer(client, mine=7, trefoil_class="bulk", trefoil_receipt=True))
+    answer = await ask(system, lambda client: infer(client, mine=7, trefoil_class="bulk", trefoil_receipt=True))
     assert {"trefoil_variant", "trefoil_slice"} <= set(answer.get_response()["parameters"])
-    parameters = world.slice.requests[0].parameters
+    parameters = system.slice.requests[0].parameters
     assert parameters["mine"].int64_param == 7
     assert parameters["priority"].uint64_param == 2
     assert not [name for name in parameters if name.startswith("trefoil_")]
     with pytest.raises(InferenceServerException, match=r"trefoil_min_accuracy = 2\.0.*Remedy") as refused:
-        await world.ask(lambda client: infer(client, trefoil_min_accuracy=2.0))
+        await ask(system, lambda client: infer(client, trefoil_min_accuracy=2.0))
     assert refused.value.status() == "400"
 
 
-async def test_the_async_client_and_many_requests_at_once(world):
-    async with triton_aio.InferenceServerClient(world.running.rest_address, conn_limit=20) as client:
+async def test_the_async_client_and_many_requests_at_once(system):
+    async with triton_aio.InferenceServerClient(system.running.rest_address, conn_limit=20) as client:
         results = await asyncio.gather(*(client.infer("digits", [image(first)]) for first in range(40)))
     assert [int(result.as_numpy("PROBABILITIES").argmax()) for result in results] == [i % 10 for i in range(40)]
 
 
-async def test_the_sync_clients_own_async_calls(world):
+async def test_the_sync_clients_own_async_calls(system):
     def infer(client):
         asked = [client.async_infer("digits", [image(first)]) for first in range(8)]
         return [int(one.get_result().as_numpy("PROBABILITIES").argmax()) for one in asked]
 
-    assert await world.ask(infer, concurrency=4) == list(range(8))
+    assert await ask(system, infer, concurrency=4) == list(range(8))
 
 
 @pytest.mark.parametrize(
@@ -207,24 +172,24 @@ async def test_the_sync_clients_own_async_calls(world):
         (lambda c: c.get_trace_settings("digits"), "501", "traces"),
     ],
 )  # fmt: skip
-async def test_errors_have_tritons_statuses_and_form(world, use, status, words):
+async def test_errors_have_tritons_statuses_and_form(system, use, status, words):
     with pytest.raises(InferenceServerException, match=words) as refused:
-        await world.ask(use)
+        await ask(system, use)
     assert refused.value.status() == status
 
 
-async def test_a_shared_memory_region_is_refused(world):
+async def test_a_shared_memory_region_is_refused(system):
     tensor = triton.InferInput("IMAGE", [1, 8, 8], "UINT8")
     tensor.set_shared_memory("region", 64)
     with pytest.raises(InferenceServerException, match="'IMAGE' is in shared memory") as refused:
-        await world.ask(lambda client: client.infer("digits", [tensor]))
+        await ask(system, lambda client: client.infer("digits", [tensor]))
     assert refused.value.status() == "400"
 
 
-async def test_a_slices_own_error_comes_through_with_its_status(world):
-    world.slice.error = QUEUE_FULL
+async def test_a_slices_own_error_comes_through_with_its_status(system):
+    system.slice.error = QUEUE_FULL
     with pytest.raises(InferenceServerException, match="Exceeds maximum queue size") as refused:
-        await world.ask(lambda client: client.infer("digits", [image()]))
+        await ask(system, lambda client: client.infer("digits", [image()]))
     assert refused.value.status() == "503"
 
 
@@ -253,11 +218,11 @@ async def test_a_slices_own_error_comes_through_with_its_status(world):
         ("POST", "/v2/repository/index", {}, b'{"ready":1}', 400, "expected a boolean"),
     ],
 )  # fmt: skip
-async def test_what_is_malformed_is_told_so(world, method, path, headers, body, status, words):
-    got, fields, answer = await world.raw(method, path, body, **headers)
+async def test_what_is_malformed_is_told_so(system, method, path, headers, body, status, words):
+    got, fields, answer = await system.http(method, path, body, **headers)
     assert (got, fields["content-type"]) == (status, "application/json")
     assert words in json.loads(answer)["error"]
-    assert not world.slice.requests
+    assert not system.slice.requests
 
 
 async def test_json_has_the_limit_of_any_body(state, tmp_path):
@@ -265,62 +230,56 @@ async def test_json_has_the_limit_of_any_body(state, tmp_path):
     pixels = np.random.default_rng(1).integers(0, 256, (19_200, 8, 8), np.uint8)
     tensor = {"name": "IMAGE", "datatype": "UINT8", "shape": list(pixels.shape), "data": pixels.tolist()}
     body = json.dumps({"inputs": [tensor]}).encode()
-    async with (
-        FakeTriton(version=1) as slice_,
-        dispatching(state, tmp_path, rest_address="127.0.0.1:0") as running,
-    ):
-        plane = Plane(state)
-        await plane.node(node([status(0, slice_.target, variant="digits-xs")]))
-        await plane.plan(plan([route([target(0, "digits-xs", 1.0, 2)])]))
-        await until(lambda: running.local.routing.table.live("digits"))
-        world = World(plane, slice_, running)
-        got, _, answer = await world.raw("POST", INFER, body)
+    async with dispatcher_system(state, tmp_path, FakeTriton(version=1), rest_address="127.0.0.1:0") as system:
+        got, _, answer = await system.http("POST", INFER, body)
         assert got == 200, answer[:500]
-        assert slice_.requests[-1].raw_input_contents[0] == pixels.tobytes()
+        assert system.slice.requests[-1].raw_input_contents[0] == pixels.tobytes()
         zeros = {"name": "IMAGE", "datatype": "FP64", "shape": [9 * 2**20], "data": [0] * (9 * 2**20)}
-        got, _, answer = await world.raw("POST", INFER, json.dumps({"inputs": [zeros]}).encode())
+        got, _, answer = await system.http("POST", INFER, json.dumps({"inputs": [zeros]}).encode())
         assert (got, "the tensors have 7" in json.loads(answer)["error"]) == (413, True), "a digit is 8 bytes"
 
 
-async def test_a_body_without_json_is_the_only_inputs_data(world):
-    status, fields, body = await world.raw("POST", INFER, bytes([6]) + bytes(63), Inference_Header_Content_Length="0")
+async def test_a_body_without_json_is_the_only_inputs_data(system):
+    status, fields, body = await system.http("POST", INFER, bytes([6]) + bytes(63), Inference_Header_Content_Length="0")
     assert status == 200
     length = int(fields["inference-header-content-length"])
     assert np.frombuffer(body[length:], np.float32).argmax() == 6
-    status, _, body = await world.raw("POST", INFER, bytes(65), Inference_Header_Content_Length="0")
+    status, _, body = await system.http("POST", INFER, bytes(65), Inference_Header_Content_Length="0")
     assert (status, "65 bytes of UINT8" in json.loads(body)["error"]) == (400, True)
 
 
-async def test_what_the_client_likes_best_is_how_it_is_compressed(world):
+async def test_what_the_client_likes_best_is_how_it_is_compressed(system):
     for accept, encoding in (
         ("gzip;q=0.5, deflate", "deflate"), ("gzip, deflate", "gzip"), ("br, gzip;q=x", None), ("identity, gzip", None),
     ):  # fmt: skip
-        status, fields, body = await world.raw("POST", INFER, BODY, Accept_Encoding=accept)
+        status, fields, body = await system.http("POST", INFER, BODY, Accept_Encoding=accept)
         assert (status, fields.get("content-encoding")) == (200, encoding)
         plain = zlib.decompress(body, 32 + zlib.MAX_WBITS) if encoding else body
         assert json.loads(plain)["outputs"][0]["data"][4] == 1.0
 
 
-async def test_a_client_that_leaves_frees_its_place_in_the_queue_and_on_the_slice(world):
-    world.slice.gate.clear()
+async def test_a_client_that_leaves_frees_its_place_in_the_queue_and_on_the_slice(system):
+    system.slice.gate.clear()
     writers = []
     for _ in range(4):  # two go to the slice, two wait
-        _, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
+        _, writer = await asyncio.open_connection("127.0.0.1", system.running.rest.port)
         writer.write(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
         writers.append(writer)
-    pump = world.running.local.routing.queues["digits"]
-    await until(lambda: (pump.in_flight_count, pump.waiting, len(world.slice.requests)) == (2, 2, 2))
+    pump = system.queue
+    await until(lambda: (pump.in_flight_count, pump.waiting, len(system.slice.requests)) == (2, 2, 2))
     for writer in writers:
         writer.close()
     await until(lambda: (pump.in_flight_count, pump.waiting) == (0, 0))
     # A place that is freed first goes to one who waits and leaves a moment later.
-    await until(lambda: world.slice.cancelled == len(world.slice.requests))
-    world.slice.gate.set()
-    assert (await world.ask(lambda client: client.infer("digits", [image(2)]))).as_numpy("PROBABILITIES").argmax() == 2
+    await until(lambda: system.slice.cancelled == len(system.slice.requests))
+    system.slice.gate.set()
+    assert (await ask(system, lambda client: client.infer("digits", [image(2)]))).as_numpy(
+        "PROBABILITIES"
+    ).argmax() == 2
 
 
-async def test_an_endless_head_is_cut_off_and_large_bodies_on_one_connection_are_not(world):
-    reader, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
+async def test_an_endless_head_is_cut_off_and_large_bodies_on_one_connection_are_not(system):
+    reader, writer = await asyncio.open_connection("127.0.0.1", system.running.rest.port)
     writer.write(f"POST {INFER} HTTP/1.1\r\nX: ".encode() + bytes(2 * HEAD_BYTES_MAX).replace(b"\0", b"x"))
     with contextlib.suppress(ConnectionResetError):  # it may have more to send than is read
         assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 431 ")
@@ -332,22 +291,22 @@ async def test_an_endless_head_is_cut_off_and_large_bodies_on_one_connection_are
                 client.infer("digits", [image(items=2**15)])
             assert client.infer("digits", [image(items=2**13)]).as_numpy("PROBABILITIES").shape == (2**13, 10)
 
-    await world.ask(twice)
+    await ask(system, twice)
 
 
-async def test_a_head_that_never_ends_is_cut_off_in_time(world, monkeypatch):
+async def test_a_head_that_never_ends_is_cut_off_in_time(system, monkeypatch):
     monkeypatch.setattr(http1, "HEAD_S", 1.0)  # longer than a machine stands still between accepting and reading
     for sent in (b"", b"GET /v2 HTTP/1.1\r\n", b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\nGET /"):
-        reader, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", system.running.rest.port)
         writer.write(sent)
         answer = await asyncio.wait_for(reader.read(), 60)
         assert answer.startswith(b"HTTP/1.1 200") == (b"live" in sent)
         writer.close()
 
 
-async def converse(world, *pieces: bytes) -> list[int]:
+async def converse(system, *pieces: bytes) -> list[int]:
     """Statuses of all answers to what is sent on one connection, until the dispatcher closes it."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", system.running.rest.port)
     for piece in pieces:
         writer.write(piece)
     answered = await asyncio.wait_for(reader.read(), 60)
@@ -365,35 +324,35 @@ def request(body: bytes, *headers: str, path: str = INFER) -> bytes:
 H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQBAAAAAAIAAAAA")
 
 
-async def test_an_upgrade_offer_is_ignored_and_what_stands_in_its_body_is_no_request(world):
-    assert await converse(world, request(BODY, *H2C) * 2, request(BODY, "Connection: close")) == [200] * 3
-    assert len(world.slice.requests) == 3
-    assert await converse(world, request(request(BODY), *H2C), request(BODY, "Connection: close")) == [400, 200]
-    assert len(world.slice.requests) == 4
+async def test_an_upgrade_offer_is_ignored_and_what_stands_in_its_body_is_no_request(system):
+    assert await converse(system, request(BODY, *H2C) * 2, request(BODY, "Connection: close")) == [200] * 3
+    assert len(system.slice.requests) == 3
+    assert await converse(system, request(request(BODY), *H2C), request(BODY, "Connection: close")) == [400, 200]
+    assert len(system.slice.requests) == 4
 
 
-async def test_a_client_that_is_refused_before_its_body_is_not_read_on(world):
+async def test_a_client_that_is_refused_before_its_body_is_not_read_on(system):
     """It may send its body or, as it was not asked for it, its next request."""
     hidden, expect = request(BODY), "Expect: 100-continue"
-    assert await converse(world, request(hidden, expect, path="/v2/nothing").removesuffix(hidden), hidden) == [404]
-    assert not world.slice.requests
-    assert await converse(world, request(BODY, expect), request(BODY, "Connection: close")) == [100, 200, 200]
+    assert await converse(system, request(hidden, expect, path="/v2/nothing").removesuffix(hidden), hidden) == [404]
+    assert not system.slice.requests
+    assert await converse(system, request(BODY, expect), request(BODY, "Connection: close")) == [100, 200, 200]
 
 
-async def test_lines_of_one_header_are_one_list(world):
+async def test_lines_of_one_header_are_one_list(system):
     length = "Inference-Header-Content-Length"
-    assert await converse(world, request(BODY, f"{length}: 0", f"{length}: {len(BODY)}", "Connection: close")) == [400]
-    assert await converse(world, request(BODY, "Accept: a", "Accept: b", "Connection: close")) == [200]
+    assert await converse(system, request(BODY, f"{length}: 0", f"{length}: {len(BODY)}", "Connection: close")) == [400]
+    assert await converse(system, request(BODY, "Accept: a", "Accept: b", "Connection: close")) == [200]
 
 
-async def test_stopping_lets_what_is_under_way_finish_and_closes_idle_connections(world):
-    local = world.running.local
+async def test_stopping_lets_what_is_under_way_finish_and_closes_idle_connections(system):
+    local = system.local
     local.settings = local.settings.model_copy(update={"stop_grace_s": 60.0})
-    world.slice.latency_s = 0.1
-    reader, writer = await asyncio.open_connection("127.0.0.1", world.running.rest.port)
+    system.slice.latency_s = 0.1
+    reader, writer = await asyncio.open_connection("127.0.0.1", system.running.rest.port)
     writer.write(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
-    await until(lambda: world.slice.requests)
-    await world.running.rest.shutdown()
+    await until(lambda: system.slice.requests)
+    await system.running.rest.shutdown()
     answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 200 OK")
     writer.close()

@@ -10,9 +10,9 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from tests.support.dispatching import Plane, dispatching, until
 from tests.support.perf_analyzer import perf_analyzer
-from tests.support.special_models import SpecialTriton, special_node, special_plan
+from tests.support.special_models import SpecialTriton
+from tests.support.special_world import serving
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 NAMES = ("kinds", "scores", "parrot", "repeat")
@@ -91,10 +91,6 @@ def refused(use):
         return caught.value.status()
 
     return ask
-
-
-def nothing_of(name, model="scores"):
-    return refused(lambda client: client.infer(model, [put("SCORES", SCORES)], **name))
 
 
 SAME = {
@@ -207,11 +203,8 @@ def without_ours(answer):
 @pytest.mark.gate
 async def test_clients_cannot_tell_the_two_apart(state, tmp_path, slice_):
     await slice_.ready()
-    async with dispatching(state, tmp_path, rest_address="127.0.0.1:0") as running:
-        plane = Plane(state)
-        await plane.node(special_node([slice_]))
-        await plane.plan(special_plan([slice_]))
-        await until(lambda: len(running.local.routing.table.live("kinds")) == 1)
+    async with serving(state, tmp_path, [slice_], rest_address="127.0.0.1:0") as world:
+        running = world.running
 
         def compare():
             different = {}
@@ -240,11 +233,8 @@ async def test_clients_cannot_tell_the_two_apart(state, tmp_path, slice_):
 async def test_the_unmodified_perf_analyzer_measures_over_http(state, tmp_path, slice_):
     tool = perf_analyzer()
     await slice_.ready()
-    async with dispatching(state, tmp_path, rest_address="127.0.0.1:0") as running:
-        plane = Plane(state)
-        await plane.node(special_node([slice_]))
-        await plane.plan(special_plan([slice_]))
-        await until(lambda: len(running.local.routing.table.live("scores")) == 1)
+    async with serving(state, tmp_path, [slice_], rest_address="127.0.0.1:0") as world:
+        running = world.running
         for load in (("--concurrency-range", "4"), ("--request-rate-range", "50", "--request-distribution", "poisson")):
             options = ("-i", "http", "--request-count", "100", "--input-data", "zero", *load)
             report = await asyncio.to_thread(tool.run, running.rest_address, "scores", *options)

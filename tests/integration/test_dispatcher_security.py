@@ -5,7 +5,6 @@ import contextlib
 import http.client
 import json
 import ssl
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -24,9 +23,10 @@ from tritonclient.utils import InferenceServerException
 from dispatcher.request.core.tenants import digest
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from tests.support.certificates import Authority, Pair
-from tests.support.dispatching import Plane, Running, dispatching, image, until
+from tests.support.dispatching import Plane, Running, dispatcher_system, dispatching, image
 from tests.support.fake_triton import FakeTriton
 from tests.support.ports import free_ports
+from tests.support.workers import dispatcher
 from tests.unit.dispatcher.worlds import node, plan, route, status, target
 from trefoil.core.demand import LoadWindow
 from trefoil.core.errors import SettingError
@@ -62,7 +62,7 @@ roles = ["admin"]
 
 
 @dataclass
-class World:
+class Fronts:
     """A dispatcher with both ports, and whoever may vouch for it."""
 
     running: Running
@@ -110,16 +110,12 @@ def bearer(token: str) -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def serving(state, folder: Path, **settings) -> AsyncIterator[World]:
+async def serving(state, folder: Path, **settings) -> AsyncIterator[Fronts]:
     authority = Authority(folder)
     own = authority.server()
     chosen = {"rest_address": "127.0.0.1:0", "front_tls_certificate": own.certificate, "front_tls_key": own.key}
-    async with FakeTriton(version=1) as slice_, dispatching(state, folder, **chosen | settings) as running:
-        plane = Plane(state)
-        await plane.node(node([status(0, slice_.target, variant="digits-xs")]))
-        await plane.plan(plan([route([target(0, "digits-xs")])]))
-        await until(lambda: running.local.routing.table.live("digits"))
-        yield World(running, slice_, authority)
+    async with dispatcher_system(state, folder, FakeTriton(version=1), **chosen | settings) as system:
+        yield Fronts(system.running, system.slice, authority)
 
 
 @pytest.fixture
@@ -399,35 +395,16 @@ async def test_both_ports_take_a_renewed_certificate_at_the_next_connection(stat
 # The process, with its admin port
 
 
-@contextlib.asynccontextmanager
-async def process(redis_url: str, state, folder: Path, tenants: Path, workers: int = 1):
+def process(redis_url: str, state, folder: Path, tenants: Path, workers: int = 1):
     """`python -m dispatcher` with its inference, REST and admin port."""
-    ports = free_ports(3)
-    config = folder / "dispatcher.toml"
-    config.write_text(
-        f'cluster = "{state.keys.cluster}"\nredis_url = "{redis_url}"\nstate_dir = "{folder}"\nworkers = {workers}\n'
-        f'inference_address = "127.0.0.1:{ports[0]}"\nrest_address = "127.0.0.1:{ports[1]}"\n'
-        f'admin_address = "127.0.0.1:{ports[2]}"\nmetrics_address = ""\ntenants_file = "{tenants}"\n'
-    )
-    started = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "dispatcher", "--config", str(config), stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        yield started, ports
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            started.terminate()
-        try:
-            await asyncio.wait_for(started.communicate(), 60)
-        except TimeoutError:
-            started.kill()
-            raise
+    more = {"rest_address": f"127.0.0.1:{free_ports(1)[0]}", "tenants_file": str(tenants)}
+    return dispatcher(folder, redis_url, state.keys.cluster, workers, "one", **more)
 
 
 @pytest.mark.gate
 async def test_the_admin_port_asks_for_the_admin_role(shared_redis, state, tmp_path, tenants):
-    async with process(shared_redis.url, state, tmp_path, tenants) as (running, ports):
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports[2]}") as channel:
+    async with process(shared_redis.url, state, tmp_path, tenants) as one:
+        async with grpc.aio.insecure_channel(one.admin_address) as channel:
             stub = dispatcher_pb2_grpc.DispatcherStub(channel)
 
             async def code(token, method, request):
@@ -447,31 +424,31 @@ async def test_the_admin_port_asks_for_the_admin_role(shared_redis, state, tmp_p
             assert await code("wrong", "Drain", drain) == "UNAUTHENTICATED"
 
         def ask():
-            with rest.InferenceServerClient(f"127.0.0.1:{ports[1]}") as client:
+            with rest.InferenceServerClient(one.rest_address) as client:
                 assert client.is_server_live()
                 return client.get_server_metadata(headers=bearer("alpha-secret"))["name"]
 
         assert await asyncio.to_thread(ask) == "trefoil"
-        running.terminate()
-        log = (await asyncio.wait_for(running.communicate(), 60))[0].decode()
-        assert running.returncode == 0
+        one.process.terminate()
+        code, log = await one.ended()
+        assert code == 0, log
         assert "secret" not in log, "tokens are not in the log"
 
 
 async def test_workers_share_a_tenants_limit(shared_redis, state, tmp_path, tenants):
     tenants.write_text(TENANTS.replace("burst = 2", "burst = 20"))
-    async with FakeTriton() as slice_, process(shared_redis.url, state, tmp_path, tenants, workers=2) as (_, ports):
+    async with FakeTriton() as slice_, process(shared_redis.url, state, tmp_path, tenants, workers=2) as one:
         plane = Plane(state)
         await plane.node(node([status(0, slice_.target, variant="digits-xs")]))
         await plane.plan(plan([route([target(0, "digits-xs", credits=8)])]))
 
         def ask(token):
-            connection = http.client.HTTPConnection("127.0.0.1", ports[1], timeout=20)  # a new one: any worker's
+            connection = http.client.HTTPConnection(one.rest_address, timeout=20)  # a new one: any worker's
             with contextlib.closing(connection):
                 connection.request("POST", "/v2/models/digits/infer", BODY, {"Authorization": f"Bearer {token}"})
                 return connection.getresponse().status
 
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports[2]}") as channel:
+        async with grpc.aio.insecure_channel(one.admin_address) as channel:
             stub = dispatcher_pb2_grpc.DispatcherStub(channel)
             request, metadata = dispatcher_pb2.GetTableRequest(), tuple(bearer("ops-secret").items())
             async with asyncio.timeout(90):

@@ -1,14 +1,11 @@
 """Trace context from clients to slices, over gRPC and HTTP; and spans of requests, where asked for."""
 
-import asyncio
-import contextlib
 import json
 from concurrent import futures
 from dataclasses import replace
 
 import grpc
 import pytest
-import tritonclient.grpc.aio as triton
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -21,9 +18,9 @@ from dispatcher.request import traced_inference
 from dispatcher.request.admission import Caller
 from dispatcher.request.peer_links import _caller, caller_of
 from dispatcher.settings import DispatcherSettings
-from tests.support.dispatching import Plane, dispatching, image, until
+from tests.support.dispatching import dispatcher_system, image, until
 from tests.support.fake_triton import BACKEND, FakeTriton
-from tests.unit.dispatcher.worlds import node, plan, route, status, target
+from tests.unit.dispatcher.worlds import status
 from trefoil.core.errors import SettingError
 
 pytestmark = pytest.mark.integration
@@ -32,19 +29,11 @@ PARENT, STATE = f"00-{TRACE_ID}-{SPAN_ID}-01", "congo=t61rcWkgMzE,rojo=00f067aa0
 CALLED = {"traceparent": PARENT, "tracestate": STATE}
 
 
-@contextlib.asynccontextmanager
-async def serving(state, folder, **settings):
-    """One slice and a dispatcher with both fronts: the slice, the dispatcher, a client."""
-    async with (
-        FakeTriton(version=1) as slice_,
-        dispatching(state, folder, rest_address="127.0.0.1:0", idle_probe_s=0.0, **settings) as running,
-        triton.InferenceServerClient(running.address) as client,
-    ):
-        plane = Plane(state)
-        await plane.node(node([status(0, slice_.target, variant="digits-xs")]))
-        await plane.plan(plan([route([target(0, "digits-xs", 1.0, 2)])]))
-        await until(lambda: running.local.routing.table.live("digits"))
-        yield slice_, running, client
+def serving(state, folder, **settings):
+    """One slice and a dispatcher with both fronts."""
+    return dispatcher_system(
+        state, folder, FakeTriton(version=1), rest_address="127.0.0.1:0", idle_probe_s=0.0, **settings
+    )
 
 
 def request_bytes() -> bytes:
@@ -54,28 +43,23 @@ def request_bytes() -> bytes:
     return message.SerializeToString()
 
 
-async def by_http(running, **headers) -> int:
+async def by_http(system, **headers) -> int:
     tensor = {"name": "IMAGE", "datatype": "UINT8", "shape": [1, 8, 8], "data": [0] * 64}
     body = json.dumps({"inputs": [tensor]}).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", running.rest.port)
-    lines = ["POST /v2/models/digits/infer HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(body)}"]
-    writer.write("\r\n".join([*lines, *(f"{k}: {v}" for k, v in headers.items()), "", ""]).encode() + body)
-    code = int((await reader.read()).split()[1])
-    writer.close()
-    return code
+    return (await system.http("POST", "/v2/models/digits/infer", body, **headers))[0]
 
 
 async def test_a_clients_trace_context_reaches_its_slice_as_it_is(state, tmp_path):
-    async with serving(state, tmp_path) as (slice_, running, client):
-        await client.infer("digits", [image()], headers=CALLED)
-        await client.infer("digits", [image()], headers=CALLED, client_timeout=30.0)
-        async with grpc.aio.insecure_channel(running.address) as channel:
+    async with serving(state, tmp_path) as system:
+        await system.infer(headers=CALLED)
+        await system.infer(headers=CALLED, client_timeout=30.0)
+        async with grpc.aio.insecure_channel(system.address) as channel:
             call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(metadata=CALLED.items())
             await call.write(request_bytes())
             await call.read()
             await call.done_writing()
-        assert await by_http(running, Traceparent=PARENT, Tracestate=STATE) == 200
-        assert [{k: v for k, v in told.items() if k in CALLED} for told in slice_.metadata] == [CALLED] * 4
+        assert await by_http(system, Traceparent=PARENT, Tracestate=STATE) == 200
+        assert [{k: v for k, v in told.items() if k in CALLED} for told in system.slice.metadata] == [CALLED] * 4
 
 
 KEY = "triton-grpc-protocol-agent"  # opens what of a Triton is its agent's
@@ -89,12 +73,12 @@ async def test_what_is_no_trace_context_stays_here_and_the_request_is_answered(s
         {"tracestate": STATE},
         {KEY: "secret"},
     ]
-    async with serving(state, tmp_path) as (slice_, running, client):
+    async with serving(state, tmp_path) as system:
         for headers in wrong:
-            await client.infer("digits", [image()], headers=headers)
-            assert await by_http(running, **headers) == 200
-        assert await by_http(running, traceparent=PARENT, tracestate="née") == 200
-        *others, last = slice_.metadata
+            await system.infer(headers=headers)
+            assert await by_http(system, **headers) == 200
+        assert await by_http(system, traceparent=PARENT, tracestate="née") == 200
+        *others, last = system.slice.metadata
         assert not any(told.keys() & {*CALLED, KEY} for told in others)
         assert (last["traceparent"], "tracestate" in last) == (PARENT, False)
 
@@ -118,15 +102,15 @@ COLLECTOR = "http://127.0.0.1:1"
 
 
 async def test_spans_stand_below_the_clients_and_the_slice_is_told_of_the_last(state, tmp_path, spans):
-    async with serving(state, tmp_path, otel_endpoint=COLLECTOR) as (slice_, _, client):
-        await client.infer("digits", [image()], headers=CALLED)
+    async with serving(state, tmp_path, otel_endpoint=COLLECTOR) as system:
+        await system.infer(headers=CALLED)
         found = {span.name: span for span in spans.get_finished_spans()}
         whole = found["ModelInfer"]
         assert list(found) == ["admit", "wait", "infer", "ModelInfer"]
         assert {f"{span.context.trace_id:032x}" for span in found.values()} == {TRACE_ID}
         assert (f"{whole.parent.span_id:016x}", whole.kind) == (SPAN_ID, SpanKind.SERVER)
         assert {found[name].parent.span_id for name in ("admit", "wait", "infer")} == {whole.context.span_id}
-        told = slice_.metadata[-1]
+        told = system.slice.metadata[-1]
         assert told["traceparent"] == f"00-{TRACE_ID}-{found['infer'].context.span_id:016x}-01"
         assert told["tracestate"] == STATE
         slice_name = status(0).key.name
@@ -139,17 +123,17 @@ async def test_spans_stand_below_the_clients_and_the_slice_is_told_of_the_last(s
 
 
 async def test_what_fails_says_with_which_code_and_what_has_no_parent_begins_a_trace(state, tmp_path, spans):
-    async with serving(state, tmp_path, otel_endpoint=COLLECTOR) as (slice_, running, client):
-        slice_.error = BACKEND
+    async with serving(state, tmp_path, otel_endpoint=COLLECTOR) as system:
+        system.slice.error = BACKEND
         with pytest.raises(InferenceServerException):
-            await client.infer("digits", [image()])
+            await system.infer()
         with pytest.raises(InferenceServerException):
-            await client.infer("cats", [image()])
-        slice_.error = None
-        slice_.gate.clear()
+            await system.client.infer("cats", [image()])
+        system.slice.error = None
+        system.slice.gate.clear()
         with pytest.raises(InferenceServerException):
-            await client.infer("digits", [image()], client_timeout=0.2)
-        slice_.gate.set()
+            await system.infer(client_timeout=0.2)
+        system.slice.gate.set()
         await until(lambda: len(spans.get_finished_spans()) == 10)
         found = [(span.name, span.attributes["trefoil.code"]) for span in spans.get_finished_spans()]
         failed = [("admit", "OK"), ("wait", "OK"), ("infer", "INTERNAL"), ("ModelInfer", "INTERNAL")]
@@ -158,7 +142,7 @@ async def test_what_fails_says_with_which_code_and_what_has_no_parent_begins_a_t
         assert found in ([*failed, *unknown, *late], [*failed, *unknown, *late[:2], *_deadline(late[2:])])
         roots = [span for span in spans.get_finished_spans() if span.parent is None]
         assert len({span.context.trace_id for span in roots}) == len(roots) == 3
-        assert running.fronts.inference._open == {}
+        assert system.running.fronts.inference._open == {}
 
 
 def _deadline(spans):
@@ -186,8 +170,8 @@ async def test_spans_go_to_a_collector_over_otlp(state, tmp_path, monkeypatch):
     endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
-        async with serving(state, tmp_path, otel_endpoint=endpoint) as (_, _, client):
-            await client.infer("digits", [image()])
+        async with serving(state, tmp_path, otel_endpoint=endpoint) as system:
+            await system.infer()
             await until(lambda: len(collector.spans) == 4)
     finally:
         server.stop(0)

@@ -39,9 +39,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonProcess]:
 
 @pytest.fixture
 async def target(triton: TritonProcess) -> str:
-    client = triton.client()
-    await client.wait_ready([hosted(VERSION)], READY_S)
-    await client.close()
+    await triton.ready([hosted(VERSION)], READY_S)
     return triton.launch.grpc_target
 
 

@@ -16,14 +16,13 @@ import pytest
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.support.dispatching import Plane, Running, dispatching, image, until
+from tests.support.dispatching import DispatcherSystem, Running, dispatching, image, until
 from tests.support.fake_triton import FakeTriton
 from tests.support.generation import FAMILY, PLACES, Told, alone, answers, ask, connection, hosted, prompts, request
 from tests.support.triton_process import ROOT, PaceFile, TritonProcess
-from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
-from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
+from tests.unit.dispatcher.worlds import key, node, route, status, target
 from trefoil.core.common import Basis, Revision
-from trefoil.core.energy import ReceiptRate, ReceiptRates
+from trefoil.core.energy import ReceiptRate
 from trefoil.core.fleet import SliceState, SliceStatus
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.runtime.clock import WallClock
@@ -32,42 +31,30 @@ from trefoil.runtime.state import State
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 VERSION = 2
 STEP_MS = 30.0
-SERIES = Series("z", Method.AVERAGE, Factors.LIFECYCLE)
 OTHER = 9  # the slice of another family
 
 
-class World:
+class World(DispatcherSystem):
     """Two slices of pydoc, one of the digits, behind one dispatcher."""
-
-    def __init__(self, running: Running, plane: Plane, slices: list[TritonProcess]) -> None:
-        self.running, self.plane, self.slices = running, plane, slices
-
-    @property
-    def address(self) -> str:
-        return self.running.address
 
     @property
     def load(self):
-        return self.running.local.accounting.load
+        return self.local.accounting.load
 
     @property
     def idle(self) -> bool:
-        return not self.running.local.routing.in_flight()
+        return not self.local.routing.in_flight()
 
     def tokens(self) -> int:
         """Booked in the window that is open and in those that were closed."""
-        window = self.running.local.accounting.close_window(WallClock().now_s(), Revision())
+        window = self.local.accounting.close_window(WallClock().now_s(), Revision())
         self.booked = getattr(self, "booked", 0) + sum(cell.tokens_out for cell in window.cells)
         return self.booked
 
     async def rate(self, rate: ReceiptRate) -> None:
-        now_s = WallClock().now_s()
-        told = ReceiptRates((rate,), now_s, SERIES, 1.2, Revision(1, 1))
-        await self.plane.put("controller", self.plane.state.keys.receipts(), told)
-        reading = CarbonReading(SERIES, now_s, now_s + 60.0, 360.0, Quality.MEASURED, observed_at_s=now_s)
-        await self.plane.put("feed:z", self.plane.state.keys.carbon_now(SERIES), reading)
-        receipts = self.running.local.accounting.receipts
-        await until(lambda: receipts.rate(rate.slice, FAMILY, rate.variant) == rate)
+        await self.carbon()
+        await self.rates(rate)
+        receipts = self.local.accounting.receipts
         await until(lambda: receipts.price(rate.slice, FAMILY, rate.variant, 1, 1).carbon_mg > 0)
 
 
@@ -89,21 +76,16 @@ async def world(state, tmp_path: Path) -> AsyncIterator[World]:
         slices.append(TritonProcess(folder, VERSION, serving=hosted(VERSION), pace=pace.path))
     try:
         for one in slices:
-            client = one.client()
-            await client.wait_ready([hosted(VERSION)], 60.0)
-            await client.close()
+            await one.ready([hosted(VERSION)], 60.0)
         quiet = {"window_s": 3600.0, "deadline_s": 600.0}
         async with FakeTriton(version=4) as digits, dispatching(state, tmp_path, **quiet) as running:
-            made = World(running, Plane(state), slices)
-            await made.plane.node(
-                node([*(serving(i, one) for i, one in enumerate(slices)), status(OTHER, digits.target)])
-            )
+            made = World(running, state, slices)
             variant = hosted(VERSION).variant
             targets = tuple(RouteTarget(key(i), variant, 0, 0.5, PLACES, False, "", 0.5, VERSION) for i in range(2))
             routes = [Route(FAMILY, "weighted", "fifo", targets, 5000, 0, {}), route([target(OTHER)])]
-            await made.plane.plan(plan(routes, slo_ms=2000.0))
-            await until(lambda: running.local.routing.table.live(FAMILY) and running.contracts.known(FAMILY))
-            await until(lambda: running.local.routing.table.live("digits"))
+            statuses = [*(serving(i, one) for i, one in enumerate(slices)), status(OTHER, digits.target)]
+            await made.publish(node(statuses), routes, slo_ms=2000.0)
+            await until(lambda: running.contracts.known(FAMILY))
             yield made
     finally:
         for one in slices:
@@ -323,15 +305,12 @@ async def _queued(queue: str, redis_url: str, folder: Path) -> AsyncIterator[Run
     pace = PaceFile(folder / "pace", [(3, batch, ITERATION_MS * ITERATIONS, 0.0) for batch in (1, 8)], family=FAMILY)
     slice_, state = TritonProcess(folder, 3, serving=hosted(3), pace=pace.path), State.connect(redis_url, folder.name)
     try:
-        client = slice_.client()
-        await client.wait_ready([hosted(3)], 60.0)
-        await client.close()
+        await slice_.ready([hosted(3)], 60.0)
         async with dispatching(state, folder, deadline_s=600.0) as running:
-            plane = Plane(state)
-            await plane.node(node([serving(0, slice_, 3)]))
             targets = (RouteTarget(key(0), hosted(3).variant, 0, 1.0, ONCE, False, "", 0.5, 3),)
-            await plane.plan(plan([Route(FAMILY, "weighted", queue, targets, 5000, 0, {})], slo_ms=2000.0))
-            await until(lambda: running.local.routing.table.live(FAMILY) and running.contracts.known(FAMILY))
+            routes = [Route(FAMILY, "weighted", queue, targets, 5000, 0, {})]
+            await DispatcherSystem(running, state).publish(node([serving(0, slice_, 3)]), routes, slo_ms=2000.0)
+            await until(lambda: running.contracts.known(FAMILY))
             counts = running.local.lengths.total
             while queue == "ssjf" and not counts["predicted"] + counts["cached"]:
                 await ask(running.address, request("def warm(up):"))

@@ -1,35 +1,29 @@
 """A dispatcher in front of real Tritons with special models, and requests for them."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.support.dispatching import Plane, Running, dispatching, until
+from tests.support.dispatching import DispatcherSystem, dispatching, until
 from tests.support.special_models import SpecialTriton, special_node, special_plan
 from tests.unit.dispatcher.worlds import key
+from trefoil.runtime.state import State
 
 START_FLAG = "must specify the START flag on the first request of the sequence"
 
 
-class World:
-    def __init__(self, running: Running, plane: Plane, tritons: list[SpecialTriton]) -> None:
-        self.running, self.plane, self.tritons = running, plane, tritons
-        self.address = running.address
-        self.plans = 0
+class World(DispatcherSystem):
+    """Its slices are Tritons with special models."""
 
-    @property
-    def local(self):
-        return self.running.local
-
-    async def serve(self, credits: int = 4, draining=()):
-        self.plans += 1
-        await self.plane.node(special_node(self.tritons))
-        made = special_plan(self.tritons, self.plans, credits, draining)
-        await self.plane.plan(made)
-        await until(lambda: self.local.routing.table.revision == made.revision)
-        names = {name for triton in self.tritons for name in triton.names}
+    async def serve_special(self, credits: int = 4, draining: Sequence[int] = ()) -> None:
+        """Publish all Tritons and a route for each model; wait until the dispatcher knows the contracts of all."""
+        made = special_plan(self.slices, self.number + 1, credits, draining)
+        await self.publish(special_node(self.slices), made.routes)
+        names = {name for triton in self.slices for name in triton.names}
         await until(lambda: all(self.running.contracts.known(name) for name in names))
 
     def open_on(self, number: int) -> int:
@@ -43,10 +37,12 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def serving(state, folder, tritons, credits: int = 4, **settings) -> AsyncIterator[World]:
+async def serving(
+    state: State, folder: Path, tritons: Sequence[SpecialTriton], credits: int = 4, **settings: Any
+) -> AsyncIterator[World]:
     async with dispatching(state, folder, **settings) as running:
-        world = World(running, Plane(state), tritons)
-        await world.serve(credits)
+        world = World(running, state, tritons)
+        await world.serve_special(credits)
         yield world
 
 

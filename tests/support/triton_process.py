@@ -110,6 +110,12 @@ class TritonProcess:
                 start_new_session=True,
             )
 
+    async def ready(self, served: Sequence[Hosted], timeout_s: float) -> None:
+        """Wait until it serves these models."""
+        client = self.client()
+        await client.wait_ready(served, timeout_s)
+        await client.close()
+
     def client(self, **options) -> TritonClient:
         where = (self.launch.grpc_target, self.launch.metrics_url, self.launch.repository)
         return TritonClient(*where, WallClock(), call_timeout_s=10.0, **options)

@@ -4,7 +4,10 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from types import SimpleNamespace
 
+NO_SWEEPS = SimpleNamespace(collect=lambda: None, freeze=lambda: None, unfreeze=lambda: None)
+"""In place of `gc` where a service runs in a process that is not its own."""
 A_SWEEP = 50  # histories
 _played = count()
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import tritonclient.grpc.aio as triton
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import InferenceServerException
 
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from tests.support.ports import free_ports
@@ -39,6 +41,7 @@ class Dispatcher:
         }  # fmt: skip
         lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
         self.config.write_text("\n".join([f"workers = {workers}", *lines, ""]))
+        self.rest_address: str = more.get("rest_address", "")
         self.process: asyncio.subprocess.Process | None = None
         self.log = (self.folder / "log").open("wb")
 
@@ -46,15 +49,45 @@ class Dispatcher:
     def inference(self) -> str:
         return f"127.0.0.1:{self.ports[0]}"
 
-    async def start(self) -> None:
-        argv = [sys.executable, "-m", "dispatcher", "--config", str(self.config)]
+    @property
+    def admin_address(self) -> str:
+        return f"127.0.0.1:{self.ports[1]}"
+
+    async def start(self, *flags: str) -> None:
+        argv = [sys.executable, "-m", "dispatcher", "--config", str(self.config), *flags]
         self.process = await asyncio.create_subprocess_exec(*argv, stdout=self.log, stderr=self.log)
 
     async def listening(self) -> None:
         """Clients are answered. The admin port is first, and alone a worker has all its credits by then."""
         async with grpc.aio.insecure_channel(self.inference) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            await stub.ServerLive(pb.ServerLiveRequest(), timeout=90, wait_for_ready=True)
+            try:
+                await stub.ServerLive(pb.ServerLiveRequest(), timeout=90, wait_for_ready=True)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAUTHENTICATED:  # one that asks for a token listens too
+                    raise
+
+    async def serving(self, client: triton.InferenceServerClient) -> None:
+        """Wait until a slice serves."""
+        async with asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(InferenceServerException):
+                    if await client.is_server_ready():
+                        return
+                await asyncio.sleep(0.05)
+
+    async def ended(self, timeout_s: float = 60.0) -> tuple[int, str]:
+        """Exit code and log of one that ends by itself."""
+        assert self.process is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                code = await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            raise
+        finally:
+            self.log.close()
+        return code, (self.folder / "log").read_text()
 
     async def stop(self, patience_s: float = 30.0) -> int:
         assert self.process is not None
@@ -84,10 +117,10 @@ class Dispatcher:
         return found
 
     def admin(self) -> Any:
-        return dispatcher_pb2_grpc.DispatcherStub(grpc.aio.insecure_channel(f"127.0.0.1:{self.ports[1]}"))
+        return dispatcher_pb2_grpc.DispatcherStub(grpc.aio.insecure_channel(self.admin_address))
 
     async def table(self) -> Any:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.ports[1]}") as channel:
+        async with grpc.aio.insecure_channel(self.admin_address) as channel:
             stub = dispatcher_pb2_grpc.DispatcherStub(channel)
             return await stub.GetTable(dispatcher_pb2.GetTableRequest(), timeout=20)
 

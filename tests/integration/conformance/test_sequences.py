@@ -12,11 +12,11 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from dispatcher.slice_health.core.ejection import Failure
-from tests.support.dispatching import Plane, dispatching, until
-from tests.support.special_models import IDLE_S, SpecialTriton, special_node, special_plan
+from tests.support.dispatching import DispatcherSystem, dispatching, until
+from tests.support.special_models import IDLE_S, SpecialTriton
 from tests.support.special_world import START_FLAG, in_sequence, item, number, raw, serving
 from tests.support.triton_process import MODELS, TritonProcess, heldout, hosted
-from tests.unit.dispatcher.worlds import key, node, plan, route, status, target
+from tests.unit.dispatcher.worlds import key, node, route, status, target
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -78,7 +78,7 @@ async def test_a_draining_slice_keeps_its_sequences_and_gets_no_new_ones(world):
         leaving = [id_ for id_ in home if home[id_] == 1]
         assert leaving
         assert world.open_on(1) == len(leaving)
-        await world.serve(draining=(1,))
+        await world.serve_special(draining=(1,))
         for id_ in home:
             assert await add(client, id_, 2) == (3, home[id_])
         for id_ in range(301, 305):
@@ -116,7 +116,7 @@ async def test_plans_that_change_all_the_time_move_no_sequence_and_lose_no_reque
 
     async def change() -> None:
         for draining in ((0,), (), (1,), (), (0,), (1,), (0,), ()):
-            await world.serve(draining=draining)
+            await world.serve_special(draining=draining)
             before = done
             await until(lambda before=before: done >= before + 6)
         stop.set()
@@ -139,16 +139,12 @@ async def test_a_sequence_that_was_idle_for_too_long_is_forgotten(state, tmp_pat
     forgetful = SpecialTriton(tmp_path, 0, 3, ("accumulator",), idle_s=4)
     try:
         await forgetful.ready()
-        async with dispatching(state, tmp_path) as running, triton.InferenceServerClient(running.address) as client:
-            plane = Plane(state)
-            await plane.node(special_node([forgetful]))
-            await plane.plan(special_plan([forgetful]))
-            await until(lambda: running.contracts.known("accumulator"))
-            await add(client, 401, 1, start=True)
-            assert running.local.routing.open_sequences() == {key(0): 1}
-            await until(lambda: not running.local.routing.open_sequences())
+        async with serving(state, tmp_path, [forgetful]) as world:
+            await add(world.client, 401, 1, start=True)
+            assert world.local.routing.open_sequences() == {key(0): 1}
+            await until(lambda: not world.local.routing.open_sequences())
             with pytest.raises(InferenceServerException, match=START_FLAG):
-                await add(client, 401, 1)
+                await add(world.client, 401, 1)
     finally:
         forgetful.close()
 
@@ -157,7 +153,7 @@ async def test_what_triton_forgot_first_is_refused_by_triton_and_ejects_nobody(w
     """Another client ends the sequence behind our back: Triton's own words come through."""
     async with triton.InferenceServerClient(world.address) as client:
         _, home = await add(client, 402, 1, start=True)
-        async with triton.InferenceServerClient(world.tritons[home].target) as direct:
+        async with triton.InferenceServerClient(world.slices[home].target) as direct:
             await add(direct, 402, 1, end=True)
         with pytest.raises(InferenceServerException, match=START_FLAG):
             await add(client, 402, 1)
@@ -199,14 +195,12 @@ async def test_a_family_with_sequences_starts_as_the_power_agent_starts_it_and_h
     images, _ = heldout()
     try:
         for version, one in enumerate(slices, 1):
-            client = one.client()
-            await client.wait_ready([hosted(version)], 60)
-            await client.close()
+            await one.ready([hosted(version)], 60)
         async with dispatching(state, tmp_path) as running, triton.InferenceServerClient(running.address) as client:
-            plane = Plane(state)
             names = ("digits-xs", "digits-s")
-            await plane.node(node([status(n, slices[n].launch.grpc_target, variant=names[n]) for n in (0, 1)]))
-            await plane.plan(plan([route([target(n, names[n], 0.5) for n in (0, 1)])]))
+            statuses = [status(n, slices[n].launch.grpc_target, variant=names[n]) for n in (0, 1)]
+            targets = [target(n, names[n], 0.5) for n in (0, 1)]
+            await DispatcherSystem(running, state).publish(node(statuses), [route(targets)])
             await until(lambda: running.contracts.known("digits"))
 
             async def ask(id_: int, start: bool = False, end: bool = False) -> str:

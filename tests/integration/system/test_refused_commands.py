@@ -144,7 +144,7 @@ def test_a_refused_command_leaves_the_system_as_it_was(system: RunningSystem, tm
                 argv += ["--state-dir", str(system.state_dir)]
             done = CliRunner().invoke(app, argv)
             assert done.exit_code == EXIT_REFUSED, (argv, done.output, done.exception)
-            assert standing(system) == before, argv
+        assert standing(system) == before, f"one of {refusals} of {command}"
     last_s = time.time()
     give_up_s = time.monotonic() + 60
     while reported_s(system) < last_s + SETTLED_S:
@@ -154,7 +154,7 @@ def test_a_refused_command_leaves_the_system_as_it_was(system: RunningSystem, tm
 
 def ways(system: RunningSystem, folder: Path) -> dict[str, str]:
     """What stands for the names in braces, and the files that they name."""
-    answer = ask(system, "plan")
+    answer = system.look("plan")
     (folder / "plan.json").write_text(json.dumps(answer))
     text = json.dumps(answer["plan"])
     (folder / "elsewhere.json").write_text(text.replace("node0/gpu1", "node0/gpu7"))
@@ -181,20 +181,13 @@ def ways(system: RunningSystem, folder: Path) -> dict[str, str]:
     }
 
 
-def ask(system: RunningSystem, *words: str) -> Any:
-    """A command that must succeed, in this process: a new one costs a second each time."""
-    done = CliRunner().invoke(app, [*words, "--json", "--state-dir", str(system.state_dir)])
-    assert done.exit_code == 0, (words, done.output, done.exception)
-    return json.loads(done.stdout)
-
-
 def standing(system: RunningSystem) -> dict[str, Any]:
     """What an operator's command may change: control, plan, objectives, devices and slices, and who runs.
 
     Left out is what moves by itself: clocks, watts, temperatures, carbon, counters of load and energy, and the health
     of services, which are asked within a second; one that had ended would be failing, and another process.
     """
-    found = ask(system, "status")
+    found = system.look("status")
     told = {name: found[name] for name in ("failing", "mode", "frozen", "pinned", "exploring", "revision", "rollout")}
     told |= {name: found.get(name) for name in ("loans", "objectives", "disk_trouble")}
     told["nodes"] = [
@@ -202,7 +195,7 @@ def standing(system: RunningSystem) -> dict[str, Any]:
         | {"devices": [device_standing(device) for device in node["devices"]]}
         for node in found["nodes"]
     ]
-    told["objective"] = ask(system, "objective", "show")
+    told["objective"] = system.look("objective", "show")
     told["processes"] = {path.name: path.read_text() for path in sorted((system.state_dir / "run").glob("*.json"))}
     return told
 
@@ -214,6 +207,6 @@ def device_standing(device: Mapping[str, Any]) -> dict[str, Any]:
 
 def reported_s(system: RunningSystem) -> float:
     """When the node last said how it stands."""
-    (node,) = ask(system, "status")["nodes"]
+    (node,) = system.look("status")["nodes"]
     at_s: float = node["observed_at_s"]
     return at_s

@@ -63,9 +63,7 @@ def test_the_shipped_planner_splits_a_family_and_each_gpu_has_the_clock_that_its
     try:
 
         async def expected() -> np.ndarray:
-            client = alone.client()
-            await client.wait_ready([whole()], 90.0)
-            await client.close()
+            await alone.ready([whole()], 90.0)
             return (await answers(alone.launch.grpc_target, images))[0]
 
         wanted = asyncio.run(expected())

@@ -75,8 +75,10 @@ class Worker:
         self.open: dict[int, Request] = {}
         self._tickets = count(1 if name.endswith("0") else 2, 2)  # numbers that no other worker gives
         self._waits: dict[int, tuple[asyncio.Future[Pick], asyncio.Task[Any] | None]] = {}
-        self.away = 0
-        """Of the open ones: those that another worker has, or that have come back from there and wait for news."""
+        self._away: set[int] = set()
+        """Open requests that another worker has, or that have come back from there and wait for news."""
+        self._guests: dict[int, asyncio.Task[bool]] = {}
+        """Requests of other workers' clients that are tried here."""
 
     @property
     def running(self) -> bool:
@@ -96,6 +98,10 @@ class Worker:
             self.process.kill()
             self.process, self.local = None, None
             self._waits.clear()
+            self._away.clear()
+            for guest in self._guests.values():
+                guest.cancel()
+            self._guests.clear()
             for request in tuple(self.open.values()):
                 self._end(request, "connection lost")
 
@@ -150,6 +156,10 @@ class Worker:
             else 0
         )
 
+    def open_here(self) -> int:
+        """Requests that its queues should know of."""
+        return len(self.open) - len(self._away) + len(self._guests)
+
     def _end(self, request: Request, how: str) -> None:
         self.open.pop(request.id, None)
         request.ends.append(how)
@@ -165,6 +175,8 @@ class Worker:
             how = "client left"
         except TimeoutError:
             how = "DEADLINE_EXCEEDED"
+        except ConnectionResetError:
+            how = "connection lost"
         except TrefoilError as error:
             how = type(error).__name__
         if how != "OK" and self.local is not None:
@@ -191,26 +203,36 @@ class Worker:
                     return "OK"
                 if not isinstance(error, ServedElsewhere) or self._system.loop.time() > give_up_s:
                     return type(error).__name__
-                self.away += 1
+                self._away.add(request.id)
                 await asyncio.sleep(NEWS_S)  # who shares the credits has changed, and a worker has not heard of it
-                self.away -= 1
+                self._away.discard(request.id)
         return "UNAVAILABLE"
 
     async def _elsewhere(self, local: LocalWorker, request: Request) -> bool:
-        """Forward it to a worker that has credits; False: there is none, or it could not either."""
+        """Forward it to a worker that has credits; False: there is none, or it could not either.
+
+        Raises:
+            ConnectionResetError: the other worker was killed meanwhile.
+        """
         names = [name for name, _ in local.routing.table.elsewhere.get(FAMILY, ())]
         peer = next((w for w in self._system.workers if w.running and w.process and w.process.name in names), None)
         if peer is None or peer.local is None or FAMILY not in peer.local.routing.queues:
             return False
-        self.away += 1
-        peer.away -= 1
+        own, other = self.process, peer.process
+        assert own is not None
+        self._away.add(request.id)
+        tried = peer._guests[request.id] = asyncio.ensure_future(self._once(peer.local, request))
         try:
-            return await self._once(peer.local, request)
+            return await tried
+        except asyncio.CancelledError:
+            if other.dead and not own.dead:
+                raise ConnectionResetError from None
+            raise
         except TrefoilError:
             return False
         finally:
-            self.away -= 1
-            peer.away += 1
+            self._away.discard(request.id)
+            peer._guests.pop(request.id, None)
 
     async def _once(self, local: LocalWorker, request: Request) -> bool:
         """One pick of one queue; False: the slice did not take it."""

@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 
 from protos.controller.v1 import controller_pb2 as pb
-from tests.support.virtual.loop import Process
+from tests.support.virtual.loop import SOLVES_S, Process
 from tests.support.virtual.planner import FAMILY
 from tests.support.virtual.redis import Stream
-from tests.support.virtual.system import CATALOG, FAULTS_S, PLACES, System
+from tests.support.virtual.system import CATALOG, FAULTS_S, PLACES, SETTINGS, System
 from trefoil.core.common import Revision
 from trefoil.core.errors import TrefoilError
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey, SliceState
-from trefoil.core.plan import Plan, PlannedDevice, PlannedSlice
+from trefoil.core.plan import Plan, PlannedDevice, PlannedSlice, RolloutState
 from trefoil.runtime import codec
 from trefoil.runtime.state import LEASE_TTL_S
 
 LONGEST_S = 6.0
+WITHIN_S = 1.2  # of each other faults strike that strike together
 WRITES_REFUSED = (
     "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
     "Error running script (call to f_1): @user_script:9: -OOM command not allowed when used memory > 'maxmemory'.",
@@ -47,11 +48,53 @@ def drawn(system: System) -> None:
         system.loop.call_later(at_s, strike, system, kind, draws)
 
 
+def drawn_together(system: System) -> None:
+    """Two to five faults soon after one another, in the middle of what was set going for them. In a third of the
+    histories the planner has candidates measured.
+    """
+    rng = np.random.default_rng([system.seed, 13])
+    if system.seed % 3 == 2:
+        system.settings["planner"] = "tests.support.virtual.planner:Exploring"
+    kinds, moments = list(ALL_KINDS), list(MOMENTS)
+    chosen = [(kinds[int(rng.integers(len(kinds)))], rng.random(4)) for _ in range(int(rng.integers(2, 6)))]
+    delays_s = rng.uniform(0.0, WITHIN_S, len(chosen))
+    moment, last_s = moments[int(rng.integers(len(moments)))], system.loop.time() + FAULTS_S[1]
+
+    def wait() -> None:
+        if system.loop.time() < last_s and not MOMENTS[moment](system):
+            system.loop.call_later(0.05, wait)
+            return
+        system.note(f"MOMENT {moment}")
+        system.faults[moment] += 1
+        for (kind, draws), delay_s in zip(chosen, delays_s, strict=True):
+            system.loop.call_later(float(delay_s), strike, system, kind, draws)
+
+    began_s, draws = float(rng.uniform(FAULTS_S[0], FAULTS_S[1] - 5.0)), rng.random(4)
+    if draws[1] < 0.5:
+        system.loop.call_later(began_s, strike, system, "all slices stopped", draws)
+    first = {"the planner thinks": "carbon jumps", "an operator has released": "frozen"}.get(moment, "replanned")
+    system.loop.call_later(began_s + 0.3, strike, system, first, draws)
+    system.loop.call_later(began_s + 0.4, wait)
+
+
+MOMENTS: dict[str, Callable[[System], bool]] = {
+    "a slice drains": lambda system: _rolls(system, RolloutState.WAITING_ACK, RolloutState.WAITING_DRAIN),
+    "slices start": lambda system: _rolls(system, RolloutState.WAITING_READY),
+    "the planner thinks": lambda system: system.loop.busy_until_s > system.loop.time(),
+    "an operator has released": lambda system: system.loop.time() - (system.promises.released_s or 0.0) < 0.2,
+}
+
+
+def _rolls(system: System, *states: RolloutState) -> bool:
+    rollout = system.promises.rollout
+    return rollout is not None and rollout.state in states
+
+
 def strike(system: System, kind: str, draws: Any) -> None:
     """One fault; `draws` choose whom and for how long."""
     system.note(f"FAULT {kind}")
     system.faults[kind] += 1
-    KINDS[kind](system, draws)
+    ALL_KINDS[kind](system, draws)
 
 
 def seconds(draw: float, low_s: float = 0.3) -> float:
@@ -129,6 +172,27 @@ def slice_stopped(system: System, d: Any) -> None:
         key = found[int(d[0] * len(found))]
         system.hung.add(key)
         system.loop.call_later(seconds(d[1]), system.hung.discard, key)
+
+
+def slices_stopped(system: System, d: Any) -> None:
+    """All that serve stand still, with the requests that they have and get."""
+    found = {k for n in system.nodes.values() for k, s in n.slices.items() if s.state == SliceState.READY}
+    system.hung |= found
+    system.loop.call_later(seconds(d[0], 1.0), system.hung.difference_update, found)
+
+
+def planner_slow(system: System, d: Any) -> None:
+    """It takes longer than it may."""
+    _plans_for(system, SETTINGS["solve_timeout_s"] + 1.0, d)
+
+
+def planner_fails(system: System, d: Any) -> None:
+    _plans_for(system, None, d)
+
+
+def _plans_for(system: System, takes_s: float | None, d: Any) -> None:
+    system.loop.planner_takes_s = takes_s
+    system.loop.call_later(seconds(d[0]), setattr, system.loop, "planner_takes_s", SOLVES_S)
 
 
 def starts_fail(system: System, d: Any) -> None:
@@ -408,4 +472,10 @@ KINDS: dict[str, Callable[[System, Any], None]] = {
     "replanned": replanned,
     "frozen": frozen,
     "disk full": disk_full,
+}
+ALL_KINDS: dict[str, Callable[[System, Any], None]] = {
+    **KINDS,
+    "all slices stopped": slices_stopped,
+    "planner slow": planner_slow,
+    "planner fails": planner_fails,
 }

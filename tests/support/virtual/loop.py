@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 SHORTEST_S: Final = 1e-6
+SOLVES_S: Final = 0.3
 START_S: Final = 1_000.0  # of the monotonic clock: a machine has run for a while before its services start
 
 
@@ -71,6 +72,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._spent_s = 0.0
         self.busy_until_s = 0.0
         """Until when a call of an executor takes its time."""
+        self.planner_takes_s: float | None = SOLVES_S
+        """How long a call of the planner takes; None: it raises."""
         self._selector = _Selector(self)
         self._clock_resolution = 1e-9
 

@@ -3,16 +3,18 @@
 import asyncio
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from numpy.random import Generator
 
 from tests.support.planning import ACCURACY, SERVICE_MS, SHAPES
 from tests.support.virtual.loop import VirtualLoop
-from trefoil.core.brains import Decision, PlanView
+from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.common import Revision
 from trefoil.core.device_types import A100_40GB, slice_type
+from trefoil.core.errors import Infeasible
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey
 from trefoil.core.plan import Expected, NodePlan, Plan, PlannedDevice, PlannedSlice, Route, RouteTarget
 from trefoil.core.plan_check import sealed
@@ -27,7 +29,7 @@ LAYOUTS = (
 VARIANTS = tuple(ACCURACY)
 RESERVE = 0.6  # of a slice's throughput that the planner counts on
 DRAWS = 20
-SOLVES_S = 0.3
+CANDIDATES = 3  # of one exploration
 
 
 def throughput_per_s(kind: str, variant: str) -> float:
@@ -48,7 +50,9 @@ class Drawn:
         """Takes a while: much can happen meanwhile."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        loop.spend(SOLVES_S)
+        if loop.planner_takes_s is None:
+            raise Infeasible("the planner failed")
+        loop.spend(loop.planner_takes_s)
         return self.decide(view, rng)
 
     def decide(self, view: PlanView, rng: Generator) -> Decision:
@@ -99,3 +103,34 @@ class Drawn:
         expected = Expected(1e-4, 3.0, 50.0, accuracy, RESERVE * whole)
         route = Route(FAMILY, "weighted", "fifo", targets=targets, queue_requests_max=200)
         return Plan(planner="drawn", nodes=nodes, routes=(route,), expected={FAMILY: expected}, why="drawn")
+
+
+class Exploring(Drawn):
+    """Has some drawn plans measured first, and remembers how many were."""
+
+    def __init__(self) -> None:
+        self.measured = 0
+
+    def asks(self, view: PlanView) -> bool:
+        """Always."""
+        return True
+
+    def ask(self, view: PlanView, rng: Generator) -> Candidate | Decision:
+        """A candidate, or what it decides after the last one."""
+        decision = self.plan(view, rng)
+        if decision.plan is None or decision.plan.degraded or self.measured == CANDIDATES:
+            self.measured = 0
+            return decision
+        return Candidate(replace(decision.plan, exploration=True), "drawn", measure_s=1.5, requests_min=4)
+
+    def tell(self, candidate: Candidate, measurement: Measurement) -> None:
+        """Count it."""
+        self.measured += 1
+
+    def memory(self) -> Mapping[str, Any]:
+        """How many candidates were measured."""
+        return {"measured": self.measured}
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.measured = int(memory.get("measured", 0))

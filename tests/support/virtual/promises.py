@@ -1,9 +1,12 @@
 """What a system promises whatever happens to it, checked at every write, at every stop of a slice and all along."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from controller.loop.core.deciding import URGENT
+from controller.observe.core.triggers import OPERATOR
+from tests.support.virtual.loop import START_S
 from tests.support.virtual.planner import FAMILY, throughput_per_s
 from trefoil.cli.operate.status import decode_keys
 from trefoil.core.common import Revision
@@ -22,21 +25,23 @@ TOLERANCE = 1e-6
 CARBON_RATIO = 0.05  # that carbon may stray from what the last decision saw
 STUCK_S = 15.0  # after which a rollout that is under way yet has met no fault for long enough
 FINE = ("OK", "client left")
+AFRESH = ("start", OPERATOR, *URGENT)
+"""Of what is planned afresh; while candidates are measured, what is urgent or asked for takes the place of a start."""
 UNDER_WAY = (RolloutState.APPLYING, RolloutState.WAITING_READY, RolloutState.WAITING_ACK, RolloutState.WAITING_DRAIN)
 
 
-class PlanPromises:
-    """What is promised of plans, rollouts and decisions in any history. Whoever plays one tells the time, what slices
-    there are and can do, and what decisions went by. Collects what was broken, with the time of it."""
+class Promises:
+    """What a system promises in any history. Collects what was broken, with the time of it."""
 
-    def __init__(self, note: Callable[[str], None]) -> None:
+    def __init__(self, system: "System") -> None:
+        self._system = system
         self.found: list[str] = []
         self.excused_until_s = 0.0
         """A fault took slices away: until the controller has seen it, less may be routed to than it believes."""
         self.rollout: Rollout | None = None
+        self.frozen = False
         self.released_s: float | None = None
         """When an operator let the controller go on by itself."""
-        self._note = note
         self._plan: Plan | None = None
         self._routed_before = self._first_per_s = 0.0
         self._seen: dict[str, Revision] = {}
@@ -44,30 +49,18 @@ class PlanPromises:
         self._left_s: dict[SliceKey, float] = {}
         self._judged: set[str] = set()
         self._started_s = 0.0
-
-    def _now_s(self) -> float:
-        raise NotImplementedError
-
-    def _played_s(self) -> float:
-        """Time since the history began."""
-        raise NotImplementedError
-
-    def _slices(self) -> set[SliceKey]:
-        raise NotImplementedError
-
-    def _speed(self, key: SliceKey) -> float:
-        """What a slice can do now, at most."""
-        raise NotImplementedError
-
-    def _demands_of(self, decision: str) -> Mapping[str, float] | None:
-        """Demand of each family that a decision went by; None: it stands nowhere."""
-        raise NotImplementedError
+        self._writers: dict[int, Process] = {}
+        self._granted = 0
+        self._looked_s = system.loop.time()
+        self._decided: dict[str, str] = {}
+        self._last = "{}"
+        self._last_put: dict[str, bytes] = {}
 
     def broken(self, text: str) -> None:
         """A promise was broken."""
         if len(self.found) < FOUND_MAX:
-            self.found.append(f"{self._played_s():.3f} s: {text}")
-        self._note(f"BROKEN {text}")
+            self.found.append(f"{self._now_s() - START_S:.3f} s: {text}")
+        self._system.note(f"BROKEN {text}")
 
     def excuse(self, seconds: float = 6.0) -> None:
         """Slices are lost by a fault."""
@@ -143,26 +136,8 @@ class PlanPromises:
         if last.state == RolloutState.HALTED or (now_s - last.since_s > STUCK_S and last.state in UNDER_WAY):
             self.broken(f"the last rollout stands at {last.state.name}: {last.why}")
 
-
-class Promises(PlanPromises):
-    """Those of whole systems, of bytes in Redis and of requests too."""
-
-    def __init__(self, system: "System") -> None:
-        super().__init__(system.note)
-        self._system = system
-        self._writers: dict[int, Process] = {}
-        self._granted = 0
-        self._looked_s = system.loop.time()
-        self.frozen = False
-        self._decided: dict[str, str] = {}
-        self._last = "{}"
-        self._last_put: dict[str, bytes] = {}
-
     def _now_s(self) -> float:
         return float(self._system.loop.time())
-
-    def _played_s(self) -> float:
-        return self._now_s() - 1000.0
 
     def _slices(self) -> set[SliceKey]:
         return {key for node in self._system.nodes.values() for key in node.slices}
@@ -209,7 +184,7 @@ class Promises(PlanPromises):
             record = decode(DecisionRecord, value)
             self._decided[record.id] = record.view_json
             self._last = record.view_json
-            if record.trigger == "start":
+            if record.trigger in AFRESH:
                 self._started_s = self._system.loop.time()
 
     def last_put(self, key: str) -> bytes | None:
@@ -258,7 +233,7 @@ class Promises(PlanPromises):
                 del self._seen[worker.name]
             if obeyed != Revision():  # a new worker that found no table goes back to none
                 self._grows(worker.name, obeyed)
-            held, open_ = worker.held(), len(worker.open) - worker.away
+            held, open_ = worker.held(), worker.open_here()
             if worker.running and held != open_:
                 self.broken(f"{worker.name} has {open_} open requests, its pumps know of {held}")
         for node in self._system.nodes.values():

@@ -11,7 +11,6 @@ import functools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -22,7 +21,7 @@ import controller.__main__ as main
 from controller.settings import ControllerSettings
 from dispatcher.service.local_worker import LocalWorker
 from tests.support.planning import digits
-from tests.support.unswept import unswept
+from tests.support.unswept import NO_SWEEPS, unswept
 from tests.support.virtual.dispatch import MemoryTable, Request, Worker
 from tests.support.virtual.doubles import Files, MemoryDisk, NodeAgents, ProcessDisk, ProcessTable, Silent
 from tests.support.virtual.loop import PROCESS, Process, VirtualClock, VirtualLoop, virtual_loop
@@ -46,7 +45,6 @@ FAULTS_S = (6.0, 20.0)  # between these, faults strike
 QUIET_S = 20.0  # after the last one, in which everything has to be well again
 CATALOG = digits()
 PLACES = ("controller", "dispatcher0", "dispatcher1", "node0", "node1", "feed", "redis")  # each with a wall clock
-NO_SWEEPS = SimpleNamespace(collect=lambda: None, freeze=lambda: None, unfreeze=lambda: None)  # it is not their process
 DRAINS_S = 3.0  # drain_timeout_s and ack_timeout_s of the controllers here
 ALONE = {"replicas_min": 1, "spread_min": 1}
 SETTINGS: Mapping[str, Any] = {
@@ -108,7 +106,9 @@ class Controller:
         self._system.opening, self._system.starting = self.files, self
         self.clock = self._system.clock_of("controller")
         settings = ControllerSettings(
-            state_dir=self._system.folder / "controller", plan_key_file=self._system.plan_key_file, **SETTINGS
+            state_dir=self._system.folder / "controller",
+            plan_key_file=self._system.plan_key_file,
+            **{**SETTINGS, **self._system.settings},
         )
         if self._system.on_disk:
             await main.take_over(settings)
@@ -140,6 +140,8 @@ class System:
         self.rng = np.random.default_rng([seed, 7])
         self.folder = folder or Path("/nowhere")
         self.plan_key_file: Path | None = None
+        self.settings: dict[str, Any] = {}
+        """Of controllers, in place of those of all histories."""
         self.opening = Files()
         self.starting: Controller | None = None
         self.keys = Keys("default")
@@ -246,12 +248,16 @@ class System:
         try:
             mean_s = 1.0 / throughput_per_s(key.slice_type, status.hosted[0].variant)
             await asyncio.sleep(mean_s * float(self.service_rng.uniform(0.8, 1.4)))
-            while key in self.hung:
+            while key in self.hung and self._same(key, status):
                 await asyncio.sleep(0.3)
         finally:
             self.serving[key] -= 1
+        return self._same(key, status)
+
+    def _same(self, key: SliceKey, before: SliceStatus) -> bool:
+        """Whether a slice has run on since it had this status."""
         after = self.nodes[key.device.split("/")[0]].slices.get(key)
-        return after is not None and after.generation == status.generation and after.state != SliceState.FAILED
+        return after is not None and after.generation == before.generation and after.state != SliceState.FAILED
 
     def _read_carbon(self) -> None:
         if self.carbon_flows and self.redis_takes:

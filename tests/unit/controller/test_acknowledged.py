@@ -9,7 +9,7 @@ from controller.forecasters.last_max import LastMax
 from controller.observe.core.observation import Observation
 from controller.rollout.core.executor import RolloutExecutor
 from controller.settings import ControllerSettings
-from tests.support.cores.obedient import Obedient
+from tests.support.obedient import Obedient
 from tests.support.plans import CATALOG
 from tests.unit.controller.views import PLAN, running, view
 from trefoil.core.common import Revision

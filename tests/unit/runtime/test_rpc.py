@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos.carbon_feed.v1 import carbon_feed_pb2 as pb
 from protos.carbon_feed.v1 import carbon_feed_pb2_grpc as pb_grpc
+from tests.support.unswept import NO_SWEEPS
 from trefoil.core import errors
 from trefoil.runtime import rpc, service
 from trefoil.runtime.clock import WallClock
@@ -242,7 +243,8 @@ async def test_a_shorter_grace_counts_for_those_who_stop_with_a_longer_one(serve
     assert servicer.cancelled.is_set()
 
 
-async def test_a_server_part_lives_and_ends(unused_tcp_port):
+async def test_a_server_part_lives_and_ends(unused_tcp_port, monkeypatch):
+    monkeypatch.setattr(service, "gc", NO_SWEEPS)
     settings = ServiceSettings(admin_address=f"127.0.0.1:{unused_tcp_port}")
     part = service.ServerComponent(lambda: rpc.make_server(settings, []))
     stop = asyncio.Event()

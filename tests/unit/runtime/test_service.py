@@ -4,11 +4,18 @@ import signal
 
 import pytest
 
+from tests.support.unswept import NO_SWEEPS
 from trefoil.core import errors
 from trefoil.runtime import service
 from trefoil.runtime.clock import ManualClock, WallClock
 
 DEADLINE_S = 60.0  # what waits for it has failed, however busy this machine is
+
+
+@pytest.fixture(autouse=True)
+def unswept(monkeypatch):
+    """A service searches its own process for garbage, not that of all tests."""
+    monkeypatch.setattr(service, "gc", NO_SWEEPS)
 
 
 class Recorder:
