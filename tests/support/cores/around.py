@@ -156,11 +156,11 @@ async def told(step: Coroutine[object, None, None], done: Callable[[bool], None]
 
 def in_flight_on(engines: Iterable[Any], key: SliceKey) -> int:
     """Requests that a slice has, at the time until which was served."""
-    return sum(one[2].key == key for engine in engines for one in engine._level._in_flight)
+    return sum(queue.in_flight_on(key) for engine in engines for queue in engine._queues)
 
 
 def stand_still(engines: Iterable[Any], keys: Iterable[SliceKey], until_s: float) -> None:
     """Slices compute nothing of what they are sent until then."""
-    served = [family.slices for engine in engines for family in engine._level._families.values()]
-    for one in (slices[key] for key in keys for slices in served if key in slices):
+    served = [family.lines for engine in engines for family in engine._families.values()]
+    for one in (lines[key] for key in keys for lines in served if key in lines):
         one.free_s = max(one.free_s, until_s)
