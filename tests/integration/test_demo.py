@@ -21,7 +21,7 @@ from trefoil.cli.demo.results import Report, read_report, read_series
 from trefoil.cli.load.process import merged, read_load_result, result_path, without_warmup
 from trefoil.cli.run.scenario import DemoScenario, Slo, load_system
 from trefoil.simulator.books.intervals import Interval
-from trefoil.simulator.engines.lines import Family
+from trefoil.simulator.engines.lines import FamilyLines
 from trefoil.simulator.engines.request_engine import FamilyWindow, RequestEngine
 from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
 
@@ -157,7 +157,7 @@ def high_end_shares_simulated(folder: Path, report: Report, policy: str, models:
         return kept(engine, family, window)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Family, "items", lambda family: next(sizes[family.name]))
+        patch.setattr(FamilyLines, "items", lambda family: next(sizes[family.name]))
         patch.setattr(RequestEngine, "_interval", counted)
         simulate_demo(*demo_scenario(judged, policy, Slo(percentile=95.0, latency_ms=slo_ms["digits"])))
     return {name: (by["node0/gpu0"] + by["node0/gpu1"]) / by.total() for name, by in answered.items()}

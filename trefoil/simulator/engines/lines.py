@@ -35,7 +35,7 @@ Request = tuple[Ticket, Pick]
 
 
 @dataclass(slots=True, eq=False)
-class Family:
+class FamilyLines:
     """State of one family, or of a stage of one, which passes on to `following` what is no answer yet. `line_of`: by
     the identity of a target's key, hashing it takes longer. `items_alike`: of every request, 0 where they are drawn.
     """
@@ -47,7 +47,7 @@ class Family:
     lengths: AnswerLengths | None = None
     is_stage: bool = False
     route: Route = Route()
-    following: "Family | None" = None
+    following: "FamilyLines | None" = None
     reads_lengths: bool = False
     lines: dict[SliceKey, "OwnLine | SharedLine"] = field(default_factory=dict)
     line_of: dict[int, "OwnLine | SharedLine"] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Family:
 class Line:
     """What both kinds have. `way_s` is half a gap; `passed_s`: latencies of what was answered after this stage."""
 
-    family: Family
+    family: FamilyLines
     service: SliceService
     rng: Generator
     way_s: float = field(init=False)

@@ -35,7 +35,7 @@ from trefoil.core.units import MS_PER_S
 from trefoil.simulator.books.intervals import Counts, Interval, histogram_of
 from trefoil.simulator.engines.answer_lengths import AnswerLengths
 from trefoil.simulator.engines.engine import Flow, Services, SliceService, dispatchable
-from trefoil.simulator.engines.lines import Batch, Family, Line, OwnLine, Place, SharedLine
+from trefoil.simulator.engines.lines import Batch, FamilyLines, Line, OwnLine, Place, SharedLine
 
 NO_SLICE_WAIT_S: Final = 20.0  # as dispatcher.settings.no_slice_wait_s
 
@@ -104,9 +104,9 @@ class RequestEngine:
         self._shares, self._grouped, self._interference = shares, grouped, interference
         self._root = int(rng.integers(2**63))
         self._now_s = self._window_s = float(now_s)
-        self._families: dict[str, Family] = {}
+        self._families: dict[str, FamilyLines] = {}
         self._queues: list[FamilyQueue] = []
-        self._entries: dict[str, Family] = {}  # by family: itself, or its first stage
+        self._entries: dict[str, FamilyLines] = {}  # by family: itself, or its first stage
         self._under_way: dict[int, tuple[float, list[Line]]] = {}  # of what is split: its items, and where it was
         self._places: dict[SliceKey, Place] = {}
         self._events: list[Any] = []  # time, number, what, to which line or place, and more
@@ -153,7 +153,7 @@ class RequestEngine:
             if name not in self._families:
                 flow, queue = self._flows[family], shared or FamilyQueue(NO_SLICE_WAIT_S)
                 lengths = None if flow.confusion is None else AnswerLengths(flow.confusion, self._stream(name))
-                self._families[name] = Family(name, flow, queue, self._stream(name, "items"), lengths, stages > 1)
+                self._families[name] = FamilyLines(name, flow, queue, self._stream(name, "items"), lengths, stages > 1)
                 shared = queue if self._grouped else None
             if stage == 0:
                 self._entries[family] = self._families[name]
@@ -162,7 +162,7 @@ class RequestEngine:
             one.following = self._families.get(stage_model(family, stage + 1, stages)) if stage + 1 < stages else None
         self._queues = list({id(one.queue): one.queue for one in self._families.values()}.values())
 
-    def _line(self, family: Family, key: SliceKey, service: SliceService) -> OwnLine | SharedLine:
+    def _line(self, family: FamilyLines, key: SliceKey, service: SliceService) -> OwnLine | SharedLine:
         if not self._shares:
             return OwnLine(family, service, self._stream(key.device, key.slice_type, key.start, key.size))
         place = self._places.setdefault(key, Place())
@@ -217,7 +217,7 @@ class RequestEngine:
         self._window_s = self._now_s
         return windows
 
-    def _close_window(self, family: Family, late_s: Mapping[int, float]) -> FamilyWindow:
+    def _close_window(self, family: FamilyLines, late_s: Mapping[int, float]) -> FamilyWindow:
         """Window of a family that ends now. `late_s`: of what is in flight, what is computed after it, by line."""
         booked = {key: line.book(late_s.get(id(line), 0.0)) for key, line in family.lines.items()}
         window = FamilyWindow(
@@ -267,7 +267,7 @@ class RequestEngine:
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def _run(self, arrivals: Iterable[tuple[float, Family]], until_s: float) -> None:
+    def _run(self, arrivals: Iterable[tuple[float, FamilyLines]], until_s: float) -> None:
         events, happen, numbers = self._events, self._happen, self._numbers
         waiting = [queue.waiting for queue in self._queues]
         for at, family in arrivals:
@@ -318,7 +318,7 @@ class RequestEngine:
             who.wakes_s = math.inf
             self._start(who)
 
-    def _submit(self, family: Family, ticket: Ticket) -> None:
+    def _submit(self, family: FamilyLines, ticket: Ticket) -> None:
         try:
             pick = family.queue.submit(ticket, self._now_s)
         except QueueFull:
@@ -327,7 +327,7 @@ class RequestEngine:
         if pick is not None:
             self._send(family, ticket, pick)
 
-    def _refuse(self, family: Family, ticket: Ticket) -> None:
+    def _refuse(self, family: FamilyLines, ticket: Ticket) -> None:
         family.rejected += 1
         self._under_way.pop(ticket.id, None)
 
@@ -338,7 +338,7 @@ class RequestEngine:
             elif not isinstance(effect, Idle):
                 self._send(self._families[effect[0].family], *effect)
 
-    def _send(self, family: Family, ticket: Ticket, pick: Pick) -> None:
+    def _send(self, family: FamilyLines, ticket: Ticket, pick: Pick) -> None:
         line = family.line_of.get(id(pick.slice)) or family.lines[pick.slice]
         start_s = self._now_s + line.way_s
         if isinstance(line, SharedLine):
@@ -369,7 +369,7 @@ class RequestEngine:
 
     # --- stages -----------------------------------------------------------------------------------------------------
 
-    def _pass_on(self, line: Line, family: Family, ticket: Ticket) -> None:
+    def _pass_on(self, line: Line, family: FamilyLines, ticket: Ticket) -> None:
         """What a stage answered is asked of the next one."""
         self._under_way[ticket.id][1].append(line)
         if not family.line_of and family.queue.unavailable(family.name, self._now_s):
