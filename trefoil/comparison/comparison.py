@@ -1,9 +1,10 @@
-"""What policies came to at equal load, and what may be said of their savings: values, no I/O.
+"""What policies, or forecasts, came to at equal load, and what may be said of their savings: values, no I/O.
 
-A saving is grams per answered request against the first policy that was named, in the mean of all seeds, and it is at
+A saving is grams per answered request against the first row that was named, in the mean of all seeds, and it is at
 equal accuracy (`saving.py`): what that policy had needed at this one's accuracy stands for what it took, by the price
-that `static_mix` pays for accuracy in the same scenario. Who is later than the SLO or below the floor, in the mean of
-the seeds, has saved nothing, and there is no saving where accuracies differ and have no price.
+that `static_mix` (between forecasts: their policy) pays for accuracy in the same scenario. What is later than the SLO
+or below the floor, in the mean of the seeds, has saved nothing, and there is no saving where accuracies differ and have
+no price.
 """
 
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ PANELS: Final = (
     ("accuracy", 1.0, "accuracy"),
 )
 MISSED_COLOUR: Final = "#d64545"
+COMPARED: Final = {"policy.name": ("policy", "policies"), "carbon.forecast": ("forecast", "forecasts")}
+"""Settings in which rows may differ, and what to call their values."""
 AVERAGED: Final = ("grams_per_request", "joules_per_request", "p95_ms", "slo_attainment", "accuracy")
 
 
@@ -26,7 +29,7 @@ AVERAGED: Final = ("grams_per_request", "joules_per_request", "p95_ms", "slo_att
 class Run:
     """One run: the simulator's summary as JSON values, and a digest of the arrivals that it met."""
 
-    policy: str
+    name: str
     seed: int
     arrivals: str
     summary: Mapping[str, Any]
@@ -40,9 +43,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Runs of one policy in one case, a seed each."""
+    """Runs of one policy (or of one forecast) in one case, a seed each."""
 
-    policy: str
+    name: str
     runs: tuple[Run, ...]
 
     def spread(self, name: str, family: str = "") -> dict[str, float]:
@@ -100,7 +103,7 @@ class Case:
     """One combination of values: the rows of all policies. `price_g`: grams per request and unit of accuracy.
 
     `left_out`: policies of the table that do not apply, with why, where all of them were asked for. `traces`: what the
-    traces of requests were read as.
+    traces of requests were read as. `priced_by`: which runs give the price.
     """
 
     values: Mapping[str, str]
@@ -108,6 +111,7 @@ class Case:
     price_g: float | None
     left_out: Mapping[str, str] = field(default_factory=dict)
     traces: tuple[str, ...] = ()
+    priced_by: str = ""
 
     @property
     def label(self) -> str:
@@ -143,16 +147,17 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Comparison of policies, the first of which the others are compared with.
+    """Comparison of policies, the first of which the others are compared with, or of values of another setting.
 
     Written by `trefoil.comparison.report`; from Python see `trefoil.compare`.
     """
 
     scenario: str
     duration_s: float
-    policies: tuple[str, ...]
+    names: tuple[str, ...]
     seeds: tuple[int, ...]
     cases: tuple[Case, ...]
+    setting: str = "policy.name"
 
     def to_json(self) -> dict[str, Any]:
         """JSON values: every case with its load, rows, runs and savings."""
@@ -160,8 +165,8 @@ class Comparison:
             "basis": "simulated",
             "scenario": self.scenario,
             "duration_s": self.duration_s,
-            "policies": list(self.policies),
-            "against": self.policies[0],
+            COMPARED[self.setting][1]: list(self.names),
+            "against": self.names[0],
             "seeds": list(self.seeds),
             "cases": [self._case_json(case) for case in self.cases],
         }
@@ -175,7 +180,7 @@ class Comparison:
             "price_mg_per_accuracy": None if case.price_g is None else 1e3 * case.price_g,
             "rows": [
                 {
-                    "policy": row.policy,
+                    COMPARED[self.setting][0]: row.name,
                     "missed": list(row.missed),
                     "missed_slo_seeds": row.missed_seeds("SLO"),
                     "missed_floor_seeds": row.missed_seeds("floor"),
@@ -205,7 +210,7 @@ class Comparison:
         return [
             {
                 **case.values,
-                "policy": row.policy,
+                COMPARED[self.setting][0]: row.name,
                 "seed": run.seed,
                 "arrivals": run.arrivals,
                 "arrived": run.summary["arrived"],
@@ -223,7 +228,7 @@ class Comparison:
 
     @staticmethod
     def _saving_of(case: Case, row: Row, run: Run) -> float | None:
-        """Saving of one run, where its policy has one and it missed nothing itself."""
+        """Saving of one run, where its row has one and it missed nothing itself."""
         found = case.saving(row)
         if found is None or found.pct is None or run.summary["slo_missed"] or run.summary["floor_missed"]:
             return None
@@ -260,6 +265,6 @@ class Comparison:
             axes.grid(alpha=0.3)
             axes.spines[["top", "right"]].set_visible(False)
         panels[0].set_xlim(left=0)
-        panels[0].set_yticks(range(len(lines)), [" ".join((row.policy, case.label)).strip() for case, row in lines])
+        panels[0].set_yticks(range(len(lines)), [" ".join((row.name, case.label)).strip() for case, row in lines])
         panels[0].invert_yaxis()
         return figure

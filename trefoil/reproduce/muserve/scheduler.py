@@ -20,6 +20,7 @@ from controller.planners.muserve.pipelines import Arrival, Pipelines, Stage
 from dispatcher.queues.ssjf import turn
 from trefoil.core.brains import Ticket
 from trefoil.reproduce import plots
+from trefoil.reproduce.muserve import study as no_scheduler
 from trefoil.reproduce.muserve.experiment import POLICIES
 from trefoil.reproduce.muserve.lengths import FAMILY, PREDICTORS, Drawn, Lengths, card, card_digest
 from trefoil.reproduce.muserve.models import TOP_MHZ
@@ -28,6 +29,8 @@ from trefoil.reproduce.runs import StudyRun, key_of, run_all, source_hash
 from trefoil.reproduce.scores import SeedStatistics, over_seeds
 from trefoil.reproduce.tables import markdown
 
+OPTIONS: Final = replace(no_scheduler.OPTIONS, slo_scales=(5, 10), rates=(1, 2, 3, 4))
+QUICK: Final = replace(no_scheduler.QUICK, slo_scales=(5, 10), rates=(1, 3))
 METHODS: Final = (
     "fifo", "oracle", "ssjf", "multi", "classes", "binary", "regression", "right classes", "paper's accuracy",
 )  # fmt: skip
@@ -115,6 +118,15 @@ class SchedulerSpec:
             turn(Ticket(n, "", "", "", 1, 0, float(s), None, 0.0, 0, "", False, False, float(class_)), self.aging_s)[0]
             for n, (s, class_) in enumerate(zip(at_s, said, strict=True))
         ]
+
+
+def about() -> dict[str, str]:
+    """What the study is of."""
+    return {
+        "paper": "mu-Serve",
+        "basis": "simulated on modelled operators, errors by the measured confusion matrix",
+        "data": "gamma gaps; generated tokens of Azure's LLM traces, of pydoc",
+    }
 
 
 def methods() -> tuple[str, ...]:
