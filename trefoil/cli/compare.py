@@ -1,7 +1,5 @@
 """`trefoil compare`: policies at equal load, in simulated time, side by side on all cores."""
 
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,10 +40,10 @@ def compare(
 
 def show_comparison(found: "Comparison", out: Path | None, as_json: bool, notes: Sequence[str] = ()) -> None:
     """Print a comparison, and with `out` write its files there."""
-    from trefoil.cli.demo.results import git_commit, machine
+    from trefoil.cli.demo.results import made_by
     from trefoil.comparison.report import FILES, comparison_tables, write_comparison
 
-    about = {"command": shlex.join(["trefoil", *sys.argv[1:]]), "commit": git_commit(), "machine": machine()}
+    about = made_by()
     if out is not None:
         write_comparison(found, out, about)
     if as_json:

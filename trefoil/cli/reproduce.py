@@ -1,8 +1,6 @@
 """`trefoil reproduce`: a paper played again in the simulator, at equal load."""
 
 import json
-import shlex
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -147,17 +145,12 @@ def _play(
     """Play a study, keep its summary, print its tables."""
     from rich.markdown import Markdown
 
-    from trefoil.cli.demo.results import git_commit, machine
+    from trefoil.cli.demo.results import made_by
     from trefoil.reproduce.runs import source_hash
     from trefoil.reproduce.scores import json_finite
 
     screen, (policy, module) = console(), sources
-    made = {
-        "commit": git_commit(),
-        "sources": source_hash(policy, f"trefoil.reproduce.{module}"),
-        "machine": machine(),
-        "command": shlex.join(["trefoil", *sys.argv[1:]]),
-    }
+    made = {"sources": source_hash(policy, f"trefoil.reproduce.{module}"), **made_by()}
     found = {**about, **made, **study((lambda _text: None) if as_json else (lambda text: screen.print(text)))}
     out.mkdir(parents=True, exist_ok=True)
     plain = json_finite(found)

@@ -1,6 +1,5 @@
 """`trefoil simulate`: a scenario in simulated time, or with other forecasts beside it."""
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -62,9 +61,10 @@ def simulate(
     with ticking(quiet=as_json or bar):
         found = simulate_to(loaded, out, resume=resume, bar=bar)
     if out is not None:
-        from trefoil.cli.demo.simulation_report import write_simulation_report
+        from trefoil.cli.demo.results import made_by
+        from trefoil.simulator.report.page import result_page
 
-        write_simulation_report(out, loaded, {loaded.policy.name: found}, shlex.join(["trefoil", *sys.argv[1:]]))
+        (out / "report.html").write_text(result_page(loaded, found, made_by()), encoding="utf-8")
     if as_json:
         typer.echo(found.to_json(), nl=False)
         return

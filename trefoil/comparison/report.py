@@ -19,7 +19,6 @@ from trefoil.tables import Grid
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TEMPLATES: Final = Path(__file__).parent / "templates"
 FILES: Final = ("comparison.json", "comparison.csv", "comparison.png", "comparison.html")
 MISSED: Final = 6  # place of what a row misses among its cells
 
@@ -147,21 +146,19 @@ def _csv(found: Comparison) -> str:
 
 
 def _html(found: Comparison, figure: "Figure", about: Mapping[str, Any]) -> str:
-    import jinja2
+    from trefoil.page import Card, page, svg_of
 
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
-    svg = drawn.getvalue()
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("comparison.html.j2").render(
-        found=found,
-        about=about,
-        columns=columns(found),
-        missed_column=MISSED,
-        cases=[
-            (case_title(found, case), case_caption(found, case).splitlines(), case_cells(case)) for case in found.cases
-        ],
-        figure=svg[svg.index("<svg") :],
+    cards = []
+    for case in found.cases:
+        rows, caption = case_cells(case), case_caption(found, case).splitlines()
+        missed = {number for number, cells in enumerate(rows) if cells[MISSED] not in ("", "-")}
+        cards.append(Card(case_title(found, case), columns(found), rows, caption, missed=missed))
+    cards.append(Card("By case; a red cross misses SLO or floor", figure=svg_of(figure)))
+    return page(
+        f"{', '.join(found.names)} at equal load",
+        f"Scenario {found.scenario}; seeds: {len(found.seeds)}; cases: {len(found.cases)}.",
+        "Hardware and requests are simulated. A saving is grams per answered request at equal accuracy; what is later "
+        "than the SLO or below the accuracy floor (red) has saved nothing.",
+        cards,
+        about,
     )

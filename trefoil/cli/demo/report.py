@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import jinja2
 from rich.markup import escape
 from rich.table import Table
 
@@ -14,11 +13,10 @@ from trefoil.cli.demo import plots
 from trefoil.cli.demo.results import DemoFamilySummary, DemoSeries, DemoSummary, Exploration, Report, write_json
 from trefoil.cli.demo.spread import Spread
 from trefoil.comparison.saving import summary
+from trefoil.page import render
 from trefoil.tables import Grid
 
-TEMPLATES: Final = Path(__file__).parent / "templates"
 UNKNOWN: Final = "not metered"
-SIMULATED_TIME: Final = "simulated hours"
 RUN_TITLES: Final = {
     "base": "largest variant, one 7g slice per GPU",
     "static_mix": "best carbon-oblivious mix at the same mean accuracy",
@@ -171,10 +169,8 @@ def report_rows(report: Report) -> tuple[tuple[str, Show, str], ...]:
     families = next(iter(report.runs.values())).families
     each = [row for name in families for row in _family_rows(name)] if len(families) > 1 else []
     each += [_device_types_row(name) for name, one in families.items() if len(one.device_type_shares) > 1]
-    # In simulated time no answer has a label: its accuracy is that of the variant.
-    rows = [row for row in ROWS if not (report.simulated_time and row[0] == "accuracy, measured")]
     cut = any(run.core_s is not None for run in report.runs.values())
-    return (*rows, *(CORE_ROWS if cut else ()), *each, *(EXPLORED_ROWS if explored else ()))
+    return (*ROWS, *(CORE_ROWS if cut else ()), *each, *(EXPLORED_ROWS if explored else ()))
 
 
 def _device_types_row(name: str) -> tuple[str, Show, str]:
@@ -228,12 +224,11 @@ def write_report(folder: Path, report: Report, series: Mapping[str, DemoSeries])
 
 def report_html(report: Report, series: Mapping[str, DemoSeries]) -> str:
     """HTML page of a report, as one string."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
     slo = next(iter(report.runs.values())).slo
     others = [name for name in report.runs if name != report.subject]
-    return environment.get_template("report.html.j2").render(
+    return render(
+        "demo.html.j2",
+        title="demo report",
         report=report,
         slo=slo,
         titles=RUN_TITLES,
@@ -270,17 +265,16 @@ def _spread_summaries(report: Report, others: Sequence[str]) -> dict[str, dict[s
 def _figures(report: Report, series: Mapping[str, DemoSeries], percentile: float) -> list[tuple[str, str, str]]:
     """(heading, what to see, svg)."""
     order = list(next(iter(series.values())).answered_by_variant)
-    time = SIMULATED_TIME if report.simulated_time else plots.WALL_TIME
     slo_ms = {name: one.slo_ms for name, one in report.runs[report.subject].families.items()}
     return [
         (
             f"Carbon and load, and when {report.subject} replanned",
             "Every run met this same carbon and these same arrivals. "
             f"A numbered line is a decision of {report.subject}; the list below says why.",
-            plots.plot_carbon_and_load(series, None if report.simulated_time else report.carbon_speedup, time),
+            plots.plot_carbon_and_load(series, report.carbon_speedup),
         ),
-        ("Power", "Counter of all GPUs, idle and sleeping ones included.", plots.plot_power(series, time)),
-        ("Grams", "Energy times intensity at that moment, from the start of the run.", plots.plot_grams(series, time)),
+        ("Power", "Counter of all GPUs, idle and sleeping ones included.", plots.plot_power(series)),
+        ("Grams", "Energy times intensity at that moment, from the start of the run.", plots.plot_grams(series)),
         *(
             [
                 (
@@ -296,7 +290,7 @@ def _figures(report: Report, series: Mapping[str, DemoSeries], percentile: float
             (
                 "Latency against the SLO" + (f": {name}" if len(slo_ms) > 1 else ""),
                 "Open loop, from the intended send time. The SLO was fixed before the runs.",
-                plots.plot_latency(series, name, limit_ms, percentile, time),
+                plots.plot_latency(series, name, limit_ms, percentile),
             )
             for name, limit_ms in slo_ms.items()
         ),

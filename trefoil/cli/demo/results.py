@@ -6,7 +6,9 @@ Field names are those of report.json; joules and grams are None when nothing met
 import json
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -135,7 +137,6 @@ class Report:
     started_at: str
     runs: Mapping[str, DemoSummary]
     spread: Spread | None = None  # None: nothing was simulated, and accuracy has no price
-    simulated_time: bool = False  # `trefoil simulate`: nothing ran but one process
 
     @property
     def subject(self) -> str:
@@ -230,6 +231,12 @@ def _summary(values: Mapping[str, Any]) -> DemoSummary:
     explored = values.get("exploration")
     families = {name: DemoFamilySummary(**one) for name, one in values["families"].items()}
     return DemoSummary(**{**values, "exploration": Exploration(**explored) if explored else None, "families": families})
+
+
+def made_by() -> dict[str, str]:
+    """Where a result was made: command, commit and machine."""
+    command = shlex.join(["trefoil", *sys.argv[1:]])
+    return {"command": command, "commit": git_commit(), "machine": machine()}
 
 
 def git_commit() -> str:

@@ -7,8 +7,6 @@ On this machine's CPUs nothing is: where no meter is there are no grams to be sp
 """
 
 import asyncio
-import shlex
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +18,7 @@ from typing import Final
 from trefoil.cli.demo import report
 from trefoil.cli.demo.live_view import View, view_for
 from trefoil.cli.demo.own_repository import with_own_repository
-from trefoil.cli.demo.results import Report, git_commit, machine, subject, write_json
+from trefoil.cli.demo.results import Report, git_commit, made_by, subject, write_json
 from trefoil.cli.demo.run_policy import DemoContext, PolicyRun, measure_p95_ms, run_policy
 from trefoil.cli.demo.spread import Spread, judged_by_simulation, simulate_spread
 from trefoil.cli.output import console, count_equal, print_json, ticking
@@ -183,11 +181,9 @@ def _report(scenario: DemoScenario, runs: Mapping[str, PolicyRun], started: str,
         duration_s=scenario.duration_s,
         carbon_speedup=scenario.carbon.speedup,
         seed=scenario.seed,
-        commit=git_commit(),
         pad_overrun_ratio=sum(run.overruns for run in runs.values()) / batches if batches else None,
         accuracy_floor=scenario.accuracy.floor(best),
-        command=shlex.join(["trefoil", *sys.argv[1:]]),
-        machine=machine(),
+        **made_by(),
         started_at=started,
         runs={name: run.summary for name, run in runs.items()},
         spread=spread,
