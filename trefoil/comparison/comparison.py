@@ -85,9 +85,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Saving against the first policy [%], over the seeds: `pct` at equal accuracy, `plain_pct` as it ran.
+    """Saving against another policy [%], over the seeds: `pct` at equal accuracy, `plain_pct` as it ran; `by_seed`.
 
-    None: there is none to be stated, and `why` says why. `against_missed`: what the first policy itself misses.
+    None: there is none to be stated, and `why` says why. `against_missed`: what the other policy itself misses.
     """
 
     pct: Mapping[str, float] | None
@@ -96,6 +96,7 @@ class Saving:
     attainment_difference: float
     why: str = ""
     against_missed: tuple[str, ...] = ()
+    by_seed: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +126,13 @@ class Case:
         assert all(found[run.seed] == run.arrivals for row in self.rows for run in row.runs), "unequal load"
         return found
 
-    def saving(self, row: Row) -> Saving | None:
-        """Saving of a policy against the first one; None for the first one itself."""
-        first = self.rows[0]
+    def row(self, name: str) -> Row:
+        """Row of a name."""
+        return next(row for row in self.rows if row.name == name)
+
+    def saving(self, row: Row, against: Row | None = None) -> Saving | None:
+        """Saving of a policy against another one, else the first; None for that one itself."""
+        first = against or self.rows[0]
         if row is first:
             return None
         accuracy = row.mean("accuracy") - first.mean("accuracy")
@@ -140,9 +145,9 @@ class Case:
         if why:
             return Saving(None, None, accuracy, attainment, why, first.missed)
         pairs = [(ours.outcome, theirs.outcome) for ours, theirs in zip(row.runs, first.runs, strict=True)]
-        equal = summary([saving_pct(ours, theirs, self.price_g or 0.0) for ours, theirs in pairs])
+        equal = tuple([saving_pct(ours, theirs, self.price_g or 0.0) for ours, theirs in pairs])
         plain = summary([saving_pct(ours, theirs, 0.0) for ours, theirs in pairs])
-        return Saving(equal, plain, accuracy, attainment, "", first.missed)
+        return Saving(summary(equal), plain, accuracy, attainment, "", first.missed, equal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,23 @@ class Comparison:
             "seeds": list(self.seeds),
             "cases": [self._case_json(case) for case in self.cases],
         }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Comparison":
+        """Comparison of policies that `to_json` gave."""
+
+        def run_of(name: str, run: Mapping[str, Any]) -> Run:
+            summary = {key: value for key, value in run.items() if key != "arrivals"}
+            return Run(name, run["seed"], run["arrivals"], summary)
+
+        cases = []
+        for one in values["cases"]:
+            rows = [Row(row["policy"], tuple(run_of(row["policy"], run) for run in row["runs"])) for row in one["rows"]]
+            price = one["price_mg_per_accuracy"]
+            price_g = None if price is None else price / 1e3
+            cases.append(Case(one["set"], tuple(rows), price_g, one["left_out"], tuple(one["traces"])))
+        names, seeds = tuple(values["policies"]), tuple(values["seeds"])
+        return cls(values["scenario"], values["duration_s"], names, seeds, tuple(cases))
 
     def _case_json(self, case: Case) -> dict[str, Any]:
         return {

@@ -68,13 +68,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class PlannedCase:
     """One case to be played: by row its jobs, a seed each; and the pairs of jobs that price accuracy."""
 
     values: Mapping[str, str]
-    jobs: Mapping[str, tuple[Job, ...]]
-    priced: tuple[tuple[Job, Job], ...]
+    jobs: Mapping[str, Sequence[Job]]
+    priced: Sequence[tuple[Job, Job]]
     left_out: Mapping[str, str]
+    traces: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Job]:
         yield from (job for jobs in self.jobs.values() for job in jobs)
@@ -109,10 +110,7 @@ def compare(
     _check(policies, values or {}, seeds)
     varied = {key: tuple(given) for key, given in (values or {}).items()}
     planned = [_plan(scenario, (setting, policies), chosen, varied, seeds, every) for chosen in _combinations(varied)]
-    wanted = [job for case in planned for job in case]
-    say(f"{len(set(wanted))} runs in simulated time")
-    found = run_all(wanted, None, jobs, say)
-    cases = tuple(_case(case, found) for case in planned)
+    cases = play(planned, jobs, say)
     played_ = tuple(row.name for row in cases[0].rows)
     if any(tuple(row.name for row in case.rows) != played_ for case in cases):
         remedy = "name those that apply to all of them"
@@ -120,6 +118,18 @@ def compare(
     first = Scenario.model_validate_json(planned[0].jobs[played_[0]][0].scenario)
     numbers = tuple(range(first.seed, first.seed + seeds))
     return Comparison(first.name, first.span_s, played_, numbers, cases, setting)
+
+
+def play(planned: Sequence[PlannedCase], jobs: int, say: Callable[[str], None]) -> tuple[Case, ...]:
+    """Play all jobs of these cases side by side.
+
+    Raises:
+        errors.TrefoilError: fewer than two rows of a case apply.
+    """
+    wanted = [job for case in planned for job in case]
+    say(f"{len(set(wanted))} runs in simulated time")
+    found = run_all(wanted, None, jobs, say)
+    return tuple(_case(case, found) for case in planned)
 
 
 def compare_forecasts(
@@ -211,7 +221,7 @@ def _plan(
     varied: Mapping[str, tuple[Any, ...]],
     seeds: int,
     every: bool,
-) -> _Planned:
+) -> PlannedCase:
     """Jobs of one case, of which each row's first scenario has been read and checked whole. `rows`: setting, values."""
     loaded = {name: _scenario(scenario, {**chosen, rows[0]: name}) for name in rows[1]}
     left_out = dict[str, str]()
@@ -231,7 +241,7 @@ def _plan(
         name, first = next(iter(loaded.items()))
         dear = _with_higher_floors(first)
         priced = tuple((_job(name, first, n), _job(name, dear, n)) for n in range(seeds))
-    return _Planned(shown, jobs, priced, left_out)
+    return PlannedCase(shown, jobs, priced, left_out, traces_read(next(iter(loaded.values()))))
 
 
 def _pricing(mix: Scenario, seeds: int) -> tuple[tuple[Job, Job], ...]:
@@ -267,7 +277,7 @@ def _job(row: str, scenario: Scenario, n: int, optional: bool = False) -> Job:
     return Job(row, scenario.model_copy(update={"seed": scenario.seed + n}).model_dump_json(), optional)
 
 
-def _case(planned: _Planned, found: Mapping[Job, StudyRun]) -> Case:
+def _case(planned: PlannedCase, found: Mapping[Job, StudyRun]) -> Case:
     left_out, rows_ = dict(planned.left_out), list[Row]()
     for name, jobs in planned.jobs.items():
         runs = [found[job] for job in jobs]
@@ -282,12 +292,11 @@ def _case(planned: _Planned, found: Mapping[Job, StudyRun]) -> Case:
         raise SettingError(f"fewer than two policies apply ({why})", field="--policies", value=ALL)
     rows = tuple(rows_)
     pairs = [(_run(cheap, found[cheap]).outcome, _run(dear, found[dear]).outcome) for cheap, dear in planned.priced]
-    read = traces_read(Scenario.model_validate_json(next(iter(planned)).scenario))
     dearer = planned.priced[0][0].row if planned.priced else ""
     how = f"static_mix with a floor {PRICE_STEP:g} higher, rough beyond that"
     if dearer != OBLIVIOUS:
         how = f"{dearer} with a floor {FLOOR_STEP:g} higher"
-    return Case(planned.values, rows, price_g(pairs), left_out, read, how)
+    return Case(planned.values, rows, price_g(pairs), left_out, planned.traces, how)
 
 
 def _run(job: Job, found: StudyRun) -> Run:
