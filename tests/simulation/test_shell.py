@@ -194,17 +194,6 @@ def test_result_is_plain_json(exact):
     assert len(plain["series"]["power_w"]) == len(exact.series["at_s"]) > 100
 
 
-def test_what_was_decided_on_an_equal_view_is_recalled():
-    """A steady flow under one intensity: the planner's own tick asks again and again for the same decision."""
-    still = Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)})
-    flow = scenario(families=(family(mode="instant"),), fidelity="fluid", step_s=300.0, hours=3.0, duration_s=0.0)
-    shell = Simulation(prepare(flow.model_copy(update={"carbon": still, "control": ControlSettings(history_max=1)})))
-    shell.run(shell.end_s)
-    assert shell.decision_cache is not None
-    assert shell.decision_cache.lookups > 20
-    assert len(shell.decision_cache.decisions) < shell.decision_cache.lookups / 2
-
-
 def test_plans_keep_the_cap_of_the_scenario_and_take_fewer_watts_for_it():
     def run(max_watts: float):
         wanted = family(mode="lambda", lambda_weight=0.1, below_best_pct=None, hard_below_best_pct=None)

@@ -45,7 +45,6 @@ from trefoil.core.units import MS_PER_S
 from trefoil.runtime.keys import Keys
 from trefoil.simulator.books.intervals import LoadReports
 from trefoil.simulator.books.ledger import Ledger, SimulatedMeter
-from trefoil.simulator.engines.decision_cache import CachedDecision, DecisionCache
 from trefoil.simulator.engines.engine import Engine, Flow
 from trefoil.simulator.engines.fluid import FluidEngine
 from trefoil.simulator.engines.hardware import Hardware
@@ -125,11 +124,6 @@ class Simulation(NullPorts):
         self.load_reports = LoadReports({f: [] for f in inputs.objectives})
         self._seq = 0
         self._viewed: PlanView | None = None
-        stateless = scenario.fidelity == "fluid" and self.core.explorer.live is None
-        stateless = stateless and all(o.mode != ObjectiveMode.BUDGET for o in inputs.objectives.values())
-        self.decision_cache = DecisionCache(self.settings.seed) if stateless else None
-        self._relative_view: PlanView | None = None
-        self._cached: CachedDecision | None = None
         self._quiet_ticks = 0
         self._last_state: tuple[Any, ...] = ()
         self.forecasts = ForecastFeed(scenario.carbon.forecast, inputs.carbon[inputs.zone])
@@ -160,8 +154,7 @@ class Simulation(NullPorts):
         assert self._rolling is None, "a rollout under way cannot be saved: rest first"
         live = as_live_planner(self.inputs.planner)
         memory = live.memory() if live is not None else None
-        cache = DecisionCache(self.settings.seed) if self.decision_cache is not None else None
-        return {**self.__dict__, "decision_cache": cache, "_remembered": memory}
+        return {**self.__dict__, "_remembered": memory}
 
     def resume(self, planner: Planner) -> None:
         """Resume with a planner like the one of before."""
@@ -325,7 +318,6 @@ class Simulation(NullPorts):
     def _run_step(self, step: Coroutine[object, None, None]) -> None:
         self._woken = False
         at_once(step)
-        self._relative_view = self._cached = None
 
     def show(self, view: PlanView, control: ControlState, verdict: Verdict | None) -> None:
         self._viewed = view
@@ -336,13 +328,7 @@ class Simulation(NullPorts):
         planner = self.inputs.planner
         if ask:
             return PlannerAnswer(ask_planner(view, planner, seed), seed, is_exploration=True)
-        if self.decision_cache is None:
-            return PlannerAnswer(run_planner(view, planner, seed), seed)
-        self._relative_view, known = self.decision_cache.decide(view, planner)
-        self._cached = known if self._rolling is None else None
-        return PlannerAnswer(
-            replace(known.decision, next_tick_at_s=known.decision.next_tick_at_s + self.now_s), known.seed
-        )
+        return PlannerAnswer(run_planner(view, planner, seed), seed)
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
         live = self.core.explorer.live
@@ -363,10 +349,7 @@ class Simulation(NullPorts):
             self.ledger.decision(taken, json.loads(explored) if explored is not None else None)
         if self.keep_records:
             name = self.scenario.policy.planner or self.inputs.policy.planner
-            record = decision_record(
-                replace(taken, view=self._relative_view or taken.view), name, self.inputs.policy.name
-            )
-            self.records.append(replace(record, at_s=taken.view.now_s))
+            self.records.append(decision_record(taken, name, self.inputs.policy.name))
 
     async def write_objectives(self, objectives: tuple[Objective, ...]) -> None: ...
 
@@ -438,11 +421,7 @@ class Simulation(NullPorts):
     def ended(self) -> None: ...  # seen at the next tick
 
     def find_path(self, view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> RolloutPath:
-        known = self._cached
-        path = known.path if known is not None and known.path is not None else best_path(view, snapshot, plan)
-        if known is not None:
-            known.path = path
-        return path
+        return best_path(view, snapshot, plan)
 
     def _observe(self) -> None:
         """Nodes as they are; one dispatcher, which has each table at once, and drains as long as the hardware says."""
