@@ -22,7 +22,7 @@ from controller.loop.core.ports import TakenDecision
 from controller.loop.core.saved_state import SavedState
 from controller.loop.decision_records import decision_record
 from controller.observe.core.observation import Observation
-from controller.observe.core.triggers import ALWAYS, Trigger
+from controller.observe.core.triggers import Trigger
 from controller.observe.forecast_model import open_network
 from controller.planners.policy_parts import forecaster_of, shares_slices
 from controller.planners.table import PLANNERS
@@ -35,7 +35,7 @@ from dispatcher.routing.core.routing_table import staged
 from power_agent.governors import reads_latency
 from trefoil.core.brains import Candidate, Measurement, Planner, PlanView
 from trefoil.core.common import Revision
-from trefoil.core.demand import LoadCell, SliceLoad, TableAck
+from trefoil.core.demand import LoadWindow, SliceLoad, TableAck
 from trefoil.core.errors import SettingError
 from trefoil.core.fleet import NodeStatus, SliceKey
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode
@@ -43,7 +43,7 @@ from trefoil.core.parts import Kind, as_live_planner, find
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout, RolloutState, Route
 from trefoil.core.units import MS_PER_S
 from trefoil.runtime.keys import Keys
-from trefoil.simulator.books.intervals import LoadReports
+from trefoil.simulator.books.intervals import Interval, load_window
 from trefoil.simulator.books.ledger import Ledger, SimulatedMeter
 from trefoil.simulator.engines.engine import Engine, Flow
 from trefoil.simulator.engines.fluid import FluidEngine
@@ -121,11 +121,9 @@ class Simulation(NullPorts):
         self._woken = False
         self._tick_at_s = self.now_s
         self._carbon_at_s = -math.inf
-        self.load_reports = LoadReports({f: [] for f in inputs.objectives})
+        self._reported: dict[str, list[Interval]] = {f: [] for f in inputs.objectives}  # since the last load window
         self._seq = 0
         self._viewed: PlanView | None = None
-        self._quiet_ticks = 0
-        self._last_state: tuple[Any, ...] = ()
         self.forecasts = ForecastFeed(scenario.carbon.forecast, inputs.carbon[inputs.zone])
         self._read_carbon()
         self._set_routes()
@@ -209,9 +207,10 @@ class Simulation(NullPorts):
         dt_s = to_s - self.now_s
         if dt_s > 0:
             found = {family: one for engine in self.engines for family, one in engine.serve(to_s).items()}
-            drawn = self.hardware.book_energy(dt_s, self.load_reports.work(found))
+            drawn = self.hardware.book_energy(dt_s, found)
             self.ledger.add(self.now_s, to_s, found, drawn, self.rolling, self.hardware.cores)
-            self.load_reports.add(found)
+            for family, one in found.items():
+                self._reported[family].append(one)
             if self._reads_latency:  # by a window that begins when a clock was changed, if it was
                 answers = {(k, f): seen for f, one in found.items() for k, seen in one.slice_histograms().items()}
                 self.hardware.latencies.add(answers, self.now_s + EPSILON_S, to_s)
@@ -239,10 +238,8 @@ class Simulation(NullPorts):
         self._carbon_at_s = min(one.next_s(self.now_s + EPSILON_S) for one in carbon.values())
 
     def _tick(self) -> None:
-        self._seq += 1
         self._viewed = None
-        window = self.load_reports.window(self.inputs.items, self._seq, self.now_s)
-        self.observation.windows.add(window, self.inputs.estimate.catalog)
+        self.observation.windows.add(self.load_window(), self.inputs.estimate.catalog)
         self.observation.windows.forget(self.now_s)
         for family, objective in self.core.objectives.items():
             if objective.mode == ObjectiveMode.BUDGET:
@@ -252,35 +249,18 @@ class Simulation(NullPorts):
         exploring = self.core.explorer
         if exploring.live is not None:
             self.meter.note(self.now_s)
-        if not self._nothing_changes(window.cells):
-            self._control()
+        self._control()
         tick_s = self.settings.tick_s  # aligned, so that changes of the hour fall on a tick
         if exploring.run is not None:
             tick_s = min(tick_s, EXPLORING_TICK_S)
         self._tick_at_s = (math.floor(self.now_s / tick_s + 1e-6) + 1) * tick_s
 
-    def _nothing_changes(self, cells: tuple[LoadCell, ...]) -> bool:
-        """Whether a step of the core changes nothing, because all that it would see is what it saw for long."""
-        seen = self.observation.inputs
-        state = (cells, self.hardware.nodes(), seen.zones, seen.carbon)
-        self._quiet_ticks = self._quiet_ticks + 1 if state == self._last_state else 0
-        self._last_state = state
-        return self._step_is_idle(self._quiet_ticks * self.settings.tick_s)
-
-    def _step_is_idle(self, still_s: float) -> bool:
-        """Whether a step of the core changes nothing, when all that it would see is what it saw for `still_s`."""
-        core, settings, rollouts = self.core, self.settings, self.rollouts
-        remembered_s = max(settings.keep_s, self.observation.history_s)  # load is forgotten after that
-        if still_s <= remembered_s or core.plan_basis is None or core.pending_trigger is not None:
-            return False
-        held = any(name.startswith((*ALWAYS, *core.policy.triggers)) for name in core.timers.since_s)
-        held = held or bool(self.observation.inputs.scale_signals) or any(core.slo_margin.by_family.values())
-        if rollouts.rolling or rollouts.under_way or core.explorer.run or held:
-            return False
-        rested_s = core.plan_basis.at_s + settings.triggers.slo_rest_s + settings.tick_s
-        held_s = core.started_at_s + settings.demand_initial_hold_s + settings.tick_s
-        due_s = min(core.plan_basis.next_tick_at_s, math.inf if rollouts.retry_at_s is None else rollouts.retry_at_s)
-        return max(rested_s, held_s, core.not_before_s) < self.now_s < due_s
+    def load_window(self) -> LoadWindow:
+        """Load window of what was served since the last one, as a dispatcher reports it."""
+        self._seq += 1
+        window = load_window(self._reported, self.inputs.items, self._seq, self.now_s)
+        self._reported = {family: [] for family in self._reported}
+        return window
 
     def _control(self) -> None:
         self.observation.inputs.nodes = self.hardware.nodes()

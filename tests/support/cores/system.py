@@ -219,9 +219,7 @@ class CoreSystem(Simulation):
 
     def _tick(self) -> None:
         self.serve()
-        self._seq += 1
-        window = self.load_reports.window(self.inputs.items, self._seq, self.now_s)
-        self.pending_windows.append(window)
+        self.pending_windows.append(self.load_window())
         self.meter.note(self.now_s)
         tick_s = self.settings.tick_s
         self._tick_at_s = math.floor(self.now_s / tick_s + 1e-6) * tick_s + tick_s
