@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -151,10 +152,11 @@ def high_end_shares_simulated(folder: Path, report: Report, policy: str, models:
     answered = {name: Counter[str]() for name in sent}
     kept = RequestEngine._interval
 
-    def counted(engine: RequestEngine, family: str, window: FamilyWindow) -> Interval:
-        if window.starts_s >= -1e-9:
-            answered[family].update({key.device: count for key, count in window.answered_by.items()})
-        return kept(engine, family, window)
+    def counted(engine: RequestEngine, family: str, windows: Mapping[str, FamilyWindow]) -> Interval:
+        for window in windows.values():
+            if window.starts_s >= -1e-9:
+                answered[family].update({key.device: count for key, count in window.answered_by.items()})
+        return kept(engine, family, windows)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FamilyLines, "items", lambda family: next(sizes[family.name]))
