@@ -36,8 +36,8 @@ Request = tuple[Ticket, Pick]
 
 @dataclass(slots=True, eq=False)
 class FamilyLines:
-    """State of one family, or of a stage of one, which passes on to `following` what is no answer yet. `line_of`: by
-    the identity of a target's key, hashing it takes longer. `items_alike`: of every request, 0 where they are drawn.
+    """State of one family, or of a stage of one, which passes on to `following` what is no answer yet. `items_alike`:
+    of every request, 0 where they are drawn.
     """
 
     name: str
@@ -50,7 +50,6 @@ class FamilyLines:
     following: "FamilyLines | None" = None
     reads_lengths: bool = False
     lines: dict[SliceKey, "OwnLine | SharedLine"] = field(default_factory=dict)
-    line_of: dict[int, "OwnLine | SharedLine"] = field(default_factory=dict)
     items_drawn: list[float] = field(default_factory=list)
     arrived: int = 0
     rejected: int = 0
@@ -61,10 +60,6 @@ class FamilyLines:
     def __post_init__(self) -> None:
         self.items_alike = 0 if self.flow.items_sd else math.ceil(self.flow.items)
         self.slo_ms = self.flow.slo_ms
-
-    def index_lines(self) -> None:
-        """Index the lines of the route by identity."""
-        self.line_of = {id(target.slice): self.lines[target.slice] for target in self.route.targets}
 
     def ticket(self, id_: int, at: float) -> Ticket:
         """Ticket of a request; by position, which is faster than by name."""

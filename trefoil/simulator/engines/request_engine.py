@@ -113,12 +113,6 @@ class RequestEngine:
         self._numbers = count(1)
         self.set_routes(now_s, {family: Route(family, router or "fifo", queue or "fifo") for family in flows}, {})
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Saved and read again: what is found by identity is found by the new one."""
-        self.__dict__.update(state)
-        for one in self._families.values():
-            one.index_lines()
-
     def set_routes(self, now_s: float, routes: Mapping[str, Route], services: Mapping[str, Services]) -> None:
         """Set routes and services, by family or, where it is split, by stage. What computes ends as it began; who waits
         is dealt again by the router's rule.
@@ -141,7 +135,6 @@ class RequestEngine:
                 if key not in family.lines:
                     family.lines[key] = self._line(family, key, service)
                 family.lines[key].set_service(service)
-            family.index_lines()
             family.reads_lengths = find(Kind.QUEUE, route.queue, QUEUES).traits.lengths
             self._carry_out(family.queue.table(route, "", self._now_s))
 
@@ -278,7 +271,7 @@ class RequestEngine:
                     happen()
             self._now_s = at
             family.arrived += 1
-            if not family.line_of and family.queue.unavailable(family.name, at):
+            if not family.route.targets and family.queue.unavailable(family.name, at):
                 family.rejected += 1
             else:
                 self._submit(family, family.ticket(next(numbers), at))
@@ -339,7 +332,7 @@ class RequestEngine:
                 self._send(self._families[effect[0].family], *effect)
 
     def _send(self, family: FamilyLines, ticket: Ticket, pick: Pick) -> None:
-        line = family.line_of.get(id(pick.slice)) or family.lines[pick.slice]
+        line = family.lines[pick.slice]
         start_s = self._now_s + line.way_s
         if isinstance(line, SharedLine):
             self._wait_on(line, ticket, pick, start_s)
@@ -372,7 +365,7 @@ class RequestEngine:
     def _pass_on(self, line: Line, family: FamilyLines, ticket: Ticket) -> None:
         """What a stage answered is asked of the next one."""
         self._under_way[ticket.id][1].append(line)
-        if not family.line_of and family.queue.unavailable(family.name, self._now_s):
+        if not family.route.targets and family.queue.unavailable(family.name, self._now_s):
             self._refuse(family, ticket)
             return
         self._submit(family, replace(ticket, family=family.name))  # it came when it came to the first
