@@ -34,12 +34,11 @@ from dispatcher.queues.fair import FairQueue
 from dispatcher.routers import ROUTERS
 from trefoil.core.brains import Outcome, Pick, Ticket
 from trefoil.core.fleet import SliceKey
+from trefoil.core.interference import INTERFERENCE
 from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import ServiceTime
 from trefoil.simulator.engines.engine import Flow, OperatingPoint, SliceService
 from trefoil.simulator.engines.request_engine import RequestEngine
-from trefoil.simulator.engines.request_level import RequestLevel
-from trefoil.simulator.engines.shared_slices import SharedLevel
 from trefoil.simulator.scenario.arrivals import ArrivalSource, ArrivalStream, Rate
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -151,14 +150,15 @@ def services(table: Route) -> dict[SliceKey, SliceService]:
 
 def _serve(name: str, classes: int) -> float:
     table = route(name, classes, 2)
-    made = RequestLevel({"bench": table}, {"bench": services(table)}, np.random.default_rng(SEED))
     rate = LOAD * SLICES / SERVICE.mean_ms * 1e3
     source = ArrivalStream(Rate(np.zeros(1), np.full(1, rate)), 1.0, np.random.default_rng(SEED))
+    made = RequestEngine({"bench": Flow(source, 50.0)}, np.random.default_rng(SEED))
+    made.set_routes(0.0, {"bench": table}, {"bench": services(table)})
     best, until_s = 0.0, 0.0
     for _ in range(ROUNDS):
         until_s += REQUESTS / rate
         started_s = time.thread_time()
-        window = made.serve({"bench": source.until(until_s)}, until_s)["bench"]
+        window = made.windows({"bench": source.until(until_s)}, until_s)["bench"]
         best = max(best, window.answered / (time.thread_time() - started_s))
     return best
 
@@ -186,12 +186,13 @@ def _share(batch_delay_s: float | None) -> float:
         f: ArrivalStream(Rate(np.zeros(1), np.full(1, rate)), 1.0, np.random.default_rng(n)) for n, f in enumerate(own)
     }
     flows = {family: Flow(source, 50.0, batch_delay_s=batch_delay_s) for family, source in sources.items()}
-    made = SharedLevel(routes, found, np.random.default_rng(SEED), flows)
+    made = RequestEngine(flows, np.random.default_rng(SEED), shares=True, interference=INTERFERENCE)
+    made.set_routes(0.0, routes, found)
     best, until_s = 0.0, 0.0
     for _ in range(ROUNDS):
         until_s += REQUESTS / 2 / rate
         started_s = time.thread_time()
-        windows = made.serve({family: source.until(until_s) for family, source in sources.items()}, until_s)
+        windows = made.windows({family: source.until(until_s) for family, source in sources.items()}, until_s)
         best = max(best, sum(one.answered for one in windows.values()) / (time.thread_time() - started_s))
     return best
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,9 +23,8 @@ from trefoil.cli.demo.results import Report, read_report, read_series
 from trefoil.cli.load.process import merged, read_load_result, result_path, without_warmup
 from trefoil.cli.run.scenario import DemoScenario, OwnLatency, load_system
 from trefoil.simulator.books.intervals import Interval
-from trefoil.simulator.engines import shared_slices
-from trefoil.simulator.engines.request_engine import RequestEngine
-from trefoil.simulator.engines.request_level import FamilyWindow
+from trefoil.simulator.engines.lines import FamilyLines
+from trefoil.simulator.engines.request_engine import FamilyWindow, RequestEngine
 from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -72,7 +72,7 @@ def test_the_demo_reports_what_it_promises_and_leaves_nothing(tmp_path: Path) ->
 
     report = read_report(out / "report.json")
     assert job.returncode == report.missed_floor("exact_miad"), said  # in ten seconds that is chance
-    assert [one.seed for one in report.spread.seeds] == [report.seed]
+    assert report.spread.seeds == (report.seed,)
     assert report.simulated
     assert report.triton_version == "2.51.0"
     assert report.carbon_speedup == pytest.approx(4 * 3600 / 5)
@@ -155,13 +155,14 @@ def high_end_shares_simulated(folder: Path, report: Report, policy: str, models:
     answered = {name: Counter[str]() for name in sent}
     kept = RequestEngine._interval
 
-    def counted(engine: RequestEngine, family: str, window: FamilyWindow) -> Interval:
-        if window.starts_s >= -1e-9:
-            answered[family].update({key.device: count for key, count in window.answered_by.items()})
-        return kept(engine, family, window)
+    def counted(engine: RequestEngine, family: str, windows: Mapping[str, FamilyWindow]) -> Interval:
+        for window in windows.values():
+            if window.starts_s >= -1e-9:
+                answered[family].update({key.device: count for key, count in window.answered_by.items()})
+        return kept(engine, family, windows)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_slices._Family, "items", lambda family: next(sizes[family.name]))
+        patch.setattr(FamilyLines, "items", lambda family: next(sizes[family.name]))
         patch.setattr(RequestEngine, "_interval", counted)
         simulate_demo(*demo_scenario(judged, policy, Slo(percentile=95.0, latency_ms=slo_ms["digits"])))
     return {name: (by["node0/gpu0"] + by["node0/gpu1"]) / by.total() for name, by in answered.items()}

@@ -8,7 +8,7 @@ import pytest
 
 from dispatcher.queues.ssjf import length_class
 from trefoil.core.errors import NotFound
-from trefoil.reproduce.muserve import lengths, scheduler
+from trefoil.reproduce.muserve import lengths
 from trefoil.reproduce.muserve.lengths import Lengths
 from trefoil.reproduce.muserve.scheduler import SchedulerSpec
 from trefoil.reproduce.runs import REPOSITORY
@@ -59,11 +59,6 @@ def test_ordinal_losses_by_hand():
     assert ordinal.absolute(out, wanted) == pytest.approx((0.5 + 2.0 + 0.0 + 0.5) / 4)
     near, far = np.array([1.0]), np.array([4.0])  # a class that is far off costs more than one beside: it is ordinal
     assert ordinal.squared(near, np.array([0.0])) * 16 == ordinal.squared(far, np.array([0.0]))
-
-
-def test_jobs_on_one_server_by_hand():
-    # 0 runs to 4; then of those that came, 2 (turn 1) until 5, 1 until 8; 3 comes to an idle server.
-    assert scheduler._served([0, 1, 2, 10], [4, 3, 1, 2], [0, 9, 1, 10]) == [4, 8, 5, 12]
 
 
 def test_errors_are_those_of_the_confusion_matrix(card):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from controller.planners.muserve.alpaserve import Cluster, Model, OperatorCluster, Placement, by_sensitivity, place
-from controller.planners.muserve.pipelines import Pipelines, Stage
+from controller.planners.muserve.pipelines import Arrival, Pipelines, Stage
 from trefoil.core.errors import Infeasible, InvalidInput
 
 TOP = 1000
@@ -21,6 +21,12 @@ def test_two_requests_overlap_in_a_pipeline_and_wait_at_its_slower_stage():
     played = Pipelines({"m": [(Stage(0, 1.0), Stage(1, 2.0))]}, 2, TOP, transfer_s=0.5, active_w=lambda _mhz: 100.0)
     assert latencies(played, [(0.0, "m"), (0.5, "m")]) == [3.5, 5.0]
     assert [(gpu.busy_s, gpu.joules) for gpu in played.gpus] == [(2.0, 200.0), (4.0, 400.0)]
+
+
+def test_on_one_gpu_the_earliest_turn_goes_next():
+    # The first runs to 4; then of those that came, the third (turn 1) until 5, the second until 8; the last waits not.
+    came = [Arrival(at_s, "m", size, turn_s) for at_s, size, turn_s in ((0, 4, 0), (1, 3, 9), (2, 1, 1), (10, 2, 10))]
+    assert latencies(Pipelines({"m": [(Stage(0, 1.0),)]}, 1, TOP), came) == [4.0, 7.0, 3.0, 2.0]
 
 
 def test_a_request_goes_where_the_least_work_is_and_one_of_nobody_is_counted():

@@ -17,6 +17,7 @@ from controller.planners.exact.search import solve
 from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import read_view
 from controller.planners.shared_columns import shared_columns
+from tests.support.engines import request_engine
 from tests.support.planning import digits, fleet, objective, row, view
 from tests.support.twin_family import TWIN, two_families
 from trefoil.core.catalog import Catalog, Family, Variant
@@ -28,7 +29,6 @@ from trefoil.core.queueing import arrivals_s
 from trefoil.reproduce.wattwiser import MODELS, PAIRS, PairSpec, catalog_of
 from trefoil.simulator.engines.engine import Flow
 from trefoil.simulator.engines.hardware import true_service
-from trefoil.simulator.engines.shared_slices import SharedLevel
 from trefoil.simulator.run import simulate
 from trefoil.simulator.scenario.inputs import Provided
 from trefoil.simulator.scenario.schema import Scenario
@@ -191,7 +191,7 @@ def test_families_on_one_slice_at_the_most_that_is_planned_are_in_time(families,
         routes[name] = Route(name, "weighted", "fifo", (RouteTarget(key, column.variant, 0, 1.0, 1),), 10**6, 0)
         arrivals[name] = arrivals_s(HIGH * low, 1.0, int(600 * HIGH * low), np.random.default_rng(at))
         flows[name] = Flow(None, slo_ms)
-    served = SharedLevel(routes, services, np.random.default_rng(5), flows).serve(arrivals, 700.0)
+    served = request_engine(routes, services, np.random.default_rng(5), flows, shares=True).windows(arrivals, 700.0)
     late = [float(np.mean(np.asarray(one.latency_ms) > slo_ms)) for one in served.values()]
     print(f"{families} families, {slo_ms:g} ms: {HIGH * low:.1f}/s each, late {[f'{one:.1%}' for one in late]}")
     assert max(late) < 0.055

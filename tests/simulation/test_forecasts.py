@@ -1,7 +1,6 @@
 """ForecastFeed in simulated time: what they may know, and what they buy beside none and a perfect one."""
 
 import io
-import json
 import math
 import pickle
 from dataclasses import replace
@@ -13,11 +12,12 @@ from rich.console import Console
 from carbon_feed.core.trace_playback import Playback
 from controller.settings import RelativeAccuracy
 from tests.simulation.test_shell import A100, REPOSITORY
+from trefoil.comparison.report import comparison_tables
+from trefoil.comparison.runs import FORECASTS, compare_forecasts
 from trefoil.core.carbon import Series
 from trefoil.core.objective import FLOOR_TOLERANCE
 from trefoil.core.units import HOUR_S
 from trefoil.simulator import Provided, Scenario, simulate
-from trefoil.simulator.report.forecast_value import MODELS, ForecastComparison, compare_forecasts, run_of
 from trefoil.simulator.report.result import result
 from trefoil.simulator.scenario.carbon import ForecastFeed
 from trefoil.simulator.scenario.inputs import Intensity, planner_for, prepare
@@ -83,14 +83,6 @@ def test_a_run_that_ends_below_its_floor_is_marked_and_saves_nothing():
         console = Console(width=200, record=True, file=io.StringIO())
         console.print(one.table())
         assert ("MISSED" in console.export_text()) is word
-    floors = {"digits": missed.summary.families["digits"].floor}
-    row = run_of("perfect", missed.summary, held.summary, 0.0, floors)
-    compared = ForecastComparison(
-        "two", 1, 1800.0, floors, None, (run_of("none", held.summary, held.summary, 0.0, {}), row)
-    )
-    assert math.isnan(row.saving_ratio)
-    assert compared.captured["perfect"] is None
-    assert json.loads(compared.to_json())["rows"][1]["saving_ratio"] is None
 
 
 def test_a_past_that_is_given_is_history_and_makes_a_forecast_from_the_start():
@@ -177,17 +169,26 @@ def test_a_model_that_cannot_know_buys_nothing():
     assert cleaner_later("blend")[0] == pytest.approx(cleaner_later("none")[0], rel=0.02)
 
 
-def test_the_comparison_is_of_equals_and_one_document():
-    given = Provided(carbon={"grid": (HOUR_S, [400.0] * 3 + [100.0] * 3)})
-    found = compare_forecasts(scenario(6.0), given)
-    assert tuple(row.forecast for row in found.rows) == MODELS
-    assert len({row.answered for row in found.rows}) == 1
-    assert found.rows[0].saving_ratio == 0.0
-    assert found.rows[-1].saving_ratio > 0.0
-    document = json.loads(found.to_json())
-    assert document["captured"]["perfect"] == pytest.approx(1.0)
-    assert document["rows"][-1]["forecast"] == "perfect"
-    assert found.table().row_count == len(MODELS)
+def test_the_comparison_is_of_equals_and_one_document(tmp_path):
+    trace = tmp_path / "trace.csv"
+    rows = [f"2022-01-01T{hour:02}:00:00Z,{400 if hour < 3 else 100}" for hour in range(6)]
+    trace.write_text("\n".join(["timestamp,g_per_kwh", *rows]) + "\n")
+    wanted = scenario(6.0)
+    wanted = wanted.model_copy(update={"carbon": Carbon(zones={"grid": Zone(trace=trace)})})
+    found, notes = compare_forecasts(wanted, jobs=1)
+    (case,) = found.cases
+    assert found.names == tuple(row.name for row in case.rows) == FORECASTS
+    assert len({run.summary["answered"] for row in case.rows for run in row.runs}) == 1
+    assert case.saving(case.rows[0]) is None
+    assert case.saving(case.rows[-1]).pct["mean"] > 0.0
+    document = found.to_json()
+    assert (document["forecasts"], document["against"]) == (list(FORECASTS), "none")
+    assert document["cases"][0]["rows"][-1]["forecast"] == "perfect"
+    assert notes[0].startswith("of a perfect forecast's saving: persistence ")
+    assert notes[1].startswith("zone grid has no lead-in")
+    text = Console(width=200, record=True, file=io.StringIO())
+    text.print(*comparison_tables(found))
+    assert "saving against none at equal accuracy" in text.export_text()
 
 
 def test_an_interrupted_run_goes_on_with_its_forecasts():

@@ -29,7 +29,7 @@ SMALL = CloverOptions(("efficientnet",), (1,), 9.0, 9.0, 18.0, 1, False)
 def played(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clover")
     said = []
-    return folder, all_figures(Study(SMALL, folder, said.append), folder), said
+    return folder, all_figures(SMALL, folder, said.append), said
 
 
 def kept_runs(played):
@@ -89,7 +89,7 @@ def test_figures_stand_beside_their_numbers_and_nothing_is_played_twice(played):
         assert (folder / f"{name}.png").stat().st_size > 1000
     before = len(said)
     assert before > 5
-    again = all_figures(Study(SMALL, folder, said.append), folder)
+    again = all_figures(SMALL, folder, said.append)
     assert len(said) == before
     assert json.dumps(again["equal"]) == json.dumps(found["equal"])
 

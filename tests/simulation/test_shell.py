@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from controller.loop.core.decision import run_planner
-from controller.observe.core import observation
 from controller.planners.policy_parts import planner_of
 from controller.settings import ControlSettings
 from trefoil.core.brains import PlanView
 from trefoil.core.policies import policy
 from trefoil.runtime import codec
-from trefoil.simulator import Provided, Scenario, simulate, simulation
+from trefoil.simulator import Provided, Scenario, simulate
 from trefoil.simulator.report.result import result
 from trefoil.simulator.run import CHECKPOINT, save_checkpoint, simulate_to
 from trefoil.simulator.scenario.inputs import prepare
@@ -192,19 +191,6 @@ def test_result_is_plain_json(exact):
     plain = json.loads(exact.to_json())
     assert plain["summary"]["basis"] == "simulated"
     assert len(plain["series"]["power_w"]) == len(exact.series["at_s"]) > 100
-
-
-def test_what_was_decided_on_an_equal_view_is_recalled(monkeypatch):
-    """A steady flow under one intensity: the planner's own tick asks again and again for the same decision."""
-    still = Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)})
-    flow = scenario(families=(family(mode="instant"),), fidelity="fluid", step_s=300.0, hours=3.0, duration_s=0.0)
-    for module in (observation, simulation):
-        monkeypatch.setattr(module, "CARBON_HISTORY_MAX", 1)  # or each decision has a longer history than the last
-    shell = Simulation(prepare(flow.model_copy(update={"carbon": still})))
-    shell.run(shell.end_s)
-    assert shell.decision_cache is not None
-    assert shell.decision_cache.lookups > 20
-    assert len(shell.decision_cache.decisions) < shell.decision_cache.lookups / 2
 
 
 def test_plans_keep_the_cap_of_the_scenario_and_take_fewer_watts_for_it():

@@ -11,6 +11,7 @@ from controller.planners.columns import columns
 from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import Device, Task
 from controller.planners.shared_columns import shared_columns
+from tests.support.engines import request_engine
 from trefoil.core import power
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import device_type
@@ -34,7 +35,6 @@ from trefoil.reproduce.wattwiser import (
 from trefoil.reproduce.wattwiser_study import QUICK, study
 from trefoil.simulator.engines.engine import Flow
 from trefoil.simulator.engines.hardware import true_service
-from trefoil.simulator.engines.shared_slices import SharedLevel
 from trefoil.simulator.run import simulate
 from trefoil.simulator.scenario.inputs import Provided, prepare
 from trefoil.simulator.simulation import Simulation
@@ -58,9 +58,9 @@ def test_a_model_alone_on_a_gpu_meets_table_i_at_its_greatest_rate(name):
     flows = {name: Flow(None, model.slo_ms, batch_delay_s=0.0)}
     p95_ms = []
     for seed in range(3):
-        level = SharedLevel({name: table}, {name: {key: service}}, np.random.default_rng(seed), flows)
+        level = request_engine({name: table}, {name: {key: service}}, np.random.default_rng(seed), flows, shares=True)
         at = arrivals_s(model.max_rps, 1.0, 40_000, np.random.default_rng(seed + 9))
-        p95_ms.append(float(np.quantile(level.serve({name: at}, at[-1] + 60)[name].latency_ms, 0.95)))
+        p95_ms.append(float(np.quantile(level.windows({name: at}, at[-1] + 60)[name].latency_ms, 0.95)))
     assert np.median(p95_ms) == pytest.approx(model.slo_ms, rel=0.04)
     in_flight = model.max_rps * model.slo_ms / 2e3
     assert 5.5 < in_flight < 29
@@ -102,7 +102,8 @@ def test_what_exact_counts_on_with_batches_is_in_time_alone_and_beside_another(p
             if rate:
                 arrivals[name] = arrivals_s(rate, 1.0, int(SENT_S * rate), np.random.default_rng(at))
         flows = {name: Flow(None, MODELS[name].slo_ms, batch_delay_s=0.0) for name in routes}
-        found = SharedLevel(routes, services, np.random.default_rng(5), flows).serve(arrivals, 90.0)
+        level = request_engine(routes, services, np.random.default_rng(5), flows, shares=True)
+        found = level.windows(arrivals, 90.0)
         for name, each in found.items():
             if name in arrivals:
                 late = float(np.mean(np.asarray(each.latency_ms) > MODELS[name].slo_ms))
@@ -134,9 +135,10 @@ def test_slices_that_take_turns_serve_what_exact_counts_on(name, slices):
     targets = tuple(RouteTarget(key, column.variant, 0, 1.0, 512) for key in keys)
     routes = {name: Route(name, "weighted", "fifo", targets, 10**6, 0)}
     flows = {name: Flow(None, model.slo_ms, batch_delay_s=0.0)}
-    level = SharedLevel(routes, {name: dict.fromkeys(keys, service)}, np.random.default_rng(5), flows)
+    services = {name: dict.fromkeys(keys, service)}
+    level = request_engine(routes, services, np.random.default_rng(5), flows, shares=True)
     arrivals = arrivals_s(rate, 1.0, int(SENT_S * rate), np.random.default_rng(1))
-    found = level.serve({name: arrivals}, arrivals[-1] + 30)[name]
+    found = level.windows({name: arrivals}, arrivals[-1] + 30)[name]
     late = float(np.mean(np.asarray(found.latency_ms) > model.slo_ms))
     watts, planned_w = sum(found.joules.values()) / SENT_S, slices * column.running_w + column.energy_j * rate
     print(f"{name}: {rate / slices:.0f}/s of {model.max_rps:g} each, {late:.1%} late, {watts:.0f} W of {planned_w:.0f}")

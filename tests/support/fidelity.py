@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from tests.support.engines import request_engine
 from tests.unit.dispatcher.worlds import route
 from trefoil.core.catalog import Catalog
 from trefoil.core.device_types import device_type
@@ -19,7 +20,6 @@ from trefoil.runtime.repository import load_family
 from trefoil.simulator.books.intervals import Counts
 from trefoil.simulator.engines.engine import Flow
 from trefoil.simulator.engines.hardware import true_service
-from trefoil.simulator.engines.shared_slices import SharedLevel
 
 DEVICE = "A100-SXM4-40GB"
 TRANSPORT_MS = 1.5  # to Triton and back, and its Python stub, on an idle machine
@@ -58,8 +58,8 @@ def simulated_ms(
     found: dict[str, list[Counts]] = {family: [] for family in at_s}
     for seed in range(5):
         rng = np.random.default_rng(seed)
-        level = SharedLevel(routes, services, rng, flows, TRANSPORT_MS, interference=interference)
-        for family, window in level.serve(at_s, max(at[-1] for at in at_s.values()) + 60.0).items():
+        level = request_engine(routes, services, rng, flows, TRANSPORT_MS, shares=True, interference=interference)
+        for family, window in level.windows(at_s, max(at[-1] for at in at_s.values()) + 60.0).items():
             found[family].append(window.latency_ms)
     return {family: np.concatenate(each) for family, each in found.items()}
 

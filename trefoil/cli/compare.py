@@ -1,14 +1,16 @@
 """`trefoil compare`: policies at equal load, in simulated time, side by side on all cores."""
 
-import shlex
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trefoil.cli.output import AsJson, console, print_json, ticking
 from trefoil.runtime.config import parse_pairs
+
+if TYPE_CHECKING:
+    from trefoil.comparison.comparison import Comparison
 
 
 def compare(
@@ -33,18 +35,25 @@ def compare(
         values = {key: split_values(text) for key, text in parse_pairs("--set", sets or ()).items()}
         named = [name.strip() for name in policies.split(",") if name.strip()]
         found = compare_policies(scenario, named, values, seeds, jobs, say)
-    from trefoil.cli.demo.results import git_commit, machine
+    show_comparison(found, out, as_json)
+
+
+def show_comparison(found: "Comparison", out: Path | None, as_json: bool, notes: Sequence[str] = ()) -> None:
+    """Print a comparison, and with `out` write its files there."""
+    from trefoil.cli.demo.results import made_by
     from trefoil.comparison.report import FILES, comparison_tables, write_comparison
 
-    about = {"command": shlex.join(["trefoil", *sys.argv[1:]]), "commit": git_commit(), "machine": machine()}
+    about = made_by()
     if out is not None:
         write_comparison(found, out, about)
     if as_json:
         from trefoil.simulator.report.result import json_safe
 
-        print_json(json_safe({**about, **found.to_json()}))
+        print_json(json_safe({**about, **found.to_json(), **({"notes": list(notes)} if notes else {})}))
         return
     for table in comparison_tables(found):
         console().print(table)
+    for note in notes:
+        console().print(note, highlight=False)
     if out is not None:
         console().print(f"written to {out}: {', '.join(FILES)}")

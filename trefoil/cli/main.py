@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 import trefoil
-from trefoil.cli import forecasting, setup, simulate
+from trefoil.cli import forecasting, reproduce, setup, simulate
 from trefoil.cli.carbon import commands
 from trefoil.cli.compare import compare
 from trefoil.cli.deploy import commands as deploy
@@ -226,7 +226,7 @@ state.command("dump")(status.state_dump)
 app.add_typer(objective, name="objective")
 app.add_typer(state, name="state")
 app.add_typer(node.app, name="node")
-app.add_typer(simulate.reproduce, name="reproduce")
+app.add_typer(reproduce.app, name="reproduce")
 VERBS: Mapping[str, Callable[..., None]] = {"generate": generate, "profile": profile, "sensitivity": sensitivity}
 for _name, _verb in VERBS.items():
     family_app.command(_name)(_verb)

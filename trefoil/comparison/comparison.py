@@ -1,9 +1,10 @@
-"""What policies came to at equal load, and what may be said of their savings: values, no I/O.
+"""What policies, or forecasts, came to at equal load, and what may be said of their savings: values, no I/O.
 
-A saving is grams per answered request against the first policy that was named, in the mean of all seeds, and it is at
+A saving is grams per answered request against the first row that was named, in the mean of all seeds, and it is at
 equal accuracy (`saving.py`): what that policy had needed at this one's accuracy stands for what it took, by the price
-that `static_mix` pays for accuracy in the same scenario. Who is later than the SLO or below the floor, in the mean of
-the seeds, has saved nothing, and there is no saving where accuracies differ and have no price.
+that `static_mix` (between forecasts: their policy) pays for accuracy in the same scenario. What is later than the SLO
+or below the floor, in the mean of the seeds, has saved nothing, and there is no saving where accuracies differ and have
+no price.
 """
 
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ PANELS: Final = (
     ("accuracy", 1.0, "accuracy"),
 )
 MISSED_COLOUR: Final = "#d64545"
+COMPARED: Final = {"policy.name": ("policy", "policies"), "carbon.forecast": ("forecast", "forecasts")}
+"""Settings in which rows may differ, and what to call their values."""
 AVERAGED: Final = ("grams_per_request", "joules_per_request", "p95_ms", "slo_attainment", "accuracy")
 
 
@@ -26,7 +29,7 @@ AVERAGED: Final = ("grams_per_request", "joules_per_request", "p95_ms", "slo_att
 class Run:
     """One run: the simulator's summary as JSON values, and a digest of the arrivals that it met."""
 
-    policy: str
+    name: str
     seed: int
     arrivals: str
     summary: Mapping[str, Any]
@@ -40,9 +43,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Runs of one policy in one case, a seed each."""
+    """Runs of one policy (or of one forecast) in one case, a seed each."""
 
-    policy: str
+    name: str
     runs: tuple[Run, ...]
 
     def spread(self, name: str, family: str = "") -> dict[str, float]:
@@ -82,9 +85,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Saving against the first policy [%], over the seeds: `pct` at equal accuracy, `plain_pct` as it ran.
+    """Saving against another policy [%], over the seeds: `pct` at equal accuracy, `plain_pct` as it ran; `by_seed`.
 
-    None: there is none to be stated, and `why` says why. `against_missed`: what the first policy itself misses.
+    None: there is none to be stated, and `why` says why. `against_missed`: what the other policy itself misses.
     """
 
     pct: Mapping[str, float] | None
@@ -93,6 +96,7 @@ class Saving:
     attainment_difference: float
     why: str = ""
     against_missed: tuple[str, ...] = ()
+    by_seed: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class Case:
     """One combination of values: the rows of all policies. `price_g`: grams per request and unit of accuracy.
 
     `left_out`: policies of the table that do not apply, with why, where all of them were asked for. `traces`: what the
-    traces of requests were read as.
+    traces of requests were read as. `priced_by`: which runs give the price.
     """
 
     values: Mapping[str, str]
@@ -108,6 +112,7 @@ class Case:
     price_g: float | None
     left_out: Mapping[str, str] = field(default_factory=dict)
     traces: tuple[str, ...] = ()
+    priced_by: str = ""
 
     @property
     def label(self) -> str:
@@ -121,9 +126,13 @@ class Case:
         assert all(found[run.seed] == run.arrivals for row in self.rows for run in row.runs), "unequal load"
         return found
 
-    def saving(self, row: Row) -> Saving | None:
-        """Saving of a policy against the first one; None for the first one itself."""
-        first = self.rows[0]
+    def row(self, name: str) -> Row:
+        """Row of a name."""
+        return next(row for row in self.rows if row.name == name)
+
+    def saving(self, row: Row, against: Row | None = None) -> Saving | None:
+        """Saving of a policy against another one, else the first; None for that one itself."""
+        first = against or self.rows[0]
         if row is first:
             return None
         accuracy = row.mean("accuracy") - first.mean("accuracy")
@@ -136,23 +145,24 @@ class Case:
         if why:
             return Saving(None, None, accuracy, attainment, why, first.missed)
         pairs = [(ours.outcome, theirs.outcome) for ours, theirs in zip(row.runs, first.runs, strict=True)]
-        equal = summary([saving_pct(ours, theirs, self.price_g or 0.0) for ours, theirs in pairs])
+        equal = tuple([saving_pct(ours, theirs, self.price_g or 0.0) for ours, theirs in pairs])
         plain = summary([saving_pct(ours, theirs, 0.0) for ours, theirs in pairs])
-        return Saving(equal, plain, accuracy, attainment, "", first.missed)
+        return Saving(summary(equal), plain, accuracy, attainment, "", first.missed, equal)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Comparison of policies, the first of which the others are compared with.
+    """Comparison of policies, the first of which the others are compared with, or of values of another setting.
 
     Written by `trefoil.comparison.report`; from Python see `trefoil.compare`.
     """
 
     scenario: str
     duration_s: float
-    policies: tuple[str, ...]
+    names: tuple[str, ...]
     seeds: tuple[int, ...]
     cases: tuple[Case, ...]
+    setting: str = "policy.name"
 
     def to_json(self) -> dict[str, Any]:
         """JSON values: every case with its load, rows, runs and savings."""
@@ -160,11 +170,28 @@ class Comparison:
             "basis": "simulated",
             "scenario": self.scenario,
             "duration_s": self.duration_s,
-            "policies": list(self.policies),
-            "against": self.policies[0],
+            COMPARED[self.setting][1]: list(self.names),
+            "against": self.names[0],
             "seeds": list(self.seeds),
             "cases": [self._case_json(case) for case in self.cases],
         }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Comparison":
+        """Comparison of policies that `to_json` gave."""
+
+        def run_of(name: str, run: Mapping[str, Any]) -> Run:
+            summary = {key: value for key, value in run.items() if key != "arrivals"}
+            return Run(name, run["seed"], run["arrivals"], summary)
+
+        cases = []
+        for one in values["cases"]:
+            rows = [Row(row["policy"], tuple(run_of(row["policy"], run) for run in row["runs"])) for row in one["rows"]]
+            price = one["price_mg_per_accuracy"]
+            price_g = None if price is None else price / 1e3
+            cases.append(Case(one["set"], tuple(rows), price_g, one["left_out"], tuple(one["traces"])))
+        names, seeds = tuple(values["policies"]), tuple(values["seeds"])
+        return cls(values["scenario"], values["duration_s"], names, seeds, tuple(cases))
 
     def _case_json(self, case: Case) -> dict[str, Any]:
         return {
@@ -175,7 +202,7 @@ class Comparison:
             "price_mg_per_accuracy": None if case.price_g is None else 1e3 * case.price_g,
             "rows": [
                 {
-                    "policy": row.policy,
+                    COMPARED[self.setting][0]: row.name,
                     "missed": list(row.missed),
                     "missed_slo_seeds": row.missed_seeds("SLO"),
                     "missed_floor_seeds": row.missed_seeds("floor"),
@@ -205,7 +232,7 @@ class Comparison:
         return [
             {
                 **case.values,
-                "policy": row.policy,
+                COMPARED[self.setting][0]: row.name,
                 "seed": run.seed,
                 "arrivals": run.arrivals,
                 "arrived": run.summary["arrived"],
@@ -223,7 +250,7 @@ class Comparison:
 
     @staticmethod
     def _saving_of(case: Case, row: Row, run: Run) -> float | None:
-        """Saving of one run, where its policy has one and it missed nothing itself."""
+        """Saving of one run, where its row has one and it missed nothing itself."""
         found = case.saving(row)
         if found is None or found.pct is None or run.summary["slo_missed"] or run.summary["floor_missed"]:
             return None
@@ -260,6 +287,6 @@ class Comparison:
             axes.grid(alpha=0.3)
             axes.spines[["top", "right"]].set_visible(False)
         panels[0].set_xlim(left=0)
-        panels[0].set_yticks(range(len(lines)), [" ".join((row.policy, case.label)).strip() for case, row in lines])
+        panels[0].set_yticks(range(len(lines)), [" ".join((row.name, case.label)).strip() for case, row in lines])
         panels[0].invert_yaxis()
         return figure

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from trefoil.comparison.comparison import AVERAGED, Case, Comparison, Row, Saving
-from trefoil.comparison.saving import PRICE_STEP
+from trefoil.comparison.comparison import AVERAGED, COMPARED, Case, Comparison, Row, Saving
 from trefoil.simulator.report.result import json_safe
 from trefoil.tables import Grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TEMPLATES: Final = Path(__file__).parent / "templates"
 FILES: Final = ("comparison.json", "comparison.csv", "comparison.png", "comparison.html")
-COLUMNS: Final = ("policy", "mg/request", "J/request", "p95 ms", "in SLO", "accuracy", "missed")
+MISSED: Final = 6  # place of what a row misses among its cells
 
 
 def comparison_tables(found: Comparison) -> list[Table]:
@@ -33,11 +31,10 @@ def comparison_tables(found: Comparison) -> list[Table]:
 def _table(found: Comparison, case: Case) -> Table:
     table = Grid(title=case_title(found, case), caption=case_caption(found, case))
     table.title_justify = table.caption_justify = "left"
-    for name in (*COLUMNS, saving_title(found)):
-        table.add_column(name, justify="left" if name == "policy" else "right")
+    for number, name in enumerate(columns(found)):
+        table.add_column(name, justify="right" if number else "left")
     for cells in case_cells(case):
-        missed = cells[COLUMNS.index("missed")]
-        table.add_row(*cells, style="red" if missed not in ("", "-") else "")
+        table.add_row(*cells, style="red" if cells[MISSED] not in ("", "-") else "")
     return table
 
 
@@ -54,13 +51,10 @@ def case_caption(found: Comparison, case: Case) -> str:
     digests = ", ".join(dict.fromkeys(case.arrivals.values()))
     price = "accuracy has no price here"
     if case.price_g is not None:
-        step = f"by static_mix with a floor {PRICE_STEP:g} higher, rough beyond that"
-        price = f"accuracy costs {1e3 * case.price_g:.3f} mg per request and unit ({step})"
-    draws = (
-        "one draw: --seeds 5 for a spread"
-        if len(found.seeds) == 1
-        else f"mean and deviation of {len(found.seeds)} seeds"
-    )
+        price = f"accuracy costs {1e3 * case.price_g:.3f} mg per request and unit (by {case.priced_by})"
+    draws = f"mean and deviation of {len(found.seeds)} seeds"
+    if len(found.seeds) == 1:
+        draws = "one draw" + (": --seeds 5 for a spread" if found.setting == "policy.name" else "")
     families = case.rows[0].runs[0].summary["families"]
     left_out = "".join(f"\n{policy} does not apply: {why}" for policy, why in case.left_out.items())
     profiles = "".join(f"\nprofile of {name}: {one['profile']}" for name, one in families.items())
@@ -68,9 +62,10 @@ def case_caption(found: Comparison, case: Case) -> str:
     return f"equal load: {arrived:,} arrivals each, digest {digests}{traces}\n{price}; {draws}{profiles}{left_out}"
 
 
-def saving_title(found: Comparison) -> str:
-    """Title of the column of savings."""
-    return f"saving against {found.policies[0]} at equal accuracy"
+def columns(found: Comparison) -> tuple[str, ...]:
+    """Columns of a case's table."""
+    saving = f"saving against {found.names[0]} at equal accuracy"
+    return COMPARED[found.setting][0], "mg/request", "J/request", "p95 ms", "in SLO", "accuracy", "missed", saving
 
 
 def case_cells(case: Case) -> list[tuple[str, ...]]:
@@ -92,7 +87,7 @@ def _numbers(row: Row, family: str) -> tuple[str, ...]:
         cells[2] += f" of {one['slo_ms']:.1f}"
         cells[3] += f" of {100 * one['slo_quantile']:g}"
         cells[4] += f" of {one['floor']:.4f}"
-    return (row.policy, *cells)
+    return (row.name, *cells)
 
 
 def _spread_text(found: Mapping[str, float], scale: float, shape: str) -> str:
@@ -122,7 +117,7 @@ def saving_text(case: Case, row: Row) -> str:
 
 
 def _against_text(case: Case, found: Saving) -> str:
-    return f"{case.rows[0].policy} misses its {' and '.join(found.against_missed)}; " if found.against_missed else ""
+    return f"{case.rows[0].name} misses its {' and '.join(found.against_missed)}; " if found.against_missed else ""
 
 
 def _percent_text(found: Mapping[str, float]) -> str:
@@ -151,21 +146,19 @@ def _csv(found: Comparison) -> str:
 
 
 def _html(found: Comparison, figure: "Figure", about: Mapping[str, Any]) -> str:
-    import jinja2
+    from trefoil.page import Card, page, svg_of
 
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
-    svg = drawn.getvalue()
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("comparison.html.j2").render(
-        found=found,
-        about=about,
-        columns=(*COLUMNS, saving_title(found)),
-        missed_column=COLUMNS.index("missed"),
-        cases=[
-            (case_title(found, case), case_caption(found, case).splitlines(), case_cells(case)) for case in found.cases
-        ],
-        figure=svg[svg.index("<svg") :],
+    cards = []
+    for case in found.cases:
+        rows, caption = case_cells(case), case_caption(found, case).splitlines()
+        missed = {number for number, cells in enumerate(rows) if cells[MISSED] not in ("", "-")}
+        cards.append(Card(case_title(found, case), columns(found), rows, caption, missed=missed))
+    cards.append(Card("By case; a red cross misses SLO or floor", figure=svg_of(figure)))
+    return page(
+        f"{', '.join(found.names)} at equal load",
+        f"Scenario {found.scenario}; seeds: {len(found.seeds)}; cases: {len(found.cases)}.",
+        "Hardware and requests are simulated. A saving is grams per answered request at equal accuracy; what is later "
+        "than the SLO or below the accuracy floor (red) has saved nothing.",
+        cards,
+        about,
     )

@@ -23,6 +23,9 @@ from trefoil.simulator.scenario.schema import Scenario
 POLICIES: Final = ("base", "static_mix", "exact")
 ALL: Final = "all"
 """Every policy of the table that applies: those that cannot be started, or answer nobody, are left out, with why."""
+FORECASTS: Final = ("none", "persistence", "climatology", "blend", "perfect")
+FLOOR_STEP: Final = 0.001  # of the floors that price accuracy between forecasts, whose accuracies differ little
+PERFECT_MIN_PCT: Final = 0.05  # saving of a perfect forecast: shares of less are noise
 OWN: Final = {"policy": "--policies", "policy.name": "--policies", "seed": "--seeds"}
 """Settings that a comparison gives itself, by the option for them."""
 CLOSING: Final = {"[": "]", "{": "}"}
@@ -32,7 +35,7 @@ CLOSING: Final = {"[": "]", "{": "}"}
 class Job:
     """Job of one run. Equal scenarios are one job: it is played once. `optional`: it may turn out not to apply."""
 
-    policy: str
+    row: str
     scenario: str  # as JSON
     optional: bool = False
 
@@ -45,12 +48,12 @@ class Job:
     def name(self) -> str:
         """Name in messages."""
         values = json.loads(self.scenario)
-        return f"{values['name']} {self.policy} seed {values['seed']}"
+        return f"{values['name']} {self.row} seed {values['seed']}"
 
     @property
     def work(self) -> float:
         """How much there is to play: planners that solve take longest, and begin first."""
-        return float(self.policy not in ("base", "co2opt"))
+        return float(self.row not in ("base", "co2opt"))
 
     def play(self) -> StudyRun:
         """Simulate it, and say which arrivals it met."""
@@ -65,13 +68,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
-    """One case to be played: by policy its jobs, a seed each; and the pairs of jobs that price accuracy."""
+class PlannedCase:
+    """One case to be played: by row its jobs, a seed each; and the pairs of jobs that price accuracy."""
 
     values: Mapping[str, str]
-    jobs: Mapping[str, tuple[Job, ...]]
-    priced: tuple[tuple[Job, Job], ...]
+    jobs: Mapping[str, Sequence[Job]]
+    priced: Sequence[tuple[Job, Job]]
     left_out: Mapping[str, str]
+    traces: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Job]:
         yield from (job for jobs in self.jobs.values() for job in jobs)
@@ -85,6 +89,7 @@ def compare(
     seeds: int = 1,
     jobs: int = 0,
     say: Callable[[str], None] = lambda _text: None,
+    setting: str = "policy.name",
 ) -> Comparison:
     """Compare policies at equal load. Everything is read and checked before the first run starts.
 
@@ -95,6 +100,7 @@ def compare(
         seeds: how many, from the scenario's own on.
         jobs: runs side by side; 0: one per core.
         say: is told of each run that is done.
+        setting: in which rows differ, a key of `comparison.COMPARED`; `policies` are its values.
 
     Raises:
         errors.TrefoilError: names field, value and remedy.
@@ -103,17 +109,55 @@ def compare(
     policies = tuple(TABLE) if every else tuple(policies)
     _check(policies, values or {}, seeds)
     varied = {key: tuple(given) for key, given in (values or {}).items()}
-    planned = [_plan(scenario, policies, chosen, varied, seeds, every) for chosen in _combinations(varied)]
-    wanted = [job for case in planned for job in case]
-    say(f"{len(set(wanted))} runs in simulated time")
-    found = run_all(wanted, None, jobs, say)
-    cases = tuple(_case(case, found) for case in planned)
-    played_ = tuple(row.policy for row in cases[0].rows)
-    if any(tuple(row.policy for row in case.rows) != played_ for case in cases):
+    planned = [_plan(scenario, (setting, policies), chosen, varied, seeds, every) for chosen in _combinations(varied)]
+    cases = play(planned, jobs, say)
+    played_ = tuple(row.name for row in cases[0].rows)
+    if any(tuple(row.name for row in case.rows) != played_ for case in cases):
         remedy = "name those that apply to all of them"
         raise SettingError("others apply to other values of --set", field="--policies", value=ALL, remedy=remedy)
     first = Scenario.model_validate_json(planned[0].jobs[played_[0]][0].scenario)
-    return Comparison(first.name, first.span_s, played_, tuple(range(first.seed, first.seed + seeds)), cases)
+    numbers = tuple(range(first.seed, first.seed + seeds))
+    return Comparison(first.name, first.span_s, played_, numbers, cases, setting)
+
+
+def play(planned: Sequence[PlannedCase], jobs: int, say: Callable[[str], None]) -> tuple[Case, ...]:
+    """Play all jobs of these cases side by side.
+
+    Raises:
+        errors.TrefoilError: fewer than two rows of a case apply.
+    """
+    wanted = [job for case in planned for job in case]
+    say(f"{len(set(wanted))} runs in simulated time")
+    found = run_all(wanted, None, jobs, say)
+    return tuple(_case(case, found) for case in planned)
+
+
+def compare_forecasts(
+    scenario: Scenario, jobs: int = 0, say: Callable[[str], None] = lambda _text: None
+) -> tuple[Comparison, tuple[str, ...]]:
+    """Compare no carbon forecast, the feed's own models and a perfect forecast; and notes: what share of a perfect
+    forecast's saving each has, and what the models lack here.
+
+    Raises:
+        errors.TrefoilError: names field, value and remedy.
+    """
+    found = compare(scenario, FORECASTS, None, 1, jobs, say, "carbon.forecast")
+    (case,) = found.cases
+    savings = {row.name: saving.pct["mean"] for row in case.rows if (saving := case.saving(row)) and saving.pct}
+    perfect, notes = savings.pop(FORECASTS[-1], 0.0), list[str]()
+    if perfect > PERFECT_MIN_PCT:
+        shares = ", ".join(f"{name} {pct / perfect:.0%}" for name, pct in savings.items())
+        notes.append(f"of a perfect forecast's saving: {shares}")
+    for name in dict.fromkeys(node.zone for node in scenario.nodes):
+        zone = scenario.carbon.zones[name]
+        if zone.constant_g_per_kwh is not None:
+            notes.append(f"zone {name} is constant: there is nothing to forecast")
+        elif not zone.offset_h:
+            notes.append(
+                f"zone {name} has no lead-in (carbon.zones.{name}.offset_h = 0): the feed's models know only what the "
+                f"run has seen so far; begin later in a longer trace, e.g. --set carbon.zones.{name}.offset_h=336"
+            )
+    return found, tuple(notes)
 
 
 def split_values(text: str) -> tuple[str, ...]:
@@ -172,27 +216,32 @@ def _combinations(varied: Mapping[str, tuple[Any, ...]]) -> list[dict[str, Any]]
 
 def _plan(
     scenario: Path | str | Scenario,
-    policies: Sequence[str],
+    rows: tuple[str, Sequence[str]],
     chosen: Mapping[str, Any],
     varied: Mapping[str, tuple[Any, ...]],
     seeds: int,
     every: bool,
-) -> _Planned:
-    """Jobs of one case, of which each policy's first scenario has been read and checked whole."""
-    loaded = {policy: _scenario(scenario, {**chosen, "policy.name": policy}) for policy in policies}
+) -> PlannedCase:
+    """Jobs of one case, of which each row's first scenario has been read and checked whole. `rows`: setting, values."""
+    loaded = {name: _scenario(scenario, {**chosen, rows[0]: name}) for name in rows[1]}
     left_out = dict[str, str]()
-    for policy, one in tuple(loaded.items()):
+    for name, one in tuple(loaded.items()):
         try:
             prepare(one)
         except TrefoilError as error:
             if not every or len(loaded) == 1:
                 raise  # it is the scenario that cannot be played
-            left_out[policy] = str(error)
-            del loaded[policy]
-    jobs = {policy: tuple(_job(policy, one, n, every) for n in range(seeds)) for policy, one in loaded.items()}
+            left_out[name] = str(error)
+            del loaded[name]
+    jobs = {name: tuple(_job(name, one, n, every) for n in range(seeds)) for name, one in loaded.items()}
     shown = {key: str(value) for key, value in chosen.items() if len(varied[key]) > 1}
-    priced = _pricing(_scenario(scenario, {**chosen, "policy.name": OBLIVIOUS}), seeds)
-    return _Planned(shown, jobs, priced, left_out)
+    if rows[0] == "policy.name":
+        priced = _pricing(_scenario(scenario, {**chosen, "policy.name": OBLIVIOUS}), seeds)
+    else:  # by the policy that all rows have
+        name, first = next(iter(loaded.items()))
+        dear = _with_higher_floors(first)
+        priced = tuple((_job(name, first, n), _job(name, dear, n)) for n in range(seeds))
+    return PlannedCase(shown, jobs, priced, left_out, traces_read(next(iter(loaded.values()))))
 
 
 def _pricing(mix: Scenario, seeds: int) -> tuple[tuple[Job, Job], ...]:
@@ -208,33 +257,49 @@ def _pricing(mix: Scenario, seeds: int) -> tuple[tuple[Job, Job], ...]:
     return tuple((_job(OBLIVIOUS, mix, n), _job(OBLIVIOUS, dear, n)) for n in range(seeds))
 
 
+def _with_higher_floors(scenario: Scenario) -> Scenario:
+    """Scenario whose accuracy floors are `FLOOR_STEP` higher."""
+    families = []
+    for served in scenario.families:
+        accuracy = served.objective.accuracy
+        change = {"floor": min(1.0, accuracy.floor + FLOOR_STEP)}
+        if not accuracy.floor and accuracy.below_best_pct is not None:
+            change = {"below_best_pct": max(0.0, accuracy.below_best_pct - 100 * FLOOR_STEP)}
+        wanted = served.objective.model_copy(update={"accuracy": accuracy.model_copy(update=change)})
+        families.append(served.model_copy(update={"objective": wanted}))
+    return scenario.model_copy(update={"families": tuple(families)})
+
+
 def _scenario(given: Path | str | Scenario, overrides: Mapping[str, Any]) -> Scenario:
     return changed(given, overrides) if isinstance(given, Scenario) else Scenario.load(given, overrides)
 
 
-def _job(policy: str, scenario: Scenario, n: int, optional: bool = False) -> Job:
-    return Job(policy, scenario.model_copy(update={"seed": scenario.seed + n}).model_dump_json(), optional)
+def _job(row: str, scenario: Scenario, n: int, optional: bool = False) -> Job:
+    return Job(row, scenario.model_copy(update={"seed": scenario.seed + n}).model_dump_json(), optional)
 
 
-def _case(planned: _Planned, found: Mapping[Job, StudyRun]) -> Case:
+def _case(planned: PlannedCase, found: Mapping[Job, StudyRun]) -> Case:
     left_out, rows_ = dict(planned.left_out), list[Row]()
-    for policy, jobs in planned.jobs.items():
+    for name, jobs in planned.jobs.items():
         runs = [found[job] for job in jobs]
         refused = [run["refused"] for run in runs if "refused" in run.summary]
         if refused or (jobs[0].optional and not all(run["answered"] for run in runs)):
             why = next((str(one["why"]) for one in runs[0].decisions if one.get("why")), "")
-            left_out[policy] = refused[0] if refused else f"it answers nobody here{f' ({why})' if why else ''}"
+            left_out[name] = refused[0] if refused else f"it answers nobody here{f' ({why})' if why else ''}"
         else:
-            rows_.append(Row(policy, tuple(_run(job, found[job]) for job in jobs)))
+            rows_.append(Row(name, tuple(_run(job, found[job]) for job in jobs)))
     if len(rows_) < 2:
-        why = "; ".join(f"{policy}: {reason}" for policy, reason in left_out.items())
+        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise SettingError(f"fewer than two policies apply ({why})", field="--policies", value=ALL)
     rows = tuple(rows_)
     pairs = [(_run(cheap, found[cheap]).outcome, _run(dear, found[dear]).outcome) for cheap, dear in planned.priced]
-    read = traces_read(Scenario.model_validate_json(next(iter(planned)).scenario))
-    return Case(planned.values, rows, price_g(pairs), left_out, read)
+    dearer = planned.priced[0][0].row if planned.priced else ""
+    how = f"static_mix with a floor {PRICE_STEP:g} higher, rough beyond that"
+    if dearer != OBLIVIOUS:
+        how = f"{dearer} with a floor {FLOOR_STEP:g} higher"
+    return Case(planned.values, rows, price_g(pairs), left_out, planned.traces, how)
 
 
 def _run(job: Job, found: StudyRun) -> Run:
     summary = {name: value for name, value in found.summary.items() if name != "arrivals"}
-    return Run(job.policy, summary["seed"], found.summary["arrivals"], summary)
+    return Run(job.row, summary["seed"], found.summary["arrivals"], summary)

@@ -329,19 +329,35 @@ def serve_weighted(classes: Sequence[ServerClass], at_s: Floats, rng: Generator,
 
 
 def serve_shared(classes: Sequence[ServerClass], at_s: Floats, rng: Generator, warm_up: float = 0.1) -> KernelResult:
-    """Serve with one FIFO for all: a request goes to the server that has been idle longest, or frees first."""
+    """Serve with one FIFO for all, `serve_fifo`."""
     draws = [draw_s(c.service, at_s.size, rng).tolist() for c in classes]
-    free = [(0.0, n, index) for n, index in enumerate(i for i, c in enumerate(classes) for _ in range(c.servers))]
-    heapq.heapify(free)
-    latency_s, chosen = [], []
-    for n, at in enumerate(at_s.tolist()):
-        free_at, server, index = free[0]
-        done = max(free_at, at) + draws[index][n]
-        heapq.heapreplace(free, (done, server, index))
-        latency_s.append(done - at)
-        chosen.append(index)
+    ends_s, chosen = serve_fifo([c.servers for c in classes], at_s.tolist(), draws)
     skip = int(at_s.size * warm_up)
-    return KernelResult(np.array(latency_s[skip:]) * MS_PER_S, np.array(chosen[skip:], dtype=np.int64))
+    return KernelResult((ends_s - at_s)[skip:] * MS_PER_S, chosen[skip:])
+
+
+def serve_fifo(
+    servers: Sequence[int], at_s: Sequence[float], service_s: Sequence[Sequence[float]]
+) -> tuple[Floats, Ints]:
+    """Serve each request, first come, first served, by the server that has been idle longest, or frees first.
+
+    Args:
+        servers: how many of each class.
+        at_s: arrivals [s], ascending.
+        service_s: of each class the time that it takes for each request [s].
+
+    Returns:
+        End of each request [s], and the class that served it.
+    """
+    free = [(0.0, n, index) for n, index in enumerate(i for i, number in enumerate(servers) for _ in range(number))]
+    ends_s, chosen = [], []
+    for n, at in enumerate(at_s):
+        free_at, server, index = free[0]
+        end_s = (free_at if free_at > at else at) + service_s[index][n]
+        heapq.heapreplace(free, (end_s, server, index))
+        ends_s.append(end_s)
+        chosen.append(index)
+    return np.array(ends_s), np.array(chosen, dtype=np.int64)
 
 
 def draw_s(service: ServiceTime, count: int, rng: Generator) -> Floats:

@@ -5,7 +5,6 @@ measurement do not bend the law. `replay` serves a recorded load sweep again: sa
 been free longest. Service times follow a gamma law through fixed normal draws, so that percentiles move smoothly.
 """
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Final
@@ -13,6 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from trefoil.core.queueing import serve_fifo
 from trefoil.core.units import MS_PER_S
 from trefoil.profiler.cost_law import Features, LatencyLaw, SliceShare, bare_ms, gamma_factor
 
@@ -91,15 +91,10 @@ class Replayed:
 def replay(arrivals_s: Floats, normals: Floats, means_ms: Sequence[float], cv: float) -> Replayed:
     """Replay these arrivals on one slice per entry of `means_ms` [ms], first come first served."""
     lengths = [gamma_factor(cv, z) / MS_PER_S for z in normals.tolist()]
-    free = [(0.0, index) for index in range(len(means_ms))]
-    latency_s, last = [], 0.0
-    for at, length in zip(arrivals_s.tolist(), lengths, strict=True):
-        since, index = free[0]
-        done = max(since, at) + length * means_ms[index]
-        heapq.heapreplace(free, (done, index))
-        latency_s.append(done - at)
-        last = max(last, done)
-    return Replayed(float(np.percentile(latency_s, 95)) * MS_PER_S, last, len(latency_s))
+    service_s = [[length * mean_ms for length in lengths] for mean_ms in means_ms]
+    ends_s, _ = serve_fifo([1] * len(means_ms), arrivals_s.tolist(), service_s)
+    p95_ms = float(np.percentile(ends_s - arrivals_s, 95)) * MS_PER_S
+    return Replayed(p95_ms, float(ends_s.max()), ends_s.size)
 
 
 def simplex(loss: Callable[[Floats], float], start: Floats, step: float = 0.2, rounds: int = 160) -> Floats:

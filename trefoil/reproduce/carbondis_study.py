@@ -39,9 +39,16 @@ class CarbondisOptions:
     jobs: int = 0
 
 
+OPTIONS: Final = CarbondisOptions()
 QUICK: Final = CarbondisOptions((1,), REQUESTS // 10, 24.0, sweeps=False)
 Specs = Mapping[tuple[str, str], Sequence[JobsSpec]]
 Runs = Mapping[JobsSpec, StudyRun]
+
+
+def about() -> dict[str, str]:
+    """What the study is of."""
+    data = "Electricity Maps by CASPER (TREFOIL_DATA)" if trace_path() else "synthetic curve: no trace is here"
+    return {"paper": "CARBONDIS", "basis": "simulated on modelled profiles", "data": data}
 
 
 def study(options: CarbondisOptions, out: Path, say: Callable[[str], None]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from carbon_feed.settings import TraceSettings
 from trefoil.core.carbon import Factors
 from trefoil.core.units import HOUR_S, grams
 from trefoil.reproduce import opportunities, plots, sweeps
-from trefoil.reproduce.clover import Study, curves, headline, paper_method, schemes_of, traces
+from trefoil.reproduce.clover import CloverOptions, Study, curves, headline, paper_method, schemes_of, traces
 from trefoil.reproduce.experiment import BASE_INTENSITY, data_folder
 from trefoil.reproduce.plots import write_csv
 from trefoil.reproduce.runs import PUE
@@ -30,8 +30,9 @@ CASES: Final = ("case", "scheme")
 LCA: Final = "Carbon Intensity gCO₂eq/kWh (LCA)"
 
 
-def all_figures(study: Study, folder: Path) -> dict[str, Any]:
-    """Figures of the whole paper, each run and drawn; the summary."""
+def all_figures(options: CloverOptions, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Play everything; figures of the whole paper as CSV and PNG in `folder`, kept runs below it."""
+    study = Study(options, folder, say)
     study.run_references()
     equal = headline(study)
     found: dict[str, Any] = {"equal": equal, "paper_method": _paper_method(study, equal, folder)}

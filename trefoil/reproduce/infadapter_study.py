@@ -44,8 +44,14 @@ class InfadapterOptions:
     jobs: int = 0
 
 
+OPTIONS: Final = InfadapterOptions()
 QUICK: Final = InfadapterOptions((1,), 780, (0.0125, BETA, 0.2), sweeps=False)
 Specs = Mapping[str, Sequence[InfAdapterSpec]]
+
+
+def about() -> dict[str, str]:
+    """What the study is of."""
+    return {"paper": "InfAdapter", "basis": "simulated on published capacities", "data": load("twitter")[1]}
 
 
 def study(options: InfadapterOptions, out: Path, say: Callable[[str], None]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from controller.planners.gpu_sharing import sharing_load_weights, sharing_weights
 from trefoil.core.device_types import device_type
 from trefoil.reproduce import plots
+from trefoil.reproduce.experiment import data_folder
 from trefoil.reproduce.runs import StudyRun, run_all
 from trefoil.reproduce.scores import over_seeds
 from trefoil.reproduce.wattwiser import (
@@ -46,8 +47,15 @@ class WattwiserOptions:
     jobs: int = 0
 
 
+OPTIONS: Final = WattwiserOptions()
 QUICK: Final = WattwiserOptions((1,), PAIRS[:1], 20.0, sweeps=False)
 Loads = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def about() -> dict[str, str]:
+    """What the study is of."""
+    data = "SWIM (TREFOIL_DATA)" if data_folder() else "a made-up day: SWIM is not here"
+    return {"paper": "WattWiser", "basis": "simulated on modelled GPUs", "data": data}
 
 
 def study(options: WattwiserOptions, out: Path, say: Callable[[str], None]) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from controller.loop.core.decision import CANDIDATE, ControlState, Verdict, ask_
 from controller.loop.core.ports import TakenDecision
 from controller.loop.core.saved_state import SavedState
 from controller.loop.decision_records import decision_record
-from controller.observe.core.observation import INITIAL_HOLD_S, Observation
-from controller.observe.core.triggers import ALWAYS, Trigger
+from controller.observe.core.observation import Observation
+from controller.observe.core.triggers import Trigger
 from controller.observe.forecast_model import open_network
 from controller.planners.policy_parts import forecaster_of, shares_slices
 from controller.planners.table import PLANNERS
@@ -36,7 +36,7 @@ from dispatcher.routing.core.routing_table import staged
 from power_agent.governors import reads_latency
 from trefoil.core.brains import Candidate, Measurement, Planner, PlanView
 from trefoil.core.common import Revision
-from trefoil.core.demand import LoadCell, SliceLoad, TableAck
+from trefoil.core.demand import LoadWindow, SliceLoad, TableAck
 from trefoil.core.errors import SettingError
 from trefoil.core.fleet import NodeStatus, SliceKey
 from trefoil.core.objective import ActMode, Objective, ObjectiveMode
@@ -44,9 +44,8 @@ from trefoil.core.parts import Kind, as_live_planner, find
 from trefoil.core.plan import DecisionRecord, NodePlan, Plan, Rollout, RolloutState, Route
 from trefoil.core.units import MS_PER_S
 from trefoil.runtime.keys import Keys
-from trefoil.simulator.books.intervals import LoadReports
+from trefoil.simulator.books.intervals import Interval, load_window
 from trefoil.simulator.books.ledger import Ledger, SimulatedMeter
-from trefoil.simulator.engines.decision_cache import CachedDecision, DecisionCache
 from trefoil.simulator.engines.engine import Engine, Flow
 from trefoil.simulator.engines.fluid import FluidEngine
 from trefoil.simulator.engines.hardware import Hardware
@@ -123,16 +122,9 @@ class Simulation(NullPorts):
         self._woken = False
         self._tick_at_s = self.now_s
         self._carbon_at_s = -math.inf
-        self.load_reports = LoadReports({f: [] for f in inputs.objectives})
+        self._reported: dict[str, list[Interval]] = {f: [] for f in inputs.objectives}  # since the last load window
         self._seq = 0
         self._viewed: PlanView | None = None
-        stateless = scenario.fidelity == "fluid" and self.core.explorer.live is None
-        stateless = stateless and all(o.mode != ObjectiveMode.BUDGET for o in inputs.objectives.values())
-        self.decision_cache = DecisionCache(self.settings.seed) if stateless else None
-        self._relative_view: PlanView | None = None
-        self._cached: CachedDecision | None = None
-        self._quiet_ticks = 0
-        self._last_state: tuple[Any, ...] = ()
         self.forecasts = ForecastFeed(scenario.carbon.forecast, inputs.carbon[inputs.zone])
         self._read_carbon()
         self._set_routes()
@@ -158,8 +150,7 @@ class Simulation(NullPorts):
         assert self._rolling is None, "a rollout under way cannot be saved: rest first"
         live = as_live_planner(self.inputs.planner)
         memory = live.memory() if live is not None else None
-        cache = DecisionCache(self.settings.seed) if self.decision_cache is not None else None
-        return {**self.__dict__, "decision_cache": cache, "_remembered": memory}
+        return {**self.__dict__, "_remembered": memory}
 
     def resume(self, planner: Planner) -> None:
         """Resume with a planner like the one of before."""
@@ -214,9 +205,10 @@ class Simulation(NullPorts):
         dt_s = to_s - self.now_s
         if dt_s > 0:
             found = {family: one for engine in self.engines for family, one in engine.serve(to_s).items()}
-            drawn = self.hardware.book_energy(dt_s, self.load_reports.work(found))
+            drawn = self.hardware.book_energy(dt_s, found)
             self.ledger.add(self.now_s, to_s, found, drawn, self.rolling, self.hardware.cores)
-            self.load_reports.add(found)
+            for family, one in found.items():
+                self._reported[family].append(one)
             if self._reads_latency:  # by a window that begins when a clock was changed, if it was
                 answers = {(k, f): seen for f, one in found.items() for k, seen in one.slice_histograms().items()}
                 self.hardware.latencies.add(answers, self.now_s + EPSILON_S, to_s)
@@ -244,10 +236,8 @@ class Simulation(NullPorts):
         self._carbon_at_s = min(one.next_s(self.now_s + EPSILON_S) for one in carbon.values())
 
     def _tick(self) -> None:
-        self._seq += 1
         self._viewed = None
-        window = self.load_reports.window(self.inputs.items, self._seq, self.now_s)
-        self.observation.windows.add(window, self.inputs.estimate.catalog)
+        self.observation.windows.add(self.load_window(), self.inputs.estimate.catalog)
         self.observation.windows.forget(self.now_s)
         for family, objective in self.core.objectives.items():
             if objective.mode == ObjectiveMode.BUDGET:
@@ -257,35 +247,18 @@ class Simulation(NullPorts):
         exploring = self.core.explorer
         if exploring.live is not None:
             self.meter.note(self.now_s)
-        if not self._nothing_changes(window.cells):
-            self._control()
+        self._control()
         tick_s = self.settings.tick_s  # aligned, so that changes of the hour fall on a tick
         if exploring.run is not None:
             tick_s = min(tick_s, EXPLORING_TICK_S)
         self._tick_at_s = (math.floor(self.now_s / tick_s + 1e-6) + 1) * tick_s
 
-    def _nothing_changes(self, cells: tuple[LoadCell, ...]) -> bool:
-        """Whether a step of the core changes nothing, because all that it would see is what it saw for long."""
-        seen = self.observation.inputs
-        state = (cells, self.hardware.nodes(), seen.zones, seen.carbon)
-        self._quiet_ticks = self._quiet_ticks + 1 if state == self._last_state else 0
-        self._last_state = state
-        return self._step_is_idle(self._quiet_ticks * self.settings.tick_s)
-
-    def _step_is_idle(self, still_s: float) -> bool:
-        """Whether a step of the core changes nothing, when all that it would see is what it saw for `still_s`."""
-        core, settings, rollouts = self.core, self.settings, self.rollouts
-        remembered_s = max(settings.keep_s, self.observation.history_s)  # load is forgotten after that
-        if still_s <= remembered_s or core.plan_basis is None or core.pending_trigger is not None:
-            return False
-        held = any(name.startswith((*ALWAYS, *core.policy.triggers)) for name in core.timers.since_s)
-        held = held or bool(self.observation.inputs.scale_signals) or any(core.slo_margin.by_family.values())
-        if rollouts.rolling or rollouts.under_way or core.explorer.run or held:
-            return False
-        rested_s = core.plan_basis.at_s + settings.triggers.slo_rest_s + settings.tick_s
-        held_s = core.started_at_s + INITIAL_HOLD_S + settings.tick_s
-        due_s = min(core.plan_basis.next_tick_at_s, math.inf if rollouts.retry_at_s is None else rollouts.retry_at_s)
-        return max(rested_s, held_s, core.not_before_s) < self.now_s < due_s
+    def load_window(self) -> LoadWindow:
+        """Load window of what was served since the last one, as a dispatcher reports it."""
+        self._seq += 1
+        window = load_window(self._reported, self.inputs.items, self._seq, self.now_s)
+        self._reported = {family: [] for family in self._reported}
+        return window
 
     def _control(self) -> None:
         self.observation.inputs.nodes = self.hardware.nodes()
@@ -323,7 +296,6 @@ class Simulation(NullPorts):
     def _run_step(self, step: Coroutine[object, None, None]) -> None:
         self._woken = False
         at_once(step)
-        self._relative_view = self._cached = None
 
     def show(self, view: PlanView, control: ControlState, verdict: Verdict | None) -> None:
         self._viewed = view
@@ -334,13 +306,7 @@ class Simulation(NullPorts):
         planner = self.inputs.planner
         if ask:
             return PlannerAnswer(ask_planner(view, planner, seed), seed, is_exploration=True)
-        if self.decision_cache is None:
-            return PlannerAnswer(run_planner(view, planner, seed), seed)
-        self._relative_view, known = self.decision_cache.decide(view, planner)
-        self._cached = known if self._rolling is None else None
-        return PlannerAnswer(
-            replace(known.decision, next_tick_at_s=known.decision.next_tick_at_s + self.now_s), known.seed
-        )
+        return PlannerAnswer(run_planner(view, planner, seed), seed)
 
     def tell(self, candidate: Candidate, measurement: Measurement) -> None:
         live = self.core.explorer.live
@@ -361,10 +327,7 @@ class Simulation(NullPorts):
             self.ledger.decision(taken, json.loads(explored) if explored is not None else None)
         if self.keep_records:
             name = self.scenario.policy.planner or self.inputs.policy.planner
-            record = decision_record(
-                replace(taken, view=self._relative_view or taken.view), name, self.inputs.policy.name
-            )
-            self.records.append(replace(record, at_s=taken.view.now_s))
+            self.records.append(decision_record(taken, name, self.inputs.policy.name))
 
     async def write_objectives(self, objectives: tuple[Objective, ...]) -> None: ...
 
@@ -436,11 +399,7 @@ class Simulation(NullPorts):
     def ended(self) -> None: ...  # seen at the next tick
 
     def find_path(self, view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> RolloutPath:
-        known = self._cached
-        path = known.path if known is not None and known.path is not None else best_path(view, snapshot, plan)
-        if known is not None:
-            known.path = path
-        return path
+        return best_path(view, snapshot, plan)
 
     def _observe(self) -> None:
         """Nodes as they are; one dispatcher, which has each table at once, and drains as long as the hardware says."""

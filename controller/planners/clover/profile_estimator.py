@@ -1,7 +1,7 @@
 """Estimate of a configuration by its profile: one FIFO that every free slice pulls from, request by request.
 
 Source: CLOVER section 4.3 (a consumer hands the head of the queue to whoever is free), so that the mix of variants
-follows speed and load; `trefoil.core.queueing.serve_shared` is the same rule for one mix.
+follows speed and load; `trefoil.core.queueing.serve_fifo` is the same rule for one mix.
 Data: service time, active joules and accuracy of every class (variant on slice type of device type), rate, SCV of gaps.
 Result: `Outcome`: joules per request with the idle power of every device of the pod, accuracy of the variants that
 answered, tail latency. Configurations are compared on the same arrivals and the same service times (common random
@@ -10,7 +10,6 @@ Deviations: a standardised pod of more than `DEVICES_MAX` devices is served at t
 what larger pools gain in waiting is left out, so that latency errs on the safe side.
 """
 
-import heapq
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from controller.planners.columns import class_column, gap_scv
 from controller.planners.planning_input import Task
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import ProfileMissing
-from trefoil.core.queueing import ServiceTime
+from trefoil.core.queueing import ServiceTime, serve_fifo
 from trefoil.core.units import MS_PER_S
 
 DEVICES_MAX: Final = 10
@@ -147,17 +146,9 @@ def _service_s(salt: int, service: ServiceTime, requests: int) -> Floats:
 
 
 def _serve_one(mix: Sequence[int], drawn: Floats, at_s: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """One mix with a heap: the server that has been idle longest, or frees first."""
-    free = [(0.0, n, index) for n, index in enumerate(i for i, number in enumerate(mix) for _ in range(number))]
-    rows = [row.tolist() for row in drawn]
-    latency, chosen = [], []
-    for n, at in enumerate(at_s.tolist()):
-        free_at, server, index = free[0]
-        done = (free_at if free_at > at else at) + rows[index][n]
-        heapq.heapreplace(free, (done, server, index))
-        latency.append(done - at)
-        chosen.append(index)
-    return np.array([latency]), np.array([chosen], dtype=np.int64)
+    """One mix, by the kernel."""
+    ends_s, chosen = serve_fifo(mix, at_s.tolist(), [row.tolist() for row in drawn])
+    return (ends_s - at_s)[None], chosen[None]
 
 
 def _serve_many(mixes: Sequence[Sequence[int]], drawn: Floats, at_s: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:

@@ -7,9 +7,9 @@ Formulation: the router decides which ticket goes to which slice; here is what h
     offered one ticket a round, so that new ones share what waits. Tickets of sequences may be bound to one slice and
     come first there. Who waits for a family without slices, or for an accuracy that does not come, is refused after a
     while. At the time that the router asks for, every slice is offered again.
-The shell (dispatcher/routing/async_queue.py live, trefoil/simulator/engines/request_level.py simulated) calls in order,
-with its time, and carries the returned effects out in theirs. `waiters` tell whether a client that waits has gone,
-before its shell could say so: such a ticket gives its pick back at once.
+The shell (dispatcher/routing/async_queue.py live, trefoil/simulator/engines/request_engine.py simulated) calls in
+order, with its time, and carries the returned effects out in theirs. `waiters` tell whether a client that waits has
+gone, before its shell could say so: such a ticket gives its pick back at once.
 """
 
 from collections import Counter

@@ -16,6 +16,7 @@ from dispatcher.routing.request_parameters import RequestParameters
 from dispatcher.service.local_worker import LocalWorker
 from dispatcher.settings import DispatcherSettings
 from tests.support import own_group
+from tests.support.engines import request_engine
 from tests.unit.dispatcher.worlds import OK, key, node, plan, status, target, ticket
 from trefoil.core.carbon import CarbonRatio, CarbonReading, Series
 from trefoil.core.common import Revision
@@ -27,7 +28,6 @@ from trefoil.core.queueing import ServiceTime
 from trefoil.runtime import config
 from trefoil.runtime.clock import ManualClock, WallClock
 from trefoil.simulator.engines.engine import SliceService
-from trefoil.simulator.engines.request_level import RequestLevel
 
 TOGETHER = "tests.support.own_group:Together"
 PATIENT = "tests.support.own_group:Patient"
@@ -215,30 +215,31 @@ async def test_the_pump_calls_the_router_at_that_time_though_nothing_else_happen
 def test_the_simulator_calls_it_at_that_very_time():
     service = SliceService(ServiceTime(100.0, 0.0), 0.9, 1.0, "digits-l", "cats", 0.0)
     table = {"cats": of("cats", [target(0, credits=4)], PATIENT)}
-    made = RequestLevel(table, {"cats": {key(0): service}}, np.random.default_rng(1))
-    first = made.serve({"cats": np.array([0.25, 0.5])}, 0.9)["cats"]
+    made = request_engine(table, {"cats": {key(0): service}}, np.random.default_rng(1))
+    first = made.windows({"cats": np.array([0.25, 0.5])}, 0.9)["cats"]
     assert (first.answered, first.queued) == (0, 2)
-    second = made.serve({"cats": np.array([1.05, 2.5])}, 2.8)["cats"]
+    second = made.windows({"cats": np.array([1.05, 2.5])}, 2.8)["cats"]
     assert second.latency_ms == pytest.approx([850.0, 700.0, 1050.0])
     assert second.queued == 1
     made.on_carbon(2.0, 2.8)
-    assert made.serve({"cats": np.empty(0)}, 9.0)["cats"].queued == 1
+    assert made.windows({"cats": np.empty(0)}, 9.0)["cats"].queued == 1
     made.on_carbon(None, 9.0)
-    assert made.serve({"cats": np.empty(0)}, 9.5)["cats"].latency_ms == pytest.approx([6600.0])
+    assert made.windows({"cats": np.empty(0)}, 9.5)["cats"].latency_ms == pytest.approx([6600.0])
 
 
 def test_a_simulated_group_is_served_as_one():
     service = {
         f: {key(0): SliceService(ServiceTime(100.0, 0.0), 0.9, 1.0, "digits-l", f, 0.0)} for f in ("cats", "dogs")
     }
-    made = RequestLevel({f: of(f, shared()) for f in service}, service, np.random.default_rng(1))
-    found = made.serve({"cats": np.array([0.0, 0.03]), "dogs": np.array([0.01])}, 1.0)
+    routes, rng = {f: of(f, shared()) for f in service}, np.random.default_rng(1)
+    made = request_engine(routes, service, rng, grouped=True, router=routes["cats"].router)
+    found = made.windows({"cats": np.array([0.0, 0.03]), "dogs": np.array([0.01])}, 1.0)
     assert found["cats"].latency_ms == pytest.approx([100.0, 270.0])
     assert found["dogs"].latency_ms == pytest.approx([190.0])
     assert found["dogs"].answered_by == {key(0): 1}
     assert found["cats"].busy_s[key(0)] == pytest.approx(0.2)
     made.set_routes(1.0, {"dogs": of("dogs", [])}, {"dogs": {}})
-    found = made.serve({"cats": np.array([1.5]), "dogs": np.array([1.6])}, 30.0)
+    found = made.windows({"cats": np.array([1.5]), "dogs": np.array([1.6])}, 30.0)
     assert (found["cats"].answered, found["dogs"].rejected) == (1, 1)
 
 

@@ -1,16 +1,15 @@
-"""Queue `ssjf` in simulations: lengths come with requests, predictions by a confusion matrix, both kernels alike."""
+"""Queue `ssjf` in simulations: lengths come with requests, predictions by a confusion matrix, on slices of any kind."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tests.support.engines import request_engine
 from tests.unit.dispatcher.worlds import key, route, target
 from trefoil.core.queueing import ServiceTime
 from trefoil.simulator.engines.answer_lengths import BORDERS, AnswerLengths
 from trefoil.simulator.engines.engine import Flow, OperatingPoint, SliceService
-from trefoil.simulator.engines.request_level import RequestLevel
-from trefoil.simulator.engines.shared_slices import SharedLevel
 
 PERFECT = tuple(tuple(float(i == j) for j in range(5)) for i in range(5))
 BLIND = ((1.0,) * 5,) * 5
@@ -18,24 +17,20 @@ MEAN_MS, CV = 100.0, 1.0
 AT_S = np.cumsum(np.random.default_rng(4).exponential(MEAN_MS / 1e3 / 0.9, 6000))
 
 
-def window(kernel: str, queue: str, confusion=None):
+def window(shares: bool, queue: str, confusion=None):
     served = replace(route([target(0, credits=1)], "fifo", 10**6), queue=queue)
     point = OperatingPoint(1.0, MEAN_MS, CV, 100.0, 0.5)
     one = {"digits": {key(0): SliceService(ServiceTime(MEAN_MS, CV), 0.9, 10.0, "v", "digits", 0.0, (point,))}}
     rng, until_s = np.random.default_rng(3), float(AT_S[-1]) + 1e5
-    if kernel == "shared":
-        flows = {"digits": Flow(None, 50.0, confusion=confusion)}
-        level = SharedLevel({"digits": served}, one, rng, flows)
-    else:
-        told = {} if confusion is None else {"digits": confusion}
-        level = RequestLevel({"digits": served}, one, rng, confusions=told)
-    return level.serve({"digits": AT_S}, until_s)["digits"]
+    flows = {"digits": Flow(None, 50.0, confusion=confusion)}
+    level = request_engine({"digits": served}, one, rng, flows, shares=shares)
+    return level.windows({"digits": AT_S}, until_s)["digits"]
 
 
-@pytest.mark.parametrize("kernel", ["request", "shared"])
-def test_predicted_lengths_shorten_the_mean_and_a_blind_prediction_or_none_does_not(kernel):
+@pytest.mark.parametrize("shares", [False, True])
+def test_predicted_lengths_shorten_the_mean_and_a_blind_prediction_or_none_does_not(shares):
     found = {
-        name: window(kernel, queue, confusion)
+        name: window(shares, queue, confusion)
         for name, queue, confusion in (
             ("fifo", "fifo", PERFECT), ("none", "ssjf", ()), ("blind", "ssjf", BLIND), ("perfect", "ssjf", PERFECT),
         )

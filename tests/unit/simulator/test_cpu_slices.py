@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.support.engines import request_engine
 from trefoil.core.cpus.use import CpuUse
 from trefoil.core.errors import ProfileMissing, SettingError
 from trefoil.core.fleet import SliceKey
@@ -13,7 +14,6 @@ from trefoil.core.plan import Route, RouteTarget
 from trefoil.core.queueing import ServiceTime, pool_rate_max
 from trefoil.reproduce.infadapter_numbers import CORES, catalog
 from trefoil.simulator.engines.engine import SliceService
-from trefoil.simulator.engines.request_level import RequestLevel
 from trefoil.simulator.report.result import result
 from trefoil.simulator.scenario.inputs import Provided, prepare
 from trefoil.simulator.scenario.schema import Arrivals, FamilyObjective, Node, PolicyChoice, Scenario, Served
@@ -52,9 +52,9 @@ def test_a_slice_of_n_cores_serves_n_at_once_as_the_queueing_law_has_it(servers)
     key = SliceKey("n/cpu", f"cpu:{servers}", 0, servers)
     route = Route("f", "weighted", "fifo", (RouteTarget(key, "v", 0, 1.0, servers + 1),), 10_000, 1 << 30)
     one = SliceService(service, 1.0, 0.0, "v", "f", 0.0, instances=servers)
-    level = RequestLevel({"f": route}, {"f": {key: one}}, np.random.default_rng(3))
+    level = request_engine({"f": route}, {"f": {key: one}}, np.random.default_rng(3))
     at_s = np.cumsum(np.random.default_rng(4).exponential(1 / rate, 20_000))
-    window = level.serve({"f": at_s}, float(at_s[-1]) + 1.0)["f"]
+    window = level.windows({"f": at_s}, float(at_s[-1]) + 1.0)["f"]
     assert np.mean(window.latency_ms <= slo_ms) == pytest.approx(0.95, abs=0.02)
     assert window.busy_s[key] / (at_s[-1] * servers) == pytest.approx(rate * 0.1 / servers, rel=0.03)
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from controller.settings import Slo
-from trefoil.cli.demo.spread import Spread, simulate_spread
+from trefoil.cli.demo.spread import simulate_spread
 from trefoil.cli.run.scenario import DemoScenario, load_system
+from trefoil.comparison.comparison import Comparison
 from trefoil.comparison.saving import RunOutcome, saving_pct
 from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
 
@@ -17,13 +18,15 @@ SHORT = {"carbon.steps": 2, "carbon.step_s": 4.0, "warmup_s": 2.0, "load.ramp_s"
 
 def test_the_first_seed_is_the_live_runs_and_accuracy_has_a_price():
     demo = load_system(DEMO, DemoScenario, SHORT)
-    found = simulate_spread(demo, SLO, ("static_mix",))
-    assert [one.seed for one in found.seeds] == [demo.seed, demo.seed + 1]
+    found = simulate_spread(demo, SLO, ("static_mix", "base"), 1)
+    (case,) = found.cases
+    assert found.seeds == (demo.seed, demo.seed + 1)
     twin = simulate_demo(*demo_scenario(demo, "static_mix", SLO)).summary
-    assert found.seeds[0].runs["static_mix"].grams_per_request == twin.grams_per_request
-    assert found.seeds[0].runs != found.seeds[1].runs, "other arrivals"
-    assert 0 < found.price_g < 0.1
-    assert Spread.from_json(found.to_json("static_mix", 0.97, 0.95)) == found
+    first, second = case.row("static_mix").runs
+    assert first.summary["grams_per_request"] == pytest.approx(twin.grams_per_request, rel=1e-8)
+    assert first.arrivals != second.arrivals
+    assert 0 < case.price_g < 0.1
+    assert Comparison.from_json(found.to_json()).to_json() == found.to_json()
 
 
 @pytest.mark.parametrize("seed", [20261121, 2])
@@ -37,14 +40,17 @@ def test_the_demo_ends_above_its_floor(seed):
 
 def test_on_cpus_accuracy_has_no_price_and_the_mix_is_planned_all_the_same():
     demo = load_system(DEMO.with_name("demo-infadapter.toml"), DemoScenario, {**SHORT, "simulated_seeds": 1})
-    found = simulate_spread(demo, demo.slo, ("infadapter",))
-    assert found.price_g == 0
-    assert found.seeds[0].runs["infadapter"].slo_attainment > 0
+    (case,) = simulate_spread(demo, demo.slo, ("infadapter", "ms_plus"), 1).cases
+    assert case.price_g is None
+    assert case.row("infadapter").runs[0].outcome.slo_attainment > 0
 
 
-def test_nobody_wants_it_any_more():
-    demo = load_system(DEMO, DemoScenario, SHORT)
-    assert simulate_spread(demo, SLO, ("exact",), wanted=lambda: False) is None
+def test_a_simulation_is_the_last_once_nobody_wants_more():
+    def go_on(_text: str) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        simulate_spread(load_system(DEMO, DemoScenario, SHORT), SLO, ("base", "exact"), 1, go_on)
 
 
 def test_grams_saved_by_being_less_accurate_are_no_saving():

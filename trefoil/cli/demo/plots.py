@@ -1,6 +1,5 @@
 """Plots of a report over time, as inline SVG. Text and axes take the page's own colour, to read in light and dark."""
 
-import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -14,6 +13,7 @@ from controller.planners.table import PLANNERS
 from trefoil.cli.demo.results import DemoSeries, subject
 from trefoil.core.parts import Kind, find
 from trefoil.core.policies import policy
+from trefoil.page import svg_of
 
 INK: Final = "#010203"  # replaced by the page's text colour
 RULE: Final = "#040506"  # replaced by the page's line colour
@@ -62,10 +62,10 @@ def _own(name: str, what: str) -> str:
     return getattr(find(Kind.PLANNER, name, PLANNERS), what) if policy(name).planner == name else ""
 
 
-def plot_carbon_and_load(runs: Mapping[str, DemoSeries], speedup: float | None, time: str = WALL_TIME) -> str:
+def plot_carbon_and_load(runs: Mapping[str, DemoSeries], speedup: float) -> str:
     """Plot carbon and load, which every run met alike, with the decisions of the report's subject by cause.
 
-    `speedup` of the carbon trace for a second axis; None: time is the trace's own.
+    `speedup` of the carbon trace, for a second axis.
     """
     series = runs[subject(runs)]
 
@@ -75,16 +75,15 @@ def plot_carbon_and_load(runs: Mapping[str, DemoSeries], speedup: float | None, 
         carbon.set_ylabel("g CO2 / kWh")
         _from_zero(carbon)
         _mark_events(carbon, series)
-        if speedup is not None:
-            _trace_hours(carbon, speedup)
+        _trace_hours(carbon, speedup)
         load.plot(series.t_s, series.offered_per_s, color="#3a8fb7", linewidth=1.2)
         load.set_ylabel("offered requests / s")
         _from_zero(load)
 
-    return _figure("carbon", 4.2, 2, draw, "Grid carbon intensity and offered load over time", time)
+    return _figure("carbon", 4.2, 2, draw, "Grid carbon intensity and offered load over time")
 
 
-def plot_power(runs: Mapping[str, DemoSeries], time: str = WALL_TIME) -> str:
+def plot_power(runs: Mapping[str, DemoSeries]) -> str:
     """Plot the power of all GPUs together [W]."""
 
     def draw(axes: Sequence[Axes]) -> None:
@@ -97,10 +96,10 @@ def plot_power(runs: Mapping[str, DemoSeries], time: str = WALL_TIME) -> str:
         _from_zero(axes[0])
         _legend(axes[0])
 
-    return _figure("power", 2.5, 1, draw, "Power of all GPUs over time, by run", time)
+    return _figure("power", 2.5, 1, draw, "Power of all GPUs over time, by run")
 
 
-def plot_grams(runs: Mapping[str, DemoSeries], time: str = WALL_TIME) -> str:
+def plot_grams(runs: Mapping[str, DemoSeries]) -> str:
     """Plot grams since the start of each run."""
 
     def draw(axes: Sequence[Axes]) -> None:
@@ -110,12 +109,10 @@ def plot_grams(runs: Mapping[str, DemoSeries], time: str = WALL_TIME) -> str:
         _from_zero(axes[0])
         _legend(axes[0])
 
-    return _figure("grams", 2.5, 1, draw, "Cumulative grams of CO2 over time, by run", time)
+    return _figure("grams", 2.5, 1, draw, "Cumulative grams of CO2 over time, by run")
 
 
-def plot_latency(
-    runs: Mapping[str, DemoSeries], family: str, slo_ms: float, percentile: float, time: str = WALL_TIME
-) -> str:
+def plot_latency(runs: Mapping[str, DemoSeries], family: str, slo_ms: float, percentile: float) -> str:
     """Plot the p95 of what was due of a family in each second, against its SLO."""
 
     def draw(axes: Sequence[Axes]) -> None:
@@ -142,7 +139,7 @@ def plot_latency(
         _legend(axes[0])
 
     described = f"95th percentile of latency of {family} against the SLO, by run"
-    return _figure(f"latency-{family}", 2.7, 1, draw, described, time)
+    return _figure(f"latency-{family}", 2.7, 1, draw, described)
 
 
 def plot_variant_mix(runs: Mapping[str, DemoSeries], order: Sequence[str]) -> str:
@@ -172,24 +169,21 @@ def _figure(
     rows: int,
     draw: Callable[[Sequence[Axes]], None],
     described: str,
-    time: str = WALL_TIME,
 ) -> str:
     # Its own salt: ids of several figures in one page must not meet, and the same data gives the same bytes.
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
         panels = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
         draw(list(panels))
-        panels[-1].set_xlabel(time)
+        panels[-1].set_xlabel(WALL_TIME)
         for panel in panels:
             panel.margins(x=0)
-        text = io.StringIO()
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return _inline(text.getvalue(), name, described)
+        svg = svg_of(figure, transparent=True)
+    return _inline(svg, name, described)
 
 
 def _inline(svg: str, name: str, described: str) -> str:
-    body = svg[svg.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     body = re.sub(r'\sid="(?:figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|legend)[^"]*"', "", body)
     body = body.replace(INK, "currentColor").replace(RULE, "var(--rule)")
     width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', body).groups()  # type: ignore[union-attr]

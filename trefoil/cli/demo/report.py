@@ -2,23 +2,21 @@
 
 import html
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-import jinja2
 from rich.markup import escape
 from rich.table import Table
 
 from trefoil.cli.demo import plots
 from trefoil.cli.demo.results import DemoFamilySummary, DemoSeries, DemoSummary, Exploration, Report, write_json
-from trefoil.cli.demo.spread import Spread
-from trefoil.comparison.saving import summary
+from trefoil.cli.demo.spread import savings_of
+from trefoil.comparison.comparison import Comparison
+from trefoil.page import render
 from trefoil.tables import Grid
 
-TEMPLATES: Final = Path(__file__).parent / "templates"
 UNKNOWN: Final = "not metered"
-SIMULATED_TIME: Final = "simulated hours"
 RUN_TITLES: Final = {
     "base": "largest variant, one 7g slice per GPU",
     "static_mix": "best carbon-oblivious mix at the same mean accuracy",
@@ -127,7 +125,7 @@ def savings_caption(report: Report) -> str:
         f"{subject}: requests {ours.requests:,}, accuracy {ours.accuracy:.4f}, floor {report.accuracy_floor:.4f}"
     )
     if report.spread and not report.missed:
-        parts += spread_lines(report.spread, subject, report.accuracy_floor, report.slo_quantile)
+        parts += spread_lines(report.spread, subject)
     return "\n".join(parts)
 
 
@@ -142,25 +140,21 @@ def saving_text(report: Report, against: str) -> str:
     return f"{saving:+.1f} % at equal accuracy ({plain:+.1f} % as it ran), one draw{unfair}"
 
 
-def spread_lines(spread: Spread, subject: str, floor: float, slo_quantile: float) -> list[str]:
+def spread_lines(found: Comparison, subject: str) -> list[str]:
     """Savings of the simulated seeds, at equal accuracy: the figure, of which the live run is one draw."""
-    lines, count, missed = [], len(spread.seeds), spread.missed_in_mean(subject, floor, slo_quantile)
+    lines, (case,), count = [], found.cases, len(found.seeds)
     what = f"simulated, {count} seed{'s' * (count > 1)}: saving of {subject} against"
-    for name in spread.seeds[0].runs:
-        if name == subject:
+    for name, saving in savings_of(found, subject).items():
+        if saving.pct is None:
+            lines.append(f"{what} {name}: none, {saving.why} in the mean")
             continue
-        if missed:
-            lines.append(f"{what} {name}: none, {missed} missed in the mean")
-            continue
-        values = spread.savings_pct(subject, name)
-        found = summary(values)
-        ends = f"{found['lowest']:+.1f} to {found['highest']:+.1f}"
+        ends = f"{saving.pct['lowest']:+.1f} to {saving.pct['highest']:+.1f}"
         lines.append(
-            f"{what} {name} at equal accuracy {found['mean']:+.1f} % (deviation {found['deviation']:.1f}, {ends}; its "
-            f"twin {values[0]:+.1f} %)"
+            f"{what} {name} at equal accuracy {saving.pct['mean']:+.1f} % (deviation {saving.pct['deviation']:.1f}, "
+            f"{ends}; its twin {saving.by_seed[0]:+.1f} %)"
         )
-    below = ", ".join(f"{name} under {len(spread.missed(name, floor))} of {count}" for name in spread.seeds[0].runs)
-    price = f"costs {1e3 * spread.price_g:.2f} mg per request and unit" if spread.price_g else "has no price here"
+    below = ", ".join(f"{row.name} under {len(row.missed_seeds('floor'))} of {count}" for row in case.rows)
+    price = f"costs {1e3 * case.price_g:.2f} mg per request and unit" if case.price_g else "has no price here"
     lines.append(f"simulated: below the floor {below} seeds, which makes no fair saving; accuracy {price}")
     return lines
 
@@ -171,10 +165,8 @@ def report_rows(report: Report) -> tuple[tuple[str, Show, str], ...]:
     families = next(iter(report.runs.values())).families
     each = [row for name in families for row in _family_rows(name)] if len(families) > 1 else []
     each += [_device_types_row(name) for name, one in families.items() if len(one.device_type_shares) > 1]
-    # In simulated time no answer has a label: its accuracy is that of the variant.
-    rows = [row for row in ROWS if not (report.simulated_time and row[0] == "accuracy, measured")]
     cut = any(run.core_s is not None for run in report.runs.values())
-    return (*rows, *(CORE_ROWS if cut else ()), *each, *(EXPLORED_ROWS if explored else ()))
+    return (*ROWS, *(CORE_ROWS if cut else ()), *each, *(EXPLORED_ROWS if explored else ()))
 
 
 def _device_types_row(name: str) -> tuple[str, Show, str]:
@@ -228,12 +220,13 @@ def write_report(folder: Path, report: Report, series: Mapping[str, DemoSeries])
 
 def report_html(report: Report, series: Mapping[str, DemoSeries]) -> str:
     """HTML page of a report, as one string."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
     slo = next(iter(report.runs.values())).slo
     others = [name for name in report.runs if name != report.subject]
-    return environment.get_template("report.html.j2").render(
+    simulated = savings_of(report.spread, report.subject) if report.spread and not report.missed else {}
+    spread = {name: saving for name, saving in simulated.items() if saving.pct is not None}
+    return render(
+        "demo.html.j2",
+        title="demo report",
         report=report,
         slo=slo,
         titles=RUN_TITLES,
@@ -246,9 +239,9 @@ def report_html(report: Report, series: Mapping[str, DemoSeries]) -> str:
             "SLO attainment": [name for name in report.runs if report.missed_slo(name)],
             "accuracy of the variants": [name for name in report.runs if report.missed_floor(name)],
         },
-        spread=_spread_summaries(report, others),
-        by_seed={name: report.spread.savings_pct(report.subject, name) if report.spread else [] for name in others},
-        missed_seeds=report.spread.missed(report.subject, report.accuracy_floor) if report.spread else [],
+        spread=spread,
+        price_g=report.spread.cases[0].price_g if report.spread else None,
+        seeds=report.spread.cases[0].row(report.subject).runs if report.spread else (),
         rows=[
             (label, {name: show(run) for name, run in report.runs.items()}) for label, show, _ in report_rows(report)
         ],
@@ -259,28 +252,19 @@ def report_html(report: Report, series: Mapping[str, DemoSeries]) -> str:
     )
 
 
-def _spread_summaries(report: Report, others: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Savings of the simulated seeds by opponent; none where our run, or the mean of the seeds, missed something."""
-    name, spread = report.subject, report.spread
-    if spread is None or report.missed or spread.missed_in_mean(name, report.accuracy_floor, report.slo_quantile):
-        return {}
-    return {other: summary(spread.savings_pct(name, other)) for other in others}
-
-
 def _figures(report: Report, series: Mapping[str, DemoSeries], percentile: float) -> list[tuple[str, str, str]]:
     """(heading, what to see, svg)."""
     order = list(next(iter(series.values())).answered_by_variant)
-    time = SIMULATED_TIME if report.simulated_time else plots.WALL_TIME
     slo_ms = {name: one.slo_ms for name, one in report.runs[report.subject].families.items()}
     return [
         (
             f"Carbon and load, and when {report.subject} replanned",
             "Every run met this same carbon and these same arrivals. "
             f"A numbered line is a decision of {report.subject}; the list below says why.",
-            plots.plot_carbon_and_load(series, None if report.simulated_time else report.carbon_speedup, time),
+            plots.plot_carbon_and_load(series, report.carbon_speedup),
         ),
-        ("Power", "Counter of all GPUs, idle and sleeping ones included.", plots.plot_power(series, time)),
-        ("Grams", "Energy times intensity at that moment, from the start of the run.", plots.plot_grams(series, time)),
+        ("Power", "Counter of all GPUs, idle and sleeping ones included.", plots.plot_power(series)),
+        ("Grams", "Energy times intensity at that moment, from the start of the run.", plots.plot_grams(series)),
         *(
             [
                 (
@@ -296,7 +280,7 @@ def _figures(report: Report, series: Mapping[str, DemoSeries], percentile: float
             (
                 "Latency against the SLO" + (f": {name}" if len(slo_ms) > 1 else ""),
                 "Open loop, from the intended send time. The SLO was fixed before the runs.",
-                plots.plot_latency(series, name, limit_ms, percentile, time),
+                plots.plot_latency(series, name, limit_ms, percentile),
             )
             for name, limit_ms in slo_ms.items()
         ),

@@ -6,14 +6,17 @@ Field names are those of report.json; joules and grams are None when nothing met
 import json
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import trefoil
-from trefoil.cli.demo.spread import Spread
+from trefoil.cli.demo.spread import savings_of
+from trefoil.comparison.comparison import Comparison
 from trefoil.comparison.saving import RunOutcome, saving_pct, what_missed
 from trefoil.core.objective import floor_missed
 from trefoil.installation import CHECKOUT, SHIPPED
@@ -134,8 +137,7 @@ class Report:
     machine: str
     started_at: str
     runs: Mapping[str, DemoSummary]
-    spread: Spread | None = None  # None: nothing was simulated, and accuracy has no price
-    simulated_time: bool = False  # `trefoil simulate`: nothing ran but one process
+    spread: Comparison | None = None  # None: nothing was simulated, and accuracy has no price
 
     @property
     def subject(self) -> str:
@@ -151,7 +153,8 @@ class Report:
         ours, theirs = _outcome(self.runs[self.subject]), _outcome(self.runs[against])
         if ours is None or theirs is None or self.missed:
             return None
-        return saving_pct(ours, theirs, self.spread.price_g if self.spread is not None and corrected else 0.0)
+        price_g = self.spread.cases[0].price_g if self.spread is not None and corrected else None
+        return saving_pct(ours, theirs, price_g or 0.0)
 
     @property
     def slo_quantile(self) -> float:
@@ -187,8 +190,14 @@ class Report:
         values["missed_floor"] = {name: self.missed_floor(name) for name in self.runs}
         values["missed_slo"] = {name: self.missed_slo(name) for name in self.runs}
         if self.spread is not None:
-            values["spread"] = self.spread.to_json(self.subject, self.accuracy_floor, self.slo_quantile)
+            values["spread"] = spread_json(self.spread, self.subject)
         return {**values, **runs}
+
+
+def spread_json(found: Comparison, subject: str) -> dict[str, Any]:
+    """JSON values of the simulated seeds, with the savings of the policy that the demo is about."""
+    savings = {name: saving.pct for name, saving in savings_of(found, subject).items()}
+    return {**found.to_json(), "subject": subject, "saving_pct": savings}
 
 
 def _outcome(run: DemoSummary) -> RunOutcome | None:
@@ -222,7 +231,7 @@ def read_report(path: Path) -> Report:
     runs = {name: _summary(values.pop(name)) for name in names}
     for derived in ("saving_pct", "saving_uncorrected_pct", "accuracy", "missed_floor", "missed_slo"):
         values.pop(derived)
-    spread = Spread.from_json(values["spread"]) if values["spread"] else None
+    spread = Comparison.from_json(values["spread"]) if values["spread"] else None
     return Report(**{**values, "gpus": tuple(values["gpus"]), "runs": runs, "spread": spread})
 
 
@@ -230,6 +239,12 @@ def _summary(values: Mapping[str, Any]) -> DemoSummary:
     explored = values.get("exploration")
     families = {name: DemoFamilySummary(**one) for name, one in values["families"].items()}
     return DemoSummary(**{**values, "exploration": Exploration(**explored) if explored else None, "families": families})
+
+
+def made_by() -> dict[str, str]:
+    """Where a result was made: command, commit and machine."""
+    command = shlex.join(["trefoil", *sys.argv[1:]])
+    return {"command": command, "commit": git_commit(), "machine": machine()}
 
 
 def git_commit() -> str:

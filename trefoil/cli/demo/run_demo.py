@@ -7,8 +7,6 @@ On this machine's CPUs nothing is: where no meter is there are no grams to be sp
 """
 
 import asyncio
-import shlex
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,14 +18,18 @@ from typing import Final
 from trefoil.cli.demo import report
 from trefoil.cli.demo.live_view import View, view_for
 from trefoil.cli.demo.own_repository import with_own_repository
-from trefoil.cli.demo.results import Report, git_commit, machine, subject, write_json
+from trefoil.cli.demo.report import spread_lines
+from trefoil.cli.demo.results import Report, git_commit, made_by, spread_json, subject, write_json
 from trefoil.cli.demo.run_policy import DemoContext, PolicyRun, measure_p95_ms, run_policy
-from trefoil.cli.demo.spread import Spread, judged_by_simulation, simulate_spread
+from trefoil.cli.demo.spread import judged_by_simulation, simulate_spread
 from trefoil.cli.output import console, count_equal, print_json, ticking
 from trefoil.cli.run import services
 from trefoil.cli.run.scenario import DemoScenario
 from trefoil.cli.run.shutdown import EXIT_INTERRUPTED, ShutdownSignals, run_until_signal
+from trefoil.comparison.comparison import Comparison
+from trefoil.comparison.report import comparison_tables
 from trefoil.runtime.clock import Clock, WallClock
+from trefoil.simulator.report.result import json_safe
 
 QUICK_STEPS: Final = 3
 MODELS: Final = "models"  # folder of a repository of its own
@@ -77,25 +79,17 @@ def run_demo(scenario: DemoScenario, out: Path, *, as_json: bool) -> int:
 
 def simulate_only(scenario: DemoScenario, *, as_json: bool) -> None:
     """Simulate the demo under its seeds, by an SLO of the simulated policy that the rule names; nothing is started."""
-    with ticking(quiet=as_json), TemporaryDirectory() as folder:
+    with ticking(quiet=as_json) as say, TemporaryDirectory() as folder:
         scenario = judged_by_simulation(with_own_repository(scenario, Path(folder) / MODELS))
-        spread = simulate_spread(scenario, scenario.slo, scenario.policies)
-        floor = scenario.accuracy.floors(services.served_family(scenario).best.accuracy)[0]
-    assert spread is not None, "it was wanted to its end"
-    about, slo_quantile = subject(scenario.policies), scenario.slo.percentile / 100
+        found = simulate_spread(scenario, scenario.slo, scenario.policies, 0, say)
+    about = subject(scenario.policies)
     if as_json:
-        print_json({"commit": git_commit(), "accuracy_floor": floor, **spread.to_json(about, floor, slo_quantile)})
+        print_json({"commit": git_commit(), **json_safe(spread_json(found, about))})
         return
     screen = console()
-    for one in spread.seeds:
-        runs = "  ".join(
-            f"{name}={1e3 * run.grams_per_request:.4f} mg, {run.joules_per_request:.2f} J, {run.accuracy:.4f}, "
-            f"{run.slo_attainment:.3f} in SLO"
-            for name, run in one.runs.items()
-        )
-        screen.print(f"seed {one.seed}: {runs}", soft_wrap=True, highlight=False)
-    slo_ms = ", ".join(f"{name} {scenario.slo_of(name).latency_ms:.0f} ms" for name in scenario.loads)
-    for line in [f"SLO: {slo_ms}, simulated", *report.spread_lines(spread, about, floor, slo_quantile)]:
+    for table in comparison_tables(found):
+        screen.print(table)
+    for line in spread_lines(found, about):
         screen.print(line, soft_wrap=True, highlight=False)
 
 
@@ -125,19 +119,20 @@ async def _run_policies(
     return 0
 
 
-async def _simulate(context: DemoContext) -> Spread:
+async def _simulate(context: DemoContext) -> Comparison:
     """The same scenario under other seeds, in a thread: an interrupt ends it after the simulation that it is in."""
     scenario = context.scenario
     context.view.say(f"simulating the same scenario under {scenario.simulated_seeds} seeds, this one first")
     unwanted = threading.Event()
+
+    def go_on(_text: str) -> None:
+        if unwanted.is_set():
+            raise InterruptedError("the demo was interrupted")
+
     try:
-        found = await asyncio.to_thread(
-            simulate_spread, scenario, scenario.slo, scenario.policies, wanted=lambda: not unwanted.is_set()
-        )
+        return await asyncio.to_thread(simulate_spread, scenario, scenario.slo, scenario.policies, 1, go_on)
     finally:
         unwanted.set()
-    assert found is not None, "it was wanted to its end"
-    return found
 
 
 async def _judged(context: DemoContext) -> DemoScenario:
@@ -173,7 +168,7 @@ def _announcement(scenario: DemoScenario) -> str:
     )
 
 
-def _report(scenario: DemoScenario, runs: Mapping[str, PolicyRun], started: str, spread: Spread | None) -> Report:
+def _report(scenario: DemoScenario, runs: Mapping[str, PolicyRun], started: str, spread: Comparison | None) -> Report:
     batches = sum(run.batches for run in runs.values())
     best = services.served_family(scenario).best.accuracy
     return Report(
@@ -183,11 +178,9 @@ def _report(scenario: DemoScenario, runs: Mapping[str, PolicyRun], started: str,
         duration_s=scenario.duration_s,
         carbon_speedup=scenario.carbon.speedup,
         seed=scenario.seed,
-        commit=git_commit(),
         pad_overrun_ratio=sum(run.overruns for run in runs.values()) / batches if batches else None,
         accuracy_floor=scenario.accuracy.floors(best)[0],
-        command=shlex.join(["trefoil", *sys.argv[1:]]),
-        machine=machine(),
+        **made_by(),
         started_at=started,
         runs={name: run.summary for name, run in runs.items()},
         spread=spread,

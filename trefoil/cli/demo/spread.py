@@ -1,116 +1,68 @@
-"""Spread of a demo's savings: its own scenario, simulated under several seeds, and the price of accuracy in it.
+"""Spread of a demo's savings: its own scenario, compared under several seeds in simulated time.
 
 One live run is one draw. Each seed here gives other arrivals; the first one is the seed of the live run, its simulated
-twin. Two runs seldom end at the same mean accuracy, and accuracy costs grams, so that savings are compared at the
-accuracy of the run they are of: the other run's grams are corrected by `price_g` per unit of accuracy, which is what
-`static_mix` pays for PRICE_STEP more of it, in the mean of all seeds; of several families, or with parameters that it
-has not, there is no price. Accuracy is here that of the variants that answered, by family.toml: the mean that was
-planned for, without the luck of which image met which variant.
+twin. What a saving is stands in trefoil/comparison/comparison.py. Accuracy is here that of the variants that answered,
+by family.toml: the mean that was planned for, without the luck of which image met which variant.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from statistics import fmean
-from typing import Any
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from controller.planners.planner_settings import ExactSettings
 from controller.settings import Slo
 from trefoil.cli.run.scenario import DemoScenario
-from trefoil.comparison.saving import (
-    MARGIN,
-    OBLIVIOUS,
-    PRICE_STEP,
-    RunOutcome,
-    price_g,
-    saving_pct,
-    summary,
-    what_missed,
-)
-from trefoil.core.objective import floor_missed
+from trefoil.comparison.comparison import Comparison, Saving
+from trefoil.comparison.runs import Job, PlannedCase, play
+from trefoil.comparison.saving import MARGIN, OBLIVIOUS, PRICE_STEP
+from trefoil.reproduce.runs import StudyRun
 from trefoil.simulator.scenario.demo import demo_scenario, simulate_demo
 
 
 @dataclass(frozen=True, slots=True)
-class SeedRuns:
-    """Runs of every policy under one seed."""
+class DemoJob(Job):
+    """Job of one run of the demo under the policy `row`; `scenario` is the demo's."""
 
-    seed: int
-    runs: Mapping[str, RunOutcome]
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Spread over seeds, the live run's own first. `price_g`: grams per request and unit of accuracy."""
-
-    slo_ms: float
-    price_g: float
-    seeds: tuple[SeedRuns, ...]
-
-    def savings_pct(self, subject: str, against: str) -> list[float]:
-        """Savings at equal accuracy of each seed [%]."""
-        return [saving_pct(one.runs[subject], one.runs[against], self.price_g) for one in self.seeds]
-
-    def missed(self, subject: str, floor: float) -> list[int]:
-        """Seeds under which a policy missed the floor."""
-        return [one.seed for one in self.seeds if floor_missed(one.runs[subject].accuracy, floor)]
-
-    def missed_in_mean(self, subject: str, floor: float, slo_quantile: float) -> str:
-        """What a policy missed in the mean of the seeds, which makes no saving; "" if nothing."""
-        runs = [one.runs[subject] for one in self.seeds]
-        attained, accuracy = fmean(run.slo_attainment for run in runs), fmean(run.accuracy for run in runs)
-        return what_missed(attained < slo_quantile, floor_missed(accuracy, floor))
-
-    def to_json(self, subject: str, floor: float, slo_quantile: float) -> dict[str, Any]:
-        """JSON values of it: each seed with its savings, and their mean, deviation and ends by opponent, unless the
-        mean missed what was asked for."""
-        others = [name for name in self.seeds[0].runs if name != subject]
-        found = {name: self.savings_pct(subject, name) for name in others}
-        missed = self.missed_in_mean(subject, floor, slo_quantile)
-        return {
-            "basis": "simulated",
-            "slo_ms": self.slo_ms,
-            "price_mg_per_accuracy": 1e3 * self.price_g,
-            "missed": missed,
-            "saving_pct": {name: None if missed else summary(values) for name, values in found.items()},
-            "missed_floor_seeds": self.missed(subject, floor),
-            "seeds": [
-                {
-                    "seed": one.seed,
-                    "saving_pct": {name: found[name][n] for name in others},
-                    "runs": {name: asdict(run) for name, run in one.runs.items()},
-                }
-                for n, one in enumerate(self.seeds)
-            ],
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Spread":
-        """Spread that `to_json` wrote."""
-        seeds = [SeedRuns(s["seed"], {n: RunOutcome(**r) for n, r in s["runs"].items()}) for s in values["seeds"]]
-        return cls(values["slo_ms"], values["price_mg_per_accuracy"] / 1e3, tuple(seeds))
+    def play(self) -> StudyRun:
+        """Simulate it, and say which arrivals it met."""
+        demo = DemoScenario.model_validate_json(self.scenario)
+        scenario, given = demo_scenario(demo, self.row, demo.slo)
+        met = hashlib.sha256(b"".join(name.encode() + times.tobytes() for name, times in given.arrivals.items()))
+        summary = json.loads(simulate_demo(scenario, given).to_json())["summary"]
+        return StudyRun(self, {**summary, "arrivals": met.hexdigest()[:12]}, {})
 
 
 def simulate_spread(
-    scenario: DemoScenario, slo: Slo, names: Iterable[str], wanted: Callable[[], bool] = lambda: True
-) -> Spread | None:
-    """Simulate the policies under `simulated_seeds` seeds; None once nobody wants it any more."""
-    priced = not (scenario.more_families or scenario.fleet.real)  # static_mix plans no CPUs
-    priced &= scenario.params.keys() <= ExactSettings.model_fields.keys()
-    seeds, pairs, asked = [], [], dict.fromkeys((*names, OBLIVIOUS) if priced else names)
-    for seed in range(scenario.seed, scenario.seed + scenario.simulated_seeds):
-        drawn = scenario.model_copy(update={"seed": seed})
-        runs: dict[str, RunOutcome] = {}
-        for name in asked:
-            if not wanted():
-                return None
-            runs[name] = _simulated(drawn, name, slo)
-        seeds.append(SeedRuns(seed, {name: runs[name] for name in names}))
-        if not priced:
-            continue
-        margin = scenario.params.get(MARGIN, 0.0) + PRICE_STEP
-        drawn = drawn.model_copy(update={"params": {**scenario.params, MARGIN: margin}})
-        pairs.append((runs[OBLIVIOUS], _simulated(drawn, OBLIVIOUS, slo)))
-    return Spread(slo.latency_ms, price_g(pairs) or 0.0, tuple(seeds))
+    scenario: DemoScenario, slo: Slo, names: Iterable[str], jobs: int, say: Callable[[str], None] = lambda _text: None
+) -> Comparison:
+    """Compare the policies under `simulated_seeds` seeds. `jobs`: runs side by side, 0: one per core."""
+    seeds = tuple(range(scenario.seed, scenario.seed + scenario.simulated_seeds))
+    demos = [scenario.model_copy(update={"slo": slo, "seed": seed}) for seed in seeds]
+    pairs: tuple[tuple[Job, Job], ...] = ()
+    # static_mix plans no CPUs, and pays for the accuracy of one family by its own parameters
+    if (
+        not (scenario.more_families or scenario.fleet.real)
+        and scenario.params.keys() <= ExactSettings.model_fields.keys()
+    ):
+        params = {**scenario.params, MARGIN: scenario.params.get(MARGIN, 0.0) + PRICE_STEP}
+        dear = [demo.model_copy(update={"params": params}) for demo in demos]
+        pairs = tuple((_job(OBLIVIOUS, a), _job(OBLIVIOUS, b)) for a, b in zip(demos, dear, strict=True))
+    rows = {name: tuple(_job(name, demo) for demo in demos) for name in names}
+    cases = play([PlannedCase({}, rows, pairs, {})], jobs, say)
+    return Comparison(scenario.name, scenario.duration_s, tuple(rows), seeds, cases)
+
+
+def _job(name: str, demo: DemoScenario) -> DemoJob:
+    return DemoJob(name, demo.model_dump_json())
+
+
+def savings_of(found: Comparison, subject: str) -> dict[str, Saving]:
+    """Saving of one policy against each other one."""
+    (case,) = found.cases
+    ours = case.row(subject)
+    savings = {row.name: case.saving(ours, row) for row in case.rows}
+    return {name: saving for name, saving in savings.items() if saving is not None}
 
 
 def judged_by_simulation(scenario: DemoScenario) -> DemoScenario:
@@ -122,8 +74,3 @@ def judged_by_simulation(scenario: DemoScenario) -> DemoScenario:
     given, arrivals = demo_scenario(scenario, rule.policy, provisional)
     families = simulate_demo(given, arrivals).summary.families
     return scenario.judged({name: found.p95_ms for name, found in families.items()})
-
-
-def _simulated(scenario: DemoScenario, policy: str, slo: Slo) -> RunOutcome:
-    found = simulate_demo(*demo_scenario(scenario, policy, slo)).summary
-    return RunOutcome(found.grams_per_request, found.joules_per_request, found.accuracy, found.slo_attainment)

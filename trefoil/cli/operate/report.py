@@ -17,7 +17,6 @@ from trefoil.cli.system_client import ControllerClient, call_system
 from trefoil.core.errors import SettingError
 from trefoil.runtime.clock import WallClock
 
-TEMPLATES: Final = Path(__file__).parent / "templates"
 UNKNOWN: Final = "-"
 COST_COLUMNS: Final = ("requests", "kJ", "g", "J/request", "mg/request", "not known because")
 UNANSWERED_COLUMNS: Final = ("unanswered", "kJ of these")
@@ -156,9 +155,13 @@ def _plain(found: Mapping[str, Any]) -> str:
 
 
 def _html(found: Mapping[str, Any]) -> str:
-    import jinja2  # only where a page is asked for
+    from trefoil.page import Card, page  # only where a page is asked for
 
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    simulated = "Devices of this fleet are simulated: joules, and grams from them, are a model's."
+    return page(
+        f"Energy and carbon, {found['since']} to {found['until']}",
+        "Whole hours, UTC. A dash is what is not known, with the reason beside it.",
+        simulated if found["simulated"] else "",
+        [Card(title, columns, rows) for title, columns, rows in report_tables(found)],
+        {},
     )
-    return environment.get_template("report.html.j2").render(found=found, tables=report_tables(found)) + "\n"

@@ -9,6 +9,7 @@ from controller.planners.muserve.alpaserve import joined
 from trefoil.core import power
 from trefoil.core.fleet import DeviceState
 from trefoil.reproduce import plots
+from trefoil.reproduce.experiment import data_folder
 from trefoil.reproduce.muserve.experiment import GPU, HELD, POLICIES, PUBLISHED, MuServeSpec
 from trefoil.reproduce.muserve.models import MODELS, TOP_MHZ, operators, units
 from trefoil.reproduce.runs import StudyRun, run_all
@@ -40,7 +41,14 @@ class MuserveOptions:
     jobs: int = 0
 
 
+OPTIONS: Final = MuserveOptions()
 QUICK: Final = MuserveOptions((1,), 300.0, (2, 5, 10), (1, 3), (8,), sweeps=False)
+
+
+def about() -> dict[str, str]:
+    """What the study is of."""
+    azure = "Azure's functions (TREFOIL_DATA)" if data_folder() else "Azure's are not here"
+    return {"paper": "mu-Serve", "basis": "simulated on modelled operators", "data": f"gamma gaps; {azure}"}
 
 
 def study(options: MuserveOptions, out: Path, say: Callable[[str], None]) -> dict[str, Any]:

@@ -8,8 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import is_
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,6 @@ from trefoil.core.latency import BUCKETS, FLOOR_MS, PER_OCTAVE, Histogram, build
 from trefoil.core.units import MS_PER_S
 
 Counts = npt.NDArray[np.float64]
-Work = dict[tuple[SliceKey, str], float]
 
 
 class Answers(NamedTuple):
@@ -76,28 +74,6 @@ class Interval:
         for mine, theirs in ((self.by_variant, other.by_variant), (self.by_device, other.by_device)):
             for name, count in theirs.items():
                 mine[name] = mine.get(name, 0.0) + count
-
-    def at(self, starts_s: float, ends_s: float) -> "Interval":
-        """Copy at another time; counts are shared: neither is to be added to."""
-        return Interval(
-            starts_s,
-            ends_s,
-            self.arrived,
-            self.answered,
-            self.rejected,
-            self.within_slo,
-            self.accuracy_sum,
-            self.latency,
-            self.sum_ms,
-            self.max_ms,
-            self.joules,
-            self.by_variant,
-            self.queued,
-            by_device=self.by_device,
-            computed_s=self.computed_s,
-            latency_s_by=self.latency_s_by,
-            spread_by=self.spread_by,
-        )
 
     def slice_histograms(self) -> dict[SliceKey, Histogram]:
         """Latency histograms by slice, in whole answers."""
@@ -172,41 +148,10 @@ def histogram_of(latency_ms: npt.NDArray[np.float64]) -> Counts:
     return np.bincount(np.minimum(index, BUCKETS - 1), minlength=BUCKETS).astype(np.float64)
 
 
-@dataclass(slots=True)
-class LoadReports:
-    """Load windows and work of the intervals since the last window; what is made of the same objects is made once.
-
-    An engine that answers a step from memory gives an interval with the counts of the one before (`Interval.at`). What
-    is made of them is then the same object too, so that whoever gets it can tell without comparing.
-    """
-
-    _intervals: dict[str, list[Interval]]
-    _last_work: tuple[list[Any], Work] = field(default_factory=lambda: ([], {}))
-    _last_cells: tuple[list[Any], tuple[LoadCell, ...]] = ([], ())
-
-    def work(self, found: Mapping[str, Interval]) -> Work:
-        """Work of every slice: active joules of each family there."""
-        parts = [one.joules for one in found.values()]
-        if not _identical(parts, self._last_work[0]):
-            self._last_work = parts, {(k, f): joules for f, one in found.items() for k, joules in one.joules.items()}
-        return self._last_work[1]
-
-    def add(self, found: Mapping[str, Interval]) -> None:
-        """Add an interval of each family to the window that is open."""
-        for family, one in found.items():
-            self._intervals[family].append(one)
-
-    def window(self, items: Mapping[str, float], seq: int, now_s: float) -> LoadWindow:
-        """Load window of the intervals since the last one."""
-        found = {family: joined(parts, now_s) for family, parts in self._intervals.items()}
-        self._intervals = {family: [] for family in found}
-        parts = [one.latency for one in found.values()]
-        if not _identical(parts, self._last_cells[0]):
-            self._last_cells = parts, load_cells(found, items)
-        starts_s = min((one.starts_s for one in found.values()), default=now_s)
-        return LoadWindow("simulated", 0, seq, starts_s, now_s, cells=self._last_cells[1])
-
-
-def _identical(these: Sequence[object], those: Sequence[object]) -> bool:
-    """Whether both hold the same objects in the same order."""
-    return len(these) == len(those) and all(map(is_, these, those))
+def load_window(
+    reported: Mapping[str, Sequence[Interval]], items: Mapping[str, float], seq: int, now_s: float
+) -> LoadWindow:
+    """Load window of each family's intervals since the last one."""
+    found = {family: joined(parts, now_s) for family, parts in reported.items()}
+    starts_s = min((one.starts_s for one in found.values()), default=now_s)
+    return LoadWindow("simulated", 0, seq, starts_s, now_s, cells=load_cells(found, items))

@@ -51,10 +51,8 @@ class Bin:
 
 @dataclass(slots=True)
 class _IntervalCost:
-    """Cost of an interval; one that drew the same at the same intensities costs the same."""
+    """Cost of an interval."""
 
-    drawn: Sequence[DrawnEnergy]
-    intensity: Mapping[str, float]
     by_family: dict[str, Cost]
     total: Cost = field(default_factory=Cost)
     by_zone: defaultdict[str, Cost] = field(default_factory=lambda: defaultdict(Cost))
@@ -80,7 +78,6 @@ class Ledger:
         self.series: list[dict[str, float]] = []
         self._recent: dict[str, deque[tuple[float, float, float]]] = {f: deque() for f in self._families}
         self._bin: Bin | None = None
-        self._last_cost: _IntervalCost | None = None
 
     def add(
         self,
@@ -93,9 +90,7 @@ class Ledger:
     ) -> None:
         """Book an interval in which no intensity changed, and slices of CPUs had so many cores."""
         counted = from_s >= -1e-9
-        cost = self._last_cost
-        if cost is None or cost.drawn is not drawn or cost.intensity is not self.intensity:
-            cost = self._last_cost = self._cost_of(to_s - from_s, drawn)
+        cost = self._cost_of(to_s - from_s, drawn)
         total = cost.total
         for family, mine in cost.by_family.items():
             self._since_start[family].add(mine.joules, mine.grams)
@@ -121,7 +116,7 @@ class Ledger:
 
     def _cost_of(self, dt_s: float, drawn: Sequence[DrawnEnergy]) -> _IntervalCost:
         """Cost of what devices drew, by family and zone."""
-        cost = _IntervalCost(drawn, self.intensity, {family: Cost() for family in self._families})
+        cost = _IntervalCost({family: Cost() for family in self._families})
         alike = dict.fromkeys(self._families, 1.0)
         for one in drawn:
             joules = one.counter_j

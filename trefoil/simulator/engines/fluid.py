@@ -11,7 +11,7 @@ Deviations from request by request: a step is in equilibrium (no memory but the 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
 
@@ -95,7 +95,7 @@ class FluidEngine:
         self._pools: list[Pool] = []
         self._queue_max = QUEUE_MAX
         self._waiting = 0.0  # while no slice serves
-        self._steady_intervals: dict[tuple[float, float], Interval] = {}  # by rate and length, under the present route
+        self._steady: dict[tuple[float, float], Interval] = {}  # by rate and length, under the present route
         self._unserved_s = 0.0
         self._installed: tuple[Route, list[SliceService]] | None = None
 
@@ -124,8 +124,7 @@ class FluidEngine:
             keys = [t.slice for t in group]
             credits = [t.credits for t in group]
             pools.append(Pool(share if shares else 1.0, keys, [services[key] for key in keys], credits))
-        self._pools = pools
-        self._steady_intervals = {}
+        self._pools, self._steady = pools, {}
         for pool in self._pools:
             pool.queued = waiting * pool.share
         self._waiting = 0.0 if self._pools else waiting
@@ -143,9 +142,8 @@ class FluidEngine:
         self._now_s = until_s
         rate = round(self._source.mean_per_s(starts_s, until_s), 9)  # equal flows shall be equal
         steady = bool(self._pools) and not any(p.queued for p in self._pools)
-        known = self._steady_intervals.get((rate, dt_s)) if steady else None
-        if known is not None:
-            return known.at(starts_s, until_s)
+        if steady and (known := self._steady.get((rate, dt_s))) is not None:
+            return replace(known, starts_s=starts_s, ends_s=until_s)
         found = Interval(starts_s, until_s, arrived=rate * dt_s)
         if not self._pools:
             self._hold_unserved(found, dt_s)
@@ -153,7 +151,7 @@ class FluidEngine:
             self._serve_pool(pool, rate * pool.share, dt_s, found)
         found.queued = sum(p.queued for p in self._pools) + self._waiting
         if steady and found.queued == 0:
-            self._steady_intervals[rate, dt_s] = found
+            self._steady[rate, dt_s] = found
         return found
 
     def _hold_unserved(self, found: Interval, dt_s: float) -> None:

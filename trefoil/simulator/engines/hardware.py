@@ -9,7 +9,7 @@ known have no meter: what they draw is NaN, null in JSON.
 """
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -38,6 +38,7 @@ from trefoil.core.fleet import (
 from trefoil.core.plan import PlannedDevice, PlannedSlice
 from trefoil.core.queueing import service_time
 from trefoil.core.units import MS_PER_S
+from trefoil.simulator.books.intervals import Interval
 from trefoil.simulator.engines.engine import OperatingPoint, SliceService
 from trefoil.simulator.scenario.inputs import Device
 from trefoil.simulator.scenario.schema import Costs
@@ -99,17 +100,6 @@ class DrawnEnergy(NamedTuple):
     by_family: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class _BookedInterval:
-    """Energy of an interval; one that is as long, of the same work in the same state, draws the same."""
-
-    dt_s: float
-    computed: Mapping[tuple[SliceKey, str], float]
-    rates: Mapping[str, tuple[float, float, bool]]
-    booked: tuple[tuple[SimulatedDevice, DrawnEnergy, float, float], ...]  # with idle and unallocated joules
-    drawn: list[DrawnEnergy]
-
-
 class Hardware:
     """Devices of the whole fleet."""
 
@@ -134,15 +124,13 @@ class Hardware:
         self._loads = {(f.name, v.name): v.load_s for f in truth.catalog.families for v in f.variants}
         self._services: dict[tuple[str, str, str, str, int], SliceService] = {}
         self._nodes: dict[str, NodeStatus] | None = None
-        self._powers: dict[str, tuple[float, float, bool]] | None = None
         self._next_s: float | None = None
-        self._booked: _BookedInterval | None = None
 
     # --- what agents report -----------------------------------------------------------------------------------------
 
     def _invalidate(self, device: SimulatedDevice) -> None:
         """Forget what was made of its state before."""
-        device.status = device.served = device.rates = self._nodes = self._powers = self._next_s = None
+        device.status = device.served = device.rates = self._nodes = self._next_s = None
 
     def nodes(self) -> dict[str, NodeStatus]:
         """Status of every node; made anew only when something has changed."""
@@ -314,22 +302,33 @@ class Hardware:
                 found = True
         return found
 
-    def book_energy(self, dt_s: float, computed: Mapping[tuple[SliceKey, str], float]) -> list[DrawnEnergy]:
-        """Book the energy of an interval without events.
+    def book_energy(self, dt_s: float, served: Mapping[str, Interval]) -> list[DrawnEnergy]:
+        """Book the energy of an interval without events, given what each family was served in it."""
+        by_device: dict[str, list[tuple[str, float]]] = {}
+        for family, one in served.items():
+            for key, joules in one.joules.items():
+                by_device.setdefault(key.device, []).append((family, joules))
+        return [self._book(device, dt_s, by_device.get(name, ())) for name, device in self.devices.items()]
 
-        `computed`: active joules of each family on each slice, by the profile's linear law.
-        """
-        if self._powers is None:  # what a device draws whatever it computes changes when its state does
-            self._powers = {name: self._rates_of(device) for name, device in self.devices.items()}
-        spent = self._booked
-        if spent is None or spent.computed is not computed or spent.rates is not self._powers or spent.dt_s != dt_s:
-            spent = self._booked = self._energy_of(dt_s, computed, self._powers)
-        for device, drawn, idle_j, unallocated_j in spent.booked:
-            device.active_j += drawn.active_j
-            device.idle_j += idle_j
-            device.unallocated_j += unallocated_j
-            device.counter_j += drawn.counter_j
-        return spent.drawn
+    def _book(self, device: SimulatedDevice, dt_s: float, work: Sequence[tuple[str, float]]) -> DrawnEnergy:
+        """Book a device's energy. `work`: active joules of each family there, by the profile's linear law."""
+        idle_w, starting_w, serves = self._rates_of(device)
+        baseline_j, starting_j = device.factor * dt_s * idle_w, device.factor * dt_s * starting_w
+        linear_j, active_j = sum([joules for _, joules in work]), 0.0
+        if linear_j > 0:
+            active_j = device.factor * dt_s * power.saturated_w(device.type, linear_j / dt_s)
+        families: dict[str, float] = {}
+        for family, joules in work:
+            families[family] = families.get(family, 0.0) + active_j * joules / linear_j if linear_j else 0.0
+        counter_j = math.nan if device.place.name in self._unmetered else baseline_j + active_j + starting_j
+        device.active_j += active_j
+        device.counter_j += counter_j
+        if serves:
+            device.idle_j += baseline_j
+            device.unallocated_j += starting_j
+        else:
+            device.unallocated_j += baseline_j + starting_j
+        return DrawnEnergy(device.place.name, device.place.zone, counter_j, active_j, families)
 
     def _rates_of(self, device: SimulatedDevice) -> tuple[float, float, bool]:
         """What a device draws before it computes [W], what starting slices draw [W], and whether anything serves."""
@@ -337,34 +336,6 @@ class Hardware:
             idle_w = power.idle_w(device.type, device.state, device.clock_mhz)
             device.rates = idle_w, self._starting_w(device), device.serves
         return device.rates
-
-    def _energy_of(
-        self,
-        dt_s: float,
-        computed: Mapping[tuple[SliceKey, str], float],
-        rates: Mapping[str, tuple[float, float, bool]],
-    ) -> _BookedInterval:
-        by_device: dict[str, list[tuple[str, float]]] = {}
-        for (key, family), joules in computed.items():
-            by_device.setdefault(key.device, []).append((family, joules))
-        booked = []
-        for name, device in self.devices.items():
-            idle_w, starting_w, serves = rates[name]
-            work_here = by_device.get(name, ())
-            baseline_j = device.factor * dt_s * idle_w
-            linear_j = sum([joules for _, joules in work_here])
-            active_j = 0.0
-            if linear_j > 0:
-                active_j = device.factor * dt_s * power.saturated_w(device.type, linear_j / dt_s)
-            starting_j = device.factor * dt_s * starting_w
-            families: dict[str, float] = {}
-            for family, joules in work_here:
-                families[family] = families.get(family, 0.0) + active_j * joules / linear_j if linear_j else 0.0
-            counter_j = math.nan if name in self._unmetered else baseline_j + active_j + starting_j
-            drawn = DrawnEnergy(name, device.place.zone, counter_j, active_j, families)
-            idle_j, other_j = (baseline_j, starting_j) if serves else (0.0, baseline_j + starting_j)
-            booked.append((device, drawn, idle_j, other_j))
-        return _BookedInterval(dt_s, computed, rates, tuple(booked), [drawn for _, drawn, _, _ in booked])
 
     def _starting_w(self, device: SimulatedDevice) -> float:
         if not self._costs.start_activity:

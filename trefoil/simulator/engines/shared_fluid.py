@@ -25,7 +25,7 @@ from trefoil.core.units import MS_PER_S
 from trefoil.simulator.books.intervals import Interval
 from trefoil.simulator.engines.engine import Flow, OperatingPoint, Services, SliceService, dispatchable
 from trefoil.simulator.engines.fluid import LATE, NO_SLICE_WAIT_S, QUEUE_MAX, add_answers, answers_at
-from trefoil.simulator.engines.shared_slices import operating_point
+from trefoil.simulator.engines.lines import operating_point
 
 ROUNDS: Final = 30
 HALF: Final = 0.5  # of the way to the next value: batches and stretches do not chase each other

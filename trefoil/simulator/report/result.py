@@ -151,31 +151,47 @@ class Result:
         numbers = f"{s.grams_per_request * 1e3:.4f} mg a request, {s.slo_attainment:.2%} in SLO"
         return series_figure(self.series, s.families, f"{s.scenario}: {s.policy}, {numbers}")
 
-    def table(self) -> Table:
-        """Table for people."""
-        s = self.summary
-        table = Grid(
-            title=f"{s.scenario}: {s.policy}, {s.fidelity}, {s.duration_s / 3600:g} h simulated, seed {s.seed}"
-        )
-        table.title_justify = "left"
-        for name in ("family", "answered", "g/request", "J/request", "p95 ms", "SLO ms", "in SLO", "accuracy"):
-            table.add_column(name, justify="left" if name == "family" else "right")
-        for name, f in s.families.items():
-            table.add_row(
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the table of families."""
+        return "family", "answered", "g/request", "J/request", "p95 ms", "SLO ms", "in SLO", "accuracy"
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Cells of the table of families."""
+        return [
+            (
                 name, f"{f.answered:,}", f"{f.grams_per_request:.4g}", f"{f.joules_per_request:.4g}", f"{f.p95_ms:.1f}",
                 f"{f.slo_ms:.1f}",
                 f"{f.slo_attainment:.2%}" + (f", {f.slo_quantile:.0%} MISSED" if f.slo_missed else ""),
                 f"{f.accuracy:.4f}" + (f", floor {f.floor:.4f} MISSED" if f.floor_missed else ""),
-            )  # fmt: skip
-        table.caption_justify = "left"
+            )
+            for name, f in self.summary.families.items()
+        ]  # fmt: skip
+
+    @property
+    def caption(self) -> str:
+        """What must be known beside the numbers."""
+        s = self.summary
         explored = f"; {s.evaluations} evaluations, {s.exploration_s:.0f} s exploring" if s.evaluations else ""
         drawn = f"{s.grams:.4g} g, {s.joules / 3.6e6:.4g} kWh, {s.power_w:.0f} W, idle share {s.idle_share:.1%}"
-        table.caption = (
+        return (
             ("energy is not metered" if math.isnan(s.joules) else drawn)
             + (f", {s.core_s:.0f} core seconds" if s.core_s else "")
             + f"; {s.decisions} decisions, {s.replans} plans, {s.reconfigurations} reconfigurations{explored}"
             + "".join(f"\nprofile of {name}: {f.profile}" for name, f in s.families.items())
         )
+
+    def table(self) -> Table:
+        """Table for people."""
+        s = self.summary
+        table = Grid(
+            title=f"{s.scenario}: {s.policy}, {s.fidelity}, {s.duration_s / 3600:g} h simulated, seed {s.seed}",
+            caption=self.caption, title_justify="left", caption_justify="left",
+        )  # fmt: skip
+        for name in self.columns:
+            table.add_column(name, justify="left" if name == "family" else "right")
+        for cells in self.rows():
+            table.add_row(*cells)
         return table
 
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from dispatcher.routers import ROUTERS
 from dispatcher.routers.fifo import Fifo
+from tests.support.engines import request_engine
 from tests.unit.dispatcher.worlds import key, route, target
-from trefoil.core.errors import InvalidInput, SettingError
+from trefoil.core.errors import SettingError
 from trefoil.core.parts import Kind, load_part
 from trefoil.core.queueing import ServerClass, ServiceTime, arrivals_s, erlang_c, serve_shared, serve_weighted
 from trefoil.simulator.engines.engine import SliceService
-from trefoil.simulator.engines.request_level import RequestLevel
 from trefoil.simulator.scenario.arrivals import ArrivalStream, Rate
 
 VARIANTS = ("digits-xs", "digits-m", "digits-l")
@@ -27,14 +27,14 @@ VARIANTS = ("digits-xs", "digits-m", "digits-l")
 class Level:
     """One family alone."""
 
-    def __init__(self, table, services, *given, **named):
-        self.whole = RequestLevel({"digits": table}, {"digits": services}, *given, **named)
+    def __init__(self, table, services, rng, overhead_ms=0.0):
+        self.whole = request_engine({"digits": table}, {"digits": services}, rng, overhead_ms=overhead_ms)
 
     def set_routes(self, now_s, table, services):
         self.whole.set_routes(now_s, {"digits": table}, {"digits": services})
 
     def serve(self, arrivals_s, until_s):
-        return self.whole.serve({"digits": arrivals_s}, until_s)["digits"]
+        return self.whole.windows({"digits": arrivals_s}, until_s)["digits"]
 
 
 class Reader(Fifo):
@@ -78,7 +78,7 @@ tables = st.lists(
     max_size=6,
     unique_by=lambda each: each[0],
 )
-routers = st.sampled_from(["fifo", "weighted", "tests.unit.simulator.test_request_level:Reader"])
+routers = st.sampled_from(["fifo", "weighted", "tests.unit.simulator.test_request_engine:Reader"])
 steps = st.lists(
     st.tuples(
         tables,
@@ -285,16 +285,11 @@ def test_a_slice_that_drains_finishes_what_it_holds_and_who_waits_goes_elsewhere
 
 
 def test_a_family_that_lost_its_last_slice_waits_for_a_while_and_then_fails():
-    made = Level(route([target(0)]), {key(0): service()}, np.random.default_rng(1), no_slice_wait_s=5.0)
+    made = Level(route([target(0)]), {key(0): service()}, np.random.default_rng(1))
     made.set_routes(1.0, route([]), {})
-    assert made.serve(np.array([2.0, 3.0]), 5.9).queued == 2
-    late = made.serve(np.array([6.5]), 7.0)
+    assert made.serve(np.array([2.0, 3.0]), 20.9).queued == 2
+    late = made.serve(np.array([21.5]), 22.0)
     assert (late.rejected, late.queued) == (3, 0)
-
-
-def test_a_target_without_a_service_time_is_named():
-    with pytest.raises(InvalidInput, match=r"digits-l on node0-gpu0-1g\.5gb-0"):
-        Level(route([target(0)]), {}, np.random.default_rng(1))
 
 
 def test_unknown_routers_and_queues_are_named():

@@ -1,0 +1,255 @@
+"""Families of a request engine and their lines: requests of one family on one slice, and how the slice computes them.
+
+`OwnLine`: the slice serves nobody else, and each request is computed by itself: its end is known when it is sent.
+`SharedLine`: batches form on an instance, and whatever computes on the slice (its `Place`) at once is slowed by
+    trefoil/core/interference.py; what is left of each batch is computed again when one begins or ends there.
+Draws: each line has a stream of random numbers. So the same request on the same slice takes the same time under two
+policies until their histories part. A line that is given another service time draws again.
+"""
+
+import math
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heapreplace
+from typing import Final
+
+import numpy as np
+from numpy.random import Generator
+
+from dispatcher.routing.core.family_queue import FamilyQueue
+from trefoil.core.brains import Pick, Ticket
+from trefoil.core.fleet import SliceKey
+from trefoil.core.interference import stretch
+from trefoil.core.plan import Route
+from trefoil.core.queueing import ServiceTime, draw_s
+from trefoil.core.units import MS_PER_S
+from trefoil.simulator.engines.answer_lengths import AnswerLengths
+from trefoil.simulator.engines.engine import Flow, OperatingPoint, SliceService
+
+DRAWS: Final = 512  # service times of an own line drawn at once
+BATCH_DRAWS: Final = 128  # of one size of batch on a shared line, and items
+DONE_S: Final = 1e-12  # what is left of a batch that has ended
+
+Request = tuple[Ticket, Pick]
+
+
+@dataclass(slots=True, eq=False)
+class FamilyLines:
+    """State of one family, or of a stage of one, which passes on to `following` what is no answer yet. `items_alike`:
+    of every request, 0 where they are drawn.
+    """
+
+    name: str
+    flow: Flow
+    queue: FamilyQueue
+    rng: Generator  # of the items of a request
+    lengths: AnswerLengths | None = None
+    is_stage: bool = False
+    route: Route = Route()
+    following: "FamilyLines | None" = None
+    reads_lengths: bool = False
+    lines: dict[SliceKey, "OwnLine | SharedLine"] = field(default_factory=dict)
+    items_drawn: list[float] = field(default_factory=list)
+    arrived: int = 0
+    rejected: int = 0
+    latency_s: list[float] = field(default_factory=list)
+    items_alike: int = field(init=False)
+    slo_ms: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.items_alike = 0 if self.flow.items_sd else math.ceil(self.flow.items)
+        self.slo_ms = self.flow.slo_ms
+
+    def ticket(self, id_: int, at: float) -> Ticket:
+        """Ticket of a request; by position, which is faster than by name."""
+        items = self.items_alike or int(self.items())
+        score = self.lengths.come(id_) if self.lengths is not None and self.reads_lengths else None
+        return Ticket(id_, self.name, "", "", items, 0, at, None, 0.0, 0, "", False, False, score, self.slo_ms)
+
+    def items(self) -> float:
+        """Items of the next request, drawn."""
+        flow = self.flow
+        if not self.items_drawn:
+            drawn = np.rint(self.rng.normal(flow.items, flow.items_sd, BATCH_DRAWS))
+            self.items_drawn = np.clip(drawn, 1, max(1.0, flow.items_max)).tolist()
+        return self.items_drawn.pop()
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """What both kinds have. `way_s` is half a gap; `passed_s`: latencies of what was answered after this stage."""
+
+    family: FamilyLines
+    service: SliceService
+    rng: Generator
+    way_s: float = field(init=False)
+    busy_s: float = field(init=False, default=0.0)
+    latency_s: list[float] = field(init=False, default_factory=list)
+    passed_s: list[float] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.way_s = self.service.gap_ms / 2 / MS_PER_S
+
+
+@dataclass(slots=True, eq=False)
+class OwnLine(Line):
+    """Line on a slice of its own: when it can compute next. `instances_s`: the same of several instances, a heap."""
+
+    free_s: float = field(init=False, default=-math.inf)  # time may begin below zero
+    times_s: list[float] = field(init=False, default_factory=list)  # drawn ahead, the next one last
+    instances_s: list[float] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.way_s = self.service.gap_ms / 2 / MS_PER_S
+        if self.service.instances > 1:
+            self.instances_s = [self.free_s] * self.service.instances
+
+    def set_service(self, service: SliceService) -> None:
+        """Set the service from now on; what is in flight has its time already."""
+        if service.service != self.service.service:
+            self.times_s.clear()
+        self.service, self.way_s = service, service.gap_ms / 2 / MS_PER_S
+
+    def draw_more(self) -> float:
+        """Next service time [s], drawn with a block of those after it."""
+        self.times_s.extend(draw_s(self.service.service, DRAWS, self.rng)[::-1].tolist())
+        return self.times_s.pop()
+
+    def begin(self, at_s: float, service_s: float) -> float:
+        """Compute a request that is there at a time on the instance that is free first; when it begins."""
+        assert self.instances_s is not None
+        start_s = max(at_s, self.instances_s[0])
+        heapreplace(self.instances_s, start_s + service_s)
+        return start_s
+
+    def book(self, late_s: float) -> tuple[float, float]:
+        """Seconds and joules of the window that ends; `late_s` of what was sent is computed after it."""
+        busy_s, self.busy_s = max(0.0, self.busy_s - late_s), late_s
+        return busy_s, busy_s * MS_PER_S / self.service.service.mean_ms * self.service.energy_j
+
+
+@dataclass(slots=True, eq=False)
+class SharedLine(Line):
+    """Line on a slice that others share. `wakes_s`: when it is looked at, though nothing happens."""
+
+    place: "Place"
+    waiting: deque[tuple[float, float, Request]] = field(init=False, default_factory=deque)  # there from, items
+    running: int = field(init=False, default=0)
+    wakes_s: float = field(init=False, default=math.inf)
+    joules: float = field(init=False, default=0.0)
+    drawn: dict[float, tuple[OperatingPoint, list[float]]] = field(init=False, default_factory=dict)
+
+    def set_service(self, service: SliceService) -> None:
+        """Set the service of batches that begin from now on."""
+        if service.points != self.service.points:
+            self.drawn.clear()
+        self.service, self.way_s = service, service.gap_ms / 2 / MS_PER_S
+
+    def draw(self, items: float) -> tuple[OperatingPoint, float]:
+        """Operating point of a batch, and its time alone [s]."""
+        known = self.drawn.get(items)
+        if known is None:
+            known = self.drawn[items] = operating_point(self.service.points, items), []
+        point, times_s = known
+        if not times_s:
+            times_s.extend(draw_s(ServiceTime(point.mean_ms, point.cv), BATCH_DRAWS, self.rng).tolist())
+        return point, times_s.pop()
+
+    def gather(self, now_s: float, delay_s: float | None) -> tuple[list[Request], float, float]:
+        """Take a batch from a line that has requests: it, its items and 0; or nothing and when to look again [s].
+
+        A batch is all that are there and fit the largest profiled; if some are missing, it waits for them until the
+        first has waited `delay_s` (Triton's dynamic batcher). None: every request is a batch.
+        """
+        waiting = self.waiting
+        if waiting[0][0] > now_s:
+            return [], 0.0, waiting[0][0]
+        items, taken = waiting[0][1], 1
+        if delay_s is not None:
+            items_max, full = self.service.points[-1].items, False
+            while taken < len(waiting) and waiting[taken][0] <= now_s:
+                if full := items + waiting[taken][1] > items_max:
+                    break
+                items += waiting[taken][1]
+                taken += 1
+            due_s = waiting[0][0] + delay_s
+            if due_s > now_s and not full and items < items_max:
+                return [], 0.0, min(due_s, waiting[taken][0]) if taken < len(waiting) else due_s
+        return [waiting.popleft()[2] for _ in range(taken)], items, 0.0
+
+    def book(self, _late_s: float) -> tuple[float, float]:
+        """Seconds that batches of the window that ends would have computed alone, and their joules."""
+        booked = self.busy_s, self.joules
+        self.busy_s = self.joules = 0.0
+        return booked
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Batch that computes: what is left of its time alone, and how much longer it takes now."""
+
+    line: SharedLine
+    requests: list[Request]
+    point: OperatingPoint
+    alone_s: float
+    left_s: float
+    stretch: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Slice that several lines share: what computes on it. `turn` tells the event of its next end from older ones."""
+
+    at_s: float = -math.inf
+    turn: int = 0
+    batches: list[Batch] = field(default_factory=list)
+
+    def advance(self, now_s: float) -> None:
+        """Book what was done since the last time."""
+        past_s, self.at_s = now_s - self.at_s, now_s
+        for one in self.batches:
+            done_s = min(one.left_s, past_s / one.stretch)
+            one.left_s -= done_s
+            one.line.busy_s += done_s
+            one.line.joules += done_s * one.point.active_w
+
+    def pace(self, interference: float | None) -> float:
+        """Set how much longer what computes takes from now on; time until the next of it ends [s], inf for none."""
+        batches = self.batches
+        self.turn += 1
+        if len(batches) == 1:
+            batches[0].stretch = 1.0
+            return batches[0].left_s
+        if interference is None:
+            for one in batches:
+                one.stretch = 1.0
+            return min((one.left_s for one in batches), default=math.inf)
+        active, next_s = sum(one.point.activity for one in batches), math.inf
+        for one in batches:
+            one.stretch = stretch(one.point.activity, active - one.point.activity, interference)
+            next_s = min(next_s, one.left_s * one.stretch)
+        return next_s
+
+    def take_ended(self) -> list[Batch]:
+        """Batches of which nothing is left."""
+        ended, left = self.batches, list[Batch]()
+        if len(ended) > 1:
+            over = min(one.left_s for one in ended) + DONE_S
+            left = [one for one in ended if one.left_s > over]
+            ended = [one for one in ended if one.left_s <= over]
+        self.batches = left
+        return ended
+
+
+def operating_point(points: tuple[OperatingPoint, ...], items: float) -> OperatingPoint:
+    """Operating point of a batch: between two profiled ones, the smallest, or in proportion beyond the largest."""
+    at = bisect_left(points, items, key=lambda point: point.items)
+    if at == 0:
+        return points[0]
+    if at == len(points):
+        last = points[-1]
+        return last._replace(items=items, mean_ms=last.mean_ms * items / last.items)
+    low, high = points[at - 1], points[at]
+    part = (items - low.items) / (high.items - low.items)
+    return OperatingPoint(*(a + part * (b - a) for a, b in zip(low, high, strict=True)))

@@ -1,0 +1,60 @@
+"""The page of a simulated run: what it missed, its numbers by family, its series and its decisions."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib
+
+from trefoil.core.units import HOUR_S
+from trefoil.page import Card, page, svg_of
+from trefoil.simulator.report.result import Result
+from trefoil.simulator.scenario.schema import Scenario
+
+EFFECTS = {
+    "reconfigure": "other slices, variants or devices",
+    "reroute": "other shares, the same slices",
+}
+
+
+def result_page(scenario: Scenario, found: Result, about: Mapping[str, Any]) -> str:
+    """HTML of a run's result. `about`: where it was made."""
+    summary = found.summary
+    devices = Counter(kind for node in scenario.nodes for _ in range(node.count) for kind in node.devices)
+    fleet = " and ".join(f"{count} × {kind}" for kind, count in devices.items())
+    missed = [line for name, family in summary.families.items() for line in _missed(name, family)]
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": summary.scenario}):
+        figure = svg_of(found.plot())
+    decisions = [
+        (f"{one['at_s'] / HOUR_S:.2f}", one["trigger"], one["why"], EFFECTS[one["effect"]])
+        for one in found.decisions
+        if one["effect"] in EFFECTS and one["at_s"] >= 0
+    ]
+    cards = [
+        *([Card("Missed", lines=missed, alert=True)] if missed else []),
+        Card(f"{summary.scenario} under {summary.policy}", found.columns, found.rows(), found.caption.splitlines()),
+        Card("Over time, simulated hours", figure=figure),
+        Card("Decisions, and why", ("at, h", "cause", "why", "what changed"), decisions),
+    ]
+    return page(
+        f"{summary.policy}, simulated",
+        f"{fleet}, {summary.duration_s / HOUR_S:.4g} h of simulated time.",
+        "No Triton, no GPU and no request was real: the same planners, routers and queues as live, in simulated time, "
+        "on the profiles that the scenario names. Joules and grams compare policies with each other; they are no "
+        "measurement of any hardware.",
+        cards,
+        {**about, "seed": summary.seed, "the same as data": "result.json and series.csv beside this file"},
+    )
+
+
+def _missed(name: str, family: Any) -> list[str]:
+    """What a family missed of what was asked for."""
+    lines = []
+    if family.slo_missed:
+        lines.append(
+            f"SLO: {family.slo_attainment:.2%} of {name} within {family.slo_ms:.0f} ms, "
+            f"{family.slo_quantile:.4g} is asked for"
+        )
+    if family.floor_missed:
+        lines.append(f"accuracy floor: {name} reached {family.accuracy:.4f}, {family.floor:.4f} is asked for")
+    return lines
