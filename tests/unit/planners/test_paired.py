@@ -118,7 +118,7 @@ def test_a_job_without_an_sla_is_refused():
     one = two_tiers()
     families = tuple(replace(f, classes={}) for f in one.catalog.families)
     wanted = tuple(replace(o, slo_ms=0.0) for o in one.objectives)
-    with pytest.raises(InvalidInput, match=r"objective f0: slo.*set slo_ms"):
+    with pytest.raises(InvalidInput, match=r"objective f0: slo.*set slo\.latency_ms"):
         decide(
             PairedPlanner(),
             replace(one, objectives=wanted, catalog=replace(one.catalog, families=families)),
