@@ -132,7 +132,7 @@ class ObjectiveTerms(Settings):
     window_s: float = Field(default=86_400.0, gt=0)
     """Rolling window of mode budget."""
     params: dict[str, float] = Field(default_factory=dict)
-    """Constants of the policy for this family, by name."""
+    """Settings of the planner for this family, by name."""
 
     def objective(self, family: str, **other: Any) -> Objective:
         """Objective of a family by these terms; `other`: fields that differ from them."""
@@ -315,7 +315,7 @@ class ControllerSettings(ServiceSettings, ControlSettings):
     policy: str = "exact"
     """Row of the table, or one's own as module:ROW."""
     preset: str = ""
-    """Constants of the policy by another name than its own, e.g. artifact; trefoil/core/policies.py."""
+    """Named set of settings of the planner, e.g. artifact; trefoil/core/policies.py."""
     planner: str = ""
     """Another one of the table, or one's own as module:Class; empty: the policy's."""
     forecaster: str = ""

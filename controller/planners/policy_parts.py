@@ -65,8 +65,8 @@ def row_of(settings: ControllerSettings) -> Policy:
     Raises:
         NotFound, SettingError: no such policy.
     """
-    row = with_preset(policy(settings.policy), settings.preset)
-    row = chosen(row, {Kind.PLANNER: settings.planner, Kind.FORECASTER: settings.forecaster}, settings.parts)
+    row = chosen(policy(settings.policy), {Kind.PLANNER: settings.planner, Kind.FORECASTER: settings.forecaster}, {})
+    row = chosen(with_preset(row, settings.preset), {}, settings.parts)  # the preset is of the planner that runs
     others = (Kind.ROUTER, Kind.QUEUE, Kind.GOVERNOR)
     load_own_parts({kind: [row.part(kind)] for kind in others if ":" in row.part(kind)}, {}, named=True)
     return row if settings.causes is None else replace(row, triggers=settings.causes)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from controller.loop.control_loop import load_saved_state
-from controller.planners.policy_parts import forecaster_of, planner_of, row_of
+from controller.planners.policy_parts import PolicyLivePlanner, PolicyPlanner, forecaster_of, planner_of, row_of
 from controller.role.disk_store import DiskStore
 from controller.settings import ControllerSettings
 from dispatcher.routing.core.routing_table import check_plan
@@ -16,7 +16,7 @@ from dispatcher.settings import DispatcherSettings
 from power_agent.governors import governor_of
 from power_agent.settings import PowerAgentSettings
 from tests.support.seam import ROW
-from trefoil.cli.operate.decisions import replay_decisions
+from trefoil.cli.operate.decisions import _planner_of, replay_decisions
 from trefoil.cli.run.scenario import System
 from trefoil.cli.run.services import _own_parts
 from trefoil.core import parts
@@ -178,3 +178,39 @@ def test_a_decision_record_imports_nothing_unless_the_command_names_it(
     assert not evil[1].exists()
     with pytest.raises(SettingError, match="cannot be imported"):
         replay_decisions(str(file), tmp_path, [evil[0]])
+
+
+def test_a_preset_is_of_the_planner_that_runs_and_the_settings_of_its_part_go_over_it() -> None:
+    chosen = {"policy": "exact", "planner": "clover", "preset": "guided", "parts": {"planner": {"warm": False}}}
+    assert row_of(ControllerSettings(**chosen)).settings == {Kind.PLANNER: {"guided": True, "warm": False}}
+
+
+@pytest.mark.parametrize(("planner", "preset", "literal"), [("clover", "literal", True), ("exact", "literal", None)])
+def test_a_replay_takes_the_preset_of_the_planner_that_decided(planner: str, preset: str, literal: bool | None) -> None:
+    record = DecisionRecord(id="1.1", policy="base", versions={"planner": planner, "preset": preset})
+    found = _planner_of(record, ())
+    assert isinstance(found, PolicyPlanner | PolicyLivePlanner)
+    assert found.row.planner == planner
+    assert found.row.settings.get(Kind.PLANNER, {}).get("literal") == literal
+
+
+class Fields:
+    """An own planner as it was before planners had settings."""
+
+    def __init__(self, constants: Mapping[str, float] | None = None) -> None:
+        self.given = constants
+
+    def plan(self, _view: object, _rng: object) -> None:
+        """Plan nothing."""
+
+
+class Stated(Fields):
+    constants: Mapping[str, float] = {"pace": 1.0}
+
+
+@pytest.mark.parametrize("name", ["Fields", "Stated"])
+def test_an_own_planner_with_constants_is_refused_with_the_name_of_its_settings(name: str) -> None:
+    with pytest.raises(
+        SettingError, match=r"has constants, which are settings now.*Remedy: make `settings` a subclass"
+    ):
+        parts.load_own_part(Kind.PLANNER, f"{__name__}:{name}")

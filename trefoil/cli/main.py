@@ -158,7 +158,7 @@ def demo(
     policy: Annotated[
         str, typer.Option(help="Play this policy: as in deploy/config/demo-<policy>.toml, else against base.")
     ] = "",
-    preset: Annotated[str, typer.Option(help="Constants of that policy, e.g. artifact; default: the paper's.")] = "",
+    preset: Annotated[str, typer.Option(help="Settings of its planner, e.g. artifact; default: the paper's.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Three carbon steps instead of all: a first look.")] = False,
     simulated: Annotated[
         bool, typer.Option("--simulated", help="Start nothing: only simulate the scenario under its seeds.")

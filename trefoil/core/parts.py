@@ -274,7 +274,7 @@ def _attributes(made: type, kind: Kind, path: str) -> dict[str, Any]:
     Raises:
         SettingError: something of another type than a table would say.
     """
-    if isinstance(vars(made).get("constants"), Mapping):
+    if kind == Kind.PLANNER and (hasattr(made, "constants") or "constants" in _signature(made).parameters):
         remedy = "make `settings` a subclass of PlannerSettings with them (controller/planners/planner_settings.py)"
         raise SettingError("has constants, which are settings now", field=kind.value, value=path, remedy=remedy)
     found = {name: value for name, value in vars(made).items() if name in ATTRIBUTES}

@@ -4,7 +4,7 @@ Source: InfAdapter section 5, VPA+: the recommender of kubernetes/autoscaler (pk
 90th percentile of the CPU use x 1.15), a new container before the old one goes, and no lower bound.
 Data: the history of the variant's use (`PlanView.cpu_histories`: `trefoil/core/cpus/use.py`). Decision, every `tick_s`:
 cores = percentile x margin, in steps of `core_step` upwards, from the smallest size that meets the SLO to the budget.
-Constants: `version` of the variant (0: the most accurate), `initial_cores` while nothing was used yet (0: the budget).
+Settings: `version` of the variant (0: the most accurate), `initial_cores` while nothing was used yet (0: the budget).
 Deviations: requests and use are of slices, not of containers; memory is not planned. Of preset `artifact` only the
 least cores count. Several families share the budget evenly; of several devices the one with the most cores is taken.
 """

@@ -309,14 +309,16 @@ def _replay_lines(result: "Replayed") -> Iterator[str]:
 def _planner_of(record: DecisionRecord, own: Sequence[str]) -> "Planner":
     """The planner that took it, with the preset and the settings of then. A record imports nothing by itself."""
     from controller.planners.policy_parts import planner_of, with_preset
+    from trefoil.cli.run.scenario import takes_preset
 
     for column, name in (("policy", record.policy), ("planner", record.versions.get("planner", ""))):
         if ":" in name and name not in own:
             remedy = f"give --own {name}, if that code is yours"
             raise SettingError("is not imported because a record names it", field=column, value=name, remedy=remedy)
-    row = with_preset(policy(record.policy), record.versions.get("preset", ""))
-    given = json.loads(record.versions.get("parts", "{}"))
-    return planner_of("", chosen(row, {"planner": record.versions.get("planner", "")}, given))
+    row = chosen(policy(record.policy), {"planner": record.versions.get("planner", "")}, {})
+    preset = record.versions.get("preset", "")
+    row = with_preset(row, preset) if takes_preset(row, preset) else row  # older records may name one without effect
+    return planner_of("", chosen(row, {}, json.loads(record.versions.get("parts", "{}"))))
 
 
 def _from_file(path: Path) -> list[tuple[DecisionRecord, Plan | None]]:
