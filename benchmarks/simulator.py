@@ -258,7 +258,7 @@ def _year(size: Size) -> dict[str, float]:
     trace = DATA / "carbon" / YEAR
     given: dict[str, Any] = {"hours": hours}
     if trace.exists():
-        given |= {"carbon.zones.grid.trace": str(trace), "carbon.zones.grid.column": YEAR_COLUMN}
+        given |= {"carbon.zones.grid.trace": str(trace), "carbon.zones.grid.value_column": YEAR_COLUMN}
     scenario = Scenario.load(ROOT / "benchmarks" / "scenarios" / "year_fluid.toml", given)
     summary = simulate(scenario).summary
     spent_s = (time.process_time() - started_s) * 8760.0 / hours

@@ -132,12 +132,14 @@ class ConstantSettings(Settings):
 class WebSettings(Settings):
     """Settings of how providers are reached."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(("answer_bytes_max", "user_agent"), FIXED)
+    REMOVED: ClassVar[Mapping[str, str]] = {"answer_bytes_max": FIXED}
 
     timeout_s: float = Field(default=10.0, gt=0, le=120)
     """Of one whole exchange."""
     gap_s: float = Field(default=0.5, ge=0, le=60)
     """Between two requests to one address, of all zones of this process together."""
+    user_agent: str = "trefoil-carbon-feed"
+    """How the feed names itself to providers."""
     proxy: SecretStr = SecretStr("")
     """URL (it may hold a password); `environment` = as HTTPS_PROXY and NO_PROXY say; empty = none."""
     proxy_file: Path | None = None

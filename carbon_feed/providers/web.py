@@ -25,7 +25,6 @@ from trefoil.core.carbon import Quality
 
 Row = dict[str, Any]
 ANSWER_BYTES_MAX: Final = 4 << 20
-USER_AGENT: Final = "trefoil-carbon-feed"
 MESSAGE_MAX: Final = 200
 RETRY_AFTER_MAX_S: Final = 24 * 3600.0
 MASK: Final = "***"
@@ -149,7 +148,7 @@ class HttpClient:
                 follow_redirects=False,
                 timeout=self._settings.timeout_s,
                 limits=httpx.Limits(max_connections=4, max_keepalive_connections=1),
-                headers={"User-Agent": USER_AGENT},
+                headers={"User-Agent": self._settings.user_agent},
             )
         return self._client
 
