@@ -21,7 +21,7 @@ class PlannerSettings(PartSettings):
     """Time to start a slice, in addition to loading its model: the instance and a Triton."""
     rate_floor_per_s: float = Field(default=1.0, ge=0)
     """Load of a family that is assumed while its demand is not known."""
-    accuracy_margin: float = 0.0
+    accuracy_margin: float = Field(default=0.0, ge=-0.1, le=0.1)
     """Planned above the accuracy floor, because what is measured is a sample."""
     reaction_s: float = Field(default=10.0, ge=0)
     """From a decision to the slices that it asks for."""

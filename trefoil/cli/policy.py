@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from trefoil.cli.output import AsJson, console, print_json
+from trefoil.core.errors import SettingError
 
 
 def policy(
@@ -16,6 +17,8 @@ def policy(
     from trefoil.core.policies import POLICIES
 
     if not name:
+        if preset:
+            raise SettingError("given without a policy", field="--preset", value=preset, remedy="name a policy too")
         found = [{"name": row.name, **_parts(row)} for row in POLICIES.values()]
         print_json(found) if as_json else _table(found)
         return

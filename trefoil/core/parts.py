@@ -86,12 +86,12 @@ class PartSettings(Ranged):
             name = ".".join(str(part) for part in complaint["loc"])
             unknown = complaint["type"] == "extra_forbidden"
             known = one_of(sorted(cls.model_fields), name, none="leave it out: it has no settings")
-            named = f"{kind} {part}" if part else cls.__name__
+            named = f"{kind} {part}" if part else "its planner"
             raise SettingError(
                 f"{part or named} has no such setting" if unknown else complaint["msg"],
                 field=f"{kind} setting {name}".strip(),
                 value=complaint.get("input"),
-                remedy=cls.REMOVED.get(name, known) if unknown else f"see the settings of {named}",
+                remedy=cls.REMOVED.get(name, known) if unknown else f"`trefoil policy` shows the settings of {named}",
             ) from error
 
     def over(self, values: Mapping[str, Value]) -> Self:

@@ -242,6 +242,10 @@ def _objective(served: Served, scenario: Scenario, catalog: Catalog, planner: Pa
             objective, {}, _at_items(catalog, family, served.items), planner, pue=scenario.control.pue
         )
     except errors.InvalidInput as error:
+        if error.field.removeprefix("params.") in scenario.policy.params.keys() - wanted.params.keys():
+            raise errors.SettingError(
+                error.message, field=f"policy.{error.field}", value=error.value, remedy=error.remedy
+            ) from error
         raise errors.InvalidInput(f"families.{served.name}.objective: {error}") from error
 
 

@@ -198,7 +198,7 @@ class PolicyChoice(Settings):
     """Policy, with which settings. Parts instead of the policy's own: names of their tables, or module:Class."""
 
     REMOVED: ClassVar[Mapping[str, str]] = {
-        "constants": "set them as policy.parts.planner; what was 0 or 1 is false or true",
+        "constants": "set policy.parts.planner.NAME; `trefoil policy` shows the names and values of each policy",
         "triggers": "set control.causes",
     }
 
