@@ -81,7 +81,11 @@ class Overload:
 
     def broken(self) -> list[str]:
         """The bounds that did not hold."""
-        said = f"queue {FAMILY} is full: it holds {QUEUE_REQUESTS_MAX} requests, limit {QUEUE_REQUESTS_MAX}"
+        full = f"queue {FAMILY} is full"
+        said = (
+            f"{full}: it holds {QUEUE_REQUESTS_MAX} requests, limit {QUEUE_REQUESTS_MAX}",
+            f"{full}, and its client has most of what waits",  # of a connection that gave its place to another
+        )
         limit_ms = max(REFUSED_P99_MS_MAX, REFUSED_RATIO_MAX * _p99(self.live_ms))
         held = {
             f"goodput {self.goodput:.3f} >= {GOODPUT_MIN}": self.goodput >= GOODPUT_MIN,
