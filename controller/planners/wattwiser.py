@@ -59,7 +59,7 @@ class WattWiserSettings(AllocationSettings):
     """Settings of `wattwiser`."""
 
     literal: bool = False
-    """Algorithm 2 as it is printed."""
+    """Use Algorithm 2 as the paper prints it."""
 
 
 class UniformSettings(AllocationSettings):

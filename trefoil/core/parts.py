@@ -86,7 +86,7 @@ class PartSettings(Ranged):
             name = ".".join(str(part) for part in complaint["loc"])
             unknown = complaint["type"] == "extra_forbidden"
             known = one_of(sorted(cls.model_fields), name, none="leave it out: it has no settings")
-            named = f"{kind} {part}" if part else "its planner"
+            named = f"{kind} {part}" if part else "the policy's planner"
             raise SettingError(
                 f"{part or named} has no such setting" if unknown else complaint["msg"],
                 field=f"{kind} setting {name}".strip(),

@@ -13,7 +13,7 @@ from typing import Final
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog
 from trefoil.core.errors import SettingError
-from trefoil.core.fleet import DeviceState, FleetState
+from trefoil.core.fleet import DeviceState, FleetState, NodeStatus
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice
 
 LEASE_MAX_S: Final = 120.0  # longer than this no device is missed after its holder was killed
@@ -102,8 +102,12 @@ def _with_devices(nodes: Iterable[NodePlan], own: dict[str, PlannedDevice]) -> I
 
 
 def _cordoned(fleet: FleetState, reasons: Mapping[str, str]) -> FleetState:
-    nodes = tuple(
-        replace(node, devices=tuple(replace(d, cordon=d.cordon or reasons.get(d.device, "")) for d in node.devices))
-        for node in fleet.nodes
-    )
-    return FleetState(nodes, fleet.stale)
+    """Fleet with these devices out of service; nodes without any of them stay the same objects."""
+
+    def cordoned(node: NodeStatus) -> NodeStatus:
+        if not any(d.device in reasons for d in node.devices):
+            return node
+        devices = (replace(d, cordon=d.cordon or reasons.get(d.device, "")) for d in node.devices)
+        return replace(node, devices=tuple(devices))
+
+    return FleetState(tuple(map(cordoned, fleet.nodes)), fleet.stale)

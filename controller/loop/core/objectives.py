@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Final
 
 from trefoil.core.catalog import Catalog, Family
-from trefoil.core.errors import InvalidInput, NotFound, SettingError, StaleRevision, one_of
+from trefoil.core.errors import InvalidInput, NotFound, SettingError, StaleRevision
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.outside.ranges import complaint
 from trefoil.core.parts import PartSettings
@@ -46,13 +46,7 @@ def accept_objective(
     _numbers(filled)
     _reachable(filled, family, catalog)
     if planner is not None:
-        known = type(planner).model_fields
         for name, value in filled.params.items():
-            if name not in known:
-                remedy = one_of(sorted(known), name, none="leave it out: this policy's planner has none")
-                raise InvalidInput(
-                    "the policy's planner has no such setting", field=f"params.{name}", value=value, remedy=remedy
-                )
             try:
                 planner.over({name: value})
             except SettingError as error:

@@ -48,7 +48,7 @@ class CloverSettings(PlannerSettings):
     standardised: bool = True
     """Every GPU is cut and hosted alike, as in the public code."""
     literal: bool = False
-    """Eq. 6 as it is printed."""
+    """Use Eq. 6 as the paper prints it."""
     first_accepted: bool = False
     """The first neighbour of a round becomes the centre whatever it is worth; the artifact's."""
     raw_draws: bool = False

@@ -55,7 +55,7 @@ class InfAdapterSettings(PlannerSettings):
     normalised: bool = False
     """Cores count over the budget, seconds over those of the slowest variant."""
     resize_loads: bool = False
-    """A variant of another size is loaded anew."""
+    """A variant whose size changes is loaded again."""
     skipped_max: int = Field(default=0, ge=0)
     """Decisions of no more load that are skipped after one that was taken."""
 
