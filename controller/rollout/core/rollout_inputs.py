@@ -9,7 +9,7 @@ speed before it is measured; what keeps half of the hardware serving leaves no r
 Deviations: none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final
@@ -187,14 +187,16 @@ def rollout_refusal(view: PlanView, plan: Plan) -> str:
     found = best_path(view, snapshot, plan)
     if found.halted:
         return found.why
-    if found.misses_slo and _carries_and_keeps(view, snapshot):
+    now = routed_capacity(snapshot.routes, snapshot.ready, rollout_inputs(view))
+    if found.misses_slo and _carries_and_keeps(view, snapshot.routes, now):
         return f"{found.misses_slo}, what runs carries the load without"
-    return _below_floor(view, snapshot, found)
+    return _below_floor(view, snapshot, now, found)
 
 
-def _carries_and_keeps(view: PlanView, snapshot: FleetSnapshot) -> bool:
-    """Whether what is routed to now carries every family's load within its SLO, and keeps its floor."""
-    now, routes = routed_capacity(snapshot.routes, snapshot.ready, rollout_inputs(view)), snapshot.routes
+def _carries_and_keeps(view: PlanView, routes: Sequence[Route], now: Mapping[str, float]) -> bool:
+    """Whether what is routed to now carries every family's load within its SLO, and keeps its floor. `now`: its
+    capacity [1/s] by family.
+    """
     floors = {o.family: o.min_accuracy - FLOOR_TOLERANCE for o in view.objectives if o.mode != ObjectiveMode.LAMBDA}
     needs = {d.family: d.rate_per_s for d in view.demand if not d.slo_class}
     return all(now.get(o.family, 0.0) >= needs.get(o.family, 0.0) for o in view.objectives) and all(
@@ -202,11 +204,10 @@ def _carries_and_keeps(view: PlanView, snapshot: FleetSnapshot) -> bool:
     )
 
 
-def _below_floor(view: PlanView, snapshot: FleetSnapshot, path: RolloutPath) -> str:
+def _below_floor(view: PlanView, snapshot: FleetSnapshot, now: Mapping[str, float], path: RolloutPath) -> str:
     """Reason why a way is not worth its accuracy: on it a family would be served below the floor that holds at every
     instant, while what is routed to now keeps it and carries the load; "" else.
     """
-    now = routed_capacity(snapshot.routes, snapshot.ready, rollout_inputs(view))
     routes_now = {route.family: route for route in snapshot.routes}
     for objective in view.objectives:
         family, floor = objective.family, objective.min_accuracy - FLOOR_TOLERANCE
