@@ -105,7 +105,7 @@ bench-overload: setup  ## ten times what the slices can answer, for a minute: re
 bench-all: setup  ## every policy that applies on a MIG fleet, a mixed fleet and CPU slices, five seeds (half an hour; ARGS='--seeds 1')
 	for name in mig mixed cpus; do $(BIN)/trefoil compare $$name --out out/bench-all/$$name $(ARGS) || exit 1; done
 
-bench-planner: setup  ## `exact` from 1 to 100,000 GPUs: time, proven gap, objective, memory, mapping (two minutes)
+bench-planner: setup  ## `exact` from 1 to 100,000 GPUs and on 200 drawn small fleets: CPU time, proven gap, objective (ten minutes)
 	$(BIN)/python -m benchmarks.planner $(ARGS)
 
 chaos: setup  ## 200,000 requests while everything around them is killed, stopped and rebuilt (ten minutes; ARGS='--requests 6000'; ARGS=--redis or --rows: tables of troubles, twenty minutes)

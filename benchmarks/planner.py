@@ -1,9 +1,12 @@
-"""`exact` from 1 to 100,000 GPUs: `make bench-planner` prints a table and writes out/bench/planner.json.
+"""`exact` from 1 to 100,000 GPUs: `make bench-planner` prints a table, writes out/bench/planner.json, and exits 1 where
+an aim of `AIMS` or `DRAWN_AIMS` is missed. Seconds are of CPU.
 
 Case A: one device type, one family, 4 clocks, an empty fleet, a floor of accuracy at every instant.
 Case B: two device types, four families, 6 clocks, sleep, a price of accuracy and a floor; the fleet runs the plan of
 three quarters of the load, so that every move has its price.
 Demand is 0.6 of BASE's capacity on the same fleet, half of the GPUs of each type in B, shared by its families.
+Drawn cases (`--drawn N`): 1 to 16 GPUs of one or two types, 1 to 8 families, SLOs of 1.2 to 10 service times, 1 to 6
+clocks, with and without moves and a cap of watts, of which the distribution is printed.
 Families and profiles are made up (`profile`), with A100 and H100 slices: service grows with work over SMs and clock,
 energy follows `trefoil.core.power`.
 
@@ -13,6 +16,7 @@ gap           (objective - proven bound) / objective of the whole model; sleep p
 objective_w   per GPU: baseline above sleep, active, price of accuracy and of moves over the horizon
 mapping_s     counts to devices and the moves that this takes
 assemble_s    the plan from that; check_s: `plan_check`; read_s: the view
+next_s        a decision: all but the operating points; first_s: with them
 Every size runs in a process of its own, so that peak_memory_mib is its own.
 """
 
@@ -23,13 +27,17 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+from numpy.random import default_rng
+
 from controller.planners.columns import class_column, columns
 from controller.planners.exact.milp import CpuLimitHit, Limits
-from controller.planners.exact.model import Aim, Problem, groups_of
+from controller.planners.exact.model import Aim, Problem, capped_w, groups_of
 from controller.planners.exact.placement import moves, place_clocked
 from controller.planners.exact.search import solve
 from controller.planners.plan_assembly import plan_of
@@ -47,7 +55,12 @@ from trefoil.core.plan import Plan
 from trefoil.core.plan_check import check
 from trefoil.core.power import active_w
 
-SIZES: Final = (1, 10, 100, 1_000, 10_000, 100_000)
+SIZES: Final = (1, 2, 3, 4, 10, 16, 30, 100, 1_000, 10_000, 100_000)
+GAP_MAX: Final = 0.01  # of any plan of up to so many GPUs:
+PROVEN_GPUS: Final = 30
+AIMS: Final = {("B", 16): {"next_s": 1.5}, ("B", 100_000): {"next_s": 6.0, "first_s": 12.0}}
+DRAWN: Final = 200
+DRAWN_AIMS: Final = {"median_s": 1.0, "worst_s": 2.5, "worst_gap": GAP_MAX}
 PER_NODE: Final = 8
 LOAD: Final = 0.6  # of BASE's capacity
 HORIZON_S: Final = 3600.0
@@ -68,27 +81,63 @@ CLOCKS: Final = {
 }
 
 
+Variants = Mapping[str, tuple[float, float]]  # name -> (ms of one request on all SMs of an A100, accuracy)
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is planned: families, device types, clocks, and whether a plan is in force."""
+    """What is planned: families, device types, clocks, and whether a plan is in force.
 
-    families: tuple[str, ...]
+    `slo_times`: the latency objective over the service time of a family's largest variant on a whole A100. `cap_part`:
+    a cap of the fleet's watts over what the plan without one takes; 0: none.
+    """
+
+    families: Mapping[str, Variants]
     types: tuple[DeviceType, ...]
     clocks: int
     moving: bool
     value_j: float
+    slo_times: float = 3.0
+    load: float = LOAD
+    floor_part: float = 0.65  # from the least accurate variant to the most accurate one
+    cap_part: float = 0.0
 
 
 CASES: Final = {
-    "A": Case(("vision",), (A100_40GB,), 4, False, 0.0),
-    "B": Case(tuple(FAMILIES), (A100_40GB, H100_80GB), 6, True, 40.0),
+    "A": Case({"vision": FAMILIES["vision"]}, (A100_40GB,), 4, False, 0.0),
+    "B": Case(FAMILIES, (A100_40GB, H100_80GB), 6, True, 40.0),
 }
 
 
-def profile(kind: DeviceType, family: str, clocks: int) -> list[ProfileRow]:
+def drawn_case(seed: int) -> tuple[Case, int]:
+    """A case of a small fleet, drawn, and its number of GPUs."""
+    rng = default_rng(seed)
+    families = {}
+    for number in range(int(rng.integers(1, 9))):
+        variants, ms, lack = {}, float(rng.uniform(4.0, 15.0)), float(rng.uniform(0.1, 0.4))
+        for size in ("s", "m", "l", "xl")[: int(rng.integers(2, 5))]:
+            variants[size] = ms, 1.0 - lack
+            ms, lack = ms * float(rng.uniform(1.3, 3.0)), lack * float(rng.uniform(0.6, 0.95))
+        families[f"family{number}"] = variants
+    types = ((A100_40GB,), (H100_80GB,), (A100_40GB, H100_80GB))[int(rng.integers(0, 3))]
+    case = Case(
+        families,
+        types,
+        int(rng.choice((1, 1, 3, 6))),
+        bool(rng.integers(0, 2)),
+        float(rng.choice((0.0, 10.0, 40.0, 200.0))),
+        float(np.exp(rng.uniform(np.log(1.2), np.log(10.0)))),
+        float(rng.uniform(0.2, 0.8)),
+        float(rng.uniform(0.0, 0.95)),
+        float(rng.choice((0.0, 0.0, 0.0, 1.02, 1.2))),
+    )
+    return case, int(rng.integers(len(types), 17))
+
+
+def profile(kind: DeviceType, family: str, variants: Variants, clocks: int) -> list[ProfileRow]:
     """Made-up rows of one family on every slice type of a device type, at its highest clocks."""
     rows = []
-    for variant, (whole_ms, _) in FAMILIES[family].items():
+    for variant, (whole_ms, _) in variants.items():
         for shape in kind.slice_types:
             for clock in CLOCKS[kind.name][:clocks]:
                 width = (shape.sm_count / REFERENCE_SMS) ** SCALING * SPEED[kind.name]
@@ -113,15 +162,18 @@ def catalog_of(case: Case) -> Catalog:
             "top1",
             tuple(
                 Variant(v, i, accuracy, "made up", 600 + 400 * i, 3.0, 10**9, "CC0-1.0")
-                for i, (v, (_, accuracy)) in enumerate(FAMILIES[name].items(), 1)
+                for i, (v, (_, accuracy)) in enumerate(variants.items(), 1)
             ),
-            {"": (3.0 * max(ms for ms, _ in FAMILIES[name].values()), 0.95)},
+            {"": (case.slo_times * max(ms for ms, _ in variants.values()), 0.95)},
         )
-        for name in case.families
+        for name, variants in case.families.items()
     )
-    return Catalog(
-        families, tuple(row for k in case.types for f in case.families for row in profile(k, f, case.clocks))
-    )
+    rows = (profile(k, name, variants, case.clocks) for k in case.types for name, variants in case.families.items())
+    return Catalog(families, tuple(row for some in rows for row in some))
+
+
+def _between(low: float, high: float, part: float) -> float:
+    return low + part * (high - low)
 
 
 def view_of(case: Case, gpus: int, load: float) -> PlanView:
@@ -139,7 +191,8 @@ def view_of(case: Case, gpus: int, load: float) -> PlanView:
         Objective(
             family=f.name,
             mode=ObjectiveMode.INSTANT,
-            min_accuracy=min(v.accuracy for v in f.variants) * 0.35 + f.best.accuracy * 0.65,
+            min_accuracy=(1 - case.floor_part) * min(v.accuracy for v in f.variants)
+            + case.floor_part * f.best.accuracy,
             replicas_min=1,
             spread_min=1,
             pue=1.0,
@@ -158,7 +211,8 @@ def view_of(case: Case, gpus: int, load: float) -> PlanView:
             column = class_column(
                 catalog, task, kind, kind.slice_types[-1].name, catalog.family(task.family).best.name, 1, SETTINGS
             )
-            assert column is not None
+            if column is None:
+                continue
             number = sum(1 for d in world.devices if d.type is kind)
             rate += number * column.capacity_per_s(1) / len(case.families)
         demand.append(Demand(task.family, "", load * rate, 1.1 * load * rate))
@@ -173,10 +227,23 @@ def problem_of(case: Case, world: PlanningInput) -> tuple[Problem, Aim]:
     return problem, Aim(dict.fromkeys(floors, case.value_j), floors)
 
 
-def assembled(world: PlanningInput, problem: Problem, aim: Aim) -> Plan:
-    """A whole plan, for the next view to start from."""
-    solution = solve(problem, aim, Limits(int(SETTINGS["solver_nodes"]), SETTINGS["solver_gap"]))
-    assert solution is not None
+def posed(case: Case, gpus: int) -> tuple[Problem, Aim]:
+    """The program of a case in its state: what runs, and its cap of watts."""
+    view = view_of(case, gpus, case.load)
+    if case.moving:
+        before = read_view(view_of(case, gpus, 0.75 * case.load), 1.0, clocks=True)
+        plan = assembled(before, *problem_of(case, before))
+        view = view if plan is None else in_force(view, plan)
+    problem, aim = problem_of(case, read_view(view, 1.0, clocks=True))
+    free = solve(problem, aim, Limits(SETTINGS.solver_nodes, SETTINGS.solver_gap)) if case.cap_part else None
+    return (problem if free is None else replace(problem, max_watts=case.cap_part * capped_w(problem, free))), aim
+
+
+def assembled(world: PlanningInput, problem: Problem, aim: Aim) -> Plan | None:
+    """A whole plan, for the next view to start from; None: there is none."""
+    solution = solve(problem, aim, Limits(SETTINGS.solver_nodes, SETTINGS.solver_gap))
+    if solution is None:
+        return None
     hosted, clocks = place_clocked(problem, solution)
     return plan_of(
         world, "exact", hosted, solution.traffic, problem.columns, SETTINGS, {}, "bench", solution.gap, clocks=clocks
@@ -210,25 +277,26 @@ def measure(name: str, gpus: int) -> dict[str, Any]:
     """One row of the table."""
     case, took = CASES[name], {}
     view = view_of(case, gpus, LOAD)
-    clock = time.perf_counter()
+    clock = time.process_time()
 
     def lap(what: str) -> None:
         nonlocal clock
-        took[what] = time.perf_counter() - clock
-        clock = time.perf_counter()
+        took[what] = time.process_time() - clock
+        clock = time.process_time()
 
     world = read_view(view, 1.0, clocks=True)
-    clock = time.perf_counter()
+    clock = time.process_time()
     problem, aim = problem_of(case, world)
     lap("points_s")
     if case.moving:
         before = read_view(view_of(case, gpus, 0.75 * LOAD), 1.0, clocks=True)
-        view = in_force(view, assembled(before, *problem_of(case, before)))
-    clock = time.perf_counter()
+        plan = assembled(before, *problem_of(case, before))
+        view = view if plan is None else in_force(view, plan)
+    clock = time.process_time()
     world = read_view(view, 1.0, clocks=True)
     lap("read_s")
     problem, aim = problem_of(case, world)
-    solution = solve(problem, aim, Limits(int(SETTINGS["solver_nodes"]), SETTINGS["solver_gap"]))
+    solution = solve(problem, aim, Limits(SETTINGS.solver_nodes, SETTINGS.solver_gap))
     lap("time_s")
     if solution is None:
         return {"case": name, "gpus": gpus, **took, "objective_w": None}
@@ -239,6 +307,8 @@ def measure(name: str, gpus: int) -> dict[str, Any]:
     lap("assemble_s")
     check(plan, view.fleet, view.catalog)
     lap("check_s")
+    took["next_s"] = sum(took.values()) - took["points_s"]
+    took["first_s"] = took["next_s"] + took["points_s"]
     return {
         "case": name,
         "gpus": gpus,
@@ -255,8 +325,57 @@ def measure(name: str, gpus: int) -> dict[str, Any]:
 
 COLUMNS: Final = (
     *("case", "gpus", "points_s", "time_s", "gap", "objective_w", "awake", "classes", "columns", "moves"),
-    *("mapping_s", "assemble_s", "check_s", "read_s", "peak_memory_mib"),
+    *("mapping_s", "assemble_s", "check_s", "read_s", "next_s", "first_s", "peak_memory_mib"),
 )
+
+
+def missed(rows: Sequence[Mapping[str, Any]], drawn: Mapping[str, Any] | None) -> list[str]:
+    """Aims that are missed, in words."""
+    found = []
+    for row in rows:
+        name = f"{row['case']} on {row['gpus']} GPUs"
+        if row["objective_w"] is None:
+            found.append(f"{name}: no plan")
+            continue
+        if row["gpus"] <= PROVEN_GPUS and row["gap"] > GAP_MAX:
+            found.append(f"{name}: gap {row['gap']:.2%} for {GAP_MAX:.0%}")
+        for what, most in AIMS.get((row["case"], row["gpus"]), {}).items():
+            if row[what] > most:
+                found.append(f"{name}: {what} {row[what]:.1f} for {most:g}")
+    for what, most in DRAWN_AIMS.items() if drawn else ():
+        if drawn and drawn[what] > most:
+            found.append(f"drawn cases: {what} {drawn[what]:.3g} for {most:g}")
+    return found
+
+
+def play_drawn(number: int) -> dict[str, Any]:
+    """Distribution of the first so many drawn cases."""
+    rows: list[dict[str, Any]] = []
+    times: list[float] = []
+    gaps: list[float] = []
+    for seed in range(number):
+        case, gpus = drawn_case(seed)
+        problem, aim = posed(case, gpus)
+        began_s = time.process_time()
+        found = solve(problem, aim, Limits(SETTINGS.solver_nodes, SETTINGS.solver_gap))
+        took_s = time.process_time() - began_s
+        times.append(took_s)
+        gaps.append(found.gap if found else 0.0)
+        objective_w = found.objective if found else None
+        rows.append({"seed": seed, "gpus": gpus, "time_s": took_s, "gap": gaps[-1], "objective_w": objective_w})
+    times.sort()
+    gaps.sort()
+    return {
+        "cases": number,
+        "without_plan": sum(row["objective_w"] is None for row in rows),
+        "median_s": times[number // 2],
+        "p95_s": times[int(0.95 * number)],
+        "worst_s": times[-1],
+        "slower_than_aim": sum(t > DRAWN_AIMS["worst_s"] for t in times),
+        "worst_gap": gaps[-1],
+        "wider_than_aim": sum(gap > GAP_MAX for gap in gaps),
+        "rows": rows,
+    }
 
 
 def commit() -> str:
@@ -270,6 +389,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=sorted(CASES), help="only this case")
     parser.add_argument("--gpus", type=int, help="only this size")
+    parser.add_argument("--drawn", type=int, default=DRAWN, help="so many drawn cases; 0: none")
     parser.add_argument("--one", action="store_true", help="measure here and print one JSON row")
     parser.add_argument("--out", type=Path, default=Path("out/bench/planner.json"))
     args = parser.parse_args()
@@ -290,11 +410,16 @@ def main() -> None:
                 raise SystemExit(done.stderr)
             rows.append(json.loads(done.stdout))
             print(" ".join(f"{_cell(rows[-1].get(c))}" for c in COLUMNS), rows[-1].get("stopped", ""), flush=True)
+    drawn = play_drawn(args.drawn) if args.drawn else None
+    if drawn is not None:
+        print("drawn cases: " + ", ".join(f"{k} {_cell(v).strip()}" for k, v in drawn.items() if k != "rows"))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     machine = f"{platform.machine()}, {platform.python_version()}"
     stamp = {"command": "make bench-planner", "commit": commit(), "machine": machine, "data": "made-up profiles"}
-    args.out.write_text(json.dumps({**stamp, "load": LOAD, "rows": rows}, indent=2) + "\n")
+    args.out.write_text(json.dumps({**stamp, "load": LOAD, "rows": rows, "drawn": drawn}, indent=2) + "\n")
     print(f"written to {args.out}")
+    if found := missed(rows, drawn):
+        raise SystemExit("missed: " + "; ".join(found))
 
 
 def _cell(value: object) -> str:

@@ -97,7 +97,7 @@ def _point(problem: Problem, family: str, aim: Aim, limits: Limits) -> FrontierP
 
 
 def _whole(problem: Problem, family: str, aim: Aim, limits: Limits) -> FrontierPoint | None:
-    solution = solve(problem, aim, limits)
+    solution = solve(problem, aim, limits, prove=False)
     return None if solution is None else FrontierPoint(solution.accuracy[family], solution.weighed_w)
 
 

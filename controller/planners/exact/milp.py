@@ -2,17 +2,20 @@
 
 import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import highspy
 import numpy as np
+from numpy.typing import NDArray
 
 INFINITY: Final = highspy.kHighsInf
 SOLVED: Final = frozenset({highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kSolutionLimit})
 # HiGHS 1.15's probing in presolve takes a few of our programs for infeasible that are not (a test holds one); without
 # it they solve as fast as with it.
 PROBING: Final = 1 << 15
+FEASIBLE: Final = 2  # status of a point that satisfies all constraints
 NODES_FEW: Final = 10
 CPU_LIMIT_S: Final = 30.0  # a safety net, far above any bounded solve; reaching it keeps the last plan
 LONGER: Final = 4.0  # on a busy machine HiGHS, which counts wall time, gets so many times as much again
@@ -42,6 +45,16 @@ class Result:
     gap: float
     bound: float
     reduced: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Point:
+    """Optimum of a linear program: its values by variable, what one more of each costs, the dual prices of its rows."""
+
+    objective: float
+    values: NDArray[np.float64]
+    reduced: NDArray[np.float64]
+    dual: NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -81,8 +94,19 @@ class Program:
         """Let counts be fractions; choices between two (0 or 1) stay whole."""
         self.integer = [flag and upper <= 1 for flag, upper in zip(self.integer, self.upper, strict=True)]
 
-    def solve(self, limits: Limits) -> Result | None:
-        """Solve; None when no point satisfies the constraints.
+    def fixed(self, whole: Mapping[int, float]) -> Result | None:
+        """Solve with every integer variable at its value, which is 0 for those not named; None: there is no point."""
+        kept = self.lower, self.upper, self.integer
+        self.lower, self.upper, self.integer = list(self.lower), list(self.upper), [False] * len(self.integer)
+        for variable, flag in enumerate(kept[2]):
+            if flag:
+                self.lower[variable] = self.upper[variable] = whole.get(variable, 0.0)
+        found = self.solve(Limits())
+        self.lower, self.upper, self.integer = kept
+        return found
+
+    def solve(self, limits: Limits, start: Sequence[float] = ()) -> Result | None:
+        """Solve, from a feasible point where one is given; None when no point satisfies the constraints.
 
         Raises:
             CpuLimitHit: the safety net was reached.
@@ -90,7 +114,11 @@ class Program:
         wall_s = CPU_LIMIT_S
         while True:
             began_s = time.thread_time()
-            solver = self._solver(limits, wall_s)
+            solver = self.solver(limits, wall_s)
+            if start:
+                known = highspy.HighsSolution()
+                known.col_value = list(start)
+                solver.setSolution(known)
             solver.run()
             status = solver.getModelStatus()
             if status != highspy.HighsModelStatus.kTimeLimit:
@@ -101,7 +129,7 @@ class Program:
         info = solver.getInfo()
         if status not in SOLVED or not math.isfinite(info.objective_function_value):
             return None
-        if info.primal_solution_status != 2:  # 2 = feasible point: a node limit can end without one
+        if info.primal_solution_status != FEASIBLE:  # a node limit can end without one
             return None
         objective, found = float(info.objective_function_value), solver.getSolution()
         if not any(self.integer):
@@ -109,8 +137,8 @@ class Program:
         gap = max(0.0, float(info.mip_gap)) if math.isfinite(info.mip_gap) else math.inf
         return Result(tuple(found.col_value), objective, gap, min(objective, float(info.mip_dual_bound)))
 
-    def _solver(self, limits: Limits, wall_s: float) -> highspy.Highs:
-        """Solver with this program; the same bounds give the same answer."""
+    def solver(self, limits: Limits, wall_s: float) -> highspy.Highs:
+        """HiGHS with this program; the same bounds give the same answer."""
         solver = highspy.Highs()
         for option, setting in (
             ("output_flag", False),
@@ -153,3 +181,51 @@ class Program:
             highspy.HighsVarType.kInteger if flag else highspy.HighsVarType.kContinuous for flag in self.integer
         ]
         return model
+
+
+class GrowingProgram:
+    """A linear program that gets more columns and other bounds, and is solved again from where it stood."""
+
+    def __init__(self, program: Program) -> None:
+        self.variables = len(program.cost)
+        self._solver = program.solver(Limits(), CPU_LIMIT_S)
+        for option, setting in (("solver", "simplex"), ("presolve", "off")):  # a warm start needs the program as it is
+            self._solver.setOptionValue(option, setting)
+
+    def add(self, cost: float, terms: dict[int, float]) -> int:
+        """Add a variable of at least 0 with its coefficients by row; the answer is its index."""
+        rows, values = np.array(list(terms), dtype=np.int32), np.array(list(terms.values()))
+        self._solver.addCol(cost, 0.0, INFINITY, len(terms), rows, values)
+        self.variables += 1
+        return self.variables - 1
+
+    def bound(self, variables: Sequence[int], lower: Sequence[float], upper: Sequence[float]) -> None:
+        """Change the bounds of some variables."""
+        if len(variables):
+            at = np.array(variables, dtype=np.int32)
+            self._solver.changeColsBounds(len(at), at, np.array(lower, dtype=float), np.array(upper, dtype=float))
+
+    def solve(self) -> Point | None:
+        """Solve; None when no point satisfies the constraints."""
+        self._solver.run()
+        if self._solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return None
+        return self._point()
+
+    def whole(self, variables: Sequence[int], limits: Limits) -> Point | None:
+        """Solve with these variables whole, which is the last thing that it does; None: no point was found."""
+        at = np.array(variables, dtype=np.int32)
+        self._solver.changeColsIntegrality(len(at), at, np.full(len(at), highspy.HighsVarType.kInteger.value, np.uint8))
+        for option, setting in (
+            ("presolve", "choose"),
+            ("solver", "choose"),
+            ("mip_max_nodes", limits.nodes),
+            ("mip_rel_gap", limits.gap),
+        ):
+            self._solver.setOptionValue(option, setting)
+        self._solver.run()
+        return self._point() if self._solver.getInfo().primal_solution_status == FEASIBLE else None
+
+    def _point(self) -> Point:
+        found, objective = self._solver.getSolution(), self._solver.getInfo().objective_function_value
+        return Point(float(objective), np.array(found.col_value), np.array(found.col_dual), np.array(found.row_dual))

@@ -83,6 +83,16 @@ class Part(NamedTuple):
     rate_per_s: float
 
 
+class Tier(NamedTuple):
+    """Tier of a class' pool: its choice (0 or 1), its number of slices if that may vary, and its largest capacity."""
+
+    chosen: int
+    slices: int | None
+    least: int
+    most: int
+    capacity_per_s: float
+
+
 @dataclass(slots=True)
 class Builder:
     """A `Program`, and which of its variables mean what."""
@@ -98,7 +108,8 @@ class Builder:
     traffic: dict[ClassKey, int] = field(default_factory=dict)
     needs: dict[int, tuple[ClassKey, float]] = field(default_factory=dict)  # choice -> traffic that fewer do not serve
     short: dict[str, int] = field(default_factory=dict)
-    _pools: dict[ClassKey, list[tuple[int, float]]] = field(default_factory=dict)  # choice of a tier, its capacity
+    tiers: dict[ClassKey, list[Tier]] = field(default_factory=dict)
+    awake: dict[Place, int] = field(default_factory=dict)  # place -> variable, if the shape is tight
     _slots: dict[Slot, list[tuple[int, float]]] = field(default_factory=dict)  # what offers slices of a slot
     _free: dict[Slot, int] = field(default_factory=dict)  # slices that a slot can have at most
     _hosted: Counter[ClassKey] = field(default_factory=Counter)
@@ -131,6 +142,24 @@ class Builder:
             self._moves()
         return self
 
+    def whole(
+        self, layouts: Mapping[tuple[int, Configuration, int], int], slices: Mapping[ClassKey, int]
+    ) -> dict[int, float]:
+        """Integer variables of a plan that are not 0: devices by (group, configuration, clock), slices by class."""
+        found: dict[int, float] = defaultdict(float)
+        for group, option, clock, variable in self.layouts:
+            number = layouts.get((group, option, clock), 0) if option.slices else 0
+            found[variable] += number
+            if number and self.awake:
+                found[self.awake[self.problem.groups[group].place]] += number
+        for key, number in slices.items():
+            for tier in self.tiers[key]:
+                if tier.least <= number <= tier.most:
+                    found[tier.chosen] = 1.0
+                    if tier.slices is not None:
+                        found[tier.slices] = float(number)
+        return found
+
     def _stay(self, group: Group) -> None:
         """Devices that stay as they are: constants, but for the traffic that they get."""
         awake = sum(n for _, n in layouts_of(group))
@@ -147,9 +176,9 @@ class Builder:
             if not slots:
                 continue
             cost = awake_w(group.type, clock) * self.problem.weight(group.zone)
-            for option in useful(group, slots):
-                if self.shape.layouts is not None and (index, option, clock) not in self.shape.layouts:
-                    continue
+            only = self.shape.layouts
+            given = [o for o in group.options if only is not None and (index, o, clock) in only]
+            for option in useful(group, slots) if only is None else given:
                 variable = self.program.variable(cost if option.slices else 0.0, 0, number, not self.shape.best_rate)
                 variables.append(variable)
                 self.layouts.append((index, option, clock, variable))
@@ -167,8 +196,8 @@ class Builder:
         for place in sorted({g.place for g in self.problem.groups if not g.must_stay}):
             terms = [(v, 1.0) for g, o, _, v in self.layouts if self.problem.groups[g].place == place and o.slices]
             number = sum(g.number for g in self.problem.groups if g.place == place and not g.must_stay)
-            awake = self.program.variable(0.0, 0, number, integer=True)
-            self.program.row([*terms, (awake, -1.0)], low=0, high=0)
+            self.awake[place] = self.program.variable(0.0, 0, number, integer=True)
+            self.program.row([*terms, (self.awake[place], -1.0)], low=0, high=0)
 
     def _class(self, column: Column) -> None:
         key, task = column.key, self._tasks[column.family]
@@ -201,7 +230,7 @@ class Builder:
         key, slice_w, wanted = column.key, self._slice_w(column), self._tasks[column.family].demand.rate_p90_per_s
         low = self.shape.counts.get(key, (0, limit))[0]
         chosen: list[tuple[int, float]] = []
-        pools = self._pools[key] = []
+        tiers = self.tiers[key] = []
         for piece, following in zip_longest(column.pieces, column.pieces[1:]):
             size, most = piece.size, min(limit, following.size - 1 if following else limit)
             if size > limit or most < low:
@@ -209,14 +238,15 @@ class Builder:
             one = most == size
             tier = self.program.variable(slice_w * size if one else 0.0, 0, 1, integer=True)
             chosen.append((tier, 1.0))
-            pools.append((tier, column.capacity_per_s(most) * scale))
-            if size > max(must, _replicas(self._tasks[column.family])):
+            if size > max(must, replicas(self._tasks[column.family])):
                 self.needs[tier] = key, column.capacity_per_s(size - 1) * scale
             if one:
                 full = min(column.capacity_per_s(size) * scale, wanted)
                 self.counts[key].append(Part(tier, size, full))
+                tiers.append(Tier(tier, None, size, most, column.capacity_per_s(most) * scale))
                 continue
             count = self.program.variable(slice_w, 0, most, integer=True)
+            tiers.append(Tier(tier, count, size, most, column.capacity_per_s(most) * scale))
             self.program.row([(count, 1.0), (tier, -float(most))], high=0)
             self.program.row([(count, 1.0), (tier, -float(size))], low=0)
             self.counts[key].append(Part(count, 1, piece.slope_per_s * scale))
@@ -303,23 +333,20 @@ class Builder:
         accurate, several = [], []
         for column in mine:
             reaches = column.accuracy >= floor - NEAR
-            for tier, capacity in self._pools.get(column.key, ()):
-                alone = reaches and capacity >= wanted * (1 - NEAR)
-                several.append((tier, 2.0 if alone else 1.0))
+            for tier in self.tiers.get(column.key, ()):
+                alone = reaches and tier.capacity_per_s >= wanted * (1 - NEAR)
+                several.append((tier.chosen, 2.0 if alone else 1.0))
                 if reaches:
-                    accurate.append((tier, 1.0))
+                    accurate.append((tier.chosen, 1.0))
         self.program.row(accurate, low=1)
         self.program.row(several, low=2)
 
     def _slice_w(self, column: Column) -> float:
         """What one more slice costs, loaded if nothing runs its model yet; `_moves` prices the load of others."""
         watts = column.running_w
-        if self.aim.moves and self.problem.horizon_s > 0 and not self._loaded(column.key.model):
+        if self.aim.moves and self.problem.horizon_s > 0 and not loaded_models(self.problem, column.key.model):
             watts += column.load_j / self.problem.horizon_s
         return TIE_J + watts * self.problem.weight(column.key.zone)
-
-    def _loaded(self, model: ClassKey) -> int:
-        return sum(g.census.models.get(model, 0) for g in self.problem.groups if g.place == place_of(model))
 
     def _moves(self) -> None:
         horizon = self.problem.horizon_s
@@ -331,7 +358,7 @@ class Builder:
                 if column.key.leads:
                     by_shape[place_of(column.key), column.slice_type].append(column)
         for model, same in by_model.items():
-            if loaded := self._loaded(model):
+            if loaded := loaded_models(self.problem, model):
                 self._more(same, same[0].load_j / horizon, loaded)
         for ((kind, zone), shape), same in by_shape.items():
             here = [g for g in self.problem.groups if g.place == (kind, zone)]
@@ -353,6 +380,11 @@ class Builder:
         self.program.row([*terms, (more, -1.0)], high=before)
 
 
+def loaded_models(problem: Problem, model: ClassKey) -> int:
+    """Slices on which a model is loaded, where its class may be."""
+    return sum(g.census.models.get(model, 0) for g in problem.groups if g.place == place_of(model))
+
+
 def useful(group: Group, slots: list[str]) -> list[Configuration]:
     """Configurations that offer more than any other of some slice type that matters; of equals one that stands."""
     standing = group.census.layouts
@@ -366,7 +398,7 @@ def useful(group: Group, slots: list[str]) -> list[Configuration]:
 
 def enough(column: Column, scale: float, task: Task) -> int:
     """The fewest slices of one class that serve all of a family's demand, or its replicas: more are of no use."""
-    least = _replicas(task)
+    least = replicas(task)
     wanted = task.demand.rate_p90_per_s / scale
     for piece in reversed(column.pieces):
         if column.capacity_per_s(piece.size) <= wanted:
@@ -374,7 +406,8 @@ def enough(column: Column, scale: float, task: Task) -> int:
     return max(least, column.tiers[0][0])
 
 
-def _replicas(task: Task) -> int:
+def replicas(task: Task) -> int:
+    """The fewest slices that a family has."""
     return max(1, task.objective.replicas_min, task.objective.spread_min)
 
 

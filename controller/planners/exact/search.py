@@ -1,6 +1,9 @@
-"""Search for the best counts: the program at once while it is small, else between a relaxation and a restriction.
+"""Search for the best counts: few devices by mixes, the program at once while it is small, else between a relaxation
+and a restriction.
 
 Data: a `Problem` and an `Aim`. Decision: the counts of `program.py`. Formulation:
+  few devices (`FEW`), several families: the best plan of mixes (`branching.py`), from which the whole program starts: it
+    has only to prove that there is nothing better, without the configurations that no better plan has.
   1 relaxation: a linear program in which every slice counts at the rate of the largest pool and counts are fractions.
     Its optimum is a bound that no plan beats; its prices say which classes and configurations a plan may need.
   2 restriction: the mixed-integer program over those alone. In a large fleet pools are large and fractions of a device
@@ -8,7 +11,8 @@ Data: a `Problem` and an `Aim`. Decision: the counts of `program.py`. Formulatio
   3 where it does not: the whole program, without the choices whose price there exceeds the gap: no better plan makes
     them. In a small fleet a fraction of a device is much, and only this proves anything.
 The best plan found is the answer, with the gap to the best bound. Nodes bound the work, so that a decision replays.
-Deviations: none; the gap is of the whole program, not of the restriction.
+Deviations: few devices are proven to within `PROOF_GAP` times the gap that is asked for, and are mostly nearer. The gap
+is of the whole program, not of a restriction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +20,19 @@ from dataclasses import replace
 from typing import Final
 
 from controller.planners.columns import ClassKey
+from controller.planners.exact.branching import Found, find_mixes
 from controller.planners.exact.milp import Limits, Result
 from controller.planners.exact.model import Aim, Problem, Solution, judged, judged_counts, layouts_of
-from controller.planners.exact.program import Builder, Shape
+from controller.planners.exact.program import Builder, Shape, slot_of
 
 SMALL: Final = 400  # integers up to which the whole program is solved at once
 SMALL_FEW: Final = 600  # the same with few devices, whose relaxation says little
 MEDIUM: Final = 200  # devices
+FEW: Final = 24  # devices up to which a plan of several families is first looked for among mixes
+MIX_GAP: Final = 2e-3  # of the best plan of mixes
+MIX_NODES: Final = 20
+PROOF_GAP: Final = 8.0  # times the gap that is asked for: what is proven of few devices, whose proof takes longest
+PROOF_WORK: Final = 5000.0  # times the nodes that are asked for: nodes times the square of the integers
 SLACK: Final = 1e-9
 WORK: Final = 1_000_000  # nodes times the square of the integers of one solve
 NODES_MIN: Final = 2
@@ -33,17 +43,45 @@ PRICE_MAX_W: Final = 1.0  # configurations that cost at most that much more per 
 MANY: Final = 200  # slices; a class that large stays in the top tier, whatever rounding does
 
 
-def solve(problem: Problem, aim: Aim, limits: Limits) -> Solution | None:
+def solve(problem: Problem, aim: Aim, limits: Limits, prove: bool = True) -> Solution | None:
     """Solve the program: the best counts, or None when the constraints leave no plan.
+
+    `prove`: of few devices too, where the proof takes most of the time; without it the gap says what is known.
 
     Raises:
         CpuLimitHit: see `Program.solve`.
     """
+    if problem.number <= FEW and len(problem.tasks) > 1:
+        found = find_mixes(problem, aim, MIX_GAP, MIX_NODES, PROOF_GAP * limits.gap if prove else 0.0)
+        if found is not None:
+            return _from_mixes(problem, aim, found, limits, prove)
     whole = Builder(problem, aim).build()
     if sum(whole.program.integer) <= (SMALL if problem.number >= MEDIUM else SMALL_FEW):
         result = whole.program.solve(limits)
         return None if result is None else _solution(whole, result, result.gap)
     return _between(problem, aim, limits)
+
+
+def _from_mixes(problem: Problem, aim: Aim, found: Found, limits: Limits, prove: bool) -> Solution | None:
+    """From the best plan of mixes on, the whole program without what no plan has that is better by more than the gap:
+    what is left is mostly the proof."""
+    places = [group.place for group in problem.groups]
+    offered = {(*places[g], name, clock) for g, option, clock in found.useful for name, _ in option.slices}
+    columns = {c.key for c in problem.columns if slot_of(c.key) in offered} | set(found.slices)
+    shape = Shape(tight=True, columns=columns, layouts=found.useful | set(found.layouts))
+    builder, gap = Builder(problem, aim, shape).build(), PROOF_GAP * limits.gap
+    start = builder.program.fixed(builder.whole(found.layouts, found.slices))
+    if start is not None:
+        best = _solution(builder, start, 0.0)
+        if not prove or _gap(best, found.bound) <= gap:
+            return replace(best, gap=_gap(best, found.bound))
+    work = PROOF_WORK * limits.nodes / max(1, sum(builder.program.integer)) ** 2
+    nodes = max(NODES_MIN, min(limits.nodes, int(work)))
+    result = builder.program.solve(Limits(nodes, gap), start.values if start else ())
+    if result is None:
+        return None
+    best = _solution(builder, result, 0.0)
+    return replace(best, gap=_gap(best, max(found.bound, min(result.bound, (1 - gap) * found.objective))))
 
 
 def estimate(problem: Problem, aim: Aim, limits: Limits) -> tuple[Mapping[str, float], float] | None:

@@ -285,7 +285,7 @@ def test_a_search_that_ends_before_its_first_plan_leaves_the_cheapest_point(monk
     problem = Problem(groups_of(world.devices), found, world.tasks, 0.0)
     monkeypatch.setattr(
         "controller.planners.exact.frontier.solve",
-        lambda problem, aim, limits: None if aim.value_j else solve(problem, aim, limits),
+        lambda problem, aim, limits, prove: None if aim.value_j else solve(problem, aim, limits, prove),
     )
     (only,) = frontier(problem, "digits", Limits(), 12)
     assert only.accuracy >= min(c.accuracy for c in found)

@@ -1,0 +1,463 @@
+"""Search for a plan of few devices: one mix per family (`mixes.py`) on the slices that the devices offer.
+
+Formulation (Dantzig-Wolfe by family; branch and price):
+  min awake power + sum(cost_m l_m) + moves / H, where l_m in {0, 1} says whether a family has mix m
+  sum l_m = 1 per family; per slot: slices of chosen mixes <= slices of chosen configurations; devices, wake-ups,
+  starts, spread and the cap of watts as in `program.py`
+A node is a linear program; its mixes are priced in by one look at all of them. Branches, in this order: devices awake
+in a place, those at a clock, those in a configuration, slices of a class. The node with the lowest bound is next, from
+it down the side that takes more; from some nodes a dive rounds all that is left.
+Deviations: mixes have two classes at most, see `mixes.py`. Nodes bound the work, so that a decision replays.
+"""
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.planners.columns import ClassKey
+from controller.planners.exact.milp import GrowingProgram, Limits, Point, Program
+from controller.planners.exact.mixes import Mixes, mixes_of
+from controller.planners.exact.model import Aim, Problem, awake_w, wake_j
+from controller.planners.exact.program import Place, Slot, place_of, slot_of, useful
+from trefoil.core.fleet import Configuration
+
+Layout = tuple[int, Configuration, int]  # group, configuration, clock
+
+CHOICES_MAX: Final = 900  # of a family; a fleet with more has no use for whole mixes: fractions say as much
+PRICED: Final = 8  # mixes of a family that one look takes
+WHOLE: Final = 1e-5  # what is nearer to a whole number is one
+BETTER_W: Final = 1e-6
+PROVEN: Final = 1e-4  # of the objective: what pricing may still find
+DEAR: Final = 10.0  # times the dearest mix: what a family without one costs
+DIVES: Final = frozenset({0, 1, 2, 3, 5, 8, 13, 21, 34})  # nodes
+NEAR_ENOUGH: Final = 5e-3  # of the objective: a bound so near leaves little to find
+NEAREST: Final = 150  # mixes of a family
+CHOOSING: Final = Limits(nodes=50, gap=2e-3)
+STEEP: Final = 5e-3  # of the bound: a side that costs more waits
+ONE_MIX: Final = -1
+OTHER_MIX: Final = -2
+FAR: Final = 0.025
+PRICING_NODES: Final = 2000
+PRICING_GAP: Final = 3e-3
+FLIPS_MAX: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plan's counts: devices by (group, configuration, clock), slices by class.
+
+    `bound`: no plan costs less. `useful`: what devices may have in a plan that is better by more than the gap.
+    """
+
+    layouts: Mapping[Layout, int]
+    slices: Mapping[ClassKey, int]
+    objective: float
+    bound: float
+    useful: frozenset[Layout]
+
+
+class Kept(NamedTuple):
+    """What a branch keeps of a family's mixes: those with so many slices of one class (index in `columns`), or, with
+    `ONE_MIX` for the class, the mix of that index."""
+
+    family: int
+    column: int
+    least: int
+    most: float
+
+
+class Branch(NamedTuple):
+    """Bounds of variables and restrictions of mixes."""
+
+    bounds: Mapping[int, tuple[float, float]]
+    kept: tuple[Kept, ...]
+
+
+class Node(NamedTuple):
+    """A branch, solved: ordered by its bound, and then by age."""
+
+    bound: float
+    age: int
+    branch: Branch
+    point: Point
+
+
+class Taken(NamedTuple):
+    """A mix that the master program has as a variable: the family, the mix's index."""
+
+    family: int
+    mix: int
+
+
+def find_mixes(problem: Problem, aim: Aim, gap: float, nodes: int, proven: float = 0.0) -> Found | None:
+    """The best plan of mixes within a gap and so many nodes; None: none was found, or this search is not for such a
+    problem (shared slices, devices that stay as they are, a shortage, a price of what lacks, large fleets).
+
+    `proven`: the gap beyond which `Found.useful` leaves out; 0: no bound is looked for.
+    """
+    if aim.shortage_allowed or aim.lack_j or any(g.must_stay for g in problem.groups):
+        return None
+    if any(c.limits or c.key.beside or c.batch for c in problem.columns):
+        return None
+    master = _master(problem, aim)
+    return None if master is None else _Search(master, gap, nodes, proven).run()
+
+
+@dataclass(slots=True, eq=False)
+class Master:
+    """The master program, and which of its rows and variables mean what."""
+
+    program: Program
+    mixes: tuple[Mixes, ...]
+    layouts: list[tuple[Layout, int]]
+    levels: list[list[int]]  # variables to branch on, the coarsest first
+    lacking: list[int]  # by family, the variable that stands for no mix at all
+    serves: list[int]  # by family, the row that takes one mix
+    cap: int  # row of the fleet's watts; -1: there is no cap
+
+
+def _master(problem: Problem, aim: Aim) -> Master | None:
+    program = Program()
+    rows: dict[Slot, int] = {}
+    offers: dict[Slot, list[tuple[int, float]]] = {slot_of(c.key): [] for c in problem.columns}
+    layouts: list[tuple[Layout, int]] = []
+    for index, group in enumerate(problem.groups):
+        mine = []
+        for clock in group.clocks:
+            slots = [s.name for s in group.type.slice_types if (*group.place, s.name, clock) in offers]
+            cost = awake_w(group.type, clock) * problem.weight(group.zone)
+            for option in useful(group, slots) if slots else ():
+                if not option.slices:
+                    continue
+                variable = program.variable(cost, 0, group.number)
+                layouts.append(((index, option, clock), variable))
+                mine.append(variable)
+                for name, number in option.slices:
+                    if name in slots:
+                        offers[*group.place, name, clock].append((variable, -float(number)))
+        program.row([(v, 1.0) for v in mine], high=group.number)
+    for slot, terms in offers.items():
+        rows[slot] = program.row(terms, high=0)
+    shapes = _starts(program, problem, aim)
+    families = [mixes_of(problem, aim, task, rows, shapes, CHOICES_MAX) for task in problem.tasks]
+    if any(f is None for f in families):
+        return None
+    mixes = tuple(f for f in families if f is not None)
+    levels, cap = _devices(program, problem, aim, layouts)
+    dear = DEAR * max(float(f.cost_w.max()) for f in mixes)
+    lacking = [program.variable(dear, 0, 1) for _ in mixes]
+    serves = [program.row([(variable, 1.0)], low=1, high=1) for variable in lacking]
+    return Master(program, mixes, layouts, levels, lacking, serves, cap)
+
+
+def _starts(program: Program, problem: Problem, aim: Aim) -> dict[tuple[Place, str], int]:
+    """Rows that price the slices of a type that a place has more than stand there."""
+    rows = {}
+    priced = problem.horizon_s if aim.moves else 0.0
+    for column in problem.columns:
+        shape = place_of(column.key), column.slice_type
+        if shape in rows:
+            continue
+        stand = sum(g.census.shapes.get(column.slice_type, 0) for g in problem.groups if g.place == shape[0])
+        cost = column.start_j / priced * problem.weight(column.key.zone) if priced > 0 else 0.0
+        more = program.variable(cost, 0, math.inf)
+        rows[shape] = program.row([(more, -1.0)], high=stand)
+    return rows
+
+
+def _devices(
+    program: Program, problem: Problem, aim: Aim, layouts: Sequence[tuple[Layout, int]]
+) -> tuple[list[list[int]], int]:
+    """Rows of devices: awake in a place, at a clock, woken, spread, the cap.
+
+    The answer: variables to branch on, level by level, and the cap's row.
+    """
+    awake, clocked = [], []
+    everywhere: list[tuple[int, float]] = []
+    for place in sorted({g.place for g in problem.groups}):
+        here = [g for g in problem.groups if g.place == place]
+        number = sum(g.number for g in here)
+        mine = [(clock, v) for (g, _, clock), v in layouts if problem.groups[g].place == place]
+        terms = [(v, 1.0) for _, v in mine]
+        everywhere += terms
+        awake.append(program.variable(0.0, 0, number))
+        program.row([*terms, (awake[-1], -1.0)], low=0, high=0)
+        if aim.moves and problem.horizon_s > 0:
+            cost = wake_j(here[0].type) / problem.horizon_s * problem.weight(place[1])
+            more = program.variable(cost, 0, math.inf)
+            program.row([*terms, (more, -1.0)], high=sum(g.census.awake for g in here))
+        for clock in sorted({clock for clock, _ in mine}):
+            clocked.append(program.variable(0.0, 0, number))
+            program.row([*((v, 1.0) for at, v in mine if at == clock), (clocked[-1], -1.0)], low=0, high=0)
+    spread = max(t.objective.spread_min for t in problem.tasks)
+    if spread > 1:
+        program.row(everywhere, low=min(spread, problem.number))
+    cap = -1
+    if problem.max_watts < math.inf:
+        asleep_w = sum(g.type.sleep_w * g.number for g in problem.groups)
+        terms = [(v, awake_w(problem.groups[g].type, clock)) for (g, _, clock), v in layouts]
+        cap = program.row(terms, high=problem.max_watts - asleep_w)
+    return [awake, clocked, [v for _, v in layouts]], cap
+
+
+@dataclass(slots=True, eq=False)
+class _Search:
+    master: Master
+    gap: float
+    nodes: int
+    proven: float
+    best: float = math.inf
+    best_values: NDArray[np.float64] | None = None
+    program: GrowingProgram = field(init=False)
+    taken: list[Taken] = field(default_factory=list)
+    known: set[Taken] = field(default_factory=set)
+    at: Branch = Branch({}, ())
+    allowed: list[NDArray[np.bool_]] = field(default_factory=list)
+    ages: "count[int]" = field(default_factory=count)
+    first: int = 0  # variable of the first mix that was taken
+
+    def __post_init__(self) -> None:
+        self.program = GrowingProgram(self.master.program)
+        self.first = self.program.variables
+        self.allowed = [np.ones(len(m.cost_w), dtype=bool) for m in self.master.mixes]
+
+    def run(self) -> Found | None:
+        """Search until the bound is within the gap or the nodes are spent; then the best of the nearest mixes."""
+        root = self._solved(self.at, -math.inf)
+        if root is None:
+            return None
+        lowest = self._tree(root)
+        if self.best == math.inf or self.best - lowest > NEAR_ENOUGH * abs(self.best):
+            self._choose(root.point)
+        return self._found(root.point)
+
+    def _tree(self, root: Node) -> float:
+        """Search; the answer is what nothing lies below."""
+        heap = [root]
+        down: Node | None = None
+        for number in range(self.nodes):
+            if down is None and not heap:
+                break
+            node = down or heapq.heappop(heap)
+            down = None
+            if node.bound >= self._cutoff:
+                continue
+            if number in DIVES:
+                self._dive(node)
+            children = self._children(node)
+            if children and children[-1].bound <= children[0].bound + STEEP * abs(children[0].bound):
+                down = children.pop()
+            for child in children:
+                heapq.heappush(heap, child)
+        return min((node.bound for node in (*heap, *([down] if down else []))), default=self._cutoff)
+
+    def _choose(self, point: Point) -> None:
+        """The best plan of the mixes that were taken and of those nearest to it, all at once."""
+        for family in range(len(self.master.mixes)):
+            reduced = self._reduced(family, point)
+            for mix in np.argpartition(reduced, min(NEAREST, len(reduced)) - 1)[:NEAREST]:
+                self._take(Taken(family, int(mix)))
+        self._enter(Branch({}, ()))
+        lacking = [0.0] * len(self.master.lacking)
+        self.program.bound(self.master.lacking, lacking, lacking)
+        whole = [v for level in self.master.levels for v in level] + list(range(self.first, self.program.variables))
+        found = self.program.whole(whole, CHOOSING)
+        if found is not None and found.objective < self.best - BETTER_W:
+            self.best, self.best_values = found.objective, found.values
+
+    @property
+    def _cutoff(self) -> float:
+        return self.best - self.gap * abs(self.best) if self.best < math.inf else math.inf
+
+    def _children(self, node: Node) -> list[Node]:
+        """What is left of both sides; the side that takes more is last. A whole point is the best so far instead."""
+        sides = self._sides(node)
+        if not sides:
+            self._accept(node)
+            return []
+        solved = [self._solved(side, node.bound) for side in sides]
+        return [child for child in solved if child is not None and child.bound < self._cutoff]
+
+    def _accept(self, node: Node) -> None:
+        if node.point.objective < self.best - BETTER_W:
+            self.best, self.best_values = node.point.objective, node.point.values
+
+    def _sides(self, node: Node) -> list[Branch]:
+        """Both sides of the most fractional number, the lower one first; none: all are whole."""
+        values, bounds = node.point.values, node.branch.bounds
+        for level in self.master.levels:
+            parts = [(abs(values[v] - round(values[v])), -v) for v in level]
+            part, variable = max(parts)
+            if part > WHOLE:
+                low, high = bounds.get(-variable, (0.0, math.inf))
+                below = math.floor(values[-variable])
+                lower = {**bounds, -variable: (low, float(below))}
+                upper = {**bounds, -variable: (below + 1.0, high)}
+                return [Branch(lower, node.branch.kept), Branch(upper, node.branch.kept)]
+        return [Branch(bounds, (*node.branch.kept, kept)) for kept in self._class_sides(values)]
+
+    def _class_sides(self, values: NDArray[np.float64]) -> list[Kept]:
+        """The class whose number of slices differs most between the mixes that a family has parts of."""
+        best: tuple[float, list[Kept]] = (WHOLE, [])
+        for family, parts in self._parts(values).items():
+            mixes, total = self.master.mixes[family], sum(part for _, part in parts)
+            for column in sorted({int(c) for m, _ in parts for c in self._columns(mixes, m)}):
+                numbers = [(int(self._slices(mixes, m, column)), part / total) for m, part in parts]
+                mean = sum(number * part for number, part in numbers)
+                scatter = sum(abs(number - mean) * part for number, part in numbers)
+                if scatter > best[0]:
+                    at = math.floor(mean + WHOLE)
+                    best = scatter, [Kept(family, column, 0, at), Kept(family, column, at + 1, math.inf)]
+        return best[1]
+
+    def _parts(self, values: NDArray[np.float64]) -> dict[int, list[tuple[int, float]]]:
+        """By family its mixes (index) with their parts."""
+        found: dict[int, list[tuple[int, float]]] = defaultdict(list)
+        chosen = values[self.first :]
+        for at in np.flatnonzero(chosen > WHOLE):
+            found[self.taken[at].family].append((self.taken[at].mix, float(chosen[at])))
+        return found
+
+    @staticmethod
+    def _columns(mixes: Mixes, mix: int) -> list[int]:
+        return [c for c in (mixes.column[mixes.first[mix]], mixes.column[mixes.second[mix]]) if c >= 0]
+
+    @staticmethod
+    def _slices(mixes: Mixes, mix: int, column: int) -> int:
+        choices = mixes.first[mix], mixes.second[mix]
+        return sum(int(mixes.slices[choice]) for choice in choices if mixes.column[choice] == column)
+
+    def _dive(self, node: Node) -> None:
+        """Round up what is nearest to the next whole number, level by level, until all is whole or nothing is left."""
+        flips = 0
+        current: Node | None = node
+        while current is not None:
+            rounded = self._rounded(current)
+            if rounded is None:
+                self._accept(current)
+                return
+            following = self._solved(rounded[0], current.bound)
+            if following is None and flips < FLIPS_MAX:
+                flips += 1
+                following = self._solved(rounded[1], current.bound)
+            current = following
+
+    def _rounded(self, node: Node) -> tuple[Branch, Branch] | None:
+        """A branch with one number rounded up, and the same without that; None: all are whole."""
+        values, (bounds, kept) = node.point.values, node.branch
+        for level in self.master.levels:
+            part, variable = max((values[v] - math.floor(values[v] + WHOLE), -v) for v in level)
+            if part > WHOLE:
+                low, high = bounds.get(-variable, (0.0, math.inf))
+                up = float(math.ceil(values[-variable] - WHOLE))
+                above, below = {**bounds, -variable: (up, high)}, {**bounds, -variable: (low, up - 1.0)}
+                return Branch(above, kept), Branch(below, kept)
+        parts = [(p, -f, -m) for f, of in self._parts(values).items() for m, p in of if p < 1 - WHOLE]
+        if not parts:
+            return None
+        _, family, mix = max(parts)
+        one, other = (Kept(-family, kind, -mix, -mix) for kind in (ONE_MIX, OTHER_MIX))
+        return Branch(bounds, (*kept, one)), Branch(bounds, (*kept, other))
+
+    def _solved(self, branch: Branch, above: float) -> Node | None:
+        """A branch's optimum, with every mix that makes it better; None: nothing in it is better than the best."""
+        self._enter(branch)
+        bound = above
+        while True:
+            point = self.program.solve()
+            if point is None:
+                return None
+            lower, new = self._priced(point)
+            bound = max(bound, lower)
+            if bound >= self._cutoff:
+                return None
+            lacks = any(point.values[v] > WHOLE for v in self.master.lacking)
+            if not lacks and (not new or point.objective - bound < PROVEN * abs(point.objective)):
+                return Node(bound, next(self.ages), branch, point)
+            if not new:
+                return None
+
+    def _priced(self, point: Point) -> tuple[float, int]:
+        """A bound of the branch, and how many mixes were taken in."""
+        bound, new = point.objective, 0
+        for family in range(len(self.master.mixes)):
+            reduced = np.where(self.allowed[family], self._reduced(family, point), math.inf)
+            most = min(PRICED, len(reduced)) - 1
+            nearest = np.argpartition(reduced, most)[: most + 1]
+            bound += min(0.0, float(reduced[nearest].min()))
+            new += sum(self._take(Taken(family, int(m))) for m in nearest if reduced[m] < -BETTER_W)
+        return bound, new
+
+    def _reduced(self, family: int, point: Point) -> NDArray[np.float64]:
+        """What one more of each mix costs."""
+        mixes, dual = self.master.mixes[family], point.dual
+        reduced: NDArray[np.float64] = mixes.cost_w - mixes.prices(dual) - dual[self.master.serves[family]]
+        return reduced if self.master.cap < 0 else reduced - mixes.alone_w * dual[self.master.cap]
+
+    def _take(self, taken: Taken) -> bool:
+        if taken in self.known:
+            return False
+        mixes, terms = self.master.mixes[taken.family], defaultdict[int, float](float)
+        for choice in (mixes.first[taken.mix], mixes.second[taken.mix]):
+            if mixes.slices[choice]:
+                terms[int(mixes.slot[choice])] += float(mixes.slices[choice])
+                terms[int(mixes.shape[choice])] += float(mixes.slices[choice])
+        terms[self.master.serves[taken.family]] = 1.0
+        if self.master.cap >= 0:
+            terms[self.master.cap] = float(mixes.alone_w[taken.mix])
+        self.program.add(float(mixes.cost_w[taken.mix]), terms)
+        self.taken.append(taken)
+        self.known.add(taken)
+        return True
+
+    def _enter(self, branch: Branch) -> None:
+        """Give the program the bounds of a branch."""
+        changed = [v for v in {**self.at.bounds, **branch.bounds} if self.at.bounds.get(v) != branch.bounds.get(v)]
+        whole = [branch.bounds.get(v, (0.0, self.master.program.upper[v])) for v in changed]
+        self.program.bound(changed, [low for low, _ in whole], [high for _, high in whole])
+        if self.at.kept != branch.kept:
+            for family in {k.family for k in (*self.at.kept, *branch.kept)}:
+                mixes, allowed = self.master.mixes[family], self.allowed[family]
+                allowed[:] = True
+                for kept in branch.kept:
+                    if kept.family == family:
+                        named = kept.column < 0
+                        number = np.arange(len(allowed)) if named else mixes.counts(kept.column)
+                        within = (number >= kept.least) & (number <= kept.most)
+                        allowed &= ~within if kept.column == OTHER_MIX else within
+            most = [math.inf if self.allowed[t.family][t.mix] else 0.0 for t in self.taken]
+            self.program.bound(range(self.first, self.first + len(most)), [0.0] * len(most), most)
+        self.at = branch
+
+    def _found(self, root: Point) -> Found | None:
+        values = self.best_values
+        if values is None:
+            return None
+        slices: dict[ClassKey, int] = defaultdict(int)
+        for family, parts in self._parts(values).items():
+            mixes = self.master.mixes[family]
+            for choice in (mixes.first[parts[0][0]], mixes.second[parts[0][0]]):
+                if mixes.slices[choice]:
+                    slices[mixes.columns[mixes.column[choice]].key] += int(mixes.slices[choice])
+        layouts = {layout: n for layout, v in self.master.layouts if (n := round(values[v]))}
+        bound, useful = self._bounded(root)
+        return Found(layouts, dict(slices), self.best, bound, useful)
+
+    def _bounded(self, root: Point) -> tuple[float, frozenset[Layout]]:
+        """What no plan costs less than, whatever its classes, by the prices of the root; and `Found.useful`."""
+        far = self.best - root.objective > FAR * abs(self.best)  # the prices of the root say too little about a plan
+        if not self.proven or self.master.cap >= 0 or far:
+            return -math.inf, frozenset(layout for layout, _ in self.master.layouts)
+        limits, bound = Limits(PRICING_NODES, PRICING_GAP), root.objective
+        for mixes, row in zip(self.master.mixes, self.master.serves, strict=True):
+            bound += min(0.0, mixes.lowest_w(root.dual, limits) - float(root.dual[row]))
+        room = self.best * (1 - self.proven) - bound
+        reduced = root.reduced
+        return bound, frozenset(layout for layout, v in self.master.layouts if reduced[v] < room)
