@@ -93,7 +93,7 @@ honesty: setup  ## three controls in which the demo must find no saving, accurac
 bench-simulator: setup  ## the simulator: decisions, requests/s, memory, a year, parity with live (eleven minutes; ARGS=--short: two)
 	$(BIN)/python -m benchmarks.simulator $(ARGS)
 
-bench-dispatcher: setup  ## the dispatcher beside nginx, HAProxy and raw grpc.aio: CPU, latency, limits (five minutes; ARGS=--short: one; needs h2load)
+bench-dispatcher: setup  ## the dispatcher beside raw grpc.aio: CPU, latency, limits (five minutes; ARGS=--short: one; needs h2load)
 	$(BIN)/python -m benchmarks.dispatcher $(ARGS)
 
 bench-carbon: setup  ## the carbon feed: 1,000 questions/s beside 200 watchers, a million readings, a year of trace (ARGS=--short; needs h2load)

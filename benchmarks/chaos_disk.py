@@ -20,7 +20,7 @@ from benchmarks.chaos_rows import Trouble
 from benchmarks.echo_family import FAMILY
 from benchmarks.echo_system import EchoSystem
 from protos.controller.v1 import controller_pb2
-from trefoil.cli.run import services
+from trefoil.cli.system_client import is_serving
 from trefoil.core import errors
 
 FOLDERS: Final = ("controller", "agent", "dispatcher", "carbon_feed", "logs")
@@ -85,7 +85,7 @@ async def _starts(name: str, service: str, system: EchoSystem) -> AsyncIterator[
         os.kill(system.launcher.pid(service), signal.SIGKILL)
         await system.clock.sleep(1.0)
         async with asyncio.timeout(STARTS_S):
-            while not await services.is_serving(system.launch.addresses[service]):
+            while not await is_serving(system.launch.addresses[service]):
                 await system.clock.sleep(0.1)
         yield
 

@@ -7,11 +7,10 @@ is the way there and back.
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +36,7 @@ CREDITS: Final = 8
 LEASE_S: Final = 3600.0
 BEAT_S: Final = 1.0
 SERIES: Final = Series("bench", Method.AVERAGE, Factors.LIFECYCLE)
+RAY: Final = "Ray Serve"
 DISPATCHERS: Final = {"dispatcher": 1, "dispatcher, 2 workers": 2}
 """Workers of each."""
 MODELS: Final = {"small": ("TYPE_UINT8", "8, 8"), "large": ("TYPE_FP32", "3, 224, 224")}
@@ -61,56 +61,15 @@ class TritonPythonModel:
             return triton.InferenceResponse([tensor])
         return [answer(request) for request in requests]
 """
-_NGINX: Final = """\
-daemon off;
-pid {folder}/nginx.pid;
-error_log {folder}/nginx.log;
-{user}
-worker_processes 1;
-events {{ worker_connections 4096; }}
-http {{
-  access_log off;
-  client_max_body_size 0;
-  client_body_buffer_size 1m;
-  client_body_temp_path {folder}/body;
-  proxy_temp_path {folder}/proxy;
-  fastcgi_temp_path {folder}/fastcgi;
-  uwsgi_temp_path {folder}/uwsgi;
-  scgi_temp_path {folder}/scgi;
-  upstream triton {{ server {upstream}; keepalive 64; keepalive_requests 10000000; }}
-  server {{
-    listen 127.0.0.1:{port} http2;
-    keepalive_requests 10000000;
-    location / {{ grpc_pass grpc://triton; }}
-  }}
-}}
-"""
-_HAPROXY: Final = """\
-global
-  maxconn 1000
-  nbthread 1
-  tune.h2.initial-window-size 1048576
-defaults
-  mode http
-  timeout connect 5s
-  timeout client 60s
-  timeout server 60s
-frontend clients
-  bind 127.0.0.1:{port} proto h2
-  default_backend triton
-backend triton
-  server triton {upstream} proto h2
-"""
 
 
 @dataclass(slots=True)
 class Peer:
-    """A running proxy. `missing`: why it is not there."""
+    """A running proxy."""
 
     name: str
     target: str = ""
     process: "subprocess.Popen[bytes] | None" = None
-    missing: str = ""
 
     def memory_bytes(self) -> int:
         """Resident memory of the process and those that it started."""
@@ -128,13 +87,15 @@ class Peer:
 
 
 class Bench:
-    """All processes of a run: `await start()`, then `peers`; `await close()` ends what was started."""
+    """All processes of a run: `await start()`, then `peers`; `await close()` ends what was started. `ray`: Python of an
+    environment with Ray Serve, which is a peer then."""
 
-    def __init__(self, folder: Path, dispatchers: Mapping[str, int] = DISPATCHERS) -> None:
+    def __init__(self, folder: Path, dispatchers: Mapping[str, int] = DISPATCHERS, ray: Path | None = None) -> None:
         self.folder = folder
         self.peers: list[Peer] = []
         self.triton = ""
         self._dispatchers = dispatchers
+        self._ray = ray
         self._started: list[subprocess.Popen[bytes]] = []
         self._clock = WallClock()
         self._planes: list[Plane] = []
@@ -145,18 +106,14 @@ class Bench:
         self.triton = f"127.0.0.1:{free_ports(1)[0]}"
         self._start_triton()
         await self._listening(self.triton, 30.0)
-        self.peers = [
-            Peer("direct", self.triton),
-            self._other("nginx", "nginx", _NGINX, lambda path: ("-p", str(self.folder), "-c", str(path))),
-            self._other("haproxy", "haproxy", _HAPROXY, lambda path: ("-db", "-f", str(path))),
-            self._raw(),
-        ]
+        self.peers = [Peer("direct", self.triton), self._raw()]
         await self._start_redis()
         for name, workers in self._dispatchers.items():
             self.peers.append(self._dispatcher(name, workers))
+        if self._ray is not None:
+            self.peers.append(self._ray_serve(self._ray))
         for peer in self.peers:
-            if not peer.missing:
-                await self._listening(peer.target, 30.0)
+            await self._listening(peer.target, 60.0)
 
     async def close(self) -> None:
         """Nothing stays."""
@@ -207,20 +164,17 @@ class Bench:
         )  # fmt: skip
         self._spawn("triton", argv, env=env)
 
-    def _other(self, name: str, binary: str, config: str, flags: Callable[[Path], tuple[str, ...]]) -> Peer:
-        found = shutil.which(binary) or shutil.which(binary, path="/usr/sbin:/usr/local/sbin")
-        if found is None:
-            return Peer(name, missing=f"no {binary} on PATH (Debian: apt-get install {binary})")
-        (port,) = free_ports(1)
-        path = self.folder / f"{name}.conf"
-        user = "user root;" if os.geteuid() == 0 else ""
-        path.write_text(config.format(folder=self.folder, port=port, upstream=self.triton, user=user))
-        return Peer(name, f"127.0.0.1:{port}", self._spawn(name, (found, *flags(path))))
-
     def _raw(self) -> Peer:
         target = f"127.0.0.1:{free_ports(1)[0]}"
         argv = (sys.executable, "-m", "benchmarks.raw_proxy", target, self.triton)
         return Peer("raw grpc.aio", target, self._spawn("raw", argv, cwd=CHECKOUT))
+
+    def _ray_serve(self, python: Path) -> Peer:
+        target = f"127.0.0.1:{free_ports(1)[0]}"
+        folder = CHECKOUT / "benchmarks"
+        env = os.environ | {"PYTHONPATH": str(folder), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+        argv = (str(python), str(folder / "ray_proxy.py"), target, self.triton)
+        return Peer(RAY, target, self._spawn("ray", argv, env=env))
 
     def _dispatcher(self, name: str, workers: int) -> Peer:
         ports, short = free_ports(2), f"workers-{workers}"

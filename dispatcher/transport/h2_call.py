@@ -55,11 +55,11 @@ class Client(Protocol):
         """End a unary call with its answer."""
         ...
 
-    def finish(self, call: "ServerCall", trailers: Any, started: bool) -> None:
+    def finish(self, call: "ServerCall", trailers: Any) -> None:
         """End a stream of answers well."""
         ...
 
-    def refuse(self, call: "ServerCall", code: str, details: str, trailers: Any = (), started: bool = False) -> None:
+    def refuse(self, call: "ServerCall", code: str, details: str, trailers: Any = ()) -> None:
         """End a call with a status."""
         ...
 
@@ -94,6 +94,9 @@ class ServerCall:
     task: asyncio.Task[None] | None = None
     ended = False  # by its client: nothing more comes
     left = False  # its client has gone
+    refusal: h2.Headers | None = None  # what it ends with; all else that its client sends is discarded
+    heard_s = 0.0  # when its client last sent something, once it is refused
+    started = False  # whether response headers have gone
     trace: Trace = NO_TRACE
     expired = False
     body: MessageReader | None = None  # of a unary call whose message did not come in one piece
@@ -105,8 +108,6 @@ class ServerCall:
     _deadline_s: float | None = None
     _timer: asyncio.TimerHandle | None = None
     _trailers: Any = ()
-    _silent = True  # no data has come
-    _started = False  # whether response headers have gone
     _unread_bytes = 0
 
     def __init__(self, connection: Client, stream_id: int, headers: h2.Headers, handler: Any) -> None:
@@ -173,8 +174,8 @@ class ServerCall:
             await self._room
         if self.left or connection.closed:
             raise grpc.aio.InternalError("the client has gone")
-        connection.send_message(self, data, not self._started)
-        self._started = True
+        connection.send_message(self, data, not self.started)
+        self.started = True
 
     async def requests(self) -> AsyncIterator[Any]:
         """All messages of the client."""
@@ -215,7 +216,6 @@ class ServerCall:
         self.held_bytes += count
         connection.held.bytes += count
         if reader is None:
-            self._silent = False
             bytes_max = connection.bounds.message_bytes_max
             streaming = self._handler.request_streaming
             if last and not streaming:
@@ -265,17 +265,16 @@ class ServerCall:
     @property
     def unfinished_message(self) -> bool:
         """Whether its client has begun a message, or owes one, that is not whole yet, and is kept from it by nobody."""
-        if self.ended:
+        if self.ended or self.refusal is not None:
             return False
         if not self._handler.request_streaming:
             return True
         return self._waiter is not None and self._reader is not None and self._reader.unfinished
 
-    def may_speak_first(self) -> bool:
-        """Whether this is a stream whose client has said nothing yet and may be about to; once."""
-        waits = self._silent and not self.ended and self.task is not None and self._handler.request_streaming
-        self._silent = False
-        return waits
+    @property
+    def may_send(self) -> bool:
+        """Whether its client may be sending a stream."""
+        return not self.ended and (self._handler is None or self._handler.request_streaming)
 
     def leave(self) -> None:
         """The client has gone, or its connection."""
@@ -344,7 +343,7 @@ class ServerCall:
                 request = self.requests()
             if handler.response_streaming:
                 await self._answer_all((handler.stream_stream or handler.unary_stream)(request, self))
-                connection.finish(self, self._trailers, self._started)
+                connection.finish(self, self._trailers)
                 return
             answer = await handler.unary_unary(request, self)
             serialize = handler.response_serializer
@@ -352,17 +351,17 @@ class ServerCall:
                 answer = (serialize(answer) if serialize is not None else answer,)
             connection.answer(self, answer, self._trailers)
         except Aborted as aborted:
-            connection.refuse(self, aborted.code.name, aborted.details, aborted.trailers, self._started)
+            connection.refuse(self, aborted.code.name, aborted.details, aborted.trailers)
         except FramingError as error:
-            connection.refuse(self, error.code, error.details, (), self._started)
+            connection.refuse(self, error.code, error.details)
         except asyncio.CancelledError:
             if self.expired:
-                connection.refuse(self, "DEADLINE_EXCEEDED", "Deadline Exceeded", (), self._started)
+                connection.refuse(self, "DEADLINE_EXCEEDED", "Deadline Exceeded")
             elif not self.left:
-                connection.refuse(self, "UNAVAILABLE", "the server is stopping", (), self._started)
+                connection.refuse(self, "UNAVAILABLE", "the server is stopping")
         except Exception as error:
             LOG.exception("call failed", path=self._path())
-            connection.refuse(self, "UNKNOWN", f"Unexpected {type(error)}: {error}", (), self._started)
+            connection.refuse(self, "UNKNOWN", f"Unexpected {type(error)}: {error}")
 
     async def _answer_all(self, answers: Any) -> None:
         if not hasattr(answers, "__aiter__"):

@@ -22,7 +22,8 @@ from dispatcher.transport.h2_call import ServerBounds, ServerCall
 LOG = structlog.get_logger()
 SWEEP_S: Final = 1.0
 LAST_WORDS_S: Final = 10.0  # for a client to read what it is sent on a connection that has ended
-FIRST_WORDS_S: Final = 0.02
+PAUSE_S: Final = 0.2  # without a word of a client that sends a stream: then it hears its refusal
+DRAIN_S: Final = 0.8  # at most, for a client that sends on and on: a status comes within a second
 NOTICE_S: Final = 0.2  # between the notice that a connection ends and its end, for a peer that does not answer
 _OK: Final = ((b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-accept-encoding", framing.ACCEPTED))
 _DONE: Final = ((b"grpc-status", b"0"),)
@@ -54,6 +55,7 @@ class ServerConnection(h2.H2Connection):
         self.greeted = False
         self.since_s = self.alive_s = self.loop.time()
         self.leaving = False
+        self.cutting = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has come."""
@@ -77,6 +79,7 @@ class ServerConnection(h2.H2Connection):
             self._send(event.stream_id, ((b":status", status),), end_stream=True)
             return
         call = self.calls[event.stream_id] = ServerCall(self, event.stream_id, event.headers, handler)
+        call.ended = event.end_stream
         if handler is None:
             self.refuse(call, "UNIMPLEMENTED", "Method not found!")
             return
@@ -105,12 +108,16 @@ class ServerConnection(h2.H2Connection):
             held.bytes += len(data)
             self.acknowledge(stream_id, len(data))
             return
-        if call is None:  # it was refused, and its client goes on
+        if call is None:  # it has ended, and its client goes on
             self.taken(stream_id, len(data))
             if not event.end_stream:
-                self.flush()  # a reset would overtake its status
-                if not self._paused:
-                    self.reset(stream_id, h2.NO_ERROR)
+                self._stop_client(stream_id)
+            return
+        if call.refusal is not None:
+            self.taken(stream_id, len(data))
+            call.heard_s, call.ended = self.loop.time(), event.end_stream
+            if call.ended:
+                self._end_refused(call)
             return
         try:
             if not data:
@@ -122,12 +129,16 @@ class ServerConnection(h2.H2Connection):
                 raise FramingError("RESOURCE_EXHAUSTED", self.server.full())
             call.feed(data, event.end_stream)
         except FramingError as error:
+            call.ended = event.end_stream
             self.refuse_early(call, error)
 
     def on_trailers(self, event: Any) -> None:
         """A client's trailers: all that they say is that it has said all."""
         call = self.calls.get(event.stream_id)
-        if call is not None and not call.ended:
+        if call is not None and call.refusal is not None:
+            call.ended = True
+            self._end_refused(call)
+        elif call is not None and not call.ended:
             try:
                 call.half_close()
             except FramingError as error:
@@ -180,32 +191,57 @@ class ServerConnection(h2.H2Connection):
             self.schedule()
         call.forget()
 
-    def finish(self, call: ServerCall, trailers: Any, started: bool) -> None:
+    def finish(self, call: ServerCall, trailers: Any) -> None:
         """End a stream of answers well."""
         if self.calls.pop(call.stream_id, None) is None:
             return
-        if not started:
+        if not call.started:
             self._send(call.stream_id, _OK)
         self._send_last(call.stream_id, (*_DONE, *framing.encode_metadata(trailers or ())))
+        if call.may_send:
+            self._stop_client(call.stream_id)
         call.forget()
 
-    def refuse(self, call: ServerCall, code: str, details: str, trailers: Any = (), started: bool = False) -> None:
-        """End a call with a status. A client that has not begun to send is given a moment to: grpc.aio's own call it
-        INTERNAL when they are answered while they do."""
-        if call.may_speak_first():
-            self.loop.call_later(FIRST_WORDS_S, self.refuse, call, code, details, trailers, started)
-            return
-        if self.calls.pop(call.stream_id, None) is None:
+    def refuse(self, call: ServerCall, code: str, details: str, trailers: Any = ()) -> None:
+        """End a call with a status. A client that sends a stream hears it once it has sent all, or pauses: grpc.aio
+        says INTERNAL instead of a status that comes while it sends (grpc/grpc issue 36066)."""
+        if call.refusal is not None or call.stream_id not in self.calls:
             return
         last = [(b"grpc-status", b"%d" % _NUMBERS[code])]
         if details:
             last.append((b"grpc-message", framing.encode_details(details)))
         last += framing.encode_metadata(trailers or ())
-        if started:
-            self._send_last(call.stream_id, last)
-        else:
-            self._send(call.stream_id, (*_OK, *last), end_stream=True)
+        call.refusal = last
         call.forget()
+        call.heard_s = now_s = self.loop.time()
+        if call.may_send and not self.cutting:
+            self._await_pause(call, now_s + DRAIN_S)
+        else:
+            self._end_refused(call)
+
+    def _await_pause(self, call: ServerCall, until_s: float) -> None:
+        at_s = min(call.heard_s + PAUSE_S, until_s)
+        if self.loop.time() < at_s:
+            self.loop.call_at(at_s, self._await_pause, call, until_s)
+        else:
+            self._end_refused(call)
+
+    def _end_refused(self, call: ServerCall) -> None:
+        if self.calls.pop(call.stream_id, None) is None or call.refusal is None:
+            return  # its client has gone, or has heard it
+        if call.started:
+            self._send_last(call.stream_id, call.refusal)
+        else:
+            self._send(call.stream_id, (*_OK, *call.refusal), end_stream=True)
+        if not call.ended:
+            self._stop_client(call.stream_id)
+
+    def _stop_client(self, stream_id: int) -> None:
+        """Ask the client of a call that has ended to send no more, by a reset without an error (RFC 9113, 8.1). It
+        would overtake what is not written yet: then it is sent when the client sends more."""
+        self.flush()
+        if not self._paused and not self.unsent_of(stream_id):
+            self.reset(stream_id, h2.NO_ERROR)
 
     def refuse_early(self, call: ServerCall, error: FramingError) -> None:
         """Refuse what a client is still sending; a handler that reads it is told by cancelling it."""
@@ -244,11 +280,13 @@ class ServerConnection(h2.H2Connection):
 
     def cut(self) -> None:
         """End every call."""
+        self.cutting = True
         for call in list(self.calls.values()):
-            if call.task is not None:
+            if call.refusal is not None:
+                self._end_refused(call)
+            elif call.task is not None:
                 call.task.cancel()
             else:
-                call.may_speak_first()  # no more
                 self.refuse(call, "UNAVAILABLE", "the server is stopping")
 
 

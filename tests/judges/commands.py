@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-import typer
 from typer.testing import CliRunner
 
 import trefoil
+from tests.support.commands import commands
 from tests.support.foreign_models import LINEAR, add, graph
 from tests.unit.cli.test_deploy_env import HERE
 from trefoil.cli.deploy import machine
@@ -78,16 +78,9 @@ def ran(*words: str) -> tuple[str, Any]:
     return normalised(" ".join(words)), {"exit": done.exit_code, **texts}
 
 
-def commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every command and group of the program, by its words."""
-    yield path, group
-    for name, command in getattr(group, "commands", {}).items():
-        yield from commands(command, f"{path} {name}".strip())
-
-
 def helps() -> Iterator[tuple[str, Any]]:
     """Help of every command and group."""
-    for path, _ in commands(typer.main.get_command(app)):
+    for path, _ in commands():
         yield ran(*path.split(), "--help")
 
 
@@ -98,7 +91,7 @@ def answers() -> Iterator[tuple[str, Any]]:
             add(Path(tmp) / "theirs", name, LINEAR, graph("linear"))
         rows = "".join(f"{second},{30 if second % 60 > 50 else 10}\n" for second in range(1500))
         (Path(tmp) / "trace.csv").write_text(f"second,requests\n{rows}")
-        for path, command in commands(typer.main.get_command(app)):
+        for path, command in commands():
             if hasattr(command, "commands") or path in LEFT_OUT or path.split()[0] in LEFT_OUT:
                 continue
             options = [option for parameter in command.params for option in parameter.opts]

@@ -14,7 +14,7 @@ from power_agent.triton.client import TritonClient, TritonUnready
 from tests.support.fake_triton import FakeTriton
 from trefoil import direct, health
 from trefoil.cli.load.inputs import inputs_of_model
-from trefoil.cli.run import services
+from trefoil.cli.system_client import is_serving
 from trefoil.runtime import rpc
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.config import ServiceSettings
@@ -54,7 +54,7 @@ async def test_services_are_seen_as_up_and_health_checks_them():
     await server.start()
     try:
         address = f"127.0.0.1:{server.port}"
-        assert await services.is_serving(address)
+        assert await is_serving(address)
         assert await asyncio.to_thread(health.ask, address, "", [None, None, None], 10.0) == ("SERVING", True)
     finally:
         await server.stop()

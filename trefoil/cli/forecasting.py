@@ -6,8 +6,9 @@ from typing import Annotated, Final
 
 import typer
 
+from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import BinS, Column, Sets, TimeColumn, TimeUnit, parse_sets
-from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, slow
+from trefoil.cli.output import AsJson, console, grid, print_json, slow
 from trefoil.core.errors import InvalidInput
 from trefoil.core.parts import Kind, load_part
 

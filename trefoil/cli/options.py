@@ -40,6 +40,17 @@ TimeUnit = Annotated[
 ]
 BinS = Annotated[float, typer.Option("--bin-s", min=0, help="Seconds that a row counts; 0: by its header.")]
 
+Config = Annotated[Path, typer.Option("--config", help="Settings file.", show_default=True)]
+PortOffset = Annotated[
+    int, typer.Option("--port-offset", help="Move every port by this: a second system beside a first.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", min=1, max=64, help="Dispatcher processes behind one port; default: the settings file's."
+    ),
+]
+
 CONTROLLER_VARIABLE: Final = "TREFOIL_CONTROLLER"
 
 

@@ -14,51 +14,25 @@ import typer
 from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
-from typer.core import TyperGroup
 
-from trefoil.core.errors import SettingError, TrefoilError, in_one_line, system_error
+from trefoil.core.errors import SettingError, system_error
 from trefoil.core.fleet import DeviceStatus, NodeStatus, SliceState, failures
 from trefoil.core.plan import Plan
 from trefoil.runtime import codec
 from trefoil.runtime.clock import WallClock
-from trefoil.runtime.config import register_own_device_types
 from trefoil.tables import Grid
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-EXIT_ERROR: Final = 2
 FIRST_TICK_S: Final = 1.5
 TICK_S: Final = 10.0  # between two lines of progress
-COMMAND_PACKAGES: Final = ("jinja2", "matplotlib", "plotext", "textual")
-"""Packages of requirements/main.in that are not in services.in."""
 DEFAULT_STATE_DIR: Final = os.environ.get("TREFOIL_STATE_DIR") or ".trefoil/default"
 
 StateDir = Annotated[
     str, typer.Option("--state-dir", help="Where the running system keeps its things.", show_default=True)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-
-
-class Guarded(TyperGroup):
-    """Commands whose operating errors are one line on stderr and exit code 2; bugs keep their traceback."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            with in_one_line():
-                register_own_device_types()
-                return super().invoke(ctx)
-        except TrefoilError as error:
-            typer.echo(f"trefoil: {error}", err=True)
-            raise typer.Exit(EXIT_ERROR) from error
-        except ModuleNotFoundError as error:
-            if (missing := (error.name or "").partition(".")[0]) not in COMMAND_PACKAGES:
-                raise
-            typer.echo(
-                f"trefoil: {missing} is not installed: the services' image holds no charts, pages nor live view. "
-                "Remedy: give this command where Trefoil is installed by pip, with --controller", err=True,
-            )  # fmt: skip
-            raise typer.Exit(EXIT_ERROR) from error
 
 
 def console() -> Console:

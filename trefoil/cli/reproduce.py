@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trefoil.cli.output import AsJson, Guarded, console, print_json
+from trefoil.cli.guarded import Guarded
+from trefoil.cli.output import AsJson, console, print_json
 from trefoil.core.errors import SettingError, one_of
 
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Play a paper again in the simulator, at equal load.")

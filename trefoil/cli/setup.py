@@ -13,7 +13,8 @@ from typing import Final
 
 import typer
 
-from trefoil.cli.output import AsJson, Guarded, console, print_json
+from trefoil.cli.guarded import Guarded
+from trefoil.cli.output import AsJson, console, print_json
 from trefoil.core.errors import SettingError, StartError
 from trefoil.installation import SHIPPED, TRITON_VARIABLE, triton_environment
 

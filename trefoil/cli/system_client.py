@@ -12,12 +12,14 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.controller.v1 import controller_pb2, controller_pb2_grpc
 from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
+from trefoil import direct
 from trefoil.cli.options import SystemAddress
 from trefoil.cli.run.state_directory import Launch, StatePaths
 from trefoil.core.carbon import CarbonReading
@@ -31,7 +33,11 @@ from trefoil.runtime.clock import WallClock
 from trefoil.runtime.config import read_secret_file
 from trefoil.runtime.security.tls import Tls
 
+if TYPE_CHECKING:
+    from trefoil.runtime.state import State
+
 RPC_TIMEOUT_S: Final = 10.0
+HEALTH_TIMEOUT_S: Final = 1.0
 RECEIPT_HOURS: Final = 2
 REQUESTS_MIN: Final = 200
 """Requests of clients from which on a saving, or receipts against the meter, is shown as a figure."""
@@ -192,9 +198,7 @@ class SystemClient(ControllerClient):
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        from trefoil.runtime.state import State  # brings redis: a third of what `trefoil --help` would take
-
-        self.state = State.connect(launch.redis_url, launch.cluster, clock=WallClock())
+        self._state: State | None = None
         self.token = launch_token(launch)
         address = launch.addresses["controller"]
         super().__init__({address: make_channel(address, token=self.token)})
@@ -204,10 +208,20 @@ class SystemClient(ControllerClient):
         """This client."""
         return self
 
+    @property
+    def state(self) -> "State":
+        """Its Redis."""
+        if self._state is None:
+            from trefoil.runtime.state import State  # brings redis and structlog, which few commands need
+
+            self._state = State.connect(self.launch.redis_url, self.launch.cluster, clock=WallClock())
+        return self._state
+
     async def close(self) -> None:
         """Close the connections."""
         await super().close()
-        await self.state.close()
+        if self._state is not None:
+            await self._state.close()
 
     async def family(self, wanted: str) -> str:
         """The wanted family, "" = the first that this system was started for."""
@@ -222,6 +236,17 @@ class SystemClient(ControllerClient):
         """Last carbon reading of each zone, whether or not a controller answers."""
         found = await self.state.scan(self.state.keys.carbon_now_prefix(), CarbonReading)
         return [found[key] for key in sorted(found)]
+
+
+async def is_serving(address: str, service: str = "") -> bool:
+    """Whether the gRPC health service of an admin port says SERVING."""
+    async with direct.channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        try:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=HEALTH_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def is_silence(error: TrefoilError) -> bool:

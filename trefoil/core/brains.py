@@ -6,9 +6,7 @@ A brain is pure and synchronous: values in, a decision and its reason out. Time 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
-
-from numpy.random import Generator
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from trefoil.core.carbon import CarbonForecast, CarbonReading
 from trefoil.core.catalog import Catalog
@@ -17,6 +15,9 @@ from trefoil.core.demand import Demand, LoadForecast, Measured
 from trefoil.core.fleet import FleetState, SliceKey
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Plan, Route
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class ClockDecision:
 class Planner(Protocol):
     """Planner of the fleet: a pure function of its view."""
 
-    def plan(self, view: PlanView, rng: Generator) -> Decision:
+    def plan(self, view: PlanView, rng: "Generator") -> Decision:
         """Plan the fleet: the decision, with its reason. Equal views and generators give equal decisions."""
         ...
 
@@ -217,7 +218,7 @@ class LivePlanner(Planner, Protocol):
         """Tell whether candidates are to be measured for this view."""
         ...
 
-    def ask(self, view: PlanView, rng: Generator) -> Candidate | Decision:
+    def ask(self, view: PlanView, rng: "Generator") -> Candidate | Decision:
         """Ask for the next candidate to measure; a Decision ends the exploration."""
         ...
 

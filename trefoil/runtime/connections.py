@@ -17,8 +17,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-import structlog
-
 TICK_S: Final = 0.1
 SAY_S: Final = 10.0  # between two lines of the log about it
 HIGH_RATIO: Final = 0.75
@@ -78,6 +76,8 @@ async def guard_connections(port: int, busy: Callable[[], Collection[int]]) -> N
         closed += relieve(port, busy)
         if closed and loop.time() - said_s >= SAY_S:
             said_s = loop.time()
+            import structlog
+
             structlog.get_logger().warning(
                 "short of file descriptors: idle connections closed", closed=closed, port=port,
                 limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
-import structlog
-
 from trefoil.core import errors
 
 COLLAPSE_RANGE: Final = 0x08  # modes of fallocate(2)
@@ -261,6 +259,8 @@ class FileTrouble:
         """Note that the file cannot be written; returns the error for those who have to be refused for it."""
         refusal = disk_error(path, error, "written", self._consequence)
         if not self.why:
+            import structlog
+
             structlog.get_logger().error("disk", file=self._name, why=str(refusal))
         self.why = str(refusal)
         self._show()
@@ -270,6 +270,8 @@ class FileTrouble:
         """Note that it can be written (again)."""
         if self.why:
             self.why = ""
+            import structlog
+
             structlog.get_logger().info("disk: written again", file=self._name)
             self._show()
 

@@ -10,10 +10,9 @@ import re
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
-import structlog
 from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -25,7 +24,9 @@ from trefoil.runtime.connections import CallsUnderWay, connections_max, guard_co
 from trefoil.runtime.security.audit import AuditLog
 from trefoil.runtime.security.scopes import Scopes, StreamToken, Tokens, UnaryToken, asks_only, check_request
 from trefoil.runtime.security.tls import Tls, explain
-from trefoil.runtime.telemetry import Metrics
+
+if TYPE_CHECKING:
+    from trefoil.runtime.telemetry import Metrics
 
 MESSAGE_BYTES_MAX: Final = 64 * 2**20
 CONNECTION_CALLS_MAX: Final = 4096
@@ -112,7 +113,7 @@ def make_server(
     *,
     address: str | None = None,
     read_only: bool = False,
-    metrics: Metrics | None = None,
+    metrics: "Metrics | None" = None,
     audit: AuditLog | None = None,
     reuse_port: bool = False,
     tls: Tls | None = None,
@@ -185,6 +186,8 @@ def check_listener(
             value=address,
             remedy="listen on 127.0.0.1, or set tls_certificate, tls_key and token, or give --insecure",
         )
+    import structlog
+
     structlog.get_logger().warning("insecure listener: anyone who reaches it can command it", address=address)
 
 
@@ -298,7 +301,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def __init__(
         self,
-        metrics: Metrics | None,
+        metrics: "Metrics | None",
         tokens: Scopes,
         audit: AuditLog | None,
         calls: CallsUnderWay,
@@ -406,6 +409,8 @@ class _Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             note(grpc.StatusCode.CANCELLED)
             raise
         except Exception as error:
+            import structlog
+
             structlog.get_logger().exception("bug in an rpc handler", method=method)
             await refuse(grpc.StatusCode.INTERNAL, f"bug in {method}: {error!r}")
             raise

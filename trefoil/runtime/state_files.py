@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
-import structlog
-
 from trefoil.core import errors
 from trefoil.core.common import Revision
 from trefoil.core.fleet import NodeStatus
@@ -149,6 +147,8 @@ def refuse_newer(path: Path, tree: Any) -> None:
 
 def set_aside(path: Path, why: str, metrics: Counters | None = None) -> str:
     """Set a file aside as NAME.bad, NAME.bad.1, ...; returns its name there, "" where the disk refuses."""
+    import structlog
+
     log = structlog.get_logger()
     names = [path.with_name(f"{path.name}{BAD}{f'.{n}' if n else ''}") for n in range(BAD_KEPT)]
     place = next((name for name in names if not name.exists()), names[-1])

@@ -15,7 +15,6 @@ from itertools import chain
 from typing import Any
 
 import prometheus_client as prometheus
-import structlog
 from prometheus_client.metrics_core import Metric as Samples
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -149,6 +148,8 @@ class LogStream:
 
 def setup_logging(service: str, level: str = "info", json: bool | None = None) -> None:
     """Set up structured logs to stderr: pretty on a terminal, JSON otherwise. Every line carries the service's name."""
+    import structlog
+
     as_json = not sys.stderr.isatty() if json is None else json
     stream = LogStream()
     structlog.configure(

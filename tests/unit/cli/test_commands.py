@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
 from protos.controller.v1 import controller_pb2
 from protos.dispatcher.v1 import dispatcher_pb2
 from protos.types.v1 import plan_pb2
+from tests.support.commands import commands
 from trefoil.cli.main import app
 from trefoil.cli.operate import overview
-from trefoil.cli.run import services
-from trefoil.cli.run.state_directory import Failing, Launch, StatePaths
+from trefoil.cli.run.state_directory import SERVICES, Failing, Launch, StatePaths
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.common import Revision
@@ -244,7 +243,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
         state_dir=str(tmp_path),
         supervisor=Identity.of_pid(os.getpid()),
         redis_url="redis://127.0.0.1:1/0",
-        addresses=dict.fromkeys([*services.SERVICES, "inference"], "127.0.0.1:1"),
+        addresses=dict.fromkeys([*SERVICES, "inference"], "127.0.0.1:1"),
         metrics={"controller": "127.0.0.1:2"},
         node_socket="",
         family="digits",
@@ -274,7 +273,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
     monkeypatch.setattr(SystemClient, "explain_request", explained)
     monkeypatch.setattr(SystemClient, "call", lambda _self, method, request: fake.ask(method, request))
     monkeypatch.setattr(overview, "current_ratio", lambda *_: fake.ratio)
-    monkeypatch.setattr(services, "is_serving", is_serving)
+    monkeypatch.setattr(overview, "is_serving", is_serving)
     return fake
 
 
@@ -316,13 +315,8 @@ def test_a_family_is_stopped_and_started(running: Running, tmp_path: Path) -> No
 
 
 def test_no_command_is_missing_from_the_tests() -> None:
-    def ends(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-        below = getattr(command, "commands", None)
-        if below is None:
-            return [] if command.hidden else [path]
-        return [end for name, one in below.items() for end in ends(one, (*path, name))]
-
-    assert sorted(tuple(command) for command in COMMANDS) == sorted(ends(typer.main.get_command(app)))
+    words = [path for path, one in commands() if not hasattr(one, "commands") and not one.hidden]
+    assert sorted(" ".join(command) for command in COMMANDS) == sorted(words)
 
 
 @pytest.mark.parametrize(("name", "arguments"), [
@@ -401,7 +395,7 @@ def test_status(tmp_path: Path, running: Running) -> None:
     assert found["mode"] == "act"
     assert found["frozen"] is True
     assert found["rollout"] == "done"
-    assert found["services"] == dict.fromkeys(services.SERVICES, True)
+    assert found["services"] == dict.fromkeys(SERVICES, True)
     assert found["failing"] == {}
     assert found["nodes"][0]["devices"][0]["power_w"] == 231.5
     said = run(tmp_path, "status").stdout

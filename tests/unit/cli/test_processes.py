@@ -144,6 +144,6 @@ def test_a_log_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
 def test_a_command_starts_no_thread_for_each_core() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
-    count = "import os, trefoil.cli.main; print(len(os.listdir('/proc/self/task')))"
+    count = "import os, trefoil.cli.main, numpy; print(len(os.listdir('/proc/self/task')))"
     done = subprocess.run([sys.executable, "-c", count], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"

@@ -395,14 +395,51 @@ async def test_a_stream_that_is_refused_half_way_keeps_what_came_before(channel)
     assert found == [b"first"]
 
 
-async def test_a_stream_that_is_refused_before_it_says_anything_hears_why_though_it_goes_on(world):
+@pytest.mark.parametrize(("messages", "message_bytes"), [(1, 100_000), (3, 30_000), (20, 1 << 20)])
+async def test_a_stream_that_is_refused_while_it_is_sent_hears_why_once_it_has_been(world, messages, message_bytes):
     async with grpc.aio.insecure_channel(world.address) as client:
         method, heard = client.stream_stream(path("Shut")), set()
-        for _ in range(150):
+        for _ in range(max(2, 100 // messages)):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await method(iter([bytes(100_000)])).read()
+                await method(iter([bytes(message_bytes)] * messages)).read()
             heard.add(refused.value.code())
     assert heard == {Status.NOT_FOUND}, "grpc.aio says INTERNAL where it is answered while it sends"
+
+
+@pytest.mark.parametrize("method", ["Shut", "Nothing"])
+async def test_a_stream_that_is_refused_and_pauses_hears_why_and_is_reset_without_an_error(world, monkeypatch, method):
+    monkeypatch.setattr(h2_server, "PAUSE_S", 0.05)
+    client = await world.raw()
+    stream_id = client.request(method, GOOD[:6], end=False)
+    reset = await client.until(ngh2.StreamReset, stream_id)
+    (answer,) = client.of(ngh2.ResponseReceived, stream_id)
+    assert (answer.end_stream, reset.error_code) == (True, 0)
+    assert client.seen.index(answer) < client.seen.index(reset)
+    assert (await client.status(stream_id))[0] in ("NOT_FOUND", "UNIMPLEMENTED")
+    await world.is_idle()
+
+
+async def test_a_stream_that_is_refused_and_never_pauses_hears_why_all_the_same(world, monkeypatch):
+    monkeypatch.setattr(h2_server, "DRAIN_S", 0.3)
+    client = await world.raw()
+    stream_id, loop = client.request("Shut", GOOD, end=False), asyncio.get_running_loop()
+    began_s = loop.time()
+    while not client.of(ngh2.StreamClosed, stream_id):
+        client.h2.send_data(stream_id, bytes(1000))
+        client.push()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(client.read(), 0.02)
+    assert 0.3 <= loop.time() - began_s < 5.0
+    assert (await client.status(stream_id))[0] == "NOT_FOUND"
+    await world.is_idle()
+
+
+async def test_a_stream_that_is_refused_as_the_server_stops_hears_why_at_once(world):
+    client = await world.raw()
+    stream_id = client.request("Shut", GOOD, end=False)
+    await until(lambda: [call for call in world.calls() if call.refusal is not None])
+    await world.server.stop(0.0)
+    assert (await client.status(stream_id))[0] == "NOT_FOUND"
 
 
 async def test_a_handler_that_fails_says_so(channel):

@@ -11,8 +11,9 @@ import typer
 from pydantic import ValidationError
 
 from trefoil.cli.carbon import feed_commands, forecast_commands, scores
+from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import TimeColumn, TimeUnit
-from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, slow, writing
+from trefoil.cli.output import AsJson, console, grid, print_json, slow, writing
 from trefoil.core.errors import InvalidInput, SettingError, one_of
 from trefoil.runtime.config import explain
 

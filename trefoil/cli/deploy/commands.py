@@ -7,7 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
-from trefoil.cli.output import AsJson, Guarded, console, print_json
+from trefoil.cli.guarded import Guarded
+from trefoil.cli.output import AsJson, console, print_json
 from trefoil.core.errors import InvalidInput, SettingError
 
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Deployments by Docker Compose (docs/operations.md).")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from trefoil.cli.output import AsJson, Guarded, console, grid, print_json, slow, ticking
+from trefoil.cli.guarded import Guarded
+from trefoil.cli.output import AsJson, console, grid, print_json, slow, ticking
 from trefoil.core.errors import BinaryMissing, SettingError, StartError
 from trefoil.installation import MODELS, own_repository, triton_environment
 from trefoil.runtime.given.repository_names import check_name

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from trefoil.cli.guarded import EXIT_ERROR
 from trefoil.cli.load.arrivals import NormalSizes, RateProfile
 from trefoil.cli.load.generator import LEAD_S, LoadSpec, run_load
 from trefoil.cli.load.result import LoadResult, Progress, Record
-from trefoil.cli.output import EXIT_ERROR
 from trefoil.cli.run.processes import ChildProcess, Command
 from trefoil.cli.run.state_directory import write_private
 from trefoil.core.errors import StartError, TrefoilError

@@ -8,13 +8,16 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import typer
 from pydantic import Field
 
-from trefoil.cli.options import HERE, SystemAddress, parse_number, read_plan
+from trefoil.cli.guarded import Guarded
+from trefoil.cli.options import HERE, SystemAddress, of_system, parse_number, read_plan
 from trefoil.cli.output import AsJson, as_json, console, print_json
 from trefoil.cli.system_client import ControllerClient, call_system
 from trefoil.core.errors import InvalidInput, NotFound, SettingError, one_of
 from trefoil.core.objective import SETTING_NAMES, ActMode, Objective, ObjectiveMode, objective_text
 from trefoil.runtime import codec, config
 from trefoil.runtime.config import Settings, parse_pairs
+
+objective = typer.Typer(cls=Guarded, no_args_is_help=True, help="What is wanted of families, and of the fleet.")
 
 MODES: Final = {"observe": ActMode.OBSERVE, "advise": ActMode.ADVISE, "act": ActMode.ACT}
 
@@ -27,6 +30,8 @@ def fraction(value: float | None) -> float | None:
     return value
 
 
+@objective.command("set")
+@of_system
 def objective_set(
     family: Annotated[str, typer.Option(help="Family; default: the one that is served.")] = "",
     accuracy_floor: Annotated[
@@ -179,6 +184,27 @@ def _set_from_file(file: Path, where: SystemAddress, as_json_: bool) -> None:
     _print_answer(answer, as_json_)
 
 
+@objective.command("show")
+@of_system
+def objective_show(
+    family: Annotated[str, typer.Option(help="Family; default: every one.")] = "",
+    where: SystemAddress = HERE,
+    as_json_: AsJson = False,
+) -> None:
+    """Show what is wanted of the families, and of the fleet."""
+    stored, max_watts = call_system(where, lambda system: system.objectives())
+    known = [each.family for each in stored]
+    if family and family not in known:
+        raise NotFound("no such family is served", field="--family", value=family, remedy=one_of(known, family))
+    stored = [each for each in stored if family in ("", each.family)]
+    if as_json_:
+        print_json({"objectives": [as_json(each) for each in stored], "max_watts": max_watts or None})
+    else:
+        _print_objectives(stored, max_watts)
+
+
+@objective.command("fleet")
+@of_system
 def objective_fleet(
     max_watts: Annotated[
         float | None, typer.Option(help="Cap on the planned power of all GPUs together, in the mean [W].", min=1)
@@ -205,23 +231,6 @@ def objective_fleet(
     _print_answer(call_system(where, lambda system: system.set_objectives((), max_watts or 0.0)), as_json_)
 
 
-def objective_show(
-    family: Annotated[str, typer.Option(help="Family; default: every one.")] = "",
-    where: SystemAddress = HERE,
-    as_json_: AsJson = False,
-) -> None:
-    """Show what is wanted of the families, and of the fleet."""
-    stored, max_watts = call_system(where, lambda system: system.objectives())
-    known = [each.family for each in stored]
-    if family and family not in known:
-        raise NotFound("no such family is served", field="--family", value=family, remedy=one_of(known, family))
-    stored = [each for each in stored if family in ("", each.family)]
-    if as_json_:
-        print_json({"objectives": [as_json(each) for each in stored], "max_watts": max_watts or None})
-    else:
-        _print_objectives(stored, max_watts)
-
-
 def _print_answer(answer: Any, as_json_: bool) -> None:
     stored = [codec.from_proto(each) for each in answer.objectives]
     if as_json_:
@@ -242,6 +251,7 @@ def _print_objectives(stored: Sequence[Objective], max_watts: float | None, degr
         console().print(f"the fleet cannot meet it: {degraded}", markup=False)
 
 
+@of_system
 def family_load(
     family: Annotated[str, typer.Argument(help="Family.")],
     device: Annotated[str, typer.Argument(help="Device that it may use from now on, e.g. node0/gpu1.")],
@@ -252,6 +262,7 @@ def family_load(
     _allocate("LoadFamily", family, device, where, as_json_)
 
 
+@of_system
 def family_unload(
     family: Annotated[str, typer.Argument(help="Family.")],
     device: Annotated[str, typer.Argument(help="Device that it may use no longer.")],
@@ -262,6 +273,7 @@ def family_unload(
     _allocate("UnloadFamily", family, device, where, as_json_)
 
 
+@of_system
 def family_stop(
     family: Annotated[str, typer.Argument(help="Family.")], where: SystemAddress = HERE, as_json_: AsJson = False
 ) -> None:
@@ -269,6 +281,7 @@ def family_stop(
     _set_service("StopFamily", family, where, as_json_)
 
 
+@of_system
 def family_start(
     family: Annotated[str, typer.Argument(help="Family.")], where: SystemAddress = HERE, as_json_: AsJson = False
 ) -> None:
@@ -306,6 +319,7 @@ def _allocate(method: str, family: str, device: str, where: SystemAddress, as_js
         console().print(f"the fleet cannot meet its objective: {answer.degraded}")
 
 
+@of_system
 def mode(
     mode_: Annotated[
         str, typer.Argument(metavar="[observe|advise|act]", help="How far the controller may go.", show_default=False)
@@ -329,6 +343,7 @@ def mode(
     _print_values({"mode": ActMode(answer.mode).name.lower()}, as_json_)
 
 
+@of_system
 def freeze(
     off: Annotated[bool, typer.Option("--off", help="Thaw: plans may change again.")] = False,
     where: SystemAddress = HERE,
@@ -342,6 +357,7 @@ def freeze(
     _print_values({"frozen": answer.frozen, "revision": as_json(answer.revision)}, as_json_)
 
 
+@of_system
 def pin(
     file: Annotated[Path | None, typer.Argument(help="A plan as `trefoil plan --json` prints it.")] = None,
     off: Annotated[bool, typer.Option("--off", help="Unpin: the planner decides again.")] = False,
@@ -358,6 +374,7 @@ def pin(
     _print_values({"pinned": not off, "revision": as_json(answer.revision)}, as_json_)
 
 
+@of_system
 def rollback(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     """Go back to the plan before the one in force, and freeze there."""
     from protos.controller.v1 import controller_pb2
@@ -366,6 +383,7 @@ def rollback(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     _print_values({"revision": as_json(answer.revision), "why": answer.why}, as_json_)
 
 
+@of_system
 def replan(
     cause: Annotated[
         str, typer.Option(help="Pretend that this trigger fired (carbon, load, slo ...); default: operator.")

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from trefoil.cli.carbon.client import format_time
-from trefoil.cli.options import HERE, SystemAddress
+from trefoil.cli.options import HERE, SystemAddress, of_system
 from trefoil.cli.output import AsJson, as_json, console, grid, plan_rows, print_json, slow
 from trefoil.cli.system_client import ControllerClient, call_system, channel_to, make_channel
 from trefoil.core.errors import InvalidInput, NotFound, SettingError, system_error
@@ -33,6 +33,7 @@ ENDS: Final = {
 }  # of a rollout, by its state
 
 
+@of_system
 def rollout(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     """Show how far the rollout is that leads to the plan in force."""
     from protos.controller.v1 import controller_pb2
@@ -151,6 +152,7 @@ def _came_of(record: DecisionRecord, after: DecisionRecord | None, rollout: Roll
     return ENDS.get(state, "under way")
 
 
+@of_system
 def explain_request(
     params: Annotated[
         list[str] | None,
@@ -228,6 +230,7 @@ def _explanation(answer: Any) -> dict[str, Any]:
     }
 
 
+@of_system
 @slow
 def replay(
     decision: Annotated[

@@ -15,8 +15,9 @@ import typer
 from rich.markup import escape
 
 import trefoil
+from trefoil.cli.guarded import Guarded
 from trefoil.cli.options import Sets, parse_sets, read_plan
-from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, Guarded, StateDir, as_json, console, grid, print_json
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, as_json, console, grid, print_json
 from trefoil.cli.system_client import RPC_TIMEOUT_S, open_service
 from trefoil.core.errors import NotFound, Unavailable
 from trefoil.core.fleet import NodeStatus

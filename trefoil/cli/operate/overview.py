@@ -13,10 +13,11 @@ from dispatcher.routing.core.receipts import current_ratio
 from trefoil.cli.carbon.client import format_time
 from trefoil.cli.operate.saving import saving_withheld
 from trefoil.cli.output import as_json, failure_lines, grid, slices_text
-from trefoil.cli.run.state_directory import Failing, StatePaths
+from trefoil.cli.run.state_directory import SERVICES, Failing, StatePaths
 from trefoil.cli.system_client import (
     REQUESTS_MIN,
     ControllerClient,
+    is_serving,
     receipt_check,
     saving_since_start,
     totals_by_family,
@@ -52,16 +53,14 @@ async def gather_overview(system: ControllerClient) -> dict[str, Any]:
     and `unknown` says so."""
     if system.local is None:
         return dict(ELSEWHERE) | await _gather_known(system)
-    from trefoil.cli.run import services  # it knows every service, and what they import
-
     launch = system.local.launch
-    healthy = await asyncio.gather(*(services.is_serving(launch.addresses[n]) for n in services.SERVICES))
+    healthy = await asyncio.gather(*(is_serving(launch.addresses[n]) for n in SERVICES))
     found = {
         "cluster": launch.cluster,
         "state_dir": launch.state_dir,
         "inference": launch.addresses["inference"],
         "rest": launch.addresses.get("rest", ""),
-        "services": dict(zip(services.SERVICES, healthy, strict=True)),
+        "services": dict(zip(SERVICES, healthy, strict=True)),
         "metrics": {name: f"http://{address}/metrics" for name, address in launch.metrics.items()},
         "failing": {name: asdict(one) for name, one in StatePaths(Path(launch.state_dir)).failing().items()},
     }

@@ -11,7 +11,7 @@ import typer
 
 from trefoil.cli.carbon.client import format_duration, parse_moment
 from trefoil.cli.operate.report_document import records, report_document
-from trefoil.cli.options import HERE, SystemAddress
+from trefoil.cli.options import HERE, SystemAddress, of_system
 from trefoil.cli.output import AsJson, console, grid, writing
 from trefoil.cli.system_client import ControllerClient, call_system
 from trefoil.core.errors import SettingError
@@ -26,6 +26,7 @@ Table = tuple[str, Sequence[str], list[tuple[str, ...]]]
 """Title, columns, rows."""
 
 
+@of_system
 def report(
     since: Annotated[
         str, typer.Option(help="90min, 24h, 7d ago, or an ISO 8601 time; the hour that it lies in counts as a whole.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from trefoil.cli.carbon.client import parse_moment
+from trefoil.cli.guarded import Guarded
 from trefoil.cli.operate.decisions import show_decision, show_decisions
 from trefoil.cli.operate.overview import (
     carbon_lines,
@@ -20,7 +21,7 @@ from trefoil.cli.operate.overview import (
     served_table,
     trouble_lines,
 )
-from trefoil.cli.options import HERE, SystemAddress
+from trefoil.cli.options import HERE, SystemAddress, of_system
 from trefoil.cli.output import (
     DEFAULT_STATE_DIR,
     AsJson,
@@ -44,6 +45,8 @@ from trefoil.runtime.clock import WallClock
 
 if TYPE_CHECKING:
     from trefoil.runtime.state import State
+
+state = typer.Typer(cls=Guarded, no_args_is_help=True, help="What the services tell each other through Redis.")
 
 # Types of Redis values by key (docs/state.md), longest prefix first; what is listed in neither table is shown as text.
 VALUES: Final[Mapping[str, type]] = {
@@ -71,6 +74,7 @@ STREAMS: Final[Mapping[str, type]] = {
 }
 
 
+@of_system
 def status(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
     """Show what runs and what it costs: services, GPUs and slices, carbon now, each family's service, the saving."""
     found = call_system(where, gather_overview)
@@ -102,6 +106,7 @@ def status(where: SystemAddress = HERE, as_json_: AsJson = False) -> None:
         out.print(line, markup=False)
 
 
+@of_system
 def plan(
     family: Annotated[str, typer.Option(help="Explain this family; default: the one that is served.")] = "",
     decision: Annotated[
@@ -169,6 +174,7 @@ def _exploration(why: Any) -> dict[str, Any]:
     return {field.name: getattr(found, field.name) for field in found.DESCRIPTOR.fields}
 
 
+@state.command("dump")
 def state_dump(
     prefix: Annotated[str, typer.Argument(help="Only keys that begin so, e.g. node: or plan.")] = "",
     last: Annotated[int, typer.Option(help="Newest entries of each stream to show.", min=1, max=1000)] = 3,

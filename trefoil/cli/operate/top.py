@@ -21,7 +21,7 @@ from trefoil.cli.operate.overview import (
     served_table,
     trouble_lines,
 )
-from trefoil.cli.options import HERE, SystemAddress
+from trefoil.cli.options import HERE, SystemAddress, of_system
 from trefoil.cli.output import AsJson, console, print_json
 from trefoil.cli.system_client import ControllerClient, call_system, connect
 from trefoil.core.errors import InvalidInput
@@ -32,6 +32,7 @@ from trefoil.runtime.clock import WallClock
 DECISIONS_SHOWN: Final = 5
 
 
+@of_system
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end, instead of a screen.")] = False,
     where: SystemAddress = HERE,

@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import ValidationError
 
-from trefoil import direct
 from trefoil.cli.run.scenario import TRITON_PORTS_PER_DEVICE, System
-from trefoil.cli.run.state_directory import Launch, StatePaths, write_private
+from trefoil.cli.run.state_directory import SERVICES, Launch, StatePaths, write_private
+from trefoil.cli.system_client import is_serving
 from trefoil.core import policies
 from trefoil.core.catalog import Family, profile_basis
 from trefoil.core.device_types import QUOTA_PLACES
@@ -48,9 +46,7 @@ if TYPE_CHECKING:
     from power_agent.settings import PowerAgentSettings
 
 LOOPBACK: Final = "127.0.0.1"
-HEALTH_TIMEOUT_S: Final = 1.0
 SHARED_MEMORY: Final = Path("/dev/shm")
-SERVICES: Final = ("carbon_feed", "controller", "power_agent", "dispatcher")
 # Ports of a real node's Tritons, as power_agent.settings has them: of 16 GPUs, then 20 for each place of a core.
 GPUS_MAX: Final = 16
 TRITON_PORTS_PER_CORE: Final = 20 * QUOTA_PLACES
@@ -321,17 +317,6 @@ def _own_service(
 ) -> Service:
     argv = (sys.executable, "-P", "-m", name, "--config", str(paths.settings(name)))
     return Service(name, argv, lambda: is_serving(launch.addresses[name]), after, settings)
-
-
-async def is_serving(address: str, service: str = "") -> bool:
-    """Whether the gRPC health service of an admin port says SERVING."""
-    async with direct.channel(address) as channel:
-        request = health_pb2.HealthCheckRequest(service=service)
-        try:
-            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=HEALTH_TIMEOUT_S)
-        except grpc.aio.AioRpcError:
-            return False
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def _common_settings(name: str, system: System, launch: Launch, folder: Path) -> dict[str, Any]:

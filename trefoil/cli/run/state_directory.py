@@ -25,6 +25,7 @@ from trefoil.runtime.proc import Identity
 from trefoil.runtime.socket_paths import socket_folder
 from trefoil.runtime.state_files import refuse_newer
 
+SERVICES: Final = ("carbon_feed", "controller", "power_agent", "dispatcher")
 FILE_BYTES_MAX: Final = 2**20  # of a launch, or a process
 
 

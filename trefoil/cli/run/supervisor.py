@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from trefoil.cli.output import EXIT_ERROR
+from trefoil.cli.guarded import EXIT_ERROR
 from trefoil.cli.run import processes
 from trefoil.cli.run.launcher import Launcher, clean_up, first_answer
 from trefoil.cli.run.scenario import System, load_system

@@ -10,7 +10,7 @@ import json
 import os
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -18,7 +18,9 @@ from google.protobuf.message import Message
 from trefoil.core import errors
 from trefoil.runtime.clock import Clock
 from trefoil.runtime.files import FileTrouble, LineFile
-from trefoil.runtime.telemetry import Metrics
+
+if TYPE_CHECKING:
+    from trefoil.runtime.telemetry import Metrics
 
 FILE_BYTES_MAX: Final = 16 * 2**20
 REQUEST_CHARS_MAX: Final = 2000
@@ -30,7 +32,7 @@ class AuditLog:
     """Audit log, append-only; safe on one event loop."""
 
     def __init__(
-        self, directory: Path, clock: Clock, metrics: Metrics | None = None, bytes_max: int = FILE_BYTES_MAX
+        self, directory: Path, clock: Clock, metrics: "Metrics | None" = None, bytes_max: int = FILE_BYTES_MAX
     ) -> None:
         self._file = LineFile(directory / "audit.jsonl", mode=0o600)
         self._clock = clock

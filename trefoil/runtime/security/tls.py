@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
-import structlog
 
 from trefoil.core.errors import SettingError, system_words
 from trefoil.runtime.config import ServiceSettings
@@ -78,6 +77,8 @@ class Tls:
         """The files as they are now, or as they were when they could be used last."""
         if (stamp := self._stamp()) != self._seen:
             self._seen = stamp
+            import structlog
+
             log = structlog.get_logger()
             try:
                 self._loaded = self._load()

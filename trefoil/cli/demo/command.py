@@ -1,0 +1,69 @@
+"""`trefoil demo`: several policies under the same load and carbon, and what was saved."""
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from trefoil.cli.options import (
+    Config,
+    Forecaster,
+    Governor,
+    Planner,
+    PortOffset,
+    Queue,
+    Router,
+    Sets,
+    Workers,
+    non_empty,
+    parse_sets,
+)
+from trefoil.cli.output import AsJson
+
+DEMO_CONFIG: Final = Path("deploy/config/demo.toml")
+
+
+def demo(
+    config: Config = DEMO_CONFIG,
+    out: Annotated[Path, typer.Option(help="Folder for report.json, report.html and each run's series.")] = Path(
+        "out/demo"
+    ),
+    policy: Annotated[
+        str, typer.Option(help="Play this policy: as in deploy/config/demo-<policy>.toml, else against base.")
+    ] = "",
+    preset: Annotated[str, typer.Option(help="Settings of its planner, e.g. artifact; default: the paper's.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Three carbon steps instead of all: a first look.")] = False,
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="Start nothing: only simulate the scenario under its seeds.")
+    ] = False,
+    planner: Planner = "",
+    forecaster: Forecaster = "",
+    router: Router = "",
+    queue: Queue = "",
+    governor: Governor = "",
+    workers: Workers = None,
+    port_offset: PortOffset = 0,
+    sets: Sets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play the same load and carbon against several policies, and report what was saved. Ends by itself."""
+    from trefoil.cli.demo.run_demo import QUICK_STEPS, run_demo, simulate_only
+    from trefoil.cli.run.scenario import DemoScenario, load_system, overrides_against_base
+    from trefoil.installation import resolve_path
+
+    overrides = parse_sets(sets) | {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
+    overrides |= non_empty(planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor)
+    if policy:
+        checked, own = overrides_against_base(policy, preset), DEMO_CONFIG.with_name(f"demo-{policy}.toml")
+        if config == DEMO_CONFIG and resolve_path(own).exists():
+            config, checked = own, non_empty(preset=preset)
+        overrides = checked | overrides
+    scenario = load_system(resolve_path(config), DemoScenario, overrides)
+    if quick:
+        scenario = scenario.shortened(QUICK_STEPS)
+    if simulated:
+        simulate_only(scenario, as_json=as_json)
+        return
+    code = run_demo(scenario, out, as_json=as_json)
+    if code:
+        raise typer.Exit(code)

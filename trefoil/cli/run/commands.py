@@ -1,0 +1,95 @@
+"""`trefoil up` and `trefoil down`: a whole system on this machine."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from trefoil.cli.options import (
+    Config,
+    Forecaster,
+    Governor,
+    Planner,
+    PortOffset,
+    Queue,
+    Router,
+    Sets,
+    Workers,
+    non_empty,
+    parse_sets,
+)
+from trefoil.cli.output import DEFAULT_STATE_DIR, AsJson, StateDir, console, print_json
+from trefoil.core.errors import StartError
+
+UP_CONFIG: Final = Path("deploy/config/up.toml")
+
+
+def up(
+    config: Config = UP_CONFIG,
+    policy: Annotated[str, typer.Option(help="Policy; default: the settings file's.")] = "",
+    mode: Annotated[str, typer.Option(help="observe, advise or act; default: the settings file's.")] = "",
+    planner: Planner = "",
+    forecaster: Forecaster = "",
+    router: Router = "",
+    queue: Queue = "",
+    governor: Governor = "",
+    workers: Workers = None,
+    port_offset: PortOffset = 0,
+    sets: Sets = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Start Redis, the four services and a node on this machine, simulated or its own, and leave them running."""
+    from trefoil.cli.run.scenario import System, load_system
+    from trefoil.cli.run.services import check_served
+    from trefoil.cli.run.supervisor import start_detached
+    from trefoil.installation import resolve_path
+
+    overrides = parse_sets(sets) | non_empty(policy=policy, mode=mode, planner=planner, forecaster=forecaster)
+    overrides |= non_empty(router=router, queue=queue, governor=governor)
+    overrides |= {"port_offset": port_offset} | ({} if workers is None else {"workers": workers})
+    check_served(load_system(resolve_path(config), System, overrides))  # what is known to be wrong is said at once
+    child, reading = start_detached(resolve_path(config), Path(state_dir), overrides)
+    ready: dict[str, Any] = {}
+    failure = ""
+    try:
+        with os.fdopen(reading) as pipe:
+            for line in pipe:
+                message = json.loads(line)
+                if "say" in message and not as_json:
+                    console().print(message["say"])
+                failure = message.get("error", failure)
+                ready = message if "ready" in message else ready
+    except KeyboardInterrupt:
+        typer.echo("interrupted: stopping what was started", err=True)
+        os.kill(child.pid, signal.SIGTERM)
+        child.wait()
+        typer.echo("stopped", err=True)
+        raise
+    if not ready:
+        child.wait()
+        raise StartError(failure or f"the supervisor died; read {state_dir}/logs/supervisor.log")
+    if as_json:
+        print_json({"inference": ready["ready"], "first_answer_s": ready["answered_s"], "state_dir": state_dir})
+    else:
+        if ready["answered_s"] is None:
+            console().print(f"up, and no slice serves on {ready['ready']} yet: `trefoil plan` says why")
+        else:
+            console().print(f"serving on {ready['ready']}: first answer {ready['answered_s']:.1f} s after the start")
+        console().print("look with `trefoil status`, load it with `trefoil load`, stop it with `trefoil down`")
+
+
+def down(state_dir: StateDir = DEFAULT_STATE_DIR, as_json: AsJson = False) -> None:
+    """Stop what `trefoil up` started; also cleans up what a killed supervisor left."""
+    from trefoil.cli.run.supervisor import stop_system
+
+    lines: list[str] = []
+    stopped = stop_system(Path(state_dir), lines.append)
+    if as_json:
+        print_json({"stopped": stopped, "said": lines})
+    else:
+        for line in [*lines, "stopped" if stopped else f"nothing runs in {state_dir}"]:
+            console().print(line)
