@@ -22,7 +22,7 @@ from tests.property.test_exact_is_optimal import LARGE, small_catalog
 from tests.support.planning import fleet, objective, reading, view
 from trefoil.core.carbon import Series
 from trefoil.core.catalog import Catalog
-from trefoil.core.device_types import A100_40GB, A100_80GB
+from trefoil.core.device_types import A100_40GB, A100_80GB, device_type
 from trefoil.core.fleet import FleetState
 from trefoil.core.plan_check import check
 from trefoil.core.power import active_w, at_clock
@@ -71,7 +71,9 @@ def mixed(kinds, zones):
     base = fleet(len(kinds), nodes=len(kinds)).nodes
     return FleetState(
         tuple(
-            dataclasses.replace(n, zone=zone, devices=tuple(dataclasses.replace(d, type=kind) for d in n.devices))
+            dataclasses.replace(
+                n, zone=zone, devices=tuple(dataclasses.replace(d, type=device_type(kind)) for d in n.devices)
+            )
             for n, kind, zone in zip(base, kinds, zones, strict=True)
         )
     )

@@ -36,7 +36,6 @@ from trefoil.core.brains import Forecaster, PlanView, history_s_of
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Rung, Series, rung_name
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand, LoadForecast, LoadWindow, Measured, ScaleSignal, TableAck
-from trefoil.core.device_types import device_type
 from trefoil.core.fleet import FleetState, NodeStatus
 from trefoil.core.objective import Objective
 from trefoil.core.plan import InputStamp, Plan
@@ -345,7 +344,7 @@ def _wake_s(fleet: FleetState, catalog: Catalog) -> float:
     """How long the slowest device that can be planned takes to wake up."""
     types = catalog.profiled_types
     usable = {d.type for n in fleet.nodes for d in n.devices if not unplannable_reason(d, types)}
-    return max((device_type(kind).wake_s for kind in usable), default=0.0)
+    return max((kind.wake_s for kind in usable), default=0.0)
 
 
 def _hosted(fleet: FleetState, current: Plan | None) -> frozenset[str]:

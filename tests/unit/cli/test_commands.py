@@ -20,6 +20,7 @@ from trefoil.cli.run.state_directory import Failing, Launch, StatePaths
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.common import Revision
+from trefoil.core.device_types import A100_40GB
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable
 from trefoil.core.fleet import (
     FAILED_LAST,
@@ -96,13 +97,13 @@ NODE = NodeStatus(
     devices=(
         DeviceStatus(
             "node0/gpu0",
-            "A100-SXM4-40GB",
+            A100_40GB,
             DeviceState.AWAKE,
             (SliceStatus(KEY, state=SliceState.READY, hosted=HOSTED),),
             clock_mhz=1410,
             power_w=231.5,
         ),
-        DeviceStatus("node0/gpu1", "A100-SXM4-40GB", DeviceState.ASLEEP),
+        DeviceStatus("node0/gpu1", A100_40GB, DeviceState.ASLEEP),
     ),
 )
 READING = CarbonReading(

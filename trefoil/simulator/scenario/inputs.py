@@ -22,8 +22,8 @@ from trefoil.core.brains import Planner
 from trefoil.core.catalog import Catalog, Family
 from trefoil.core.common import ProfileRow
 from trefoil.core.cpus.rows import QUOTAS, RANGES
-from trefoil.core.device_types import CPUS, device_type, profile_type
-from trefoil.core.fleet import DeviceKind
+from trefoil.core.device_types import device_type, profile_type
+from trefoil.core.fleet import DeviceKind, DeviceType
 from trefoil.core.objective import Objective
 from trefoil.core.parts import Kind, PartSettings, as_live_planner
 from trefoil.core.policies import Policy
@@ -74,7 +74,7 @@ class Device:
     name: str
     node: str
     zone: str
-    type: str
+    type: DeviceType
 
 
 @dataclass
@@ -123,7 +123,7 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
     given = given or Provided()
     devices = _devices(scenario)
     known = given.catalog or _catalog(scenario)
-    types = sorted({d.type for d in devices})
+    types = sorted({d.type for d in devices}, key=lambda kind: kind.name)
     for served in scenario.families:
         _check_profile(served, known.family(served.name), given.truth or known, types)
     names = [d.name for d in devices]
@@ -145,7 +145,7 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         why = f"{policy.planner} cannot plan without profiles"
         remedy = "take one that measures, e.g. clover, or set blind to false"
         raise errors.SettingError(why, field="policy.blind", value=True, remedy=remedy)
-    profiled = {profile_type(name) for name in types}
+    profiled = {profile_type(kind.name) for kind in types}
     fleet_rows = Catalog(known.families, tuple(r for r in known.rows if profile_type(r.device_type) in profiled))
     return Inputs(
         scenario=scenario,
@@ -172,10 +172,10 @@ def planner_for(scenario: Scenario) -> Planner:
 
 def _devices(scenario: Scenario) -> tuple[Device, ...]:
     return tuple(
-        Device(f"{name}/{'cpu' if profile_type(kind) == CPUS else f'gpu{i}'}", name, node.zone, kind)
+        Device(f"{name}/{'cpu' if kind.kind == DeviceKind.CPU else f'gpu{i}'}", name, node.zone, kind)
         for node in scenario.nodes
         for name in node.names
-        for i, kind in enumerate(node.devices)
+        for i, kind in enumerate(map(device_type, node.devices))
     )
 
 
@@ -189,15 +189,14 @@ def _catalog(scenario: Scenario) -> Catalog:
     return Catalog(tuple(families), tuple(rows))
 
 
-def _check_profile(served: Served, family: Family, catalog: Catalog, types: Sequence[str]) -> None:
+def _check_profile(served: Served, family: Family, catalog: Catalog, types: Sequence[DeviceType]) -> None:
     """The truth has to know every slice that may be made; a planner may do with less."""
     missing, found = [], 0
-    for name in types:
-        kind = device_type(name)
+    for kind in types:
         if kind.kind == DeviceKind.CPU:  # any size follows from those that are profiled
             bare = [v.name for v in family.variants if not _cpu_profiled(catalog, family.name, v.name)]
             if len(bare) < len(family.variants):
-                missing += [f"{variant} on {name}" for variant in bare]
+                missing += [f"{variant} on {kind.name}" for variant in bare]
                 found += len(family.variants) - len(bare)
             continue
         for shape in kind.slice_types:
@@ -205,13 +204,14 @@ def _check_profile(served: Served, family: Family, catalog: Catalog, types: Sequ
                 if not fits(shape, variant):
                     continue
                 if effective_row(catalog, kind, shape, family, variant, served.items) is None:
-                    missing.append(f"{variant.name} on {shape.name} of {name}")
+                    missing.append(f"{variant.name} on {shape.name} of {kind.name}")
                 else:
                     found += 1
     if (missing and not served.allow_missing) or not found:
+        absent = missing[:3] or [kind.name for kind in types]
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise errors.ProfileMissing(
-            f"the profile has no row for {', '.join(missing[:3] or types)}{more}: nobody knows what would happen there",
+            f"the profile has no row for {', '.join(absent)}{more}: nobody knows what would happen there",
             field=f"families.{served.name}.profile",
             value=str(served.profile or family_folder(served.repository, served.name) / "profile.csv"),
             remedy="profile these slices, give another profile, or set allow_missing = true to leave them unused"
@@ -252,10 +252,10 @@ def _objective(served: Served, scenario: Scenario, catalog: Catalog, planner: Pa
 def _at_items(catalog: Catalog, family: Family, items: float) -> Catalog:
     """Rows of one family as whole requests, so that an SLO is compared with what a request takes."""
     rows = []
-    for kind in sorted({r.device_type for r in catalog.rows if r.family == family.name}):
-        for shape in device_type(kind).slice_types:
+    for kind in map(device_type, sorted({r.device_type for r in catalog.rows if r.family == family.name})):
+        for shape in kind.slice_types:
             for variant in family.variants:
-                row = effective_row(catalog, device_type(kind), shape, family, variant, items)
+                row = effective_row(catalog, kind, shape, family, variant, items)
                 if row is not None and fits(shape, variant):
                     rows.append(replace(row, batch=1))
     return Catalog((family,), tuple(rows))
