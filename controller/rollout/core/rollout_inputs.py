@@ -191,10 +191,11 @@ def rollout_refusal(view: PlanView, plan: Plan) -> str:
     current = view.current
     commanded = {node.node: node for node in current.nodes} if current else {}
     snapshot = fleet_snapshot(view.fleet, commanded, current.routes if current else ())
-    found = best_path(view, snapshot, plan)
+    inputs = rollout_inputs(view)
+    found = best_path(view, snapshot, plan, inputs)
     if found.halted:
         return found.why
-    now = routed_capacity(snapshot.routes, snapshot.ready, rollout_inputs(view))
+    now = routed_capacity(snapshot.routes, snapshot.ready, inputs)
     if found.misses_slo and _carries_and_keeps(view, snapshot.routes, now):
         return f"{found.misses_slo}, what runs carries the load without"
     return _below_floor(view, snapshot, now, found)
@@ -277,10 +278,10 @@ def early_routes(
 class _PathKey:
     """What a way depends on, as the key of a memo: plans are asked for once before they are decided, and once after."""
 
-    __slots__ = ("_hash", "key", "plan", "snapshot", "view")
+    __slots__ = ("_hash", "inputs", "key", "plan", "snapshot", "view")
 
-    def __init__(self, view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> None:
-        self.view, self.snapshot, self.plan = view, snapshot, plan
+    def __init__(self, view: PlanView, snapshot: FleetSnapshot, plan: Plan, inputs: RolloutInputs | None) -> None:
+        self.view, self.snapshot, self.plan, self.inputs = view, snapshot, plan, inputs
         demand = tuple((d.family, d.rate_per_s, d.gap_scv) for d in view.demand)
         wanted = tuple((o.family, o.slo_ms, o.slo_quantile, o.hard_min_accuracy) for o in view.objectives)
         nodes = tuple((n.node, n.devices) for n in plan.nodes)
@@ -296,15 +297,16 @@ class _PathKey:
         return isinstance(other, _PathKey) and self.view.catalog is other.view.catalog and self.key == other.key
 
 
-def best_path(view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> RolloutPath:
-    """Best path: under the SLO's capacities, else one on which requests at least do not pile up."""
-    return _best_path(_PathKey(view, snapshot, plan))
+def best_path(view: PlanView, snapshot: FleetSnapshot, plan: Plan, inputs: RolloutInputs | None = None) -> RolloutPath:
+    """Best path: under the SLO's capacities, else one on which requests at least do not pile up. `inputs`: those of
+    the view, where the caller has them."""
+    return _best_path(_PathKey(view, snapshot, plan, inputs))
 
 
 @lru_cache(maxsize=64)
 def _best_path(asked: _PathKey) -> RolloutPath:
     view, snapshot, plan = asked.view, asked.snapshot, asked.plan
-    strict = plan_path(snapshot, plan, rollout_inputs(view))
+    strict = plan_path(snapshot, plan, asked.inputs or rollout_inputs(view))
     if not strict.halted:
         return strict
     relaxed = plan_path(snapshot, plan, rollout_inputs(view, relaxed=True))
