@@ -369,13 +369,6 @@ class ControllerSettings(ServiceSettings, ControlSettings):
             raise ValueError(error.remedy) from error
         return value
 
-    @field_validator("preset")
-    @classmethod
-    def _preset(cls, value: str) -> str:
-        if value and value not in policies.PRESETS:
-            raise ValueError(f"use one of {', '.join(sorted(policies.PRESETS))}")
-        return value
-
     @field_validator("own_parts")
     @classmethod
     def _own(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -406,7 +399,7 @@ class ControllerSettings(ServiceSettings, ControlSettings):
     def thresholds(self) -> Thresholds:
         """Thresholds of the triggers, of settings and preset."""
         found = Thresholds(rate_span_s=self.rate_span_s, **self.triggers.model_dump())
-        base = float(policies.PRESETS[self.preset].get("carbon_base_g_per_kwh", 0.0)) if self.preset else 0.0
+        base = float(policies.PRESETS.get(self.preset, {}).get("carbon_base_g_per_kwh", 0.0))
         return replace(found, carbon_base_g_per_kwh=base) if base else found
 
     @property

@@ -14,6 +14,7 @@ Deviations: GPUs that are lost or out of service keep their place, so that the o
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -36,6 +37,13 @@ class GpuSettings(PlannerSettings):
 
 class AllocationSettings(GpuSettings):
     """Settings of WattWiser's allocation of shared GPUs."""
+
+    FLEET: ClassVar[frozenset[str]] = GpuSettings.FLEET | {
+        "gpus_per_family",
+        "gpus_shared",
+        "hysteresis",
+        "wake_lookahead_s",
+    }
 
     tick_s: float = Field(default=1.0, gt=0)
     """Period after which the planner asks to be run again."""

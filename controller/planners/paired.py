@@ -14,6 +14,7 @@ Deviations: GPUs that are lost or out of service keep their place, so that the o
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from numpy.random import Generator
 from pydantic import Field
@@ -39,6 +40,8 @@ LOW, HIGH = "low", "high"
 
 class PairedSettings(PlannerSettings):
     """Settings of CARBONDIS's planners."""
+
+    FLEET: ClassVar[frozenset[str]] = PlannerSettings.FLEET | {"high_shared"}
 
     credits: int = Field(default=1, ge=0)
     """Requests of a family in flight on one GPU; the paper's: one."""

@@ -19,6 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 from numpy.random import Generator
 from pydantic import Field
@@ -56,6 +57,8 @@ from trefoil.core.units import grams
 
 class WattWiserSettings(AllocationSettings):
     """Settings of `wattwiser`."""
+
+    FLEET: ClassVar[frozenset[str]] = AllocationSettings.FLEET | {"literal"}
 
     literal: bool = False
     """Use Algorithm 2 as the paper prints it."""

@@ -47,6 +47,9 @@ def accept_objective(
     _reachable(filled, family, catalog)
     if planner is not None:
         for name, value in filled.params.items():
+            if name in planner.FLEET:
+                remedy = f"set parts.planner.{name} of the controller"
+                raise InvalidInput("holds for the whole fleet", field=f"params.{name}", value=value, remedy=remedy)
             try:
                 planner.over({name: value})
             except SettingError as error:

@@ -16,6 +16,27 @@ class CloverSettings(PlannerSettings):
         "accuracy_loss_max": "call it accuracy_loss_max_pct",
         "artifact": "call it raw_draws, true or false",
     }
+    FLEET: ClassVar[frozenset[str]] = PlannerSettings.FLEET | {
+        "base_intensity_g_per_kwh",
+        "temperature",
+        "cooling",
+        "temperature_min",
+        "patience",
+        "limit_s",
+        "measured_max",
+        "requests_min",
+        "measure_spare_s",
+        "measure_on",
+        "rate_tolerance",
+        "standardised",
+        "literal",
+        "first_accepted",
+        "raw_draws",
+        "warm",
+        "guided",
+        "carbon_base_g_per_kwh",
+        "kernel_requests",
+    }
 
     credits: int = Field(default=1, ge=0)
     """Requests in flight on one slice; the paper's: one."""

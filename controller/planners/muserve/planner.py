@@ -46,7 +46,7 @@ from trefoil.core.queueing import service_time
 from trefoil.core.units import MS_PER_S
 
 SAMPLE_REQUESTS: Final = 500
-FLEET: Final = ("replicas_max", "group_size", "gpus_per_model_max")
+TOGETHER: Final = ("replicas_max", "group_size", "gpus_per_model_max")
 """Settings of all families together: the value of any objective holds for all."""
 
 
@@ -83,7 +83,7 @@ class AlpaServePlanner:
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan the placement, or keep it at a tick."""
-        settings = self.settings.of_all(view.objectives, FLEET)
+        settings = self.settings.of_all(view.objectives, TOGETHER)
         inputs, next_s = read_view(view, settings.rate_floor_per_s, whole=True), view.now_s + settings.tick_s
         if not inputs.tasks:
             return Decision(None, f"{self.name}: no family has an objective", next_s, "no_plan: no objective")

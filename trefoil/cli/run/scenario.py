@@ -398,29 +398,16 @@ def overrides_against_base(policy: str, preset: str = "") -> dict[str, Any]:
 
     Raises:
         NotFound: no such policy.
-        SettingError: no such preset, or a policy that has none.
+        SettingError: no such preset of its planner.
     """
+    from controller.planners.policy_parts import with_preset
+
     row = policies.policy(policy)
-    if preset and not takes_preset(row, preset):
-        having = ", ".join(name for name, one in policies.POLICIES.items() if takes_preset(one, preset))
-        remedy = f"one of {', '.join(sorted(policies.PRESETS))}" + (
-            f", {preset} with one of {having}" if having else ""
-        )
-        raise SettingError("no such preset of that policy", field="--preset", value=preset, remedy=remedy)
+    with_preset(row, preset)
     overrides: dict[str, Any] = {"policies": ["base", row.name] if row.name != "base" else ["base", "exact"]}
     if measures_candidates(row):
         overrides |= {"preset": preset, "carbon.steps": EXPLORED_STEPS, "carbon.step_s": EXPLORED_STEP_S}
     return {**overrides, "preset": preset} if preset else overrides
-
-
-def takes_preset(row: policies.Policy, preset: str) -> bool:
-    """Whether a policy's planner has the settings of a preset."""
-    from controller.planners.table import PLANNERS
-
-    if preset not in policies.PRESETS:
-        return False
-    known = load_part(Kind.PLANNER, row.planner, PLANNERS).settings.model_fields
-    return policies.preset_settings(row.planner, preset).keys() <= known.keys()
 
 
 def measures_candidates(row: policies.Policy) -> bool:

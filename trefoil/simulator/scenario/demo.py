@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from controller.planners.policy_parts import presets_of
 from controller.settings import ControllerSettings, ControlSettings, Slo
 from trefoil.cli.load.arrivals import RateProfile
 from trefoil.cli.run.scenario import DemoScenario as Demo
-from trefoil.cli.run.scenario import takes_preset
 from trefoil.cli.run.services import profile_overrides
 from trefoil.core.parts import Kind, Value
 from trefoil.core.policies import preset_settings
@@ -105,7 +105,7 @@ def demo_scenario(
 def _preset(demo: Demo, policy: str) -> Mapping[str, Value]:
     """Settings of the demo's preset for a policy's planner; none where it does not take them."""
     row = demo.policy_row(policy)
-    return preset_settings(row.planner, demo.preset) if takes_preset(row, demo.preset) else {}
+    return preset_settings(row.planner, demo.preset) if demo.preset in presets_of(row) else {}
 
 
 def _family(demo: Demo, family: str) -> dict[str, Any]:
