@@ -76,9 +76,9 @@ class Accuracy(Settings):
     """Floors of the accuracy, as fractions of 1."""
 
     floor: float = Field(default=0.0, ge=0, le=1)
-    """What the objective's mode binds: the mean, or every moment."""
+    """What the objective's type binds: the mean, or every moment."""
     hard_floor: float = Field(default=0.0, ge=0, le=1)
-    """Floor at any moment, in modes budget and lambda."""
+    """Floor at any moment, of types budget and lambda."""
 
 
 class RelativeAccuracy(Accuracy):
@@ -117,27 +117,27 @@ class ObjectiveTerms(Settings):
         "pue": "set pue of the controller",
     }
 
-    mode: Literal["budget", "instant", "lambda"] = "budget"
+    type: Literal["budget", "instant", "lambda"] = "budget"
     """What the floor binds. budget: the mean of window_s; instant: every moment; lambda: nothing, carbon is weighed
     against accuracy."""
     slo: Slo
     accuracy: Accuracy = Accuracy()
     availability: Availability = Availability()
     lambda_weight: float = Field(default=0.5, ge=0, le=1)
-    """Weight of carbon against accuracy in mode lambda (CLOVER Eq. 3)."""
+    """Weight of carbon against accuracy of type lambda (CLOVER Eq. 3)."""
     base_intensity_g_per_kwh: float = Field(default=0.0, ge=0)
-    """Intensity of the reference of mode lambda; 0: the planner's."""
+    """Intensity of the reference of type lambda; 0: the planner's."""
     base_j_per_request: float = Field(default=0.0, ge=0)
-    """Joules of the reference of mode lambda; 0: BASE's at this demand."""
+    """Joules of the reference of type lambda; 0: BASE's at this demand."""
     window_s: float = Field(default=86_400.0, gt=0)
-    """Rolling window of mode budget."""
+    """Rolling window of type budget."""
     params: dict[str, float] = Field(default_factory=dict)
     """Settings of the planner for this family, by name."""
 
     def objective(self, family: str, **other: Any) -> Objective:
         """Objective of a family by these terms; `other`: fields that differ from them."""
         terms = {
-            "mode": ObjectiveMode[self.mode.upper()],
+            "mode": ObjectiveMode[self.type.upper()],
             "slo_ms": self.slo.latency_ms,
             "slo_quantile": self.slo.percentile / 100,
             "min_accuracy": self.accuracy.floor,

@@ -221,7 +221,7 @@ class Twinned(Simulation):
 def asked(policy: str, rate: float, slo_ms: float, noise: float, seed: int, mode: str, folder: Path):
     """What live and simulated shell were asked for: by control, and by rollouts, which live interleave with it."""
     wanted = FamilyObjective(
-        mode=mode,
+        type=mode,
         slo={"latency_ms": slo_ms},
         accuracy={"below_best_pct": 2.0, "hard_below_best_pct": 10.0},
         lambda_weight=0.1,

@@ -100,7 +100,7 @@ def held(part: ProfileRow) -> ProfileRow:
 def play(one: Drawn, policy: str) -> tuple[FamilySummary, tuple[str, ...]]:
     """Figures of the run, and what the planner said is missing."""
     wanted = FamilyObjective(
-        mode=one.mode,
+        type=one.mode,
         slo={"percentile": 100 * one.quantile, "latency_ms": one.slo_ms},
         accuracy={"below_best_pct": one.below_best_pct, "hard_below_best_pct": max(10.0, one.below_best_pct)},
         window_s=DURATION_S,

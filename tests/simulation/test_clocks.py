@@ -37,7 +37,7 @@ FAMILY, BATCH, RATE = "efficientnet", 8, 2.0
 
 def scenario(clocks: str, slo_ms: float) -> Scenario:
     """One steady flow on two GPUs, planned once."""
-    wanted = FamilyObjective(mode="instant", slo={"latency_ms": slo_ms}, accuracy=FLOORS)
+    wanted = FamilyObjective(type="instant", slo={"latency_ms": slo_ms}, accuracy=FLOORS)
     arrivals = Arrivals(rate_per_s=RATE)
     return Scenario(
         duration_s=600.0,
@@ -116,7 +116,7 @@ def governed(
     """`base`, one digits-l on each of two whole GPUs, at a load at which hardly anybody waits."""
     family, rows = load_family(REPOSITORY / "digits")
     catalog = Catalog((family,), tuple(replace(row, clock_sensitivity=sensitivity) for row in rows))
-    wanted = FamilyObjective(mode="instant", slo={"latency_ms": 75.0}, accuracy=FLOORS)
+    wanted = FamilyObjective(type="instant", slo={"latency_ms": 75.0}, accuracy=FLOORS)
     served = Served(name="digits", repository=REPOSITORY, arrivals=Arrivals(rate_per_s=rate_per_s), objective=wanted)
     asked = Scenario(
         duration_s=120.0,

@@ -34,7 +34,7 @@ def families():
             repository=REPOSITORY,
             items=ITEMS[name],
             arrivals=Arrivals(rate_per_s=round(LOAD * capacity_per_s(name, GPUS_EACH), 2)),
-            objective=FamilyObjective(mode="lambda", lambda_weight=0.5, slo={"latency_ms": slo_ms}),
+            objective=FamilyObjective(type="lambda", lambda_weight=0.5, slo={"latency_ms": slo_ms}),
         )
         for name, slo_ms in SLO_MS.items()
     )

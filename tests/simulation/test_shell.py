@@ -161,7 +161,7 @@ def test_two_families_share_a_fleet_and_its_energy():
     other = dataclasses.replace(known.families[0], name="other")
     rows = (*known.rows, *(dataclasses.replace(r, family="other") for r in known.rows))
     both = dataclasses.replace(known, families=(known.families[0], other), rows=rows)
-    families = (family(30.0, mode="budget"), family(10.0, mode="budget").model_copy(update={"name": "other"}))
+    families = (family(30.0, type="budget"), family(10.0, type="budget").model_copy(update={"name": "other"}))
     short = scenario(families=families, noise=Noise(), duration_s=120.0)
     found = simulate(short, Provided(catalog=both)).summary
     assert set(found.families) == {"digits", "other"}
@@ -195,7 +195,7 @@ def test_result_is_plain_json(exact):
 
 def test_plans_keep_the_cap_of_the_scenario_and_take_fewer_watts_for_it():
     def run(max_watts: float):
-        wanted = family(mode="lambda", lambda_weight=0.1, accuracy={})
+        wanted = family(type="lambda", lambda_weight=0.1, accuracy={})
         control = ControlSettings(max_watts=max_watts)
         one = scenario(families=(wanted,), fidelity="fluid", step_s=60.0, control=control, noise=Noise())
         return simulate(one, keep_records=True)

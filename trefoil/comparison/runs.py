@@ -248,7 +248,7 @@ def _pricing(mix: Scenario, seeds: int) -> tuple[tuple[Job, Job], ...]:
     """Pairs of jobs whose difference is the price of accuracy; none for what has no one floor, or not this planner."""
     margin = mix.policy.params.get(MARGIN, 0.0) + PRICE_STEP
     dear = changed(mix, {f"policy.params.{MARGIN}": margin})
-    if len(mix.families) > 1 or mix.families[0].objective.mode == "lambda":
+    if len(mix.families) > 1 or mix.families[0].objective.type == "lambda":
         return ()
     try:
         prepare(dear)

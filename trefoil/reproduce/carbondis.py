@@ -269,7 +269,7 @@ def scenario_of(spec: JobsSpec) -> Scenario:
             items_sd=job.items_sd,
             arrivals=Arrivals(rate_per_s=rates[job.model], process="deeprecsys" if deeprecsys else "renewal"),
             objective=FamilyObjective(
-                mode="instant",
+                type="instant",
                 slo=FamilySlo(latency_ms=job.sla_ms * (IGNORED if spec.policy == "lowenergy" else 1)),
                 params={"items_sd": job.items_sd} if spec.policy == "exact" else {},
             ),

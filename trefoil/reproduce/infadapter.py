@@ -142,7 +142,7 @@ def scenario_of(spec: InfAdapterSpec) -> Scenario:
             Served(
                 name=FAMILY,
                 arrivals=Arrivals(rate_per_s=1.0),  # those provided come instead
-                objective=FamilyObjective(mode="instant", slo=FamilySlo(percentile=100 * QUANTILE, latency_ms=SLO_MS)),
+                objective=FamilyObjective(type="instant", slo=FamilySlo(percentile=100 * QUANTILE, latency_ms=SLO_MS)),
             ),
         ),
         policy=PolicyChoice(name=spec.policy, forecaster=spec.forecaster, parts={"planner": settings}),

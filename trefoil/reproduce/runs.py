@@ -206,7 +206,7 @@ def scenario_of(spec: Spec) -> Scenario:
     """Scenario of a spec."""
     zone = Zone(trace=Path(spec.trace) if spec.trace else None, constant_g_per_kwh=spec.constant_g_per_kwh)
     wanted = FamilyObjective(
-        mode=spec.mode,  # type: ignore[arg-type]
+        type=spec.mode,  # type: ignore[arg-type]
         slo=FamilySlo(latency_ms=spec.slo_ms),
         lambda_weight=spec.lambda_weight,
         accuracy=RelativeAccuracy(floor=spec.min_accuracy),

@@ -205,7 +205,7 @@ def scenario_of(spec: PairSpec) -> Scenario:
                 name=name,
                 arrivals=Arrivals(points=tuple(points)),
                 objective=FamilyObjective(
-                    mode="instant",
+                    type="instant",
                     slo=FamilySlo(latency_ms=model.slo_ms * spec.slo),
                     params={"model_max_rps": model.max_rps * spec.max_rps} if spec.policy in PAPERS else {},
                 ),

@@ -71,7 +71,7 @@ def with_defaults(wanted: Objective, pue: float) -> Objective:
 
 def _numbers(objective: Objective) -> None:
     if objective.mode == ObjectiveMode.UNSPECIFIED:
-        raise InvalidInput("no mode", field="mode", value="unspecified", remedy="one of budget, instant, lambda")
+        raise InvalidInput("no type", field="type", value="unspecified", remedy="one of budget, instant, lambda")
     given = {each.name: getattr(objective, each.name) for each in fields(objective)}
     for name, value in (given | {f"params.{key}": value for key, value in objective.params.items()}).items():
         if why := complaint(name, value):

@@ -41,7 +41,7 @@ class CloverSettings(PlannerSettings):
     credits: int = Field(default=1, ge=0)
     """Requests in flight on one slice; the paper's: one."""
     lambda_weight: float = Field(default=0.5, ge=0, le=1)
-    """Weight of carbon in Eq. 3, where the objective's mode is not lambda."""
+    """Weight of carbon in Eq. 3, where the objective's type is not lambda."""
     base_intensity_g_per_kwh: float = Field(default=250.0, gt=0)
     """Carbon intensity of C_base, where the objective gives none; the artifact's."""
     accuracy_loss_max_pct: float = Field(default=0.0, ge=0)

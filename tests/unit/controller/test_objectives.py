@@ -21,7 +21,7 @@ PROFILED = Catalog(CATALOG.families, (ROW,))
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [
-        ("mode", ObjectiveMode.UNSPECIFIED, "mode"),
+        ("mode", ObjectiveMode.UNSPECIFIED, "type"),
         ("slo_ms", 0.0, "slo_ms"),
         ("slo_ms", float("nan"), "slo_ms"),
         ("slo_quantile", 95.0, "slo_quantile"),

@@ -32,7 +32,7 @@ def scenario(policy="infadapter", fidelity="request", rate=75.0, seconds=240.0, 
             Served(
                 name="resnets",
                 arrivals=Arrivals(rate_per_s=rate),
-                objective=FamilyObjective(mode="instant", slo={"percentile": 99.0, "latency_ms": 750.0}),
+                objective=FamilyObjective(type="instant", slo={"percentile": 99.0, "latency_ms": 750.0}),
             ),
         ),
         policy=PolicyChoice(name=policy, parts={"planner": {"budget_cores": 20.0, **settings}}),

@@ -180,6 +180,8 @@ class Ports(Settings):
 class System(Settings):
     """Settings of a system, as `trefoil up` starts it."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {"objective_mode": "set objective_type"}
+
     cluster: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")  # prefix of every Redis key
     policy: str = "exact"  # a row of the table, or one's own as module:ROW
     planner: str = ""  # these five instead of the policy's: names of their tables, or module:Class
@@ -192,10 +194,10 @@ class System(Settings):
     )  # settings of parts, as in parts.forecaster.smooth_s
     preset: str = ""  # of the planner's settings, e.g. artifact for clover
     mode: Literal["observe", "advise", "act"] = "act"  # observe: meter only; advise: plan and predict; act: roll out
-    objective_mode: Literal["budget", "instant", "lambda"] = "budget"
+    objective_type: Literal["budget", "instant", "lambda"] = "budget"
     """What the floor binds: the mean of window_s, every moment, or nothing."""
-    lambda_weight: float = Field(default=0.5, ge=0, le=1)  # of carbon against accuracy (CLOVER Eq. 3), in mode lambda
-    window_s: float = Field(default=86400.0, gt=0)  # of budget mode
+    lambda_weight: float = Field(default=0.5, ge=0, le=1)  # of carbon against accuracy (CLOVER Eq. 3), of type lambda
+    window_s: float = Field(default=86400.0, gt=0)  # of type budget
     move_horizon_s: float = Field(default=600.0, gt=0)  # wall time over which a reconfiguration has to pay back
     demand_initial_per_s: float = Field(default=10.0, ge=0)  # to plan for until the first arrivals
     pue: float = Field(default=1.2, ge=1)  # power usage effectiveness of the site

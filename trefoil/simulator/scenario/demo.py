@@ -112,7 +112,7 @@ def _family(demo: Demo, family: str) -> dict[str, Any]:
     """What is served, asked for and wanted of a family."""
     override, slo, load = profile_overrides(demo).get(family), demo.slo_of(family), demo.loads[family]
     objective = {
-        "mode": demo.objective_mode,
+        "type": demo.objective_type,
         "slo": slo.model_dump(),
         "accuracy": demo.accuracy.model_dump(),
         "window_s": demo.duration_s,
