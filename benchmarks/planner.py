@@ -173,7 +173,7 @@ def problem_of(case: Case, world: PlanningInput) -> tuple[Problem, Aim]:
 
 def assembled(world: PlanningInput, problem: Problem, aim: Aim) -> Plan:
     """A whole plan, for the next view to start from."""
-    solution = solve(problem, aim, Limits(int(SETTINGS["solver_nodes"]), SETTINGS["solver_gap"]))
+    solution = solve(problem, aim, Limits(SETTINGS.solver_nodes, SETTINGS.solver_gap))
     assert solution is not None
     hosted, clocks = place_clocked(problem, solution)
     return plan_of(
@@ -226,7 +226,7 @@ def measure(name: str, gpus: int) -> dict[str, Any]:
     world = read_view(view, 1.0, clocks=True)
     lap("read_s")
     problem, aim = problem_of(case, world)
-    solution = solve(problem, aim, Limits(int(SETTINGS["solver_nodes"]), SETTINGS["solver_gap"]))
+    solution = solve(problem, aim, Limits(SETTINGS.solver_nodes, SETTINGS.solver_gap))
     lap("time_s")
     if solution is None:
         return {"case": name, "gpus": gpus, **took, "objective_w": None}
