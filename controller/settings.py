@@ -1,6 +1,6 @@
 """Settings of the controller: every bound and period it has, with its unit."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
@@ -105,6 +105,36 @@ class Availability(Settings):
     """Slices that serve a family at least."""
     spread_min: int = Field(default=2, ge=1)
     """Devices that they lie on at least."""
+
+
+class PolicyChoice(Settings):
+    """Policy, and what is put in the place of its parts: names of their tables, or module:Class."""
+
+    policy: str = "exact"
+    """A row of the table, or one's own as module:ROW."""
+    planner: str = ""
+    """Instead of the policy's."""
+    forecaster: str = ""
+    """Instead of the policy's."""
+    router: str = ""
+    """Instead of the policy's."""
+    queue: str = ""
+    """Instead of the policy's."""
+    governor: str = ""
+    """Instead of the policy's."""
+    parts: dict[str, dict[str, Value]] = Field(default_factory=dict)
+    """Settings of the parts by kind and name, e.g. parts.forecaster.smooth_s, parts.planner.tick_s."""
+    params: dict[str, float] = Field(default_factory=dict)
+    """Settings of the planner by way of the objectives, as `trefoil objective set --param` gives them."""
+
+    def policy_row(self, policy: str = "", kinds: Iterable[Kind] = Kind) -> policies.Policy:
+        """Row of a policy (default: the one that is chosen) with the parts of these kinds that are chosen.
+
+        Raises:
+            NotFound, SettingError: no such policy.
+        """
+        row = policies.policy(policy or self.policy)
+        return policies.chosen(row, {kind: getattr(self, kind) for kind in kinds}, self.parts)
 
 
 class ObjectiveTerms(Settings):
@@ -256,7 +286,7 @@ class ControlSettings(Settings):
 
     REMOVED: ClassVar[Mapping[str, str]] = {
         **{
-            name: f"set parts.forecaster.{name} (in a scenario policy.parts.forecaster.{name})"
+            name: f"set parts.forecaster.{name}"
             for name in ("smooth_s", "lookback_s", "slope_s", "slope_sigmas", "growth_ratio_max")
         },
         **dict.fromkeys(

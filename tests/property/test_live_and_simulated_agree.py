@@ -44,7 +44,6 @@ from trefoil.simulator.scenario.schema import (
     FamilyObjective,
     Node,
     Noise,
-    PolicyChoice,
     Scenario,
     Served,
 )
@@ -236,7 +235,7 @@ def asked(policy: str, rate: float, slo_ms: float, noise: float, seed: int, mode
         families=(served,),
         carbon=Carbon(speedup=480.0),
         noise=Noise(latency=noise, energy=noise),
-        policy=PolicyChoice(name=policy),
+        policy=policy,
     )
     shell = Twinned(prepare(scenario), folder)
     assert shell.twin is not None

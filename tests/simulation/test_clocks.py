@@ -24,7 +24,6 @@ from trefoil.simulator.scenario.schema import (
     FamilyObjective,
     Node,
     Noise,
-    PolicyChoice,
     Served,
     Zone,
 )
@@ -45,7 +44,8 @@ def scenario(clocks: str, slo_ms: float) -> Scenario:
         families=(Served(name=FAMILY, repository=REPOSITORY, items=BATCH, arrivals=arrivals, objective=wanted),),
         carbon=Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)}),
         noise=Noise(),
-        policy=PolicyChoice(name="exact", parts={"planner": {"clocks": clocks, "tick_s": 86_400.0}}),
+        policy="exact",
+        parts={"planner": {"clocks": clocks, "tick_s": 86_400.0}},
         control=ControlSettings(causes=()),
     )
 
@@ -125,7 +125,7 @@ def governed(
         families=(served,),
         carbon=Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)}),
         noise=Noise(),
-        **{"policy": PolicyChoice(name="base", governor=governor), **more},
+        **{"policy": "base", "governor": governor, **more},
     )
     shell = Simulation(prepare(asked, Provided(catalog=catalog)))
     shell.run(shell.end_s)
@@ -150,9 +150,9 @@ def test_the_agents_governor_settles_in_simulations_where_the_law_lets_it(fideli
 def test_a_governor_that_cannot_go_higher_has_the_controller_plan_for_more():
     fixed = {"digits": FixedDemand(rate_per_s=25.0, rate_p90_per_s=30.0)}
     told = ControlSettings(demand_fixed=fixed, causes=("scale",))
-    policy = PolicyChoice(name="exact", governor="miad", parts={"planner": {"tick_s": 86_400.0}})
+    chosen = {"policy": "exact", "governor": "miad", "parts": {"planner": {"tick_s": 86_400.0}}}
     for rate, causes in ((20.0, {"start"}), (110.0, {"start", "scale"})):
-        shell = governed(1.0, policy=policy, control=told, rate_per_s=rate)
+        shell = governed(1.0, **chosen, control=told, rate_per_s=rate)
         assert result(shell).summary.causes.keys() == causes
     assert shell.core.slo_margin.by_family["digits"] > 0
     before, after = (plan.expected["digits"].capacity_per_s for plan in shell.core.plans)

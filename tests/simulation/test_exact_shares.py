@@ -213,7 +213,7 @@ def scenario(repository, families_per_slice):
              "objective": {"type": "instant", "slo": {"latency_ms": SLO_MS}, "accuracy": {"below_best_pct": 5.0}}}
             for name in ("digits", TWIN)
         ],
-        "policy": {"name": "exact", "parts": {"planner": {"families_per_slice": families_per_slice}}},
+        "policy": "exact", "parts": {"planner": {"families_per_slice": families_per_slice}},
     })  # fmt: skip
 
 

@@ -17,7 +17,6 @@ from trefoil.simulator.scenario.schema import (
     FamilyObjective,
     Node,
     Noise,
-    PolicyChoice,
     Served,
 )
 
@@ -51,7 +50,7 @@ def played():
         series_s=30.0,
         nodes=(Node(devices=(A100, A100), count=GPUS_EACH),),
         families=served,
-        policy=PolicyChoice(name="clover"),
+        policy="clover",
         carbon=Carbon(),
         noise=Noise(latency=0.05, energy=0.05, device_power=0.03),
         control=ControlSettings(

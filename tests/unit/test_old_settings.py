@@ -41,8 +41,10 @@ OLD = [
     (Scenario, "costs.pue", "set control.pue"),
     (Scenario, "explore.settle_s", "set control.explore"),
     (Scenario, "policy.triggers", "set control.causes"),
+    (Scenario, "policy.name", "set policy"),
+    (Scenario, "policy.parts.planner.tick_s", "set parts"),
     (Scenario, "control.retry_s", "control.rollout.retry_s"),
-    (Scenario, "control.smooth_s", "policy.parts.forecaster.smooth_s"),
+    (Scenario, "control.smooth_s", "set parts.forecaster.smooth_s"),
 ]
 
 

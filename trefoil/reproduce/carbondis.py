@@ -45,7 +45,6 @@ from trefoil.simulator.scenario.schema import (
     FamilyObjective,
     FamilySlo,
     Node,
-    PolicyChoice,
     Scenario,
     Served,
     Zone,
@@ -291,10 +290,8 @@ def scenario_of(spec: JobsSpec) -> Scenario:
         nodes=(Node(name="node", zone="grid", devices=tuple(kind.name for kind in own * len(rates) + shared)),),
         families=families,
         carbon=carbon_of(spec),
-        policy=PolicyChoice(
-            name=spec.policy,
-            parts={"router": dict(spec.settings), "planner": dict(PLANNERS.get(spec.policy, {}))},
-        ),
+        policy=spec.policy,
+        parts={"router": dict(spec.settings), "planner": dict(PLANNERS.get(spec.policy, {}))},
         control=ControlSettings(tick_s=TICK_S, tick_min_s=hour_s, pue=1.0, demand_fixed=known),
         costs=Costs(gap_ms=0.0, overhead_ms=0.0),
     )

@@ -36,7 +36,6 @@ from trefoil.simulator.scenario.schema import (
     FamilySlo,
     Node,
     Noise,
-    PolicyChoice,
     Scenario,
     Served,
     SimulatedAvailability,
@@ -235,7 +234,8 @@ def scenario_of(spec: Spec) -> Scenario:
             ),
         ),
         carbon=Carbon(zones={"grid": zone}, speedup=spec.speedup, forecast=spec.forecast),  # type: ignore[arg-type]
-        policy=PolicyChoice(name=spec.policy, parts={"planner": dict(spec.planner)}),
+        policy=spec.policy,
+        parts={"planner": dict(spec.planner)},
         control=ControlSettings(
             tick_s=spec.tick_s if spec.fidelity == "request" else spec.step_s,
             pue=PUE,

@@ -40,7 +40,6 @@ from trefoil.simulator.scenario.schema import (
     FamilyObjective,
     FamilySlo,
     Node,
-    PolicyChoice,
     Scenario,
     Served,
     Zone,
@@ -220,7 +219,8 @@ def scenario_of(spec: PairSpec) -> Scenario:
         nodes=(Node(name="node", zone="grid", devices=(DEVICE,) * GPUS),),
         families=tuple(families),
         carbon=Carbon(zones={"grid": Zone(constant_g_per_kwh=400.0)}),
-        policy=PolicyChoice(name=spec.policy, parts={"planner": {**ours, **dict(spec.planner)}}),
+        policy=spec.policy,
+        parts={"planner": {**ours, **dict(spec.planner)}},
         control=ControlSettings(tick_s=1.0, pue=1.0, move_horizon_s=spec.step_s),
         costs=Costs(
             boundary="node" if spec.host_w else "gpu",

@@ -64,7 +64,7 @@ class Settings(_Model):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
     REMOVED: ClassVar[Mapping[str, str]] = {}
-    """Remedies for settings that were removed, by their names."""
+    """Remedies for settings that were removed, by their names; of a table that is a value now, by its keys' too."""
 
     @model_validator(mode="before")
     @classmethod
@@ -407,8 +407,9 @@ def _assign(model: type[BaseModel], tree: dict[str, Any], path: Sequence[str], v
     for depth, part in enumerate(path):
         where = ".".join(path[:depth])
         if not isinstance(node, dict | list):
+            removed = getattr(model, "REMOVED", {}).get(".".join(path[: depth + 1]))
             raise errors.SettingError(
-                f"is a value, not a section (in {origin})", field=where, remedy="drop what follows it"
+                f"is a value, not a section (in {origin})", field=where, remedy=removed or "drop what follows it"
             )
         key: Any = _place(node, part, where, origin) if isinstance(node, list) else part
         if depth == len(path) - 1:

@@ -85,12 +85,10 @@ def demo_scenario(
             "speedup": demo.carbon.speedup,
             "forecast": "none",  # as trefoil.cli.demo.run_policy sets it: the trace is too short to learn one from
         },
-        "policy": {
-            "name": policy,
-            **{kind.value: getattr(demo, kind) for kind in Kind},
-            "parts": {**demo.parts, Kind.PLANNER: {**_preset(demo, policy), **demo.parts.get(Kind.PLANNER, {})}},
-            "params": demo.params,
-        },
+        "policy": policy,
+        **{kind.value: getattr(demo, kind) for kind in Kind},
+        "parts": {**demo.parts, Kind.PLANNER: {**_preset(demo, policy), **demo.parts.get(Kind.PLANNER, {})}},
+        "params": demo.params,
         "control": _control(demo, live),
         "costs": {
             "overhead_ms": delays.overhead_ms,

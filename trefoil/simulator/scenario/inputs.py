@@ -106,8 +106,8 @@ class Inputs:
 
     def governed(self, latencies: SliceLatencies) -> DeviceGovernor:
         """Governor of one device."""
-        chosen = self.scenario.policy
-        return DeviceGovernor(chosen.governor, chosen.runs.settings.get(Kind.GOVERNOR, {}), latencies)
+        chosen = self.scenario
+        return DeviceGovernor(chosen.governor, chosen.policy_row().settings.get(Kind.GOVERNOR, {}), latencies)
 
     def __getstate__(self) -> dict[str, Any]:
         """Saved without the planner, which is made anew."""
@@ -133,18 +133,18 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         scenario.noise,
         scenario.seed,
         given.truth,
-        blind=scenario.policy.blind,
+        blind=scenario.blind,
         knows_truth=given.knows_truth,
     )
-    policy = scenario.policy.row
-    for row in (policy, scenario.policy.runs):
+    policy = scenario.planned_row
+    for row in (policy, scenario.policy_row()):
         load_parts(row)
     settings = None if given.planner else planner_settings(policy)
     planner = with_policy_parts(given.planner, policy) if given.planner else planner_of("", policy)
-    if scenario.policy.blind and as_live_planner(planner) is None:
+    if scenario.blind and as_live_planner(planner) is None:
         why = f"{policy.planner} cannot plan without profiles"
         remedy = "take one that measures, e.g. clover, or set blind to false"
-        raise errors.SettingError(why, field="policy.blind", value=True, remedy=remedy)
+        raise errors.SettingError(why, field="blind", value=True, remedy=remedy)
     profiled = {profile_type(kind.name) for kind in types}
     fleet_rows = Catalog(known.families, tuple(r for r in known.rows if profile_type(r.device_type) in profiled))
     return Inputs(
@@ -167,7 +167,7 @@ def planner_for(scenario: Scenario) -> Planner:
     Raises:
         errors.SettingError: a planner of one's own that cannot be used.
     """
-    return planner_of("", scenario.policy.row)
+    return planner_of("", scenario.planned_row)
 
 
 def _devices(scenario: Scenario) -> tuple[Device, ...]:
@@ -235,16 +235,16 @@ def _objective(served: Served, scenario: Scenario, catalog: Catalog, planner: Pa
         slo_quantile=quantile,
         min_accuracy=floor,
         hard_min_accuracy=hard,
-        params={**scenario.policy.params, **wanted.params},
+        params={**scenario.params, **wanted.params},
     )
     try:
         return accept_objective(
             objective, {}, _at_items(catalog, family, served.items), planner, pue=scenario.control.pue
         )
     except errors.InvalidInput as error:
-        if error.field.removeprefix("params.") in scenario.policy.params.keys() - wanted.params.keys():
+        if error.field.removeprefix("params.") in scenario.params.keys() - wanted.params.keys():
             raise errors.SettingError(
-                error.message, field=f"policy.{error.field}", value=error.value, remedy=error.remedy
+                error.message, field=error.field, value=error.value, remedy=error.remedy
             ) from error
         raise errors.InvalidInput(f"families.{served.name}.objective: {error}") from error
 
