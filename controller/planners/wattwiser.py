@@ -232,7 +232,7 @@ def _operating_point(
     """Column of a class, and the batch of the greatest throughput in time, else the smallest; None: not profiled."""
     task = Task(Objective(family=family), Demand(family, "", 0.0, 0.0, items))
     column = class_column(same.catalog, task, kind, shape, variant, 1, PlannerSettings())
-    rows = same.rows(kind.name, shape, family, variant, 0)
+    rows = same.rows(kind, shape, family, variant, 0)
     timely = [row for row in rows if row.latency_ms_p95 <= limit_ms]
     return None if column is None else (column, max(timely or rows[:1], key=lambda row: row.throughput_per_s))
 

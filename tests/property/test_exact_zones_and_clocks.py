@@ -335,11 +335,11 @@ def test_a_clock_that_nobody_profiled_is_planned_by_the_law_of_the_simulated_dri
     same = CatalogKey(catalog)
     assert same.clocks(A100_40GB) == (0, 840, 975, 1125, 1260), "shares of the only clock, supported"
     for row in rows:
-        at = row.device_type, row.slice_type, row.family, row.variant
+        at = A100_40GB, row.slice_type, row.family, row.variant
         (slow,) = same.rows(*at, 840)
         assert slow == at_clock(A100_40GB, next(r for r in same.rows(*at, 0) if r.batch == slow.batch), 840)
         assert slow.latency_ms_p50 == pytest.approx(row.latency_ms_p50 * (0.5 + 0.5 * 1410 / 840))
-    assert same.rows(A100_40GB.name, LARGE[0], "nobody", "x", 840) == ()
+    assert same.rows(A100_40GB, LARGE[0], "nobody", "x", 840) == ()
 
 
 def test_a_running_model_keeps_its_columns_at_every_clock():

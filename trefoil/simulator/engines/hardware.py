@@ -369,7 +369,7 @@ def true_service(
             field=f"families.{hosted.family}.profile",
             remedy="profile this slice",
         )
-    rows = CatalogKey(catalog).rows(kind.name, shape, family.name, variant.name, clock_mhz)
+    rows = CatalogKey(catalog).rows(kind, shape, family.name, variant.name, clock_mhz)
     points = tuple(_operating_point(kind, one) for one in rows)
     joules = row.energy_active_j_per_batch
     return SliceService(service_time(row), variant.accuracy, joules, variant.name, family.name, gap_ms, points)
