@@ -22,6 +22,7 @@ from tests.support.ports import free_ports
 from trefoil.cli.run.services import redis_binary
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.common import Basis, Lease, Revision
+from trefoil.core.device_types import A100_40GB
 from trefoil.core.energy import ReceiptRate, ReceiptRates
 from trefoil.core.errors import StateUnavailable
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
@@ -302,5 +303,5 @@ def node(triton: str, now_s: float) -> NodeStatus:
         SliceStatus(key=key, generation=1, state=SliceState.READY, hosted=hosted, grpc_target=triton, since_s=1.0)
         for key in slice_keys()
     )
-    device = DeviceStatus(device="node0/gpu0", type="A100-SXM4-40GB", state=DeviceState.AWAKE, slices=slices)
+    device = DeviceStatus(device="node0/gpu0", type=A100_40GB, state=DeviceState.AWAKE, slices=slices)
     return NodeStatus(node="node0", epoch=1, simulated=True, observed_at_s=now_s, devices=(device,))

@@ -56,7 +56,7 @@ ANSWERED_MIN: Final = 20_000
 FLOOR_FIRST: Final = 0.90
 FLOOR_LATER: Final = 0.95
 OBJECTIVE: Final = {
-    "family": "digits", "mode": "instant", "slo": {"latency_ms": 400.0}, "accuracy": {"floor": FLOOR_FIRST},
+    "family": "digits", "type": "instant", "slo": {"latency_ms": 400.0}, "accuracy": {"floor": FLOOR_FIRST},
     "params": {"queue_requests_max": 12_000.0},  # two minutes of them: this machine may stand still, none is refused
 }  # fmt: skip
 UIDS: Final = 65_536  # of one node: the hosts are one kernel's, and so are the users of their Tritons

@@ -29,6 +29,7 @@ from protos.dispatcher.v1 import dispatcher_pb2, dispatcher_pb2_grpc
 from tests.support.ports import free_ports
 from trefoil.cli.run.services import redis_binary
 from trefoil.core.common import Revision
+from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import Plan, Route, RouteTarget
@@ -319,7 +320,7 @@ async def publish(state: State, targets: list[str]) -> None:
     devices = tuple(
         DeviceStatus(
             key.device,
-            "A100-SXM4-40GB",
+            A100_40GB,
             DeviceState.AWAKE,
             (
                 SliceStatus(

@@ -80,7 +80,7 @@ class Case:
 CARBON_ONLY: Final = Case(
     "carbon_only",
     same_plans=True,
-    settings={"objective_mode": "lambda", "lambda_weight": 0.3},
+    settings={"objective_type": "lambda", "lambda_weight": 0.3},
     controller={"causes": ["carbon"], "demand_fixed": {"digits": PINNED}},
 )
 CLOVER: Final = Case(

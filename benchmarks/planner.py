@@ -182,9 +182,7 @@ def view_of(case: Case, gpus: int, load: float) -> PlanView:
     for first in range(0, gpus, PER_NODE):
         name = f"node{first // PER_NODE}"
         kinds = [case.types[i % len(case.types)] for i in range(first, min(gpus, first + PER_NODE))]
-        devices = (
-            DeviceStatus(f"{name}/gpu{i}", k.name, DeviceState.AWAKE, mig_current=True) for i, k in enumerate(kinds)
-        )
+        devices = (DeviceStatus(f"{name}/gpu{i}", k, DeviceState.AWAKE, mig_current=True) for i, k in enumerate(kinds))
         nodes.append(NodeStatus(node=name, devices=tuple(devices)))
     catalog = catalog_of(case)
     wanted = tuple(

@@ -1,6 +1,6 @@
 """Settings of the controller: every bound and period it has, with its unit."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
@@ -76,9 +76,9 @@ class Accuracy(Settings):
     """Floors of the accuracy, as fractions of 1."""
 
     floor: float = Field(default=0.0, ge=0, le=1)
-    """What the objective's mode binds: the mean, or every moment."""
+    """What the objective's type binds: the mean, or every moment."""
     hard_floor: float = Field(default=0.0, ge=0, le=1)
-    """Floor at any moment, in modes budget and lambda."""
+    """Floor at any moment, of types budget and lambda."""
 
 
 class RelativeAccuracy(Accuracy):
@@ -107,6 +107,36 @@ class Availability(Settings):
     """Devices that they lie on at least."""
 
 
+class PolicyChoice(Settings):
+    """Policy, and what is put in the place of its parts: names of their tables, or module:Class."""
+
+    policy: str = "exact"
+    """A row of the table, or one's own as module:ROW."""
+    planner: str = ""
+    """Instead of the policy's."""
+    forecaster: str = ""
+    """Instead of the policy's."""
+    router: str = ""
+    """Instead of the policy's."""
+    queue: str = ""
+    """Instead of the policy's."""
+    governor: str = ""
+    """Instead of the policy's."""
+    parts: dict[str, dict[str, Value]] = Field(default_factory=dict)
+    """Settings of the parts by kind and name, e.g. parts.forecaster.smooth_s, parts.planner.tick_s."""
+    params: dict[str, float] = Field(default_factory=dict)
+    """Settings of the planner by way of the objectives, as `trefoil objective set --param` gives them."""
+
+    def policy_row(self, policy: str = "", kinds: Iterable[Kind] = Kind) -> policies.Policy:
+        """Row of a policy (default: the one that is chosen) with the parts of these kinds that are chosen.
+
+        Raises:
+            NotFound, SettingError: no such policy.
+        """
+        row = policies.policy(policy or self.policy)
+        return policies.chosen(row, {kind: getattr(self, kind) for kind in kinds}, self.parts)
+
+
 class ObjectiveTerms(Settings):
     """Terms of an objective, in the words of every file: `slo`, `accuracy`, `availability`."""
 
@@ -117,27 +147,27 @@ class ObjectiveTerms(Settings):
         "pue": "set pue of the controller",
     }
 
-    mode: Literal["budget", "instant", "lambda"] = "budget"
+    type: Literal["budget", "instant", "lambda"] = "budget"
     """What the floor binds. budget: the mean of window_s; instant: every moment; lambda: nothing, carbon is weighed
     against accuracy."""
     slo: Slo
     accuracy: Accuracy = Accuracy()
     availability: Availability = Availability()
     lambda_weight: float = Field(default=0.5, ge=0, le=1)
-    """Weight of carbon against accuracy in mode lambda (CLOVER Eq. 3)."""
+    """Weight of carbon against accuracy of type lambda (CLOVER Eq. 3)."""
     base_intensity_g_per_kwh: float = Field(default=0.0, ge=0)
-    """Intensity of the reference of mode lambda; 0: the planner's."""
+    """Intensity of the reference of type lambda; 0: the planner's."""
     base_j_per_request: float = Field(default=0.0, ge=0)
-    """Joules of the reference of mode lambda; 0: BASE's at this demand."""
+    """Joules of the reference of type lambda; 0: BASE's at this demand."""
     window_s: float = Field(default=86_400.0, gt=0)
-    """Rolling window of mode budget."""
+    """Rolling window of type budget."""
     params: dict[str, float] = Field(default_factory=dict)
     """Settings of the planner for this family, by name."""
 
     def objective(self, family: str, **other: Any) -> Objective:
         """Objective of a family by these terms; `other`: fields that differ from them."""
         terms = {
-            "mode": ObjectiveMode[self.mode.upper()],
+            "mode": ObjectiveMode[self.type.upper()],
             "slo_ms": self.slo.latency_ms,
             "slo_quantile": self.slo.percentile / 100,
             "min_accuracy": self.accuracy.floor,
@@ -256,7 +286,7 @@ class ControlSettings(Settings):
 
     REMOVED: ClassVar[Mapping[str, str]] = {
         **{
-            name: f"set parts.forecaster.{name} (in a scenario policy.parts.forecaster.{name})"
+            name: f"set parts.forecaster.{name}"
             for name in ("smooth_s", "lookback_s", "slope_s", "slope_sigmas", "growth_ratio_max")
         },
         **dict.fromkeys(
@@ -369,13 +399,6 @@ class ControllerSettings(ServiceSettings, ControlSettings):
             raise ValueError(error.remedy) from error
         return value
 
-    @field_validator("preset")
-    @classmethod
-    def _preset(cls, value: str) -> str:
-        if value and value not in policies.PRESETS:
-            raise ValueError(f"use one of {', '.join(sorted(policies.PRESETS))}")
-        return value
-
     @field_validator("own_parts")
     @classmethod
     def _own(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -406,7 +429,7 @@ class ControllerSettings(ServiceSettings, ControlSettings):
     def thresholds(self) -> Thresholds:
         """Thresholds of the triggers, of settings and preset."""
         found = Thresholds(rate_span_s=self.rate_span_s, **self.triggers.model_dump())
-        base = float(policies.PRESETS[self.preset].get("carbon_base_g_per_kwh", 0.0)) if self.preset else 0.0
+        base = float(policies.PRESETS.get(self.preset, {}).get("carbon_base_g_per_kwh", 0.0))
         return replace(found, carbon_base_g_per_kwh=base) if base else found
 
     @property

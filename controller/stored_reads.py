@@ -11,7 +11,6 @@ from protos.controller.v1 import controller_pb2 as pb
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonRatio, CarbonReading
 from trefoil.core.demand import TableAck
-from trefoil.core.device_types import known_type
 from trefoil.core.fleet import NodeStatus
 from trefoil.core.plan import DecisionRecord
 from trefoil.core.units import HOUR_S
@@ -95,7 +94,7 @@ class StoredReads:
 
     def _embodied_unknown(self) -> Iterable[str]:
         types = {d.type for node in self._observation.inputs.nodes.values() for d in node.devices}
-        return sorted(name for name in types if (kind := known_type(name)) is None or not kind.embodied_g)
+        return sorted(kind.name for kind in types if not kind.embodied_g)
 
 
 def _brief(record: DecisionRecord) -> DecisionRecord:

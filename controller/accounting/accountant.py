@@ -36,8 +36,8 @@ from trefoil.core.accounting import by_family, fold, per_request, reading_at
 from trefoil.core.carbon import CarbonReading
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import Revision
-from trefoil.core.device_types import known_type
 from trefoil.core.energy import EnergySample, ReceiptRates
+from trefoil.core.fleet import DeviceType
 from trefoil.core.objective import Objective
 from trefoil.core.outside.plausible import power_fault
 from trefoil.core.outside.stream_order import FOLDED_MAX, JOIN_S, StreamOrder
@@ -127,7 +127,7 @@ class Accountant:
         self._tokens, self._unanswered, self._unanswered_j = _Booked(), _Booked(), _Booked()
         self._base_of: tuple[object, ...] = ()
         self._base_catalog: Catalog | None = None
-        self._types: dict[str, str] = {}  # of devices, also of those that are gone: their samples may come late
+        self._types: dict[str, DeviceType] = {}  # of devices, also of those that are gone: their samples may come late
         self.base = ModelledBase()
         self._flushed_at_s = clock.now_s()
         self._log = structlog.get_logger()
@@ -397,8 +397,8 @@ class Accountant:
         if self._is_lent(sample):
             return
         self.receipts.sample(sample)
-        kind, metered = known_type(self._types.get(sample.device, "")), sample.method not in UNMEASURED
-        embodied_g, lifetime_years = kind.embodied_g if kind else 0.0, self._settings.embodied_lifetime_years
+        metered = sample.method not in UNMEASURED
+        embodied_g, lifetime_years = self._types[sample.device].embodied_g, self._settings.embodied_lifetime_years
         for booking in embodied_bookings(sample, families, embodied_g, lifetime_years, metered):
             self._add(*booking)
         if not metered:

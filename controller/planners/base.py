@@ -9,6 +9,7 @@ A100-SXM4-40GB-nomig, whose one slice `whole` has all 108); several families tak
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from numpy.random import Generator
 from pydantic import Field
@@ -26,6 +27,8 @@ from trefoil.core.fleet import DeviceKind
 
 class MigSettings(PlannerSettings):
     """Settings of `base` and `co2opt`."""
+
+    FLEET: ClassVar[frozenset[str]] = PlannerSettings.FLEET | {"configuration"}
 
     configuration: int = Field(default=0, ge=0, le=19)
     """MIG configuration by its number in CLOVER's Fig. 1; 0: the planner's own."""

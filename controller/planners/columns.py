@@ -17,15 +17,7 @@ from controller.planners.planner_settings import ExactSettings, PlannerSettings
 from controller.planners.planning_input import Device, HostedSlice, Task
 from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.common import ProfileRow
-from trefoil.core.device_types import (
-    COMPUTE_SLICES,
-    CPUS,
-    device_share,
-    device_type,
-    profile_type,
-    slice_servers,
-    slice_type,
-)
+from trefoil.core.device_types import COMPUTE_SLICES, CPUS, device_share, profile_type, slice_servers, slice_type
 from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.power import at_clock
@@ -97,6 +89,7 @@ class Column:
     """
 
     key: ClassKey
+    shape: SliceType
     accuracy: float
     version: int
     max_batch: int
@@ -319,7 +312,7 @@ def power_line(row: Callable[[float], ProfileRow], least: float, most: float, sl
 
 def row_of(catalog: Catalog, kind: DeviceType, column: Column, items: float) -> ProfileRow:
     """`effective_row` of a class, which has one."""
-    family, shape = catalog.family(column.family), slice_type(kind, column.slice_type)
+    family, shape = catalog.family(column.family), column.shape
     variant = family.variant(column.variant)
     found = effective_row(catalog, kind, shape, family, variant, items, column.key.clock_mhz)
     assert found is not None, "a class without a profile has no column"
@@ -372,7 +365,7 @@ def effective_row(
 
     `batch` of the result is the largest batch in the profile. None: not profiled.
     """
-    rows = CatalogKey(catalog).rows(kind.name, shape.name, family.name, variant.name, clock_mhz)
+    rows = CatalogKey(catalog).rows(kind, shape.name, family.name, variant.name, clock_mhz)
     if not rows:
         return None
     largest = rows[-1].batch
@@ -401,13 +394,13 @@ class CatalogKey:
             and other.catalog.families is self.catalog.families
         )
 
-    def rows(self, kind: str, shape: str, family: str, variant: str, clock_mhz: int) -> tuple[ProfileRow, ...]:
+    def rows(self, kind: DeviceType, shape: str, family: str, variant: str, clock_mhz: int) -> tuple[ProfileRow, ...]:
         """Rows of whole models alone on their slice at a clock (0: the highest that is profiled), by batch.
 
         Where nobody profiled that clock, as the law of the nearest one that is has it.
         """
-        by_clock = _index(self).get((profile_type(kind), shape, family, variant), {})
-        if not by_clock and profile_type(kind) == CPUS:
+        by_clock = _index(self).get((profile_type(kind.name), shape, family, variant), {})
+        if not by_clock and profile_type(kind.name) == CPUS:
             return self.catalog.cpu_rows.rows(shape, family, variant)
         wanted_mhz = clock_mhz or max(by_clock, default=0)
         if wanted_mhz in by_clock or not by_clock:
@@ -429,11 +422,11 @@ class CatalogKey:
 
 @lru_cache(maxsize=4096)
 def _rows_at(
-    same: CatalogKey, kind: str, shape: str, family: str, variant: str, clock_mhz: int
+    same: CatalogKey, kind: DeviceType, shape: str, family: str, variant: str, clock_mhz: int
 ) -> tuple[ProfileRow, ...]:
-    by_clock = _index(same)[profile_type(kind), shape, family, variant]
+    by_clock = _index(same)[profile_type(kind.name), shape, family, variant]
     nearest = by_clock[min(by_clock, key=lambda profiled_mhz: (abs(profiled_mhz - clock_mhz), profiled_mhz))]
-    return tuple(at_clock(device_type(kind), row, clock_mhz) for row in nearest)
+    return tuple(at_clock(kind, row, clock_mhz) for row in nearest)
 
 
 @lru_cache(maxsize=16)
@@ -503,6 +496,7 @@ def _column(
     share = idle_share(kind, shape)
     return Column(
         key=ClassKey(row.family, kind.name, shape.name, variant.name),
+        shape=shape,
         accuracy=variant.accuracy,
         version=variant.version,
         max_batch=row.batch,

@@ -15,7 +15,7 @@ from controller.planners.planning_input import PlanningInput
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand
-from trefoil.core.device_types import known_type, slice_type
+from trefoil.core.device_types import slice_type
 from trefoil.core.errors import PlanError
 from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus, DeviceType
 from trefoil.core.plan import Plan, PlannedDevice, RouteTarget
@@ -55,9 +55,9 @@ def planned_w(view: PlanView, plan: Plan) -> float:
         for target in route.targets if demand is not None else ():
             assert demand is not None
             status, device = known.get(target.slice.device), planned.get(target.slice.device)
-            kind = known_type(status.type) if status is not None else None
-            if kind is not None and device is not None and not target.draining:
-                watts += _target_w(view.catalog, kind, demand, target, device.clock_max_mhz)
+            if status is None or status.type.unknown or device is None or target.draining:
+                continue
+            watts += _target_w(view.catalog, status.type, demand, target, device.clock_max_mhz)
     return watts
 
 
@@ -74,8 +74,8 @@ def unplanned_w(inputs: PlanningInput) -> float:
 
 
 def _baseline_w(status: DeviceStatus, planned: PlannedDevice | None) -> float:
-    kind = known_type(status.type)
-    if kind is None or (kind.kind == DeviceKind.CPU and (planned is None or not planned.slices)):
+    kind = status.type
+    if kind.unknown or (kind.kind == DeviceKind.CPU and (planned is None or not planned.slices)):
         return 0.0
     if planned is None:
         return idle_w(kind, status.state, 0)

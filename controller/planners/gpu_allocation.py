@@ -14,14 +14,12 @@ Deviations: GPUs that are lost or out of service keep their place, so that the o
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from typing import ClassVar
 
 from pydantic import Field
 
-from controller.planners.base import largest_layout
 from controller.planners.planner_settings import PlannerSettings
-from controller.planners.planning_input import Device, PlanningInput, natural_sort_key
-from trefoil.core.device_types import device_type, slice_type
+from controller.planners.planning_input import PlanningInput, natural_sort_key
 from trefoil.core.errors import InvalidInput
 from trefoil.core.plan_check import CONTEXT_MIB
 
@@ -39,6 +37,13 @@ class GpuSettings(PlannerSettings):
 
 class AllocationSettings(GpuSettings):
     """Settings of WattWiser's allocation of shared GPUs."""
+
+    FLEET: ClassVar[frozenset[str]] = GpuSettings.FLEET | {
+        "gpus_per_family",
+        "gpus_shared",
+        "hysteresis",
+        "wake_lookahead_s",
+    }
 
     tick_s: float = Field(default=1.0, gt=0)
     """Period after which the planner asks to be run again."""
@@ -58,12 +63,6 @@ class Allocation:
 
     gpus: Mapping[str, tuple[str, ...]]
     sharing_factor: Mapping[str, int]
-
-
-@cache
-def whole(type_name: str) -> tuple[str, int, int]:
-    """Slice that is the whole GPU: its type, start and size."""
-    return largest_layout(Device("", "", device_type(type_name), True, ()))[0]
 
 
 def allocate(inputs: PlanningInput, settings: AllocationSettings) -> Allocation:
@@ -155,11 +154,11 @@ def refuse_what_does_not_fit(
     for device in inputs.devices:
         if device.name not in needs:
             continue
-        shape = slice_type(device.type, whole(device.type.name)[0])
-        missing = needs[device.name] - shape.memory_mib
+        memory_mib = device.type.largest.memory_mib
+        missing = needs[device.name] - memory_mib
         if missing > 0:
             raise InvalidInput(
-                f"together they need {needs[device.name]} MiB of {shape.memory_mib}: {missing} MiB are missing",
+                f"together they need {needs[device.name]} MiB of {memory_mib}: {missing} MiB are missing",
                 field=f"families on {device.name}",
                 value=[family for family, mine in given.items() if device.name in mine],
                 remedy="allocate fewer of them there",

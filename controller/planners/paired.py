@@ -14,12 +14,13 @@ Deviations: GPUs that are lost or out of service keep their place, so that the o
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from numpy.random import Generator
 from pydantic import Field
 
 from controller.planners.columns import effective_row
-from controller.planners.gpu_allocation import refuse_what_does_not_fit, whole
+from controller.planners.gpu_allocation import refuse_what_does_not_fit
 from controller.planners.planner_settings import PlannerSettings
 from controller.planners.planning_input import (
     Device,
@@ -32,15 +33,15 @@ from controller.planners.planning_input import (
 )
 from controller.planners.uniform import decide
 from trefoil.core.brains import Decision, PlanView
-from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import CatalogError, InvalidInput
-from trefoil.core.fleet import SliceKey
 
 LOW, HIGH = "low", "high"
 
 
 class PairedSettings(PlannerSettings):
     """Settings of CARBONDIS's planners."""
+
+    FLEET: ClassVar[frozenset[str]] = PlannerSettings.FLEET | {"high_shared"}
 
     credits: int = Field(default=1, ge=0)
     """Requests of a family in flight on one GPU; the paper's: one."""
@@ -84,7 +85,7 @@ class PairedPlanner:
             for name in given[task.family]:
                 if name in devices and not devices[name].frozen:
                     _check_batch(inputs, task, devices[name])
-                    key = SliceKey(name, *whole(devices[name].type.name))
+                    key = devices[name].type.largest.key(name)
                     best = inputs.view.catalog.family(task.family).best.name
                     hosted[name] = (*hosted[name], HostedSlice(key, task.family, best))
         return {name: sharing(parts) for name, parts in hosted.items()}
@@ -95,8 +96,8 @@ class PairedPlanner:
         tiers: dict[str, list[str]] = {LOW: [], HIGH: []}
         for node in sorted(inputs.view.fleet.nodes, key=lambda n: n.node):
             for status in sorted(node.devices, key=lambda d: natural_sort_key(d.device)):
-                if status.device not in left and device_type(status.type).tier in tiers:
-                    tiers[device_type(status.type).tier].append(status.device)
+                if status.device not in left and status.type.tier in tiers:
+                    tiers[status.type.tier].append(status.device)
         for tier, number in ((self.own, len(inputs.tasks)), (self.shared, shared if self.shared else 0)):
             if tier and len(tiers[tier]) < number:
                 unused = "; ".join(f"{name}: {why}" for name, why in left.items())
@@ -123,14 +124,7 @@ def lowenergy(settings: PairedSettings) -> PairedPlanner:
 def _check_batch(inputs: PlanningInput, task: Task, device: Device) -> None:
     """Requests have to be no larger in the mean than the largest that is profiled."""
     family, items = inputs.view.catalog.family(task.family), task.demand.items_mean
-    row = effective_row(
-        inputs.view.catalog,
-        device.type,
-        slice_type(device.type, whole(device.type.name)[0]),
-        family,
-        family.best,
-        items,
-    )
+    row = effective_row(inputs.view.catalog, device.type, device.type.largest, family, family.best, items)
     if row is not None and items > row.batch:
         raise InvalidInput(
             f"the profile of {family.best.name} on {device.type.name} ends at {row.batch} items a request",
@@ -143,7 +137,7 @@ def _check_batch(inputs: PlanningInput, task: Task, device: Device) -> None:
 def _joules(inputs: PlanningInput, task: Task, devices: list[Device]) -> dict[str, float]:
     family, far, found = inputs.view.catalog.family(task.family), max(2.0, 2 * task.demand.items_mean), {}
     for device in devices:
-        shape = slice_type(device.type, whole(device.type.name)[0])
+        shape = device.type.largest
         one, more = (effective_row(inputs.known, device.type, shape, family, family.best, n) for n in (1.0, far))
         if one is not None and more is not None:
             each = (more.energy_active_j_per_batch - one.energy_active_j_per_batch) / (far - 1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 from functools import lru_cache
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -12,6 +12,10 @@ from trefoil.core.parts import PartSettings
 
 class PlannerSettings(PartSettings):
     """Settings of every planner that ships. An objective's `params` go over them for its family."""
+
+    FLEET: ClassVar[frozenset[str]] = frozenset(
+        {"start_s", "rate_floor_per_s", "tick_s", "credits", "credits_per_batch"}
+    )
 
     overhead_ms: float = Field(default=2.0, ge=0)
     """From a client to the dispatcher and back: taken off the latency objective."""
@@ -62,6 +66,16 @@ def _over(settings: PlannerSettings, params: tuple[tuple[str, float], ...]) -> P
 
 class ExactSettings(PlannerSettings):
     """Settings of `exact` and `static_mix`."""
+
+    FLEET: ClassVar[frozenset[str]] = PlannerSettings.FLEET | {
+        "families_per_slice",
+        "demand_step",
+        "solver_nodes",
+        "solver_gap",
+        "frontier_gap",
+        "frontier_solves",
+        "kernel_requests",
+    }
 
     clocks: Literal["highest", "planned", "governed"] = "highest"
     """GPU clocks: the highest, planned, or planned as the least that a governor may choose."""

@@ -19,9 +19,18 @@ from controller.observe.core.plannable import (
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand
-from trefoil.core.device_types import CPUS, DEVICE_TYPES, cpu_quota, device_type, placements, profile_type
+from trefoil.core.device_types import DEVICE_TYPES, cpu_quota, placements
 from trefoil.core.errors import InvalidInput
-from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, SliceKey, SliceState, stage_model, why_missing
+from trefoil.core.fleet import (
+    DeviceKind,
+    DeviceState,
+    DeviceStatus,
+    DeviceType,
+    SliceKey,
+    SliceState,
+    stage_model,
+    why_missing,
+)
 from trefoil.core.objective import Objective
 
 STANDING = frozenset({SliceState.PENDING, SliceState.STARTING, SliceState.READY, SliceState.SWAPPING})
@@ -178,7 +187,7 @@ def read_view(
             if why := unplannable_reason(status, types):
                 left.append((status.device, why))
                 continue
-            if profile_type(status.type) == CPUS and device_type(status.type).cores > cores_max:
+            if status.type.kind == DeviceKind.CPU and status.type.cores > cores_max:
                 most = f"of more than {cores_max:g} cores " if cores_max else ""
                 left.append((status.device, f"CPUs {most}are not planned by this policy"))
                 continue
@@ -187,10 +196,10 @@ def read_view(
                 continue
             running = tuple(sorted(_running(status, planned, served), key=lambda r: r.key))
             kind = usable_type(status)
-            if whole and kind.name != status.type:
+            if whole and kind != status.type:
                 lost.append((node.node, status.device))
                 continue
-            if kind.name != status.type and not placements(kind):
+            if kind != status.type and not placements(kind):
                 left.append((status.device, "no place is left on it"))
                 continue
             awake = status.state in AWAKE_STATES or (status.state == DeviceState.UNSPECIFIED and bool(running))

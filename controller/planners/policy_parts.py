@@ -6,7 +6,7 @@ written once, onto whatever the planner answers. Request classes bring their lat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from numpy.random import Generator
 
@@ -17,10 +17,11 @@ from controller.settings import ControllerSettings
 from trefoil.core.brains import Candidate, Decision, Forecaster, LivePlanner, Measurement, Planner, PlanView
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import IdentityKey
+from trefoil.core.errors import SettingError, one_of
 from trefoil.core.parts import Kind, PartSettings, as_live_planner, load_own_parts, load_part
 from trefoil.core.plan import NodePlan, Plan, Route
 from trefoil.core.plan_check import sealed
-from trefoil.core.policies import Policy, chosen, policy, preset_settings
+from trefoil.core.policies import PRESETS, Policy, chosen, policy, preset_settings
 
 
 def planner_of(override: str, row: Policy) -> Planner:
@@ -48,9 +49,24 @@ def forecaster_of(row: Policy, **given: Any) -> Forecaster:
     return part.made(settings=part.settings_of(row.settings.get(Kind.FORECASTER, {})), **given)
 
 
+def presets_of(row: Policy) -> tuple[str, ...]:
+    """Presets whose settings a policy's planner has."""
+    known = load_part(Kind.PLANNER, row.planner, PLANNERS).settings.model_fields.keys()
+    return tuple(preset for preset in sorted(PRESETS) if preset_settings(row.planner, preset).keys() <= known)
+
+
 def with_preset(row: Policy, preset: str) -> Policy:
-    """Policy's row with the settings of a preset."""
-    return chosen(row, {}, {Kind.PLANNER: preset_settings(row.planner, preset)}) if preset else row
+    """Policy's row with the settings of a preset; "": as it is.
+
+    Raises:
+        SettingError: no preset of its planner; names those that there are.
+    """
+    if not preset:
+        return row
+    if preset not in (known := presets_of(row)):
+        remedy = one_of(known, preset)
+        raise SettingError(f"no preset of planner {row.planner}", field="preset", value=preset, remedy=remedy)
+    return chosen(row, {}, {Kind.PLANNER: preset_settings(row.planner, preset)})
 
 
 def shares_slices(row: Policy) -> bool:
@@ -116,7 +132,7 @@ class PolicyLivePlanner:
     def ask(self, view: PlanView, rng: Generator) -> Candidate | Decision:
         """Ask the planner for its next candidate, or its decision, with the parts of the row."""
         step = self.planner.ask(view, rng)
-        if isinstance(step, Decision):
+        if not isinstance(step, Candidate):
             return _decision(step, view, self.row)
         found = replace(step, plan=apply_policy_parts(step.plan, view.catalog, self.row))
         self._last_candidate = found, step
@@ -148,6 +164,15 @@ def policy_refusal(refuses: Refusal, row: Policy) -> Refusal:
 
 
 def _decision(decision: Decision, view: PlanView, row: Policy) -> Decision:
+    """Decision with the parts of the row.
+
+    Raises:
+        SettingError: a planner of one's own has answered something else.
+    """
+    if not isinstance(cast(object, decision), Decision):
+        found = "nothing" if decision is None else f"a {type(decision).__name__}"
+        remedy = "return a Decision (trefoil/core/brains.py)"
+        raise SettingError(f"returned {found}", field=f"planner {row.planner}", remedy=remedy)
     return (
         decision
         if decision.plan is None

@@ -33,7 +33,6 @@ from controller.planners.columns import (
 from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import Device, Task
 from trefoil.core.catalog import Catalog
-from trefoil.core.device_types import slice_type
 from trefoil.core.fleet import DeviceKind, DeviceType
 from trefoil.core.interference import stretch
 from trefoil.core.power import active_w
@@ -63,8 +62,8 @@ def shared_columns(
         at.setdefault((column.device_type, column.slice_type, *column.key[4:6]), []).append(column)
     sizes = Counter((d.type.name, d.zone) for d in devices)
     found: list[Column] = []
-    for (name, shape_name, _, zone), here in at.items():
-        kind, shape = kinds[name], slice_type(kinds[name], shape_name)
+    for (name, _, _, zone), here in at.items():
+        kind, shape = kinds[name], here[0].shape
         pool = min(sizes[name, zone], max(TIERS)) * max(1, 7 // max(1, shape.compute_slices))
         kept = sorted(here, key=lambda c: c.key)
         for number in range(2, settings.families_per_slice + 1):

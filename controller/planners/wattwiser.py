@@ -19,12 +19,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 from numpy.random import Generator
 from pydantic import Field
 
 from controller.planners.columns import CatalogKey, ClassKey, Column, class_column, class_of
-from controller.planners.gpu_allocation import Allocation, AllocationSettings, GpuSettings, allocate, whole
+from controller.planners.gpu_allocation import Allocation, AllocationSettings, GpuSettings, allocate
 from controller.planners.gpu_sharing import (
     Gpu,
     WeightRule,
@@ -47,9 +48,8 @@ from controller.planners.planning_input import (
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.common import ProfileRow
 from trefoil.core.demand import Demand
-from trefoil.core.device_types import device_type
 from trefoil.core.errors import CatalogError, InvalidInput
-from trefoil.core.fleet import SliceKey
+from trefoil.core.fleet import DeviceType, SliceKey
 from trefoil.core.objective import Objective
 from trefoil.core.plan import Expected, Plan
 from trefoil.core.units import grams
@@ -57,6 +57,8 @@ from trefoil.core.units import grams
 
 class WattWiserSettings(AllocationSettings):
     """Settings of `wattwiser`."""
+
+    FLEET: ClassVar[frozenset[str]] = AllocationSettings.FLEET | {"literal"}
 
     literal: bool = False
     """Use Algorithm 2 as the paper prints it."""
@@ -176,7 +178,7 @@ def available(
         device = devices.get(name)
         if device is None:
             continue
-        one = HostedSlice(SliceKey(name, *whole(device.type.name)), task.family, best)
+        one = HostedSlice(device.type.largest.key(name), task.family, best)
         if device.frozen:
             standing = next((r for r in device.running if r.family == task.family), None)
             if standing is None:
@@ -209,11 +211,11 @@ def serving_gpu(
             "no operating point", field="slo_over_p95, model_max_rps", value=(ratio, given), remedy=remedy
         )
     limit_ms = task.objective.slo_ms / ratio
-    kind, shape, items = device.type.name, one.key.slice_type, task.demand.items_mean
+    kind, shape, items = device.type, one.key.slice_type, task.demand.items_mean
     known = _operating_point(CatalogKey(inputs.known.by_model), kind, shape, one.model, one.variant, items, limit_ms)
     if known is None:
         raise CatalogError(
-            f"no profile of {one.variant} on {shape} of {kind}, or it does not fit its memory",
+            f"no profile of {one.variant} on {shape} of {kind.name}, or it does not fit its memory",
             field=f"family {one.model}",
             remedy="profile this class, or use another policy",
         )
@@ -225,11 +227,11 @@ def serving_gpu(
 
 @lru_cache(maxsize=1024)
 def _operating_point(
-    same: CatalogKey, kind: str, shape: str, family: str, variant: str, items: float, limit_ms: float
+    same: CatalogKey, kind: DeviceType, shape: str, family: str, variant: str, items: float, limit_ms: float
 ) -> tuple[Column, ProfileRow] | None:
     """Column of a class, and the batch of the greatest throughput in time, else the smallest; None: not profiled."""
     task = Task(Objective(family=family), Demand(family, "", 0.0, 0.0, items))
-    column = class_column(same.catalog, task, device_type(kind), shape, variant, 1, PlannerSettings())
+    column = class_column(same.catalog, task, kind, shape, variant, 1, PlannerSettings())
     rows = same.rows(kind, shape, family, variant, 0)
     timely = [row for row in rows if row.latency_ms_p95 <= limit_ms]
     return None if column is None else (column, max(timely or rows[:1], key=lambda row: row.throughput_per_s))

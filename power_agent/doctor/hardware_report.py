@@ -18,8 +18,7 @@ from power_agent.devices.gpus import ObservedDevice
 from power_agent.devices.inventory import Inventory
 from power_agent.devices.rapl import RaplCounter, RaplUnavailable
 from power_agent.watch.capabilities import Capabilities
-from trefoil.core.device_types import device_type
-from trefoil.core.errors import NotFound
+from trefoil.core.device_types import reported_type
 from trefoil.runtime.clock import WallClock
 
 BETWEEN_S: Final = 0.5  # between the two readings of each counter
@@ -65,17 +64,14 @@ def hardware_report(inventory: Inventory, found: Capabilities, pause: Callable[[
 
 
 def _identity(inventory: Inventory, device: ObservedDevice) -> dict[str, Any]:
-    try:
-        kind = device_type(device.type).kind.name
-    except NotFound:
-        kind = "unknown"
+    kind = reported_type(device.type)
     name = device.device
     return {
         "device": name,
         "index": device.index,
         "uuid": device.uuid,
         "type": device.type,
-        "kind": kind,
+        "kind": "unknown" if kind.unknown else kind.kind.name,
         "memory_mib": device.memory_mib,
         "minor": answer_of(lambda: inventory.minor(name)),
         "architecture": answer_of(lambda: inventory.architecture(name)),

@@ -285,7 +285,7 @@ class Node:
         return tuple(
             SeenDevice(
                 device.device,
-                device.type.name,
+                device.type,
                 device.state,
                 device.mig_current,
                 tuple(part.observe() for part in by_device[device.device]),
@@ -322,7 +322,7 @@ class Node:
             devices=tuple(
                 DeviceStatus(
                     device=d.device,
-                    type=d.type.name,
+                    type=d.type,
                     state=d.state,
                     slices=tuple(part.status() for part in slices[d.device]),
                     clock_mhz=d.clock_mhz,

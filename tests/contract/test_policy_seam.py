@@ -38,7 +38,7 @@ def scenario(**choice: object) -> Scenario:
             },
         ),
         carbon={"zones": {"demo": {"constant_g_per_kwh": 200.0}}},
-        policy={"name": NAME, **choice},
+        **{"policy": NAME, **choice},
     )
 
 
@@ -115,8 +115,8 @@ def test_settings_of_parts_are_typed_by_the_part_and_go_over_the_rows() -> None:
 
 
 BAD = {
-    "policy": ({"name": "tests.support.seam:NONE"}, r"policy = 'tests.support.seam:NONE'.*Remedy"),
-    "no row": ({"name": "tests.support.seam:Policy"}, r"is no row of a policy.*Remedy"),
+    "policy": ({"policy": "tests.support.seam:NONE"}, r"policy = 'tests.support.seam:NONE'.*Remedy"),
+    "no row": ({"policy": "tests.support.seam:Policy"}, r"is no row of a policy.*Remedy"),
     "planner": ({"planner": "best"}, r"planner = 'best': no such planner. Remedy: .*one of: alpaserve, .*module:Class"),
     "forecaster": ({"forecaster": "prophet"}, r"forecaster = 'prophet': no such.*last_max"),
     "router": (

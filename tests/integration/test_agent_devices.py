@@ -143,7 +143,7 @@ def test_a_whole_gpu_is_a_slice_like_any_other_without_steps_that_cut(bench):
 def test_a_board_outside_mig_and_one_that_nobody_described_serve_whole_and_are_metered(bench):
     ada = "gpu:RTX 6000 Ada Generation:47GiB:300W:210-3105MHz/15"
     one = bench(A100, ada, node={"mig_enabled": False})
-    one.types = tuple(one.device(gpu).type for gpu in (0, 1))
+    one.types = tuple(one.device(gpu).type.name for gpu in (0, 1))
     assert one.types == (f"{A100}-nomig", ada)
     parts = tuple(one.part(gpu, WHOLE) for gpu in (0, 1))
     one.go(*parts)

@@ -122,7 +122,7 @@ async def test_pinned_cores_serve_right_answers_and_neither_triton_nor_stubs_lea
     status = await cluster.node()
     assert not status.simulated
     assert "process" in " ".join(status.capabilities) or "triton" in status.capabilities
-    assert [(device.device, device.type) for device in status.devices] == [(CPU, f"cpu:{os.cpu_count()}")]
+    assert [(device.device, device.type.name) for device in status.devices] == [(CPU, f"cpu:{os.cpu_count()}")]
     await run(cluster, (FIRST, 2), (SECOND, 4))
     found = await cluster.slices()
     images = heldout()[0].astype(np.uint8)[:8]

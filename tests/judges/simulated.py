@@ -57,7 +57,7 @@ def plans() -> Iterator[tuple[str, Any]]:
 @functools.cache
 def _decided(scenario: str, policy: str) -> Sequence[DecisionRecord] | str:
     """Records of a simulation's decisions; the refusal of a policy that does not apply."""
-    values = {**PLANNED.get(scenario, PLANNED_S), "policy.name": policy}
+    values = {**PLANNED.get(scenario, PLANNED_S), "policy": policy}
     try:
         return simulate(Scenario.load(FOLDER / f"{scenario}.toml", values), keep_records=True).records
     except TrefoilError as error:

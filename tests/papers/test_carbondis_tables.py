@@ -6,7 +6,6 @@ import pytest
 from carbon_feed.core.history import History
 from carbon_feed.history.core.ratio import ratio
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
-from trefoil.core.device_types import device_type
 from trefoil.core.units import HOUR_S
 from trefoil.reproduce.carbondis import (
     A100,
@@ -47,8 +46,8 @@ def numbers(text):
 
 def test_table_ii_is_what_device_types_idle_at():
     assert TABLE_II == {P4: 25, T4: 30, A100: 55}
-    assert {name: device_type(name).idle_w for name in TABLE_II} == TABLE_II
-    assert [device_type(name).tier for name in (P4, T4, A100)] == ["low", "low", "high"]
+    assert {kind: kind.idle_w for kind in TABLE_II} == TABLE_II
+    assert [kind.tier for kind in (P4, T4, A100)] == ["low", "low", "high"]
 
 
 def test_table_v():
@@ -77,7 +76,7 @@ def test_what_is_modelled_grows_with_the_batch_and_stays_below_what_the_board_ma
     assert np.all(np.diff(joules) > 0)
     assert ms[0] > 0
     watts = joules[-1] / ms[-1] * 1e3 + TABLE_II[device]
-    assert watts < max(device_type(device).max_w, *(w for _, w in TABLE_III[device])) * 1.1
+    assert watts < max(device.max_w, *(w for _, w in TABLE_III[device])) * 1.1
 
 
 def test_nvidias_own_resnet_50_on_an_a100_is_met_within_a_tenth():
@@ -91,7 +90,7 @@ def test_nvidias_own_resnet_50_on_an_a100_is_met_within_a_tenth():
 def test_an_a100_takes_fewer_joules_for_every_batch():
     for name in ("Set 1", "Set 2"):
         rows = catalog_of(JobsSpec(name, "carbondis", 1, 1.0)).rows
-        by = {(row.device_type == A100, row.family, row.batch): row.energy_active_j_per_batch for row in rows}
+        by = {(row.device_type == A100.name, row.family, row.batch): row.energy_active_j_per_batch for row in rows}
         assert all(joules < by[False, model, items] for (high, model, items), joules in by.items() if high)
         assert len(rows) == 2 * 5 * 128
 

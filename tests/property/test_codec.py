@@ -18,7 +18,8 @@ from protos.types.v1 import carbon_pb2, common_pb2, energy_pb2, fleet_pb2, load_
 from trefoil.core import carbon, errors, plan
 from trefoil.core.common import Provenance, Revision
 from trefoil.core.demand import LoadCell, LoadKey, TableAck
-from trefoil.core.fleet import DeviceState, SliceKey, SliceStatus
+from trefoil.core.device_types import DEVICE_TYPES, reported_type
+from trefoil.core.fleet import DeviceState, DeviceType, SliceKey, SliceStatus
 from trefoil.runtime import codec
 
 FILES = (common_pb2, carbon_pb2, fleet_pb2, plan_pb2, energy_pb2, load_pb2)
@@ -60,6 +61,8 @@ def value_strategy(field, annotation) -> st.SearchStrategy:
         return strategy(codec.CLASSES[field.message_type.full_name])
     if field.enum_type is not None:
         return st.sampled_from(annotation)
+    if annotation is DeviceType:
+        return (SCALARS[field.cpp_type] | st.sampled_from([*DEVICE_TYPES, "cpu:8"])).map(reported_type)
     return SCALARS[field.cpp_type]
 
 

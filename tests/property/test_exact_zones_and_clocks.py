@@ -22,7 +22,7 @@ from tests.property.test_exact_is_optimal import LARGE, small_catalog
 from tests.support.planning import fleet, objective, reading, view
 from trefoil.core.carbon import Series
 from trefoil.core.catalog import Catalog
-from trefoil.core.device_types import A100_40GB, A100_80GB
+from trefoil.core.device_types import A100_40GB, A100_80GB, device_type
 from trefoil.core.fleet import FleetState
 from trefoil.core.plan_check import check
 from trefoil.core.power import active_w, at_clock
@@ -71,7 +71,9 @@ def mixed(kinds, zones):
     base = fleet(len(kinds), nodes=len(kinds)).nodes
     return FleetState(
         tuple(
-            dataclasses.replace(n, zone=zone, devices=tuple(dataclasses.replace(d, type=kind) for d in n.devices))
+            dataclasses.replace(
+                n, zone=zone, devices=tuple(dataclasses.replace(d, type=device_type(kind)) for d in n.devices)
+            )
             for n, kind, zone in zip(base, kinds, zones, strict=True)
         )
     )
@@ -333,11 +335,11 @@ def test_a_clock_that_nobody_profiled_is_planned_by_the_law_of_the_simulated_dri
     same = CatalogKey(catalog)
     assert same.clocks(A100_40GB) == (0, 840, 975, 1125, 1260), "shares of the only clock, supported"
     for row in rows:
-        at = row.device_type, row.slice_type, row.family, row.variant
+        at = A100_40GB, row.slice_type, row.family, row.variant
         (slow,) = same.rows(*at, 840)
         assert slow == at_clock(A100_40GB, next(r for r in same.rows(*at, 0) if r.batch == slow.batch), 840)
         assert slow.latency_ms_p50 == pytest.approx(row.latency_ms_p50 * (0.5 + 0.5 * 1410 / 840))
-    assert same.rows(A100_40GB.name, LARGE[0], "nobody", "x", 840) == ()
+    assert same.rows(A100_40GB, LARGE[0], "nobody", "x", 840) == ()
 
 
 def test_a_running_model_keeps_its_columns_at_every_clock():

@@ -44,7 +44,6 @@ from trefoil.simulator.scenario.schema import (
     FamilyObjective,
     Node,
     Noise,
-    PolicyChoice,
     Scenario,
     Served,
 )
@@ -221,7 +220,7 @@ class Twinned(Simulation):
 def asked(policy: str, rate: float, slo_ms: float, noise: float, seed: int, mode: str, folder: Path):
     """What live and simulated shell were asked for: by control, and by rollouts, which live interleave with it."""
     wanted = FamilyObjective(
-        mode=mode,
+        type=mode,
         slo={"latency_ms": slo_ms},
         accuracy={"below_best_pct": 2.0, "hard_below_best_pct": 10.0},
         lambda_weight=0.1,
@@ -236,7 +235,7 @@ def asked(policy: str, rate: float, slo_ms: float, noise: float, seed: int, mode
         families=(served,),
         carbon=Carbon(speedup=480.0),
         noise=Noise(latency=noise, energy=noise),
-        policy=PolicyChoice(name=policy),
+        policy=policy,
     )
     shell = Twinned(prepare(scenario), folder)
     assert shell.twin is not None

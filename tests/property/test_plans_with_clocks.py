@@ -24,7 +24,7 @@ from trefoil.installation import MODELS
 from trefoil.simulator import Provided, Scenario
 from trefoil.simulator.report.result import FamilySummary, result
 from trefoil.simulator.scenario.inputs import prepare
-from trefoil.simulator.scenario.schema import Arrivals, Carbon, FamilyObjective, Node, Noise, PolicyChoice, Served, Zone
+from trefoil.simulator.scenario.schema import Arrivals, Carbon, FamilyObjective, Node, Noise, Served, Zone
 from trefoil.simulator.simulation import Simulation
 
 SHAPES = {"1g.5gb": 7, "2g.10gb": 3, "3g.20gb": 2, "7g.40gb": 1}  # slices of a GPU that is cut into them alone
@@ -100,7 +100,7 @@ def held(part: ProfileRow) -> ProfileRow:
 def play(one: Drawn, policy: str) -> tuple[FamilySummary, tuple[str, ...]]:
     """Figures of the run, and what the planner said is missing."""
     wanted = FamilyObjective(
-        mode=one.mode,
+        type=one.mode,
         slo={"percentile": 100 * one.quantile, "latency_ms": one.slo_ms},
         accuracy={"below_best_pct": one.below_best_pct, "hard_below_best_pct": max(10.0, one.below_best_pct)},
         window_s=DURATION_S,
@@ -118,7 +118,7 @@ def play(one: Drawn, policy: str) -> tuple[FamilySummary, tuple[str, ...]]:
         families=(served,),
         carbon=Carbon(zones={"demo": Zone(constant_g_per_kwh=one.g_per_kwh)}),
         noise=Noise(),
-        policy=PolicyChoice(name=policy),
+        policy=policy,
     )
     shell = Simulation(prepare(asked, Provided(catalog=one.catalog)))
     shell.run(shell.end_s)

@@ -24,7 +24,6 @@ from trefoil.simulator.scenario.schema import (
     FamilyObjective,
     Node,
     Noise,
-    PolicyChoice,
     Served,
     Zone,
 )
@@ -37,7 +36,7 @@ FAMILY, BATCH, RATE = "efficientnet", 8, 2.0
 
 def scenario(clocks: str, slo_ms: float) -> Scenario:
     """One steady flow on two GPUs, planned once."""
-    wanted = FamilyObjective(mode="instant", slo={"latency_ms": slo_ms}, accuracy=FLOORS)
+    wanted = FamilyObjective(type="instant", slo={"latency_ms": slo_ms}, accuracy=FLOORS)
     arrivals = Arrivals(rate_per_s=RATE)
     return Scenario(
         duration_s=600.0,
@@ -45,7 +44,8 @@ def scenario(clocks: str, slo_ms: float) -> Scenario:
         families=(Served(name=FAMILY, repository=REPOSITORY, items=BATCH, arrivals=arrivals, objective=wanted),),
         carbon=Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)}),
         noise=Noise(),
-        policy=PolicyChoice(name="exact", parts={"planner": {"clocks": clocks, "tick_s": 86_400.0}}),
+        policy="exact",
+        parts={"planner": {"clocks": clocks, "tick_s": 86_400.0}},
         control=ControlSettings(causes=()),
     )
 
@@ -116,7 +116,7 @@ def governed(
     """`base`, one digits-l on each of two whole GPUs, at a load at which hardly anybody waits."""
     family, rows = load_family(REPOSITORY / "digits")
     catalog = Catalog((family,), tuple(replace(row, clock_sensitivity=sensitivity) for row in rows))
-    wanted = FamilyObjective(mode="instant", slo={"latency_ms": 75.0}, accuracy=FLOORS)
+    wanted = FamilyObjective(type="instant", slo={"latency_ms": 75.0}, accuracy=FLOORS)
     served = Served(name="digits", repository=REPOSITORY, arrivals=Arrivals(rate_per_s=rate_per_s), objective=wanted)
     asked = Scenario(
         duration_s=120.0,
@@ -125,7 +125,7 @@ def governed(
         families=(served,),
         carbon=Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)}),
         noise=Noise(),
-        **{"policy": PolicyChoice(name="base", governor=governor), **more},
+        **{"policy": "base", "governor": governor, **more},
     )
     shell = Simulation(prepare(asked, Provided(catalog=catalog)))
     shell.run(shell.end_s)
@@ -150,9 +150,9 @@ def test_the_agents_governor_settles_in_simulations_where_the_law_lets_it(fideli
 def test_a_governor_that_cannot_go_higher_has_the_controller_plan_for_more():
     fixed = {"digits": FixedDemand(rate_per_s=25.0, rate_p90_per_s=30.0)}
     told = ControlSettings(demand_fixed=fixed, causes=("scale",))
-    policy = PolicyChoice(name="exact", governor="miad", parts={"planner": {"tick_s": 86_400.0}})
+    chosen = {"policy": "exact", "governor": "miad", "parts": {"planner": {"tick_s": 86_400.0}}}
     for rate, causes in ((20.0, {"start"}), (110.0, {"start", "scale"})):
-        shell = governed(1.0, policy=policy, control=told, rate_per_s=rate)
+        shell = governed(1.0, **chosen, control=told, rate_per_s=rate)
         assert result(shell).summary.causes.keys() == causes
     assert shell.core.slo_margin.by_family["digits"] > 0
     before, after = (plan.expected["digits"].capacity_per_s for plan in shell.core.plans)

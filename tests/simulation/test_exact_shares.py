@@ -210,10 +210,10 @@ def scenario(repository, families_per_slice):
         "nodes": [{"name": "node0", "devices": [V100_32GB.name] * 3}],
         "families": [
             {"name": name, "repository": repository, "arrivals": {"points": points},
-             "objective": {"mode": "instant", "slo": {"latency_ms": SLO_MS}, "accuracy": {"below_best_pct": 5.0}}}
+             "objective": {"type": "instant", "slo": {"latency_ms": SLO_MS}, "accuracy": {"below_best_pct": 5.0}}}
             for name in ("digits", TWIN)
         ],
-        "policy": {"name": "exact", "parts": {"planner": {"families_per_slice": families_per_slice}}},
+        "policy": "exact", "parts": {"planner": {"families_per_slice": families_per_slice}},
     })  # fmt: skip
 
 

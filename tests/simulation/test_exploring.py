@@ -14,7 +14,6 @@ from trefoil.core.brains import Candidate, Decision, Measurement, PlanView
 from trefoil.core.plan import Plan
 from trefoil.core.policies import policy
 from trefoil.simulator import Provided, simulate
-from trefoil.simulator.scenario.schema import PolicyChoice
 
 
 @dataclass
@@ -59,7 +58,7 @@ class TwoPlans:
 @pytest.fixture(scope="module")
 def explored():
     planner = TwoPlans()
-    found = simulate(scenario(policy=PolicyChoice(name="base"), families=(family(20.0),)), Provided(planner=planner))
+    found = simulate(scenario(policy="base", families=(family(20.0),)), Provided(planner=planner))
     return planner, found
 
 
@@ -94,7 +93,7 @@ def test_the_best_becomes_the_plan(explored):
 
 def test_candidate_that_cannot_carry_the_load_is_told_as_a_violation():
     planner = TwoPlans()
-    busy = scenario(policy=PolicyChoice(name="base"), families=(family(100.0),))
+    busy = scenario(policy="base", families=(family(100.0),))
     found = simulate(busy, Provided(planner=planner))
     outcomes = {e["why"].split(" ")[0]: e["outcome"] for e in found.evaluations}
     assert "refused" in outcomes.values() or "broken_off" in outcomes.values()

@@ -28,7 +28,9 @@ def simulated(forecaster, planner="exact", **parts) -> Simulation:
             },
         ),
         carbon={"zones": {"demo": {"constant_g_per_kwh": 200.0}}},
-        policy={"name": planner, "forecaster": forecaster, "parts": {"forecaster": parts}},
+        policy=planner,
+        forecaster=forecaster,
+        parts={"forecaster": parts},
     )
     return Simulation(prepare(scenario))
 

@@ -17,7 +17,6 @@ from trefoil.simulator.scenario.schema import (
     FamilyObjective,
     Node,
     Noise,
-    PolicyChoice,
     Served,
 )
 
@@ -34,7 +33,7 @@ def families():
             repository=REPOSITORY,
             items=ITEMS[name],
             arrivals=Arrivals(rate_per_s=round(LOAD * capacity_per_s(name, GPUS_EACH), 2)),
-            objective=FamilyObjective(mode="lambda", lambda_weight=0.5, slo={"latency_ms": slo_ms}),
+            objective=FamilyObjective(type="lambda", lambda_weight=0.5, slo={"latency_ms": slo_ms}),
         )
         for name, slo_ms in SLO_MS.items()
     )
@@ -51,7 +50,7 @@ def played():
         series_s=30.0,
         nodes=(Node(devices=(A100, A100), count=GPUS_EACH),),
         families=served,
-        policy=PolicyChoice(name="clover"),
+        policy="clover",
         carbon=Carbon(),
         noise=Noise(latency=0.05, energy=0.05, device_power=0.03),
         control=ControlSettings(

@@ -6,14 +6,14 @@ from tests.simulation.test_shell import REPOSITORY, scenario
 from tests.support.own_group import Together
 from trefoil.core.errors import SettingError
 from trefoil.simulator import simulate
-from trefoil.simulator.scenario.schema import Arrivals, FamilyObjective, PolicyChoice, Served
+from trefoil.simulator.scenario.schema import Arrivals, FamilyObjective, Served
 
 SHORT = {"duration_s": 90.0, "warmup_s": 30.0}
 
 
 @pytest.mark.parametrize("router", ["least_loaded", "tests.support.own_router:LongestIdle"])
 def test_any_router_serves_a_simulated_fleet(router):
-    found = simulate(scenario(**SHORT, policy=PolicyChoice(router=router)))
+    found = simulate(scenario(**SHORT, router=router))
     served = found.summary.families["digits"]
     assert served.answered > 3000
     assert served.slo_attainment > 0.9
@@ -22,8 +22,8 @@ def test_any_router_serves_a_simulated_fleet(router):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"policy": {"router": "nosuch"}}, "no such router"),
-        ({"policy": {"router": "least_loaded"}, "fidelity": "fluid"}, "least_loaded.: a flow has no requests"),
+        ({"router": "nosuch"}, "no such router"),
+        ({"router": "least_loaded", "fidelity": "fluid"}, "least_loaded.: a flow has no requests"),
     ],
 )
 def test_a_router_that_cannot_be_used_is_refused(changes, says):
@@ -38,7 +38,7 @@ def test_one_router_serves_a_simulated_group_of_families():
         for name in ("digits", "efficientnet")
     )
     Together.made = 0
-    policy = PolicyChoice(name="base", router="tests.support.own_group:Together")
-    found = simulate(scenario(duration_s=60.0, warmup_s=20.0, families=families, policy=policy))
+    router = "tests.support.own_group:Together"
+    found = simulate(scenario(duration_s=60.0, warmup_s=20.0, families=families, policy="base", router=router))
     assert Together.made == 1
     assert all(one.answered > 500 and one.slo_attainment > 0.9 for one in found.summary.families.values())

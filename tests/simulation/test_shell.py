@@ -23,7 +23,6 @@ from trefoil.simulator.scenario.schema import (
     FamilyObjective,
     Node,
     Noise,
-    PolicyChoice,
     Served,
     Zone,
 )
@@ -96,7 +95,7 @@ def test_every_decision_replays_from_its_record(exact):
 
 
 def test_exact_saves_against_base_under_the_same_arrivals(exact):
-    base = simulate(scenario(policy=PolicyChoice(name="base")))
+    base = simulate(scenario(policy="base"))
     assert base.summary.arrived == exact.summary.arrived
     assert base.summary.truth_hash == exact.summary.truth_hash
     assert exact.summary.grams_per_request < 0.85 * base.summary.grams_per_request
@@ -104,7 +103,7 @@ def test_exact_saves_against_base_under_the_same_arrivals(exact):
 
 
 def test_base_draws_what_the_power_law_says():
-    quiet = scenario(policy=PolicyChoice(name="base"), noise=Noise(), control=ControlSettings(pue=1.0))
+    quiet = scenario(policy="base", noise=Noise(), control=ControlSettings(pue=1.0))
     s = simulate(quiet).summary
     shell = Simulation(prepare(quiet))
     rows = shell.inputs.truth.catalog.rows
@@ -124,7 +123,7 @@ def test_rollout_takes_time_and_capacity():
 
 def test_fluid_agrees_with_request_by_request():
     """BASE far from saturation: same energy, same tail."""
-    still = scenario(policy=PolicyChoice(name="base"), noise=Noise(), duration_s=1200.0)
+    still = scenario(policy="base", noise=Noise(), duration_s=1200.0)
     one = simulate(still).summary
     flow = simulate(still.model_copy(update={"fidelity": "fluid", "step_s": 60.0})).summary
     assert flow.joules_per_request == pytest.approx(one.joules_per_request, rel=0.03)
@@ -134,7 +133,7 @@ def test_fluid_agrees_with_request_by_request():
 
 
 def test_fluid_overload_queues_and_refuses():
-    s = simulate(scenario(families=(family(200.0),), policy=PolicyChoice(name="base"), fidelity="fluid", step_s=60.0))
+    s = simulate(scenario(families=(family(200.0),), policy="base", fidelity="fluid", step_s=60.0))
     assert s.summary.rejected > 1000
     assert s.summary.slo_attainment < 0.1
 
@@ -142,7 +141,7 @@ def test_fluid_overload_queues_and_refuses():
 def test_zones_are_billed_by_their_own_intensity():
     zones = {"clean": Zone(constant_g_per_kwh=20.0), "dirty": Zone(constant_g_per_kwh=600.0)}
     nodes = (Node(name="a", zone="clean", devices=(A100,)), Node(name="b", zone="dirty", devices=(A100,)))
-    s = simulate(scenario(nodes=nodes, carbon=Carbon(zones=zones), policy=PolicyChoice(name="base"))).summary
+    s = simulate(scenario(nodes=nodes, carbon=Carbon(zones=zones), policy="base")).summary
     for zone, intensity in (("clean", 20.0), ("dirty", 600.0)):
         assert s.zones[zone]["grams"] == pytest.approx(s.zones[zone]["joules"] / 3.6e6 * intensity * 1.2)
 
@@ -161,7 +160,7 @@ def test_two_families_share_a_fleet_and_its_energy():
     other = dataclasses.replace(known.families[0], name="other")
     rows = (*known.rows, *(dataclasses.replace(r, family="other") for r in known.rows))
     both = dataclasses.replace(known, families=(known.families[0], other), rows=rows)
-    families = (family(30.0, mode="budget"), family(10.0, mode="budget").model_copy(update={"name": "other"}))
+    families = (family(30.0, type="budget"), family(10.0, type="budget").model_copy(update={"name": "other"}))
     short = scenario(families=families, noise=Noise(), duration_s=120.0)
     found = simulate(short, Provided(catalog=both)).summary
     assert set(found.families) == {"digits", "other"}
@@ -172,7 +171,7 @@ def test_two_families_share_a_fleet_and_its_energy():
 def test_given_arrivals_and_intensities_are_played():
     times = -60.0 + np.arange(6000) / 20
     given = Provided(arrivals={"digits": times}, carbon={"demo": (60.0, [100.0, 300.0])})
-    found = simulate(scenario(policy=PolicyChoice(name="base")), given)
+    found = simulate(scenario(policy="base"), given)
     assert found.summary.arrived == 4800
     assert set(found.series["intensity_g_per_kwh"]) == {100.0, 300.0}
 
@@ -195,7 +194,7 @@ def test_result_is_plain_json(exact):
 
 def test_plans_keep_the_cap_of_the_scenario_and_take_fewer_watts_for_it():
     def run(max_watts: float):
-        wanted = family(mode="lambda", lambda_weight=0.1, accuracy={})
+        wanted = family(type="lambda", lambda_weight=0.1, accuracy={})
         control = ControlSettings(max_watts=max_watts)
         one = scenario(families=(wanted,), fidelity="fluid", step_s=60.0, control=control, noise=Noise())
         return simulate(one, keep_records=True)

@@ -59,7 +59,7 @@ retry_s = 1.0
 ready_timeout_s = 20.0
 [[objectives]]
 family = "digits"
-mode = "budget"
+type = "budget"
 slo.percentile = 95.0
 slo.latency_ms = 75.0
 accuracy.floor = 0.955

@@ -6,6 +6,7 @@ from tests.support.planning import NOW_S, view
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand
+from trefoil.core.device_types import device_type
 from trefoil.core.fleet import DeviceState, DeviceStatus, FleetState, NodeStatus
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.reproduce import infadapter_numbers
@@ -18,7 +19,9 @@ def cpu_fleet(*cores: int) -> FleetState:
     return FleetState(
         tuple(
             NodeStatus(
-                node=f"node{i}", zone="test", devices=(DeviceStatus(f"node{i}/cpu", f"cpu:{n}", DeviceState.AWAKE),)
+                node=f"node{i}",
+                zone="test",
+                devices=(DeviceStatus(f"node{i}/cpu", device_type(f"cpu:{n}"), DeviceState.AWAKE),),
             )
             for i, n in enumerate(cores)
         )

@@ -100,7 +100,7 @@ class FakeAgent(power_agent_pb2_grpc.PowerAgentServicer):
             devices=tuple(
                 DeviceStatus(
                     device=name,
-                    type=A100_40GB.name,
+                    type=A100_40GB,
                     state=state,
                     slices=tuple(s for k, s in sorted(self.slices.items()) if k.device == name),
                     mig_current=True,

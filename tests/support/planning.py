@@ -73,7 +73,7 @@ def fleet(
     held: dict[str, list[DeviceStatus]] = {f"node{n}": [] for n in range(nodes)}
     for i in range(gpus):
         node = f"node{i % nodes}"
-        held[node].append(DeviceStatus(f"{node}/gpu{i // nodes}", kind.name, state, mig_current=True))
+        held[node].append(DeviceStatus(f"{node}/gpu{i // nodes}", kind, state, mig_current=True))
     return FleetState(tuple(NodeStatus(node=n, zone="test", devices=tuple(d)) for n, d in held.items()))
 
 
@@ -169,7 +169,7 @@ def view(
 def with_low_end(one: PlanView, gpus: int = 1) -> PlanView:
     """The same with T4s on its first node, as fast as a 1g slice: for planners that pair GPU types."""
     nodes = one.fleet.nodes
-    held = tuple(DeviceStatus(f"{nodes[0].node}/t4-{n}", T4.name, DeviceState.AWAKE) for n in range(gpus))
+    held = tuple(DeviceStatus(f"{nodes[0].node}/t4-{n}", T4, DeviceState.AWAKE) for n in range(gpus))
     first = replace(nodes[0], devices=(*nodes[0].devices, *held))
     rows = [replace(r, device_type=T4.name, slice_type="whole") for r in one.catalog.rows if r.slice_type == SHAPES[0]]
     catalog = Catalog(one.catalog.families, (*one.catalog.rows, *rows))

@@ -15,7 +15,7 @@ CATALOG = Catalog((TOY,), ())
 def fleet(gpus: int = 2, node: str = "node0") -> FleetState:
     """Awake, empty A100-40GB devices on one node."""
     devices = tuple(
-        DeviceStatus(f"{node}/gpu{i}", A100_40GB.name, DeviceState.AWAKE, mig_current=True, mig_pending=True)
+        DeviceStatus(f"{node}/gpu{i}", A100_40GB, DeviceState.AWAKE, mig_current=True, mig_pending=True)
         for i in range(gpus)
     )
     return FleetState((NodeStatus(node=node, zone="test", devices=devices),))

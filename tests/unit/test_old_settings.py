@@ -31,6 +31,9 @@ OLD = [
     (ControllerSettings, "explore.pause_s", config.FIXED),
     (ControllerSettings, "carbon.history_max", config.FIXED),
     (ControllerSettings, "objectives.0.slo_quantile", "set slo.percentile"),
+    (ControllerSettings, "objectives.0.mode", "set type"),
+    (System, "objective_mode", "set objective_type"),
+    (Scenario, "families.0.objective.mode", "set type"),
     (ControllerSettings, "objectives.0.pue", "set pue of the controller"),
     (System, "more_families.0.latency_ms", "set slo.latency_ms"),
     (Scenario, "families.0.objective.below_best_pct", "set accuracy.below_best_pct"),
@@ -38,8 +41,10 @@ OLD = [
     (Scenario, "costs.pue", "set control.pue"),
     (Scenario, "explore.settle_s", "set control.explore"),
     (Scenario, "policy.triggers", "set control.causes"),
+    (Scenario, "policy.name", "set policy"),
+    (Scenario, "policy.parts.planner.tick_s", "set parts"),
     (Scenario, "control.retry_s", "control.rollout.retry_s"),
-    (Scenario, "control.smooth_s", "policy.parts.forecaster.smooth_s"),
+    (Scenario, "control.smooth_s", "set parts.forecaster.smooth_s"),
 ]
 
 

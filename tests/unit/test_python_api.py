@@ -95,7 +95,7 @@ def test_the_simulator_package_is_still_there():
 def test_paths_are_meant_beside_the_file_first(tmp_path, monkeypatch):
     (tmp_path / "requests.csv").write_text("minute,requests\n0,600\n1,600\n")
     text = 'duration_s = 20\n[[families]]\nname = "digits"\narrivals = {trace = "requests.csv"}\n'
-    (tmp_path / "own.toml").write_text(text + '[policy]\nname = "base"\n')
+    (tmp_path / "own.toml").write_text('policy = "base"\n' + text)
     monkeypatch.chdir(tmp_path.parent)
     found = Scenario.load(tmp_path / "own.toml")
     assert found.families[0].arrivals.trace == tmp_path / "requests.csv"

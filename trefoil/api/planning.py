@@ -19,7 +19,7 @@ from trefoil.core.common import ProfileRow
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import DEVICE_TYPES, device_type, is_outside_mig, profile_type
 from trefoil.core.errors import Infeasible, NotFound, ProfileMissing, SettingError, one_of
-from trefoil.core.fleet import DeviceState, DeviceStatus, FleetState, NodeStatus
+from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, FleetState, NodeStatus
 from trefoil.core.objective import Objective, ObjectiveMode, floor_missed
 from trefoil.core.plan import Plan
 from trefoil.core.policies import policy as policy_row
@@ -163,13 +163,13 @@ def _check_numbers(**given: tuple[float, bool]) -> None:
             raise SettingError("is no such number", field=name, value=value, remedy=remedy)
 
 
-def _check_profiled(known: Catalog, types: Sequence[str]) -> None:
-    if not known.profiled_types & {profile_type(name) for name in types}:
+def _check_profiled(known: Catalog, types: Sequence[DeviceType]) -> None:
+    if not known.profiled_types & {profile_type(kind.name) for kind in types}:
         there = ", ".join(sorted(known.profiled_types)) or "none"
         raise ProfileMissing(
             f"{known.families[0].name} is profiled on no GPU of the fleet, only on: {there}",
             field="fleet",
-            value=sorted(set(types)),
+            value=sorted({kind.name for kind in types}),
             remedy="name one of those, or profile the family: docs/profiles.md",
         )
 
@@ -188,7 +188,9 @@ def _objective(family: Family, slo_ms: float, floor: float) -> Objective:
     )
 
 
-def _view(types: Sequence[str], known: Catalog, objective: Objective, rate_per_s: float, intensity: float) -> PlanView:
+def _view(
+    types: Sequence[DeviceType], known: Catalog, objective: Objective, rate_per_s: float, intensity: float
+) -> PlanView:
     """An empty fleet under that load, planned for a day: what starting takes hardly counts."""
     return PlanView(
         now_s=0.0,
@@ -206,7 +208,7 @@ def _view(types: Sequence[str], known: Catalog, objective: Objective, rate_per_s
     )
 
 
-def parse_fleet(fleet: str | Mapping[str, int]) -> list[str]:
+def parse_fleet(fleet: str | Mapping[str, int]) -> list[DeviceType]:
     """Device types of a fleet, one for each GPU.
 
     Raises:
@@ -220,11 +222,11 @@ def parse_fleet(fleet: str | Mapping[str, int]) -> list[str]:
         counted = list(fleet.items())
     if not counted or any(not isinstance(count, int) or count < 1 for _, count in counted):
         raise SettingError("no GPUs", field="fleet", value=fleet, remedy=f"write e.g. {FLEET_EXAMPLE}")
-    return [kind for name, count in counted for kind in [full_type_name(name)] * count]
+    return [kind for name, count in counted for kind in [named_type(name)] * count]
 
 
-def full_type_name(name: str) -> str:
-    """Full name of a device type that is named in short: A100-40GB for A100-SXM4-40GB, T4 for Tesla T4.
+def named_type(name: str) -> DeviceType:
+    """Device type that may be named in short: A100-40GB for A100-SXM4-40GB, T4 for Tesla T4.
 
     A card's form is not guessed: PCIe and NVL are said, else the other board is meant.
 
@@ -232,14 +234,14 @@ def full_type_name(name: str) -> str:
         NotFound: none has these words, or several have, and as few others beside.
     """
     if name in DEVICE_TYPES:
-        return name
+        return DEVICE_TYPES[name]
     words = Counter(_words(name))
     found = {kind: len(_words(kind)) for kind in DEVICE_TYPES if words <= Counter(_words(kind))}
     found = {kind: n for kind, n in found.items() if not (FORMS & set(_words(kind))) - set(words)} or found
     nearest = sorted(kind for kind, number in found.items() if number == min(found.values()))
     if len(nearest) > 1:
         raise NotFound("may be several device types", field="fleet", value=name, remedy=f"one of {nearest}")
-    return nearest[0] if nearest else device_type(name).name
+    return device_type(nearest[0] if nearest else name)
 
 
 def _words(name: str) -> list[str]:
@@ -261,25 +263,25 @@ def _catalog(family: str | Path | Family, profile: tuple[ProfileRow, ...]) -> Ca
     return Catalog((found,), rows)
 
 
-def _fleet_state(types: Sequence[str]) -> FleetState:
+def _fleet_state(types: Sequence[DeviceType]) -> FleetState:
     devices: dict[str, list[DeviceStatus]] = {}
     for name, kind in _named(types):
-        status = DeviceStatus(name, kind, DeviceState.AWAKE, mig_current=not is_outside_mig(kind))
+        status = DeviceStatus(name, kind, DeviceState.AWAKE, mig_current=not is_outside_mig(kind.name))
         devices.setdefault(name.partition("/")[0], []).append(status)
     return FleetState(tuple(NodeStatus(node=node, devices=tuple(held)) for node, held in devices.items()))
 
 
-def _named(types: Sequence[str]) -> list[tuple[str, str]]:
+def _named(types: Sequence[DeviceType]) -> list[tuple[str, DeviceType]]:
     return [(f"node{n // PER_NODE}/gpu{n % PER_NODE}", kind) for n, kind in enumerate(types)]
 
 
 def _told(
-    made: Plan, known: Catalog, types: Mapping[str, str], objective: Objective, rate_per_s: float, policy: str
+    made: Plan, known: Catalog, types: Mapping[str, DeviceType], objective: Objective, rate_per_s: float, policy: str
 ) -> FleetPlan:
     (family,), (route,) = known.families, made.routes
     expected = made.expected[family.name]
     slices = tuple(
-        PlannedShare(t.slice.device, types[t.slice.device], t.slice.slice_type, t.slice.start, t.variant, t.weight)
+        PlannedShare(t.slice.device, types[t.slice.device].name, t.slice.slice_type, t.slice.start, t.variant, t.weight)
         for t in route.targets
     )
     shares = {v.name: sum(s.share for s in slices if s.variant == v.name) for v in family.by_accuracy()}

@@ -33,7 +33,7 @@ def simulate(
     Raises:
         errors.TrefoilError: names field, value and remedy.
     """
-    wanted = {**(overrides or {}), **({"policy.name": policy} if policy else {})}
+    wanted = {**(overrides or {}), **({"policy": policy} if policy else {})}
     wanted |= {} if seed is None else {"seed": seed}
     loaded = changed(scenario, wanted) if isinstance(scenario, Scenario) else Scenario.load(scenario, wanted)
     return run_scenario(loaded, provided)

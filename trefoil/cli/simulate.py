@@ -36,11 +36,9 @@ def simulate(
     from trefoil.simulator.scenario.inputs import traces_read
     from trefoil.simulator.scenario.schema import Scenario
 
-    overrides = parse_sets(sets)
-    parts = non_empty(
-        name=policy, planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor
+    overrides = parse_sets(sets) | non_empty(
+        policy=policy, planner=planner, forecaster=forecaster, router=router, queue=queue, governor=governor
     )
-    overrides |= {f"policy.{column}": name for column, name in parts.items()}
     if seed is not None:
         overrides["seed"] = seed
     if resume and out is None:

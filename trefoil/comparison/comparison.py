@@ -20,7 +20,7 @@ PANELS: Final = (
     ("accuracy", 1.0, "accuracy"),
 )
 MISSED_COLOUR: Final = "#d64545"
-COMPARED: Final = {"policy.name": ("policy", "policies"), "carbon.forecast": ("forecast", "forecasts")}
+COMPARED: Final = {"policy": ("policy", "policies"), "carbon.forecast": ("forecast", "forecasts")}
 """Settings in which rows may differ, and what to call their values."""
 AVERAGED: Final = ("grams_per_request", "joules_per_request", "p95_ms", "slo_attainment", "accuracy")
 
@@ -162,7 +162,7 @@ class Comparison:
     names: tuple[str, ...]
     seeds: tuple[int, ...]
     cases: tuple[Case, ...]
-    setting: str = "policy.name"
+    setting: str = "policy"
 
     def to_json(self) -> dict[str, Any]:
         """JSON values: every case with its load, rows, runs and savings."""

@@ -54,7 +54,7 @@ def case_caption(found: Comparison, case: Case) -> str:
         price = f"accuracy costs {1e3 * case.price_g:.3f} mg per request and unit (by {case.priced_by})"
     draws = f"mean and deviation of {len(found.seeds)} seeds"
     if len(found.seeds) == 1:
-        draws = "one draw" + (": --seeds 5 for a spread" if found.setting == "policy.name" else "")
+        draws = "one draw" + (": --seeds 5 for a spread" if found.setting == "policy" else "")
     families = case.rows[0].runs[0].summary["families"]
     left_out = "".join(f"\n{policy} does not apply: {why}" for policy, why in case.left_out.items())
     profiles = "".join(f"\nprofile of {name}: {one['profile']}" for name, one in families.items())

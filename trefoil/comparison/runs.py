@@ -26,7 +26,7 @@ ALL: Final = "all"
 FORECASTS: Final = ("none", "persistence", "climatology", "blend", "perfect")
 FLOOR_STEP: Final = 0.001  # of the floors that price accuracy between forecasts, whose accuracies differ little
 PERFECT_MIN_PCT: Final = 0.05  # saving of a perfect forecast: shares of less are noise
-OWN: Final = {"policy": "--policies", "policy.name": "--policies", "seed": "--seeds"}
+OWN: Final = {"policy": "--policies", "seed": "--seeds"}
 """Settings that a comparison gives itself, by the option for them."""
 CLOSING: Final = {"[": "]", "{": "}"}
 
@@ -89,7 +89,7 @@ def compare(
     seeds: int = 1,
     jobs: int = 0,
     say: Callable[[str], None] = lambda _text: None,
-    setting: str = "policy.name",
+    setting: str = "policy",
 ) -> Comparison:
     """Compare policies at equal load. Everything is read and checked before the first run starts.
 
@@ -235,8 +235,8 @@ def _plan(
             del loaded[name]
     jobs = {name: tuple(_job(name, one, n, every) for n in range(seeds)) for name, one in loaded.items()}
     shown = {key: str(value) for key, value in chosen.items() if len(varied[key]) > 1}
-    if rows[0] == "policy.name":
-        priced = _pricing(_scenario(scenario, {**chosen, "policy.name": OBLIVIOUS}), seeds)
+    if rows[0] == "policy":
+        priced = _pricing(_scenario(scenario, {**chosen, "policy": OBLIVIOUS}), seeds)
     else:  # by the policy that all rows have
         name, first = next(iter(loaded.items()))
         dear = _with_higher_floors(first)
@@ -246,9 +246,9 @@ def _plan(
 
 def _pricing(mix: Scenario, seeds: int) -> tuple[tuple[Job, Job], ...]:
     """Pairs of jobs whose difference is the price of accuracy; none for what has no one floor, or not this planner."""
-    margin = mix.policy.params.get(MARGIN, 0.0) + PRICE_STEP
-    dear = changed(mix, {f"policy.params.{MARGIN}": margin})
-    if len(mix.families) > 1 or mix.families[0].objective.mode == "lambda":
+    margin = mix.params.get(MARGIN, 0.0) + PRICE_STEP
+    dear = changed(mix, {f"params.{MARGIN}": margin})
+    if len(mix.families) > 1 or mix.families[0].objective.type == "lambda":
         return ()
     try:
         prepare(dear)

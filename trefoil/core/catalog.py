@@ -4,12 +4,16 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Final
 
 from trefoil.core.common import ProfileRow
 from trefoil.core.cpus.rows import CpuRows
 from trefoil.core.device_types import profile_type
 from trefoil.core.errors import CatalogError, NotFound, ProfileMissing, one_of
 from trefoil.core.fleet import Hosted, family_of, stage_model
+
+PARTS_MAX: Final = 4
+"""Restricted catalogues that are kept: of what is planned, and of that with what lent devices hold, now and before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +170,20 @@ class Catalog:
                 return family
         raise NotFound(f"no family {name!r} in the catalogue", remedy=one_of((f.name for f in self.families), name))
 
+    @cached_property
+    def _parts(self) -> dict[frozenset[str], "Catalog"]:
+        return {}
+
     def restrict(self, families: Collection[str]) -> "Catalog":
-        """Catalogue of these families alone; names that it does not know are left out."""
-        return Catalog(
-            tuple(f for f in self.families if f.name in families), tuple(r for r in self.rows if r.family in families)
-        )
+        """Catalogue of these families alone; names that it does not know are left out. The last answers are kept, as
+        those of `without` are."""
+        wanted = frozenset(families)
+        if wanted not in self._parts:
+            if len(self._parts) >= PARTS_MAX:
+                self._parts.clear()
+            own = tuple(f for f in self.families if f.name in wanted)
+            self._parts[wanted] = Catalog(own, tuple(r for r in self.rows if r.family in wanted))
+        return self._parts[wanted]
 
     def lookup(
         self,

@@ -258,6 +258,14 @@ def device_type(name: str) -> DeviceType:
     Raises:
         NotFound: naming those that are known.
     """
+    found = reported_type(name)
+    if found.unknown:
+        raise NotFound(f"unknown device type {name!r}", remedy=one_of(sorted(DEVICE_TYPES), name, also="cpu:<cores>"))
+    return found
+
+
+def reported_type(name: str) -> DeviceType:
+    """Device type that a node reports by name; an `unknown` one where there is no such type."""
     if name in DEVICE_TYPES:
         return DEVICE_TYPES[name]
     whole, less, limits = name.partition(LESS)
@@ -266,17 +274,7 @@ def device_type(name: str) -> DeviceType:
     if name.startswith(UNKNOWN) and (board := _unknown_board(name)) is not None:
         return board
     cpu = _CPU_DEVICE.fullmatch(name)
-    if cpu is not None and int(cpu[1]) <= CPU_CORES_MAX:
-        return _cpu_device(int(cpu[1]))
-    raise NotFound(f"unknown device type {name!r}", remedy=one_of(sorted(DEVICE_TYPES), name, also="cpu:<cores>"))
-
-
-def known_type(name: str) -> DeviceType | None:
-    """Device type of a name; None where there is no such type."""
-    try:
-        return device_type(name)
-    except NotFound:
-        return None
+    return _cpu_device(int(cpu[1])) if cpu is not None and int(cpu[1]) <= CPU_CORES_MAX else DeviceType(name)
 
 
 def is_outside_mig(name: str) -> bool:
@@ -354,6 +352,16 @@ def slice_type(device: DeviceType, name: str) -> SliceType:
     Raises:
         NotFound: naming those that exist.
     """
+    found = find_slice_type(device, name)
+    if found is not None:
+        return found
+    known = [s.name for s in device.slice_types]
+    quotas = "quota:<cores with one decimal>" if device.kind == DeviceKind.CPU else ""
+    raise NotFound(f"{device.name} has no slice type {name!r}", remedy=one_of(known, name, also=quotas))
+
+
+def find_slice_type(device: DeviceType, name: str) -> SliceType | None:
+    """Slice type of a name on a device type; None where it has no such one."""
     for candidate in device.slice_types:
         if candidate.name == name:
             return candidate
@@ -362,9 +370,7 @@ def slice_type(device: DeviceType, name: str) -> SliceType:
         starts = tuple(range(QUOTA_PLACES * TENTHS * device.cores - tenths + 1))
         memory_mib = CPU_MIB_PER_CORE * tenths // TENTHS
         return SliceType(name, 0, tenths, 0, memory_mib, -(-tenths // TENTHS), starts)
-    known = [s.name for s in device.slice_types]
-    quotas = "quota:<cores with one decimal>" if device.kind == DeviceKind.CPU else ""
-    raise NotFound(f"{device.name} has no slice type {name!r}", remedy=one_of(known, name, also=quotas))
+    return None
 
 
 def device_share(device: DeviceType, name: str) -> float:

@@ -59,6 +59,10 @@ class SliceType:
     cores: int = 0
     starts: tuple[int, ...] = ()
 
+    def key(self, device: str) -> "SliceKey":
+        """Key of such a slice at the first start that a device allows."""
+        return SliceKey(device, self.name, self.starts[0], self.memory_slices)
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceType:
@@ -83,6 +87,19 @@ class DeviceType:
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+    def __repr__(self) -> str:
+        return repr(self.name)
+
+    @property
+    def unknown(self) -> bool:
+        """Whether nothing but its name is known."""
+        return self.kind == DeviceKind.UNSPECIFIED
+
+    @property
+    def largest(self) -> SliceType:
+        """The largest slice type: a whole GPU, or all cores."""
+        return max(self.slice_types, key=lambda shape: (shape.memory_slices, shape.compute_slices))
 
 
 class _Hashed:
@@ -212,7 +229,7 @@ class DeviceStatus:
     """Status of one device as its agent observes it."""
 
     device: str = ""
-    type: str = ""
+    type: DeviceType = DeviceType()
     state: DeviceState = DeviceState.UNSPECIFIED
     slices: tuple[SliceStatus, ...] = ()
     clock_mhz: int = 0
@@ -289,8 +306,8 @@ class FleetState:
         return tuple(node for node in self.nodes if node.node not in self.stale)
 
     @cached_property
-    def types(self) -> Mapping[str, str]:
-        """Name of each device's type, by device."""
+    def types(self) -> Mapping[str, DeviceType]:
+        """Type of each device."""
         return {d.device: d.type for node in self.nodes for d in node.devices}
 
     @cached_property

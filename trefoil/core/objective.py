@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import Final
 
 SETTING_NAMES: Final = {
+    "mode": "type",
     "slo_ms": "slo.latency_ms",
     "slo_quantile": "slo.percentile",
     "min_accuracy": "accuracy.floor",

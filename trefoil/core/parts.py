@@ -71,6 +71,8 @@ class PartSettings(Ranged):
     model_config = ConfigDict(validate_default=True)
     REMOVED: ClassVar[Mapping[str, str]] = {}
     """Remedies for settings that were renamed or removed, by their old names."""
+    FLEET: ClassVar[frozenset[str]] = frozenset()
+    """Settings of a planner that hold for the whole fleet: an objective's `params` cannot set them."""
 
     @classmethod
     def made_of(cls, values: Mapping[str, Value], kind: str = "", part: str = "") -> Self:

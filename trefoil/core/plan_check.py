@@ -17,9 +17,18 @@ from typing import Final
 from trefoil.core.catalog import Catalog, memory_mib
 from trefoil.core.common import Revision
 from trefoil.core.demand import Demand
-from trefoil.core.device_types import cpu_quota, device_type, slice_type
-from trefoil.core.errors import NotFound, PlanError, SettingError, TrefoilError
-from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus, FleetState, Hosted, SliceKey
+from trefoil.core.device_types import cpu_quota, slice_type
+from trefoil.core.errors import PlanError, SettingError, TrefoilError
+from trefoil.core.fleet import (
+    DeviceKind,
+    DeviceState,
+    DeviceStatus,
+    DeviceType,
+    FleetState,
+    Hosted,
+    SliceKey,
+    SliceType,
+)
 from trefoil.core.objective import Objective
 from trefoil.core.outside.ranges import complaint
 from trefoil.core.parts import Kind, check_name
@@ -143,7 +152,7 @@ def check_node(
         _check_device(device, status.type, status.state, catalog)
 
 
-def _check_device(device: PlannedDevice, type_name: str, observed: DeviceState, catalog: Catalog) -> None:
+def _check_device(device: PlannedDevice, kind: DeviceType, observed: DeviceState, catalog: Catalog) -> None:
     here = f"device {device.device}"
     if device.slices and device.target != DeviceState.AWAKE:
         raise _wrong(
@@ -154,25 +163,24 @@ def _check_device(device: PlannedDevice, type_name: str, observed: DeviceState, 
         )
     if device.slices and observed == DeviceState.LOST:
         raise _wrong("slices on a LOST device", here, observed.name, "plan on the other devices")
-    try:
-        kind = device_type(type_name)
-    except NotFound as error:
-        raise PlanError(str(error), field=here, remedy="leave it out of the plan") from error
+    if kind.unknown:
+        raise _wrong("a device of unknown type", here, kind.name, "leave it out of the plan")
     if device.power_limit_w:
         remedy = "plan 0; clock_max_mhz lowers what the device draws"
         raise _wrong("no agent sets power limits", f"{here}.power_limit_w", device.power_limit_w, remedy)
     clocks = (device.clock_min_mhz, device.clock_max_mhz)
     if any(clocks) and not kind.clock_lockable:
-        raise _wrong(f"a {type_name} cannot lock clocks", f"{here}.clock_mhz", clocks, "plan 0 and 0")
+        raise _wrong(f"a {kind.name} cannot lock clocks", f"{here}.clock_mhz", clocks, "plan 0 and 0")
     for clock in clocks:
         if clock and clock not in kind.clocks_mhz:
-            raise _wrong("not a supported clock", f"{here}.clock_mhz", clock, f"see {type_name}")
+            raise _wrong("not a supported clock", f"{here}.clock_mhz", clock, f"see {kind.name}")
     if len(device.slices) > SLICES_MAX:
         raise _wrong(f"more than {SLICES_MAX} slices", f"{here}.slices", len(device.slices), "plan fewer slices")
+    shapes = []
     for part in device.slices:
         if part.key.device != device.device:
             raise _wrong("a slice of another device", f"{here}.slices", part.key.name, "name slices of this device")
-        _check_slice(part, type_name, catalog)
+        shapes.append(_check_slice(part, kind, catalog))
     cuts = {part.key.slice_type.partition(":")[0] for part in device.slices}
     if kind.kind == DeviceKind.CPU and len(cuts) > 1:
         raise _wrong(
@@ -187,7 +195,7 @@ def _check_device(device: PlannedDevice, type_name: str, observed: DeviceState, 
                 "two slices overlap", f"{here}.slices", (a.key.name, b.key.name), "take places that do not overlap"
             )
     if kind.kind == DeviceKind.MIG_GPU:
-        used = sum(slice_type(kind, part.key.slice_type).compute_slices for part in device.slices)
+        used = sum(shape.compute_slices for shape in shapes)
         if used > 7:
             raise _wrong("more than 7 compute slices", f"{here}.slices", used, "plan fewer or smaller slices")
 
@@ -196,7 +204,7 @@ def _check_quotas(node: NodePlan, observed: Mapping[str, DeviceStatus]) -> None:
     """Quotas of a plan are no more than the cores; only the steps of a rollout to it may be (`QUOTA_PLACES`)."""
     for device in node.devices:
         quotas = [cpu_quota(part.key.slice_type) or 0.0 for part in device.slices]
-        if any(quotas) and sum(quotas) > (cores := device_type(observed[device.device].type).cores) + 1e-9:
+        if any(quotas) and sum(quotas) > (cores := observed[device.device].type.cores) + 1e-9:
             raise _wrong(
                 f"quotas of more than {cores} cores",
                 f"device {device.device}.slices",
@@ -209,15 +217,15 @@ def _wrong(text: str, field: str, value: object, remedy: str) -> PlanError:
     return PlanError(text, field=field, value=value, remedy=remedy)
 
 
-def _check_slice(part: PlannedSlice, type_name: str, catalog: Catalog) -> None:
-    kind = device_type(type_name)
+def _check_slice(part: PlannedSlice, kind: DeviceType, catalog: Catalog) -> SliceType:
+    """Slice type of a slice that may be planned."""
     try:
         shape = slice_type(kind, part.key.slice_type)
     except TrefoilError as error:
         raise PlanError(str(error), field=f"slice {part.key.name}") from error
     if part.key.start not in shape.starts or part.key.size != shape.memory_slices:
         raise _wrong(
-            f"a {shape.name} of {type_name} starts at one of {shape.starts} with size {shape.memory_slices}",
+            f"a {shape.name} of {kind.name} starts at one of {shape.starts} with size {shape.memory_slices}",
             f"slice {part.key.name}",
             (part.key.start, part.key.size),
             "take one of these places",
@@ -254,6 +262,7 @@ def _check_slice(part: PlannedSlice, type_name: str, catalog: Catalog) -> None:
             [h.variant for h in part.hosted],
             "host less on it",
         )
+    return shape
 
 
 def _check_route(route: Route, hosted: Mapping[tuple[SliceKey, str, str, int], Hosted]) -> None:

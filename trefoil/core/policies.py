@@ -135,15 +135,8 @@ PLANNER_PRESETS: Final[Mapping[tuple[str, str], Mapping[str, Value]]] = {
 
 
 def preset_settings(planner: str, preset: str) -> Mapping[str, Value]:
-    """Settings of a planner in a preset; `paper` is the defaults of each.
-
-    Raises:
-        NotFound: naming those that exist.
-    """
-    found = PLANNER_PRESETS.get((planner, preset), PRESETS.get(preset))
-    if found is None:
-        raise NotFound(f"no preset {preset!r}", field="preset", value=preset, remedy=one_of(sorted(PRESETS), preset))
-    return found
+    """Settings of a planner in a preset that there is; `paper` is the defaults of each."""
+    return PLANNER_PRESETS.get((planner, preset), PRESETS[preset])
 
 
 def policy(name: str) -> Policy:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Final
 
 from trefoil.core.common import Basis, ProfileRow, Provenance
-from trefoil.core.device_types import profile_type, slice_type
+from trefoil.core.device_types import device_share, profile_type
 from trefoil.core.fleet import DeviceState, DeviceType
 
 DYNAMIC_W: Final = {  # synthetic: inference at full width draws some 305 W of the 400 W board limit of an A100
@@ -80,7 +80,7 @@ def sm_share(device: DeviceType, slice_type_name: str) -> float:
     """Share of the device's SMs that a slice has in MIG mode; a whole GPU is 1."""
     if slice_type_name == WHOLE:
         return 1.0
-    return slice_type(device, slice_type_name).sm_count / max(s.sm_count for s in device.slice_types)
+    return device_share(device, slice_type_name)
 
 
 def active_w(device: DeviceType, slice_type_name: str, clock_mhz: int, density: float = 1.0) -> float:

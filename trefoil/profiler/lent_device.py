@@ -107,7 +107,7 @@ def lendable(nodes: Sequence[NodeStatus], named: str = "") -> Mapping[str, tuple
         raise NotFound(f"no device {named or 'in service'}", remedy=f"name one of {every} that is in service")
     best: dict[str, tuple[NodeStatus, DeviceStatus]] = {}
     for node, device in sorted(found, key=lambda pair: (*_cost(pair[1]), pair[1].device)):
-        best.setdefault(device.type, (node, device))
+        best.setdefault(device.type.name, (node, device))
     return best
 
 

@@ -6,9 +6,9 @@ from typing import Any, Final, TypeVar
 
 from protos.power_agent.v1 import power_agent_pb2
 from trefoil.core.catalog import Variant
-from trefoil.core.device_types import device_type, slice_servers, slice_type
+from trefoil.core.device_types import find_slice_type, slice_servers
 from trefoil.core.errors import NotFound, SettingError, Unavailable
-from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, Hosted, NodeStatus, SliceKey
+from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, Hosted, NodeStatus, SliceKey, SliceType
 from trefoil.core.plan import PlannedDevice, PlannedSlice
 from trefoil.runtime import codec, rpc
 from trefoil.runtime.clock import Clock
@@ -27,7 +27,7 @@ class NodePlace:
 
     device: str
     kind: DeviceType
-    slice_type: str
+    shape: SliceType
     clock_mhz: int
     instances: int = 0
     stage: int = 0
@@ -36,17 +36,11 @@ class NodePlace:
     @property
     def key(self) -> SliceKey:
         """Key of the slice at the first start that the device allows."""
-        shape = slice_type(self.kind, self.slice_type)
-        return SliceKey(self.device, shape.name, shape.starts[0], shape.memory_slices)
-
-    @property
-    def memory_mib(self) -> int:
-        """Memory of the slice [MiB]."""
-        return slice_type(self.kind, self.slice_type).memory_mib
+        return self.shape.key(self.device)
 
     def hosting(self, family: str, variant: Variant, max_batch: int) -> PlannedDevice:
         """The device as planned with this variant on this slice, and nothing else."""
-        instances = self.instances or slice_servers(self.slice_type)
+        instances = self.instances or slice_servers(self.shape.name)
         hosted = Hosted(family, variant.name, variant.version, self.stage, self.stages, instances, max_batch)
         clock_mhz = self.clock_mhz if self.kind.clock_lockable else 0
         part = PlannedSlice(self.key, (hosted,), CREDITS)
@@ -61,21 +55,16 @@ def places_on(devices: Iterable[DeviceStatus], slices: Sequence[str], clocks: Se
     Raises:
         NotFound, SettingError: naming what there is.
     """
-    kinds: dict[str, str] = {}
+    kinds: dict[DeviceType, str] = {}
     for status in devices:
         if status.usable:
             kinds.setdefault(status.type, status.device)
     found, known = [], []
-    for name, device in kinds.items():
-        kind = device_type(name)
+    for kind, device in kinds.items():
         known += [shape.name for shape in kind.slice_types]
-        for wanted in slices or [shape.name for shape in kind.slice_types]:
-            try:
-                slice_type(kind, wanted)
-            except NotFound:
-                continue
-            found += [NodePlace(device, kind, wanted, mhz) for mhz in _clocks(kind, clocks)]
-    missing = [name for name in slices if name not in {p.slice_type for p in found}]
+        wanted = [find_slice_type(kind, name) for name in slices] if slices else kind.slice_types
+        found += [NodePlace(device, kind, shape, mhz) for shape in wanted if shape for mhz in _clocks(kind, clocks)]
+    missing = [name for name in slices if name not in {p.shape.name for p in found}]
     if missing or not found:
         raise NotFound(f"no device of the node has slices {missing}", remedy=f"one of {sorted(set(known))}")
     return found

@@ -137,12 +137,12 @@ class Session:
         try:
             for found in node.places(slices, clocks):
                 place = replace(found, instances=self.spec.instances)
-                on = MeasuredSlice(place.device, place.kind.name, place.slice_type, place.clock_mhz)
+                on = MeasuredSlice(place.device, place.kind.name, place.shape.name, place.clock_mhz)
                 await self._await_meter(on)
                 for name in self.spec.variants:
                     variant = self.spec.family.variant(name)
-                    if variant.memory_mib + CONTEXT_MIB > place.memory_mib:
-                        self._say(f"{name} does not fit {place.slice_type}: no row")
+                    if variant.memory_mib + CONTEXT_MIB > place.shape.memory_mib:
+                        self._say(f"{name} does not fit {place.shape.name}: no row")
                         continue
                     status = await node.serve(place, self.spec.family.name, variant, max(self.spec.batches))
                     shown = triton_name(status.key.device.partition("/")[0])

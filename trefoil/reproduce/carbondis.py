@@ -31,7 +31,8 @@ from controller.settings import ControlSettings, FixedDemand
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.common import ProfileRow
-from trefoil.core.device_types import device_type
+from trefoil.core.device_types import A100_40GB_WHOLE, P4, T4
+from trefoil.core.fleet import DeviceType
 from trefoil.core.units import HOUR_S, MS_PER_S
 from trefoil.reproduce.experiment import data_folder
 from trefoil.reproduce.runs import StudyRun, key_of, source_hash
@@ -44,14 +45,13 @@ from trefoil.simulator.scenario.schema import (
     FamilyObjective,
     FamilySlo,
     Node,
-    PolicyChoice,
     Scenario,
     Served,
     Zone,
 )
 from trefoil.simulator.simulation import Simulation
 
-P4, T4, A100 = "Tesla P4", "Tesla T4", "A100-SXM4-40GB-nomig"
+A100: Final = A100_40GB_WHOLE
 TABLE_II: Final = {P4: 25.0, T4: 30.0, A100: 55.0}  # idle power [W]
 TABLE_III: Final = {  # Inception-V3, batch 1 to 6: latency [ms], power [W]
     P4: ((18, 81.64), (21, 84.32), (26, 85.09), (29, 86.70), (32, 88.06), (37, 88.66)),
@@ -74,7 +74,7 @@ class PaperJob(NamedTuple):
 class JobSet(NamedTuple):
     """Set of jobs; `zone`: its column of TRACE."""
 
-    low: str
+    low: DeviceType
     zone: str
     jobs: tuple[PaperJob, ...]
 
@@ -198,7 +198,7 @@ def trace_path() -> str:
 
 
 @cache
-def _line(device: str) -> tuple[tuple[float, ...], float, float, float]:
+def _line(device: DeviceType) -> tuple[tuple[float, ...], float, float, float]:
     """Table III's joules by batch; by their line those of one more item and of no item; and the ms of no item."""
     ms, watts = np.transpose(TABLE_III[device])
     joules, sizes = ms * (watts - TABLE_II[device]) / MS_PER_S, np.arange(1, len(ms) + 1)
@@ -206,13 +206,13 @@ def _line(device: str) -> tuple[tuple[float, ...], float, float, float]:
     return tuple(joules.tolist()), each_j, none_j, float(np.polyfit(sizes, ms, 1)[1])
 
 
-def batch(device: str, model: str, items: int, changed: Mapping[str, float]) -> tuple[float, float]:
+def batch(device: DeviceType, model: str, items: int, changed: Mapping[str, float]) -> tuple[float, float]:
     """Time of a batch of a model [ms], and its active joules."""
 
     def factor(name: str) -> float:
         return changed.get(name, 1.0)
 
-    tier, (printed_j, each_j, none_j, none_ms) = device_type(device).tier, _line(device)
+    tier, (printed_j, each_j, none_j, none_ms) = device.tier, _line(device)
     at, beyond = min(items, len(printed_j)) - 1, max(0, items - len(printed_j))
     ms = TABLE_III[device][at][0] + beyond * MS_PER_ITEM[device] * factor(f"{tier} ms per item")
     work = fixed = 1.0
@@ -238,11 +238,11 @@ def catalog_of(spec: JobsSpec) -> Catalog:
     return Catalog(tuple(families), tuple(rows))
 
 
-def _row(device: str, model: str, items: int, changed: Mapping[str, float]) -> ProfileRow:
+def _row(device: DeviceType, model: str, items: int, changed: Mapping[str, float]) -> ProfileRow:
     ms, joules = batch(device, model, items, changed)
-    clock_mhz = max(device_type(device).clocks_mhz, default=0)
+    clock_mhz = max(device.clocks_mhz, default=0)
     return ProfileRow(
-        device, power.WHOLE, model, model, 0, items, clock_mhz, (), ms, ms, ms, items / ms * MS_PER_S, joules,
+        device.name, power.WHOLE, model, model, 0, items, clock_mhz, (), ms, ms, ms, items / ms * MS_PER_S, joules,
         joules / ms * MS_PER_S, MEMORY_MIB,
     )  # fmt: skip
 
@@ -268,7 +268,7 @@ def scenario_of(spec: JobsSpec) -> Scenario:
             items_sd=job.items_sd,
             arrivals=Arrivals(rate_per_s=rates[job.model], process="deeprecsys" if deeprecsys else "renewal"),
             objective=FamilyObjective(
-                mode="instant",
+                type="instant",
                 slo=FamilySlo(latency_ms=job.sla_ms * (IGNORED if spec.policy == "lowenergy" else 1)),
                 params={"items_sd": job.items_sd} if spec.policy == "exact" else {},
             ),
@@ -287,13 +287,11 @@ def scenario_of(spec: JobsSpec) -> Scenario:
         seed=spec.seed,
         duration_s=spec.duration_s,
         exact_quantiles=True,
-        nodes=(Node(name="node", zone="grid", devices=own * len(rates) + shared),),
+        nodes=(Node(name="node", zone="grid", devices=tuple(kind.name for kind in own * len(rates) + shared)),),
         families=families,
         carbon=carbon_of(spec),
-        policy=PolicyChoice(
-            name=spec.policy,
-            parts={"router": dict(spec.settings), "planner": dict(PLANNERS.get(spec.policy, {}))},
-        ),
+        policy=spec.policy,
+        parts={"router": dict(spec.settings), "planner": dict(PLANNERS.get(spec.policy, {}))},
         control=ControlSettings(tick_s=TICK_S, tick_min_s=hour_s, pue=1.0, demand_fixed=known),
         costs=Costs(gap_ms=0.0, overhead_ms=0.0),
     )

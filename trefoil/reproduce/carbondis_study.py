@@ -119,7 +119,7 @@ def _by_job(run: StudyRun) -> dict[str, dict[str, float]]:
         found[f"{number} {job.model}"] = {
             "p95_over_sla": one["p95_ms"] / job.sla_ms,
             "late": one["late"],
-            "high_uses": 1000 * one["by_device_type"].get(A100, 0.0),
+            "high_uses": 1000 * one["by_device_type"].get(A100.name, 0.0),
         }
     return found
 

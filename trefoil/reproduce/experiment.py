@@ -15,13 +15,13 @@ from typing import Final
 
 from controller.planners.columns import effective_row
 from trefoil.core.catalog import Catalog
-from trefoil.core.device_types import device_type, slice_type
+from trefoil.core.device_types import A100_40GB
 from trefoil.core.queueing import service_time
 from trefoil.core.units import MS_PER_S
 from trefoil.reproduce.runs import REPOSITORY, Spec, StudyRun
 from trefoil.runtime.repository import load_family
 
-DEVICE: Final = "A100-SXM4-40GB"
+DEVICE: Final = A100_40GB.name
 GPUS: Final = 10
 LOAD: Final = 0.6  # of BASE's capacity
 PAPER_LOAD_RATIO: Final = 0.2  # at which the public code measures BASE
@@ -54,8 +54,7 @@ def trace_of(name: str) -> str:
 def capacity_per_s(family: str, gpus: int = GPUS) -> float:
     """Capacity of BASE when it never waits [requests/s]: the best variant on one 7g slice per GPU, by the profile."""
     found, rows = load_family(REPOSITORY / family)
-    kind = device_type(DEVICE)
-    row = effective_row(Catalog((found,), rows), kind, slice_type(kind, "7g.40gb"), found, found.best, ITEMS[family])
+    row = effective_row(Catalog((found,), rows), A100_40GB, A100_40GB.largest, found, found.best, ITEMS[family])
     assert row is not None, f"{family} has no profile"
     return gpus * MS_PER_S / service_time(row).mean_ms
 

@@ -26,7 +26,7 @@ from trefoil.reproduce.runs import StudyRun, key_of, played, source_hash
 from trefoil.simulator.scenario.arrivals import draw_counted
 from trefoil.simulator.scenario.inputs import Provided
 from trefoil.simulator.scenario.request_trace import read_trace
-from trefoil.simulator.scenario.schema import Arrivals, FamilyObjective, FamilySlo, Node, PolicyChoice, Scenario, Served
+from trefoil.simulator.scenario.schema import Arrivals, FamilyObjective, FamilySlo, Node, Scenario, Served
 
 FAMILY: Final = "resnets"
 TWITTER: Final = "twitter_2021-08_infadapter_21min_per_second.csv"
@@ -142,10 +142,12 @@ def scenario_of(spec: InfAdapterSpec) -> Scenario:
             Served(
                 name=FAMILY,
                 arrivals=Arrivals(rate_per_s=1.0),  # those provided come instead
-                objective=FamilyObjective(mode="instant", slo=FamilySlo(percentile=100 * QUANTILE, latency_ms=SLO_MS)),
+                objective=FamilyObjective(type="instant", slo=FamilySlo(percentile=100 * QUANTILE, latency_ms=SLO_MS)),
             ),
         ),
-        policy=PolicyChoice(name=spec.policy, forecaster=spec.forecaster, parts={"planner": settings}),
+        policy=spec.policy,
+        forecaster=spec.forecaster,
+        parts={"planner": settings},
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from controller.planners.columns import effective_row
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import ProfileRow
-from trefoil.core.device_types import device_type, slice_type
+from trefoil.core.device_types import A100_40GB, slice_type
 from trefoil.core.queueing import ServerClass, arrivals_s, serve_shared, service_time
 from trefoil.core.units import MS_PER_S
 from trefoil.reproduce.clover import LARGEST
@@ -50,7 +50,7 @@ def partitions(family: str) -> list[dict[str, Any]]:
     """
     catalog = _catalog(family)
     variant = catalog.family(family).by_accuracy()[0].name
-    kind = device_type(DEVICE)
+    kind = A100_40GB
     profiles = {
         name: [(_row(catalog, family, variant, shape), n) for shape, n in layout] for name, layout in LAYOUTS.items()
     }
@@ -80,7 +80,7 @@ def _catalog(family: str) -> Catalog:
 
 
 def _row(catalog: Catalog, family: str, variant: str, shape: str) -> ProfileRow:
-    kind, found = device_type(DEVICE), catalog.family(family)
+    kind, found = A100_40GB, catalog.family(family)
     row = effective_row(catalog, kind, slice_type(kind, shape), found, found.variant(variant), ITEMS[family])
     assert row is not None, f"{variant} on {shape} has no profile"
     return row
@@ -103,4 +103,4 @@ def _served(
     accuracies = [catalog.family(family).variant(variant).accuracy for variant, _, _ in classes]
     active = sum(float(s) * row.energy_active_j_per_batch for s, row in zip(shares, rows, strict=True))
     accuracy = sum(float(s) * a for s, a in zip(shares, accuracies, strict=True))
-    return device_type(DEVICE).idle_w * gpus / rate + active, accuracy, served.quantile_ms(0.95)
+    return A100_40GB.idle_w * gpus / rate + active, accuracy, served.quantile_ms(0.95)

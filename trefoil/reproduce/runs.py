@@ -36,7 +36,6 @@ from trefoil.simulator.scenario.schema import (
     FamilySlo,
     Node,
     Noise,
-    PolicyChoice,
     Scenario,
     Served,
     SimulatedAvailability,
@@ -206,7 +205,7 @@ def scenario_of(spec: Spec) -> Scenario:
     """Scenario of a spec."""
     zone = Zone(trace=Path(spec.trace) if spec.trace else None, constant_g_per_kwh=spec.constant_g_per_kwh)
     wanted = FamilyObjective(
-        mode=spec.mode,  # type: ignore[arg-type]
+        type=spec.mode,  # type: ignore[arg-type]
         slo=FamilySlo(latency_ms=spec.slo_ms),
         lambda_weight=spec.lambda_weight,
         accuracy=RelativeAccuracy(floor=spec.min_accuracy),
@@ -235,7 +234,8 @@ def scenario_of(spec: Spec) -> Scenario:
             ),
         ),
         carbon=Carbon(zones={"grid": zone}, speedup=spec.speedup, forecast=spec.forecast),  # type: ignore[arg-type]
-        policy=PolicyChoice(name=spec.policy, parts={"planner": dict(spec.planner)}),
+        policy=spec.policy,
+        parts={"planner": dict(spec.planner)},
         control=ControlSettings(
             tick_s=spec.tick_s if spec.fidelity == "request" else spec.step_s,
             pue=PUE,

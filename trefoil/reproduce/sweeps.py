@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any, Final
 
-from trefoil.core.device_types import A100_40GB_WHOLE, device_type
+from trefoil.core.device_types import A100_40GB, A100_40GB_WHOLE
 from trefoil.core.power import SWEEP_IDLE_W
 from trefoil.core.units import HOUR_S
 from trefoil.reproduce.clover import LARGEST, MAIN_TRACE, Study
@@ -41,7 +41,7 @@ BASES: Final[Mapping[str, Mapping[str, Any]]] = {
 BASES_H: Final = 1.0
 SHORT_H: Final = 6.0
 FIG14_G: Final = 100.0
-SWEEP_RATIO: Final = device_type(DEVICE).idle_w / SWEEP_IDLE_W[DEVICE][0]  # less idle, or more active: one ratio ranks
+SWEEP_RATIO: Final = A100_40GB.idle_w / SWEEP_IDLE_W[DEVICE][0]  # less idle, or more active: one ratio ranks
 ASSUMPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "nothing turned": {},
     "active joules x 1.3 (idle / 1.3)": {"energy": (("", 1.3),)},

@@ -23,7 +23,7 @@ from controller.settings import ControlSettings
 from trefoil.core import power
 from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.common import ProfileRow
-from trefoil.core.device_types import device_type
+from trefoil.core.device_types import V100_32GB
 from trefoil.core.interference import INTERFERENCE
 from trefoil.core.parts import Value
 from trefoil.core.policies import PRESETS
@@ -40,7 +40,6 @@ from trefoil.simulator.scenario.schema import (
     FamilyObjective,
     FamilySlo,
     Node,
-    PolicyChoice,
     Scenario,
     Served,
     Zone,
@@ -77,7 +76,7 @@ PAIRS: Final = (
 )
 PAPERS: Final = ("uniform", "packed_uniform", "sharing_aware", "wattwiser")
 POLICIES: Final = (*PAPERS, "exact")  # ours beside them, with shared slices and batches
-DEVICE: Final = "Tesla V100-SXM2-32GB"
+DEVICE: Final = V100_32GB.name
 GPUS, GPUS_PER_MODEL, HOURS = 4, 2, 24
 LOW, HIGH = 0.2, 0.95  # of what two GPUs answer
 FIXED: Final = 0.3  # of the time of a full batch
@@ -174,7 +173,7 @@ def catalog_of(spec: PairSpec) -> Catalog:
 
 
 def _row(name: str, model: WattwiserModel, items: int, factor: Mapping[str, float]) -> ProfileRow:
-    kind, fixed, cv = device_type(DEVICE), FIXED * factor["fixed"], CV * factor["cv"]
+    kind, fixed, cv = V100_32GB, FIXED * factor["fixed"], CV * factor["cv"]
     share = items / model.batch_max
     mean_ms = model.rho * model.batch_max / model.max_rps * MS_PER_S * (fixed + (1 - fixed) * share)
     busy = (fixed * USE_FIXED * factor["use_fixed"] + (1 - fixed) * share) / (fixed + (1 - fixed) * share)
@@ -205,7 +204,7 @@ def scenario_of(spec: PairSpec) -> Scenario:
                 name=name,
                 arrivals=Arrivals(points=tuple(points)),
                 objective=FamilyObjective(
-                    mode="instant",
+                    type="instant",
                     slo=FamilySlo(latency_ms=model.slo_ms * spec.slo),
                     params={"model_max_rps": model.max_rps * spec.max_rps} if spec.policy in PAPERS else {},
                 ),
@@ -220,7 +219,8 @@ def scenario_of(spec: PairSpec) -> Scenario:
         nodes=(Node(name="node", zone="grid", devices=(DEVICE,) * GPUS),),
         families=tuple(families),
         carbon=Carbon(zones={"grid": Zone(constant_g_per_kwh=400.0)}),
-        policy=PolicyChoice(name=spec.policy, parts={"planner": {**ours, **dict(spec.planner)}}),
+        policy=spec.policy,
+        parts={"planner": {**ours, **dict(spec.planner)}},
         control=ControlSettings(tick_s=1.0, pue=1.0, move_horizon_s=spec.step_s),
         costs=Costs(
             boundary="node" if spec.host_w else "gpu",

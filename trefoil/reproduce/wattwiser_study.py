@@ -7,14 +7,13 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from controller.planners.gpu_sharing import sharing_load_weights, sharing_weights
-from trefoil.core.device_types import device_type
+from trefoil.core.device_types import V100_32GB
 from trefoil.reproduce import plots
 from trefoil.reproduce.experiment import data_folder
 from trefoil.reproduce.runs import StudyRun, run_all
 from trefoil.reproduce.scores import over_seeds
 from trefoil.reproduce.wattwiser import (
     CHANGED,
-    DEVICE,
     GPUS_PER_MODEL,
     HIGH,
     HOST_W,
@@ -98,7 +97,7 @@ def study(options: WattwiserOptions, out: Path, say: Callable[[str], None]) -> d
 
 def _cases(pairs: Sequence[tuple[str, str]], loads: Loads, step_s: float) -> dict[str, dict[str, PairSpec]]:
     """Runs of one seed in which one thing is otherwise, each beside its own uniform."""
-    kind = device_type(DEVICE)
+    kind = V100_32GB
     lower: Loads = tuple(tuple(LOW + (x - LOW) * (FITS - LOW) / (HIGH - LOW) for x in each) for each in loads)  # type: ignore[assignment]
     changes: dict[str, dict[str, Any]] = {
         "as it is": {},

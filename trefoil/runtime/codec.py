@@ -2,7 +2,7 @@
 
 Reflective: the table below pairs classes, the fields pair by name. Proto field `x_at` (Timestamp) is dataclass field
 `x_at_s` (UTC seconds; 0.0 = unset); a sub-message is a dataclass, or when unset None (the empty dataclass where
-the field's type does not allow None); repeated is a tuple, map a dict.
+the field's type does not allow None); repeated is a tuple, map a dict; a device's type is written as its name.
 Timestamps carry whole microseconds, which is as fine as a float of this century resolves.
 """
 
@@ -22,6 +22,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from protos.types.v1 import carbon_pb2, common_pb2, energy_pb2, fleet_pb2, load_pb2, plan_pb2
 from trefoil.core import carbon, common, demand, energy, errors, fleet, latency, objective, plan
+from trefoil.core.device_types import reported_type
 
 RETIRED: Final = frozenset({"lane"})
 """Fields that messages had once; a record, plan or table on disk may still have them."""
@@ -194,6 +195,8 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def to_plain(obj: Any) -> Any:
     """Convert to nested dicts and lists of JSON types. Infinities become strings: JSON cannot otherwise hold them."""
+    if isinstance(obj, fleet.DeviceType):
+        return obj.name
     if dataclasses.is_dataclass(obj):
         return {field.name: to_plain(getattr(obj, field.name)) for field in dataclasses.fields(obj)}
     if isinstance(obj, IntEnum):
@@ -236,6 +239,8 @@ def _rebuild(annotation: Any, tree: Any, path: str) -> Any:
         return tuple(from_plain(member, item, f"{path}[{i}]") for i, (member, item) in enumerate(pairs))
     if origin is not None and issubclass(origin, Mapping):
         return {_rebuild(arguments[0], k, path): from_plain(arguments[1], v, f"{path}.{k}") for k, v in tree.items()}
+    if annotation is fleet.DeviceType:
+        return reported_type(_rebuild(str, tree, path))
     if dataclasses.is_dataclass(annotation):
         return _rebuild_dataclass(typing.cast(type, annotation), tree, path)
     if issubclass(annotation, IntEnum):
@@ -324,6 +329,8 @@ def _writer(field: Field, annotation: Any) -> Callable[[Any, Any], None]:
         return write_message
     if field.is_repeated:
         return lambda obj, message: getattr(message, name).extend(getattr(obj, name))
+    if annotation is fleet.DeviceType:
+        return lambda obj, message: setattr(message, name, getattr(obj, name).name)
     return lambda obj, message: setattr(message, name, getattr(obj, name))
 
 
@@ -364,6 +371,8 @@ def _reader(field: Field, annotation: Any) -> Callable[[Any], Any]:
         return lambda message: tuple(getattr(message, name))
     if field.cpp_type in NUMBERS:
         return lambda message: _finite(name, getattr(message, name))
+    if annotation is fleet.DeviceType:
+        return lambda message: reported_type(getattr(message, name))
     return lambda message: getattr(message, name)
 
 

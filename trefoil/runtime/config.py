@@ -64,7 +64,7 @@ class Settings(_Model):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
     REMOVED: ClassVar[Mapping[str, str]] = {}
-    """Remedies for settings that were removed, by their names."""
+    """Remedies for settings that were removed, by their names; of a table that is a value now, by its keys' too."""
 
     @model_validator(mode="before")
     @classmethod
@@ -276,23 +276,31 @@ def explain(
     first, *others = sorted(said, key=lambda one: not _removed(one, model))  # an old key says why others are missing
     field = ".".join(str(part) for part in first["loc"])  # "": several fields together, which the message names
     value = None if not field or first["type"] in _WHOLE else _shown_input(first, model)
-    also = f"; also {'; '.join(_grouped(others))}" if others else ""
+    also = f"; also {'; '.join(_grouped(others, model))}" if others else ""
     return cls(f"{_said(first)} (in {source}{also})", field=field, value=value, remedy=_remedy(first, model))
 
 
 _WHOLE = {"missing": "missing", "extra_forbidden": "unknown setting"}  # complaints of a field, not of its value
+_LIST, _TABLE = "must be a list, as [1, 2]", "must be a table of settings"
+_SAID = {
+    **_WHOLE,
+    **dict.fromkeys(("list_type", "tuple_type", "set_type", "frozen_set_type"), _LIST),
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type", "model_attributes_type", "dataclass_type"), _TABLE),
+}
+"""What is wrong, by pydantic's type of it, where its own words speak of Python."""
 _LISTED_MAX = 30  # fields in one refusal
 
 
 def _said(complaint: ErrorDetails) -> str:
-    return _WHOLE.get(complaint["type"]) or complaint["msg"].removeprefix("Value error, ")
+    return _SAID.get(complaint["type"]) or complaint["msg"].removeprefix("Value error, ")
 
 
-def _grouped(complaints: Sequence[ErrorDetails]) -> list[str]:
-    """Complaints after the first: what each kind of them is about."""
+def _grouped(complaints: Sequence[ErrorDetails], model: type[BaseModel] | None) -> list[str]:
+    """Complaints after the first: what each kind of them is about, with the remedy of an old key."""
     by_kind: dict[str, list[str]] = {}
     for complaint in complaints[:_LISTED_MAX]:
-        by_kind.setdefault(_said(complaint), []).append(".".join(str(part) for part in complaint["loc"]))
+        field, removed = ".".join(str(part) for part in complaint["loc"]), _removed(complaint, model)
+        by_kind.setdefault(_said(complaint), []).append(f"{field} ({removed})" if removed else field)
     more = len(complaints) - _LISTED_MAX
     return [f"{said}: {', '.join(fields)}" for said, fields in by_kind.items()] + ([f"{more} more"] if more > 0 else [])
 
@@ -399,8 +407,9 @@ def _assign(model: type[BaseModel], tree: dict[str, Any], path: Sequence[str], v
     for depth, part in enumerate(path):
         where = ".".join(path[:depth])
         if not isinstance(node, dict | list):
+            removed = getattr(model, "REMOVED", {}).get(".".join(path[: depth + 1]))
             raise errors.SettingError(
-                f"is a value, not a section (in {origin})", field=where, remedy="drop what follows it"
+                f"is a value, not a section (in {origin})", field=where, remedy=removed or "drop what follows it"
             )
         key: Any = _place(node, part, where, origin) if isinstance(node, list) else part
         if depth == len(path) - 1:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from trefoil.core.device_types import DRIVERS, UNKNOWN, DriverRow, SliceSize, known_type
+from trefoil.core.device_types import DRIVERS, UNKNOWN, DriverRow, SliceSize, reported_type
 from trefoil.core.errors import NotFound
 from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
 
@@ -73,9 +73,9 @@ class GiProfile:
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """One GPU model as its driver presents it. `name` is that of its DeviceType; NVML spells it otherwise."""
+    """One GPU model as its driver presents it; NVML spells the name of its type otherwise."""
 
-    name: str
+    type: DeviceType
     nvml_name: str
     architecture: int  # NVML_DEVICE_ARCH_*
     compute_capability: tuple[int, int]
@@ -146,13 +146,13 @@ def gpu_model(name: str) -> GpuModel:
     Raises:
         NotFound: no driver reports such a type; the message names those that are reported.
     """
-    kind, driver = known_type(name), DRIVERS.get(name)
-    if kind is not None and kind.clocks_mhz and name.startswith(UNKNOWN):
+    kind, driver = reported_type(name), DRIVERS.get(name)
+    if kind.clocks_mhz and name.startswith(UNKNOWN):
         driver = _unknown_driver(kind)
-    if kind is None or driver is None:
+    if kind.unknown or driver is None:
         raise NotFound(f"no simulated device {name!r}", remedy=f"one of {', '.join(DRIVERS)}")
     return GpuModel(
-        name=name,
+        type=kind,
         nvml_name=driver.nvml_name,
         architecture=driver.architecture,
         compute_capability=driver.compute_capability,

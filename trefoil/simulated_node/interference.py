@@ -81,7 +81,7 @@ class Interference:
         """Set the MIG mode; returns the activation status, as nvidia-smi would see it."""
         gpu = self._machine.gpu(index)
         if not gpu.model.mig_capable:
-            raise NodeRefused(f"GPU {index} ({gpu.model.name}) has no MIG", remedy="choose a MIG capable GPU")
+            raise NodeRefused(f"GPU {index} ({gpu.model.type.name}) has no MIG", remedy="choose a MIG capable GPU")
         return int(self._machine.driver.set_mig_mode(gpu, enabled))
 
     # --- holders ---

@@ -22,7 +22,6 @@ import numpy as np
 
 from power_agent.devices.errors import NodeRefused
 from trefoil.core import power
-from trefoil.core.device_types import device_type
 from trefoil.simulated_node.calls import CALLS
 from trefoil.simulated_node.clients import OWN
 from trefoil.simulated_node.driver import DRIVER_VERSION, Driver
@@ -131,7 +130,7 @@ class Machine:
         self.faults = FaultPlan(seed + 3)
         self.foreign_w = [0.0] * len(models)
         self.energies = tuple(
-            DeviceEnergy(device_type(model.name), chance, noise_ratio)
+            DeviceEnergy(model.type, chance, noise_ratio)
             for model, chance in zip(models, np.random.default_rng(seed).spawn(len(models)), strict=True)
         )
         self.on_reload: Callable[[], None] = self.reload  # what the fault `reload` does; a node replaces it

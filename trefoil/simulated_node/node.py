@@ -86,7 +86,7 @@ class SimulatedNode:
         gpu = target.gpu
         account = self.machine.account(target)
         self._starts += 1
-        workload, clock_mhz = self._workloads[gpu.model.name], gpu.serving_clock_mhz
+        workload, clock_mhz = self._workloads[gpu.model.type.name], gpu.serving_clock_mhz
         pace = PaceFile(
             self._pace_dir / f"gpu{gpu.index}-{account.slice_type}-{account.start}-{self._starts}.pace",
             int(self._seeds.integers(2**63)),
@@ -152,7 +152,7 @@ class SimulatedNode:
         for process in slice_processes:
             if process.clock_mhz != clock_mhz:
                 process.clock_mhz = clock_mhz
-                entries = self._workloads[gpu.model.name].entries(process.account.slice_type, clock_mhz)
+                entries = self._workloads[gpu.model.type.name].entries(process.account.slice_type, clock_mhz)
                 if process.pace.holds(entries):
                     process.pace.write_table(clock_mhz, entries)
                 else:
@@ -183,7 +183,7 @@ class SimulatedNode:
         return draws
 
     def _version(self, process: SliceProcess, key: tuple[int, int]) -> tuple[VersionAccount, float]:
-        workload = self._workloads[process.gpu.model.name]
+        workload = self._workloads[process.gpu.model.type.name]
         loaded = workload.versions(process.account.slice_type, process.clock_mhz).get(key)
         if loaded is None:  # a model that the catalogue does not know: it computes all the same
             return VersionAccount(f"crc32:{key[0]:08x}", "", key[1]), 1.0

@@ -35,12 +35,12 @@ from power_agent.runtimes.confinement import Confinement
 from power_agent.runtimes.process import ProcessRuntime
 from power_agent.triton.slice_launch import SliceLaunch
 from trefoil.core import errors
-from trefoil.core.device_types import device_type
 from trefoil.runtime import config
 from trefoil.runtime.clock import WallClock
 from trefoil.runtime.files import replace_file
 from trefoil.runtime.given.catalog_files import CatalogFiles
 from trefoil.runtime.service import NetworkComponent
+from trefoil.simulated_node.gpu_models import gpu_model
 from trefoil.simulated_node.interference import Interference
 from trefoil.simulated_node.machine import SETTLE_S, Machine
 from trefoil.simulated_node.node import SimulatedNode
@@ -94,7 +94,7 @@ class NodeServer:
         }
 
     def _workloads(self) -> dict[str, Workload]:
-        return {name: Workload(device_type(name), self._files.catalog) for name in self._settings.devices}
+        return {name: Workload(gpu_model(name).type, self._files.catalog) for name in self._settings.devices}
 
     @property
     def _directory(self) -> Path:

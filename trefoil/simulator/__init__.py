@@ -2,7 +2,7 @@
 
 from trefoil.simulator import Scenario, simulate
 
-scenario = Scenario.load("benchmarks/scenarios/digits.toml", {"policy.name": "base"})
+scenario = Scenario.load("benchmarks/scenarios/digits.toml", {"policy": "base"})
 print(simulate(scenario).summary.grams_per_request)
 """
 

@@ -105,7 +105,7 @@ class Simulation(NullPorts):
         self.clock = SimulatedClock(self.now_s)
         placed = inputs.devices, inputs.truth, inputs.items, scenario.costs
         self.hardware = Hardware(*placed, inputs.governed, inputs.latencies())
-        self._reads_latency = reads_latency(scenario.policy.governor or inputs.policy.governor)
+        self._reads_latency = reads_latency(scenario.governor or inputs.policy.governor)
         self.ledger = Ledger(inputs, self.now_s)
         self.meter = SimulatedMeter(self.ledger, self.hardware, self.settings.measure_s)
         acts, cap = ControlState(ActMode.ACT), self.settings.max_watts
@@ -326,7 +326,7 @@ class Simulation(NullPorts):
         if taken.verdict.outcome != CANDIDATE:
             self.ledger.decision(taken, json.loads(explored) if explored is not None else None)
         if self.keep_records:
-            name = self.scenario.policy.planner or self.inputs.policy.planner
+            name = self.scenario.planner or self.inputs.policy.planner
             self.records.append(decision_record(taken, name, self.inputs.policy.name))
 
     async def write_objectives(self, objectives: tuple[Objective, ...]) -> None: ...
@@ -439,7 +439,7 @@ def _mean_per_s(arrivals: Mapping[str, ArrivalSource], family: str, from_s: floa
 def engines_for(inputs: Inputs, now_s: float) -> tuple[Engine, ...]:
     """Engines of all families, which stand in order; their draws depend on the seed and their place alone."""
     scenario = inputs.scenario
-    chosen, queue, overhead_ms = scenario.policy.router, scenario.policy.queue, scenario.costs.overhead_ms
+    chosen, queue, overhead_ms = scenario.router, scenario.queue, scenario.costs.overhead_ms
     flows = {family: _flow(inputs, family) for family in sorted(inputs.objectives)}
     shares, slower = shares_slices(inputs.policy), scenario.costs.interference
     if scenario.fidelity == "fluid" and shares:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from controller.accounting.core.receipts import JoinedSample, energy_line
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import Basis
-from trefoil.core.device_types import device_type
 from trefoil.core.errors import NotFound
 from trefoil.core.fleet import DeviceType
 
@@ -39,10 +38,11 @@ class ModelledBase:
         return self.request_j.get(family, 0.0) * joined.answered + self.item_j.get(family, 0.0) * joined.items
 
 
-def model_base(catalog: Catalog, devices: Mapping[str, str], families: Sequence[str]) -> ModelledBase:
-    """Model BASE for these devices (type by name) and families."""
+def model_base(catalog: Catalog, types: Mapping[str, DeviceType], families: Sequence[str]) -> ModelledBase:
+    """Model BASE for these devices, with their types, and families."""
+    if unknown := [kind.name for kind in types.values() if kind.unknown]:
+        return ModelledBase(unknown=f"unknown device type {unknown[0]!r}")
     try:
-        types = {name: device_type(kind) for name, kind in devices.items()}
         best_of = {family: catalog.family(family).best.name for family in families}
     except NotFound as error:
         return ModelledBase(unknown=str(error))
@@ -52,7 +52,7 @@ def model_base(catalog: Catalog, devices: Mapping[str, str], families: Sequence[
     for family, best in best_of.items():
         of_type = {}
         for kind in {kind.name: kind for kind in types.values()}.values():
-            shape = _largest_slice(kind)
+            shape = kind.largest.name
             known = (kind.name, shape, family, best)
             rows = [
                 row
@@ -63,7 +63,7 @@ def model_base(catalog: Catalog, devices: Mapping[str, str], families: Sequence[
             ]
             if not rows:
                 return ModelledBase(unknown=f"no profile of {best} on {shape} of {kind.name}")
-            of_type[kind.name] = energy_line(rows)
+            of_type[kind.name] = energy_line(rows, kind)
             basis = rows[0].provenance.basis if rows[0].provenance is not None else Basis.UNSPECIFIED
             said.append(f"{best} on {shape} of {kind.name} by its {basis.name.lower()} profile")
         lines = [of_type[kind.name] for kind in types.values()]
@@ -77,10 +77,6 @@ def model_base(catalog: Catalog, devices: Mapping[str, str], families: Sequence[
         f"{', '.join(said)}; all {len(types)} devices awake at {', '.join(watts)}; the same answers, at the carbon of "
         "their time",
     )
-
-
-def _largest_slice(kind: DeviceType) -> str:
-    return max(kind.slice_types, key=lambda shape: (shape.memory_slices, shape.compute_slices)).name
 
 
 def _power_basis(kind: DeviceType) -> str:

@@ -28,9 +28,8 @@ from controller.explore.core.candidate_measurement import UNMEASURED
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import Basis, ProfileRow
 from trefoil.core.demand import LoadCell, LoadWindow
-from trefoil.core.device_types import known_type
 from trefoil.core.energy import EnergySample, ReceiptRate
-from trefoil.core.fleet import DeviceStatus, NodeStatus, SliceKey
+from trefoil.core.fleet import DeviceStatus, DeviceType, NodeStatus, SliceKey
 from trefoil.core.plan import Plan
 from trefoil.core.power import at_clock
 
@@ -335,7 +334,7 @@ class Receipts:
 
     def _kind(self, key: Key) -> Kind:
         status = self._types.get(key[0].device)
-        return (status.type if status is not None else "", key[0].slice_type, key[1], key[2])
+        return (status.type.name if status is not None else "", key[0].slice_type, key[1], key[2])
 
     def _line(self, key: Key) -> EnergyLine:
         status = self._types.get(key[0].device)
@@ -343,7 +342,8 @@ class Receipts:
         kind = self._kind(key)
         line = self._lines.get((kind, held))
         if line is None:
-            line = energy_line(self._rows.get(kind, ()), held)
+            board = status.type if status is not None else DeviceType()
+            line = energy_line(self._rows.get(kind, ()), board, held)
             if (tokens_mean := self._tokens_means.get(key[1], 0.0)) and line is not NO_PROFILE:
                 line = line.by_token(tokens_mean)
             self._lines[kind, held] = line
@@ -353,15 +353,15 @@ class Receipts:
         return self._devices.setdefault(device, _Device())
 
 
-def energy_line(rows: Iterable[ProfileRow], clock_mhz: int = 0) -> EnergyLine:
-    """Energy over items, from the rows of one variant on one slice type, at a clock (0 = the highest profiled)."""
+def energy_line(rows: Iterable[ProfileRow], kind: DeviceType, clock_mhz: int = 0) -> EnergyLine:
+    """Energy over items, from the rows of one variant on one slice type of a device type, at a clock (0 = the highest
+    profiled)."""
     known = sorted(rows, key=lambda row: row.batch)
     if not known:
         return NO_PROFILE
     clocks = {row.clock_mhz for row in known}
     nearest = min(clocks, key=lambda clock: abs(clock - clock_mhz)) if clock_mhz else max(clocks)
-    kind = known_type(known[0].device_type)
-    at = [row if kind is None else at_clock(kind, row, clock_mhz) for row in known if row.clock_mhz == nearest]
+    at = [at_clock(kind, row, clock_mhz) for row in known if row.clock_mhz == nearest]
     low, high = at[0], at[-1]
     basis = low.provenance.basis if low.provenance is not None else Basis.MODELLED
     if basis == Basis.MEASURED:

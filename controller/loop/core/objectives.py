@@ -47,6 +47,9 @@ def accept_objective(
     _reachable(filled, family, catalog)
     if planner is not None:
         for name, value in filled.params.items():
+            if name in planner.FLEET:
+                remedy = f"set parts.planner.{name} of the controller"
+                raise InvalidInput("holds for the whole fleet", field=f"params.{name}", value=value, remedy=remedy)
             try:
                 planner.over({name: value})
             except SettingError as error:
@@ -68,7 +71,7 @@ def with_defaults(wanted: Objective, pue: float) -> Objective:
 
 def _numbers(objective: Objective) -> None:
     if objective.mode == ObjectiveMode.UNSPECIFIED:
-        raise InvalidInput("no mode", field="mode", value="unspecified", remedy="one of budget, instant, lambda")
+        raise InvalidInput("no type", field="type", value="unspecified", remedy="one of budget, instant, lambda")
     given = {each.name: getattr(objective, each.name) for each in fields(objective)}
     for name, value in (given | {f"params.{key}": value for key, value in objective.params.items()}).items():
         if why := complaint(name, value):

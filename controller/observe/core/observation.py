@@ -6,7 +6,7 @@ Everything that is old or missing is replaced by a named rung, never waited for.
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, is_
 from types import MappingProxyType
@@ -36,7 +36,6 @@ from trefoil.core.brains import Forecaster, PlanView, history_s_of
 from trefoil.core.carbon import CarbonForecast, CarbonReading, Rung, Series, rung_name
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand, LoadForecast, LoadWindow, Measured, ScaleSignal, TableAck
-from trefoil.core.device_types import device_type
 from trefoil.core.fleet import FleetState, NodeStatus
 from trefoil.core.objective import Objective
 from trefoil.core.plan import InputStamp, Plan
@@ -110,8 +109,6 @@ class Observation:
         self._arrived: set[str] = set()
         self._demand: dict[str, Demand] = {}
         self.forecasts: dict[str, LoadForecast] = {}
-        self._known_of: frozenset[str] = frozenset()
-        self._known_catalog = catalog.restrict(())
         self._found: tuple[NodeStatus, ...] = ()
         self._fleet = self._comparable = FleetState((), ())
         self._wake_of = self._fleet, catalog, 0.0
@@ -128,7 +125,6 @@ class Observation:
     def learn(self, catalog: Catalog, stated: Mapping[str, str]) -> None:
         """Go by another catalogue from now on."""
         self.catalog, self._stated = catalog, dict(stated)
-        self._known_of, self._known_catalog = frozenset(), catalog.restrict(())
 
     def hosted(self, current: Plan | None, now_s: float) -> frozenset[str]:
         """Families that run, or are to run."""
@@ -298,10 +294,12 @@ class Observation:
         """View of this moment, its trigger still empty."""
         families = sorted(objectives)
         fleet, demand = self.fleet(now_s), self.demand(families, slo_margins, now_s)
+        # Every decision records its view, and a repository may hold many families.
+        known = self.catalog.restrict({*families, *(d.family for d in demand), *_hosted(fleet, current)})
         return PlanView(
             now_s=now_s,
             fleet=fleet,
-            catalog=self._catalog_of({*families, *(d.family for d in demand), *_hosted(fleet, current)}),
+            catalog=known,
             objectives=tuple(objectives[f] for f in families),
             demand=demand,
             carbon=self.plannable_carbon(now_s).reading,
@@ -317,13 +315,6 @@ class Observation:
             cpu_uses=self.cpu.uses(now_s),
             cpu_histories=self.cpu.histories(),
         )
-
-    def _catalog_of(self, families: Set[str]) -> Catalog:
-        """The catalogue of these families alone: every decision records its view, and a repository may hold many."""
-        wanted = frozenset(families)
-        if wanted != self._known_of:
-            self._known_of, self._known_catalog = wanted, self.catalog.restrict(wanted)
-        return self._known_catalog
 
     def input_stamps(self, now_s: float) -> tuple[InputStamp, ...]:
         """Age and rung of each input that a plan is decided on."""
@@ -345,7 +336,7 @@ def _wake_s(fleet: FleetState, catalog: Catalog) -> float:
     """How long the slowest device that can be planned takes to wake up."""
     types = catalog.profiled_types
     usable = {d.type for n in fleet.nodes for d in n.devices if not unplannable_reason(d, types)}
-    return max((device_type(kind).wake_s for kind in usable), default=0.0)
+    return max((kind.wake_s for kind in usable), default=0.0)
 
 
 def _hosted(fleet: FleetState, current: Plan | None) -> frozenset[str]:

@@ -5,8 +5,8 @@ from typing import Final
 
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog
-from trefoil.core.device_types import CPUS, device_type, is_outside_mig, known_type, limited_type, profile_type
-from trefoil.core.errors import NotFound, PlanError
+from trefoil.core.device_types import CPUS, is_outside_mig, limited_type, profile_type
+from trefoil.core.errors import PlanError
 from trefoil.core.fleet import (
     MISSING_MODEL,
     DeviceKind,
@@ -33,7 +33,7 @@ def out_of_service_reason(status: DeviceStatus) -> str:
 def usable_type(status: DeviceStatus) -> DeviceType:
     """Type of a device of a known type, without what its agent would refuse there: places that are taken, slice types
     that the driver does not offer."""
-    return limited_type(device_type(status.type), status.foreign, status.lacks)
+    return limited_type(status.type, status.foreign, status.lacks)
 
 
 def taken_reason(status: DeviceStatus, key: SliceKey) -> str:
@@ -69,10 +69,9 @@ def unplannable_reason(status: DeviceStatus, types: Collection[str]) -> str:
 
     `types`: see `Catalog.profiled_types`. What runs there stays as it is.
     """
-    try:
-        kind = device_type(status.type)
-    except NotFound:
-        return f"of unknown type {status.type!r}"
+    kind = status.type
+    if kind.unknown:
+        return f"of unknown type {kind.name!r}"
     if kind.kind == DeviceKind.CPU and CPUS not in types:
         return "CPUs are not planned: no variant has a profile on any"
     if profile_type(kind.name) not in types:
@@ -82,12 +81,12 @@ def unplannable_reason(status: DeviceStatus, types: Collection[str]) -> str:
 
 def wrong_mig_mode(status: DeviceStatus) -> str:
     """Reason why a GPU cannot be what its type says: to be cut in MIG mode only, or whole outside it; else empty."""
-    known = known_type(status.type)
-    if known is None or known.kind == DeviceKind.CPU:
+    kind = status.type
+    if kind.unknown or kind.kind == DeviceKind.CPU:
         return ""
-    if known.kind == DeviceKind.MIG_GPU:
+    if kind.kind == DeviceKind.MIG_GPU:
         return "" if status.mig_current else "its MIG mode is off"
-    return "its MIG mode is on" if status.mig_current and is_outside_mig(status.type) else ""
+    return "its MIG mode is on" if status.mig_current and is_outside_mig(kind.name) else ""
 
 
 def check_obeyed(view: PlanView, plan: Plan) -> None:

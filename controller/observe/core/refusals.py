@@ -90,7 +90,7 @@ def _reports(fleet: FleetState) -> dict[str, tuple[object, ...]]:
 def _reported(node: NodeStatus, device: DeviceStatus) -> tuple[object, ...]:
     agent = (node.boot_id, node.driver_load_id, node.epoch, node.agent_target, node.capabilities)
     mig = (device.mig_current, device.mig_pending, device.foreign, device.lacks)
-    return (*agent, *mig, device.type, device.closed, device.cordon)
+    return (*agent, *mig, device.type.name, device.closed, device.cordon)
 
 
 def _without(fleet: FleetState, refusals: Mapping[SliceKey, Refusal]) -> FleetState:

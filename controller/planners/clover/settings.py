@@ -16,11 +16,32 @@ class CloverSettings(PlannerSettings):
         "accuracy_loss_max": "call it accuracy_loss_max_pct",
         "artifact": "call it raw_draws, true or false",
     }
+    FLEET: ClassVar[frozenset[str]] = PlannerSettings.FLEET | {
+        "base_intensity_g_per_kwh",
+        "temperature",
+        "cooling",
+        "temperature_min",
+        "patience",
+        "limit_s",
+        "measured_max",
+        "requests_min",
+        "measure_spare_s",
+        "measure_on",
+        "rate_tolerance",
+        "standardised",
+        "literal",
+        "first_accepted",
+        "raw_draws",
+        "warm",
+        "guided",
+        "carbon_base_g_per_kwh",
+        "kernel_requests",
+    }
 
     credits: int = Field(default=1, ge=0)
     """Requests in flight on one slice; the paper's: one."""
     lambda_weight: float = Field(default=0.5, ge=0, le=1)
-    """Weight of carbon in Eq. 3, where the objective's mode is not lambda."""
+    """Weight of carbon in Eq. 3, where the objective's type is not lambda."""
     base_intensity_g_per_kwh: float = Field(default=250.0, gt=0)
     """Carbon intensity of C_base, where the objective gives none; the artifact's."""
     accuracy_loss_max_pct: float = Field(default=0.0, ge=0)

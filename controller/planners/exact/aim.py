@@ -1,4 +1,4 @@
-"""Aim of the program by an objective's mode: a price of accuracy and a target, with the reason.
+"""Aim of the program by an objective's type: a price of accuracy and a target, with the reason.
 
 budget: the window's dual over the frontier (`frontier.py`); instant: the floor at every instant; lambda: CLOVER Eq. 3.
 Intensity multiplies every joule of a zone alike. So `instant` does not depend on carbon at all, and says so.
@@ -71,7 +71,7 @@ def _family_aim(inputs: PlanningInput, problem: Problem, task: Task, settings: E
         return _lambda(inputs, task, settings)
     if mode == ObjectiveMode.BUDGET:
         return _budget(inputs, problem, task, settings)
-    raise InvalidInput("no such mode", field="objective.mode", value=int(mode), remedy="one of budget, instant, lambda")
+    raise InvalidInput("no such type", field="objective.type", value=int(mode), remedy="one of budget, instant, lambda")
 
 
 def _lambda(inputs: PlanningInput, task: Task, settings: ExactSettings) -> FamilyAim:

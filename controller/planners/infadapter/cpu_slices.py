@@ -11,7 +11,7 @@ times as many, so that old and new stand beside each other until the new one ser
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from pydantic import Field
 
@@ -31,6 +31,8 @@ from trefoil.core.units import grams
 
 class InfAdapterSettings(PlannerSettings):
     """Settings of the planners of CPU slices. Source: InfAdapter (EuroMLSys 23) Eq. 1, and its public code."""
+
+    FLEET: ClassVar[frozenset[str]] = frozenset()  # each holds for all, whichever objective gives it
 
     tick_s: float = Field(default=30.0, gt=0)
     """Period after which the planner asks to be run again."""

@@ -23,7 +23,6 @@ from controller.planners.plan_assembly import plan_of
 from controller.planners.planning_input import PlanningInput
 from controller.planners.uniform import expectation
 from trefoil.core.brains import Decision
-from trefoil.core.device_types import slice_type
 from trefoil.core.errors import InvalidInput
 from trefoil.core.fleet import Configuration
 
@@ -93,8 +92,7 @@ def _solve(problem: Problem, terms: _Terms) -> Solution | None:
     program, settings = Program(), terms.settings
     usable = [c for c in problem.columns if (c.family, c.variant) in terms.only]
     ready_s = {(c.family, c.variant): c.load_s + settings.start_s for c in problem.columns}
-    kinds = {g.type.name: g.type for g in problem.groups}
-    sizes = {c.key: slice_type(kinds[c.device_type], c.slice_type).compute_slices for c in usable}
+    sizes = {c.key: c.shape.compute_slices for c in usable}
     per_size, per_s = settings.beta, settings.gamma
     if settings.normalised:
         all_sizes = sum(g.number * max(s.compute_slices for s in g.type.slice_types) for g in problem.groups)

@@ -22,7 +22,7 @@ from numpy.random import Generator
 from pydantic import Field
 
 from controller.planners.columns import effective_row
-from controller.planners.gpu_allocation import GpuSettings, whole
+from controller.planners.gpu_allocation import GpuSettings
 from controller.planners.gpu_sharing import Gpu
 from controller.planners.muserve.alpaserve import (
     GPUS_MAX,
@@ -39,15 +39,14 @@ from controller.planners.planning_input import HostedSlice, PlanningInput, Task,
 from controller.planners.wattwiser import decision_of, serving_gpu
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
-from trefoil.core.device_types import slice_type
 from trefoil.core.errors import Infeasible, InvalidInput
-from trefoil.core.fleet import DeviceType, SliceKey, SliceType, stage_model
+from trefoil.core.fleet import DeviceType, SliceType, stage_model
 from trefoil.core.plan_check import CONTEXT_MIB
 from trefoil.core.queueing import service_time
 from trefoil.core.units import MS_PER_S
 
 SAMPLE_REQUESTS: Final = 500
-FLEET: Final = ("replicas_max", "group_size", "gpus_per_model_max")
+TOGETHER: Final = ("replicas_max", "group_size", "gpus_per_model_max")
 """Settings of all families together: the value of any objective holds for all."""
 
 
@@ -84,7 +83,7 @@ class AlpaServePlanner:
 
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan the placement, or keep it at a tick."""
-        settings = self.settings.of_all(view.objectives, FLEET)
+        settings = self.settings.of_all(view.objectives, TOGETHER)
         inputs, next_s = read_view(view, settings.rate_floor_per_s, whole=True), view.now_s + settings.tick_s
         if not inputs.tasks:
             return Decision(None, f"{self.name}: no family has an objective", next_s, "no_plan: no objective")
@@ -116,7 +115,7 @@ class AlpaServePlanner:
             remedy = "plan a fleet of one type by this policy, with a node that reports"
             raise InvalidInput("families are placed on GPUs of one type", field="devices", value=kinds, remedy=remedy)
         kind = devices[0].type
-        shape = slice_type(kind, whole(kind.name)[0])
+        shape = kind.largest
         models = [_model(inputs, task, kind, shape, settings) for task in inputs.tasks]
         rates = {task.family: task.demand.rate_per_s for task in inputs.tasks}
         memory_mib, transfer_s = shape.memory_mib - CONTEXT_MIB, settings.transport_gap_ms / MS_PER_S
@@ -172,7 +171,7 @@ def _serving(inputs: PlanningInput, task: Task, homes: Homes, settings: AlpaServ
         device = devices.get(home.device)
         if device is None or device.frozen:
             continue
-        key = SliceKey(device.name, *whole(device.type.name))
+        key = device.type.largest.key(device.name)
         one = HostedSlice(key, task.family, variant.name, (), home.stage, home.stages)
         found.append(serving_gpu(inputs, task, device, one, sharing[device.name], settings))
     for device in (device for device in inputs.devices if device.frozen):

@@ -25,9 +25,17 @@ from controller.rollout.core.path import FleetSnapshot, RolloutPath, plan_path
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog, memory_mib
 from trefoil.core.common import ProfileRow
-from trefoil.core.device_types import CPUS, device_type, profile_type, slice_type
-from trefoil.core.errors import NotFound
-from trefoil.core.fleet import SERVING, DeviceState, FleetState, Hosted, SliceKey, SliceState, family_of
+from trefoil.core.device_types import CPUS, find_slice_type, profile_type
+from trefoil.core.fleet import (
+    SERVING,
+    DeviceState,
+    DeviceType,
+    FleetState,
+    Hosted,
+    SliceKey,
+    SliceState,
+    family_of,
+)
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.plan import NodePlan, Plan, PlannedDevice, PlannedSlice, Route
 from trefoil.core.plan_check import CONTEXT_MIB
@@ -36,13 +44,14 @@ from trefoil.core.queueing import rate_max
 SATURATION: Final = 0.9  # of a slice's throughput that relaxed inputs count on
 WAY_S: Final = 20.0  # that a way through faster variants takes; measured: 10 to 20 s
 FLOOR_TOLERANCE: Final = 5e-4  # of the accuracy on a way, which lasts some seconds
+UNREPORTED: Final = DeviceType()
 UNPROFILED_SHARE: Final = 0.5  # of the compute slices that a family without a profile is routed to
 
 
-def _row(catalog: Catalog, kind: str, shape: str, family: str, variant: str) -> ProfileRow | None:
+def _row(catalog: Catalog, kind: DeviceType, shape: str, family: str, variant: str) -> ProfileRow | None:
     """Row of a class: batch 1, alone, whole, the highest clock; of CPU slices of any size. None: not profiled."""
-    found = catalog.fastest_rows.get((kind, shape, family, variant))
-    if found is None and profile_type(kind) == CPUS:
+    found = catalog.fastest_rows.get((kind.name, shape, family, variant))
+    if found is None and profile_type(kind.name) == CPUS:
         found = next((row for row in catalog.cpu_rows.rows(shape, family, variant) if row.batch == 1), None)
     return found
 
@@ -55,16 +64,19 @@ def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
     models, profiled = view.catalog.by_model, view.catalog.profiled_families
     loadable = loadable_catalog(view.catalog, view.fleet)
 
+    def type_of(device: str) -> DeviceType:
+        return types.get(device) or UNREPORTED
+
     def sustained(model: str, device: str, kind: str, variant: str, count: int) -> float:
         family = family_of(model)
         if family not in profiled:
-            return count * _compute_slices(types.get(device, ""), kind)
-        row = _row(models, types.get(device, ""), kind, model, variant)
+            return count * _compute_slices(type_of(device), kind)
+        row = _row(models, type_of(device), kind, model, variant)
         return 0.0 if row is None or family not in objectives else SATURATION * row.throughput_per_s * count
 
     @lru_cache(maxsize=4096)
     def capacity(model: str, device: str, kind: str, variant: str, count: int) -> float:
-        family, row = family_of(model), _row(models, types.get(device, ""), kind, model, variant)
+        family, row = family_of(model), _row(models, type_of(device), kind, model, variant)
         if relaxed or row is None or family not in objectives:
             return sustained(model, device, kind, variant, count)
         gap_scv = demand[family].gap_scv if family in demand else 1.0
@@ -72,7 +84,7 @@ def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
         return rate_max(row, objective.slo_ms, objective.slo_quantile, gap_scv, count)
 
     def faster(part: PlannedSlice, steps: int) -> PlannedSlice:
-        kind = types.get(part.key.device, "")
+        kind = type_of(part.key.device)
         return replace(
             part, hosted=tuple(_faster(models, loadable, objectives, kind, part, h, steps) for h in part.hosted)
         )
@@ -81,30 +93,28 @@ def rollout_inputs(view: PlanView, relaxed: bool = False) -> RolloutInputs:
     for route in view.current.routes if view.current else ():
         if route.family in objectives and route.family not in profiled:
             routed = [t.slice for t in route.targets if not t.draining]
-            whole = sum(_compute_slices(types.get(key.device, ""), key.slice_type) for key in routed)
+            whole = sum(_compute_slices(type_of(key.device), key.slice_type) for key in routed)
             needs[route.family] = UNPROFILED_SHARE * whole
     return RolloutInputs(
         needs=needs,
         capacity=capacity,
         sustained=sustained,
-        swappable=lambda old, new: _fits(view.catalog, types, old, new),
+        swappable=lambda old, new: _fits(view.catalog, type_of(old.key.device), old, new),
         faster=faster,
         same_type=lambda a, b: types.get(a) == types.get(b),
     )
 
 
-def _compute_slices(kind: str, slice_type_name: str) -> float:
-    try:
-        return float(slice_type(device_type(kind), slice_type_name).compute_slices)
-    except NotFound:
-        return 0.0
+def _compute_slices(kind: DeviceType, slice_type_name: str) -> int:
+    shape = find_slice_type(kind, slice_type_name)
+    return shape.compute_slices if shape is not None else 0
 
 
 def _faster(
     models: Catalog,
     loadable: Catalog,
     objectives: Mapping[str, Objective],
-    kind: str,
+    kind: DeviceType,
     part: PlannedSlice,
     hosted: Hosted,
     steps: int,
@@ -124,17 +134,14 @@ def _faster(
     return best
 
 
-def _fits(catalog: Catalog, types: Mapping[str, str], old: PlannedSlice, new: PlannedSlice) -> bool:
+def _fits(catalog: Catalog, kind: DeviceType, old: PlannedSlice, new: PlannedSlice) -> bool:
     """Whether a slice can swap in place: memory for old and new at once, and no sequences that would break."""
     kept = {(h.family, h.variant) for h in new.hosted}
     if any(catalog.family(h.family).sequence for h in old.hosted if (h.family, h.variant) not in kept):
         return False
-    try:
-        shape = slice_type(device_type(types.get(old.key.device, "")), old.key.slice_type)
-    except NotFound:
-        return False
+    shape = find_slice_type(kind, old.key.slice_type)
     both = {(h.model, h.variant): memory_mib(catalog, h) for part in (old, new) for h in part.hosted}
-    return CONTEXT_MIB + sum(both.values()) <= shape.memory_mib
+    return shape is not None and CONTEXT_MIB + sum(both.values()) <= shape.memory_mib
 
 
 def fleet_snapshot(fleet: FleetState, commanded: Mapping[str, NodePlan], routes: tuple[Route, ...]) -> FleetSnapshot:
@@ -184,10 +191,11 @@ def rollout_refusal(view: PlanView, plan: Plan) -> str:
     current = view.current
     commanded = {node.node: node for node in current.nodes} if current else {}
     snapshot = fleet_snapshot(view.fleet, commanded, current.routes if current else ())
-    found = best_path(view, snapshot, plan)
+    inputs = rollout_inputs(view)
+    found = best_path(view, snapshot, plan, inputs)
     if found.halted:
         return found.why
-    now = routed_capacity(snapshot.routes, snapshot.ready, rollout_inputs(view))
+    now = routed_capacity(snapshot.routes, snapshot.ready, inputs)
     if found.misses_slo and _carries_and_keeps(view, snapshot.routes, now):
         return f"{found.misses_slo}, what runs carries the load without"
     return _below_floor(view, snapshot, now, found)
@@ -270,10 +278,10 @@ def early_routes(
 class _PathKey:
     """What a way depends on, as the key of a memo: plans are asked for once before they are decided, and once after."""
 
-    __slots__ = ("_hash", "key", "plan", "snapshot", "view")
+    __slots__ = ("_hash", "inputs", "key", "plan", "snapshot", "view")
 
-    def __init__(self, view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> None:
-        self.view, self.snapshot, self.plan = view, snapshot, plan
+    def __init__(self, view: PlanView, snapshot: FleetSnapshot, plan: Plan, inputs: RolloutInputs | None) -> None:
+        self.view, self.snapshot, self.plan, self.inputs = view, snapshot, plan, inputs
         demand = tuple((d.family, d.rate_per_s, d.gap_scv) for d in view.demand)
         wanted = tuple((o.family, o.slo_ms, o.slo_quantile, o.hard_min_accuracy) for o in view.objectives)
         nodes = tuple((n.node, n.devices) for n in plan.nodes)
@@ -289,15 +297,16 @@ class _PathKey:
         return isinstance(other, _PathKey) and self.view.catalog is other.view.catalog and self.key == other.key
 
 
-def best_path(view: PlanView, snapshot: FleetSnapshot, plan: Plan) -> RolloutPath:
-    """Best path: under the SLO's capacities, else one on which requests at least do not pile up."""
-    return _best_path(_PathKey(view, snapshot, plan))
+def best_path(view: PlanView, snapshot: FleetSnapshot, plan: Plan, inputs: RolloutInputs | None = None) -> RolloutPath:
+    """Best path: under the SLO's capacities, else one on which requests at least do not pile up. `inputs`: those of
+    the view, where the caller has them."""
+    return _best_path(_PathKey(view, snapshot, plan, inputs))
 
 
 @lru_cache(maxsize=64)
 def _best_path(asked: _PathKey) -> RolloutPath:
     view, snapshot, plan = asked.view, asked.snapshot, asked.plan
-    strict = plan_path(snapshot, plan, rollout_inputs(view))
+    strict = plan_path(snapshot, plan, asked.inputs or rollout_inputs(view))
     if not strict.halted:
         return strict
     relaxed = plan_path(snapshot, plan, rollout_inputs(view, relaxed=True))

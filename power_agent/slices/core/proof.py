@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
-from trefoil.core.device_types import WHOLE, slice_type
-from trefoil.core.errors import NotFound
+from trefoil.core.device_types import WHOLE, find_slice_type
 from trefoil.core.fleet import DeviceKind, DeviceType, SliceKey
 
 GENERATION_MAX: Final = 10**12
@@ -93,9 +92,8 @@ def uncut_keys(device: str, kind: DeviceType, names: Sequence[str]) -> Iterator[
             continue
         text, _, start = name.removeprefix(prefix).rpartition("-")
         named = WHOLE if kind.kind == DeviceKind.WHOLE_GPU else text.replace("-", ":", 1)
-        try:
-            found = slice_type(kind, named)
-        except NotFound:
+        found = find_slice_type(kind, named)
+        if found is None:
             continue
         key = SliceKey(device, named, int(start) if start.isdecimal() else -1, found.memory_slices)
         if key.name == name and key.start in found.starts:

@@ -16,12 +16,13 @@ from itertools import chain
 from typing import Final
 
 from trefoil.core.catalog import Catalog
-from trefoil.core.device_types import device_type, slice_type
+from trefoil.core.device_types import slice_type
 from trefoil.core.errors import PlanError
 from trefoil.core.fleet import (
     DeviceKind,
     DeviceState,
     DeviceStatus,
+    DeviceType,
     FleetState,
     Hosted,
     NodeStatus,
@@ -59,7 +60,7 @@ class SeenDevice:
     """Device as it is now. `foreign`: instances that somebody else made; they are reported, never touched."""
 
     device: str
-    type: str
+    type: DeviceType
     state: DeviceState
     mig_on: bool = True
     slices: tuple[SeenSlice, ...] = ()
@@ -73,7 +74,7 @@ class SeenDevice:
     @property
     def create(self) -> tuple[str, ...]:
         """Verbs of the steps that bring a slice into being."""
-        return CREATE if device_type(self.type).kind == DeviceKind.MIG_GPU else ()
+        return CREATE if self.type.kind == DeviceKind.MIG_GPU else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ def _differs(seen: SeenSlice, wanted: PlannedSlice) -> bool:
     return set(seen.hosted) != set(wanted.hosted)
 
 
-def _no_swap_reason(seen: SeenSlice, wanted: PlannedSlice, type_name: str, catalog: Catalog) -> str:
+def _no_swap_reason(seen: SeenSlice, wanted: PlannedSlice, kind: DeviceType, catalog: Catalog) -> str:
     """Why what a slice serves cannot change in place: old and new fit beside each other, and no family that changes has
     sequences, which would lose their state. "" if it can."""
     if seen.stale_files:
@@ -194,7 +195,7 @@ def _no_swap_reason(seen: SeenSlice, wanted: PlannedSlice, type_name: str, catal
     need_mib = CONTEXT_MIB + sum(
         catalog.family(h.family).variant(h.variant).memory_mib for h in {*seen.hosted, *wanted.hosted}
     )
-    fits = need_mib <= slice_type(device_type(type_name), seen.key.slice_type).memory_mib
+    fits = need_mib <= slice_type(kind, seen.key.slice_type).memory_mib
     return "" if fits else "both do not fit at once"
 
 

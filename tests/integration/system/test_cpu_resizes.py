@@ -43,7 +43,7 @@ SERVING = (SliceState.READY, SliceState.SWAPPING)
 def system_of(policy: str, **settings: Any) -> RunningSystem:
     """One family on quotas of this machine's cores."""
     return RunningSystem({
-        "policy": policy, "objective_mode": "instant", "family.name": FAMILY, "fleet.kind": "real",
+        "policy": policy, "objective_type": "instant", "family.name": FAMILY, "fleet.kind": "real",
         "power_agent.cpu": "serve", "slo.percentile": 99.0, "slo.latency_ms": 750.0,
         "availability.replicas_min": 1, "availability.spread_min": 1, "params.core_step": 0.1, **settings,
     })  # fmt: skip

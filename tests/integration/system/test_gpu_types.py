@@ -31,7 +31,7 @@ SHARED, IN_FLIGHT = "node0/gpu0", 3  # one on each GPU
 @pytest.fixture
 def system(tmp_path):
     one = RunningSystem({
-        "policy": "carbondis", "objective_mode": "instant", "slo.latency_ms": 150.0, "workers": 2,
+        "policy": "carbondis", "objective_type": "instant", "slo.latency_ms": 150.0, "workers": 2,
         "family.repository": str(two_families(tmp_path / "models")), "demand_initial_per_s": RATE_PER_S,
         "more_families": f'[{{name = "{TWIN}", demand_initial_per_s = {RATE_PER_S}}}]',
         "fleet.devices": json.dumps(["A100-SXM4-40GB", "Tesla T4", "Tesla T4"]),

@@ -67,7 +67,7 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "--param accuracy_margin=much",
         "--param luck=7",
         "--lambda 0.5 --accuracy-floor 0.9",
-        "--mode sometimes",
+        "--type sometimes",
         "--file {tmp}/nowhere.toml",
         "--file {tmp}/objectives.toml",  # of which the first alone could be set
         "--reset --slo-latency-ms 50",

@@ -24,7 +24,7 @@ SHARED = GPUS[1]
 def system(request, tmp_path):
     repository = two_families(tmp_path / "models", batched=True)
     one = RunningSystem({
-        "policy": request.param, "objective_mode": "instant", "family.repository": str(repository),
+        "policy": request.param, "objective_type": "instant", "family.repository": str(repository),
         "more_families": f'[{{name = "{TWIN}", demand_initial_per_s = 10.0}}]',
         "fleet.devices": json.dumps(["A100-SXM4-40GB"] * 3), "demand_initial_per_s": 10.0, "slo.latency_ms": 250.0,
         "availability.replicas_min": 1, "availability.spread_min": 1,
@@ -66,7 +66,7 @@ async def served(system: RunningSystem, images: Path) -> tuple[dict[str, LoadRes
 
 def test_exact_puts_two_families_on_one_gpu_and_the_other_sleeps(tmp_path):
     system = RunningSystem({
-        "policy": "exact", "preset": "shared_slices", "objective_mode": "instant", "slo.latency_ms": 300.0,
+        "policy": "exact", "preset": "shared_slices", "objective_type": "instant", "slo.latency_ms": 300.0,
         "family.repository": str(two_families(tmp_path / "models")), "demand_initial_per_s": 4.0,
         "more_families": f'[{{name = "{TWIN}", demand_initial_per_s = 4.0}}]',
         "fleet.devices": json.dumps(["Tesla V100-SXM2-32GB"] * 2), "accuracy.below_best_pct": 5.0,

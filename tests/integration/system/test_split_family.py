@@ -28,7 +28,7 @@ def repository(tmp_path) -> Path:
 @pytest.fixture
 def system(repository):
     one = RunningSystem({
-        "policy": "muserve", "params.group_size": 2, "objective_mode": "instant", "slo.latency_ms": SLO_MS,
+        "policy": "muserve", "params.group_size": 2, "objective_type": "instant", "slo.latency_ms": SLO_MS,
         "family.repository": str(repository), "demand_initial_per_s": RATE_PER_S,
         "availability.replicas_min": 1, "availability.spread_min": 1,
     })  # fmt: skip

@@ -85,7 +85,7 @@ class Node:
             devices=tuple(
                 DeviceStatus(
                     device=name,
-                    type=A100_40GB.name,
+                    type=A100_40GB,
                     state=state,
                     slices=tuple(status for key, status in sorted(self.slices.items()) if key.device == name),
                     mig_current=True,

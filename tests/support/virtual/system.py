@@ -50,7 +50,7 @@ ALONE = {"replicas_min": 1, "spread_min": 1}
 SETTINGS: Mapping[str, Any] = {
     "policy": "exact",
     "planner": "tests.support.virtual.planner:Drawn",
-    "objectives": ({"family": FAMILY, "mode": "instant", "slo": {"latency_ms": 400.0}, "availability": ALONE},),
+    "objectives": ({"family": FAMILY, "type": "instant", "slo": {"latency_ms": 400.0}, "availability": ALONE},),
     "tick_s": 1.0,
     "solve_timeout_s": 2.0,
     "node_stale_s": 3.0,

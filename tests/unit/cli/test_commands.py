@@ -19,6 +19,7 @@ from trefoil.cli.run.state_directory import SERVICES, Failing, Launch, StatePath
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.carbon import CarbonReading, Factors, Method, Series
 from trefoil.core.common import Revision
+from trefoil.core.device_types import A100_40GB
 from trefoil.core.errors import InvalidInput, NotFound, Unavailable
 from trefoil.core.fleet import (
     FAILED_LAST,
@@ -95,13 +96,13 @@ NODE = NodeStatus(
     devices=(
         DeviceStatus(
             "node0/gpu0",
-            "A100-SXM4-40GB",
+            A100_40GB,
             DeviceState.AWAKE,
             (SliceStatus(KEY, state=SliceState.READY, hosted=HOSTED),),
             clock_mhz=1410,
             power_w=231.5,
         ),
-        DeviceStatus("node0/gpu1", "A100-SXM4-40GB", DeviceState.ASLEEP),
+        DeviceStatus("node0/gpu1", A100_40GB, DeviceState.ASLEEP),
     ),
 )
 READING = CarbonReading(
@@ -632,13 +633,13 @@ def test_objective_set_brings_a_family_into_service_by_its_floor(tmp_path: Path,
     assert wanted == Objective("new", ObjectiveMode.BUDGET, min_accuracy=0.9)
 
 
-def test_objective_set_chooses_mode_and_window(tmp_path: Path, running: Running) -> None:
-    document(tmp_path, "objective", "set", "--mode", "budget", "--window-s", "3600")
+def test_objective_set_chooses_type_and_window(tmp_path: Path, running: Running) -> None:
+    document(tmp_path, "objective", "set", "--type", "budget", "--window-s", "3600")
     sent: Objective = codec.from_proto(running.changed().objective)
     assert (sent.mode, sent.window_s, sent.min_accuracy) == (ObjectiveMode.BUDGET, 3600.0, 0.97)
-    document(tmp_path, "objective", "set", "--mode", "instant")
+    document(tmp_path, "objective", "set", "--type", "instant")
     assert running.changed().objective.mode == ObjectiveMode.INSTANT
-    document(tmp_path, "objective", "set", "--mode", "lambda")  # as much weight as it had, or the controller's default
+    document(tmp_path, "objective", "set", "--type", "lambda")  # as much weight as it had, or the controller's default
     assert running.changed().objective.mode == ObjectiveMode.LAMBDA
 
 
@@ -670,7 +671,7 @@ def test_objectives_of_a_file_are_sent_together(tmp_path: Path, running: Running
     file = tmp_path / "objectives.toml"
     file.write_text(
         "[fleet]\nmax_watts = 650\n[families.digits]\naccuracy.floor = 0.98\n"
-        '[families.cats]\nmode = "budget"\nwindow_s = 7200\nslo.percentile = 99\nparams = {credits = 3}\n'
+        '[families.cats]\ntype = "budget"\nwindow_s = 7200\nslo.percentile = 99\nparams = {credits = 3}\n'
     )
     found = document(tmp_path, "objective", "set", "--file", str(file))
     method, request = running.asked[-1]
@@ -692,7 +693,7 @@ def test_objectives_of_a_file_are_sent_together(tmp_path: Path, running: Running
     ("[families.digits]\nslo.latency_ms = -3", ("objectives.toml", "families.digits.slo.latency_ms = -3")),
     ("[families.digits]\nslo_ms = 3", ("objectives.toml", "families.digits.slo_ms", "set slo.latency_ms")),
     ("[families.dogs]\nslo.latency_ms = 3", ("objectives.toml", "families.dogs", "one of: cats, digits")),
-    ("[families.digits]\nmode = 'instant'\nwindow_s = 9", ("objectives.toml", "family digits", "window_s", "budget")),
+    ("[families.digits]\ntype = 'instant'\nwindow_s = 9", ("objectives.toml", "family digits", "window_s", "budget")),
     ("[families.digits]\naccuracy.floor = 0.98\n[families.cats]\nslo.latency_ms = 1",
      ("objectives.toml", "family cats: slo_ms")),
     ("", ("objectives.toml", "says nothing")),
@@ -717,7 +718,7 @@ def test_lambda_selects_lambda_mode(tmp_path: Path, running: Running) -> None:
 
 
 @pytest.mark.parametrize("flags", [[], ["--lambda", "0.1", "--accuracy-floor", "0.9"], ["--accuracy-floor", "1.5"],
-    ["--mode", "hourly"], ["--mode", "instant", "--window-s", "60"], ["--mode", "budget", "--lambda", "0.1"],
+    ["--type", "hourly"], ["--type", "instant", "--window-s", "60"], ["--type", "budget", "--lambda", "0.1"],
     ["--slo-latency-ms", "60", "--file", "objectives.toml"],
 ])  # fmt: skip
 def test_objective_set_refuses_what_means_nothing(tmp_path: Path, running: Running, flags: list[str]) -> None:

@@ -87,9 +87,9 @@ def test_all_policies_that_apply_are_played_and_the_others_named_with_the_reason
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--policies", "base,exat"), ("policy.name = 'exat': unknown policy", "exact")),
+        (("--policies", "base,exat"), ("policy = 'exat': unknown policy", "exact")),
         (("--policies", "base"), ("--policies = 'base': nothing to compare", "two or more")),
-        (("--set", "policy.name=base,exact"), ("policy.name", "--policies")),
+        (("--set", "policy=base,exact"), ("policy", "--policies")),
         (("--set", "families.1.name=digits"), ("families: has 1 entry", "families.0")),
         (("--set", "families.0.repository=nowhere,elsewhere"), ("nowhere/digits/family.toml", "No such file")),
     ],

@@ -12,6 +12,7 @@ from protos.power_agent.v1 import power_agent_pb2 as pb
 from protos.power_agent.v1 import power_agent_pb2_grpc as pb_grpc
 from trefoil.cli.main import app
 from trefoil.core.common import Revision
+from trefoil.core.device_types import A100_40GB
 from trefoil.core.energy import EnergySample
 from trefoil.core.fleet import ClockLease, DeviceState, DeviceStatus, NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.core.plan import NodePlan, Plan
@@ -34,7 +35,7 @@ class Agent(pb_grpc.PowerAgentServicer):
         slices = () if self.cordon and self.empties else (SliceStatus(SLICE, 3, state=SliceState.READY),)
         device = DeviceStatus(
             "node0/gpu0",
-            "A100-SXM4-40GB",
+            A100_40GB,
             DeviceState.AWAKE,
             slices,
             clock_mhz=1410,

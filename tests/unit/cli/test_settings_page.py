@@ -18,7 +18,7 @@ def test_settings_page_is_current():
     ("key", "meaning"),
     [
         ("web.timeout_s", "Of one whole exchange"),  # a docstring below the field
-        ("window_s", "of budget mode"),  # a comment behind it
+        ("window_s", "of type budget"),  # a comment behind it
         (
             "family.profile_override",
             "A profile.csv that stands for the family's own, e.g. one of equal joules",

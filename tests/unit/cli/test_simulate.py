@@ -24,7 +24,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 
 def test_json_is_one_document_and_the_same_bytes(tmp_path):
-    short = ("--set", "duration_s=60", "--set", "policy.name=base", "--seed", "7", "--json")
+    short = ("--set", "duration_s=60", "--set", "policy=base", "--seed", "7", "--json")
     code, first, _ = run(*short, "--out", str(tmp_path))
     assert code == 0
     assert json.loads(first)["summary"]["seed"] == 7
@@ -40,7 +40,7 @@ def test_json_is_one_document_and_the_same_bytes(tmp_path):
         ("families.0.name=1", ("model_repository/1/family.toml", "Remedy")),
         ("families.1.name=digits", ("families: has 1 entry, and no '1'", "write families.0")),
         ('carbon.zones.demo.trace="EMPTY"', ("empty.csv", "Remedy")),
-        ("policy.name=clever", ("clever", "exact")),
+        ("policy=clever", ("clever", "exact")),
         ("noise.colour=1", ("noise.colour", "unknown setting")),
         ("carbon.zones.demo.constant=3", ("unknown setting", "did you mean constant_g_per_kwh?")),
     ],

@@ -27,6 +27,7 @@ from trefoil.reproduce.plots import write_csv
         ),
         ("objective set --min-accuracy 0.7", "--accuracy-floor"),
         ("objective set --slo-ms 70", "--slo-latency-ms"),
+        ("objective set --mode lambda", "Remedy: --type lambda"),
         ("objective set --accuracy-floor -1", "write a number from 0 to 1"),
         ("up --set lambda_weight=70", "Remedy: write 0.7 for 70 %"),
     ],

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from controller.loop.core.objectives import accept_objective
-from controller.planners.planner_settings import PlannerSettings
+from controller.planners.planner_settings import ExactSettings, PlannerSettings
 from tests.support.plans import CATALOG
 from tests.unit.controller.views import OBJECTIVE
 from trefoil.core.catalog import Catalog
@@ -21,7 +21,7 @@ PROFILED = Catalog(CATALOG.families, (ROW,))
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [
-        ("mode", ObjectiveMode.UNSPECIFIED, "mode"),
+        ("mode", ObjectiveMode.UNSPECIFIED, "type"),
         ("slo_ms", 0.0, "slo_ms"),
         ("slo_ms", float("nan"), "slo_ms"),
         ("slo_quantile", 95.0, "slo_quantile"),
@@ -54,6 +54,16 @@ def test_defaults_are_filled_in_and_the_number_counts_on():
 def test_a_change_by_somebody_else_is_noticed():
     with pytest.raises(StaleRevision, match="number 1, not 7"):
         accept_objective(OBJECTIVE, {"toy": OBJECTIVE}, PROFILED, None, expected_number=7)
+
+
+@pytest.mark.parametrize(("params", "taken"), [({"solver_gap": 0.01}, False), ({"accuracy_margin": 0.01}, True)])
+def test_a_setting_of_the_whole_fleet_is_no_familys(params, taken):
+    wanted = replace(OBJECTIVE, params=params)
+    if taken:
+        assert accept_objective(wanted, {}, PROFILED, ExactSettings()).params == params
+        return
+    with pytest.raises(InvalidInput, match=r"params\.solver_gap = 0\.01.*Remedy: set parts\.planner\.solver_gap"):
+        accept_objective(wanted, {}, PROFILED, ExactSettings())
 
 
 def test_params_of_a_planner_of_ones_own_are_its_own_business():

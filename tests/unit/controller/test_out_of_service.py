@@ -22,9 +22,9 @@ from tests.support.planning import view as planning_view
 from tests.unit.controller.views import view
 from trefoil.core.brains import BudgetState
 from trefoil.core.demand import Demand
-from trefoil.core.device_types import A100_40GB, H100_80GB, T4
+from trefoil.core.device_types import A100_40GB, H100_80GB, T4, device_type
 from trefoil.core.errors import PlanError
-from trefoil.core.fleet import DeviceState, DeviceStatus, FleetState
+from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, FleetState
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.runtime.repository import load_catalog
 
@@ -92,10 +92,10 @@ def test_a_cordon_and_its_end_fire_like_a_loss_and_name_the_reason():
 
 def test_the_planner_uses_what_it_can_and_says_what_it_leaves_out():
     strange = (
-        DeviceStatus("node0/cpu", "cpu:64", DeviceState.ASLEEP),
-        DeviceStatus("node0/gpu2", T4.name, DeviceState.AWAKE),
-        DeviceStatus("node0/gpu3", "GeForce 256", DeviceState.AWAKE),
-        DeviceStatus("node0/gpu4", A100_40GB.name, DeviceState.AWAKE, mig_current=False),
+        DeviceStatus("node0/cpu", device_type("cpu:64"), DeviceState.ASLEEP),
+        DeviceStatus("node0/gpu2", T4, DeviceState.AWAKE),
+        DeviceStatus("node0/gpu3", DeviceType("GeForce 256"), DeviceState.AWAKE),
+        DeviceStatus("node0/gpu4", A100_40GB, DeviceState.AWAKE, mig_current=False),
     )
     found = changed(with_device(fleet(2), *strange), GPU0, cordon="a fan is broken")
     decision = ExactPlanner().plan(planning_view(rate=20.0, devices=found), np.random.default_rng(0))
@@ -110,7 +110,7 @@ def test_the_planner_uses_what_it_can_and_says_what_it_leaves_out():
 
 def test_what_runs_on_a_device_that_no_planner_knows_stays_through_a_rollout():
     before = plan_of({GPU0: (), GPU1: ()})
-    found = with_device(fleet(2), DeviceStatus("node0/gpu3", "GeForce 256", DeviceState.AWAKE))
+    found = with_device(fleet(2), DeviceStatus("node0/gpu3", DeviceType("GeForce 256"), DeviceState.AWAKE))
     after = plan_of({GPU0: layout((("7g.40gb", 0),), "digits-l", GPU0), GPU1: ()})
     way = best_path(carrying(found, 20.0, before), fleet_snapshot(found, {}, ()), after)
     assert all(step.devices["node0/gpu3"].target == DeviceState.AWAKE for step in way.steps)
@@ -118,12 +118,12 @@ def test_what_runs_on_a_device_that_no_planner_knows_stays_through_a_rollout():
 
 @pytest.mark.parametrize(
     ("kind", "mig_on", "why"),
-    [(A100_40GB.name, True, ""), (A100_40GB.name, False, "MIG"), ("cpu:8", False, ""), (H100_80GB.name, True, None)],
+    [(A100_40GB, True, ""), (A100_40GB, False, "MIG"), (device_type("cpu:8"), False, ""), (H100_80GB, True, None)],
 )
 def test_what_can_be_planned_follows_from_the_profile_and_the_mode(kind, mig_on, why):
     found = unplannable_reason(DeviceStatus("n/x", kind, DeviceState.AWAKE, mig_current=mig_on), CATALOG.profiled_types)
     if why is None:
-        assert bool(found) == (kind not in CATALOG.profiled_types)
+        assert bool(found) == (kind.name not in CATALOG.profiled_types)
     else:
         assert (why in found) if why else not found
 

@@ -19,6 +19,7 @@ from trefoil.core.carbon import CarbonReading, Quality, Series
 from trefoil.core.catalog import Catalog, Family
 from trefoil.core.common import Basis, ProfileRow, Provenance, Revision
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow
+from trefoil.core.device_types import A100_40GB, reported_type
 from trefoil.core.energy import EnergyMethod, EnergySample, HostedEnergy, ReceiptRates, SliceEnergy
 from trefoil.core.fleet import DeviceStatus, Hosted, NodeStatus, SliceKey, SliceStatus
 from trefoil.core.latency import build_histogram
@@ -48,7 +49,9 @@ def node(hosted: dict[SliceKey, str], kind: str = TYPE) -> NodeStatus:
         )
 
     devices = sorted({key.device for key in hosted})
-    return NodeStatus("n", devices=tuple(DeviceStatus(device, kind, slices=slices(device)) for device in devices))
+    return NodeStatus(
+        "n", devices=tuple(DeviceStatus(device, reported_type(kind), slices=slices(device)) for device in devices)
+    )
 
 
 def sample(
@@ -160,13 +163,13 @@ def test_receipts_of_an_hour_add_up_to_the_metered_active_energy(seed):
 
 
 def test_a_line_goes_through_the_smallest_and_the_largest_batch():
-    line = energy_line([row("l", batch) for batch in (1, 2, 8)])
+    line = energy_line([row("l", batch) for batch in (1, 2, 8)], A100_40GB)
     assert (line.request_j, line.item_j) == (pytest.approx(0.5), pytest.approx(1.5))
     assert line.basis == Basis.SYNTHETIC
-    assert energy_line([row("l", 1)]) == EnergyLine(0.0, 2.0, Basis.SYNTHETIC)
+    assert energy_line([row("l", 1)], A100_40GB) == EnergyLine(0.0, 2.0, Basis.SYNTHETIC)
     measured = replace(row("l", 1), provenance=Provenance(Basis.MEASURED))
-    assert energy_line([measured]).basis == Basis.MODELLED, "measured elsewhere: of this slice it is a model"
-    slower = energy_line([row("l", 1)], clock_mhz=705)
+    assert energy_line([measured], A100_40GB).basis == Basis.MODELLED, "measured elsewhere: of this slice it is a model"
+    slower = energy_line([row("l", 1)], A100_40GB, clock_mhz=705)
     assert slower.item_j < 2.0
 
 

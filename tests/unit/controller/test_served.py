@@ -11,7 +11,8 @@ from dispatcher.service.accounting import LoadCounters
 from tests.unit.controller.test_receipts import CATALOG, KEYS, TYPE
 from trefoil.core.catalog import Catalog, Family, Variant
 from trefoil.core.common import Basis, ProfileRow, Provenance, Revision
-from trefoil.core.device_types import DEVICE_TYPES
+from trefoil.core.device_types import A100_40GB
+from trefoil.core.fleet import DeviceType
 from trefoil.core.objective import Objective
 
 VARIANTS = tuple(Variant(n, v, a, "", 16, 1.0, 1, "") for n, v, a in (("s", 1, 0.9), ("l", 2, 0.99)))
@@ -49,9 +50,9 @@ def test_what_nobody_answered_is_not_known_and_not_0():
 
 
 def test_base_is_the_largest_variant_on_whole_devices_that_are_all_awake():
-    base = model_base(KNOWN, {"n/gpu0": TYPE, "n/gpu1": TYPE}, ["digits"])
+    base = model_base(KNOWN, {"n/gpu0": A100_40GB, "n/gpu1": A100_40GB}, ["digits"])
     assert base.unknown == ""
-    assert base.idle_j("n/gpu1", 10.0) == 10.0 * DEVICE_TYPES[TYPE].idle_w
+    assert base.idle_j("n/gpu1", 10.0) == 10.0 * A100_40GB.idle_w
     assert base.active_j(JoinedSample("digits", 0.0, 0.0, 0.0, answered=4.0, items=4.0)) == pytest.approx(12.0)
     for part in ("l on 7g.40gb", "synthetic profile", "all 2 devices", "55 W idle"):
         assert part in base.basis
@@ -60,8 +61,8 @@ def test_base_is_the_largest_variant_on_whole_devices_that_are_all_awake():
 @pytest.mark.parametrize(
     ("devices", "catalog", "why"),
     [
-        ({"n/gpu0": TYPE}, Catalog((FAMILY,), CATALOG.rows), "no profile of l on 7g.40gb"),
-        ({"n/gpu0": "Voodoo 2"}, KNOWN, "Voodoo 2"),
+        ({"n/gpu0": A100_40GB}, Catalog((FAMILY,), CATALOG.rows), "no profile of l on 7g.40gb"),
+        ({"n/gpu0": DeviceType("Voodoo 2")}, KNOWN, "Voodoo 2"),
         ({}, KNOWN, "no device"),
     ],
     ids=["no profile", "no such type", "no device"],

@@ -12,7 +12,7 @@ from controller.role.disk_store import DiskStore
 from tests.unit.controller.test_receipt_shell import HOUR, KEYS, World
 from tests.unit.controller.test_receipts import sample
 from trefoil.core.demand import LoadCell, LoadKey, LoadWindow, ScaleSignal, TableAck
-from trefoil.core.device_types import device_type
+from trefoil.core.device_types import reported_type
 from trefoil.core.energy import EnergySample
 from trefoil.core.fleet import DeviceStatus, NodeStatus
 from trefoil.core.latency import Histogram, build_histogram
@@ -176,15 +176,15 @@ def test_samples_that_contradict_themselves_are_named(name):
 @pytest.mark.parametrize("kind", ["A100-SXM4-40GB", "T4", "cpu:64", "unknown:B200:180GiB:1000W", "never heard of"])
 def test_no_device_draws_more_than_its_type_in_its_time(kind):
     one = replace(sample(KEY, "s", 0.0, 100.0), counter_j=60.0)
-    assert power_fault(one, kind) == ""
-    assert "draws" in power_fault(replace(one, counter_j=1e9), kind)
+    assert power_fault(one, reported_type(kind)) == ""
+    assert "draws" in power_fault(replace(one, counter_j=1e9), reported_type(kind))
 
 
 def test_a_device_may_draw_its_most_with_a_margin():
-    most_w = device_type(TYPE).max_w
+    kind = reported_type(TYPE)
     one = sample(KEY, "s", 0.0, 100.0)
-    assert power_fault(replace(one, counter_j=1.2 * most_w), TYPE) == ""
-    assert power_fault(replace(one, counter_j=2 * most_w), TYPE)
+    assert power_fault(replace(one, counter_j=1.2 * kind.max_w), kind) == ""
+    assert power_fault(replace(one, counter_j=2 * kind.max_w), kind)
 
 
 async def spoil(world: World, value: LoadWindow | EnergySample) -> None:

@@ -41,7 +41,7 @@ def fleet(*parts: PlannedSlice, starting=(), lost=(), stale=False) -> FleetState
     devices = tuple(
         DeviceStatus(
             name,
-            A100_40GB.name,
+            A100_40GB,
             DeviceState.LOST if name in lost else DeviceState.AWAKE if slices(name) else DeviceState.ASLEEP,
             slices(name),
             mig_current=True,

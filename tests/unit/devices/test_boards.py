@@ -13,8 +13,8 @@ from power_agent.devices.boards import MIG_WENT_ON, board_type, closed_reason
 from tests.support.planning import fleet, view
 from tests.support.simulated_driver import create_slice, inventory_on
 from trefoil.core.catalog import Catalog
-from trefoil.core.device_types import DEVICE_TYPES, DRIVERS, NO_MIG, device_type, known_type, unknown_board_name
-from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus
+from trefoil.core.device_types import DEVICE_TYPES, DRIVERS, NO_MIG, device_type, reported_type, unknown_board_name
+from trefoil.core.fleet import DeviceKind, DeviceState, DeviceStatus, DeviceType
 from trefoil.profiler.assumed import GB_PER_S, GraphCost, assumed_points
 from trefoil.profiler.cost_law import read_model
 from trefoil.profiler.profile_csv import ProfileProvenance, profile_text
@@ -71,7 +71,7 @@ def test_a_board_outside_mig_is_whole_until_mig_mode_is_wanted_or_comes(name: st
     assert shape.sm_count >= widest.sm_count
     assert closed_reason(whole, seen.uuid, mig_current=False) == ""
     assert closed_reason(whole, seen.uuid, mig_current=True) == MIG_WENT_ON
-    status = DeviceStatus(GPU, whole.name, DeviceState.AWAKE)
+    status = DeviceStatus(GPU, whole, DeviceState.AWAKE)
     assert unplannable_reason(status, [whole.name]) == ""
     assert unplannable_reason(replace(status, mig_current=True), [whole.name]) == "its MIG mode is on"
 
@@ -87,8 +87,8 @@ def test_a_board_that_no_table_describes_goes_by_what_its_driver_says() -> None:
         assert inventory.energy_j(GPU) is not None
     assert [(s.name, s.memory_mib) for s in kind.slice_types] == [("whole", 47 * 1024)]
     assert kind.sleep_w < kind.idle_w < kind.max_w == 300.0
-    assert unplannable_reason(DeviceStatus(GPU, ADA, DeviceState.AWAKE), [ADA]) == ""
-    assert unplannable_reason(DeviceStatus(GPU, ADA, DeviceState.AWAKE), []) == f"no variant has a profile on {ADA}"
+    assert unplannable_reason(DeviceStatus(GPU, kind, DeviceState.AWAKE), [ADA]) == ""
+    assert unplannable_reason(DeviceStatus(GPU, kind, DeviceState.AWAKE), []) == f"no variant has a profile on {ADA}"
     assert "MIG mode is on" in closed_reason(kind, seen.uuid, mig_current=True)
 
 
@@ -112,4 +112,4 @@ def test_the_name_of_an_unknown_board_says_all_of_it(board: str, clocks_mhz: tup
     "name", ["gpu:", "gpu:x", "gpu:x:0GiB:300W", "gpu:x:1GiB:300W:0-9MHz/1", "gpu:x:1GiB:300W:1-99999999MHz/1"]
 )
 def test_a_name_that_says_less_or_too_much_is_no_type(name: str) -> None:
-    assert known_type(name) is None
+    assert reported_type(name) == DeviceType(name)

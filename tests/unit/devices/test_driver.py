@@ -42,7 +42,7 @@ def default_create(order):
     return layout(driver.gpus[0])
 
 
-@pytest.mark.parametrize("model", MIG_MODELS, ids=lambda m: m.name)
+@pytest.mark.parametrize("model", MIG_MODELS, ids=lambda m: m.type.name)
 @pytest.mark.parametrize("configuration", MAXIMAL, ids=str)
 def test_every_maximal_configuration_can_be_placed_and_then_nothing_more_fits(model, configuration):
     driver = make_driver(model)
@@ -71,9 +71,9 @@ def test_there_are_19_maximal_configurations_and_14_multisets():
     assert len({tuple(sorted(width for width, _ in c)) for c in MAXIMAL}) == 14
 
 
-@pytest.mark.parametrize("model", GPU_MODELS, ids=lambda m: m.name)
+@pytest.mark.parametrize("model", GPU_MODELS, ids=lambda m: m.type.name)
 def test_the_core_device_type_and_the_driver_table_agree(model):
-    core = device_types.device_type(model.name)
+    core = model.type
     assert core.kind == (DeviceKind.MIG_GPU if model.mig_capable else DeviceKind.WHOLE_GPU)
     assert core.clocks_mhz == (model.clocks_mhz if model.lockable else ())
     assert (core.clock_lockable, core.energy_counter) == (model.lockable, model.energy_counter)

@@ -8,6 +8,7 @@ from dispatcher.queues.fair import FairQueue
 from dispatcher.routers import ROUTERS
 from trefoil.core.brains import Outcome, Router, Ticket
 from trefoil.core.common import Revision
+from trefoil.core.device_types import A100_40GB
 from trefoil.core.fleet import DeviceState, DeviceStatus, Hosted, NodeStatus, SliceKey, SliceState, SliceStatus
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.parts import Kind, load_part
@@ -70,7 +71,7 @@ def node(statuses: Sequence[SliceStatus], name: str = "node0", observed_at_s: fl
         devices=tuple(
             DeviceStatus(
                 device=device,
-                type="A100-SXM4-40GB",
+                type=A100_40GB,
                 state=DeviceState.AWAKE,
                 slices=tuple(each for each in statuses if each.key.device == device),
             )

@@ -1,13 +1,16 @@
 """BASE, CO2OPT: fixed plans, honest expectations. STATIC_MIX: `exact` that cannot see carbon."""
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 
+from controller.loop.core.decision import run_planner
 from controller.planners.base import BasePlanner, MigSettings, base_reference
 from controller.planners.co2opt import Co2OptPlanner
 from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import read_view
-from controller.planners.policy_parts import planner_of
+from controller.planners.policy_parts import planner_of, with_policy_parts
 from controller.planners.static_mix import StaticMixPlanner
 from tests.support.cpus import cpu_view
 from tests.support.planning import DUCK, digits, fleet, objective, view, with_low_end
@@ -63,6 +66,21 @@ def test_co2opt_goes_by_joules_not_by_size():
 def test_baselines_never_follow_carbon(planner):
     digests = {decide(planner, view(ci, history=DUCK)).plan.content_digest for ci in (20.0, 250.0, 700.0)}
     assert len(digests) == 1
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A planner of one's own that forgets to return."""
+
+    def plan(self, view, rng):
+        """Answer nothing."""
+
+
+def test_a_planner_of_ones_own_that_returns_nothing_is_named_with_the_remedy():
+    row = replace(POLICIES["base"], planner="mine:Silent")
+    decision = run_planner(view(), with_policy_parts(Silent(), row), 0)
+    assert decision.plan is None
+    assert "planner mine:Silent: returned nothing. Remedy: return a Decision" in decision.degraded
 
 
 def test_static_mix_holds_the_mean_accuracy_at_every_instant_and_follows_load():

@@ -18,6 +18,7 @@ from controller.planners.clover.settings import CloverSettings
 from controller.planners.clover.space import Space
 from controller.planners.oracle import OraclePlanner
 from controller.planners.planning_input import read_view
+from controller.planners.policy_parts import with_preset
 from controller.planners.table import PLANNERS
 from tests.support.exploring import explore, lambda_view, served, value
 from tests.support.planning import applied, digits, fleet, objective, view
@@ -25,7 +26,7 @@ from trefoil.core.brains import Candidate, Decision, Measurement
 from trefoil.core.catalog import Catalog, Family
 from trefoil.core.demand import Demand, Measured
 from trefoil.core.device_types import A100_40GB
-from trefoil.core.errors import ProfileMissing
+from trefoil.core.errors import ProfileMissing, SettingError
 from trefoil.core.fleet import MISSING_MODEL
 from trefoil.core.objective import ObjectiveMode
 from trefoil.core.plan_check import check
@@ -283,6 +284,21 @@ def test_the_fleet_graph_explores_too():
     found = explore(CloverPlanner(CloverSettings(standardised=False)), lambda_view(), rng(8))
     assert found.decision.plan is not None
     assert len(found.candidates) > 5
+
+
+@pytest.mark.parametrize(
+    ("policy", "preset", "known"),
+    [
+        ("exact", "artifact", "use one of: paper, shared_batches, shared_slices"),
+        ("wattwiser", "guided", "use one of: literal, paper, shared_gpus"),
+        ("clover", "artefact", "did you mean artifact?"),
+    ],
+)
+def test_a_preset_of_another_planner_is_refused_by_those_that_there_are(policy, preset, known):
+    with pytest.raises(SettingError) as refused:
+        with_preset(POLICIES[policy], preset)
+    assert (refused.value.field, refused.value.value) == ("preset", preset)
+    assert known in refused.value.remedy
 
 
 def test_presets_are_settings_that_the_planner_has():

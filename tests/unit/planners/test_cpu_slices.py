@@ -123,17 +123,21 @@ def test_a_slice_of_n_cores_is_planned_with_n_instances_and_more_credits():
 
 def test_rows_of_a_cpu_hold_for_any_number_of_its_cores_and_sizes_between_are_drawn():
     known = CatalogKey(PUBLISHED)
-    (four,), (eight,) = (known.rows("cpu:6", f"cpu:{n}", "resnets", "resnet50", 0) for n in (4, 8))
-    (six,) = known.rows("cpu:6", "cpu:6", "resnets", "resnet50", 0)
+    (four,), (eight,) = (known.rows(device_type("cpu:6"), f"cpu:{n}", "resnets", "resnet50", 0) for n in (4, 8))
+    (six,) = known.rows(device_type("cpu:6"), "cpu:6", "resnets", "resnet50", 0)
     assert six.throughput_per_s / 6 == pytest.approx((four.throughput_per_s / 4 + eight.throughput_per_s / 8) / 2)
     assert (
         min(four.latency_ms_p50, eight.latency_ms_p50)
         <= six.latency_ms_p50
         <= max(four.latency_ms_p50, eight.latency_ms_p50)
     )
-    assert not known.rows("cpu:6", "quota:4.0", "resnets", "resnet50", 0), "who is throttled waits otherwise"
+    assert not known.rows(device_type("cpu:6"), "quota:4.0", "resnets", "resnet50", 0), (
+        "who is throttled waits otherwise"
+    )
     quotas = CatalogKey(rows(change=as_quotas))
-    (half,), (one,) = (quotas.rows("cpu:2", f"quota:{n}", "resnets", "resnet50", 0) for n in ("0.5", "1.0"))
+    (half,), (one,) = (
+        quotas.rows(device_type("cpu:2"), f"quota:{n}", "resnets", "resnet50", 0) for n in ("0.5", "1.0")
+    )
     assert half.latency_ms_p50 == pytest.approx(2 * one.latency_ms_p50), (
         "a request takes its core seconds over the quota"
     )

@@ -10,7 +10,7 @@ import pytest
 from controller.loop.core.decision import reconfigures
 from controller.planners.gpu_allocation import AllocationSettings, with_device
 from controller.planners.planning_input import read_view
-from controller.planners.policy_parts import planner_of
+from controller.planners.policy_parts import planner_of, presets_of
 from controller.planners.wattwiser import (
     UniformSettings,
     WattWiserPlanner,
@@ -20,7 +20,6 @@ from controller.planners.wattwiser import (
     uniform,
 )
 from tests.support.sharing import MAX_RPS, catalog, decide, serving, settled, shared, weights_of
-from trefoil.cli.run.scenario import takes_preset
 from trefoil.core.brains import PlanView
 from trefoil.core.demand import LoadForecast
 from trefoil.core.device_types import A100_40GB, slice_type
@@ -272,8 +271,8 @@ def test_every_policy_of_the_paper_has_a_row_and_one_of_them_a_preset(name):
     row = policy(name)
     assert (row.planner, row.router) == (name, "weighted")
     assert decide(planner_of("", row), shared([0.1], 2)).plan.policy == name
-    assert takes_preset(row, "literal") == (name == "wattwiser")
-    assert not takes_preset(row, "artifact")
+    assert ("literal" in presets_of(row)) == (name == "wattwiser")
+    assert "artifact" not in presets_of(row)
 
 
 def test_ten_families_on_sixteen_gpus_take_a_millisecond(capsys):

@@ -204,7 +204,7 @@ async def test_one_wrong_value_in_the_energy_log_ends_no_agent_and_stops_no_stre
         for sample in found.values():
             assert codec.decode(EnergySample, codec.encode(sample)) == sample, where
             assert not sample_fault(sample), where
-            assert not power_fault(sample, bench.node.devices[sample.device].type.name), where
+            assert not power_fault(sample, bench.node.devices[sample.device].type), where
         for sample in bench.energy_log.ring:
             assert not sample_fault(sample), where
 

@@ -63,7 +63,7 @@ async def test_a_repartition_calls_the_driver_as_little_as_can_be(driver, capsys
     sevenths = tuple(planned("1g.5gb", start, SMALL) for start in range(7))
     plan = sealed(NodePlan(node="node0", devices=(PlannedDevice(GPU, DeviceState.AWAKE, sevenths),)), Revision(1, 1))
     seen = SeenSlice(whole.key, SliceState.GONE)
-    tasks = reconcile((SeenDevice(GPU, A100_40GB.name, DeviceState.AWAKE, slices=(seen,)),), plan, CATALOG)
+    tasks = reconcile((SeenDevice(GPU, A100_40GB, DeviceState.AWAKE, slices=(seen,)),), plan, CATALOG)
     counts.clear()
     await carry_out(mig, tasks)
     changing = {symbol: count for symbol, count in counts.items() if symbol in CHANGES}

@@ -29,7 +29,7 @@ def seen(*slices: SeenSlice, foreign: tuple[SliceKey, ...] = (), **more) -> tupl
     return tuple(
         SeenDevice(
             gpu,
-            A100_40GB.name,
+            A100_40GB,
             DeviceState.AWAKE,
             slices=tuple(s for s in slices if s.key.device == gpu),
             foreign=tuple(k for k in foreign if k.device == gpu),

@@ -19,14 +19,14 @@ from power_agent.slices.core.reconcile import (
 from tests.support.plans import CATALOG, LARGE, SMALL
 from trefoil.core.catalog import Variant
 from trefoil.core.common import Revision
-from trefoil.core.device_types import T4, WHOLE
+from trefoil.core.device_types import T4, WHOLE, device_type
 from trefoil.core.errors import PlanError
 from trefoil.core.fleet import DeviceState, Hosted, SliceKey, SliceState
 from trefoil.core.plan import NodePlan, PlannedDevice, PlannedSlice
 from trefoil.core.plan_check import sealed
 
 GPU, CPU, CORES, TENTHS = "node0/gpu0", "node0/cpu", 4, 10
-TYPES = {GPU: T4.name, CPU: f"cpu:{CORES}"}
+TYPES = {GPU: T4, CPU: device_type(f"cpu:{CORES}")}
 
 
 def part(device: str, kind: str, start: int, size: int, variant: Variant = SMALL) -> PlannedSlice:

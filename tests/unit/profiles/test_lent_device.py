@@ -10,14 +10,14 @@ from protos.power_agent.v1 import power_agent_pb2
 from trefoil.core.catalog import Variant
 from trefoil.core.device_types import A100_40GB, T4
 from trefoil.core.errors import NotFound, SettingError, Unavailable
-from trefoil.core.fleet import DeviceState, DeviceStatus, NodeStatus, SliceState, SliceStatus
+from trefoil.core.fleet import DeviceState, DeviceStatus, DeviceType, NodeStatus, SliceState, SliceStatus
 from trefoil.core.plan import PlannedDevice
 from trefoil.profiler.lent_device import LEASE_S, RENEWED_S, LentDevice, lendable
 from trefoil.runtime import codec
 from trefoil.runtime.clock import ManualClock
 
 VARIANT = Variant("digits-m", 3, 0.95, "a test", 16, 0.1, 1000, "MIT")
-STATUS = DeviceStatus("node0/gpu1", A100_40GB.name, DeviceState.ASLEEP, mig_current=True)
+STATUS = DeviceStatus("node0/gpu1", A100_40GB, DeviceState.ASLEEP, mig_current=True)
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Site:
             )
 
     async def GetNode(self, _request: Any, timeout: float) -> Any:
-        node = NodeStatus("node0", devices=(DeviceStatus("node0/gpu1", A100_40GB.name, slices=self.slices),))
+        node = NodeStatus("node0", devices=(DeviceStatus("node0/gpu1", A100_40GB, slices=self.slices),))
         return power_agent_pb2.GetNodeResponse(node=codec.to_proto(node))
 
 
@@ -86,11 +86,13 @@ async def test_what_is_refused_is_not_given_back_and_a_controller_that_is_away_i
 
 
 def test_the_device_that_is_missed_least_is_borrowed():
-    def device(name: str, kind: str, slices: int, state: DeviceState = DeviceState.AWAKE, cordon: str = "") -> Any:
+    def device(
+        name: str, kind: DeviceType, slices: int, state: DeviceState = DeviceState.AWAKE, cordon: str = ""
+    ) -> Any:
         return DeviceStatus(f"node0/{name}", kind, state, (SliceStatus(),) * slices, cordon=cordon)
 
-    busy, light = device("gpu0", A100_40GB.name, 3), device("gpu1", A100_40GB.name, 1)
-    asleep, broken = device("gpu3", A100_40GB.name, 0, DeviceState.ASLEEP), device("gpu4", T4.name, 0, cordon="fan")
+    busy, light = device("gpu0", A100_40GB, 3), device("gpu1", A100_40GB, 1)
+    asleep, broken = device("gpu3", A100_40GB, 0, DeviceState.ASLEEP), device("gpu4", T4, 0, cordon="fan")
     nodes = [NodeStatus("node0", devices=(busy, light, broken))]
     assert {k: d.device for k, (_, d) in lendable(nodes).items()} == {A100_40GB.name: "node0/gpu1"}
     more = [NodeStatus("node0", devices=(busy, light, asleep))]

@@ -9,7 +9,7 @@ import pytest
 from power_agent.triton.slice_launch import SliceSpec
 from protos.power_agent.v1 import power_agent_pb2
 from trefoil.core.common import Basis
-from trefoil.core.device_types import cpu_quota, cpu_range, device_type
+from trefoil.core.device_types import cpu_quota, cpu_range, device_type, slice_type
 from trefoil.core.energy import EnergyMethod, EnergySample
 from trefoil.core.errors import CatalogError, NotFound, SettingError
 from trefoil.profiler.energy_meter import EnergyLog, MeteredEnergy, active_j_per_batch, energy_between
@@ -46,7 +46,8 @@ def every_variant(*points: ProfilePoint) -> list[ProfilePoint]:
     ],
 )  # fmt: skip
 def test_what_is_measured_is_hosted_as_plans_host_it(kind, shape, asked, hosted, threads):
-    place = NodePlace("n/device", device_type(kind), shape, 0, asked)
+    board = device_type(kind)
+    place = NodePlace("n/device", board, slice_type(board, shape), 0, asked)
     (part,) = place.hosting("digits", FAMILY.variants[0], 8).slices
     assert [one.instances for one in part.hosted] == [hosted]
     of = SliceSpec("s", FOLDER, FOLDER, part.hosted, 1, 2, "", cpu_range(shape, 0), cpu_quota(shape))

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from protos.power_agent.v1 import power_agent_pb2
 from trefoil.cli.family.measured_operators import OperatorMeasurement
 from trefoil.core.catalog import Variant
-from trefoil.core.device_types import A100_40GB, T4
+from trefoil.core.device_types import A100_40GB, P4, T4
 from trefoil.core.errors import CatalogError, SettingError, TrefoilError, Unavailable
 from trefoil.core.fleet import ClockLease, DeviceStatus, NodeStatus, SliceStatus, stage_model
 from trefoil.profiler import operator_times
@@ -33,7 +33,7 @@ from trefoil.runtime.clock import ManualClock
 
 GPU, HOLDER = "node0/gpu0", "a test"
 VARIANT = Variant("digits-m", 3, 0.95, "a test", 16, 0.1, 1000, "MIT")
-STATUS = DeviceStatus(GPU, A100_40GB.name)
+STATUS = DeviceStatus(GPU, A100_40GB)
 PASS_MS, OUTSIDE_MS = 8.0, 3.0
 
 
@@ -353,7 +353,7 @@ async def test_a_clock_that_is_never_reached_is_waited_for_so_long_only():
     ],
 )
 def test_it_is_measured_on_the_widest_slice_of_the_first_gpu_that_can_hold_a_clock(tmp_path, asked, missing, found):
-    devices = tuple(DeviceStatus(f"node0/gpu{at}", name) for at, name in enumerate(("Tesla P4", STATUS.type, T4.name)))
+    devices = tuple(DeviceStatus(f"node0/gpu{at}", kind) for at, kind in enumerate((P4, A100_40GB, T4)))
     node = NodeStatus("node0", devices=devices, missing=missing)
     settings = {"device": "", "slice_type": "", "clock_mhz": 0} | asked
     one = OperatorMeasurement(
@@ -365,4 +365,4 @@ def test_it_is_measured_on_the_widest_slice_of_the_first_gpu_that_can_hold_a_clo
             one._place(node)
     else:
         place = one._place(node)
-        assert (place.device, place.slice_type, place.clock_mhz) == found
+        assert (place.device, place.shape.name, place.clock_mhz) == found

@@ -101,7 +101,12 @@ def test_models_made_in_python_are_refused_by_our_errors_too():
         ("[trace]\nspeedup = nan", r"trace\.speedup = nan: .*finite"),
         ('log_level = "loud"', "log_level = 'loud': .*'debug'"),
         ("zone = 3", "zone = 3: .*string"),
-        ("trace = 3", "trace = 3"),
+        ("trace = 3", "trace = 3: must be a table"),
+        ("several = 3", "several = 3: must be a list"),
+        (
+            "[traces.GB]\npace = 1\n[[several]]\npace = 1",
+            r"pace: unknown setting .*pace \(set speedup\).*Remedy: set speedup",
+        ),
         ("zone = \nx = 1", "not valid TOML.*line 1"),
     ],
 )

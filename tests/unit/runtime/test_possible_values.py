@@ -7,6 +7,7 @@ import pytest
 
 from trefoil.core.carbon import CarbonBand, CarbonForecast, CarbonRatio, CarbonReading, Factors, Method, Series
 from trefoil.core.demand import LoadCell, LoadForecast, LoadKey, LoadWindow, ScaleSignal
+from trefoil.core.device_types import A100_40GB
 from trefoil.core.energy import ReceiptRate, ReceiptRates
 from trefoil.core.errors import StateUnreadable
 from trefoil.core.fleet import DeviceStatus, NodeStatus, SliceKey, SliceStatus
@@ -19,7 +20,7 @@ KEYS, NOW_S = Keys("test"), 1_795_000_000.0
 SERIES = Series("gb", Method.AVERAGE, Factors.DIRECT)
 MARGINAL = Series("gb", Method.MARGINAL, Factors.DIRECT)
 PART = SliceStatus(SliceKey("n/gpu0", "3g.20gb", 0, 4), credits=4, grpc_target="127.0.0.1:1")
-DEVICE = DeviceStatus("n/gpu0", "A100-SXM4-40GB", slices=(PART,), clock_mhz=1410, power_w=300.0, power_limit_w=400.0)
+DEVICE = DeviceStatus("n/gpu0", A100_40GB, slices=(PART,), clock_mhz=1410, power_w=300.0, power_limit_w=400.0)
 CELL = LoadCell(LoadKey("digits"), arrived=9, arrived_per_s=(9,))
 
 GOOD: Final[dict[str, tuple[str, Any]]] = {

@@ -16,7 +16,7 @@ from trefoil.reproduce.infadapter_numbers import CORES, catalog
 from trefoil.simulator.engines.engine import SliceService
 from trefoil.simulator.report.result import result
 from trefoil.simulator.scenario.inputs import Provided, prepare
-from trefoil.simulator.scenario.schema import Arrivals, FamilyObjective, Node, PolicyChoice, Scenario, Served
+from trefoil.simulator.scenario.schema import Arrivals, FamilyObjective, Node, Scenario, Served
 from trefoil.simulator.simulation import Simulation
 
 KNOWN = Provided(catalog=catalog(), truth=catalog(CORES))
@@ -32,10 +32,11 @@ def scenario(policy="infadapter", fidelity="request", rate=75.0, seconds=240.0, 
             Served(
                 name="resnets",
                 arrivals=Arrivals(rate_per_s=rate),
-                objective=FamilyObjective(mode="instant", slo={"percentile": 99.0, "latency_ms": 750.0}),
+                objective=FamilyObjective(type="instant", slo={"percentile": 99.0, "latency_ms": 750.0}),
             ),
         ),
-        policy=PolicyChoice(name=policy, parts={"planner": {"budget_cores": 20.0, **settings}}),
+        policy=policy,
+        parts={"planner": {"budget_cores": 20.0, **settings}},
     )
 
 

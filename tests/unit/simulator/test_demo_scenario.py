@@ -124,7 +124,7 @@ def test_a_family_that_is_not_served_is_not_cut():
 
 
 def test_with_the_demand_fixed_only_carbon_decides():
-    settings = demo(objective_mode="lambda", lambda_weight=0.3)
+    settings = demo(objective_type="lambda", lambda_weight=0.3)
     scenario, given = demo_scenario(settings, "exact", SLO, controller=FIXED)
     found, again = simulate_demo(scenario, given), simulate_demo(scenario, given)
     assert found.to_json() == again.to_json()

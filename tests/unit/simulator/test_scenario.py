@@ -48,8 +48,8 @@ def test_unknown_key_names_those_that_are_known(tmp_path):
 
 
 def test_overrides_are_dotted():
-    found = Scenario.load(ROOT / "benchmarks/scenarios/digits.toml", {"policy.name": "base", "noise.latency": "0"})
-    assert found.policy.name == "base"
+    found = Scenario.load(ROOT / "benchmarks/scenarios/digits.toml", {"policy": "base", "noise.latency": "0"})
+    assert found.policy == "base"
     assert found.noise.latency == 0.0
 
 
@@ -110,11 +110,11 @@ def test_floor_that_no_variant_reaches_names_the_best():
 def test_unknown_policy_and_constant_are_refused():
     with pytest.raises(
         SettingError,
-        match=r"^policy\.name = 'clever': unknown policy\. Remedy: did you mean clover\? Else use one of: .* exact,",
+        match=r"^policy = 'clever': unknown policy\. Remedy: did you mean clover\? Else use one of: .* exact,",
     ):
-        scenario(policy={"name": "clever"})
+        scenario(policy="clever")
     with pytest.raises(InvalidInput, match=r"params\.speed"):
-        prepare(scenario(policy={"name": "exact", "params": {"speed": 1.0}}))
+        prepare(scenario(policy="exact", params={"speed": 1.0}))
 
 
 def test_truth_and_estimate_are_two_objects_and_differ_by_the_noise():
@@ -129,11 +129,11 @@ def test_truth_and_estimate_are_two_objects_and_differ_by_the_noise():
 
 
 def test_blind_planner_is_told_no_profile():
-    blind = prepare(scenario(policy={"name": "clover", "blind": True}))
+    blind = prepare(scenario(policy="clover", blind=True))
     assert not blind.estimate.catalog.rows
     assert blind.truth.catalog.rows
-    with pytest.raises(SettingError, match=r"policy.blind = True: oracle cannot plan without profiles.*clover"):
-        prepare(scenario(policy={"name": "oracle", "blind": True}))
+    with pytest.raises(SettingError, match=r"blind = True: oracle cannot plan without profiles.*clover"):
+        prepare(scenario(policy="oracle", blind=True))
 
 
 def test_a_planner_knows_the_truth_only_where_the_run_says_so():

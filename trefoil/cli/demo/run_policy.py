@@ -14,6 +14,7 @@ from typing import Any, Final
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
+from controller.planners.policy_parts import presets_of
 from controller.settings import Slo
 from trefoil import direct
 from trefoil.cli.demo.live_view import DeviceLine, RunStatus, View
@@ -32,7 +33,7 @@ from trefoil.cli.load.result import OK, LoadResult
 from trefoil.cli.output import slices_text
 from trefoil.cli.run import services
 from trefoil.cli.run.launcher import Launcher, first_answer
-from trefoil.cli.run.scenario import DemoScenario, OfferedLoad, takes_preset
+from trefoil.cli.run.scenario import DemoScenario, OfferedLoad
 from trefoil.cli.run.state_directory import Launch
 from trefoil.cli.system_client import SystemClient
 from trefoil.core.accounting import account, per_request
@@ -196,7 +197,8 @@ def _launcher_for(context: DemoContext, policy: str, slo: Slo, folder: Path) -> 
     shutil.rmtree(folder / "cluster", ignore_errors=True)  # fresh: no plan, no objective, no journal of an earlier run
     folder.mkdir(parents=True, exist_ok=True)
     changes = {"policy": policy, "slo": slo, "window_s": context.scenario.duration_s}
-    changes |= {} if takes_preset(context.scenario.policy_row(policy), context.scenario.preset) else {"preset": ""}
+    taken = presets_of(context.scenario.policy_row(policy))
+    changes |= {} if context.scenario.preset in taken else {"preset": ""}
     system = context.scenario.model_copy(update=changes)
     # Until the run's second 0 the trace's first value holds: its clock is started when the load is. The trace is too
     # short to learn a forecast from before half of the run is over: all plan by what they have seen, all through it.

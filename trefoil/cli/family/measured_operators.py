@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trefoil.cli.system_client import command_tls, make_channel, token_at
-from trefoil.core.device_types import device_type, slice_type
 from trefoil.core.errors import CatalogError, SettingError
 from trefoil.core.fleet import NodeStatus, why_missing
 
@@ -74,7 +73,7 @@ class OperatorMeasurement:
             await channel.close()
         kind = f"{'a SIMULATED ' if node.simulated else ''}{place.kind.name}"
         source = (
-            f"measured on {place.device}, {kind}, slice {place.slice_type}, at {place.clock_mhz} and {half_mhz} MHz"
+            f"measured on {place.device}, {kind}, slice {place.shape.name}, at {place.clock_mhz} and {half_mhz} MHz"
         )
         modelled = modelled_scores(costs, board_of(place.kind))
         return measured_scores(modelled, times, whys | failed, half_mhz / place.clock_mhz, source)
@@ -94,8 +93,8 @@ class OperatorMeasurement:
         """The widest slice of the first device that can hold a clock."""
         from trefoil.profiler.places import places_on
 
-        named = [one for one in node.devices if self.device in ("", one.device, one.type)]
-        fit = [one for one in named if device_type(one.type).clock_lockable and device_type(one.type).clocks_mhz]
+        named = [one for one in node.devices if self.device in ("", one.device, one.type.name)]
+        fit = [one for one in named if one.type.clock_lockable and one.type.clocks_mhz]
         whys = [why_missing(node.missing, "clock_lock", one.device) for one in fit]
         if not fit or all(whys):
             raise SettingError(
@@ -107,4 +106,4 @@ class OperatorMeasurement:
             able, [self.slice_type] if self.slice_type else [], [self.clock_mhz] if self.clock_mhz else []
         )
         first = [one for one in places if one.device == places[0].device]
-        return max(first, key=lambda place: slice_type(place.kind, place.slice_type).sm_count)
+        return max(first, key=lambda place: place.shape.sm_count)

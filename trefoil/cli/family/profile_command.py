@@ -128,10 +128,10 @@ class _Work:
             chosen = lendable(await system.nodes(), device)
             wanted = places_on([status for _, status in chosen.values()], self.slices, self.clocks)
             for node, status in chosen.values():
-                here = [place.slice_type for place in wanted if place.device == status.device]
+                here = [place.shape.name for place in wanted if place.device == status.device]
                 if not here:
                     continue
-                self.say(f"borrowing {status.device} ({status.type}) of the running system")
+                self.say(f"borrowing {status.device} ({status.type.name}) of the running system")
                 async with self._session(node.agent_target) as (session, stub, clock):
                     lent = LentDevice(system.call, stub, status, clock, holder=holder, force=self.replace)
                     try:

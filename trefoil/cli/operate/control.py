@@ -30,6 +30,12 @@ def fraction(value: float | None) -> float | None:
     return value
 
 
+def _refuse_mode(value: str) -> None:
+    """Refuse the old name of --type."""
+    if value:
+        raise SettingError("no such option", field="--mode", value=value, remedy=f"--type {value}")
+
+
 @objective.command("set")
 @of_system
 def objective_set(
@@ -41,14 +47,15 @@ def objective_set(
     slo_percentile: Annotated[
         float | None, typer.Option(help="Percentile that must meet it, e.g. 95.", min=1, max=99.999)
     ] = None,
-    mode_: Annotated[
+    type_: Annotated[
         str,
         typer.Option(
-            "--mode",
+            "--type",
             help="What the floor binds. budget: the mean of a window; instant: every instant; lambda: nothing.",
         ),
     ] = "",
-    window_s: Annotated[float | None, typer.Option(help="Window of mode budget [s]; a day is 86400.", min=1)] = None,
+    _mode: Annotated[str, typer.Option("--mode", hidden=True, callback=_refuse_mode)] = "",
+    window_s: Annotated[float | None, typer.Option(help="Window of type budget [s]; a day is 86400.", min=1)] = None,
     lambda_weight: Annotated[
         float | None,
         typer.Option(
@@ -76,7 +83,7 @@ def objective_set(
     """Change what is wanted of a family, until --reset. Says so when the fleet cannot meet it; the last good plan stays
     then.
     """
-    values: dict[str, Any] = {"mode": mode_ or None, "window_s": window_s, "lambda_weight": lambda_weight}
+    values: dict[str, Any] = {"type": type_ or None, "window_s": window_s, "lambda_weight": lambda_weight}
     values["slo"] = {"percentile": slo_percentile, "latency_ms": slo_latency_ms}
     given = WantedChange(**values, accuracy=_WantedAccuracy(floor=accuracy_floor), params=_params(param or ()))
     asked = given != WantedChange()
@@ -113,7 +120,7 @@ class WantedChange(Settings):
         "slo_percentile": "set slo.percentile",
     }
 
-    mode: Literal["budget", "instant", "lambda"] | None = None
+    type: Literal["budget", "instant", "lambda"] | None = None
     slo: _WantedSlo = _WantedSlo()
     accuracy: _WantedAccuracy = _WantedAccuracy()
     window_s: float | None = Field(default=None, ge=1)
@@ -427,7 +434,7 @@ def _value_text(value: Any) -> str:
 
 
 def with_changes(now: Objective, wanted: WantedChange) -> Objective:
-    """The stored objective with what is to be changed; `lambda_weight` selects lambda mode, and a floor another one.
+    """The stored objective with what is to be changed; `lambda_weight` selects type lambda, and a floor another one.
     `params` are settings of the policy's planner; 0 takes one back.
 
     Raises:
@@ -435,8 +442,8 @@ def with_changes(now: Objective, wanted: WantedChange) -> Objective:
     """
     changes: dict[str, Any] = {}
     floor, slo, window_s = wanted.accuracy.floor, wanted.slo, wanted.window_s
-    chosen = _chosen_mode(now, wanted.mode, floor, wanted.lambda_weight)
-    if chosen is not now.mode or wanted.mode is not None:
+    chosen = _chosen_type(now, wanted.type, floor, wanted.lambda_weight)
+    if chosen is not now.mode or wanted.type is not None:
         changes["mode"] = chosen
     if wanted.lambda_weight is not None:
         changes["lambda_weight"] = wanted.lambda_weight
@@ -446,7 +453,7 @@ def with_changes(now: Objective, wanted: WantedChange) -> Objective:
     if window_s is not None:
         if chosen is not ObjectiveMode.BUDGET:
             raise SettingError(
-                f"mode {chosen.name.lower()} has no window", field="window_s", value=window_s, remedy="mode budget"
+                f"type {chosen.name.lower()} has no window", field="window_s", value=window_s, remedy="--type budget"
             )
         changes["window_s"] = window_s
     if slo.latency_ms is not None:
@@ -459,16 +466,16 @@ def with_changes(now: Objective, wanted: WantedChange) -> Objective:
         raise SettingError(
             "nothing to change",
             field="objective set",
-            remedy="give --accuracy-floor, --slo-latency-ms, --slo-percentile, --mode, --window-s, --lambda, --param "
+            remedy="give --accuracy-floor, --slo-latency-ms, --slo-percentile, --type, --window-s, --lambda, --param "
             "or --file",
         )
     return replace(now, **changes)
 
 
-def _chosen_mode(now: Objective, mode: str | None, floor: float | None, lambda_weight: float | None) -> ObjectiveMode:
-    """Mode that was chosen, or that a floor or a lambda alone choose; raises SettingError."""
-    if mode is not None:
-        chosen = ObjectiveMode[mode.upper()]
+def _chosen_type(now: Objective, wanted: str | None, floor: float | None, lambda_weight: float | None) -> ObjectiveMode:
+    """Type that was chosen, or that a floor or a lambda alone choose; raises SettingError."""
+    if wanted is not None:
+        chosen = ObjectiveMode[wanted.upper()]
     elif lambda_weight is not None:
         chosen = ObjectiveMode.LAMBDA
     else:
@@ -476,10 +483,10 @@ def _chosen_mode(now: Objective, mode: str | None, floor: float | None, lambda_w
         chosen = ObjectiveMode.BUDGET if lifted else now.mode
     if chosen is ObjectiveMode.LAMBDA and floor is not None:
         raise SettingError(
-            "lambda mode trades accuracy freely, a floor binds it", field="accuracy.floor", value=floor,
+            "type lambda trades accuracy freely, a floor binds it", field="accuracy.floor", value=floor,
             remedy="give either a lambda or a floor",
         )  # fmt: skip
     if chosen is not ObjectiveMode.LAMBDA and lambda_weight is not None:
         name = chosen.name.lower()
-        raise SettingError(f"mode {name} weighs nothing", field="lambda", value=lambda_weight, remedy="mode lambda")
+        raise SettingError(f"type {name} weighs nothing", field="lambda", value=lambda_weight, remedy="--type lambda")
     return chosen

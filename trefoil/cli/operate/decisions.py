@@ -311,8 +311,7 @@ def _replay_lines(result: "Replayed") -> Iterator[str]:
 
 def _planner_of(record: DecisionRecord, own: Sequence[str]) -> "Planner":
     """The planner that took it, with the preset and the settings of then. A record imports nothing by itself."""
-    from controller.planners.policy_parts import planner_of, with_preset
-    from trefoil.cli.run.scenario import takes_preset
+    from controller.planners.policy_parts import planner_of, presets_of, with_preset
 
     for column, name in (("policy", record.policy), ("planner", record.versions.get("planner", ""))):
         if ":" in name and name not in own:
@@ -320,7 +319,7 @@ def _planner_of(record: DecisionRecord, own: Sequence[str]) -> "Planner":
             raise SettingError("is not imported because a record names it", field=column, value=name, remedy=remedy)
     row = chosen(policy(record.policy), {"planner": record.versions.get("planner", "")}, {})
     preset = record.versions.get("preset", "")
-    row = with_preset(row, preset) if takes_preset(row, preset) else row  # older records may name one without effect
+    row = with_preset(row, preset) if preset in presets_of(row) else row  # older records may name one without effect
     return planner_of("", chosen(row, {}, json.loads(record.versions.get("parts", "{}"))))
 
 

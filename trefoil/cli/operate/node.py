@@ -100,7 +100,7 @@ def show(target: Target = "", ca: Ca = None, state_dir: StateDir = DEFAULT_STATE
         held = f", {lease.min_mhz}-{lease.max_mhz} by {lease.holder}" if lease else ""
         notes = "; ".join([*([f"cordon: {device.cordon}"] if device.cordon else []), *device.drift])
         rows.append(
-            (device.device, device.type, device.state.name, clock + held, f"{device.power_w:.0f} W", notes or "-")
+            (device.device, device.type.name, device.state.name, clock + held, f"{device.power_w:.0f} W", notes or "-")
         )
     out.print(grid("Devices", ("device", "type", "state", "clock", "power", "notes"), rows))
     slices = [

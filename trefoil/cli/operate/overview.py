@@ -150,7 +150,7 @@ def devices_table(node: NodeStatus) -> Table:
     """Devices of a node and what they serve."""
     title = f"{node.node}" + (" (SIMULATED GPUs)" if node.simulated else "")
     rows = [
-        (d.device, d.type, d.state.name.lower(), f"{d.clock_mhz} MHz", f"{d.power_w:.0f} W", slices_text(d))
+        (d.device, d.type.name, d.state.name.lower(), f"{d.clock_mhz} MHz", f"{d.power_w:.0f} W", slices_text(d))
         for d in node.devices
     ]
     return grid(title, ("device", "type", "state", "clock", "power", "slices"), rows)

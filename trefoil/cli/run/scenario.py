@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Final, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from controller.settings import Availability, RelativeAccuracy, Slo
+from controller.settings import Availability, PolicyChoice, RelativeAccuracy, Slo
 from trefoil.core import policies
 from trefoil.core.device_types import DRIVERS
 from trefoil.core.errors import NotFound, SettingError
-from trefoil.core.parts import Kind, Value, load_part
+from trefoil.core.parts import Kind, load_part
 from trefoil.core.units import HOUR_S
 from trefoil.installation import MODELS
 from trefoil.runtime import config
@@ -177,30 +177,22 @@ class Ports(Settings):
         return self
 
 
-class System(Settings):
+class System(PolicyChoice):
     """Settings of a system, as `trefoil up` starts it."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {"objective_mode": "set objective_type"}
+
     cluster: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")  # prefix of every Redis key
-    policy: str = "exact"  # a row of the table, or one's own as module:ROW
-    planner: str = ""  # these five instead of the policy's: names of their tables, or module:Class
-    forecaster: str = ""  # instead of the policy's
-    router: str = ""  # instead of the policy's
-    queue: str = ""  # instead of the policy's
-    governor: str = ""  # instead of the policy's
-    parts: dict[str, dict[str, Value]] = Field(
-        default_factory=dict
-    )  # settings of parts, as in parts.forecaster.smooth_s
     preset: str = ""  # of the planner's settings, e.g. artifact for clover
     mode: Literal["observe", "advise", "act"] = "act"  # observe: meter only; advise: plan and predict; act: roll out
-    objective_mode: Literal["budget", "instant", "lambda"] = "budget"
+    objective_type: Literal["budget", "instant", "lambda"] = "budget"
     """What the floor binds: the mean of window_s, every moment, or nothing."""
-    lambda_weight: float = Field(default=0.5, ge=0, le=1)  # of carbon against accuracy (CLOVER Eq. 3), in mode lambda
-    window_s: float = Field(default=86400.0, gt=0)  # of budget mode
+    lambda_weight: float = Field(default=0.5, ge=0, le=1)  # of carbon against accuracy (CLOVER Eq. 3), of type lambda
+    window_s: float = Field(default=86400.0, gt=0)  # of type budget
     move_horizon_s: float = Field(default=600.0, gt=0)  # wall time over which a reconfiguration has to pay back
     demand_initial_per_s: float = Field(default=10.0, ge=0)  # to plan for until the first arrivals
     pue: float = Field(default=1.2, ge=1)  # power usage effectiveness of the site
     triton_environment: Path | None = None  # None: the one that `trefoil setup triton` makes
-    params: dict[str, float] = Field(default_factory=dict)  # of the policy, e.g. accuracy_margin
     meter: Literal["nvml", "none"] = "nvml"  # none: joules and grams are unknown, and say so
     workers: int = Field(default=1, ge=1, le=64)  # processes of the dispatcher, behind one port
     seed: int = Field(default=20240607, ge=0)  # of everything that draws
@@ -233,14 +225,6 @@ class System(Settings):
     def listening_ports(self) -> Ports:
         """Ports that are really used: with the offset."""
         return self.ports.shifted(self.port_offset)
-
-    def policy_row(self, policy: str) -> policies.Policy:
-        """Row of a policy with the parts that are chosen here.
-
-        Raises:
-            NotFound, SettingError: no such policy.
-        """
-        return policies.chosen(policies.policy(policy), {kind: getattr(self, kind) for kind in Kind}, self.parts)
 
     @property
     def policies_run(self) -> tuple[str, ...]:
@@ -398,29 +382,16 @@ def overrides_against_base(policy: str, preset: str = "") -> dict[str, Any]:
 
     Raises:
         NotFound: no such policy.
-        SettingError: no such preset, or a policy that has none.
+        SettingError: no such preset of its planner.
     """
+    from controller.planners.policy_parts import with_preset
+
     row = policies.policy(policy)
-    if preset and not takes_preset(row, preset):
-        having = ", ".join(name for name, one in policies.POLICIES.items() if takes_preset(one, preset))
-        remedy = f"one of {', '.join(sorted(policies.PRESETS))}" + (
-            f", {preset} with one of {having}" if having else ""
-        )
-        raise SettingError("no such preset of that policy", field="--preset", value=preset, remedy=remedy)
+    with_preset(row, preset)
     overrides: dict[str, Any] = {"policies": ["base", row.name] if row.name != "base" else ["base", "exact"]}
     if measures_candidates(row):
         overrides |= {"preset": preset, "carbon.steps": EXPLORED_STEPS, "carbon.step_s": EXPLORED_STEP_S}
     return {**overrides, "preset": preset} if preset else overrides
-
-
-def takes_preset(row: policies.Policy, preset: str) -> bool:
-    """Whether a policy's planner has the settings of a preset."""
-    from controller.planners.table import PLANNERS
-
-    if preset not in policies.PRESETS:
-        return False
-    known = load_part(Kind.PLANNER, row.planner, PLANNERS).settings.model_fields
-    return policies.preset_settings(row.planner, preset).keys() <= known.keys()
 
 
 def measures_candidates(row: policies.Policy) -> bool:

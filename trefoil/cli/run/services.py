@@ -434,7 +434,7 @@ def _objective(system: System, family: str) -> dict[str, Any]:
     floor, hard_floor = system.accuracy.floors(served_family(system, family).best.accuracy)
     return {
         "family": family,
-        "mode": system.objective_mode,
+        "type": system.objective_type,
         "slo": system.slo_of(family).model_dump(),
         "accuracy": {"floor": floor, "hard_floor": hard_floor},
         "lambda_weight": system.lambda_weight,

@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from trefoil.core.accounting import CONSERVATION_TOLERANCE, active_j
 from trefoil.core.demand import LoadCell, LoadWindow
-from trefoil.core.device_types import known_type
 from trefoil.core.energy import EnergyMethod, EnergySample, ReceiptRates
-from trefoil.core.fleet import DeviceKind, NodeStatus
+from trefoil.core.fleet import DeviceKind, DeviceType, NodeStatus
 from trefoil.core.latency import BUCKETS, Histogram
 from trefoil.core.outside.ranges import complaint
 from trefoil.core.plan_check import CREDITS_MAX
@@ -58,6 +57,8 @@ def numbers_fault(value: Any) -> str:
     """What contradicts the numbers of a value, at any depth: the ranges of their units."""
     for field in fields(value):
         found = getattr(value, field.name)
+        if isinstance(found, DeviceType):  # its numbers are not the message's
+            continue
         held = found.values() if isinstance(found, Mapping) else found if isinstance(found, tuple) else (found,)
         for one in held:
             why = numbers_fault(one) if is_dataclass(one) else complaint(field.name, one, computed=True)
@@ -134,18 +135,17 @@ def sample_fault(sample: EnergySample) -> str:
     return ""
 
 
-def power_fault(sample: EnergySample, type_name: str) -> str:
+def power_fault(sample: EnergySample, kind: DeviceType) -> str:
     """What contradicts a sample's joules: more than a device of that type can draw in that time."""
-    kind = known_type(type_name)
-    max_w = kind.max_w if kind is not None else UNKNOWN_MAX_W
-    if kind is not None and kind.kind == DeviceKind.CPU:  # its max_w is an estimate by core
+    max_w = UNKNOWN_MAX_W if kind.unknown else kind.max_w
+    if kind.kind == DeviceKind.CPU:  # its max_w is an estimate by core
         max_w = max(max_w, UNKNOWN_MAX_W)
     max_w = POWER_MARGIN * min(DEVICE_MAX_W, max_w)
     limit_j = max_w * (sample.ends_at_s - sample.starts_at_s + COUNTER_LAG_S)
     if sample.counter_j <= limit_j:
         return ""
     length_s = sample.ends_at_s - sample.starts_at_s
-    return f"{sample.counter_j:g} J in {length_s:g} s: a {type_name or 'device of unknown type'} draws {limit_j:.0f} J"
+    return f"{sample.counter_j:g} J in {length_s:g} s: a {kind.name or 'device of unknown type'} draws {limit_j:.0f} J"
 
 
 def rates_fault(found: ReceiptRates) -> str:

@@ -16,7 +16,7 @@ from controller.explore.core import candidate_measurement
 from controller.explore.core.exploration_state import Evaluation
 from controller.loop.core.ports import TakenDecision
 from controller.observe.core.triggers import Trigger
-from trefoil.core.device_types import CPUS, profile_type
+from trefoil.core.fleet import DeviceKind
 from trefoil.core.units import grams
 from trefoil.simulator.books.intervals import Interval, quantile_ms
 from trefoil.simulator.engines.hardware import DrawnEnergy, Hardware
@@ -70,7 +70,7 @@ class Ledger:
         self.cost = {f: Cost() for f in self._families}
         self.by_zone = {zone: Cost() for zone in inputs.carbon}
         self.active_j = self.rolling_j = self.rolling_s = self.core_s = 0.0
-        self._cpus = any(profile_type(device.type) == CPUS for device in inputs.devices)
+        self._cpus = any(device.type.kind == DeviceKind.CPU for device in inputs.devices)
         self.halted = 0
         self.decisions: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []

@@ -21,7 +21,7 @@ from trefoil.core import power
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import ProfileRow
 from trefoil.core.demand import ScaleSignal
-from trefoil.core.device_types import CPUS, device_type, profile_type, slice_cores, slice_type
+from trefoil.core.device_types import CPUS, profile_type, slice_cores, slice_type
 from trefoil.core.errors import ProfileMissing
 from trefoil.core.fleet import (
     DeviceKind,
@@ -114,9 +114,7 @@ class Hardware:
     ) -> None:
         self.latencies = latencies
         self._truth, self._items, self._costs = truth, items, costs
-        self.devices = {
-            d.name: SimulatedDevice(d, device_type(d.type), truth.power[d.name], governed(latencies)) for d in devices
-        }
+        self.devices = {d.name: SimulatedDevice(d, d.type, truth.power[d.name], governed(latencies)) for d in devices}
         self._cpus = [d for d in self.devices.values() if d.type.kind == DeviceKind.CPU]
         cpu_rows = [row for row in truth.catalog.rows if profile_type(row.device_type) == CPUS]
         joules_known = any(row.energy_active_j_per_batch for row in cpu_rows)
@@ -371,7 +369,7 @@ def true_service(
             field=f"families.{hosted.family}.profile",
             remedy="profile this slice",
         )
-    rows = CatalogKey(catalog).rows(kind.name, shape, family.name, variant.name, clock_mhz)
+    rows = CatalogKey(catalog).rows(kind, shape, family.name, variant.name, clock_mhz)
     points = tuple(_operating_point(kind, one) for one in rows)
     joules = row.energy_active_j_per_batch
     return SliceService(service_time(row), variant.accuracy, joules, variant.name, family.name, gap_ms, points)
@@ -388,7 +386,7 @@ def _operating_point(kind: DeviceType, row: ProfileRow) -> OperatingPoint:
 def _status(device: SimulatedDevice) -> DeviceStatus:
     return DeviceStatus(
         device=device.place.name,
-        type=device.place.type,
+        type=device.type,
         state=device.state,
         slices=tuple(
             SliceStatus(key=key, state=one.state, hosted=one.part.hosted, since_s=one.since_s, credits=one.part.credits)

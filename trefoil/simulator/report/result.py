@@ -216,7 +216,7 @@ def _summary(simulation: Simulation) -> Summary:
     families = {f: _family(simulation, f) for f in sorted(ledger.total)}
     return Summary(
         scenario=scenario.name,
-        policy=scenario.policy.name,
+        policy=scenario.policy,
         fidelity=scenario.fidelity,
         seed=scenario.seed,
         duration_s=scenario.span_s,

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from controller.planners.policy_parts import presets_of
 from controller.settings import ControllerSettings, ControlSettings, Slo
 from trefoil.cli.load.arrivals import RateProfile
 from trefoil.cli.run.scenario import DemoScenario as Demo
-from trefoil.cli.run.scenario import takes_preset
 from trefoil.cli.run.services import profile_overrides
 from trefoil.core.parts import Kind, Value
 from trefoil.core.policies import preset_settings
@@ -85,12 +85,10 @@ def demo_scenario(
             "speedup": demo.carbon.speedup,
             "forecast": "none",  # as trefoil.cli.demo.run_policy sets it: the trace is too short to learn one from
         },
-        "policy": {
-            "name": policy,
-            **{kind.value: getattr(demo, kind) for kind in Kind},
-            "parts": {**demo.parts, Kind.PLANNER: {**_preset(demo, policy), **demo.parts.get(Kind.PLANNER, {})}},
-            "params": demo.params,
-        },
+        "policy": policy,
+        **{kind.value: getattr(demo, kind) for kind in Kind},
+        "parts": {**demo.parts, Kind.PLANNER: {**_preset(demo, policy), **demo.parts.get(Kind.PLANNER, {})}},
+        "params": demo.params,
         "control": _control(demo, live),
         "costs": {
             "overhead_ms": delays.overhead_ms,
@@ -105,14 +103,14 @@ def demo_scenario(
 def _preset(demo: Demo, policy: str) -> Mapping[str, Value]:
     """Settings of the demo's preset for a policy's planner; none where it does not take them."""
     row = demo.policy_row(policy)
-    return preset_settings(row.planner, demo.preset) if takes_preset(row, demo.preset) else {}
+    return preset_settings(row.planner, demo.preset) if demo.preset in presets_of(row) else {}
 
 
 def _family(demo: Demo, family: str) -> dict[str, Any]:
     """What is served, asked for and wanted of a family."""
     override, slo, load = profile_overrides(demo).get(family), demo.slo_of(family), demo.loads[family]
     objective = {
-        "mode": demo.objective_mode,
+        "type": demo.objective_type,
         "slo": slo.model_dump(),
         "accuracy": demo.accuracy.model_dump(),
         "window_s": demo.duration_s,

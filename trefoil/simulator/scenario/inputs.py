@@ -22,8 +22,8 @@ from trefoil.core.brains import Planner
 from trefoil.core.catalog import Catalog, Family
 from trefoil.core.common import ProfileRow
 from trefoil.core.cpus.rows import QUOTAS, RANGES
-from trefoil.core.device_types import CPUS, device_type, profile_type
-from trefoil.core.fleet import DeviceKind
+from trefoil.core.device_types import device_type, profile_type
+from trefoil.core.fleet import DeviceKind, DeviceType
 from trefoil.core.objective import Objective
 from trefoil.core.parts import Kind, PartSettings, as_live_planner
 from trefoil.core.policies import Policy
@@ -74,7 +74,7 @@ class Device:
     name: str
     node: str
     zone: str
-    type: str
+    type: DeviceType
 
 
 @dataclass
@@ -106,8 +106,8 @@ class Inputs:
 
     def governed(self, latencies: SliceLatencies) -> DeviceGovernor:
         """Governor of one device."""
-        chosen = self.scenario.policy
-        return DeviceGovernor(chosen.governor, chosen.runs.settings.get(Kind.GOVERNOR, {}), latencies)
+        chosen = self.scenario
+        return DeviceGovernor(chosen.governor, chosen.policy_row().settings.get(Kind.GOVERNOR, {}), latencies)
 
     def __getstate__(self) -> dict[str, Any]:
         """Saved without the planner, which is made anew."""
@@ -123,7 +123,7 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
     given = given or Provided()
     devices = _devices(scenario)
     known = given.catalog or _catalog(scenario)
-    types = sorted({d.type for d in devices})
+    types = sorted({d.type for d in devices}, key=lambda kind: kind.name)
     for served in scenario.families:
         _check_profile(served, known.family(served.name), given.truth or known, types)
     names = [d.name for d in devices]
@@ -133,19 +133,19 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
         scenario.noise,
         scenario.seed,
         given.truth,
-        blind=scenario.policy.blind,
+        blind=scenario.blind,
         knows_truth=given.knows_truth,
     )
-    policy = scenario.policy.row
-    for row in (policy, scenario.policy.runs):
+    policy = scenario.planned_row
+    for row in (policy, scenario.policy_row()):
         load_parts(row)
     settings = None if given.planner else planner_settings(policy)
     planner = with_policy_parts(given.planner, policy) if given.planner else planner_of("", policy)
-    if scenario.policy.blind and as_live_planner(planner) is None:
+    if scenario.blind and as_live_planner(planner) is None:
         why = f"{policy.planner} cannot plan without profiles"
         remedy = "take one that measures, e.g. clover, or set blind to false"
-        raise errors.SettingError(why, field="policy.blind", value=True, remedy=remedy)
-    profiled = {profile_type(name) for name in types}
+        raise errors.SettingError(why, field="blind", value=True, remedy=remedy)
+    profiled = {profile_type(kind.name) for kind in types}
     fleet_rows = Catalog(known.families, tuple(r for r in known.rows if profile_type(r.device_type) in profiled))
     return Inputs(
         scenario=scenario,
@@ -167,15 +167,15 @@ def planner_for(scenario: Scenario) -> Planner:
     Raises:
         errors.SettingError: a planner of one's own that cannot be used.
     """
-    return planner_of("", scenario.policy.row)
+    return planner_of("", scenario.planned_row)
 
 
 def _devices(scenario: Scenario) -> tuple[Device, ...]:
     return tuple(
-        Device(f"{name}/{'cpu' if profile_type(kind) == CPUS else f'gpu{i}'}", name, node.zone, kind)
+        Device(f"{name}/{'cpu' if kind.kind == DeviceKind.CPU else f'gpu{i}'}", name, node.zone, kind)
         for node in scenario.nodes
         for name in node.names
-        for i, kind in enumerate(node.devices)
+        for i, kind in enumerate(map(device_type, node.devices))
     )
 
 
@@ -189,15 +189,14 @@ def _catalog(scenario: Scenario) -> Catalog:
     return Catalog(tuple(families), tuple(rows))
 
 
-def _check_profile(served: Served, family: Family, catalog: Catalog, types: Sequence[str]) -> None:
+def _check_profile(served: Served, family: Family, catalog: Catalog, types: Sequence[DeviceType]) -> None:
     """The truth has to know every slice that may be made; a planner may do with less."""
     missing, found = [], 0
-    for name in types:
-        kind = device_type(name)
+    for kind in types:
         if kind.kind == DeviceKind.CPU:  # any size follows from those that are profiled
             bare = [v.name for v in family.variants if not _cpu_profiled(catalog, family.name, v.name)]
             if len(bare) < len(family.variants):
-                missing += [f"{variant} on {name}" for variant in bare]
+                missing += [f"{variant} on {kind.name}" for variant in bare]
                 found += len(family.variants) - len(bare)
             continue
         for shape in kind.slice_types:
@@ -205,13 +204,14 @@ def _check_profile(served: Served, family: Family, catalog: Catalog, types: Sequ
                 if not fits(shape, variant):
                     continue
                 if effective_row(catalog, kind, shape, family, variant, served.items) is None:
-                    missing.append(f"{variant.name} on {shape.name} of {name}")
+                    missing.append(f"{variant.name} on {shape.name} of {kind.name}")
                 else:
                     found += 1
     if (missing and not served.allow_missing) or not found:
+        absent = missing[:3] or [kind.name for kind in types]
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise errors.ProfileMissing(
-            f"the profile has no row for {', '.join(missing[:3] or types)}{more}: nobody knows what would happen there",
+            f"the profile has no row for {', '.join(absent)}{more}: nobody knows what would happen there",
             field=f"families.{served.name}.profile",
             value=str(served.profile or family_folder(served.repository, served.name) / "profile.csv"),
             remedy="profile these slices, give another profile, or set allow_missing = true to leave them unused"
@@ -235,16 +235,16 @@ def _objective(served: Served, scenario: Scenario, catalog: Catalog, planner: Pa
         slo_quantile=quantile,
         min_accuracy=floor,
         hard_min_accuracy=hard,
-        params={**scenario.policy.params, **wanted.params},
+        params={**scenario.params, **wanted.params},
     )
     try:
         return accept_objective(
             objective, {}, _at_items(catalog, family, served.items), planner, pue=scenario.control.pue
         )
     except errors.InvalidInput as error:
-        if error.field.removeprefix("params.") in scenario.policy.params.keys() - wanted.params.keys():
+        if error.field.removeprefix("params.") in scenario.params.keys() - wanted.params.keys():
             raise errors.SettingError(
-                error.message, field=f"policy.{error.field}", value=error.value, remedy=error.remedy
+                error.message, field=error.field, value=error.value, remedy=error.remedy
             ) from error
         raise errors.InvalidInput(f"families.{served.name}.objective: {error}") from error
 
@@ -252,10 +252,10 @@ def _objective(served: Served, scenario: Scenario, catalog: Catalog, planner: Pa
 def _at_items(catalog: Catalog, family: Family, items: float) -> Catalog:
     """Rows of one family as whole requests, so that an SLO is compared with what a request takes."""
     rows = []
-    for kind in sorted({r.device_type for r in catalog.rows if r.family == family.name}):
-        for shape in device_type(kind).slice_types:
+    for kind in map(device_type, sorted({r.device_type for r in catalog.rows if r.family == family.name})):
+        for shape in kind.slice_types:
             for variant in family.variants:
-                row = effective_row(catalog, device_type(kind), shape, family, variant, items)
+                row = effective_row(catalog, kind, shape, family, variant, items)
                 if row is not None and fits(shape, variant):
                     rows.append(replace(row, batch=1))
     return Catalog((family,), tuple(rows))

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from carbon_feed.settings import TraceReading
-from controller.settings import Availability, ControlSettings, ObjectiveTerms, RelativeAccuracy, Slo
+from controller.settings import Availability, ControlSettings, ObjectiveTerms, PolicyChoice, RelativeAccuracy, Slo
 from trefoil.core import policies
 from trefoil.core.device_types import CPUS, device_type, profile_type
 from trefoil.core.errors import NotFound, SettingError
 from trefoil.core.interference import INTERFERENCE
-from trefoil.core.parts import Kind, Value
+from trefoil.core.parts import Kind
 from trefoil.installation import MODELS, find_scenario, resolve_path
 from trefoil.runtime import config
 from trefoil.runtime.config import Settings
@@ -194,58 +194,6 @@ class Carbon(Settings):
     """What budgets are planned by: a model of the feed (only what has begun is known), or the trace itself."""
 
 
-class PolicyChoice(Settings):
-    """Policy, with which settings. Parts instead of the policy's own: names of their tables, or module:Class."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "constants": "set policy.parts.planner.NAME; `trefoil policy` shows the names and values of each policy",
-        "triggers": "set control.causes",
-    }
-
-    name: str = "exact"
-    """A row of the table, or one's own as module:ROW."""
-    planner: str = ""
-    """Instead of the policy's."""
-    forecaster: str = ""
-    """Instead of the policy's."""
-    router: str = ""
-    """Instead of the policy's."""
-    queue: str = ""
-    """Instead of the policy's."""
-    governor: str = ""
-    """Instead of the policy's."""
-    parts: dict[str, dict[str, Value]] = Field(default_factory=dict)
-    """Settings of the parts by kind and name, e.g. parts.forecaster.smooth_s, parts.planner.tick_s."""
-    params: dict[str, float] = Field(default_factory=dict)
-    """Settings of the planner by way of the objectives, as `trefoil objective set --param` gives them."""
-    blind: bool = False
-    """The planner sees no profile: it has to measure."""
-
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        try:
-            policies.policy(self.name)
-        except NotFound as error:
-            raise SettingError("unknown policy", field="policy.name", value=self.name, remedy=error.remedy) from error
-        return self
-
-    @property
-    def row(self) -> policies.Policy:
-        """Row of the policy as plans bear it. As in a live system, plans know nothing of another router, queue or
-        governor that is put in its place.
-        """
-        return self._chosen(Kind.PLANNER, Kind.FORECASTER)
-
-    @property
-    def runs(self) -> policies.Policy:
-        """Row of the policy as it is run."""
-        return self._chosen(*Kind)
-
-    def _chosen(self, *kinds: Kind) -> policies.Policy:
-        row = policies.policy(self.name)
-        return policies.chosen(row, {kind: getattr(self, kind) for kind in kinds}, self.parts)
-
-
 class Noise(Settings):
     """Noise by which the truth differs from what the planner is told: sigmas of log-normal factors of median 1."""
 
@@ -286,10 +234,16 @@ class Costs(Settings):
     """Of families on one slice, as trefoil/core/interference.py has it; null: they do not even share its time."""
 
 
-class Scenario(Settings):
+class Scenario(PolicyChoice):
     """Scenario of one run."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {"explore": "set control.explore"}
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "explore": "set control.explore",
+        "policy.name": "set policy",
+        "policy.constants": "set parts.planner.NAME; `trefoil policy` shows the names and values of each policy",
+        "policy.triggers": "set control.causes",
+        **{f"policy.{name}": f"set {name}" for name in (*Kind, "parts", "params", "blind")},
+    }
 
     name: str = "scenario"
     """Name in results."""
@@ -312,16 +266,35 @@ class Scenario(Settings):
     nodes: tuple[Node, ...] = Field(default=(Node(),), min_length=1)
     families: tuple[Served, ...] = Field(min_length=1)
     carbon: Carbon = Carbon()
-    policy: PolicyChoice = PolicyChoice()
+    blind: bool = False
+    """The planner sees no profile: it has to measure."""
     control: ControlSettings = ControlSettings()
     noise: Noise = Noise()
     costs: Costs = Costs()
 
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _one_name(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            remedies = [f"{key}: {cls.REMOVED.get(f'policy.{key}', 'remove it')}" for key in given]
+            raise SettingError("is a name, not a table", field="policy", remedy="; ".join(remedies))
+        return given
+
+    @property
+    def planned_row(self) -> policies.Policy:
+        """Row of the policy as plans bear it. As in a live system, plans know nothing of another router, queue or
+        governor that is put in its place."""
+        return self.policy_row(kinds=(Kind.PLANNER, Kind.FORECASTER))
+
     @model_validator(mode="after")
     def _whole(self) -> Self:
+        try:
+            played = self.policy_row()
+        except NotFound as error:
+            raise SettingError("unknown policy", field="policy", value=self.policy, remedy=error.remedy) from error
         if (self.hours > 0) == (self.duration_s > 0):
             raise ValueError("set hours or duration_s, one of them, above 0")
-        check_policy(self.policy.runs, fluid=self.fidelity == "fluid", simulated=True)
+        check_policy(played, fluid=self.fidelity == "fluid", simulated=True)
         if self.exact_quantiles and self.fidelity == "fluid":
             raise ValueError("exact_quantiles needs fidelity request: a flow has no single latencies")
         names = [name for node in self.nodes for name in node.names]
