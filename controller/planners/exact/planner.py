@@ -232,11 +232,18 @@ class ExactPlanner:
 
 
 def _clock_ranges(draft: Draft, clocks: str) -> dict[str, tuple[int, int]] | None:
-    """What governors may choose from: what is planned is enough for the demand, the highest for what nobody foresaw."""
+    """What governors may choose from: what is planned is enough for the demand, the highest for what nobody foresaw.
+    Where only the highest carries the mean, a governor has no choice: an end of 0 would be the lowest there is.
+    """
     if clocks == "highest":
         return None
     lowest = lowest_clocks(draft.problem, draft.solution, draft.clocks)
-    return {name: (low, draft.clocks.get(name, 0) if clocks == "planned" else 0) for name, low in lowest.items()}
+    if clocks == "planned":
+        return {name: (low, draft.clocks.get(name, 0)) for name, low in lowest.items()}
+    devices = draft.problem.devices
+    fixed = {d.type.name for d in devices if not (d.type.clock_lockable and d.clock_lockable)}
+    tops = {d.name: max(d.type.clocks_mhz) for d in devices if d.type.name not in fixed}
+    return {name: (low or tops.get(name, 0), 0) for name, low in lowest.items()}
 
 
 Posed = tuple[PlanningInput, Problem, Aim, dict[str, FamilyAim]]
