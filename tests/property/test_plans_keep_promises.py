@@ -9,7 +9,7 @@ REQUESTS = 15_000  # of all families of an instance
 PROMISES = 3_000  # that all instances have in all: classes, families
 NUMBER = 300
 FEW = {"exact": range(1, 20), "exact_miad": (2, 4, 6, 8, 9, 15)}  # played before each change
-JUDGED = 0.75  # of the instances; the fleet of the others can have none of the loads drawn
+JUDGED = 0.65  # of the instances; the fleet of the others can have none of the loads drawn
 
 
 def broken_promises(policy, seeds):

@@ -21,7 +21,7 @@ from typing import Final
 from numpy.random import Generator, default_rng
 
 from controller.planners.columns import ClassKey, Column, columns, gap_scv
-from controller.planners.exact.aim import FamilyAim, aim_of
+from controller.planners.exact.aim import FamilyAim, aim_of, next_tick_s
 from controller.planners.exact.clock_ranges import lowest_clocks
 from controller.planners.exact.milp import CpuLimitHit, Limits
 from controller.planners.exact.model import (
@@ -103,7 +103,7 @@ class ExactPlanner:
         view = replace(view, objectives=tuple(self.recast(o) for o in view.objectives))
         clocks = settings.clocks != "highest"
         inputs = read_view(view, settings.rate_floor_per_s, clocks, cores_max=RANGED_CORES_MAX).in_ranges
-        next_at_s = _next_tick_s(view, settings)
+        next_at_s = next_tick_s(view, settings)
         if not inputs.tasks:
             return Decision(
                 None, f"{self.name}: no family has an objective", next_at_s, "no_plan: no family has an objective"
@@ -377,13 +377,6 @@ def family_power_w(problem: Problem, solution: Solution, task: Task) -> tuple[fl
             mine[at] += watts * weight if column.family == task.family else 0.0
     share = task.mean_per_s / sum(t.mean_per_s for t in problem.tasks)
     return mine[0] + shared[0] * share, mine[1] + shared[1] * share
-
-
-def _next_tick_s(view: PlanView, settings: ExactSettings) -> float:
-    """After a tick, or when the present intensity ends, whichever is sooner."""
-    later = view.now_s + settings.tick_s
-    ends = view.carbon.ends_at_s
-    return min(later, ends) if ends > view.now_s else later
 
 
 def explanation(
