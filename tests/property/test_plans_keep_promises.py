@@ -8,13 +8,17 @@ from tests.support.promised import BATCHES, Lateness, drawn, outcome
 REQUESTS = 15_000  # of all families of an instance
 PROMISES = 3_000  # that all instances have in all: classes, families
 NUMBER = 300
-FEW = {"exact": range(1, 20), "exact_miad": (2, 4, 6, 8, 9, 15)}  # played before each change
+CASES = {  # policy, settings of its planner, the instances that are played before each change
+    "exact": ("exact", {}, range(1, 20)),
+    "exact_miad": ("exact_miad", {}, (2, 4, 6, 8, 9, 16)),
+    "shared slices": ("exact", {"families_per_slice": 2}, (1, 2, 9, 10)),
+}
 JUDGED = 0.65  # of the instances; the fleet of the others can have none of the loads drawn
 
 
-def broken_promises(policy, seeds):
-    """Broken promises of a policy's plans, with a line for each class that is late more often than allowed."""
-    kept = [found for seed in seeds if (found := outcome(drawn(seed), policy, REQUESTS)) is not None]
+def broken_promises(policy, settings, seeds):
+    """Broken promises of a policy's plans."""
+    kept = [found for seed in seeds if (found := outcome(drawn(seed), policy, REQUESTS, settings)) is not None]
     assert len(kept) >= JUDGED * len(seeds)
     every = [one for found in kept for one in found.classes if one.counts[:, 0].sum() > 500]
     latest, watts = max(one.share / one.allowed for one in every), sum(found.watts for found in kept)
@@ -22,15 +26,16 @@ def broken_promises(policy, seeds):
     return [line for found in kept for line in found.broken(PROMISES)]
 
 
-@pytest.mark.parametrize("policy", FEW)
-def test_classes_families_and_floors_are_kept_in_drawn_fleets(policy):
-    assert broken_promises(policy, FEW[policy]) == []
+@pytest.mark.parametrize("case", CASES)
+def test_classes_families_and_floors_are_kept_in_drawn_fleets(case):
+    assert broken_promises(*CASES[case]) == []
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("policy", FEW)
-def test_classes_families_and_floors_are_kept_in_many_drawn_fleets(policy):
-    assert broken_promises(policy, range(NUMBER)) == []
+@pytest.mark.parametrize("case", CASES)
+def test_classes_families_and_floors_are_kept_in_many_drawn_fleets(case):
+    policy, settings, _ = CASES[case]
+    assert broken_promises(policy, settings, range(NUMBER)) == []
 
 
 @pytest.mark.long
