@@ -5,7 +5,7 @@ times, floors of accuracy, a load. The policy's planner plans it; the simulator'
 policy's governor serve Poisson arrivals at the rate that was planned for, after a warm-up. An instance of which the
 planner says that the fleet lacks something is drawn again with a smaller load.
 Promises: no class of slices and no family is late more often than its SLO allows, no family is below its floor.
-Error: binomial, or that of the means of `BATCHES` parts of the run where these scatter more, as lateness comes in runs.
+Error: binomial, or that of the means of parts of the run where these scatter more, as lateness comes in long runs.
 """
 
 import math
@@ -40,6 +40,7 @@ OVERHEAD_MS, GAP_MS = 2.0, 2.0  # around a request, as `Costs` has them
 WARMUP_S, ASKED_S = 90.0, 30.0  # before what is counted; requests come in the last part of it
 SHORTEST_S, LONGEST_S = 60.0, 3600.0  # of what is counted
 BATCHES: Final = 40
+JOINED: Final = (1, 2, 4, 8)  # of them, where lateness lasts for longer than one
 TRIES, LESS = 5, 0.7  # a load that the fleet does not carry, and what is tried after it
 ALPHA: Final = 0.01  # chance that any of all promises seems broken and is not
 QUICK: Final = {"solver_nodes": 30, "frontier_solves": 3}  # of the planner: what it promises does not depend on them
@@ -202,11 +203,13 @@ class Lateness:
 
     @property
     def error(self) -> float:
-        """Standard error of the share."""
-        used = self.counts[self.counts[:, 0] > 0]
-        number, parts = used[:, 0].sum(), len(used)
-        scatter = ((used[:, 1] - self.share * used[:, 0]) ** 2).sum() * parts / max(1, parts - 1) / number**2
-        return math.sqrt(max(self.allowed * (1 - self.allowed) / number, scatter))
+        """Standard error of the share, by the parts of the run, joined as long as that makes it larger."""
+        found = self.allowed * (1 - self.allowed) / self.counts[:, 0].sum()
+        for joined in JOINED:
+            parts = self.counts.reshape(-1, joined, 2).sum(axis=1)
+            left = parts[:, 1] - self.share * parts[:, 0]
+            found = max(found, (left**2).sum() * len(parts) / (len(parts) - 1) / parts[:, 0].sum() ** 2)
+        return math.sqrt(found)
 
     def broken(self, sigmas: float) -> bool:
         """Whether more are late than allowed, by so many errors."""
