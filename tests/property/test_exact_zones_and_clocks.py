@@ -317,6 +317,15 @@ def test_a_range_begins_at_the_lowest_clock_that_carries_the_mean_and_ends_where
         assert ends == {(705, 1005)}, "there is room below the peaks"
 
 
+def test_a_governor_has_no_way_down_where_only_the_highest_clock_carries_the_mean():
+    """An end of 0 is the end of what the device has, at either end."""
+    one = instance((20.0,) * 6, (0.7, 0.9), 4.0, 27.0, [A100_40GB.name] * 2, ["test", "test"])
+    plan = ExactPlanner(ExactSettings(clocks="governed")).plan(one, np.random.default_rng(0)).plan
+    check(plan, one.fleet, one.catalog, one.demand)
+    ranges = {(d.clock_min_mhz, d.clock_max_mhz) for n in plan.nodes for d in n.devices if d.slices}
+    assert ranges == {(CLOCKS[0], 0)}
+
+
 def test_a_node_that_cannot_lock_has_its_type_planned_at_the_highest_clock():
     one = instance((20.0,) * 6, (0.7, 0.9), 4.0, 400.0, [A100_40GB.name] * 2, ["test", "test"])
     why = ("clock_lock gpu0: the driver says no. Remedy: none", "gpm: not here")

@@ -5,7 +5,7 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from controller.planners.columns import columns
@@ -140,6 +140,7 @@ def test_no_way_to_share_batches_is_better_than_the_program_s(pair, loads, gpus)
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(1.0, 40.0), min_size=2, max_size=3), st.floats(60.0, 400.0), st.integers(1, 3),
        st.sampled_from([0.0, 60.0]))  # fmt: skip
+@example([3.0, 26.0], 60.0, 2, 0.0)  # one family needs the slices that the other has enough of
 def test_no_way_to_share_is_better_than_the_program_s(rates, slo_ms, gpus, value_j):
     problem = problem_of(rates, slo_ms, gpus)
     aim = Aim({"digits": value_j}, {"digits": 0.95}, moves=False)

@@ -3,7 +3,8 @@
 Source: M/D/c: Franx, "A simple solution for the M/D/c waiting time distribution" (OR Letters 2001) on the embedded
 chain of Crommelin (1932); M/M/c: Erlang C; between them the two-moment interpolation of waiting-time percentiles of
 Tijms ("A First Course in Stochastic Models", 9.6); arrivals that are not Poisson: Allen-Cunneen scaling of the
-conditional wait and Kraemer-Langenbach-Belz for the probability of waiting.
+conditional wait and Kraemer-Langenbach-Belz for the probability of waiting, and where they come in bursts what a burst
+alone delays (servers that take turns: a request waits for k services less the last k rounds of gaps).
 Data: service time (mean, CV: a gamma law, as the simulated slices draw it), servers c, SLO (ms, quantile), SCV of gaps.
 Result: the largest rate at which P(wait + service > SLO) <= 1 - quantile for FIFO service by c equal servers.
 Deviations: none from the two exact ends; in between it is an approximation, within 2 % of the kernel
@@ -18,6 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 from typing import Final
 
 import numpy as np
@@ -40,6 +42,11 @@ UTILISATIONS: Final[tuple[float, ...]] = (
 )
 PER_UNIT: Final = 24  # points of a waiting-time table per service time
 TABLE_UNITS: Final = 3  # beyond it the exact exponential decay of M/D/c goes on
+ROUNDS_MAX: Final = 4  # of gaps that may be short together, where arrivals come in bursts
+ROUND_GAPS_MAX: Final = 64  # beyond them one round says enough
+SERIES_END: Final = 1e-9  # terms of a series are added until they are smaller; its sum is above 1
+SERIES_STEP: Final = 8
+BOTH: Final = 1.5  # exponent by which two causes of a wait add up
 _LOG_TAILS: Final = -np.linspace(0.0, 12.0, 97)  # conditional tail probabilities at which two laws are interpolated
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 _BLAS: Final = ThreadpoolController()
@@ -145,7 +152,7 @@ def within_all(service: ServiceTime, limits_ms: Floats, utilisation: float, gap_
     margins = slacks[:, None] - _gamma_quantiles(shares, scv)
     tails = delayed * np.exp(np.interp(margins, waits, _LOG_TAILS, right=-np.inf))
     if gap_scv > 1:
-        tails = np.maximum(tails, _clustered(margins, utilisation, gap_scv, servers))
+        tails = _either(tails, _clustered(margins, utilisation, gap_scv, servers))
     return np.asarray(np.where(within > 0, within * (1 - tails @ _WEIGHTS / 2), 0.0))
 
 
@@ -161,7 +168,7 @@ def _missed(utilisation: float, cv: float, slack: float, gap_scv: float, servers
     margins = slack - _gamma_quantiles(shares, scv)
     tails = delayed * np.exp(np.interp(margins, waits, _LOG_TAILS, right=-np.inf))
     if gap_scv > 1:
-        tails = np.maximum(tails, _clustered(margins, utilisation, gap_scv, servers))
+        tails = _either(tails, _clustered(margins, utilisation, gap_scv, servers))
     return float(1 - within + within * np.dot(_WEIGHTS, tails) / 2)
 
 
@@ -189,16 +196,27 @@ def _burst_ratio(utilisation: float, scv: float, gap_scv: float) -> float:
 
 
 def _clustered(margins: Floats, utilisation: float, gap_scv: float, servers: int) -> Floats:
-    """P(wait > margin) at least: the last `servers` gaps together are shorter than one service less the margin."""
-    shape = servers / gap_scv
-    x = np.maximum(0.0, 1 - margins) * utilisation * shape
+    """P(wait > margin) at least: of servers that take turns, the last k rounds of gaps are shorter than k services
+    less the margin. The sum of gamma gaps by the series of the incomplete gamma function.
+    """
+    number = max(1, min(ROUNDS_MAX, ROUND_GAPS_MAX // servers))
+    rounds = np.arange(1.0, number + 1).reshape(-1, *(1,) * margins.ndim)
+    shape = rounds * servers / gap_scv
+    x = np.maximum(0.0, rounds - margins) * utilisation * servers / gap_scv  # < shape
     with np.errstate(divide="ignore"):
-        start = shape * np.log(x) - x - math.lgamma(shape + 1)
+        start = shape * np.log(x) - x - np.vectorize(math.lgamma)(shape + 1)
     total, term = np.ones_like(x), np.ones_like(x)
-    for n in range(1, 40 + 3 * math.ceil(shape)):  # series of the incomplete gamma function; x < shape
-        term = term * x / (shape + n)
+    for added in count(1):
+        term = term * x / (shape + added)
         total = total + term
-    return np.minimum(1.0, np.exp(start) * total)
+        if added % SERIES_STEP == 0 and term.max() < SERIES_END:
+            break
+    return np.asarray(np.minimum(1.0, np.exp(start) * total).max(axis=0))
+
+
+def _either(tails: Floats, clustered: Floats) -> Floats:
+    """Tail of two causes of a wait, of which each alone says too little where the other is as likely."""
+    return np.minimum(1.0, (tails**BOTH + clustered**BOTH) ** (1 / BOTH))
 
 
 def erlang_c(servers: int, utilisation: float) -> float:

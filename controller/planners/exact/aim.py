@@ -24,6 +24,7 @@ from controller.planners.exact.model import Aim, Group, Problem, value_lambda, w
 from controller.planners.exact.reuse import Need, need_of
 from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import PlanningInput, Task
+from trefoil.core.brains import PlanView
 from trefoil.core.errors import InvalidInput
 from trefoil.core.objective import Objective, ObjectiveMode
 from trefoil.core.units import J_PER_KWH
@@ -35,12 +36,14 @@ DEMAND_STEP: Final = 1.08  # the frontier is that of the demand rounded up to su
 
 @dataclass(frozen=True, slots=True)
 class FamilyAim:
-    """Aim of one family: value of accuracy [J], target of its mean, and why; `lacks`: a budget needs more than that."""
+    """Aim of one family: value of accuracy beyond the target [J], target of its mean, and why; `lack_j`: value of what
+    lacks of the target; `lacks`: a budget needs more than that."""
 
     value_j: float
     target: float
     why: str
     lacks: bool = False
+    lack_j: float = 0.0
 
 
 def aim_of(inputs: PlanningInput, problem: Problem, settings: ExactSettings) -> tuple[Aim, dict[str, FamilyAim]]:
@@ -55,6 +58,12 @@ def aim_of(inputs: PlanningInput, problem: Problem, settings: ExactSettings) -> 
 def mode_of(objective: Objective) -> ObjectiveMode:
     """Mode of an objective; unset means budget."""
     return objective.mode or ObjectiveMode.BUDGET
+
+
+def next_tick_s(view: PlanView, settings: ExactSettings) -> float:
+    """After a tick, or when the present intensity ends, whichever is sooner."""
+    later, ends_s = view.now_s + settings.tick_s, view.carbon.ends_at_s
+    return min(later, ends_s) if ends_s > view.now_s else later
 
 
 def floor_of(task: Task, settings: ExactSettings) -> float:
@@ -104,7 +113,9 @@ def _budget(inputs: PlanningInput, problem: Problem, task: Task, settings: Exact
     intensity, ratio = _dirtiest_intensity(inputs)
     intervals = [(w, ci * ratio) for w, ci in intervals]
     found = price(hull, intervals, intensity, hull_rate, min(required, hull[-1].accuracy))
-    value = min(STEEP_J, found.grams * J_PER_KWH / max(intensity, INTENSITY_MIN))
+    worth = min(STEEP_J, found.grams * J_PER_KWH / max(intensity, INTENSITY_MIN))
+    step_s = next_tick_s(view, settings) - view.now_s
+    value = worth if left_s >= 2 * step_s else 0.0  # what is left after this step is too short to spend a surplus in
     target = max(objective.hard_min_accuracy, min(found.target, hull[-1].accuracy))
     lacks = required > hull[-1].accuracy + 1e-9
     short = f", out of reach: {hull[-1].accuracy:.4f} is the most" if lacks else ""
@@ -113,7 +124,7 @@ def _budget(inputs: PlanningInput, problem: Problem, task: Task, settings: Exact
         f"over the window{short}; price {found.grams * 1e3:.3f} mg per request and unit of accuracy ({source}), so "
         f">= {target:.4f} now"
     )
-    return FamilyAim(value, target, why, lacks)
+    return FamilyAim(value, target, why, lacks, worth)
 
 
 def _dirtiest_intensity(inputs: PlanningInput) -> tuple[float, float]:

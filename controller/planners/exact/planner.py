@@ -21,7 +21,7 @@ from typing import Final
 from numpy.random import Generator, default_rng
 
 from controller.planners.columns import ClassKey, Column, columns, gap_scv
-from controller.planners.exact.aim import FamilyAim, aim_of
+from controller.planners.exact.aim import FamilyAim, aim_of, next_tick_s
 from controller.planners.exact.clock_ranges import lowest_clocks
 from controller.planners.exact.milp import CpuLimitHit, Limits
 from controller.planners.exact.model import (
@@ -103,7 +103,7 @@ class ExactPlanner:
         view = replace(view, objectives=tuple(self.recast(o) for o in view.objectives))
         clocks = settings.clocks != "highest"
         inputs = read_view(view, settings.rate_floor_per_s, clocks, cores_max=RANGED_CORES_MAX).in_ranges
-        next_at_s = _next_tick_s(view, settings)
+        next_at_s = next_tick_s(view, settings)
         if not inputs.tasks:
             return Decision(
                 None, f"{self.name}: no family has an objective", next_at_s, "no_plan: no family has an objective"
@@ -232,11 +232,18 @@ class ExactPlanner:
 
 
 def _clock_ranges(draft: Draft, clocks: str) -> dict[str, tuple[int, int]] | None:
-    """What governors may choose from: what is planned is enough for the demand, the highest for what nobody foresaw."""
+    """What governors may choose from: what is planned is enough for the demand, the highest for what nobody foresaw.
+    Where only the highest carries the mean, a governor has no choice: an end of 0 would be the lowest there is.
+    """
     if clocks == "highest":
         return None
     lowest = lowest_clocks(draft.problem, draft.solution, draft.clocks)
-    return {name: (low, draft.clocks.get(name, 0) if clocks == "planned" else 0) for name, low in lowest.items()}
+    if clocks == "planned":
+        return {name: (low, draft.clocks.get(name, 0)) for name, low in lowest.items()}
+    devices = draft.problem.devices
+    fixed = {d.type.name for d in devices if not (d.type.clock_lockable and d.clock_lockable)}
+    tops = {d.name: max(d.type.clocks_mhz) for d in devices if d.type.name not in fixed}
+    return {name: (low or tops.get(name, 0), 0) for name, low in lowest.items()}
 
 
 Posed = tuple[PlanningInput, Problem, Aim, dict[str, FamilyAim]]
@@ -370,13 +377,6 @@ def family_power_w(problem: Problem, solution: Solution, task: Task) -> tuple[fl
             mine[at] += watts * weight if column.family == task.family else 0.0
     share = task.mean_per_s / sum(t.mean_per_s for t in problem.tasks)
     return mine[0] + shared[0] * share, mine[1] + shared[1] * share
-
-
-def _next_tick_s(view: PlanView, settings: ExactSettings) -> float:
-    """After a tick, or when the present intensity ends, whichever is sooner."""
-    later = view.now_s + settings.tick_s
-    ends = view.carbon.ends_at_s
-    return min(later, ends) if ends > view.now_s else later
 
 
 def explanation(

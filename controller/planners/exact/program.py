@@ -214,7 +214,7 @@ class Builder:
                 self.program.variable(column.running_w * weight * must, 1.0, 1.0)
             self.traffic[key] = self.program.variable(cost, 0, column.capacity_per_s(must) * scale)
             return
-        wanted = free if key.beside and column.batch else enough(column, scale, task)
+        wanted = free if key.beside else enough(column, scale, task)  # a partner on them may need more
         limit = must + min(free, wanted, self.shape.counts.get(key, (0, free))[1])
         if self.shape.best_rate:
             count = self.program.variable(self._slice_w(column), must, limit)
@@ -238,7 +238,7 @@ class Builder:
             one = most == size
             tier = self.program.variable(slice_w * size if one else 0.0, 0, 1, integer=True)
             chosen.append((tier, 1.0))
-            if size > max(must, replicas(self._tasks[column.family])):
+            if size > max(must, replicas(self._tasks[column.family])) and not key.beside:
                 self.needs[tier] = key, column.capacity_per_s(size - 1) * scale
             if one:
                 full = min(column.capacity_per_s(size) * scale, wanted)

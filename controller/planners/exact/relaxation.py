@@ -178,7 +178,7 @@ def joint_targets(
     families = windowed_families(inputs, aim)
     if not families:
         return None
-    priced = replace(aim, lack_j={f: aim.value_j.get(f, 0.0) for f in families})
+    priced = replace(aim, lack_j={f: family_aims[f].lack_j for f in families})
     found = solve(problem, priced, Limits(settings.solver_nodes, settings.solver_gap))
     if found is None:
         return None

@@ -44,7 +44,7 @@ def posed(one):
 
 
 def wishes_of(targets):
-    return {f: FamilyAim(3000.0, t, "as asked") for f, t in targets.items()}
+    return {f: FamilyAim(3000.0, t, "as asked", lack_j=3000.0) for f, t in targets.items()}
 
 
 def test_a_clean_hour_for_two_families_is_no_shortage():
