@@ -50,7 +50,7 @@ FLIPS_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MixedPlan:
     """A plan's counts: devices by (group, configuration, clock), slices by class.
 
     `bound`: no plan costs less. `useful`: what devices may have in a plan that is better by more than the gap.
@@ -96,11 +96,11 @@ class Taken(NamedTuple):
     mix: int
 
 
-def find_mixes(problem: Problem, aim: Aim, gap: float, nodes: int, proven: float = 0.0) -> Found | None:
+def find_mixes(problem: Problem, aim: Aim, gap: float, nodes: int, proven: float = 0.0) -> MixedPlan | None:
     """The best plan of mixes within a gap and so many nodes; None: none was found, or this search is not for such a
     problem (shared slices, devices that stay as they are, a shortage, a price of what lacks, large fleets).
 
-    `proven`: the gap beyond which `Found.useful` leaves out; 0: no bound is looked for.
+    `proven`: the gap beyond which `MixedPlan.useful` leaves out; 0: no bound is looked for.
     """
     if aim.shortage_allowed or aim.lack_j or any(g.must_stay for g in problem.groups):
         return None
@@ -228,7 +228,7 @@ class _Search:
         self.first = self.program.variables
         self.allowed = [np.ones(len(m.cost_w), dtype=bool) for m in self.master.mixes]
 
-    def run(self) -> Found | None:
+    def run(self) -> MixedPlan | None:
         """Search until the bound is within the gap or the nodes are spent; then the best of the nearest mixes."""
         root = self._solved(self.at, -math.inf)
         if root is None:
@@ -436,7 +436,7 @@ class _Search:
             self.program.bound(range(self.first, self.first + len(most)), [0.0] * len(most), most)
         self.at = branch
 
-    def _found(self, root: Point) -> Found | None:
+    def _found(self, root: Point) -> MixedPlan | None:
         values = self.best_values
         if values is None:
             return None
@@ -448,10 +448,10 @@ class _Search:
                     slices[mixes.columns[mixes.column[choice]].key] += int(mixes.slices[choice])
         layouts = {layout: n for layout, v in self.master.layouts if (n := round(values[v]))}
         bound, useful = self._bounded(root)
-        return Found(layouts, dict(slices), self.best, bound, useful)
+        return MixedPlan(layouts, dict(slices), self.best, bound, useful)
 
     def _bounded(self, root: Point) -> tuple[float, frozenset[Layout]]:
-        """What no plan costs less than, whatever its classes, by the prices of the root; and `Found.useful`."""
+        """What no plan costs less than, whatever its classes, by the prices of the root; and `MixedPlan.useful`."""
         far = self.best - root.objective > FAR * abs(self.best)  # the prices of the root say too little about a plan
         if not self.proven or self.master.cap >= 0 or far:
             return -math.inf, frozenset(layout for layout, _ in self.master.layouts)

@@ -2,8 +2,8 @@
 and a restriction.
 
 Data: a `Problem` and an `Aim`. Decision: the counts of `program.py`. Formulation:
-  few devices (`FEW`), several families: the best plan of mixes (`branching.py`), from which the whole program starts: it
-    has only to prove that there is nothing better, without the configurations that no better plan has.
+  few devices (`FEW`), several families: the best plan of mixes (`branching.py`), from which the whole program starts;
+    it has only to prove that there is nothing better, without the configurations that no better plan has.
   1 relaxation: a linear program in which every slice counts at the rate of the largest pool and counts are fractions.
     Its optimum is a bound that no plan beats; its prices say which classes and configurations a plan may need.
   2 restriction: the mixed-integer program over those alone. In a large fleet pools are large and fractions of a device
@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Final
 
 from controller.planners.columns import ClassKey
-from controller.planners.exact.branching import Found, find_mixes
+from controller.planners.exact.branching import MixedPlan, find_mixes
 from controller.planners.exact.milp import Limits, Result
 from controller.planners.exact.model import Aim, Problem, Solution, judged, judged_counts, layouts_of
 from controller.planners.exact.program import Builder, Shape, slot_of
@@ -62,7 +62,7 @@ def solve(problem: Problem, aim: Aim, limits: Limits, prove: bool = True) -> Sol
     return _between(problem, aim, limits)
 
 
-def _from_mixes(problem: Problem, aim: Aim, found: Found, limits: Limits, prove: bool) -> Solution | None:
+def _from_mixes(problem: Problem, aim: Aim, found: MixedPlan, limits: Limits, prove: bool) -> Solution | None:
     """From the best plan of mixes on, the whole program without what no plan has that is better by more than the gap:
     what is left is mostly the proof."""
     places = [group.place for group in problem.groups]
