@@ -19,7 +19,7 @@ def played(gpus, rate, below_best_pct, slo_ms, shape, seed):
     """Summary of the family after one window, in which the synthetic duck curve plays 48 h."""
     points = tuple((at_s, rate * times) for at_s, times in shape)
     objective = FamilyObjective(
-        mode="budget",
+        type="budget",
         slo={"latency_ms": slo_ms},
         accuracy={"below_best_pct": below_best_pct, "hard_below_best_pct": 12.0},
         window_s=WINDOW_S,

@@ -32,7 +32,7 @@ from trefoil.installation import MODELS
 from trefoil.simulator import Provided, Scenario
 from trefoil.simulator.books.intervals import Interval
 from trefoil.simulator.scenario.inputs import prepare
-from trefoil.simulator.scenario.schema import Arrivals, Carbon, FamilyObjective, Node, PolicyChoice, Served, Zone
+from trefoil.simulator.scenario.schema import Arrivals, Carbon, FamilyObjective, Node, Served, Zone
 from trefoil.simulator.simulation import Simulation
 
 KINDS: Final = ("A100-SXM4-40GB", "A100-SXM4-80GB", "H100-SXM5-80GB", "A30", "Tesla T4")
@@ -268,7 +268,7 @@ def _planned(
     served = high if one.at_high else [rate / one.high for rate in high]
     duration_s = min(max(SHORTEST_S, requests / sum(served)), LONGEST_S)
     asked = _scenario(one, policy, high, served, duration_s, {**QUICK, **(settings or {})})
-    planner = PlanOnce(planner_of("", asked.policy.runs))
+    planner = PlanOnce(planner_of("", asked.policy_row()))
     shell = Simulation(prepare(asked, Provided(catalog=one.catalog, planner=planner)))
     shell.run(1.0 - WARMUP_S)
     plan = shell.core.current
@@ -290,7 +290,7 @@ def _scenario(
     for family, rate in zip(one.families, served, strict=True):
         points = ((-WARMUP_S, 0.0), (-ASKED_S, 0.0), (1.0 - ASKED_S, rate))
         objective = FamilyObjective(
-            mode=one.mode,
+            type=one.mode,
             slo={"percentile": 100 * family.quantile, "latency_ms": family.slo_ms},
             accuracy={"floor": family.floor},
             window_s=1e6,
@@ -312,7 +312,8 @@ def _scenario(
         nodes=(Node(devices=one.devices),),
         families=tuple(families),
         carbon=Carbon(zones={"demo": Zone(constant_g_per_kwh=200.0)}),
-        policy=PolicyChoice(name=policy, parts={"planner": settings}),
+        policy=policy,
+        parts={"planner": settings},
         control={"causes": ["start"], "tick_s": duration_s / BATCHES, "demand_fixed": fixed},
     )
 
@@ -322,7 +323,7 @@ def _served(one: Instance, policy: str, load: float, plan: Plan, shell: Simulati
     engines = tuple(Recorded(engine) for engine in shell.engines)
     shell.engines, before_j = engines, _drawn_j(shell)
     shell.run(duration_s)
-    kinds = {device.name: device.type for device in shell.inputs.devices}
+    kinds = {device.name: device.type.name for device in shell.inputs.devices}
     clocks = {device.device: device.clock_max_mhz for node in plan.nodes for device in node.devices}
     classes, families, accuracies = [], [], []
     for family in one.families:
