@@ -39,7 +39,6 @@ def test_classes_families_and_floors_are_kept_in_many_drawn_fleets(case):
 
 
 @pytest.mark.long
-@pytest.mark.xfail(strict=True, reason="the search ends before its first plan, and the planner calls that a shortage")
 def test_a_choice_of_clocks_costs_no_capacity():
     assert outcome(drawn(23), "exact_miad", REQUESTS) is not None
 

@@ -30,7 +30,7 @@ from trefoil.core.fleet import Configuration
 
 Layout = tuple[int, Configuration, int]  # group, configuration, clock
 
-CHOICES_MAX: Final = 900  # of a family; a fleet with more has no use for whole mixes: fractions say as much
+CHOICES_MAX: Final = 1500  # of a family; a fleet with more has no use for whole mixes: fractions say as much
 PRICED: Final = 8  # mixes of a family that one look takes
 WHOLE: Final = 1e-5  # what is nearer to a whole number is one
 BETTER_W: Final = 1e-6
