@@ -178,7 +178,7 @@ class Promises:
             self._take_plan(decode(Plan, value))
         elif key == keys.rollout():
             self._take_rollout(decode(Rollout, value))
-        elif key.startswith(keys.plan_node_prefix()):
+        elif key.startswith(keys.plan_node_prefix()) and not self._system.faults["commanded"]:  # its file says another
             self._grows(f"Redis {key}", decode(NodePlan, value).revision)
         elif key == keys.decisions():
             record = decode(DecisionRecord, value)
@@ -229,10 +229,12 @@ class Promises:
             if local is None:
                 continue
             obeyed = local.routing.table.revision
-            if self._seen.get(worker.name, obeyed) not in self._published:  # forged, where nobody signs: it is beaten
-                del self._seen[worker.name]
+            # Where a table file was spoilt, what the process before had obeyed is lost with it.
+            name = worker.process.name if self._system.faults["table"] and worker.process else worker.name
+            if self._seen.get(name, obeyed) not in self._published:  # forged, where nobody signs: it is beaten
+                self._seen.pop(name, None)
             if obeyed != Revision():  # a new worker that found no table goes back to none
-                self._grows(worker.name, obeyed)
+                self._grows(name, obeyed)
             held, open_ = worker.held(), worker.open_here()
             if worker.running and held != open_:
                 self.broken(f"{worker.name} has {open_} open requests, its pumps know of {held}")
