@@ -106,11 +106,16 @@ class Promises:
         self.rollout = rollout
         floor = min(rollout.capacity_floor_per_s.get(FAMILY, 0.0), self._first_per_s)
         fresh = plan is not None and rollout.target == plan.revision and rollout.state in UNDER_WAY
-        if plan is None or not fresh or plan.degraded or now_s < self.excused_until_s:
+        if plan is None or not fresh or plan.degraded or now_s < self.excused_until_s or self._own_plans_lie:
             return
         routed = self._routed(plan)
         if routed < floor * (1 - 1e-3):
             self.broken(f"step {plan.revision} routes to {routed:.1f}/s, below the rollout's floor of {floor:.1f}/s")
+
+    @property
+    def _own_plans_lie(self) -> bool:
+        """Whether a file from which the controller goes on holds another plan: right in every respect, so obeyed."""
+        return bool(self._system.faults["published"] or self._system.faults["plans"])
 
     def _routed(self, plan: Plan) -> float:
         """What the slices that get requests can do, at most."""
@@ -150,7 +155,7 @@ class Promises:
 
     def _demands_of(self, decision: str) -> Mapping[str, float] | None:
         view = self._decided.get(decision)
-        if view is None and self._system.faults["published"]:  # the controller's own file names another decision
+        if view is None and self._own_plans_lie:
             return {}
         return {d["family"]: d["rate_per_s"] for d in json.loads(view)["demand"]} if view is not None else None
 
