@@ -504,11 +504,15 @@ def _judge_named(system: System, lie: bytes) -> None:
         return  # -0.0 for 0.0 is no lie
     if codec.decode(Plan, lie).revision.epoch > EPOCH_MAX:
         return  # no reader takes it for a plan; the controller's status names the key
+    of_late = {name for at_s, name in system.lies if at_s > system.loop.time() - NAMED_S}
     for worker in system.workers:
         local = worker.local
         if local is None or local.routing.plan is None or local.routing.loads() == ():
             continue
-        stood = system.server.value(system.keys.ack(*local.id))
+        key = system.keys.ack(*local.id)
+        if key.removeprefix(system.keys.prefix) in of_late:
+            continue
+        stood = system.server.value(key)
         if isinstance(stood, bytes) and not codec.decode(TableAck, stood).refused:
             system.promises.broken(f"{worker.name} does not say that it refuses {codec.decode(Plan, lie).revision}")
 

@@ -117,6 +117,12 @@ class Promises:
         """Whether a file from which the controller goes on holds another plan: right in every respect, so obeyed."""
         return bool(self._system.faults["published"] or self._system.faults["plans"])
 
+    @property
+    def _plan_unsigned(self) -> bool:
+        """Whether a false plan was put into Redis where nobody signs."""
+        system = self._system
+        return system.plan_key_file is None and any(name == "plan" for _, name in system.lies)
+
     def _routed(self, plan: Plan) -> float:
         """What the slices that get requests can do, at most."""
         targets = [t for route in plan.routes if route.family == FAMILY for t in route.targets]
@@ -236,7 +242,8 @@ class Promises:
             obeyed = local.routing.table.revision
             # Where a table file was spoilt, what the process before had obeyed is lost with it.
             name = worker.process.name if self._system.faults["table"] and worker.process else worker.name
-            if self._seen.get(name, obeyed) not in self._published:  # forged, where nobody signs: it is beaten
+            # A plan that was forged or replayed where nobody signs: it is obeyed for a while, then beaten.
+            if self._seen.get(name, obeyed) not in self._published or self._plan_unsigned:
                 self._seen.pop(name, None)
             if obeyed != Revision():  # a new worker that found no table goes back to none
                 self._grows(name, obeyed)
