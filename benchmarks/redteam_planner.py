@@ -8,20 +8,18 @@ HALTED, and as many answers are in the SLO as without them.
 
 import asyncio
 import json
-import re
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from benchmarks.redteam import Check, Outcome
-from controller.settings import Slo
 from power_agent.devices.errors import NodeRefused
 from power_agent.devices.node_client import NodeClient
 from tests.support.ports import free_offset
 from trefoil.cli.load.process import LoadPlan, LoadProcess
 from trefoil.cli.run.launcher import Launcher, first_answer
-from trefoil.cli.run.scenario import CarbonTrace, System
+from trefoil.cli.run.scenario import CarbonTrace, FixedSlo, System
 from trefoil.core.plan import RolloutState
 from trefoil.installation import CHECKOUT
 from trefoil.runtime.clock import WallClock
@@ -29,10 +27,9 @@ from trefoil.runtime.repository import family_folder
 
 QUANTILE: Final = 0.95
 BEST: Final = 0.993311  # accuracy of digits-l
-FIGURES: Final = re.compile(r"(exact\w*)=[\d.]+ mg, [\d.]+ J, ([\d.]+), ([\d.]+) in SLO")
 POLICIES: Final = 'policies=["exact","exact_miad"]'
 CLOCK: Final = WallClock()
-SLO: Final = Slo(percentile=95.0, latency_ms=150.0)  # twice that of the simulations: this machine serves as well
+SLO: Final = FixedSlo(percentile=95.0, latency_ms=150.0)  # twice that of the simulations: this machine serves as well
 LOAD: Final = ((0.0, 15.0), (10.0, 15.0), (35.0, 40.0), (50.0, 40.0), (60.0, 15.0), (70.0, 15.0))  # (second, rate)
 WARMUP_S: Final = 5.0
 PLACE_S: Final = 20.0
@@ -41,9 +38,7 @@ ATTAINED_LESS_MAX: Final = 0.05
 
 
 async def _run(*argv: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *argv, cwd=CHECKOUT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
+    process = await asyncio.create_subprocess_exec(sys.executable, *argv, cwd=CHECKOUT, stdout=asyncio.subprocess.PIPE)
     said, _ = await process.communicate()
     return said.decode(errors="replace")
 
@@ -52,13 +47,14 @@ async def _demo(folder: Path, below_best_pct: float, *settings: str) -> Outcome:
     """Outcome of the simulated demo with these settings."""
     given = (POLICIES, "simulated_seeds=3", f"accuracy.below_best_pct={below_best_pct}", *settings)
     words = [word for setting in given for word in ("--set", setting)]
-    said = await _run("-m", "trefoil.cli.main", "demo", "--simulated", "--out", str(folder), *words)
-    found = [(name, float(accuracy), float(attained)) for name, accuracy, attained in FIGURES.findall(said)]
+    said = await _run("-m", "trefoil.cli.main", "demo", "--simulated", "--json", "--out", str(folder), *words)
+    rows = json.loads(said)["cases"][0]["rows"] if said else ()
+    found = [(row["policy"], run["accuracy"], run["slo_attainment"]) for row in rows for run in row["runs"]]
     floor = BEST * (1 - below_best_pct / 100)
     missed = [one for one in found if one[1] < floor - 5e-5 or one[2] < QUANTILE]
     broken = [f"{name}: accuracy {a:.4f} for {floor:.4f}, {s:.1%} in the SLO" for name, a, s in missed]
     figures = tuple(f"{name} {a:.4f}, {s:.1%}" for name, a, s in found)
-    broken += [] if found else [said[-300:]]
+    broken += [] if found else ["no figures"]
     return Outcome(len(found), len(missed), broken=tuple(broken), figures=figures)
 
 

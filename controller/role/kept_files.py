@@ -2,7 +2,8 @@
 
 Whoever leads writes what has changed with each of its fenced writes, and all of it first of all under a new epoch.
 Whoever starts takes over what a controller has left under a later epoch than this disk was led under last: objectives,
-mode, freeze, pin, the last plans, what was published and commanded, budgets, counts, what the planner remembers.
+mode, freeze, pin, the last plans, what was published and commanded, budgets, counts, what the planner remembers. Where
+files are not signed, those of an epoch that nobody has led under yet are no controller's.
 """
 
 import re
@@ -18,6 +19,7 @@ from trefoil.runtime.fenced import Put
 from trefoil.runtime.security.plan_keys import PlanKeys
 from trefoil.runtime.state import State
 
+ROLE: Final = "controller"
 LED: Final = "led"  # file of this disk: the last epoch that it was led under, and which copies it was taken over from
 NAME: Final = re.compile("[a-z_]+")
 
@@ -38,7 +40,7 @@ class KeptFiles:
             errors.StateUnavailable: Redis does not answer.
             errors.DiskUnavailable: the disk does not take it.
         """
-        left, unfit = await self._left()
+        left, unfit = await self._left(await self._state.epoch_of(ROLE))
         newest = _newest(left)
         texts = {file.name: file.json for file in left}
         if newest.epoch == self._led() and (restored := self._disk.restore(texts)):
@@ -49,14 +51,14 @@ class KeptFiles:
             self._disk.save(LED, {"epoch": self._led(), "taken_over": [newest.epoch, newest.number]})
             self._log.info("taken over from another controller", files=[f.name for f in left], written=str(newest))
 
-    async def overtaken(self) -> bool:
+    async def overtaken(self, epoch: int) -> bool:
         """Whether there is more in Redis than this process began with: of another controller, or of this disk, from
-        which it was lost; read when the role is taken, after which no other controller writes.
+        which it was lost; read when the role is taken, under this epoch, after which no other controller writes.
 
         Raises:
             errors.StateUnavailable: Redis does not answer.
         """
-        left, _ = await self._left()
+        left, _ = await self._left(epoch - 1)
         newest = _newest(left)
         if newest.epoch == self._led():
             return any(file.name in self._disk.lost() for file in left)
@@ -93,16 +95,17 @@ class KeptFiles:
     def _taken_over(self) -> Revision:
         return Revision(*self._disk.load_plain(LED).get("taken_over", ()))
 
-    async def _left(self) -> tuple[list[KeptFile], set[str]]:
-        """Files of the controller that led last, those that are signed where they have to be; and names of those that
-        hold something else than such a file.
+    async def _left(self, epoch: int) -> tuple[list[KeptFile], set[str]]:
+        """Files of the controller that led last, those that are signed where they have to be, else those of an epoch up
+        to the last that was led under; and names of those that hold something else than such a file.
         """
+        known = max(epoch, self._led())
         found, unfit = [], set[str]()
         for key, file in (await self._state.scan(self._state.keys.kept_prefix(), KeptFile)).items():
             if key != self._state.keys.kept(file.name) or not NAME.fullmatch(file.name):
                 continue  # a name that is no file's must not become a path
             try:
-                found.append(self._keys.verify_file(file))
+                found.append(self._verified(file, known))
             except errors.PlanError as error:
                 self._log.warning("a file of another controller is not taken over", error=str(error))
                 continue
@@ -111,6 +114,14 @@ class KeptFiles:
                 unfit.add(found.pop().name)
         last = _newest(found).epoch
         return [file for file in found if file.written.epoch == last], unfit
+
+    def _verified(self, file: KeptFile, known: int) -> KeptFile:
+        if not self._keys and file.written.epoch > known:
+            raise errors.PlanError(
+                "nobody has led under its epoch yet", field=f"kept:{file.name} in Redis", value=str(file.written),
+                remedy="none: this controller goes on from its own disk",
+            )  # fmt: skip
+        return self._keys.verify_file(file)
 
 
 def _newest(files: Sequence[KeptFile]) -> Revision:

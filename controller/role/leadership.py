@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from controller.role.disk_store import DiskStore
-from controller.role.kept_files import LED, KeptFiles
+from controller.role.kept_files import LED, ROLE, KeptFiles
 from trefoil.core import errors
 from trefoil.core.common import Lease
 from trefoil.core.demand import TableAck
@@ -27,7 +27,6 @@ from trefoil.runtime.state import LEASE_TTL_S, State
 from trefoil.runtime.state_errors import believed_epoch
 from trefoil.runtime.telemetry import Metrics
 
-ROLE = "controller"
 RENEWALS_PER_TTL = 4
 NO_KEYS = PlanKeys("")
 ANEW = "start it again: it goes on from what the other has left"
@@ -108,7 +107,7 @@ class Leadership:
             await self._stand_by()
             return
         try:
-            if await self._files.overtaken():
+            if await self._files.overtaken(lease.epoch):
                 raise errors.RoleFree("another controller has left what this one has not read", remedy=ANEW)
             self._keep_epoch(lease.epoch)
             self._files.lead(lease.epoch)

@@ -60,7 +60,6 @@ class DecoupledRequest:
         """
         if self._reads_lengths(request.ticket.family):
             request.ticket = await self._lengths.scored(request.ticket, JOIN(request.payload))
-        attempts = 1
         while True:
             pick = await self._inference.pick(request)
             connection = None
@@ -73,9 +72,8 @@ class DecoupledRequest:
                 refused, proof = status(error), proof_of(error)
                 self._inference.slice_failed(request, refused, proof, usual=False)
                 may_retry = proof is Failure.UNREACHABLE and not self._sent
-                if not may_retry or not self._inference.begin_retry(request, attempts):
+                if not may_retry or not self._inference.begin_retry(request):
                     raise self._inference.client_status(request, refused, proof) from error
-                attempts += 1
                 continue
             except asyncio.CancelledError as error:
                 left = self._over or self._sending  # while an answer was written: booked as `leaving` says
@@ -83,9 +81,8 @@ class DecoupledRequest:
                 if cut is None:
                     raise
                 may_retry = connection is not None and connection.gone and not self._sent
-                if not may_retry or not self._inference.begin_retry(request, attempts):
+                if not may_retry or not self._inference.begin_retry(request):
                     raise cut from error
-                attempts += 1
                 continue
             except BaseException:  # an error among the answers is booked; a bug is not
                 if not self._over and not self._sending:

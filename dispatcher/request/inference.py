@@ -60,7 +60,6 @@ LEFT: Final = frozenset({"CANCELLED", "DEADLINE_EXCEEDED"})
 """How requests end on their slice whose client waits no longer."""
 FlowOf = Callable[[Tenant, str, Callable[[], Any]], tuple[str, str]]
 """What a caller shares a full queue as, by its tenant, address and metadata."""
-ATTEMPTS_MAX: Final = 3  # slices that one request may be offered to
 NEWS_S: Final = 0.02  # how long workers may be of two minds about who serves a family: news take a few ms
 _parse_answer = pb.ModelInferResponse.FromString
 _parse_request = pb.ModelInferRequest.FromString
@@ -475,7 +474,6 @@ class Inference:
 
     async def _at_slice(self, request: Request) -> tuple[bytes, Any, str]:
         """Answer of the slice that a request gets, its trailers and the version that gave it."""
-        attempts = 1
         while True:
             pick = await self.pick(request)
             connection = None
@@ -486,17 +484,15 @@ class Inference:
             except (grpc.aio.AioRpcError, Unavailable, DecodeError) as error:
                 refused, proof = status(error), proof_of(error)
                 self.slice_failed(request, refused, proof)
-                if proof is not Failure.UNREACHABLE or not self.begin_retry(request, attempts):
+                if proof is not Failure.UNREACHABLE or not self.begin_retry(request):
                     raise self.client_status(request, refused, proof) from error
-                attempts += 1
                 continue
             except asyncio.CancelledError as error:
                 cut = self.call_cancelled(request, connection)
                 if cut is None:
                     raise
-                if connection is None or not connection.gone or not self.begin_retry(request, attempts):
+                if connection is None or not connection.gone or not self.begin_retry(request):
                     raise cut from error
-                attempts += 1
                 continue
             except BaseException:
                 self.end(request, "CANCELLED", executed=True)  # a bug: the credit must come back whatever happens
@@ -513,14 +509,14 @@ class Inference:
         timeout = kserve_wire.int64_parameter("timeout", max(1, int(left_s * 1e6)))
         return (*request.payload, timeout), left_s, request.trace
 
-    def begin_retry(self, request: Request, attempts: int) -> bool:
+    def begin_retry(self, request: Request) -> bool:
         """Whether a request that no slice has taken may be offered to another one; then it has a new ticket."""
         ticket = request.ticket
         if self.is_pinned(request):
             return False
         if ticket.deadline_s is not None and self._clock.monotonic_s() >= ticket.deadline_s:
             return False
-        allowed = attempts < ATTEMPTS_MAX and self._retry_budget.try_spend()
+        allowed = self._retry_budget.try_spend()
         self._accounting.retries_total[ticket.family, "retried" if allowed else "refused"] += 1
         if allowed:
             request.ticket = replace(ticket, id=self.admission.next_id())

@@ -110,6 +110,7 @@ class DriverWatch:
         for part in parts:
             self._reconciler.interrupt(part)
             part.fail("the driver was loaded again", self._node.clock.now_s())
+            part.failures, part.retry_at_s = 0, 0.0  # its last starts failed for want of a driver
         await asyncio.gather(*(self._end_process(part) for part in parts if part.running))
         for part in parts:
             if kinds[part.key.device] == DeviceKind.MIG_GPU:

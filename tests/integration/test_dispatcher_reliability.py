@@ -465,6 +465,21 @@ async def test_retries_stop_where_the_budget_ends(state, tmp_path):
         assert load.codes["UNAVAILABLE"] == totals["digits", "refused"] <= 2
 
 
+async def test_a_request_is_offered_to_slices_until_one_takes_it(state, tmp_path):
+    async with dispatcher_system(state, tmp_path, *(FakeTriton() for _ in range(6)), credits=1) as system:
+        *dead, busy = system.slices
+        busy.gate.clear()
+        first = [asyncio.ensure_future(system.infer()) for _ in system.slices]
+        await until(lambda: busy.requests and sum(call.done() for call in first) == len(dead))
+        for n, slice_ in enumerate(dead):
+            await stop_idle(system.running, key(n), slice_)
+        last = asyncio.ensure_future(system.infer())
+        await until(lambda: system.live == [key(len(dead))])
+        busy.gate.set()
+        await asyncio.gather(last, *first)
+        assert system.local.accounting.retries_total["digits", "retried"] == len(dead)
+
+
 # What is away
 
 

@@ -11,9 +11,10 @@ Not told from the truth, by design, and bounded:
 - A node's status, an acknowledgement, a carbon reading that are possible: true for as long as they stand, until their
   writer writes again (1 s, 1 s, a poll of the feed).
 - Where services have no plan key (a fifth of the histories): a plan whose epoch the lease knows. It is obeyed until the
-  leader has led for `BEATEN_S`; requests may fail that long. So it is with copies of the controller's files in Redis.
+  leader has led for `BEATEN_S`; requests may fail that long. An older plan is obeyed if its leader dies before it
+  writes its own again. So it is with copies of the controller's files in Redis, of an epoch that the lease knows.
 - A worker that starts when its table file and what Redis says of plans are both spoilt has no table until Redis is
-  put right.
+  put right. An older plan that is signed it routes by: refusing that one as well would leave it without any table.
 - Whoever writes to the disk of a service can make it do what that service may do: a file that is right in every respect
   is what the service goes on from.
 

@@ -7,6 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import dispatcher.service.state_sync
+from dispatcher.request.core.retry_budget import RetryBudget
 from dispatcher.request.inference import NEWS_S
 from dispatcher.routing.async_queue import ServedElsewhere
 from dispatcher.service.local_worker import LocalWorker
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 PATIENCE_S = 12.0  # of a client
-TRIES = 3
 NO_SLICE_WAIT_S = 6.0
 LEAVES = 0.05  # of the clients that waited
 LOST = Outcome("UNAVAILABLE", 0.0, 0.0, 0, False)
@@ -72,6 +72,7 @@ class Worker:
         self._starts = 0
         self.process: Process | None = None
         self.local: LocalWorker | None = None
+        self._retries = RetryBudget(0.0)
         self.open: dict[int, Request] = {}
         self._tickets = count(1 if name.endswith("0") else 2, 2)  # numbers that no other worker gives
         self._waits: dict[int, tuple[asyncio.Future[Pick], asyncio.Task[Any] | None]] = {}
@@ -120,7 +121,7 @@ class Worker:
         local = LocalWorker(settings, process.name, clock)
         local.routing.connections = Silence()  # type: ignore[assignment]
         state = State.connect("redis://virtual", "default", clock=clock)
-        self._system.opening = self.files
+        self._system.opening, self._retries = self.files, RetryBudget(settings.retry_ratio)
         loop = dispatcher.service.state_sync.StateSync(local, state, Silent())  # type: ignore[arg-type]
         await loop.init()
         self.local = local
@@ -144,6 +145,7 @@ class Worker:
         """A client's request has come."""
         assert self.process is not None
         self.open[request.id] = request
+        self._retries.on_request()
         if self.local is not None:
             self.local.accounting.load.arrived(FAMILY, "", self.local.clock.now_s())
         self.process.start(self._system.loop, self._serve(request))
@@ -190,14 +192,15 @@ class Worker:
                 task.cancel()
 
     async def _tried(self, request: Request) -> str:
-        attempt, give_up_s = 0, self._system.loop.time() + NO_SLICE_WAIT_S
-        while attempt < TRIES:
+        give_up_s = self._system.loop.time() + NO_SLICE_WAIT_S
+        while True:
             if self.local is None or FAMILY not in self.local.routing.queues:
                 return "no table"
             try:
                 if await self._once(self.local, request):
                     return "OK"
-                attempt += 1
+                if not self._retries.try_spend():
+                    return "UNAVAILABLE"
             except TrefoilError as error:
                 if await self._elsewhere(self.local, request):
                     return "OK"
@@ -206,7 +209,6 @@ class Worker:
                 self._away.add(request.id)
                 await asyncio.sleep(NEWS_S)  # who shares the credits has changed, and a worker has not heard of it
                 self._away.discard(request.id)
-        return "UNAVAILABLE"
 
     async def _elsewhere(self, local: LocalWorker, request: Request) -> bool:
         """Forward it to a worker that has credits; False: there is none, or it could not either.

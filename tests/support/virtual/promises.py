@@ -106,11 +106,22 @@ class Promises:
         self.rollout = rollout
         floor = min(rollout.capacity_floor_per_s.get(FAMILY, 0.0), self._first_per_s)
         fresh = plan is not None and rollout.target == plan.revision and rollout.state in UNDER_WAY
-        if plan is None or not fresh or plan.degraded or now_s < self.excused_until_s:
+        if plan is None or not fresh or plan.degraded or now_s < self.excused_until_s or self._own_plans_lie:
             return
         routed = self._routed(plan)
         if routed < floor * (1 - 1e-3):
             self.broken(f"step {plan.revision} routes to {routed:.1f}/s, below the rollout's floor of {floor:.1f}/s")
+
+    @property
+    def _own_plans_lie(self) -> bool:
+        """Whether a file from which the controller goes on holds another plan: right in every respect, so obeyed."""
+        return bool(self._system.faults["published"] or self._system.faults["plans"])
+
+    @property
+    def _plan_unsigned(self) -> bool:
+        """Whether a false plan was put into Redis where nobody signs."""
+        system = self._system
+        return system.plan_key_file is None and any(name == "plan" for _, name in system.lies)
 
     def _routed(self, plan: Plan) -> float:
         """What the slices that get requests can do, at most."""
@@ -150,7 +161,7 @@ class Promises:
 
     def _demands_of(self, decision: str) -> Mapping[str, float] | None:
         view = self._decided.get(decision)
-        if view is None and self._system.faults["published"]:  # the controller's own file names another decision
+        if view is None and self._own_plans_lie:
             return {}
         return {d["family"]: d["rate_per_s"] for d in json.loads(view)["demand"]} if view is not None else None
 
@@ -178,7 +189,7 @@ class Promises:
             self._take_plan(decode(Plan, value))
         elif key == keys.rollout():
             self._take_rollout(decode(Rollout, value))
-        elif key.startswith(keys.plan_node_prefix()):
+        elif key.startswith(keys.plan_node_prefix()) and not self._system.faults["commanded"]:  # its file says another
             self._grows(f"Redis {key}", decode(NodePlan, value).revision)
         elif key == keys.decisions():
             record = decode(DecisionRecord, value)
@@ -229,10 +240,13 @@ class Promises:
             if local is None:
                 continue
             obeyed = local.routing.table.revision
-            if self._seen.get(worker.name, obeyed) not in self._published:  # forged, where nobody signs: it is beaten
-                del self._seen[worker.name]
+            # Where a table file was spoilt, what the process before had obeyed is lost with it.
+            name = worker.process.name if self._system.faults["table"] and worker.process else worker.name
+            # A plan that was forged or replayed where nobody signs: it is obeyed for a while, then beaten.
+            if self._seen.get(name, obeyed) not in self._published or self._plan_unsigned:
+                self._seen.pop(name, None)
             if obeyed != Revision():  # a new worker that found no table goes back to none
-                self._grows(worker.name, obeyed)
+                self._grows(name, obeyed)
             held, open_ = worker.held(), worker.open_here()
             if worker.running and held != open_:
                 self.broken(f"{worker.name} has {open_} open requests, its pumps know of {held}")

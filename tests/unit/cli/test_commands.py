@@ -413,6 +413,18 @@ def test_status(tmp_path: Path, running: Running) -> None:
     assert "over its mean: not known, routers that go by it do without" in run(tmp_path, "status").stdout
 
 
+@pytest.mark.parametrize("place", ["carbon_feed/epoch.json.bad", "dispatcher/dispatcher/table.jsonl.bad.1"])
+def test_status_names_files_that_any_service_has_set_aside(tmp_path: Path, running: Running, place: str) -> None:
+    path = tmp_path / place
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert document(tmp_path, "status")["set_aside_here"] == [str(path)]
+    said = run(tmp_path, "status").stdout.replace("\n", " ")
+    assert "could not be understood and stands aside. Remedy: look at it" in said
+    path.unlink()
+    assert document(tmp_path, "status")["set_aside_here"] == []
+
+
 def test_status_gives_the_reason_of_every_slice_that_failed(
     tmp_path: Path, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ FOUND: dict[str, Any] = {
     "rollout": "done", "nodes": [], "stale_nodes": [], "workers": [],
     "carbon": [], "carbon_ratio": [], "carbon_refused": "", "catalog_refused": "", "disk_trouble": "",
     "models_refused": [], "places_refused": [], "agents_unreached": [], "plans_refused": [],
-    "set_aside": [], "files_set_aside": [],
+    "set_aside": [], "files_set_aside": [], "set_aside_here": [],
     "loans": [], "objectives": [], "decisions": [],
     "served": {"window_s": 60.0, "by_class": []},
     "saving": {

@@ -139,6 +139,22 @@ async def test_what_no_controller_has_signed_is_not_taken_over(begin, forged):
     assert second.disk.load_plain("control") == ({} if forged != "path" else FROZEN)
 
 
+@pytest.mark.parametrize("ahead", [1, 1_000_000])
+async def test_without_signatures_a_file_of_an_epoch_that_nobody_has_led_under_is_not_taken_over(begin, ahead):
+    unsigned = PlanKeys("default")
+    first = begin("first", unsigned)
+    await leads(first, control=FROZEN, counts={"replans": {"load": 1}})
+    file = KeptFile("control", Revision(first.role.epoch + ahead, 1), json.dumps(FREE))
+    await first.state.put(first.role._lease, first.state.keys.kept("control"), file)
+    again = begin("first", unsigned)
+    await again.take_over()
+    assert again.disk.load_plain("control") == FROZEN
+    await first.role.release()
+    await again.role._step()
+    assert again.role.epoch == first.disk.load_plain("led")["epoch"]
+    assert again.disk.load_plain("counts") == {"replans": {"load": 1}}
+
+
 async def test_a_file_that_was_lost_comes_back_from_the_copy_in_redis_and_status_says_so(begin):
     first = begin("first")
     await leads(first, control=FROZEN, counts={"replans": {"load": 1}})

@@ -1,5 +1,6 @@
 """GPUs that need a reset: let go of, said how, looked at, taken back; what proves that one was reset."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,12 +19,13 @@ from power_agent.settings import PowerAgentSettings
 from power_agent.slices.adoption import list_devices
 from power_agent.slices.core.attribution import DeviceReading
 from power_agent.slices.node_state import Node
+from power_agent.slices.slice_state import Slice
 from power_agent.watch.driver_watch import DriverWatch
 from power_agent.watch.xid_watch import Quarantine
 from tests.support.plans import CATALOG
 from tests.support.simulated_driver import pynvml_on
 from trefoil.core.device_types import A100_40GB
-from trefoil.core.fleet import DeviceState
+from trefoil.core.fleet import DeviceState, SliceKey, SliceState
 from trefoil.runtime.clock import ManualClock
 from trefoil.runtime.telemetry import Metrics
 from trefoil.simulated_node.gpu_state import Nvml
@@ -127,6 +129,8 @@ class NoSlices:
 
     def busy(self, part) -> bool:
         return False
+
+    def interrupt(self, part) -> None: ...
 
 
 @asynccontextmanager
@@ -308,3 +312,17 @@ async def test_each_joule_is_booked_once_through_the_reset_of_one_gpu(tmp_path):
         assert meters[0].booked_j == pytest.approx(drawn_j(0) - from_j, abs=0.01)
         assert meters[1].booked_j == pytest.approx(drawn_j(1) - reset_j, abs=0.01), "all since the reset"
         assert [meter.state.counter_resets for meter in meters] == [0, 1]
+
+
+async def test_a_slice_that_could_not_start_without_a_driver_starts_at_once_with_the_next_one(tmp_path):
+    async with running(tmp_path, a100s()) as one:
+        key = SliceKey(GPU0, "7g.40gb", 0, 8)
+        part = one.node.slices[key] = Slice(key, 1, SliceState.FAILED, 0.0, lambda *_: None)
+        part.failures, part.retry_at_s = 6, one.clock.monotonic_s() + 15.0
+        (tmp_path / "driver_load_id").write_text("2")
+        watching = asyncio.create_task(one.watch.run())
+        async with asyncio.timeout(10.0):
+            while one.node.driver_load_id != "2":
+                await asyncio.sleep(0.01)
+        watching.cancel()
+        assert (part.failures, part.retry_at_s) == (0, 0.0)

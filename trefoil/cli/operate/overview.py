@@ -41,6 +41,7 @@ TROUBLES: Final = (
 )  # of what a node lacks, what keeps it from following plans
 ELSEWHERE: Final[Mapping[str, Any]] = {
     "state_dir": "", "inference": "", "rest": "", "services": {"controller": True}, "metrics": {}, "failing": {},
+    "set_aside_here": [],
 }  # fmt: skip
 """Of a system that was not started here: what its supervisor would know."""
 SERVED_COLUMNS: Final = (
@@ -54,6 +55,7 @@ async def gather_overview(system: ControllerClient) -> dict[str, Any]:
     if system.local is None:
         return dict(ELSEWHERE) | await _gather_known(system)
     launch = system.local.launch
+    paths = StatePaths(Path(launch.state_dir))
     healthy = await asyncio.gather(*(is_serving(launch.addresses[n]) for n in SERVICES))
     found = {
         "cluster": launch.cluster,
@@ -62,7 +64,8 @@ async def gather_overview(system: ControllerClient) -> dict[str, Any]:
         "rest": launch.addresses.get("rest", ""),
         "services": dict(zip(SERVICES, healthy, strict=True)),
         "metrics": {name: f"http://{address}/metrics" for name, address in launch.metrics.items()},
-        "failing": {name: asdict(one) for name, one in StatePaths(Path(launch.state_dir)).failing().items()},
+        "failing": {name: asdict(one) for name, one in paths.failing().items()},
+        "set_aside_here": paths.set_aside(),
     }
     try:
         return found | await _gather_known(system, launch.started_at_s)
@@ -164,6 +167,10 @@ def nodes_of(found: Mapping[str, Any]) -> list[NodeStatus]:
 def trouble_lines(found: Mapping[str, Any], now_s: float) -> list[str]:
     """What does not work, a line each."""
     lines = [failing_text(name, Failing(**one), now_s) for name, one in found["failing"].items()]
+    lines += [
+        f"{path} could not be understood and stands aside. Remedy: look at it, then remove it"
+        for path in found["set_aside_here"]
+    ]
     if "unknown" in found:
         return lines
     lines += [f"{node} is silent: what stands there is of then" for node in found["stale_nodes"]]

@@ -23,7 +23,7 @@ from trefoil.runtime import codec
 from trefoil.runtime.files import NotPlain, read_plain, replace_file, rotate_log
 from trefoil.runtime.proc import Identity
 from trefoil.runtime.socket_paths import socket_folder
-from trefoil.runtime.state_files import refuse_newer
+from trefoil.runtime.state_files import BAD, refuse_newer
 
 SERVICES: Final = ("carbon_feed", "controller", "power_agent", "dispatcher")
 FILE_BYTES_MAX: Final = 2**20  # of a launch, or a process
@@ -181,6 +181,11 @@ class StatePaths:
             if failing is not None:
                 found[path.stem] = failing
         return found
+
+    def set_aside(self) -> list[str]:
+        """Files that services have set aside; the controller says itself what became of its own."""
+        folders = (self.state_dir / name for name in ("carbon_feed", "dispatcher", "power_agent"))
+        return [str(path) for folder in folders for path in sorted(folder.rglob(f"*{BAD}*"))]
 
     def read_launch(self) -> Launch | None:
         """Read the launch file; None when there is none.
