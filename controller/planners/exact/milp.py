@@ -184,11 +184,15 @@ class Program:
 
 
 class GrowingProgram:
-    """A linear program that gets more columns and other bounds, and is solved again from where it stood."""
+    """A linear program that gets more columns and other bounds, and is solved again from where it stood.
+
+    Its user bounds the work; the limit of CPU time is the same safety net as that of `Program`.
+    """
 
     def __init__(self, program: Program) -> None:
         self.variables = len(program.cost)
-        self._solver = program.solver(Limits(), CPU_LIMIT_S)
+        self._began_s = time.thread_time()
+        self._solver = program.solver(Limits(), INFINITY)
         for option, setting in (("solver", "simplex"), ("presolve", "off")):  # a warm start needs the program as it is
             self._solver.setOptionValue(option, setting)
 
@@ -206,8 +210,14 @@ class GrowingProgram:
             self._solver.changeColsBounds(len(at), at, np.array(lower, dtype=float), np.array(upper, dtype=float))
 
     def solve(self) -> Point | None:
-        """Solve; None when no point satisfies the constraints."""
+        """Solve; None when no point satisfies the constraints.
+
+        Raises:
+            CpuLimitHit: all solves together reached the safety net.
+        """
         self._solver.run()
+        if time.thread_time() - self._began_s >= CPU_LIMIT_S:
+            raise CpuLimitHit(f"{self.variables} variables, {CPU_LIMIT_S:.0f} s of CPU")
         if self._solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return None
         return self._point()
