@@ -31,21 +31,23 @@ from trefoil.core.fleet import Configuration
 Layout = tuple[int, Configuration, int]  # group, configuration, clock
 
 CHOICES_MAX: Final = 1500  # of a family; a fleet with more has no use for whole mixes: fractions say as much
+MIXES_MAX: Final = 3_000_000  # of all families: their memory and the time of one look
+ROUNDS_MAX: Final = 500  # of pricing in one branch
 PRICED: Final = 8  # mixes of a family that one look takes
 WHOLE: Final = 1e-5  # what is nearer to a whole number is one
 BETTER_W: Final = 1e-6
 PROVEN: Final = 1e-4  # of the objective: what pricing may still find
-DEAR: Final = 10.0  # times the dearest mix: what a family without one costs
+DEAR: Final = 10.0  # times the dearest mix, on top of all devices awake: what a family without a mix costs
 DIVES: Final = frozenset({0, 1, 2, 3, 5, 8, 13, 21, 34})  # nodes
 NEAR_ENOUGH: Final = 5e-3  # of the objective: a bound so near leaves little to find
 NEAREST: Final = 150  # mixes of a family
 CHOOSING: Final = Limits(nodes=50, gap=2e-3)
 STEEP: Final = 5e-3  # of the bound: a side that costs more waits
-ONE_MIX: Final = -1
-OTHER_MIX: Final = -2
-FAR: Final = 0.025
-PRICING_NODES: Final = 2000
-PRICING_GAP: Final = 3e-3
+ONE_MIX: Final = -1  # `Kept.column`: the mix of an index alone
+OTHER_MIX: Final = -2  # `Kept.column`: every mix but that one
+FAR: Final = 0.025  # of the best plan: a root further below it says too little to be worth its proof
+PRICING_NODES: Final = 2000  # of the program that bounds one family
+PRICING_GAP: Final = 3e-3  # of the same
 FLIPS_MAX: Final = 4
 
 
@@ -53,7 +55,8 @@ FLIPS_MAX: Final = 4
 class MixedPlan:
     """A plan's counts: devices by (group, configuration, clock), slices by class.
 
-    `bound`: no plan costs less. `useful`: what devices may have in a plan that is better by more than the gap.
+    `bound`: lower bound of any plan; -inf: none is known. `useful`: what devices may have in a plan that is better by
+    more than the gap.
     """
 
     layouts: Mapping[Layout, int]
@@ -61,11 +64,12 @@ class MixedPlan:
     objective: float
     bound: float
     useful: frozenset[Layout]
+    configurations: int  # of which `useful` are some
 
 
 class Kept(NamedTuple):
     """What a branch keeps of a family's mixes: those with so many slices of one class (index in `columns`), or, with
-    `ONE_MIX` for the class, the mix of that index."""
+    `ONE_MIX` or `OTHER_MIX` for the class, the mix of that index or every other one."""
 
     family: int
     column: int
@@ -98,7 +102,7 @@ class Taken(NamedTuple):
 
 def find_mixes(problem: Problem, aim: Aim, gap: float, nodes: int, proven: float = 0.0) -> MixedPlan | None:
     """The best plan of mixes within a gap and so many nodes; None: none was found, or this search is not for such a
-    problem (shared slices, devices that stay as they are, a shortage, a price of what lacks, large fleets).
+    problem (shared slices, frozen devices, a shortage, a price of what lacks, large fleets).
 
     `proven`: the gap beyond which `MixedPlan.useful` leaves out; 0: no bound is looked for.
     """
@@ -150,8 +154,11 @@ def _master(problem: Problem, aim: Aim) -> Master | None:
     if any(f is None for f in families):
         return None
     mixes = tuple(f for f in families if f is not None)
+    if sum(len(f.cost_w) for f in mixes) > MIXES_MAX:
+        return None
     levels, cap = _devices(program, problem, aim, layouts)
-    dear = DEAR * max(float(f.cost_w.max()) for f in mixes)
+    awake = sum(g.number * max(awake_w(g.type, clock) for clock in g.clocks) for g in problem.groups)
+    dear = awake + DEAR * max(float(f.cost_w.max()) for f in mixes)
     lacking = [program.variable(dear, 0, 1) for _ in mixes]
     serves = [program.row([(variable, 1.0)], low=1, high=1) for variable in lacking]
     return Master(program, mixes, layouts, levels, lacking, serves, cap)
@@ -239,7 +246,7 @@ class _Search:
         return self._found(root.point)
 
     def _tree(self, root: Node) -> float:
-        """Search; the answer is what nothing lies below."""
+        """Search; the answer is a lower bound of what mixes can reach."""
         heap = [root]
         down: Node | None = None
         for number in range(self.nodes):
@@ -370,7 +377,7 @@ class _Search:
         """A branch's optimum, with every mix that makes it better; None: nothing in it is better than the best."""
         self._enter(branch)
         bound = above
-        while True:
+        for _ in range(ROUNDS_MAX):
             point = self.program.solve()
             if point is None:
                 return None
@@ -383,6 +390,7 @@ class _Search:
                 return Node(bound, next(self.ages), branch, point)
             if not new:
                 return None
+        return None
 
     def _priced(self, point: Point) -> tuple[float, int]:
         """A bound of the branch, and how many mixes were taken in."""
@@ -447,17 +455,16 @@ class _Search:
                 if mixes.slices[choice]:
                     slices[mixes.columns[mixes.column[choice]].key] += int(mixes.slices[choice])
         layouts = {layout: n for layout, v in self.master.layouts if (n := round(values[v]))}
-        bound, useful = self._bounded(root)
-        return MixedPlan(layouts, dict(slices), self.best, bound, useful)
+        bound, useful = self._bound_and_useful(root)
+        return MixedPlan(layouts, dict(slices), self.best, bound, useful, len(self.master.layouts))
 
-    def _bounded(self, root: Point) -> tuple[float, frozenset[Layout]]:
-        """What no plan costs less than, whatever its classes, by the prices of the root; and `MixedPlan.useful`."""
+    def _bound_and_useful(self, root: Point) -> tuple[float, frozenset[Layout]]:
+        """Lower bound of any plan, whatever its classes, by the prices of the root; and `MixedPlan.useful`."""
         far = self.best - root.objective > FAR * abs(self.best)  # the prices of the root say too little about a plan
         if not self.proven or self.master.cap >= 0 or far:
             return -math.inf, frozenset(layout for layout, _ in self.master.layouts)
         limits, bound = Limits(PRICING_NODES, PRICING_GAP), root.objective
         for mixes, row in zip(self.master.mixes, self.master.serves, strict=True):
             bound += min(0.0, mixes.lowest_w(root.dual, limits) - float(root.dual[row]))
-        room = self.best * (1 - self.proven) - bound
-        reduced = root.reduced
+        room, reduced = self.best - self.proven * abs(self.best) - bound, root.reduced
         return bound, frozenset(layout for layout, v in self.master.layouts if reduced[v] < room)

@@ -215,15 +215,17 @@ class GrowingProgram:
         Raises:
             CpuLimitHit: all solves together reached the safety net.
         """
-        self._solver.run()
-        if time.thread_time() - self._began_s >= CPU_LIMIT_S:
-            raise CpuLimitHit(f"{self.variables} variables, {CPU_LIMIT_S:.0f} s of CPU")
+        self._run()
         if self._solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return None
         return self._point()
 
     def whole(self, variables: Sequence[int], limits: Limits) -> Point | None:
-        """Solve with these variables whole, which is the last thing that it does; None: no point was found."""
+        """Solve with these variables whole, which is the last thing that it does; None: no point was found.
+
+        Raises:
+            CpuLimitHit: see `solve`.
+        """
         at = np.array(variables, dtype=np.int32)
         self._solver.changeColsIntegrality(len(at), at, np.full(len(at), highspy.HighsVarType.kInteger.value, np.uint8))
         for option, setting in (
@@ -233,8 +235,13 @@ class GrowingProgram:
             ("mip_rel_gap", limits.gap),
         ):
             self._solver.setOptionValue(option, setting)
-        self._solver.run()
+        self._run()
         return self._point() if self._solver.getInfo().primal_solution_status == FEASIBLE else None
+
+    def _run(self) -> None:
+        self._solver.run()
+        if time.thread_time() - self._began_s >= CPU_LIMIT_S:
+            raise CpuLimitHit(f"{self.variables} variables, {CPU_LIMIT_S:.0f} s of CPU")
 
     def _point(self) -> Point:
         found, objective = self._solver.getSolution(), self._solver.getInfo().objective_function_value

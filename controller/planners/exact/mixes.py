@@ -6,7 +6,7 @@ A plan of few devices is one mix per family on slices that the devices offer, an
 families. Everything that a pool does to a class is thus inside a mix, where it costs no integer variable: the pools'
 steps, the split, the floor, replicas, models to load. All mixes of a family are a few ten thousand numbers.
 Deviations: plans with three classes of one family are not among them, so that no bound of a search among mixes is
-proven. `Mixes.lowest_w` is: it allows any number of classes.
+proven; `Mixes.lowest_w` is, with any number of classes. Two clocks of one model in a mix both count what is loaded.
 """
 
 import math
@@ -58,21 +58,23 @@ class Mixes:
         return of_choice[self.first] + of_choice[self.second]
 
     def lowest_w(self, dual: Floats, limits: Limits) -> float:
-        """What no plan of this family costs less than at these prices of slices [W], however many classes it has."""
+        """Lower bound of what a plan of this family costs at these prices of slices [W], however many classes it has;
+        -inf: none is known. A choice may be taken several times, as it stands for all that it is as good as.
+        """
         chosen, wanted = self.choices, self.task.demand.rate_p90_per_s
         prices = (dual[self.slot] + dual[self.shape])[:-1] * self.slices[:-1]
         fixed_w, capacity = np.maximum(0.0, chosen.cost_w - prices), np.minimum(chosen.capacity, wanted)
         program, flows, gains = Program(), [], []
         for at in _undominated(fixed_w, capacity, chosen):
-            whole = program.variable(float(fixed_w[at]), 0, 1, integer=True)
-            flow = program.variable(float(chosen.energy_j[at]), 0, float(capacity[at]))
-            program.row([(flow, 1.0), (whole, -float(capacity[at]))], high=0)
+            times = program.variable(float(fixed_w[at]), 0, math.ceil(wanted / capacity[at]), integer=True)
+            flow = program.variable(float(chosen.energy_j[at]), 0, wanted)
+            program.row([(flow, 1.0), (times, -float(capacity[at]))], high=0)
             flows.append((flow, 1.0))
             gains.append((flow, float(chosen.accuracy[at] - self.floor)))
         program.row(flows, low=wanted, high=wanted)
         program.row(gains, low=0)
         found = program.solve(limits)
-        return math.inf if found is None else found.bound
+        return -math.inf if found is None else found.bound
 
 
 @dataclass(frozen=True, slots=True, eq=False)

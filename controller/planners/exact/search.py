@@ -46,15 +46,16 @@ MANY: Final = 200  # slices; a class that large stays in the top tier, whatever 
 def solve(problem: Problem, aim: Aim, limits: Limits, prove: bool = True) -> Solution | None:
     """Solve the program: the best counts, or None when the constraints leave no plan.
 
-    `prove`: of few devices too, where the proof takes most of the time; without it the gap says what is known.
+    `prove`: of few devices too, where the proof takes most of the time; without it the gap is infinite.
 
     Raises:
         CpuLimitHit: see `Program.solve`.
     """
     if problem.number <= FEW and len(problem.tasks) > 1:
         found = find_mixes(problem, aim, MIX_GAP, MIX_NODES, PROOF_GAP * limits.gap if prove else 0.0)
-        if found is not None:
-            return _from_mixes(problem, aim, found, limits, prove)
+        known = _from_mixes(problem, aim, found, limits, prove) if found is not None else None
+        if known is not None:
+            return known
     whole = Builder(problem, aim).build()
     if sum(whole.program.integer) <= (SMALL if problem.number >= MEDIUM else SMALL_FEW):
         result = whole.program.solve(limits)
@@ -71,17 +72,22 @@ def _from_mixes(problem: Problem, aim: Aim, found: MixedPlan, limits: Limits, pr
     shape = Shape(tight=True, columns=columns, layouts=found.useful | set(found.layouts))
     builder, gap = Builder(problem, aim, shape).build(), PROOF_GAP * limits.gap
     start = builder.program.fixed(builder.whole(found.layouts, found.slices))
-    if start is not None:
-        best = _solution(builder, start, 0.0)
-        if not prove or _gap(best, found.bound) <= gap:
-            return replace(best, gap=_gap(best, found.bound))
+    if start is None:  # split traffic under a cap, or a tolerance: the mixes are no point of the whole program
+        return None
+    best = _solution(builder, start, 0.0)
+    if not prove or _gap(best, found.bound) <= gap:
+        return replace(best, gap=_gap(best, found.bound))
     work = PROOF_WORK * limits.nodes / max(1, sum(builder.program.integer)) ** 2
     nodes = max(NODES_MIN, min(limits.nodes, int(work)))
-    result = builder.program.solve(Limits(nodes, gap), start.values if start else ())
+    result = builder.program.solve(Limits(nodes, gap), start.values)
     if result is None:
-        return None
-    best = _solution(builder, result, 0.0)
-    return replace(best, gap=_gap(best, max(found.bound, min(result.bound, (1 - gap) * found.objective))))
+        return replace(best, gap=_gap(best, found.bound))
+    if result.objective < best.objective:
+        best = _solution(builder, result, 0.0)
+    lowest = result.bound
+    if len(found.useful) < found.configurations:  # what was left out is no better than this
+        lowest = min(lowest, found.objective - gap * abs(found.objective))
+    return replace(best, gap=_gap(best, max(found.bound, lowest)))
 
 
 def estimate(problem: Problem, aim: Aim, limits: Limits) -> tuple[Mapping[str, float], float] | None:
