@@ -83,6 +83,17 @@ class Branch(NamedTuple):
     bounds: Mapping[int, tuple[float, float]]
     kept: tuple[Kept, ...]
 
+    def split(self, variable: int, below: int) -> "tuple[Branch, Branch]":
+        """This branch with a variable of at most `below`, and with one above it."""
+        low, high = self.bounds.get(variable, (0.0, math.inf))
+        lower = {**self.bounds, variable: (low, float(below))}
+        upper = {**self.bounds, variable: (below + 1.0, high)}
+        return Branch(lower, self.kept), Branch(upper, self.kept)
+
+    def keeping(self, kept: Kept) -> "Branch":
+        """This branch with one more restriction."""
+        return Branch(self.bounds, (*self.kept, kept))
+
 
 class Node(NamedTuple):
     """A branch, solved: ordered by its bound, and then by age."""
@@ -268,16 +279,15 @@ class _Search:
     def _choose(self, point: Point) -> None:
         """The best plan of the mixes that were taken and of those nearest to it, all at once."""
         for family in range(len(self.master.mixes)):
-            reduced = self._reduced(family, point)
-            for mix in np.argpartition(reduced, min(NEAREST, len(reduced)) - 1)[:NEAREST]:
+            for mix in _lowest(self._reduced(family, point), NEAREST):
                 self._take(Taken(family, int(mix)))
         self._enter(Branch({}, ()))
         lacking = [0.0] * len(self.master.lacking)
         self.program.bound(self.master.lacking, lacking, lacking)
         whole = [v for level in self.master.levels for v in level] + list(range(self.first, self.program.variables))
         found = self.program.whole(whole, CHOOSING)
-        if found is not None and found.objective < self.best - BETTER_W:
-            self.best, self.best_values = found.objective, found.values
+        if found is not None:
+            self._accept(found)
 
     @property
     def _cutoff(self) -> float:
@@ -287,28 +297,24 @@ class _Search:
         """What is left of both sides; the side that takes more is last. A whole point is the best so far instead."""
         sides = self._sides(node)
         if not sides:
-            self._accept(node)
+            self._accept(node.point)
             return []
         solved = [self._solved(side, node.bound) for side in sides]
         return [child for child in solved if child is not None and child.bound < self._cutoff]
 
-    def _accept(self, node: Node) -> None:
-        if node.point.objective < self.best - BETTER_W:
-            self.best, self.best_values = node.point.objective, node.point.values
+    def _accept(self, point: Point) -> None:
+        if point.objective < self.best - BETTER_W:
+            self.best, self.best_values = point.objective, point.values
 
     def _sides(self, node: Node) -> list[Branch]:
         """Both sides of the most fractional number, the lower one first; none: all are whole."""
-        values, bounds = node.point.values, node.branch.bounds
+        values = node.point.values
         for level in self.master.levels:
             parts = [(abs(values[v] - round(values[v])), -v) for v in level]
             part, variable = max(parts)
             if part > WHOLE:
-                low, high = bounds.get(-variable, (0.0, math.inf))
-                below = math.floor(values[-variable])
-                lower = {**bounds, -variable: (low, float(below))}
-                upper = {**bounds, -variable: (below + 1.0, high)}
-                return [Branch(lower, node.branch.kept), Branch(upper, node.branch.kept)]
-        return [Branch(bounds, (*node.branch.kept, kept)) for kept in self._class_sides(values)]
+                return list(node.branch.split(-variable, math.floor(values[-variable])))
+        return [node.branch.keeping(kept) for kept in self._class_sides(values)]
 
     def _class_sides(self, values: NDArray[np.float64]) -> list[Kept]:
         """The class whose number of slices differs most between the mixes that a family has parts of."""
@@ -348,7 +354,7 @@ class _Search:
         while current is not None:
             rounded = self._rounded(current)
             if rounded is None:
-                self._accept(current)
+                self._accept(current.point)
                 return
             following = self._solved(rounded[0], current.bound)
             if following is None and flips < FLIPS_MAX:
@@ -358,20 +364,18 @@ class _Search:
 
     def _rounded(self, node: Node) -> tuple[Branch, Branch] | None:
         """A branch with one number rounded up, and the same without that; None: all are whole."""
-        values, (bounds, kept) = node.point.values, node.branch
+        values = node.point.values
         for level in self.master.levels:
             part, variable = max((values[v] - math.floor(values[v] + WHOLE), -v) for v in level)
             if part > WHOLE:
-                low, high = bounds.get(-variable, (0.0, math.inf))
-                up = float(math.ceil(values[-variable] - WHOLE))
-                above, below = {**bounds, -variable: (up, high)}, {**bounds, -variable: (low, up - 1.0)}
-                return Branch(above, kept), Branch(below, kept)
+                lower, upper = node.branch.split(-variable, math.ceil(values[-variable] - WHOLE) - 1)
+                return upper, lower
         parts = [(p, -f, -m) for f, of in self._parts(values).items() for m, p in of if p < 1 - WHOLE]
         if not parts:
             return None
         _, family, mix = max(parts)
         one, other = (Kept(-family, kind, -mix, -mix) for kind in (ONE_MIX, OTHER_MIX))
-        return Branch(bounds, (*kept, one)), Branch(bounds, (*kept, other))
+        return node.branch.keeping(one), node.branch.keeping(other)
 
     def _solved(self, branch: Branch, above: float) -> Node | None:
         """A branch's optimum, with every mix that makes it better; None: nothing in it is better than the best."""
@@ -397,8 +401,7 @@ class _Search:
         bound, new = point.objective, 0
         for family in range(len(self.master.mixes)):
             reduced = np.where(self.allowed[family], self._reduced(family, point), math.inf)
-            most = min(PRICED, len(reduced)) - 1
-            nearest = np.argpartition(reduced, most)[: most + 1]
+            nearest = _lowest(reduced, PRICED)
             bound += min(0.0, float(reduced[nearest].min()))
             new += sum(self._take(Taken(family, int(m))) for m in nearest if reduced[m] < -BETTER_W)
         return bound, new
@@ -450,10 +453,9 @@ class _Search:
             return None
         slices: dict[ClassKey, int] = defaultdict(int)
         for family, parts in self._parts(values).items():
-            mixes = self.master.mixes[family]
-            for choice in (mixes.first[parts[0][0]], mixes.second[parts[0][0]]):
-                if mixes.slices[choice]:
-                    slices[mixes.columns[mixes.column[choice]].key] += int(mixes.slices[choice])
+            mixes, mix = self.master.mixes[family], parts[0][0]
+            for column in self._columns(mixes, mix):
+                slices[mixes.columns[column].key] += self._slices(mixes, mix, column)
         layouts = {layout: n for layout, v in self.master.layouts if (n := round(values[v]))}
         bound, useful = self._bound_and_useful(root)
         return MixedPlan(layouts, dict(slices), self.best, bound, useful, len(self.master.layouts))
@@ -468,3 +470,8 @@ class _Search:
             bound += min(0.0, mixes.lowest_w(root.dual, limits) - float(root.dual[row]))
         room, reduced = self.best - self.proven * abs(self.best) - bound, root.reduced
         return bound, frozenset(layout for layout, v in self.master.layouts if reduced[v] < room)
+
+
+def _lowest(values: NDArray[np.float64], number: int) -> NDArray[np.int64]:
+    """Indices of so many of the lowest values, or of all."""
+    return np.argpartition(values, min(number, len(values)) - 1)[:number]

@@ -18,8 +18,18 @@ from numpy.typing import NDArray
 
 from controller.planners.columns import Column
 from controller.planners.exact.milp import Limits, Program
-from controller.planners.exact.model import Aim, Problem
-from controller.planners.exact.program import TIE_J, Place, Slot, enough, loaded_models, place_of, replicas, slot_of
+from controller.planners.exact.model import Aim, Problem, request_j
+from controller.planners.exact.program import (
+    TIE_J,
+    Place,
+    Slot,
+    enough,
+    loaded_models,
+    most_slices,
+    place_of,
+    replicas,
+    slot_of,
+)
 from controller.planners.planning_input import Task
 
 Floats = NDArray[np.float64]
@@ -131,23 +141,21 @@ def mixes_of(
 
 def _choices(problem: Problem, aim: Aim, task: Task, columns: tuple[Column, ...]) -> Choices:
     best = max((c.accuracy for c in columns), default=0.0)
-    value, mean = aim.value_j.get(task.family, 0.0), problem.mean_share(task.family)
     found = []
+    rooms: dict[tuple[Place, str], int] = {}  # slices of a type that a place can have
     for at, column in enumerate(columns):
         place, weight, scale = place_of(column.key), problem.weight(column.key.zone), problem.scale.get(column.key, 1.0)
-        room = sum(
-            g.number * max((dict(o.slices).get(column.slice_type, 0) for o in g.options), default=0)
-            for g in problem.groups
-            if g.place == place
-        )
+        shape = place, column.slice_type
+        if shape not in rooms:
+            rooms[shape] = sum(g.number * most_slices(g, shape[1]) for g in problem.groups if g.place == place)
         loaded = loaded_models(problem, column.key.model)
         load_w = column.load_j / problem.horizon_s * weight if aim.moves and problem.horizon_s > 0 else 0.0
-        energy_j = (column.energy_j * weight + value * (best - column.accuracy)) * mean
-        for slices in range(1, min(room, enough(column, scale, task)) + 1):
+        each_j = request_j(problem, aim, column, best)
+        for slices in range(1, min(rooms[shape], enough(column, scale, task)) + 1):
             capacity = column.capacity_per_s(slices) * scale
             if capacity > 0:
                 cost_w = (TIE_J + column.running_w * weight) * slices + load_w * max(0, slices - loaded)
-                found.append((at, slices, capacity, cost_w, energy_j, column.alone_j, column.accuracy))
+                found.append((at, slices, capacity, cost_w, each_j, column.alone_j, column.accuracy))
     table = np.array(found, dtype=float).reshape(-1, 7)
     return Choices(table[:, 0].astype(int), table[:, 1].astype(int), *table[:, 2:].T)
 

@@ -230,6 +230,13 @@ def value_lambda(task: Task, intensity: float, base_j: float, base_accuracy: flo
     return (1 - weight) * base_j * base_intensity / (max(weight, 1e-9) * max(intensity, 1e-9) * base_accuracy)
 
 
+def request_j(problem: Problem, aim: Aim, column: Column, best: float) -> float:
+    """Cost of a class' request [J] at the mean rate: its energy, weighed with the carbon of its zone, and the price of
+    the accuracy that it lacks of the `best`."""
+    price_j = aim.value_j.get(column.family, 0.0) * (best - column.accuracy)
+    return (column.energy_j * problem.weight(column.key.zone) + price_j) * problem.mean_share(column.family)
+
+
 def awake_w(kind: DeviceType, clock_mhz: int) -> float:
     """What being awake draws more than sleeping [W]: baseline power belongs to the device and its clock."""
     return idle_w(kind, DeviceState.AWAKE, clock_mhz) - kind.sleep_w

@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 
 from controller.planners.columns import ClassKey, Column
 from controller.planners.exact.milp import Program
-from controller.planners.exact.model import Aim, Group, Problem, awake_w, layouts_of, wake_j
+from controller.planners.exact.model import Aim, Group, Problem, awake_w, layouts_of, request_j, wake_j
 from controller.planners.planning_input import Task
 from trefoil.core.fleet import Configuration
 
@@ -186,7 +186,7 @@ class Builder:
                     if name in slots:
                         self._slots.setdefault((*group.place, name, clock), []).append((variable, -float(count)))
             for name in slots:
-                most = max((dict(o.slices).get(name, 0) for o in group.options), default=0)
+                most = most_slices(group, name)
                 slot = (*group.place, name, clock)
                 self._free[slot] = self._free.get(slot, 0) + number * most
         self.program.row([(v, 1.0) for v in variables], high=number)
@@ -201,12 +201,10 @@ class Builder:
 
     def _class(self, column: Column) -> None:
         key, task = column.key, self._tasks[column.family]
-        mean, weight = self.problem.mean_share(key.family), self.problem.weight(key.zone)
-        value = self.aim.value_j.get(key.family, 0.0)
+        weight = self.problem.weight(key.zone)
         scale = self.problem.scale.get(key, 1.0)
         must, free = self._hosted[key], self._free.get(slot_of(key), 0)
-        lacking = self._best[key.family] - column.accuracy
-        cost = (column.energy_j * weight + value * lacking) * mean
+        cost = request_j(self.problem, self.aim, column, self._best[key.family])
         self.counts[key] = []
         if not free:  # only as many as stay
             self.fixed[key] = must
@@ -383,6 +381,11 @@ class Builder:
 def loaded_models(problem: Problem, model: ClassKey) -> int:
     """Slices on which a model is loaded, where its class may be."""
     return sum(g.census.models.get(model, 0) for g in problem.groups if g.place == place_of(model))
+
+
+def most_slices(group: Group, slice_type: str) -> int:
+    """The most slices of a type that a device of a group can have."""
+    return max((dict(o.slices).get(slice_type, 0) for o in group.options), default=0)
 
 
 def useful(group: Group, slots: list[str]) -> list[Configuration]:

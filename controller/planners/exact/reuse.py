@@ -35,6 +35,7 @@ from controller.planners.exact.model import (
     capped_w,
     judged,
     layouts_of,
+    request_j,
     wake_j,
 )
 from controller.planners.exact.program import TIE_J
@@ -314,11 +315,10 @@ def _refit(asked: IdentityKey[Problem], wanted: IdentityKey[Aim], given: Identit
     for task in problem.tasks:
         mine = [(columns[k], n) for k, n in sorted(counts.slices.items()) if k.family == task.family]
         best = max(c.accuracy for c in problem.columns if c.family == task.family)
-        value, mean = aim.value_j.get(task.family, 0.0), problem.mean_share(task.family)
         classes = [
             ClassShare(
                 c.key,
-                (c.energy_j * problem.weight(c.key.zone) + value * (best - c.accuracy)) * mean,
+                request_j(problem, aim, c, best),
                 c.accuracy,
                 c.capacity_per_s(n) * problem.scale.get(c.key, 1.0),
             )
