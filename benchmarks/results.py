@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from trefoil.reproduce import claims
 from trefoil.reproduce.muserve.scheduler import scheduler_tables
 from trefoil.reproduce.muserve.study import muserve_tables
 from trefoil.reproduce.tables import carbondis_tables, clover_tables, infadapter_tables, provenance, wattwiser_tables
@@ -48,6 +49,10 @@ def with_tables(text: str) -> str:
         if path.exists():
             found = json.loads(path.read_text(encoding="utf-8"))
             tables[study] = make(found) | {"made": provenance(found)}
+    for paper, path in claims.files().items():
+        read = claims.read(path)
+        found = json.loads((KEPT / read.results).read_text(encoding="utf-8"))
+        tables.setdefault(paper, {})["published"] = claims.table(read, found)
     return MARK.sub(lambda m: f"<!-- {m[1]}/{m[2]} -->\n{tables[m[1]][m[2]]}\n<!-- / -->", text)
 
 
