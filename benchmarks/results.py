@@ -11,20 +11,73 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.dispatcher import Found, Verdict, cpu_rows, limit_rows, speed_rows
+from benchmarks.planner import missed
 from trefoil.reproduce import claims
 from trefoil.reproduce.muserve.scheduler import scheduler_tables
 from trefoil.reproduce.muserve.study import muserve_tables
-from trefoil.reproduce.tables import carbondis_tables, clover_tables, infadapter_tables, provenance, wattwiser_tables
+from trefoil.reproduce.tables import (
+    carbondis_tables,
+    clover_tables,
+    infadapter_tables,
+    markdown,
+    provenance,
+    wattwiser_tables,
+)
 
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE / "RESULTS.md"
 KEPT: Final = HERE / "results"
+
+
+def planner_tables(found: Mapping[str, Any]) -> dict[str, str]:
+    """Tables of `make bench-planner` by name; `found` is its planner.json. Seconds are of CPU."""
+    by_case: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for row in found["rows"]:
+        by_case.setdefault(row["gpus"], {})[row["case"]] = row
+    rows = [
+        [
+            f"{gpus:,}",
+            *(f"{row['time_s']:.2f} | {row['gap']:.2%} | {row['objective_w']:.2f}" for row in (of["A"], of["B"])),
+            f"{of['B']['next_s']:.2f}",
+            f"{of['B']['first_s']:.2f}",
+        ]
+        for gpus, of in by_case.items()
+    ]
+    program = ("time_s", "gap", "objective_w")
+    columns = ["GPUs", *(f"{case}: {name}" for case in "AB" for name in program), "B: next_s", "B: first_s"]
+    drawn = found["drawn"]
+    says = {
+        "fleets": f"{drawn['cases']} ({drawn['without_plan']} have no plan)",
+        "CPU, median": f"{drawn['median_s']:.2f} s",
+        "CPU, 95 % below": f"{drawn['p95_s']:.2f} s",
+        "CPU, worst": f"{drawn['worst_s']:.2f} s ({drawn['slower_than_aim']} above the aim)",
+        "proven gap, worst": f"{drawn['worst_gap']:.2%} ({drawn['wider_than_aim']} above 1 %)",
+    }
+    aims = missed(found["rows"], drawn)
+    return {
+        "sizes": markdown(columns, rows),
+        "drawn": markdown(says, [list(says.values())]),
+        "missed": "Aims missed: " + ("; ".join(aims) if aims else "none") + ".",
+    }
+
+
+def dispatcher_tables(found: Mapping[str, Any]) -> dict[str, str]:
+    """Tables of `make bench-dispatcher` by name; `found` is its dispatcher.json."""
+    peers = {name: Found(**one) for name, one in found["peers"].items()}
+    limits = [Verdict(*(one[name] for name in ("what", "value", "limit", "unit"))) for one in found["limits"]]
+    tables = {"cpu": cpu_rows(peers), "speed": speed_rows(peers), "limits": limit_rows(limits)}
+    return {name: markdown(rows[0], rows[1:]) for name, rows in tables.items()}
+
+
 STUDIES: Final[Mapping[str, tuple[Path, Callable[[Mapping[str, Any]], dict[str, str]]]]] = {
     "clover": (Path("out/reproduce/clover/summary.json"), clover_tables),
     "wattwiser": (Path("out/reproduce/wattwiser/summary.json"), wattwiser_tables),
     "carbondis": (Path("out/reproduce/carbondis/summary.json"), carbondis_tables),
     "muserve": (Path("out/reproduce/muserve/summary.json"), muserve_tables),
     "muserve_scheduler": (Path("out/reproduce/muserve_scheduler/summary.json"), scheduler_tables),
+    "planner": (Path("out/bench/planner.json"), planner_tables),
+    "dispatcher": (Path("out/bench/dispatcher.json"), dispatcher_tables),
     "infadapter": (Path("out/reproduce/infadapter/summary.json"), infadapter_tables),
 }
 MARK: Final = re.compile(r"<!-- (\w+)/([\w-]+) -->\n.*?<!-- / -->", re.DOTALL)

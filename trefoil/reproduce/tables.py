@@ -49,8 +49,9 @@ def clover_tables(found: Mapping[str, Any]) -> dict[str, str]:
 
 def provenance(found: Mapping[str, Any]) -> str:
     """Line that says what a section's tables come from."""
-    seeds = ", ".join(str(seed) for seed in found["seeds"])
-    made = f"commit {found['commit']}, sources {found['sources']}, seeds {seeds}"
+    made = f"commit {found['commit']}"
+    if "seeds" in found:
+        made += f", sources {found['sources']}, seeds {', '.join(str(seed) for seed in found['seeds'])}"
     return f"`{found['command']}`, {made}; {found['machine']}."
 
 
