@@ -5,7 +5,7 @@ UV := $(BIN)/uv
 PACKAGES := trefoil controller dispatcher power_agent carbon_feed protos
 export PYTHONWARNINGS ?= ignore::DeprecationWarning:google
 
-.PHONY: help setup wheel notebooks docs export-efficientnet export-albert pydoc demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-hosts e2e-compose e2e-join e2e-cluster e2e-security reproduce-clover reproduce-wattwiser reproduce-carbondis reproduce-infadapter reproduce-muserve results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
+.PHONY: help setup wheel notebooks docs export-efficientnet export-albert pydoc demo honesty bench-simulator bench-planner bench-dispatcher bench-carbon bench-overload chaos redteam soak e2e-adopt e2e-hosts e2e-compose e2e-join e2e-cluster e2e-security reproduce results test test-all gate-system gate-service gate-quick gate-property test-system test-node test-dispatcher test-agent test-quick test-property fuzz check lint types imports protos dashboards e2e-dashboards lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -139,21 +139,8 @@ e2e-security: setup  ## attacks on those hosts, from inside a slice, from the ne
 e2e-dashboards: setup  ## five minutes of load under a real Prometheus: every panel and alert expression, a picture of each dashboard (needs prometheus, chromium, node, npm)
 	$(BIN)/python -m benchmarks.dashboards $(ARGS)
 
-reproduce-clover: setup  ## CLOVER at equal load, five seeds, every figure (hours, kept run by run; ARGS=--quick: two minutes)
-	$(BIN)/trefoil reproduce clover $(ARGS)
-
-reproduce-wattwiser: setup  ## WattWiser: five pairs on four GPUs, five seeds (half an hour, kept run by run; ARGS=--quick: half a minute)
-	$(BIN)/trefoil reproduce wattwiser $(ARGS)
-
-reproduce-carbondis: setup  ## CARBONDIS: two sets of five jobs, five seeds, as published and a week (40 minutes, kept run by run; ARGS=--quick: a minute)
-	$(BIN)/trefoil reproduce carbondis $(ARGS)
-
-reproduce-infadapter: setup  ## InfAdapter: five networks on 20 cores, two loads, five seeds (20 minutes, kept run by run; ARGS=--quick: 2)
-	$(BIN)/trefoil reproduce infadapter $(ARGS)
-
-reproduce-muserve: setup  ## mu-Serve: 15 models in pipelines, without its scheduler and with it, five seeds (45 minutes, kept run by run; ARGS=--quick: two)
-	$(BIN)/trefoil reproduce muserve $(ARGS)
-	$(BIN)/trefoil reproduce muserve-scheduler $(ARGS)
+reproduce: setup  ## all five papers in turn, every figure, five seeds (hours, kept run by run; PAPERS=clover: one; ARGS=--quick: all in ten minutes)
+	for paper in $(PAPERS); do $(BIN)/trefoil reproduce $$paper $(ARGS) || exit 1; done
 
 results: setup  ## the tables of benchmarks/RESULTS.md from what studies left (ARGS='--take clover': its newest summary)
 	$(BIN)/python -m benchmarks.results $(ARGS)
@@ -169,6 +156,8 @@ test-all: setup  ## every test there is, also long simulations and all with real
 
 # Ends with the time of each lane and every flaky test of all lanes together.
 lanes = rm -rf out/tests; began=$$(date +%s); failed=0; $(if $(STALLS),$(BIN)/python -m tests.support.stalls) $(MAKE) --no-print-directory --keep-going -j3 --output-sync=line $(1) || failed=1; $(BIN)/python -m tests.support.flaky $$(($$(date +%s) - began)) || failed=1; exit $$failed
+
+PAPERS ?= clover wattwiser carbondis infadapter muserve muserve-scheduler
 
 SYSTEM_TESTS := tests/integration/system $(addprefix tests/integration/,test_demo.py test_demo_controls.py test_up_down.py test_exploring.py test_policy_seam_live.py)
 DISPATCHER_TESTS := tests/integration/conformance $(wildcard tests/integration/test_dispatcher*.py) tests/integration/test_overload.py
