@@ -27,12 +27,8 @@ from trefoil.core.plan_check import CONTEXT_MIB
 class GpuSettings(PlannerSettings):
     """Settings of planners that put families on whole GPUs."""
 
-    credits_per_batch: float = Field(default=2.0, ge=0)
-    """Credits as a multiple of the largest batch: one batch is computed while the next one gathers."""
     model_max_rps: float = Field(default=0.0, ge=0)
-    """Most requests/s that one GPU serves of a family; 0: by the profile."""
-    slo_over_p95: float = Field(default=2.0, gt=0)
-    """Latency objective over the p95 of a batch that is still chosen."""
+    """Most requests/s that one GPU serves of a family; 0: what it carries within the SLO by its profile."""
 
 
 class AllocationSettings(GpuSettings):

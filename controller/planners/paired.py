@@ -19,7 +19,6 @@ from typing import ClassVar
 from numpy.random import Generator
 from pydantic import Field
 
-from controller.planners.columns import effective_row
 from controller.planners.gpu_allocation import refuse_what_does_not_fit
 from controller.planners.planner_settings import PlannerSettings
 from controller.planners.planning_input import (
@@ -31,6 +30,7 @@ from controller.planners.planning_input import (
     read_view,
     sharing,
 )
+from controller.planners.profile_rows import effective_row
 from controller.planners.uniform import decide
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.errors import CatalogError, InvalidInput

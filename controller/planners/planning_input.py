@@ -103,11 +103,13 @@ class Task:
     """Task of a family: its objective with the demand that it has to meet, both with defaults filled in.
 
     `streams`: how many a slice of a generative family decodes together, its profile's largest batch; 0 of any other.
+    `batching`: whether Triton joins its requests to batches.
     """
 
     objective: Objective
     demand: Demand
     streams: int = 0
+    batching: bool = False
 
     @property
     def family(self) -> str:
@@ -209,11 +211,13 @@ def read_view(
             devices.append(Device(status.device, node.node, kind, awake, *placed))
     demand = {d.family: d for d in view.demand if not d.slo_class}
     streams = {f.name: _streams(view.catalog, f.name) for f in view.catalog.families if f.generative}
+    batching = {f.name for f in view.catalog.families if f.batching}
     tasks = tuple(
         Task(
             _filled(o, view),
             _floored(demand.get(o.family) or Demand(o.family, "", 0.0, 0.0), rate_floor_per_s),
             streams.get(o.family, 0),
+            o.family in batching,
         )
         for o in sorted(view.objectives, key=lambda o: o.family)
     )

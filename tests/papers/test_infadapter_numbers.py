@@ -139,7 +139,7 @@ def test_the_program_is_as_good_as_brute_force(found, cores, rate, code, held, b
     if mine is None:
         return
     assert mine.value == pytest.approx(best, abs=1e-5)
-    assert mine.gap <= 1e-12
+    assert mine.gap <= 1e-6  # of the solver's arithmetic, where a core costs as little as 1e-6
     assert sum(c.cores for c in mine.chosen) <= cores + 1e-9
 
 

@@ -305,8 +305,7 @@ def _expected(
     return Expected(
         grams_per_request=grams(joules, cpu.inputs.view.carbon.intensity_g_per_kwh, pue_of(cpu.inputs.view, task)),
         joules_per_request=joules,
-        latency_ms_p95=max((c.service.mean_ms * (1 + 1.645 * c.service.cv) for _, c in parts), default=0.0)
-        + overhead_ms,
+        latency_ms_p95=max((column.unqueued_ms_p95 for _, column in parts), default=0.0) + overhead_ms,
         accuracy=sum(share * column.accuracy for share, column in parts),
         capacity_per_s=sum(by_name[one.variant].per_s(one.cores) for one in mine),
     )

@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 from numpy.random import Generator
 from pydantic import Field
 
-from controller.planners.columns import effective_row
 from controller.planners.gpu_allocation import GpuSettings
 from controller.planners.gpu_sharing import Gpu
 from controller.planners.muserve.alpaserve import (
@@ -35,10 +34,12 @@ from controller.planners.muserve.alpaserve import (
     by_sensitivity,
     place,
 )
-from controller.planners.planning_input import HostedSlice, PlanningInput, Task, read_view
+from controller.planners.planning_input import Device, HostedSlice, PlanningInput, Task, read_view
+from controller.planners.profile_rows import effective_row
 from controller.planners.wattwiser import decision_of, serving_gpu
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
+from trefoil.core.device_types import slice_type
 from trefoil.core.errors import Infeasible, InvalidInput
 from trefoil.core.fleet import DeviceType, SliceType, stage_model
 from trefoil.core.plan_check import CONTEXT_MIB
@@ -165,6 +166,11 @@ def _serving(inputs: PlanningInput, task: Task, homes: Homes, settings: AlpaServ
     """
     devices, variant = {device.name: device for device in inputs.devices}, inputs.view.catalog.family(task.family).best
     sharing = Counter(home.device for each in homes.values() for home in each)
+
+    def serving(device: Device, one: HostedSlice, sharing_factor: int) -> Gpu:
+        within = _within_its_stage(inputs, task, device, one, settings)
+        return serving_gpu(inputs, within, device, one, sharing_factor, settings)
+
     mine, found = homes[task.family], list[Gpu]()
     ways = {home.stages for home in mine}
     for home in mine:
@@ -173,16 +179,30 @@ def _serving(inputs: PlanningInput, task: Task, homes: Homes, settings: AlpaServ
             continue
         key = device.type.largest.key(device.name)
         one = HostedSlice(key, task.family, variant.name, (), home.stage, home.stages)
-        found.append(serving_gpu(inputs, task, device, one, sharing[device.name], settings))
+        found.append(serving(device, one, sharing[device.name]))
     for device in (device for device in inputs.devices if device.frozen):
         standing = [one for one in device.running if one.family == task.family and one.stages in ways]
-        found += [serving_gpu(inputs, task, device, one, len(device.running), settings) for one in standing]
+        found += [serving(device, one, len(device.running)) for one in standing]
     if {gpu.slice.stage for gpu in found} != set(range(max(ways))):
         raise InvalidInput(
             "none of its devices can be used now" if max(ways) == 1 else "a stage of it has no device now",
             field=f"homes of {task.family}", value=[home.device for home in mine], remedy="bring one back",
         )  # fmt: skip
     return found
+
+
+def _within_its_stage(
+    inputs: PlanningInput, task: Task, device: Device, one: HostedSlice, settings: AlpaServeSettings
+) -> Task:
+    """The task, its SLO what the other stages leave of it: behind the slowest stage requests do not wait again."""
+    catalog, shape, others_ms = inputs.known.by_model, slice_type(device.type, one.key.slice_type), 0.0
+    for stage in set(range(one.stages)) - {one.stage}:
+        family = catalog.family(stage_model(task.family, stage, one.stages))
+        variant, items = family.variant(one.variant), task.demand.items_mean
+        row = effective_row(catalog, device.type, shape, family, variant, items)
+        if row is not None:
+            others_ms += service_time(row).mean_ms + settings.of(task.objective).transport_gap_ms
+    return replace(task, objective=replace(task.objective, slo_ms=task.objective.slo_ms - others_ms))
 
 
 def _words(one: HostedSlice, share: float) -> str:
