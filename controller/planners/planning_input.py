@@ -26,6 +26,7 @@ from trefoil.core.fleet import (
     DeviceState,
     DeviceStatus,
     DeviceType,
+    FleetState,
     SliceKey,
     SliceState,
     stage_model,
@@ -223,6 +224,13 @@ def read_view(
     )
     seen = replace(view, catalog=loadable_catalog(view.catalog, view.fleet))
     return PlanningInput(seen, view.catalog, tuple(devices), tuple(lost), tasks, tuple(left))
+
+
+def devices_by_type(fleet: FleetState) -> list[DeviceStatus]:
+    """Devices of a fleet, those that cannot be used among them, type by type: an order that naming does not change."""
+    devices = [(status.type.name, node.node, natural_sort_key(status.device), status)
+               for node in fleet.nodes for status in node.devices]  # fmt: skip
+    return [status for *_, status in sorted(devices, key=lambda each: each[:3])]
 
 
 def _streams(catalog: Catalog, family: str) -> int:

@@ -42,9 +42,9 @@ class InfAdapterSettings(PlannerSettings):
     """Cores of all slices together; 0: all cores of the devices."""
     cores_min: float = Field(default=0.0, ge=0)
     """Least cores of a slice."""
-    capacity_share: float = Field(default=1.0, gt=0)
+    capacity_share: float = Field(default=0.8, gt=0)
     """Share of the fitted capacity that is counted on."""
-    load_margin: float = Field(default=0.0, ge=0)
+    load_margin: float = Field(default=0.1, ge=0)
     """Share by which the forecast load is raised."""
     intercept_truncated: bool = False
     """The intercept of a fitted capacity is cut to a whole number, as in the public code."""

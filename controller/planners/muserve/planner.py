@@ -4,9 +4,10 @@ Source: AlpaServe (OSDI 23) section 4.2, mu-Serve sections 3.1, 3.2 (alpaserve.p
 Data: of each family its best variant's profile on a whole GPU (time, `clock_sensitivity`, memory), SLO and demand; of
     one that is split the same of each stage (the profile's column `stage`).
 Decision: the GPUs of each family, or of each of its stages; its requests are spread over them alike. As in the papers
-    it is made offline: at the start, when an objective or a device comes or goes, or when a governor asks for capacity;
-    ticks keep it. Whether a family is split is AlpaServe's selection: where pipelines attain more, the model fits no
-    single GPU, or `group_size` says so. Which GPU gets which stage is mu-Serve's Algorithm 2, over all GPUs.
+    it is made offline, for the high quantile of the demand: at the start, when an objective or a device comes or goes,
+    when a governor asks for capacity, or when GPUs carry less than is asked; else ticks and loads keep it. Whether a
+    family is split is AlpaServe's selection: where pipelines attain more, the model fits no single GPU, or `group_size`
+    says so. Which GPU gets which stage is mu-Serve's Algorithm 2, over all GPUs.
 Deviations: stages are those that the repository has, all of them or none; all replicas of a family are split alike, as
     the first one is, and are whole where all stages of each end up on one GPU. A hop takes `transport_gap_ms`. One type
     of GPU.
@@ -47,6 +48,8 @@ from trefoil.core.queueing import service_time
 from trefoil.core.units import MS_PER_S
 
 SAMPLE_REQUESTS: Final = 500
+KEEPING: Final = ("tick", "load")
+"""Triggers at which a placement that carries the load is kept."""
 TOGETHER: Final = ("replicas_max", "group_size", "gpus_per_model_max")
 """Settings of all families together: the value of any objective holds for all."""
 
@@ -71,7 +74,8 @@ class Home(NamedTuple):
 
 
 Homes = Mapping[str, Sequence[Home]]
-"""By family."""
+Served = Mapping[str, Sequence[Gpu]]
+"""Both by family."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +93,11 @@ class AlpaServePlanner:
         if not inputs.tasks:
             return Decision(None, f"{self.name}: no family has an objective", next_s, "no_plan: no objective")
         try:
-            homes = _kept(view) if view.trigger == "tick" else {}
-            if any(task.family not in homes for task in inputs.tasks):
-                homes = self._placed(inputs, settings, rng)
-            served = {task.family: _serving(inputs, task, homes, settings) for task in inputs.tasks}
+            homes = _kept(view) if view.trigger in KEEPING else {}
+            kept = _all_serving(inputs, homes, settings) if all(t.family in homes for t in inputs.tasks) else {}
+            served = kept if kept and _carried(inputs, kept) >= 1.0 else self._placed(inputs, settings, rng)
+            if kept and _carried(inputs, served) <= _carried(inputs, kept):
+                served = kept
         except (InvalidInput, Infeasible) as error:
             return Decision(None, f"{self.name}: {error}", math.inf, f"no_plan: {error}")
         weights, words = {}, []
@@ -104,8 +109,8 @@ class AlpaServePlanner:
             words.append(f"{task.family} {task.demand.rate_per_s:.1f}/s on {split}")
         return decision_of(inputs, self.name, served, weights, settings, "; ".join(words), next_s)
 
-    def _placed(self, inputs: PlanningInput, settings: AlpaServeSettings, rng: Generator) -> Homes:
-        """Homes of each family.
+    def _placed(self, inputs: PlanningInput, settings: AlpaServeSettings, rng: Generator) -> Served:
+        """GPUs that serve each family once all are placed anew.
 
         Raises:
             InvalidInput, Infeasible: naming what cannot be placed, and the remedy.
@@ -118,7 +123,7 @@ class AlpaServePlanner:
         kind = devices[0].type
         shape = kind.largest
         models = [_model(inputs, task, kind, shape, settings) for task in inputs.tasks]
-        rates = {task.family: task.demand.rate_per_s for task in inputs.tasks}
+        rates = {task.family: task.demand.rate_p90_per_s for task in inputs.tasks}
         memory_mib, transfer_s = shape.memory_mib - CONTEXT_MIB, settings.transport_gap_ms / MS_PER_S
         cluster = Cluster(min(len(devices), GPUS_MAX), memory_mib, max(kind.clocks_mhz, default=1), transfer_s)
         replicas_max = settings.replicas_max or cluster.gpus
@@ -127,7 +132,7 @@ class AlpaServePlanner:
             whole_fleet = replace(found, groups=(tuple(range(cluster.gpus)),))
             limit = settings.gpus_per_model_max or cluster.gpus
             found = by_sensitivity(whole_fleet, models, cluster, rates, limit)
-        return _homes(found, models, [device.name for device in devices])
+        return _all_serving(inputs, _homes(found, models, [device.name for device in devices]), settings)
 
 
 def muserve(settings: AlpaServeSettings) -> AlpaServePlanner:
@@ -143,6 +148,21 @@ def _kept(view: PlanView) -> Homes:
             for hosted in (hosted for part in device.slices for hosted in part.hosted):
                 homes.setdefault(hosted.family, []).append(Home(device.device, hosted.stage, hosted.stages or 1))
     return homes
+
+
+def _all_serving(inputs: PlanningInput, homes: Homes, settings: AlpaServeSettings) -> Served:
+    return {task.family: _serving(inputs, task, homes, settings) for task in inputs.tasks}
+
+
+def _carried(inputs: PlanningInput, served: Served) -> float:
+    """Least part of any family's demand, its high quantile, that the GPUs of it, or of one of its stages, carry."""
+    parts = []
+    for task in inputs.tasks:
+        carried = dict.fromkeys((gpu.slice.stage for gpu in served[task.family]), 0.0)
+        for gpu in served[task.family]:
+            carried[gpu.slice.stage] += gpu.cap_rps
+        parts.append(min(carried.values()) / task.demand.rate_p90_per_s)
+    return min(parts)
 
 
 def _homes(found: Placement, models: Sequence[Model], devices: Sequence[str]) -> Homes:

@@ -85,7 +85,7 @@ def test_a_load_above_all_capacity_has_the_smallest_variant_on_all_cores_and_say
     decision = planned(cpu_view(1000.0, 20))
     (part,) = decision.plan.nodes[0].devices[0].slices
     assert (part.key.slice_type, part.hosted[0].variant) == ("cpu:20", "resnet18")
-    assert decision.degraded.startswith("short_of_capacity: 20 cores do not carry 1000.0/s of resnets")
+    assert decision.degraded.startswith("short_of_capacity: 20 cores do not carry 1100.0/s of resnets")
 
 
 def test_no_quota_is_planned_whose_memory_a_triton_does_not_fit():
