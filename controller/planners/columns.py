@@ -15,18 +15,16 @@ from typing import Final, NamedTuple
 
 from controller.planners.planner_settings import ExactSettings, PlannerSettings
 from controller.planners.planning_input import Device, HostedSlice, Task
-from trefoil.core.catalog import Catalog, Family, Variant
+from controller.planners.profile_rows import CatalogKey, effective_row, fits
+from trefoil.core.catalog import Catalog, Variant
 from trefoil.core.common import ProfileRow
-from trefoil.core.device_types import COMPUTE_SLICES, CPUS, device_share, profile_type, slice_servers, slice_type
+from trefoil.core.device_types import COMPUTE_SLICES, device_share, slice_servers, slice_type
 from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
-from trefoil.core.plan_check import CONTEXT_MIB
-from trefoil.core.power import at_clock
 from trefoil.core.queueing import Z_95, ServiceTime, pool_rate_max, service_time, utilisation_max
 from trefoil.core.units import MS_PER_S
 
 TIERS: Final = (*range(1, 15), 20, 28, 40, 70, 280)  # pool sizes whose rate is computed; `Column.pieces` joins them
 BISECTIONS: Final = 30
-CLOCK_SHARES: Final = (0.6, 0.7, 0.8, 0.9)  # of the only clock that was profiled
 GAP_SCV_STEP: Final = 0.25  # a measured SCV is noisy: rounded, so that the plan does not follow its noise
 
 
@@ -134,6 +132,12 @@ class Column:
         """Rate at which one slice is always busy [1/s]."""
         return self.servers * MS_PER_S / self.service.mean_ms
 
+    @property
+    def unqueued_ms_p95(self) -> float:
+        """p95 of a request that meets no queue; of one that joins a batch, with the batch before it."""
+        batches_ms = 2 * self.batch * self.service.mean_ms
+        return batches_ms or self.service.mean_ms * (1 + Z_95 * self.service.cv)
+
     def capacity_per_s(self, slices: int) -> float:
         """Rate of a whole pool of that many slices within the SLO [1/s]."""
         pieces = self.pieces
@@ -162,7 +166,7 @@ def _pieces(tiers: tuple[tuple[int, float], ...], saturation_per_s: float) -> tu
 
 
 @dataclass(frozen=True, slots=True)
-class _SloInputs:
+class Terms:
     """What the operating points of a family depend on beside its profile."""
 
     slo_ms: float
@@ -172,69 +176,94 @@ class _SloInputs:
     items_sd: float
     gap_ms: float
     start_s: float
-    clocks: bool
-    batches: bool
+
+
+def terms_of(task: Task, settings: PlannerSettings) -> Terms:
+    """Terms of a family's operating points by its objective and demand."""
+    own, objective = settings.of(task.objective), task.objective
+    return Terms(
+        objective.slo_ms - own.overhead_ms,
+        objective.slo_quantile,
+        gap_scv(task),
+        task.demand.items_mean,
+        own.items_sd,
+        own.transport_gap_ms,
+        settings.start_s,
+    )
 
 
 def columns(catalog: Catalog, task: Task, devices: Sequence[Device], settings: PlannerSettings) -> tuple[Column, ...]:
     """Columns of one family: every useful class on the device types, zones and (where `exact` plans them) clocks at
     hand, in order. A type of which one device cannot lock its clock runs at the highest.
     """
-    own = settings.of(task.objective)
-    exact = own if isinstance(own, ExactSettings) else ExactSettings()
-    terms = _SloInputs(
-        task.objective.slo_ms - own.overhead_ms,
-        task.objective.slo_quantile,
-        gap_scv(task),
-        task.demand.items_mean,
-        exact.items_sd,
-        own.transport_gap_ms,
-        settings.start_s,
-        exact.clocks != "highest",
-        exact.batches,
-    )
+    own, terms = settings.of(task.objective), terms_of(task, settings)
+    clocks = isinstance(own, ExactSettings) and own.clocks != "highest"
     kinds = {d.type.name: d.type for d in devices}
     numbers = Counter((d.type.name, d.zone) for d in devices)
     found: list[Column] = []
     for (name, zone), count in sorted(numbers.items()):
         locked = all(d.clock_lockable for d in devices if d.type.name == name)
-        given = replace(terms, clocks=terms.clocks and locked)
-        known = _points(CatalogKey(catalog), task.family, kinds[name], min(count, max(TIERS)), given)
+        pool = min(count, max(TIERS))
+        known = _points(CatalogKey(catalog), task.family, kinds[name], pool, terms, clocks and locked)
         found += [replace(c, key=c.key._replace(zone=zone)) for c in known] if zone else known
     return undominated(found, devices)
 
 
 @lru_cache(maxsize=256)
 def _points(
-    same: "CatalogKey", family_name: str, kind: DeviceType, count: int, terms: _SloInputs
+    same: CatalogKey, family_name: str, kind: DeviceType, count: int, terms: Terms, clocks: bool
 ) -> tuple[Column, ...]:
     """Columns of one family on that many devices of one type: pure, and needed at every decision."""
-    catalog, family = same.catalog, same.catalog.family(family_name)
     found = []
     for shape in kind.slice_types:
-        for variant in family.by_accuracy():
-            for clock in same.clocks(kind) if terms.clocks and fits(shape, variant) else (0,):
-                row = effective_row(catalog, kind, shape, family, variant, terms.items, clock)
-                if row is None or not fits(shape, variant):
-                    continue
-                row = _occupied(row, terms.gap_ms)
-                pool, servers = count * _most_of(kind, shape), slice_servers(shape.name)
-                service = service_time(row)
-                if terms.items_sd:
-                    ends = (max(1.0, terms.items - terms.items_sd), terms.items + terms.items_sd)
-                    few, many = (effective_row(catalog, kind, shape, family, variant, n, clock) for n in ends)
-                    assert few is not None
-                    assert many is not None
-                    scatter_ms = (service_time(many).mean_ms - service_time(few).mean_ms) / 2
-                    service = replace(service, cv=math.hypot(service.cv, scatter_ms / service.mean_ms))
-                tiers = tiers_of(service, terms.slo_ms, terms.quantile, terms.scv, pool, servers)
-                column = _column(kind, shape, variant, row, tiers, terms.start_s)
-                column = replace(column, key=column.key._replace(clock_mhz=clock), service=service, servers=servers)
-                if terms.batches:
-                    column = batching(catalog, kind, column, terms.slo_ms - terms.gap_ms, terms.items, pool)
-                if column.tiers:
+        for variant in same.catalog.family(family_name).by_accuracy():
+            if not fits(shape, variant):
+                continue
+            pool = count * _most_of(kind, shape)
+            for clock in same.clocks(kind) if clocks else (0,):
+                column = operating_point(same, family_name, kind, shape, variant, clock, pool, terms)
+                if column is not None and column.tiers:
                     found.append(column)
     return tuple(found)
+
+
+@lru_cache(maxsize=16384)
+def operating_point(
+    same: CatalogKey,
+    family_name: str,
+    kind: DeviceType,
+    shape: SliceType,
+    variant: Variant,
+    clock_mhz: int,
+    pool: int,
+    terms: Terms,
+) -> Column | None:
+    """Column of one class in pools of up to so many slices, whatever its memory; None: not profiled.
+
+    The one answer to how many requests/s a slice carries at an SLO: the law of a pool that serves requests one by one,
+    or, of a family that forms them, of batches. On CPUs no more than what was carried when it was profiled.
+    """
+    catalog, family = same.catalog, same.catalog.family(family_name)
+    row = effective_row(catalog, kind, shape, family, variant, terms.items, clock_mhz)
+    if row is None:
+        return None
+    row, servers = _occupied(row, terms.gap_ms), slice_servers(shape.name)
+    service = service_time(row)
+    if terms.items_sd:
+        ends = (max(1.0, terms.items - terms.items_sd), terms.items + terms.items_sd)
+        few, many = (effective_row(catalog, kind, shape, family, variant, n, clock_mhz) for n in ends)
+        assert few is not None
+        assert many is not None
+        scatter_ms = (service_time(many).mean_ms - service_time(few).mean_ms) / 2
+        service = replace(service, cv=math.hypot(service.cv, scatter_ms / service.mean_ms))
+    tiers = tiers_of(service, terms.slo_ms, terms.quantile, terms.scv, pool, servers)
+    if kind.kind == DeviceKind.CPU:
+        tiers = tuple((size, min(rate, row.throughput_per_s / terms.items)) for size, rate in tiers)
+    column = _column(kind, shape, variant, row, tiers, terms.start_s)
+    column = replace(column, key=column.key._replace(clock_mhz=clock_mhz), service=service, servers=servers)
+    return (
+        batching(catalog, kind, column, terms.slo_ms - terms.gap_ms, terms.items, pool) if family.batching else column
+    )
 
 
 def _most_of(kind: DeviceType, shape: SliceType) -> int:
@@ -243,7 +272,7 @@ def _most_of(kind: DeviceType, shape: SliceType) -> int:
 
 
 def batching(catalog: Catalog, kind: DeviceType, column: Column, slo_ms: float, items: float, pool: int) -> Column:
-    """The class where Triton joins what waits to batches, if that serves more in a pool of any size.
+    """The class where Triton joins what waits to batches, if that serves more in pools of all sizes.
 
     While a batch of b computes, t(b), the next one gathers: b = rate x t(b). A request waits for at most one batch and
     takes its own: 2 t <= SLO. Arrivals of a batch's time scatter by their root, and n slices that take turns get every
@@ -329,131 +358,16 @@ def class_column(
     settings: PlannerSettings,
 ) -> Column | None:
     """Column of one class, even if it cannot meet the SLO; None when it is not profiled or does not fit."""
-    family = catalog.family(task.family)
-    variant, shape = family.variant(variant_name), slice_type(kind, shape_name)
-    row = effective_row(catalog, kind, shape, family, variant, task.demand.items_mean)
-    if row is None or not fits(shape, variant):
+    variant, shape = catalog.family(task.family).variant(variant_name), slice_type(kind, shape_name)
+    if not fits(shape, variant):
         return None
-    row = _occupied(row, settings.of(task.objective).transport_gap_ms)
-    slo_ms = task.objective.slo_ms - settings.of(task.objective).overhead_ms
-    servers = slice_servers(shape_name)
-    tiers = tiers_of(service_time(row), slo_ms, task.objective.slo_quantile, gap_scv(task), max(1, slices), servers)
-    return replace(_column(kind, shape, variant, row, tiers, settings.start_s), servers=servers)
+    same, pool = CatalogKey(catalog), max(1, slices)
+    return operating_point(same, task.family, kind, shape, variant, 0, pool, terms_of(task, settings))
 
 
 def gap_scv(task: Task) -> float:
     """SCV of gaps, rounded, never below Poisson: what the split by weight leaves of a stream is close to it."""
     return max(1.0, round(task.demand.gap_scv / GAP_SCV_STEP) * GAP_SCV_STEP)
-
-
-def fits(shape: SliceType, *variants: Variant) -> bool:
-    """Whether these variants and a Triton fit the slice's memory."""
-    return sum(variant.memory_mib for variant in variants) + CONTEXT_MIB <= shape.memory_mib
-
-
-def effective_row(
-    catalog: Catalog,
-    kind: DeviceType,
-    shape: SliceType,
-    family: Family,
-    variant: Variant,
-    items: float,
-    clock_mhz: int = 0,
-) -> ProfileRow | None:
-    """The profile at a clock (0: the highest) for requests of that many items: batches are interpolated, the largest
-    goes on.
-
-    `batch` of the result is the largest batch in the profile. None: not profiled.
-    """
-    rows = CatalogKey(catalog).rows(kind, shape.name, family.name, variant.name, clock_mhz)
-    if not rows:
-        return None
-    largest = rows[-1].batch
-    if items >= largest:
-        return _scaled(rows[-1], rows[-1], 0.0, items / largest, largest)
-    upper = next(i for i, row in enumerate(rows) if row.batch >= items)
-    if upper == 0:
-        return _scaled(rows[0], rows[0], 0.0, 1.0, largest)
-    low, high = rows[upper - 1], rows[upper]
-    return _scaled(low, high, (items - low.batch) / (high.batch - low.batch), 1.0, largest)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CatalogKey:
-    """Key of a memo by the identity of a catalogue: it is never changed, and too long to compare."""
-
-    catalog: Catalog
-
-    def __hash__(self) -> int:
-        return id(self.catalog.rows)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, CatalogKey)
-            and other.catalog.rows is self.catalog.rows
-            and other.catalog.families is self.catalog.families
-        )
-
-    def rows(self, kind: DeviceType, shape: str, family: str, variant: str, clock_mhz: int) -> tuple[ProfileRow, ...]:
-        """Rows of whole models alone on their slice at a clock (0: the highest that is profiled), by batch.
-
-        Where nobody profiled that clock, as the law of the nearest one that is has it.
-        """
-        by_clock = _index(self).get((profile_type(kind.name), shape, family, variant), {})
-        if not by_clock and profile_type(kind.name) == CPUS:
-            return self.catalog.cpu_rows.rows(shape, family, variant)
-        wanted_mhz = clock_mhz or max(by_clock, default=0)
-        if wanted_mhz in by_clock or not by_clock:
-            return by_clock.get(wanted_mhz, ())
-        return _rows_at(self, kind, shape, family, variant, wanted_mhz)
-
-    def clocks(self, kind: DeviceType) -> tuple[int, ...]:
-        """Clocks to choose from: those that are profiled, else some shares of the only one; the highest is 0, because
-        it needs no lock.
-        """
-        known = {c for (k, _, _, _), rows in _index(self).items() if k == profile_type(kind.name) for c in rows}
-        if not kind.clock_lockable or not known:
-            return (0,)
-        lower = [c for c in known if c in kind.clocks_mhz and c < max(known)]
-        if not lower:
-            lower = [max(c for c in kind.clocks_mhz if c <= share * max(known)) for share in CLOCK_SHARES]
-        return (0, *sorted(set(lower)))
-
-
-@lru_cache(maxsize=4096)
-def _rows_at(
-    same: CatalogKey, kind: DeviceType, shape: str, family: str, variant: str, clock_mhz: int
-) -> tuple[ProfileRow, ...]:
-    by_clock = _index(same)[profile_type(kind.name), shape, family, variant]
-    nearest = by_clock[min(by_clock, key=lambda profiled_mhz: (abs(profiled_mhz - clock_mhz), profiled_mhz))]
-    return tuple(at_clock(kind, row, clock_mhz) for row in nearest)
-
-
-@lru_cache(maxsize=16)
-def _index(same: CatalogKey) -> dict[tuple[str, str, str, str], dict[int, tuple[ProfileRow, ...]]]:
-    found: dict[tuple[str, str, str, str], dict[int, list[ProfileRow]]] = {}
-    for row in same.catalog.rows:
-        if row.stage == 0 and not row.cohosted:
-            key = (profile_type(row.device_type), row.slice_type, row.family, row.variant)
-            found.setdefault(key, {}).setdefault(row.clock_mhz, []).append(row)
-    return {
-        key: {clock: tuple(sorted(rows, key=lambda row: row.batch)) for clock, rows in by_clock.items()}
-        for key, by_clock in found.items()
-    }
-
-
-def _scaled(low: ProfileRow, high: ProfileRow, part: float, factor: float, batch: int) -> ProfileRow:
-    def mix(a: float, b: float) -> float:
-        return (a + part * (b - a)) * factor
-
-    return replace(
-        low,
-        batch=batch,
-        latency_ms_p50=mix(low.latency_ms_p50, high.latency_ms_p50),
-        latency_ms_p95=mix(low.latency_ms_p95, high.latency_ms_p95),
-        latency_ms_p99=mix(low.latency_ms_p99, high.latency_ms_p99),
-        energy_active_j_per_batch=mix(low.energy_active_j_per_batch, high.energy_active_j_per_batch),
-    )
 
 
 def _occupied(row: ProfileRow, gap_ms: float) -> ProfileRow:

@@ -10,8 +10,8 @@ into slices.
 
 from typing import Final
 
-from controller.planners.columns import effective_row
 from controller.planners.planning_input import PlanningInput
+from controller.planners.profile_rows import effective_row
 from trefoil.core.brains import PlanView
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand

@@ -5,12 +5,15 @@ Source: WattWiser section II (Fig. 1), section IV: users load a model to a given
 Data: families and devices, both in order; settings `gpus_per_family` g and `gpus_shared` s; `Objective.devices`, an
 operator's own, which goes before them family by family.
 Decision: none here: who of the allocated GPUs serves is the planner's.
-Formulation: family i may use devices [i (g - s), i (g - s) + g). A GPU is one slice, and all families that may use it
-fit its memory together, with one CUDA context: what fits only as long as one of them stays away is refused. The
-sharing factor counts the families that may use a GPU, whether they serve there now or not, as the paper's does.
+Formulation: family i may use devices [i (g - s), i (g - s) + g). Types on which all families are in time come first, of
+them those of fewer joules a request, so that the order in which devices are listed changes nothing. A GPU is one slice,
+and all families that may use it fit its memory together, with one CUDA context: what fits only as long as one of them
+stays away is refused. The sharing factor counts the families that may use a GPU, whether they serve there now or not,
+as the paper's does.
 Deviations: GPUs that are lost or out of service keep their place, so that the others are not dealt anew.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,20 +22,19 @@ from typing import ClassVar
 from pydantic import Field
 
 from controller.planners.planner_settings import PlannerSettings
-from controller.planners.planning_input import PlanningInput, natural_sort_key
+from controller.planners.planning_input import PlanningInput, devices_by_type
+from trefoil.core.device_types import profile_type
 from trefoil.core.errors import InvalidInput
+from trefoil.core.fleet import DeviceType
 from trefoil.core.plan_check import CONTEXT_MIB
+from trefoil.core.units import MS_PER_S
 
 
 class GpuSettings(PlannerSettings):
     """Settings of planners that put families on whole GPUs."""
 
-    credits_per_batch: float = Field(default=2.0, ge=0)
-    """Credits as a multiple of the largest batch: one batch is computed while the next one gathers."""
     model_max_rps: float = Field(default=0.0, ge=0)
-    """Most requests/s that one GPU serves of a family; 0: by the profile."""
-    slo_over_p95: float = Field(default=2.0, gt=0)
-    """Latency objective over the p95 of a batch that is still chosen."""
+    """Most requests/s that one GPU serves of a family; 0: what it carries within the SLO by its profile."""
 
 
 class AllocationSettings(GpuSettings):
@@ -71,10 +73,9 @@ def allocate(inputs: PlanningInput, settings: AllocationSettings) -> Allocation:
     Raises:
         InvalidInput: naming what was asked for, what is in its way, and the remedy.
     """
-    names = [device.name for device in inputs.devices]
-    if inputs.lost:
-        places = [(d.node, d.name) for d in inputs.devices] + list(inputs.lost)
-        names = [name for _, name in sorted(places, key=lambda place: (place[0], natural_sort_key(place[1])))]
+    here = {device.name for device in inputs.devices} | {name for _, name in inputs.lost}
+    devices = sorted(devices_by_type(inputs.view.fleet), key=lambda status: _rank(inputs, status.type, settings))
+    names = [status.device for status in devices if status.device in here]
     order = {name: at for at, name in enumerate(names)}
     given = {
         task.family: _asked(task.family, task.objective.devices, order, inputs)
@@ -85,6 +86,21 @@ def allocate(inputs: PlanningInput, settings: AllocationSettings) -> Allocation:
     factor = Counter(name for mine in given.values() for name in mine)
     refuse_what_does_not_fit(inputs, given, factor)
     return Allocation({f: tuple(sorted(mine, key=lambda n: factor[n] > 1)) for f, mine in given.items()}, factor)
+
+
+def _rank(inputs: PlanningInput, kind: DeviceType, settings: AllocationSettings) -> tuple[bool, float]:
+    """Rank of a device type, the best first: whether a request is late even alone, joules of one on a busy GPU."""
+    late, joules = False, 0.0
+    for task in inputs.tasks:
+        row = inputs.known.fastest_rows.get(
+            (profile_type(kind.name), kind.largest.name, task.family, inputs.known.family(task.family).best.name)
+        )
+        if row is None:
+            return True, math.inf
+        own = settings.of(task.objective)
+        late |= row.latency_ms_p95 + own.transport_gap_ms + own.overhead_ms > task.objective.slo_ms
+        joules += row.energy_active_j_per_batch + kind.idle_w * row.latency_ms_p50 / MS_PER_S
+    return late, joules
 
 
 def _default(family: str, at: int, names: Sequence[str], settings: AllocationSettings) -> tuple[str, ...]:

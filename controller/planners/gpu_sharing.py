@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 from controller.planners.columns import Column
 from controller.planners.planning_input import HostedSlice
-from trefoil.core.common import ProfileRow
 from trefoil.core.errors import InvalidInput
 
 
@@ -30,7 +29,6 @@ class Gpu:
 
     slice: HostedSlice
     column: Column
-    row: ProfileRow
     max_rps: float
     sharing_factor: int = 1
     fixed: bool = False

@@ -4,11 +4,12 @@ Source: CARBONDIS sections III and V-A: every job has a low-end GPU (P4 or T4), 
     HIGHPERF has a high-end GPU per job and LOWENERGY a low-end one per job, and no other.
 Data: families in order, one job each at its most accurate variant; devices in order, by `DeviceType.tier`.
 Decision: which GPUs serve which families; all others sleep. Which GPU a request goes to is the router's.
-Formulation: family i gets low-end GPU i, and of the high-end ones the first `high_shared`, or GPU i (`highperf`).
+Formulation: family i of n gets low-end GPU i, and of the high-end ones the first `high_shared`. HIGHPERF and LOWENERGY
+    give it GPUs i, i + n, ... of their tier, all that there are.
     Where the router weighs joules (`least_grams`), a route names those of a request of n items on each tier as a line,
     through the profile at 1 and at twice the mean number of items: params `low_j` + n `low_item_j`, and so for `high`.
 Deviations: GPUs that are lost or out of service keep their place, so that the others are not dealt anew; who loses its
-    low-end GPU is served by the high-end one alone. The paper's fleets hold no GPU that is not used.
+    low-end GPU is served by the high-end one alone. The paper's fleets have as many GPUs of a tier as jobs.
 """
 
 import math
@@ -19,7 +20,6 @@ from typing import ClassVar
 from numpy.random import Generator
 from pydantic import Field
 
-from controller.planners.columns import effective_row
 from controller.planners.gpu_allocation import refuse_what_does_not_fit
 from controller.planners.planner_settings import PlannerSettings
 from controller.planners.planning_input import (
@@ -27,10 +27,11 @@ from controller.planners.planning_input import (
     HostedSlice,
     PlanningInput,
     Task,
-    natural_sort_key,
+    devices_by_type,
     read_view,
     sharing,
 )
+from controller.planners.profile_rows import effective_row
 from controller.planners.uniform import decide
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.errors import CatalogError, InvalidInput
@@ -94,10 +95,9 @@ class PairedPlanner:
         """GPUs of each family; those that are lost are among them."""
         left = dict(inputs.unplannable)
         tiers: dict[str, list[str]] = {LOW: [], HIGH: []}
-        for node in sorted(inputs.view.fleet.nodes, key=lambda n: n.node):
-            for status in sorted(node.devices, key=lambda d: natural_sort_key(d.device)):
-                if status.device not in left and status.type.tier in tiers:
-                    tiers[status.type.tier].append(status.device)
+        for status in devices_by_type(inputs.view.fleet):
+            if status.device not in left and status.type.tier in tiers:
+                tiers[status.type.tier].append(status.device)
         for tier, number in ((self.own, len(inputs.tasks)), (self.shared, shared if self.shared else 0)):
             if tier and len(tiers[tier]) < number:
                 unused = "; ".join(f"{name}: {why}" for name, why in left.items())
@@ -107,7 +107,10 @@ class PairedPlanner:
                     value=len(tiers[tier]),
                     remedy="add GPUs of that tier, or serve fewer families",
                 )
-        all_share = tuple(tiers[self.shared][:shared]) if self.shared else ()
+        if not self.shared:
+            number = len(inputs.tasks)
+            return {task.family: tuple(tiers[self.own][at::number]) for at, task in enumerate(inputs.tasks)}
+        all_share = tiers[self.shared][:shared]
         return {task.family: (tiers[self.own][at], *all_share) for at, task in enumerate(inputs.tasks)}
 
 

@@ -16,6 +16,7 @@ from trefoil.core.plan import Expected, InputStamp, NodePlan, Plan, PlannedDevic
 
 Weights = Mapping[str, Mapping[SliceKey, float]]
 """Of single slices, by family."""
+BATCHES_WAITING: Final = 2  # one batch is computed while the next one gathers
 GAP_SHARE: Final = 0.2  # of a slice's time; a longer pause between two requests is worth a second credit
 
 
@@ -118,15 +119,15 @@ def _slice(
 
 def _credits(column: Column | None, task: Task, settings: PlannerSettings) -> int:
     """Two hide the transport gap between requests; where service is long, one keeps the queue shared by the pool. Of a
-    generative family as many as a slice decodes together."""
+    generative family as many as a slice decodes together, of one that forms batches those of two."""
     if task.streams:
         return task.streams
     if settings.credits > 0:
         return settings.credits
     if column is None:
         return 2
-    if settings.credits_per_batch > 0:
-        return math.ceil(settings.credits_per_batch * column.max_batch)
+    if task.batching:
+        return BATCHES_WAITING * column.max_batch
     gap_ms = settings.of(task.objective).transport_gap_ms
     if slice_cores(column.slice_type):  # one each, and as many as are on their ways meanwhile
         return column.servers + math.ceil(column.servers * gap_ms / column.service.mean_ms)

@@ -1,6 +1,6 @@
 """Settings of planners: what every planner has, and what those of the exact program have."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import ClassVar, Literal, Self
 
@@ -13,9 +13,12 @@ from trefoil.core.parts import PartSettings
 class PlannerSettings(PartSettings):
     """Settings of every planner that ships. An objective's `params` go over them for its family."""
 
-    FLEET: ClassVar[frozenset[str]] = frozenset(
-        {"start_s", "rate_floor_per_s", "tick_s", "credits", "credits_per_batch"}
-    )
+    FLEET: ClassVar[frozenset[str]] = frozenset({"start_s", "rate_floor_per_s", "tick_s", "credits"})
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "batches": "leave it out: a family whose config.pbtxt has dynamic_batching is planned with batches",
+        "credits_per_batch": "set credits, or leave it out: where batches form, it is two of the largest",
+        "slo_over_p95": "leave it out: all planners count on the rate that a slice carries within the SLO",
+    }
 
     overhead_ms: float = Field(default=2.0, ge=0)
     """From a client to the dispatcher and back: taken off the latency objective."""
@@ -36,9 +39,10 @@ class PlannerSettings(PartSettings):
     queue_bytes_max: int = Field(default=64 * 2**20, ge=0)
     """Bytes of a family that may wait in one dispatcher worker."""
     credits: int = Field(default=0, ge=0)
-    """Requests of a family in flight on one slice; 0: by `credits_per_batch`, else by the slice's law."""
-    credits_per_batch: float = Field(default=0.0, ge=0)
-    """Credits as a multiple of the largest batch; 0: by the slice's law."""
+    """Requests of a family in flight on one slice; 0: two of the largest batch where the family forms batches, else by
+    the slice's law."""
+    items_sd: float = Field(default=0.0, ge=0)
+    """Standard deviation of the items of a request, which scatters service times."""
 
     def of(self, objective: Objective) -> Self:
         """Settings of a family: these, with its objective's `params` over them.
@@ -81,10 +85,6 @@ class ExactSettings(PlannerSettings):
     """GPU clocks: the highest, planned, or planned as the least that a governor may choose."""
     families_per_slice: int = Field(default=1, ge=1, le=8)
     """Families that may share a slice, where the law of interference allows it."""
-    batches: bool = False
-    """Count on Triton's dynamic batches (`dynamic_batching` in config.pbtxt)."""
-    items_sd: float = Field(default=0.0, ge=0)
-    """Standard deviation of the items of a request, which scatters service times."""
     demand_step: float = Field(default=0.0, ge=0)
     """Above 1: demand is rounded up to a power of it, and aims to a grid, for long simulations."""
     solver_nodes: int = Field(default=4000, ge=1)

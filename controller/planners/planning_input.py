@@ -26,6 +26,7 @@ from trefoil.core.fleet import (
     DeviceState,
     DeviceStatus,
     DeviceType,
+    FleetState,
     SliceKey,
     SliceState,
     stage_model,
@@ -103,11 +104,13 @@ class Task:
     """Task of a family: its objective with the demand that it has to meet, both with defaults filled in.
 
     `streams`: how many a slice of a generative family decodes together, its profile's largest batch; 0 of any other.
+    `batching`: whether Triton joins its requests to batches.
     """
 
     objective: Objective
     demand: Demand
     streams: int = 0
+    batching: bool = False
 
     @property
     def family(self) -> str:
@@ -209,16 +212,25 @@ def read_view(
             devices.append(Device(status.device, node.node, kind, awake, *placed))
     demand = {d.family: d for d in view.demand if not d.slo_class}
     streams = {f.name: _streams(view.catalog, f.name) for f in view.catalog.families if f.generative}
+    batching = {f.name for f in view.catalog.families if f.batching}
     tasks = tuple(
         Task(
             _filled(o, view),
             _floored(demand.get(o.family) or Demand(o.family, "", 0.0, 0.0), rate_floor_per_s),
             streams.get(o.family, 0),
+            o.family in batching,
         )
         for o in sorted(view.objectives, key=lambda o: o.family)
     )
     seen = replace(view, catalog=loadable_catalog(view.catalog, view.fleet))
     return PlanningInput(seen, view.catalog, tuple(devices), tuple(lost), tasks, tuple(left))
+
+
+def devices_by_type(fleet: FleetState) -> list[DeviceStatus]:
+    """Devices of a fleet, those that cannot be used among them, type by type: an order that naming does not change."""
+    devices = [(status.type.name, node.node, natural_sort_key(status.device), status)
+               for node in fleet.nodes for status in node.devices]  # fmt: skip
+    return [status for *_, status in sorted(devices, key=lambda each: each[:3])]
 
 
 def _streams(catalog: Catalog, family: str) -> int:

@@ -20,18 +20,10 @@ from functools import lru_cache, partial
 from itertools import combinations, pairwise, product
 from typing import Final, NamedTuple
 
-from controller.planners.columns import (
-    TIERS,
-    CatalogKey,
-    Column,
-    fits,
-    gap_scv,
-    power_line,
-    row_of,
-    tiers_of,
-)
+from controller.planners.columns import TIERS, Column, gap_scv, power_line, row_of, tiers_of
 from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import Device, Task
+from controller.planners.profile_rows import CatalogKey, fits
 from trefoil.core.catalog import Catalog
 from trefoil.core.fleet import DeviceKind, DeviceType
 from trefoil.core.interference import stretch

@@ -30,7 +30,7 @@ KERNEL_REQUESTS = 5000
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Uniform layout: which devices host what. Several families take the devices in turn."""
+    """Uniform layout: which devices host what. Several families take the devices of each type in turn."""
 
     layout: Callable[[Device], Placement]
     variant: Callable[[PlanningInput, Task, Device, str], Variant]
@@ -38,7 +38,7 @@ class Uniform:
     def host(self, inputs: PlanningInput) -> dict[str, tuple[HostedSlice, ...]]:
         """Hosted slices of every device."""
         hosted: dict[str, tuple[HostedSlice, ...]] = {}
-        for index, device in enumerate(inputs.devices):
+        for index, device in enumerate(sorted(inputs.devices, key=lambda device: device.type.name)):
             if device.frozen or not inputs.tasks:
                 hosted[device.name] = device.running
                 continue

@@ -6,8 +6,8 @@ Data: each family's cur_rps (`Demand.rate_per_s`: of `last_max` the largest mean
 profile of its best variant, the allocation (`gpu_allocation`), and the plan in force, which is all of the state.
 Decision: of each family's allocated GPUs those that serve, and the weight of each (`gpu_sharing`); the others sleep.
 Formulation: Algorithms .1 and 2, one step a decision, with
-  model_max_rps   the greatest throughput in requests/s of the batches with p95 <= SLO / `slo_over_p95` (2: the SLO is
-                  twice the isolated tail; Table I's caption says 1); the constant or parameter of this name goes first
+  model_max_rps   what one GPU carries of the family within its SLO (`columns.operating_point`; with batches where they
+                  form); the constant or parameter of this name goes first
   weights         wattwiser: UpdateSharingLoadWeights; sharing_aware: UpdateSharingWeights; the other two: 1
 Weights are normalised by their sum. A GPU of weight 0 gets no request and stays awake until it is removed. A GPU is
 awake while any family serves there, and hosts those alone.
@@ -18,13 +18,12 @@ Deviations: those of `gpu_sharing`. Preset `literal` decides nothing where Algor
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar
 
 from numpy.random import Generator
 from pydantic import Field
 
-from controller.planners.columns import CatalogKey, ClassKey, Column, class_column, class_of
+from controller.planners.columns import ClassKey, Column, class_column, class_of
 from controller.planners.gpu_allocation import Allocation, AllocationSettings, GpuSettings, allocate
 from controller.planners.gpu_sharing import (
     Gpu,
@@ -36,7 +35,6 @@ from controller.planners.gpu_sharing import (
     uniform_weights,
 )
 from controller.planners.plan_assembly import plan_of
-from controller.planners.planner_settings import PlannerSettings
 from controller.planners.planning_input import (
     Device,
     HostedSlice,
@@ -46,11 +44,8 @@ from controller.planners.planning_input import (
     read_view,
 )
 from trefoil.core.brains import Decision, PlanView
-from trefoil.core.common import ProfileRow
-from trefoil.core.demand import Demand
 from trefoil.core.errors import CatalogError, InvalidInput
-from trefoil.core.fleet import DeviceType, SliceKey
-from trefoil.core.objective import Objective
+from trefoil.core.fleet import SliceKey
 from trefoil.core.plan import Expected, Plan
 from trefoil.core.units import grams
 
@@ -201,40 +196,21 @@ def serving_gpu(
     """GPU that serves a family, or a stage of it, with its operating point.
 
     Raises:
-        InvalidInput: settings that no operating point has. CatalogError: it is not profiled there, or does not fit.
+        CatalogError: it is not profiled there, or does not fit.
     """
-    own = settings.of(task.objective)
-    ratio, given = own.slo_over_p95, own.model_max_rps
-    if ratio <= 0 or given < 0:
-        remedy = "a ratio above 0, and requests/s or 0: by the profile"
-        raise InvalidInput(
-            "no operating point", field="slo_over_p95, model_max_rps", value=(ratio, given), remedy=remedy
-        )
-    limit_ms = task.objective.slo_ms / ratio
-    kind, shape, items = device.type, one.key.slice_type, task.demand.items_mean
-    known = _operating_point(CatalogKey(inputs.known.by_model), kind, shape, one.model, one.variant, items, limit_ms)
-    if known is None:
+    objective = replace(task.objective, family=one.model)
+    mine, kind = replace(task, objective=objective), device.type
+    column = class_column(inputs.known.by_model, mine, kind, one.key.slice_type, one.variant, 1, settings)
+    if column is None:
         raise CatalogError(
-            f"no profile of {one.variant} on {shape} of {kind.name}, or it does not fit its memory",
+            f"no profile of {one.variant} on {one.key.slice_type} of {kind.name}, or it does not fit its memory",
             field=f"family {one.model}",
             remedy="profile this class, or use another policy",
         )
-    column, row = known
     if device.zone:
         column = replace(column, key=class_of(device, one))
-    return Gpu(one, column, row, given or row.throughput_per_s / items, sharing, device.frozen)
-
-
-@lru_cache(maxsize=1024)
-def _operating_point(
-    same: CatalogKey, kind: DeviceType, shape: str, family: str, variant: str, items: float, limit_ms: float
-) -> tuple[Column, ProfileRow] | None:
-    """Column of a class, and the batch of the greatest throughput in time, else the smallest; None: not profiled."""
-    task = Task(Objective(family=family), Demand(family, "", 0.0, 0.0, items))
-    column = class_column(same.catalog, task, kind, shape, variant, 1, PlannerSettings())
-    rows = same.rows(kind, shape, family, variant, 0)
-    timely = [row for row in rows if row.latency_ms_p95 <= limit_ms]
-    return None if column is None else (column, max(timely or rows[:1], key=lambda row: row.throughput_per_s))
+    max_rps = settings.of(objective).model_max_rps or column.capacity_per_s(1) or column.saturation_per_s
+    return Gpu(one, column, max_rps, sharing, device.frozen)
 
 
 def rate_ahead(task: Task, lookahead_s: float) -> float:
@@ -258,7 +234,7 @@ def expectations(
     hosted: Mapping[str, Sequence[HostedSlice]],
     settings: GpuSettings,
 ) -> tuple[dict[str, Expected], list[str]]:
-    """Expectations from profiles, and what is not met. Requests share baseline power; the p95 is of a batch alone.
+    """Expectations from profiles, and what is not met. Requests share baseline power; the p95 is without queues.
 
     Capacity is what Algorithm .1 counts on, whatever the weights make of it. Of a family that is split each stage has
     its time and joules, and the slowest one the capacity.
@@ -268,10 +244,11 @@ def expectations(
     expected, short = {}, []
     for task in inputs.tasks:
         parts = [(weights[task.family][gpu.slice.key], gpu) for gpu in served[task.family]]
-        items, stages = task.demand.items_mean, sorted({gpu.slice.stage for _, gpu in parts})
+        stages = sorted({gpu.slice.stage for _, gpu in parts})
         capacity = min(sum(gpu.cap_rps for _, gpu in parts if gpu.slice.stage == n) for n in stages)
-        joules = baseline_j + sum(w * items * g.row.energy_active_j_per_batch / g.row.batch for w, g in parts)
-        latency_ms = sum(max(g.row.latency_ms_p95 for _, g in parts if g.slice.stage == n) for n in stages)
+        running_j = sum(g.column.running_w for _, g in parts) / task.demand.rate_per_s
+        joules = baseline_j + running_j + sum(weight * gpu.column.energy_j for weight, gpu in parts)
+        latency_ms = sum(max(g.column.unqueued_ms_p95 for _, g in parts if g.slice.stage == n) for n in stages)
         expected[task.family] = Expected(
             grams_per_request=grams(joules, inputs.view.carbon.intensity_g_per_kwh, pue_of(inputs.view, task)),
             joules_per_request=joules,
@@ -279,7 +256,7 @@ def expectations(
             accuracy=sum(weight * gpu.column.accuracy for weight, gpu in parts) / len(stages),
             capacity_per_s=capacity,
         )
-        if latency_ms * settings.of(task.objective).slo_over_p95 > task.objective.slo_ms:
+        if not all(gpu.column.tiers for _, gpu in parts):
             short.append(f"slo_missed: {task.family} takes {latency_ms:.1f} ms alone, of {task.objective.slo_ms:g} ms")
         if capacity < task.demand.rate_per_s:
             short.append(f"short_of_capacity: {capacity:.1f}/s of {task.family}, {task.demand.rate_per_s:.1f}/s asked")

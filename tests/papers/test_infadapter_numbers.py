@@ -26,6 +26,7 @@ FITS = {  # slope, intercept, and the intercept that the public code uses
     "resnet101": (5.090, 0.042, 0),
     "resnet152": (3.815, -2.250, -2),
 }
+BARE = {"capacity_share": 1.0, "load_margin": 0.0}  # without the headroom of the public code
 ARTIFACT = InfAdapterSettings(**preset_settings("infadapter", "artifact"))
 
 
@@ -34,7 +35,7 @@ def fitted(**settings):
 
 
 def test_slopes_and_intercepts_are_the_published_ones():
-    paper, code = fitted(), fitted(**preset_settings("infadapter", "artifact"))
+    paper, code = fitted(**BARE), fitted(**preset_settings("infadapter", "artifact"))
     for name, (slope, intercept, whole) in FITS.items():
         assert paper[name].slope == pytest.approx(slope, abs=6e-4)
         assert paper[name].intercept == pytest.approx(intercept, abs=6e-4)
@@ -47,7 +48,7 @@ def test_slopes_and_intercepts_are_the_published_ones():
 
 
 def test_the_lines_foresee_the_sizes_that_they_are_not_fitted_to():
-    for name, one in fitted().items():
+    for name, one in fitted(**BARE).items():
         for n in (12, 20):
             carried = CAPACITY_PER_S[name][CORES.index(n)]
             assert one.per_s(n) == pytest.approx(carried, rel=0.13)
@@ -64,25 +65,25 @@ def chosen(preset, budget, name="infadapter", **settings):
 def test_the_papers_example_carries_less_than_it_says_and_each_preset_picks_another():
     """14 cores for 75 requests/s: the paper's text has ResNet50, 101 and 152 on 2, 6 and 6 cores."""
     example = {"resnet50": 2, "resnet101": 6, "resnet152": 6}
-    exact, counted = fitted(), fitted(**preset_settings("infadapter", "artifact"))
+    exact, counted = fitted(**BARE), fitted(**preset_settings("infadapter", "artifact"))
     carried = sum(exact[name].per_s(n) for name, n in example.items())
     assert carried == pytest.approx(68.1, abs=0.1), "the lines; the measured 2, between 4 and 8 give 17 + 30.5 + 21"
     assert sum(counted[name].per_s(n) for name, n in example.items()) == pytest.approx(55.3, abs=0.1)
     # It does not follow: neither 68 nor 55 is 75. What Eq. 1 picks carries it.
-    sizes, decision = chosen("paper", 14)
+    sizes, decision = chosen("paper", 14, **BARE)
     assert sizes == {"resnet50": 2, "resnet101": 12}
     assert sum(exact[name].per_s(n) for name, n in sizes.items()) >= 75
     assert "gap 0" in decision.why
     assert "R2 0.99" in decision.why
     sizes, _ = chosen("artifact", 14)
     assert sizes == {"resnet50": 11}, "cores over the budget cost so much that ResNet50 alone is better"
-    assert chosen("paper", 14, "ms_plus")[0] == {"resnet50": 8}, "as the paper says of model switching"
-    assert chosen("paper", 14, beta=0.0)[0] == {"resnet50": 2, "resnet101": 12}, (
+    assert chosen("paper", 14, "ms_plus", **BARE)[0] == {"resnet50": 8}, "as the paper says of model switching"
+    assert chosen("paper", 14, beta=0.0, **BARE)[0] == {"resnet50": 2, "resnet101": 12}, (
         "no price of cores makes it the example"
     )
 
 
-@pytest.mark.parametrize(("beta", "sizes"), [(0.0125, 20), (0.05, 20), (0.2, 8)])
+@pytest.mark.parametrize(("beta", "sizes"), [(0.0125, 20), (0.05, 20), (0.2, 11)])
 def test_a_dearer_core_buys_less_accuracy(beta, sizes):
     assert sum(chosen("paper", 20, beta=beta)[0].values()) == sizes
 
@@ -139,7 +140,7 @@ def test_the_program_is_as_good_as_brute_force(found, cores, rate, code, held, b
     if mine is None:
         return
     assert mine.value == pytest.approx(best, abs=1e-5)
-    assert mine.gap <= 1e-12
+    assert mine.gap <= 1e-6  # of the solver's arithmetic, where a core costs as little as 1e-6
     assert sum(c.cores for c in mine.chosen) <= cores + 1e-9
 
 

@@ -33,7 +33,7 @@ RULES = (uniform_weights, sharing_weights, sharing_load_weights)
 
 
 def gpu(number: int, factor: int = 1, max_rps: float = 1.0) -> Gpu:
-    return Gpu(SimpleNamespace(key=SimpleNamespace(device=f"gpu{number}")), None, None, max_rps, factor)
+    return Gpu(SimpleNamespace(key=SimpleNamespace(device=f"gpu{number}")), None, max_rps, factor)
 
 
 def gpus(*factors: int, max_rps: float = 1.0) -> list[Gpu]:

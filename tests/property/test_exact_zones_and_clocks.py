@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.planners.columns import CatalogKey, columns, undominated
+from controller.planners.columns import columns, undominated
 from controller.planners.exact import ExactPlanner, search
 from controller.planners.exact.clock_ranges import lowest_clocks
 from controller.planners.exact.milp import Limits
@@ -18,6 +18,7 @@ from controller.planners.exact.reuse import ClassShare, on_grid, refit, solve_or
 from controller.planners.exact.search import solve
 from controller.planners.planner_settings import ExactSettings
 from controller.planners.planning_input import read_view
+from controller.planners.profile_rows import CatalogKey
 from tests.property.test_exact_is_optimal import LARGE, small_catalog
 from tests.support.planning import fleet, objective, reading, view
 from trefoil.core.carbon import Series

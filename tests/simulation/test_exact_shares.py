@@ -1,6 +1,7 @@
 """`exact` with two families on a slice: as good as brute force, and it saves a GPU where they cannot be cut."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations_with_replacement
 
 import numpy as np
@@ -123,8 +124,9 @@ def test_no_way_to_share_batches_is_better_than_the_program_s(pair, loads, gpus)
     wanted = [objective(family=name, min_accuracy=0.0, slo_ms=MODELS[name].slo_ms) for name in pair]
     demand = [Demand(name, "", rate, HIGH * rate) for name, rate in rates.items()]
     catalog = catalog_of(PairSpec(*pair, "exact", 1, ((), ())))
+    catalog = replace(catalog, families=tuple(replace(family, batching=True) for family in catalog.families))
     world = read_view(view(devices=fleet(gpus, kind=V100_32GB), catalog=catalog, wanted=wanted, demand=demand), 1.0)
-    settings = ExactSettings(batches=True, families_per_slice=2)
+    settings = ExactSettings(families_per_slice=2)
     alone = tuple(c for t in world.tasks for c in columns(catalog, t, world.devices, settings))
     shared = shared_columns(catalog, world.tasks, world.devices, settings, alone)
     problem = Problem(groups_of(world.devices), alone + shared, world.tasks, 0.0)

@@ -13,6 +13,7 @@ from controller.planners.planning_input import Device, Task
 from controller.planners.shared_columns import shared_columns
 from tests.support.engines import request_engine
 from trefoil.core import power
+from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand
 from trefoil.core.device_types import device_type
 from trefoil.core.fleet import Hosted, SliceKey
@@ -47,6 +48,11 @@ def spec(policy, **changes):
     return PairSpec(*PAIRS[1], policy, 1, LOADS, step_s=20.0, **changes)
 
 
+def joining(catalog: Catalog) -> Catalog:
+    """The catalogue whose families form batches."""
+    return replace(catalog, families=tuple(replace(family, batching=True) for family in catalog.families))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_alone_on_a_gpu_meets_table_i_at_its_greatest_rate(name):
     model, key = MODELS[name], SliceKey("node/gpu0", power.WHOLE, 0, 8)
@@ -74,13 +80,13 @@ def test_what_exact_counts_on_with_batches_is_in_time_alone_and_beside_another(p
     """The event loop at the very rates that columns promise: 95 % within the SLO, little of Table I given away, and the
     watts of `power_line`."""
     one = PairSpec(*pair, "uniform", 1, LOADS)
-    catalog, kind, key = catalog_of(one), device_type(DEVICE), SliceKey("node/gpu0", power.WHOLE, 0, 8)
+    catalog, kind, key = joining(catalog_of(one)), device_type(DEVICE), SliceKey("node/gpu0", power.WHOLE, 0, 8)
     tasks = [
         Task(Objective(name, slo_ms=MODELS[name].slo_ms, slo_quantile=0.95), Demand(name, "", 1.0, 1.0))
         for name in pair
     ]
     gpus = [Device("node/gpu0", "node", kind, True, ())]
-    settings = ExactSettings(batches=True, families_per_slice=2, overhead_ms=0.0, transport_gap_ms=0.0)
+    settings = ExactSettings(families_per_slice=2, overhead_ms=0.0, transport_gap_ms=0.0)
     alone = [column for task in tasks for column in columns(catalog, task, gpus, settings)]
     for column in alone:
         assert 0.9 < column.capacity_per_s(1) / MODELS[column.family].max_rps < 1.02
@@ -123,10 +129,10 @@ def test_what_exact_counts_on_with_batches_is_in_time_alone_and_beside_another(p
 @pytest.mark.parametrize("slices", [2, 4])
 def test_slices_that_take_turns_serve_what_exact_counts_on(name, slices):
     other = next(pair for pair in PAIRS if name in pair)
-    catalog, kind, model = catalog_of(PairSpec(*other, "uniform", 1, LOADS)), device_type(DEVICE), MODELS[name]
+    catalog, kind, model = joining(catalog_of(PairSpec(*other, "uniform", 1, LOADS))), device_type(DEVICE), MODELS[name]
     task = Task(Objective(name, slo_ms=model.slo_ms, slo_quantile=0.95), Demand(name, "", 1.0, 1.0))
     gpus = [Device(f"node/gpu{at}", "node", kind, True, ()) for at in range(slices)]
-    settings = ExactSettings(batches=True, overhead_ms=0.0, transport_gap_ms=0.0)
+    settings = ExactSettings(overhead_ms=0.0, transport_gap_ms=0.0)
     (column,) = columns(catalog, task, gpus, settings)
     rate = column.capacity_per_s(slices)
     keys = [SliceKey(gpu.name, power.WHOLE, 0, 8) for gpu in gpus]

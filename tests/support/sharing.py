@@ -5,13 +5,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from controller.planners.columns import class_column
+from controller.planners.planner_settings import PlannerSettings
+from controller.planners.planning_input import Task
 from tests.support.planning import applied, digits, fleet, objective, view
 from trefoil.core.brains import Decision, Planner, PlanView
 from trefoil.core.catalog import Catalog
 from trefoil.core.demand import Demand
+from trefoil.core.device_types import A100_40GB
 from trefoil.core.plan import Plan
 
-MAX_RPS = 40.0  # of the best variant on a whole GPU: 25 ms, one at a time
+WHOLE = "7g.40gb"
 
 
 def catalog(families: Sequence[str], memory_mib: int = 32) -> Catalog:
@@ -22,6 +26,18 @@ def catalog(families: Sequence[str], memory_mib: int = 32) -> Catalog:
         tuple(dataclasses.replace(one, name=f, variants=variants) for f in families),
         tuple(dataclasses.replace(row, family=f) for f in families for row in rows),
     )
+
+
+def carried_per_s(one: Catalog, items: float = 1.0, slo_ms: float = 65.0) -> float:
+    """What a whole GPU carries of the best variant of a catalogue's first family within an SLO [1/s]."""
+    family = one.families[0]
+    task = Task(objective(family=family.name, slo_ms=slo_ms), Demand(family.name, "", 0.0, 0.0, items))
+    column = class_column(one, task, A100_40GB, WHOLE, family.best.name, 1, PlannerSettings())
+    assert column is not None
+    return column.capacity_per_s(1)
+
+
+MAX_RPS = carried_per_s(digits())
 
 
 def shared(

@@ -35,6 +35,7 @@ class Family:
     """Family: variants that agree on inputs and outputs. `classes` maps an slo_class to (slo_ms, slo_quantile).
 
     `tokens_mean`: of a generative family, tokens of the answer that its profile's rows are of; 0 of any other.
+    `batching`: Triton joins requests that wait to batches (`dynamic_batching` of its config.pbtxt).
     """
 
     name: str
@@ -44,6 +45,7 @@ class Family:
     generative: bool = False
     sequence: bool = False
     tokens_mean: float = 0.0
+    batching: bool = False
 
     def variant(self, name: str) -> Variant:
         """Variant of a name.

@@ -47,7 +47,7 @@ MEASURED: Final = ("start", "carbon", "load", "slo", "accuracy", "objective", "l
 BY_P95: Final[Mapping[str, Mapping[str, Value]]] = {Kind.GOVERNOR: {"statistic": "p95", "slack": 0.5}}
 """Of `miad`, as it is reproduced: the mean, as published, says nothing of a tail, and at a slack of 0.05 queues have
 grown before it sees them (docs/clocks.md)."""
-SCALED: Final = ("start", "scale", "objective", "loss")
+SCALED: Final = ("start", "load", "scale", "objective", "loss")
 
 POLICIES: Final[Mapping[str, Policy]] = {
     row.name: row
@@ -79,8 +79,8 @@ POLICIES: Final[Mapping[str, Policy]] = {
         Policy("least_grams", "paired", router="least_grams"),
         Policy("highperf", "highperf", router="fifo"),
         Policy("lowenergy", "lowenergy", router="fifo"),
-        Policy("alpaserve", "alpaserve"),
-        Policy("alpaserve_sched", "alpaserve", queue="ssjf"),
+        Policy("alpaserve", "alpaserve", triggers=LOAD),
+        Policy("alpaserve_sched", "alpaserve", triggers=LOAD, queue="ssjf"),
         Policy("alpaserve_scaling", "alpaserve", triggers=SCALED, queue="ssjf", governor="miad", settings=BY_P95),
         Policy("alpaserve_scaling_no_sched", "alpaserve", triggers=SCALED, governor="miad", settings=BY_P95),
         Policy("muserve", "muserve", triggers=SCALED, queue="ssjf", governor="miad", settings=BY_P95),
@@ -97,7 +97,6 @@ PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
     "literal": {"literal": True},  # CLOVER's Eq. 6, WattWiser's Algorithm 2 as printed
     "shared_gpus": {"gpus_shared": 1},  # uniform on GPUs of which neighbours share one, as wattwiser has them
     "shared_slices": {"families_per_slice": 2},  # exact: two families on a slice, where that saves
-    "shared_batches": {"families_per_slice": 2, "batches": True},  # and Triton's batches on it
     "guided": {"guided": True, "warm": True},  # ours: neighbours by a fitted law, rounds from the best graph known
     "artifact": {  # CLOVER's public code
         "literal": True,
@@ -113,7 +112,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
     },
 }
 """Settings of the planner that go over its policy's own (`--preset`): for clover, blover, oracle; `literal` for
-wattwiser too, `shared_gpus`, `shared_slices` and `shared_batches` for those that they name."""
+wattwiser too, `shared_gpus` and `shared_slices` for those that they name."""
 
 
 INFADAPTER_CODE: Final[Mapping[str, Value]] = {
@@ -122,8 +121,6 @@ INFADAPTER_CODE: Final[Mapping[str, Value]] = {
     "gamma": 0.001,
     "normalised": True,
     "resize_loads": True,
-    "capacity_share": 0.8,
-    "load_margin": 0.1,
     "cores_min": 2.0,
     "intercept_truncated": True,
     "skipped_max": 4,

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from controller.planners.columns import effective_row
+from controller.planners.profile_rows import effective_row
 from trefoil.core.catalog import Catalog
 from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import A100_40GB, slice_type

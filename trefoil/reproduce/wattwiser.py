@@ -75,7 +75,7 @@ PAIRS: Final = (
     ("alexnet", "squeezenet1"),
 )
 PAPERS: Final = ("uniform", "packed_uniform", "sharing_aware", "wattwiser")
-POLICIES: Final = (*PAPERS, "exact")  # ours beside them, with shared slices and batches
+POLICIES: Final = (*PAPERS, "exact")  # ours beside them, with shared slices
 DEVICE: Final = V100_32GB.name
 GPUS, GPUS_PER_MODEL, HOURS = 4, 2, 24
 LOW, HIGH = 0.2, 0.95  # of what two GPUs answer
@@ -191,7 +191,7 @@ def _row(name: str, model: WattwiserModel, items: int, factor: Mapping[str, floa
 
 def scenario_of(spec: PairSpec) -> Scenario:
     """Scenario of a spec."""
-    factor, ours = spec.factors, PRESETS["shared_batches"] if spec.policy not in PAPERS else {}
+    factor, ours = spec.factors, PRESETS["shared_slices"] if spec.policy not in PAPERS else {}
     families = []
     for name, shares in zip((spec.first, spec.second), spec.loads, strict=True):
         model = MODELS[name]

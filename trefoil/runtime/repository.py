@@ -3,9 +3,11 @@
 import csv
 import datetime
 import os
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
@@ -20,6 +22,7 @@ from trefoil.installation import MODELS, repositories
 from trefoil.runtime.config import explain
 from trefoil.runtime.given.repository_names import (
     BATCH_MAX,
+    CONFIG_BYTES_MAX,
     FAMILIES_MAX,
     NAME,
     PROFILE_BYTES_MAX,
@@ -33,6 +36,9 @@ from trefoil.runtime.given.repository_names import (
 
 FAMILY_FILE: Final = "family.toml"
 PROFILE_FILE: Final = "profile.csv"
+CONTRACT_FILE: Final = "config.pbtxt"
+BATCHING: Final = re.compile(r"^[^#\"]*\bdynamic_batching\b\s*:?\s*\{", re.MULTILINE)
+"""Field of a contract by which Triton joins requests to batches."""
 HEADER_KEYS: Final = ("basis", "source", "machine", "date", "commit")
 SENSITIVITY: Final = "clock_sensitivity"
 """The one column that a profile may leave out; with it, a header line of this name says where its numbers are from."""
@@ -133,7 +139,9 @@ def load_family(
             value=family.name,
             remedy="give both the same name; clients and Triton use it",
         )
-    own = folder / PROFILE_FILE
+    config, own = folder / CONTRACT_FILE, folder / PROFILE_FILE
+    if os.path.lexists(config) and BATCHING.search(_read(config, below, CONFIG_BYTES_MAX)):
+        family = replace(family, batching=True)
     if profile is None and not os.path.lexists(own):
         return family, ()
     text = _read(profile or own, None if profile else below, PROFILE_BYTES_MAX)

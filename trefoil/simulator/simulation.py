@@ -441,7 +441,8 @@ def engines_for(inputs: Inputs, now_s: float) -> tuple[Engine, ...]:
     scenario = inputs.scenario
     chosen, queue, overhead_ms = scenario.router, scenario.queue, scenario.costs.overhead_ms
     flows = {family: _flow(inputs, family) for family in sorted(inputs.objectives)}
-    shares, slower = shares_slices(inputs.policy), scenario.costs.interference
+    batches = any(flow.batch_delay_s is not None for flow in flows.values())
+    shares, slower = batches or shares_slices(inputs.policy), scenario.costs.interference
     if scenario.fidelity == "fluid" and shares:
         return (SharedFluidEngine(flows, overhead_ms, now_s, chosen, slower),)
     if scenario.fidelity == "fluid":

@@ -123,7 +123,8 @@ def _edges(device: Device, family: str) -> list[Edge]:
 
 def pods_of(inputs: PlanningInput, standardised: bool, artifact: bool) -> tuple[Pod, ...]:
     """Pods of a fleet, one per family that has an objective and at least one device."""
-    taken = _assign_devices([d for d in inputs.devices if not d.frozen], inputs.tasks)
+    dealt = sorted((d for d in inputs.devices if not d.frozen), key=lambda device: device.type.name)
+    taken = _assign_devices(dealt, inputs.tasks)
     found = []
     for task in inputs.tasks:
         devices = taken[task.family]

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from numpy.random import Generator
 
 from controller.planners.clover.graph import Edge, Graph, edit_distance
-from controller.planners.columns import fits
+from controller.planners.profile_rows import fits
 from trefoil.core.catalog import Variant
 from trefoil.core.device_types import configurations, placements
 from trefoil.core.errors import Infeasible, InvalidInput

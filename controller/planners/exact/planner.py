@@ -57,7 +57,6 @@ from trefoil.core.plan_check import carries
 from trefoil.core.queueing import ServerClass, ServiceTime, arrivals_s, serve_weighted
 from trefoil.core.units import grams
 
-BATCHES_WAITING: Final = 2.0  # one batch is computed while the next one gathers
 TOLERANCE: Final = 0.25  # of the allowed misses: what a sample of the kernel's size can say
 BACK_OFF: Final = 0.95
 TARGET_STEP: Final = 1e-6  # of accuracy: what is less is the solver's tolerance
@@ -98,8 +97,6 @@ class ExactPlanner:
     def plan(self, view: PlanView, rng: Generator) -> Decision:
         """Plan the best for this view, or what remains possible, by a named rung."""
         settings = self.settings
-        if settings.batches and not settings.credits_per_batch:
-            settings = settings.over({"credits_per_batch": BATCHES_WAITING})
         view = replace(view, objectives=tuple(self.recast(o) for o in view.objectives))
         clocks = settings.clocks != "highest"
         inputs = read_view(view, settings.rate_floor_per_s, clocks, cores_max=RANGED_CORES_MAX).in_ranges
@@ -505,8 +502,7 @@ def latency_ms_p95(solution: Solution, columns: Sequence[Column], task: Task, se
     if not mine:
         return 0.0
     if any(c.batch for c in mine):  # a batch to wait for, and one's own
-        longest_ms = max((2 * c.batch or 1) * c.service.mean_ms for c in mine)
-        return longest_ms + settings.of(task.objective).overhead_ms
+        return max(c.unqueued_ms_p95 for c in mine) + settings.of(task.objective).overhead_ms
     total = sum(solution.traffic[c.key] for c in mine)
     pools = tuple(
         ServerClass(solution.slices[c.key], c.service, max(SHARE_STEP, _step(solution.traffic[c.key] / total)))

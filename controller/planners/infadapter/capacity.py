@@ -4,29 +4,27 @@ Source: InfAdapter (Salmani et al., EuroMLSys 23), sections 3 and 5: linear regr
 profiling all. Data: profile rows of CPU slices, the SLO. Result, by least squares:
   th(n) = slope x n + intercept   requests/s that a slice of n cores answers within the SLO
   p(n)  = flat + falling / n      latency [ms] at the SLO's quantile of a request alone
-A size's th is what its row says was carried, and no more than the queueing law lets through in time.
+A size's th is its operating point (`columns.operating_point`).
 Deviations: p is a line in 1 / n, not in n: below one core a request takes its core seconds over the quota, above it one
 core. Gaps are Poisson: a capacity is the profile's, not the load's of now.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from controller.planners.columns import effective_row
+from controller.planners.columns import operating_point, terms_of
 from controller.planners.planner_settings import PlannerSettings
 from controller.planners.planning_input import PlanningInput, Task
+from controller.planners.profile_rows import CatalogKey, effective_row
 from trefoil.core.catalog import Variant
 from trefoil.core.cpus.rows import QUOTAS, slice_name
-from trefoil.core.device_types import CPU_MIB_PER_CORE, device_type, slice_cores, slice_servers
+from trefoil.core.device_types import CPU_MIB_PER_CORE, device_type, slice_cores, slice_type
 from trefoil.core.errors import CatalogError
-from trefoil.core.fleet import SliceType
 from trefoil.core.plan_check import CONTEXT_MIB
-from trefoil.core.queueing import ServiceTime, pool_rate_max, service_time
 
 SIZES_MIN: Final = 2  # through one point there is no line
-ANY_CPU: Final = device_type("cpu:1")  # rows of a CPU hold for any number of its cores
 P99_FROM: Final = 0.97  # quantile of the SLO from which on a row's p99 is looked at, below its p95
 
 
@@ -108,17 +106,17 @@ def _least(flat_ms: float, falling: float, smallest: float, slo_ms: float) -> fl
 
 
 def _point(
-    inputs: PlanningInput, task: Task, variant: Variant, shape: str, settings: PlannerSettings
+    inputs: PlanningInput, task: Task, variant: Variant, shape_name: str, settings: PlannerSettings
 ) -> tuple[float, float]:
     """Requests/s that a profiled size carries within the SLO, and the latency [ms] of a request alone on it."""
-    catalog, items = inputs.view.catalog, task.demand.items_mean
-    row = effective_row(catalog, ANY_CPU, SliceType(name=shape), catalog.family(task.family), variant, items)
+    catalog, kind = inputs.view.catalog, device_type(f"cpu:{math.ceil(slice_cores(shape_name))}")
+    shape = slice_type(kind, shape_name)
+    row = effective_row(catalog, kind, shape, catalog.family(task.family), variant, task.demand.items_mean)
+    poisson = replace(task, demand=replace(task.demand, gap_scv=1.0))
+    terms = terms_of(poisson, settings)
+    column = operating_point(CatalogKey(catalog), task.family, kind, shape, variant, 0, 1, terms)
     assert row is not None, "its size is profiled"
+    assert column is not None
     own = settings.of(task.objective)
-    gap_ms, overhead_ms = own.transport_gap_ms, own.overhead_ms
-    quantile, slo_ms = task.objective.slo_quantile, task.objective.slo_ms
-    service = service_time(row)
-    taken = ServiceTime(service.mean_ms + gap_ms, service.cv)
-    law_per_s = pool_rate_max(taken, slo_ms - overhead_ms, quantile, 1.0, slice_servers(shape))
-    alone_ms = row.latency_ms_p99 if quantile >= P99_FROM else row.latency_ms_p95
-    return min(row.throughput_per_s / items, law_per_s), alone_ms + gap_ms + overhead_ms
+    alone_ms = row.latency_ms_p99 if task.objective.slo_quantile >= P99_FROM else row.latency_ms_p95
+    return column.capacity_per_s(1), alone_ms + own.transport_gap_ms + own.overhead_ms

@@ -42,9 +42,9 @@ class InfAdapterSettings(PlannerSettings):
     """Cores of all slices together; 0: all cores of the devices."""
     cores_min: float = Field(default=0.0, ge=0)
     """Least cores of a slice."""
-    capacity_share: float = Field(default=1.0, gt=0)
+    capacity_share: float = Field(default=0.8, gt=0)
     """Share of the fitted capacity that is counted on."""
-    load_margin: float = Field(default=0.0, ge=0)
+    load_margin: float = Field(default=0.1, ge=0)
     """Share by which the forecast load is raised."""
     intercept_truncated: bool = False
     """The intercept of a fitted capacity is cut to a whole number, as in the public code."""
@@ -305,8 +305,7 @@ def _expected(
     return Expected(
         grams_per_request=grams(joules, cpu.inputs.view.carbon.intensity_g_per_kwh, pue_of(cpu.inputs.view, task)),
         joules_per_request=joules,
-        latency_ms_p95=max((c.service.mean_ms * (1 + 1.645 * c.service.cv) for _, c in parts), default=0.0)
-        + overhead_ms,
+        latency_ms_p95=max((column.unqueued_ms_p95 for _, column in parts), default=0.0) + overhead_ms,
         accuracy=sum(share * column.accuracy for share, column in parts),
         capacity_per_s=sum(by_name[one.variant].per_s(one.cores) for one in mine),
     )

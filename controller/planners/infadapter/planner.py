@@ -12,10 +12,10 @@ is a least size; rt_m = load_s + `start_s`; tc_m = 1 where m serves and does not
 many cores). Several devices: a variant may have a slice on each, in one program; several families share the budget.
 Deviations: the paper does not say whether AA is a fraction; its beta of 0.0125 to 0.2 a core weighs something against
 percent only, which `alpha` 100 makes of it. It does not say gamma: ours is as much a second as the code's is of its
-slowest load. Preset `artifact`: fractions, cores over the budget, seconds over the slowest load, 0.8 of the capacity,
-10 % more load, two cores at least, intercepts cut to whole numbers, four skipped decisions after each while no more
-load comes; it also rounds each capacity down to a whole number, which we do not. Where nothing carries the load: the
-least accurate variant on all cores, as there, named degraded.
+slowest load. Headroom is the code's: 0.8 of the capacity, 10 % more load. Preset `artifact`: fractions, cores over the
+budget, seconds over the slowest load, two cores at least, intercepts cut to whole numbers, four skipped decisions after
+each while no more load comes; it also rounds each capacity down to a whole number, which we do not. Where nothing
+carries the load: the least accurate variant on all cores, as there, named degraded.
 """
 
 import math

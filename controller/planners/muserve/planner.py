@@ -4,9 +4,10 @@ Source: AlpaServe (OSDI 23) section 4.2, mu-Serve sections 3.1, 3.2 (alpaserve.p
 Data: of each family its best variant's profile on a whole GPU (time, `clock_sensitivity`, memory), SLO and demand; of
     one that is split the same of each stage (the profile's column `stage`).
 Decision: the GPUs of each family, or of each of its stages; its requests are spread over them alike. As in the papers
-    it is made offline: at the start, when an objective or a device comes or goes, or when a governor asks for capacity;
-    ticks keep it. Whether a family is split is AlpaServe's selection: where pipelines attain more, the model fits no
-    single GPU, or `group_size` says so. Which GPU gets which stage is mu-Serve's Algorithm 2, over all GPUs.
+    it is made offline, for the high quantile of the demand: at the start, when an objective or a device comes or goes,
+    when a governor asks for capacity, or when GPUs carry less than is asked; else ticks and loads keep it. Whether a
+    family is split is AlpaServe's selection: where pipelines attain more, the model fits no single GPU, or `group_size`
+    says so. Which GPU gets which stage is mu-Serve's Algorithm 2, over all GPUs.
 Deviations: stages are those that the repository has, all of them or none; all replicas of a family are split alike, as
     the first one is, and are whole where all stages of each end up on one GPU. A hop takes `transport_gap_ms`. One type
     of GPU.
@@ -21,7 +22,6 @@ from typing import Final, NamedTuple
 from numpy.random import Generator
 from pydantic import Field
 
-from controller.planners.columns import effective_row
 from controller.planners.gpu_allocation import GpuSettings
 from controller.planners.gpu_sharing import Gpu
 from controller.planners.muserve.alpaserve import (
@@ -35,10 +35,12 @@ from controller.planners.muserve.alpaserve import (
     by_sensitivity,
     place,
 )
-from controller.planners.planning_input import HostedSlice, PlanningInput, Task, read_view
+from controller.planners.planning_input import Device, HostedSlice, PlanningInput, Task, read_view
+from controller.planners.profile_rows import effective_row
 from controller.planners.wattwiser import decision_of, serving_gpu
 from trefoil.core.brains import Decision, PlanView
 from trefoil.core.catalog import Variant
+from trefoil.core.device_types import slice_type
 from trefoil.core.errors import Infeasible, InvalidInput
 from trefoil.core.fleet import DeviceType, SliceType, stage_model
 from trefoil.core.plan_check import CONTEXT_MIB
@@ -46,6 +48,8 @@ from trefoil.core.queueing import service_time
 from trefoil.core.units import MS_PER_S
 
 SAMPLE_REQUESTS: Final = 500
+KEEPING: Final = ("tick", "load")
+"""Triggers at which a placement that carries the load is kept."""
 TOGETHER: Final = ("replicas_max", "group_size", "gpus_per_model_max")
 """Settings of all families together: the value of any objective holds for all."""
 
@@ -70,7 +74,8 @@ class Home(NamedTuple):
 
 
 Homes = Mapping[str, Sequence[Home]]
-"""By family."""
+Served = Mapping[str, Sequence[Gpu]]
+"""Both by family."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +93,11 @@ class AlpaServePlanner:
         if not inputs.tasks:
             return Decision(None, f"{self.name}: no family has an objective", next_s, "no_plan: no objective")
         try:
-            homes = _kept(view) if view.trigger == "tick" else {}
-            if any(task.family not in homes for task in inputs.tasks):
-                homes = self._placed(inputs, settings, rng)
-            served = {task.family: _serving(inputs, task, homes, settings) for task in inputs.tasks}
+            homes = _kept(view) if view.trigger in KEEPING else {}
+            kept = _all_serving(inputs, homes, settings) if all(t.family in homes for t in inputs.tasks) else {}
+            served = kept if kept and _carried(inputs, kept) >= 1.0 else self._placed(inputs, settings, rng)
+            if kept and _carried(inputs, served) <= _carried(inputs, kept):
+                served = kept
         except (InvalidInput, Infeasible) as error:
             return Decision(None, f"{self.name}: {error}", math.inf, f"no_plan: {error}")
         weights, words = {}, []
@@ -103,8 +109,8 @@ class AlpaServePlanner:
             words.append(f"{task.family} {task.demand.rate_per_s:.1f}/s on {split}")
         return decision_of(inputs, self.name, served, weights, settings, "; ".join(words), next_s)
 
-    def _placed(self, inputs: PlanningInput, settings: AlpaServeSettings, rng: Generator) -> Homes:
-        """Homes of each family.
+    def _placed(self, inputs: PlanningInput, settings: AlpaServeSettings, rng: Generator) -> Served:
+        """GPUs that serve each family once all are placed anew.
 
         Raises:
             InvalidInput, Infeasible: naming what cannot be placed, and the remedy.
@@ -117,7 +123,7 @@ class AlpaServePlanner:
         kind = devices[0].type
         shape = kind.largest
         models = [_model(inputs, task, kind, shape, settings) for task in inputs.tasks]
-        rates = {task.family: task.demand.rate_per_s for task in inputs.tasks}
+        rates = {task.family: task.demand.rate_p90_per_s for task in inputs.tasks}
         memory_mib, transfer_s = shape.memory_mib - CONTEXT_MIB, settings.transport_gap_ms / MS_PER_S
         cluster = Cluster(min(len(devices), GPUS_MAX), memory_mib, max(kind.clocks_mhz, default=1), transfer_s)
         replicas_max = settings.replicas_max or cluster.gpus
@@ -126,7 +132,7 @@ class AlpaServePlanner:
             whole_fleet = replace(found, groups=(tuple(range(cluster.gpus)),))
             limit = settings.gpus_per_model_max or cluster.gpus
             found = by_sensitivity(whole_fleet, models, cluster, rates, limit)
-        return _homes(found, models, [device.name for device in devices])
+        return _all_serving(inputs, _homes(found, models, [device.name for device in devices]), settings)
 
 
 def muserve(settings: AlpaServeSettings) -> AlpaServePlanner:
@@ -142,6 +148,21 @@ def _kept(view: PlanView) -> Homes:
             for hosted in (hosted for part in device.slices for hosted in part.hosted):
                 homes.setdefault(hosted.family, []).append(Home(device.device, hosted.stage, hosted.stages or 1))
     return homes
+
+
+def _all_serving(inputs: PlanningInput, homes: Homes, settings: AlpaServeSettings) -> Served:
+    return {task.family: _serving(inputs, task, homes, settings) for task in inputs.tasks}
+
+
+def _carried(inputs: PlanningInput, served: Served) -> float:
+    """Least part of any family's demand, its high quantile, that the GPUs of it, or of one of its stages, carry."""
+    parts = []
+    for task in inputs.tasks:
+        carried = dict.fromkeys((gpu.slice.stage for gpu in served[task.family]), 0.0)
+        for gpu in served[task.family]:
+            carried[gpu.slice.stage] += gpu.cap_rps
+        parts.append(min(carried.values()) / task.demand.rate_p90_per_s)
+    return min(parts)
 
 
 def _homes(found: Placement, models: Sequence[Model], devices: Sequence[str]) -> Homes:
@@ -165,6 +186,11 @@ def _serving(inputs: PlanningInput, task: Task, homes: Homes, settings: AlpaServ
     """
     devices, variant = {device.name: device for device in inputs.devices}, inputs.view.catalog.family(task.family).best
     sharing = Counter(home.device for each in homes.values() for home in each)
+
+    def serving(device: Device, one: HostedSlice, sharing_factor: int) -> Gpu:
+        within = _within_its_stage(inputs, task, device, one, settings)
+        return serving_gpu(inputs, within, device, one, sharing_factor, settings)
+
     mine, found = homes[task.family], list[Gpu]()
     ways = {home.stages for home in mine}
     for home in mine:
@@ -173,16 +199,30 @@ def _serving(inputs: PlanningInput, task: Task, homes: Homes, settings: AlpaServ
             continue
         key = device.type.largest.key(device.name)
         one = HostedSlice(key, task.family, variant.name, (), home.stage, home.stages)
-        found.append(serving_gpu(inputs, task, device, one, sharing[device.name], settings))
+        found.append(serving(device, one, sharing[device.name]))
     for device in (device for device in inputs.devices if device.frozen):
         standing = [one for one in device.running if one.family == task.family and one.stages in ways]
-        found += [serving_gpu(inputs, task, device, one, len(device.running), settings) for one in standing]
+        found += [serving(device, one, len(device.running)) for one in standing]
     if {gpu.slice.stage for gpu in found} != set(range(max(ways))):
         raise InvalidInput(
             "none of its devices can be used now" if max(ways) == 1 else "a stage of it has no device now",
             field=f"homes of {task.family}", value=[home.device for home in mine], remedy="bring one back",
         )  # fmt: skip
     return found
+
+
+def _within_its_stage(
+    inputs: PlanningInput, task: Task, device: Device, one: HostedSlice, settings: AlpaServeSettings
+) -> Task:
+    """The task, its SLO what the other stages leave of it: behind the slowest stage requests do not wait again."""
+    catalog, shape, others_ms = inputs.known.by_model, slice_type(device.type, one.key.slice_type), 0.0
+    for stage in set(range(one.stages)) - {one.stage}:
+        family = catalog.family(stage_model(task.family, stage, one.stages))
+        variant, items = family.variant(one.variant), task.demand.items_mean
+        row = effective_row(catalog, device.type, shape, family, variant, items)
+        if row is not None:
+            others_ms += service_time(row).mean_ms + settings.of(task.objective).transport_gap_ms
+    return replace(task, objective=replace(task.objective, slo_ms=task.objective.slo_ms - others_ms))
 
 
 def _words(one: HostedSlice, share: float) -> str:

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.planners.columns import CatalogKey, class_column
+from controller.planners.columns import class_column
 from controller.planners.infadapter.cpu_slices import lay_out
 from controller.planners.planner_settings import PlannerSettings
 from controller.planners.planning_input import Device, HostedSlice, read_view
 from controller.planners.policy_parts import planner_of
+from controller.planners.profile_rows import CatalogKey
 from controller.rollout.core.rollout_inputs import rollout_refusal
 from tests.support.cpus import PUBLISHED, cpu_fleet, cpu_view
 from tests.support.planning import applied, fleet
@@ -84,7 +85,7 @@ def test_a_load_above_all_capacity_has_the_smallest_variant_on_all_cores_and_say
     decision = planned(cpu_view(1000.0, 20))
     (part,) = decision.plan.nodes[0].devices[0].slices
     assert (part.key.slice_type, part.hosted[0].variant) == ("cpu:20", "resnet18")
-    assert decision.degraded.startswith("short_of_capacity: 20 cores do not carry 1000.0/s of resnets")
+    assert decision.degraded.startswith("short_of_capacity: 20 cores do not carry 1100.0/s of resnets")
 
 
 def test_no_quota_is_planned_whose_memory_a_triton_does_not_fit():
@@ -152,8 +153,8 @@ def test_rows_of_a_cpu_hold_for_any_number_of_its_cores_and_sizes_between_are_dr
         PlannerSettings(overhead_ms=0.0, transport_gap_ms=0.0),
     )
     assert column.servers == 8
-    assert column.capacity_per_s(1) == pytest.approx(rate_max(eight, 750.0, 0.99, 1.0, 1))
-    assert column.capacity_per_s(1) > 78, "what the table has was carried"
+    assert rate_max(eight, 750.0, 0.99, 1.0, 1) > 78
+    assert column.capacity_per_s(1) == 78, "what the table has was carried, and no more"
 
 
 def laid(device, *sizes, step=1.0):

@@ -55,6 +55,17 @@ def test_ticks_keep_a_placement_and_a_call_for_capacity_does_not():
     assert len(homes(more, 2)[0]) > len(homes(single, 2)[0]) == 1
 
 
+@pytest.mark.parametrize("trigger", ["tick", "load"])
+def test_a_placement_is_kept_until_its_gpus_carry_less_than_is_asked(trigger):
+    few = decide(AlpaServePlanner(), shared([0.3, 0.3], 4)).plan
+    for load, more in ((0.35, False), (1.8, True)):
+        again = decide(AlpaServePlanner(), shared([load, 0.3], 4, few, trigger=trigger)).plan
+        assert (len(homes(again, 2)[0]) > len(homes(few, 2)[0])) == more
+    least = decide(AlpaServePlanner(ALONE), shared([1.8, 0.3], 4)).plan
+    same = decide(AlpaServePlanner(ALONE), shared([3.0, 0.3], 4, least, trigger=trigger)).plan
+    assert homes(same, 2) == homes(least, 2), "another placement would carry no more"
+
+
 def test_what_cannot_be_placed_is_no_plan():
     for one, words in (
         (shared([0.2], 2, memory_mib=50_000), "fit no 2 GPUs"),

@@ -46,6 +46,13 @@ def test_each_fleet_is_the_paper_s_and_all_others_sleep(make, expected):
     assert tiers <= {("gp", "high"), ("t4", "low")}
 
 
+@pytest.mark.parametrize(("make", "tier"), [(highperf, "gpu"), (lowenergy, "t4-")])
+def test_all_gpus_of_a_tier_are_dealt_to_the_jobs_in_turn(make, tier):
+    plan = decide(make(PairedSettings()), two_tiers(2, 3, 3)).plan
+    found = {name: families for name, families in hosts(plan).items() if families}
+    assert found == {f"{tier}0": ["f0"], f"{tier}1": ["f1"], f"{tier}2": ["f0"]}
+
+
 def test_a_route_names_the_joules_of_a_request_on_each_tier():
     one = two_tiers()
     (params, _) = (route.params for route in decide(PairedPlanner(), one).plan.routes)

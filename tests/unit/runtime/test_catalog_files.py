@@ -36,6 +36,13 @@ def rows(files: CatalogFiles, family: str) -> int:
     return sum(row.family == family for row in files.catalog.rows)
 
 
+async def test_a_contract_by_which_a_family_forms_batches_is_seen(files: CatalogFiles, tmp_path: Path):
+    assert not files.catalog.families[0].batching
+    (tmp_path / "digits" / "config.pbtxt").write_text("dynamic_batching { }\n")
+    await files.refresh()
+    assert files.catalog.families[0].batching
+
+
 async def test_a_family_that_comes_is_seen_and_one_that_goes_is_gone(files: CatalogFiles, tmp_path: Path):
     adopted: list[list[str]] = []
     files.adopt = lambda: adopted.append(names(files))

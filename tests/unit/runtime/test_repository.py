@@ -54,6 +54,20 @@ def folder(tmp_path):
     return tmp_path / "toy"
 
 
+@pytest.mark.parametrize(
+    ("contract", "joins"),
+    [
+        ("max_batch_size: 8\ndynamic_batching { }\n", True),
+        ("dynamic_batching: {\n  preferred_batch_size: [ 4 ]\n}\n", True),
+        ("max_batch_size: 8\n# dynamic_batching { }\n", False),
+        ('parameters { key: "dynamic_batching {" value { string_value: "1" } }\n', False),
+    ],
+)
+def test_a_family_forms_batches_where_its_contract_says_so(folder, contract, joins):
+    (folder / "config.pbtxt").write_text(contract)
+    assert load_family(folder)[0].batching == joins
+
+
 def test_loads(folder):
     family, rows = load_family(folder)
     assert family.classes == {"": (50.0, 0.95)}

@@ -15,7 +15,7 @@ import structlog
 from trefoil.core.catalog import Catalog, check_in_use
 from trefoil.core.errors import CatalogError
 from trefoil.runtime.clock import Clock
-from trefoil.runtime.repository import PROFILE_FILE, family_files, load_catalog, stated_digests
+from trefoil.runtime.repository import CONTRACT_FILE, PROFILE_FILE, family_files, load_catalog, stated_digests
 
 PERIOD_S: Final = 2.0
 Stamp = tuple[str, int, int, int]
@@ -94,9 +94,9 @@ class CatalogFiles:
             paths = family_files(self._root)
         except OSError:
             paths = []
-        profiles = [*(path.with_name(PROFILE_FILE) for path in paths), *self._overrides.values()]
+        beside = [path.with_name(name) for path in paths for name in (PROFILE_FILE, CONTRACT_FILE)]
         found = []
-        for path in sorted({*paths, *profiles}):
+        for path in sorted({*paths, *beside, *self._overrides.values()}):
             try:
                 stat = os.stat(path)
             except OSError:

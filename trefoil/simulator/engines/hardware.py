@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from controller.planners.columns import CatalogKey, effective_row
+from controller.planners.profile_rows import CatalogKey, effective_row
 from power_agent.clocks.core.clock_control import Ability, planned_range
 from power_agent.clocks.core.device_governor import DeviceGovernor
 from power_agent.clocks.core.slice_latencies import SliceLatencies

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from controller.loop.core.objectives import accept_objective
-from controller.planners.columns import effective_row, fits
 from controller.planners.policy_parts import planner_of, planner_settings, with_policy_parts
+from controller.planners.profile_rows import effective_row, fits
 from controller.settings import CarbonSettings, ControllerSettings
 from controller.thresholds import WindowSettings
 from power_agent.clocks.core.device_governor import DeviceGovernor
@@ -122,7 +122,7 @@ def prepare(scenario: Scenario, given: Provided | None = None) -> Inputs:
     """
     given = given or Provided()
     devices = _devices(scenario)
-    known = given.catalog or _catalog(scenario)
+    known = _batching(given.catalog or _catalog(scenario), scenario)
     types = sorted({d.type for d in devices}, key=lambda kind: kind.name)
     for served in scenario.families:
         _check_profile(served, known.family(served.name), given.truth or known, types)
@@ -187,6 +187,15 @@ def _catalog(scenario: Scenario) -> Catalog:
         families.append(family)
         rows += own
     return Catalog(tuple(families), tuple(rows))
+
+
+def _batching(known: Catalog, scenario: Scenario) -> Catalog:
+    """The catalogue in which those families form batches that do so in the scenario, whatever their files say."""
+    joins = {served.name: served.batch_delay_ms is not None for served in scenario.families}
+    if all(family.batching == joins.get(family.name, False) for family in known.families):
+        return known
+    families = tuple(replace(family, batching=joins.get(family.name, False)) for family in known.families)
+    return replace(known, families=families)
 
 
 def _check_profile(served: Served, family: Family, catalog: Catalog, types: Sequence[DeviceType]) -> None:

@@ -151,8 +151,7 @@ class Served(Settings):
     items_sd: float = Field(default=0.0, ge=0)
     """Of a normal law, rounded and clipped to 1 and the largest profiled batch. Only where families share slices."""
     batch_delay_ms: float | None = Field(default=None, ge=0)
-    """Triton's dynamic batching: how long a batch waits for more requests; null: every request is a batch. Only where
-    families share slices."""
+    """Triton's dynamic batching: how long a batch waits for more requests; null: every request is a batch."""
     allow_missing: bool = False
     """Go on when slices of the fleet are not profiled; they are not used then."""
     arrivals: Arrivals
