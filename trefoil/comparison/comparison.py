@@ -289,7 +289,7 @@ class Comparison:
                 **{name: run.summary[name] for name in case.averaged},
                 "slo_missed": run.summary["slo_missed"],
                 "floor_missed": run.summary["floor_missed"],
-                "saving_pct": self._saving_of(case, row, run),
+                **self._savings_of(case, row, run),
                 "basis": "simulated",
             }
             for case in self.cases
@@ -298,13 +298,14 @@ class Comparison:
         ]
 
     @staticmethod
-    def _saving_of(case: Case, row: Row, run: Run) -> float | None:
-        """Saving of one run, where its row has one and the rule allows one of this run too."""
+    def _savings_of(case: Case, row: Row, run: Run) -> dict[str, float | None]:
+        """Savings of one run, at equal accuracy and as it ran, where its row has one and the rule allows them."""
         found, theirs = case.saving(row), next(one for one in case.rows[0].runs if one.seed == run.seed)
         alone = (Row(one.name, (one,)).outcomes for one in (run, theirs))
+        prices = {"saving_pct": case.price_g or 0.0, "saving_uncorrected_pct": 0.0}
         if found is None or found.pct is None or no_saving(*alone, priced=case.price_g is not None):
-            return None
-        return saving_pct(run.outcome, theirs.outcome, case.price_g or 0.0)
+            return dict.fromkeys(prices)
+        return {name: saving_pct(run.outcome, theirs.outcome, price_g) for name, price_g in prices.items()}
 
     def frame(self) -> Any:
         """pandas DataFrame, one row a run: the values, policy, seed, numbers (units end their names), saving [%].

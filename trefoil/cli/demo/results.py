@@ -206,8 +206,9 @@ class Report:
 
 def spread_json(found: Comparison, subject: str) -> dict[str, Any]:
     """JSON values of the simulated seeds, with the savings of the policy that the demo is about."""
-    savings = {name: saving.pct for name, saving in savings_of(found, subject).items()}
-    return {**found.to_json(), "subject": subject, "saving_pct": savings}
+    savings = savings_of(found, subject)
+    equal, plain = ({name: getattr(one, what) for name, one in savings.items()} for what in ("pct", "plain_pct"))
+    return {**found.to_json(), "subject": subject, "saving_pct": equal, "saving_uncorrected_pct": plain}
 
 
 def _outcome(run: DemoSummary) -> RunOutcome | None:
