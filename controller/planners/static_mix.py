@@ -1,6 +1,7 @@
 """STATIC_MIX: the least energy at a fixed mean accuracy; follows load, never carbon.
 
-Source: DESIGN section 7: the fair opponent. Carbon-aware saving is what `exact` gains over this, and nothing else.
+Source: DESIGN section 7: the fair opponent. Carbon-aware saving is what `exact` gains over this, and nothing else;
+policy `static_miad` is the opponent of `exact_miad`, with its clocks and governor.
 Data, decision, formulation: those of `exact` in instant mode with the objective's mean accuracy as the floor of every
 instant. The intensity multiplies all of its joules alike, so that its argmin does not depend on carbon.
 Deviations: none from `exact`: same capacity, same price of moves, same availability.

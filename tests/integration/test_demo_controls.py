@@ -14,7 +14,7 @@ from tests.support.triton_process import ROOT
 
 pytestmark = pytest.mark.integration
 
-POLICIES = ("static_mix", "exact")
+POLICIES = ("static_miad", "exact_miad")
 SHORT = {
     "policies": json.dumps(POLICIES),
     "carbon.steps": "2",
@@ -22,7 +22,7 @@ SHORT = {
     "warmup_s": "1",
     "slo_rule.measure_s": "1",
     "simulated_seeds": "1",
-    "slo_rule.policy": "static_mix",
+    "slo_rule.policy": "static_miad",
     "load.permute_labels": "true",
     "meter": "none",
 }
@@ -46,8 +46,8 @@ def test_shuffled_labels_give_chance_and_no_meter_gives_null(tmp_path: Path):
     report = json.loads(said)
     assert report == json.loads((tmp_path / "report.json").read_text())
     assert (tmp_path / "report.html").stat().st_size > 10_000
-    assert report["saving_pct"] == {"static_mix": None}
-    assert report["missed_floor"] == {"static_mix": True, "exact": True}
+    assert report["saving_pct"] == {"static_miad": None}
+    assert report["missed_floor"] == {"static_miad": True, "exact_miad": True}
     assert report["simulated"] is True
     for run in (report[name] for name in POLICIES):
         print(f"{run['answered']} answered, {run['failed']} failed, accuracy {run['accuracy']:.3f}")

@@ -2,24 +2,27 @@
 
 import pytest
 
-from trefoil.comparison.comparison import Case, Row, Run
+from trefoil.comparison.comparison import Case, Comparison, Row, Run
 from trefoil.comparison.report import case_cells
+from trefoil.comparison.report import headline as headline_text
 from trefoil.comparison.runs import split_values
 from trefoil.core.errors import SettingError
 
 PRICE_G = 0.01
+ARRIVED = 1000
 
 
-def row(policy: str, *runs: tuple[float, float, float], floor: float = 0.97) -> Row:
+def row(policy: str, *runs: tuple[float, float, float], floor: float = 0.97, answered: int = ARRIVED) -> Row:
     """Runs of (grams, accuracy, attainment), a seed each, of one family whose SLO is the 95th percentile."""
-    return Row(policy, tuple(_run(policy, seed, *numbers, floor) for seed, numbers in enumerate(runs)))
+    return Row(policy, tuple(_run(policy, seed, *numbers, floor, answered) for seed, numbers in enumerate(runs)))
 
 
-def _run(policy: str, seed: int, grams: float, accuracy: float, attainment: float, floor: float) -> Run:
+def _run(policy: str, seed: int, grams: float, accuracy: float, attainment: float, floor: float, answered: int) -> Run:
     late, poor = attainment < 0.95, accuracy < floor - 5e-4
     numbers = {
         "grams_per_request": grams, "joules_per_request": 1.0, "p95_ms": 50.0, "slo_attainment": attainment,
-        "accuracy": accuracy, "slo_missed": late, "floor_missed": poor, "arrived": 10,
+        "accuracy": accuracy, "slo_missed": late, "floor_missed": poor, "arrived": ARRIVED,
+        "answered": answered,
     }  # fmt: skip
     family = {**numbers, "slo_ms": 75.0, "slo_quantile": 0.95, "floor": floor}
     return Run(policy, seed, f"load{seed}", {**numbers, "families": {"digits": family}})
@@ -30,6 +33,8 @@ def case(*rows: Row, price_g: float | None = PRICE_G) -> Case:
 
 
 FIRST = row("base", (1.0e-3, 0.99, 1.0))
+LATE = "digits misses its SLO (57.90% in time, 95.00% asked)"
+POOR = "digits is below its accuracy floor (0.9600, 0.9700 asked)"
 
 
 def test_a_saving_is_at_equal_accuracy_with_what_it_was_beside():
@@ -47,10 +52,10 @@ def test_a_saving_is_at_equal_accuracy_with_what_it_was_beside():
 @pytest.mark.parametrize(
     ("numbers", "price_g", "why"),
     [
-        ((0.5e-3, 0.99, 0.949), PRICE_G, "SLO missed"),
-        ((0.5e-3, 0.96, 1.0), PRICE_G, "floor missed"),
-        ((0.5e-3, 0.96, 0.9), PRICE_G, "SLO and floor missed"),
-        ((0.5e-3, 0.98, 1.0), None, "accuracy differs by -0.0100 and has no price here"),
+        ((0.5e-3, 0.99, 0.579), PRICE_G, LATE),
+        ((0.5e-3, 0.96, 1.0), PRICE_G, POOR),
+        ((0.5e-3, 0.96, 0.579), PRICE_G, f"{LATE} and {POOR}"),
+        ((0.5e-3, 0.98, 1.0), None, "accuracy of digits differs by -0.0100 and has no price here"),
     ],
 )
 def test_who_is_late_or_poor_or_not_comparable_has_saved_nothing(numbers, price_g, why):
@@ -75,6 +80,45 @@ def test_what_is_missed_stands_before_the_saving_also_of_the_first_policy():
     assert first[-2:] == ("SLO (1 of 2 seeds)", "")
     assert second[-2] == "SLO not in the mean (1 of 2 seeds)"
     assert second[-1].startswith("base misses its SLO; +45.0 ± 7.1 %")
+
+
+@pytest.mark.parametrize(
+    ("answered", "why"),
+    [
+        (994, ""),  # chance: of 6 unanswered requests 2.4 more or less
+        (950, "unequal work: 950 requests of digits answered against 1,000"),
+    ],
+)
+def test_who_answers_fewer_requests_has_saved_nothing(answered, why):
+    one = case(FIRST, row("exact", (0.5e-3, 0.99, 0.95), answered=answered))
+    found = one.saving(one.rows[1])
+    assert found is not None
+    assert (found.why, found.pct is None) == (why, bool(why))
+    (record,) = Comparison("x", 60.0, ("base", "exact"), (0,), (one,)).records()[1:]
+    assert (record["saving_pct"] is None) == bool(why)
+
+
+BLIND = row("static_mix", (0.7e-3, 0.98, 1.0))
+CLOCKS = row("static_miad", (0.6e-3, 0.98, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("rows", "against"),
+    [
+        ((FIRST, BLIND, CLOCKS, row("exact_miad", (0.5e-3, 0.98, 1.0))), "static_miad"),
+        ((FIRST, BLIND, CLOCKS, row("exact", (0.5e-3, 0.98, 1.0))), "static_mix"),
+        ((FIRST, row("static_miad", (0.1e-3, 0.98, 0.5)), row("exact_miad", (0.5e-3, 0.98, 1.0))), "base"),
+        ((FIRST, row("wattwiser", (0.4e-3, 0.98, 1.0)), CLOCKS, row("exact_miad", (0.5e-3, 0.98, 1.0))), "wattwiser"),
+        ((FIRST, BLIND), None),
+        ((row("clover", (0.5e-3, 0.98, 1.0)), row("exact", (0.5e-3, 0.98, 1.0))), None),
+    ],
+    ids=["same levers", "no clocks", "who missed", "whatever it is", "blind itself", "no blind one"],
+)
+def test_the_headline_is_against_the_best_carbon_blind_policy_with_the_same_levers(rows, against):
+    found = Comparison("x", 60.0, tuple(row.name for row in rows), (0,), (case(*rows),))
+    headline = found.to_json()["cases"][0]["headline"]
+    assert (headline and headline["against"]) == against
+    assert headline_text(found, found.cases[0]).startswith(f"{rows[-1].name} against {against}" if against else "")
 
 
 def test_unequal_load_is_no_comparison():

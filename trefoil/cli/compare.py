@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 def compare(
     scenario: Annotated[Path, typer.Argument(help="Scenario file, or the name of one that ships, e.g. digits.")],
     policies: Annotated[
-        str, typer.Option(help="Policies, by commas; the others are compared with the first. all: those that apply.")
+        str,
+        typer.Option(
+            help="Policies by commas, POLICY@PRESET for a preset; compared with the first. all: those that apply."
+        ),
     ] = "all",
     sets: Annotated[
         list[str] | None,

@@ -2,17 +2,18 @@
 
 A saving is grams per answered request against the first row that was named, in the mean of all seeds, and it is at
 equal accuracy (`saving.py`): what that policy had needed at this one's accuracy stands for what it took, by the price
-that `static_mix` (between forecasts: their policy) pays for accuracy in the same scenario. What is later than the SLO
-or below the floor, in the mean of the seeds, has saved nothing, and there is no saving where accuracies differ and have
-no price.
+that `static_mix` (between forecasts: their policy) pays for accuracy in the same scenario. When there is one says
+`trefoil/core/saving.py`, of the means of the seeds. The headline is against the best carbon-blind policy that has no
+lever which the subject lacks, whichever that turns out to be.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from trefoil.comparison.saving import RunOutcome, saving_pct, summary
-from trefoil.core.objective import FLOOR_TOLERANCE, floor_missed
+from trefoil.core.policies import policy, split_preset
+from trefoil.core.saving import FamilyOutcome, no_saving
 
 PANELS: Final = (
     ("grams_per_request", 1e3, "mg / request"),
@@ -23,6 +24,8 @@ MISSED_COLOUR: Final = "#d64545"
 COMPARED: Final = {"policy": ("policy", "policies"), "carbon.forecast": ("forecast", "forecasts")}
 """Settings in which rows may differ, and what to call their values."""
 AVERAGED: Final = ("grams_per_request", "joules_per_request", "p95_ms", "slo_attainment", "accuracy")
+EXPLORED: Final = ("objective", "evaluations", "exploration_s")
+"""Of policies with CLOVER's objective f, or that measure candidates: f [%], how many, and for how long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +65,21 @@ class Row:
         return tuple(self.runs[0].summary["families"])
 
     @property
+    def outcomes(self) -> tuple[FamilyOutcome, ...]:
+        """Outcome of each family, in the mean of the seeds."""
+        return tuple(map(self._outcome, self.families))
+
+    def _outcome(self, family: str) -> FamilyOutcome:
+        asked = self._of(self.runs[0], family)
+        found = (self.mean(name, family) for name in ("slo_attainment", "accuracy", "arrived", "answered"))
+        attainment, accuracy, arrived, answered = found
+        return FamilyOutcome(family, asked["slo_quantile"], attainment, asked["floor"], accuracy, arrived, answered)
+
+    @property
     def missed(self) -> tuple[str, ...]:
         """What it misses in the mean of the seeds, of any family: "SLO", "floor"."""
-        found = []
-        for family in self.families:
-            one = self._of(self.runs[0], family)
-            if self.mean("slo_attainment", family) < one["slo_quantile"]:
-                found.append("SLO")
-            if floor_missed(self.mean("accuracy", family), one["floor"]):
-                found.append("floor")
-        return tuple(dict.fromkeys(found))
+        late, poor = (any(getattr(one, what) for one in self.outcomes) for what in ("slo_missed", "floor_missed"))
+        return ("SLO",) * late + ("floor",) * poor
 
     def missed_seeds(self, what: str) -> list[int]:
         """Seeds under which the "SLO" or the "floor" was missed."""
@@ -104,7 +112,7 @@ class Case:
     """One combination of values: the rows of all policies. `price_g`: grams per request and unit of accuracy.
 
     `left_out`: policies of the table that do not apply, with why, where all of them were asked for. `traces`: what the
-    traces of requests were read as. `priced_by`: which runs give the price.
+    traces of requests were read as. `priced_by`: which runs give the price. `lambda_weight`: of CLOVER's objective f.
     """
 
     values: Mapping[str, str]
@@ -113,6 +121,13 @@ class Case:
     left_out: Mapping[str, str] = field(default_factory=dict)
     traces: tuple[str, ...] = ()
     priced_by: str = ""
+    lambda_weight: float = 0.0
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """Numbers that are averaged over seeds: those of all policies, and of `EXPLORED` those that a run here has."""
+        runs = [run for row in self.rows for run in row.runs]
+        return (*AVERAGED, *(name for name in EXPLORED if any(run.summary.get(name) for run in runs)))
 
     @property
     def label(self) -> str:
@@ -137,17 +152,33 @@ class Case:
             return None
         accuracy = row.mean("accuracy") - first.mean("accuracy")
         attainment = row.mean("slo_attainment") - first.mean("slo_attainment")
-        why = ""
-        if row.missed:
-            why = f"{' and '.join(row.missed)} missed"
-        elif abs(accuracy) > FLOOR_TOLERANCE and self.price_g is None:
-            why = f"accuracy differs by {accuracy:+.4f} and has no price here"
-        if why:
+        if why := no_saving(row.outcomes, first.outcomes, priced=self.price_g is not None):
             return Saving(None, None, accuracy, attainment, why, first.missed)
         pairs = [(ours.outcome, theirs.outcome) for ours, theirs in zip(row.runs, first.runs, strict=True)]
         equal = tuple([saving_pct(ours, theirs, self.price_g or 0.0) for ours, theirs in pairs])
         plain = summary([saving_pct(ours, theirs, 0.0) for ours, theirs in pairs])
         return Saving(summary(equal), plain, accuracy, attainment, "", first.missed, equal)
+
+    def opponent(self, subject: Row) -> Row | None:
+        """The best carbon-blind policy that has no lever which the subject lacks: the fewest grams at its accuracy, of
+        those that missed nothing. None: none of them was played, or the subject is carbon-blind itself.
+        """
+        ours, *_ = known = [policy(split_preset(row.name)[0]) for row in (subject, *self.rows)]
+        fair = [
+            row
+            for row, theirs in zip(self.rows, known[1:], strict=True)
+            if theirs.carbon_blind and theirs.moves_clocks <= ours.moves_clocks and not row.missed
+        ]
+        if ours.carbon_blind or not fair:
+            return None
+        price_g, accuracy = self.price_g or 0.0, subject.mean("accuracy")
+        return min(fair, key=lambda row: row.mean("grams_per_request") + price_g * (accuracy - row.mean("accuracy")))
+
+
+def subject_of(names: Iterable[str]) -> str:
+    """Name of the row that a headline is about: `exact_miad`, else `exact`, where it is played, else the last one."""
+    found = list(names)
+    return next((name for name in ("exact_miad", "exact") if name in found), found[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +220,8 @@ class Comparison:
             rows = [Row(row["policy"], tuple(run_of(row["policy"], run) for run in row["runs"])) for row in one["rows"]]
             price = one["price_mg_per_accuracy"]
             price_g = None if price is None else price / 1e3
-            cases.append(Case(one["set"], tuple(rows), price_g, one["left_out"], tuple(one["traces"])))
+            left_out, traces = one["left_out"], tuple(one["traces"])
+            cases.append(Case(one["set"], tuple(rows), price_g, left_out, traces, lambda_weight=one["lambda_weight"]))
         names, seeds = tuple(values["policies"]), tuple(values["seeds"])
         return cls(values["scenario"], values["duration_s"], names, seeds, tuple(cases))
 
@@ -200,19 +232,36 @@ class Comparison:
             "left_out": dict(case.left_out),
             "traces": list(case.traces),
             "price_mg_per_accuracy": None if case.price_g is None else 1e3 * case.price_g,
+            "lambda_weight": case.lambda_weight,
+            "headline": self._headline_json(case),
             "rows": [
                 {
                     COMPARED[self.setting][0]: row.name,
                     "missed": list(row.missed),
                     "missed_slo_seeds": row.missed_seeds("SLO"),
                     "missed_floor_seeds": row.missed_seeds("floor"),
-                    **{name: row.spread(name) for name in AVERAGED},
+                    **{name: row.spread(name) for name in case.averaged},
                     "saving": self._saving_json(case.saving(row)),
                     "runs": [{"seed": run.seed, "arrivals": run.arrivals, **run.summary} for run in row.runs],
                 }
                 for row in case.rows
             ],
         }
+
+    def headline(self, case: Case) -> tuple[Row, Row] | None:
+        """Subject and opponent of a case's headline; None where there is none."""
+        if self.setting != "policy":
+            return None
+        subject = case.row(subject_of(self.names))
+        opponent = case.opponent(subject)
+        return None if opponent is None else (subject, opponent)
+
+    def _headline_json(self, case: Case) -> dict[str, Any] | None:
+        if (found := self.headline(case)) is None:
+            return None
+        subject, opponent = found
+        saving = self._saving_json(case.saving(subject, opponent))
+        return {"policy": subject.name, "against": opponent.name, "saving": saving}
 
     @staticmethod
     def _saving_json(found: Saving | None) -> dict[str, Any] | None:
@@ -237,10 +286,10 @@ class Comparison:
                 "arrivals": run.arrivals,
                 "arrived": run.summary["arrived"],
                 "answered": run.summary["answered"],
-                **{name: run.summary[name] for name in AVERAGED},
+                **{name: run.summary[name] for name in case.averaged},
                 "slo_missed": run.summary["slo_missed"],
                 "floor_missed": run.summary["floor_missed"],
-                "saving_pct": self._saving_of(case, row, run),
+                **self._savings_of(case, row, run),
                 "basis": "simulated",
             }
             for case in self.cases
@@ -249,13 +298,14 @@ class Comparison:
         ]
 
     @staticmethod
-    def _saving_of(case: Case, row: Row, run: Run) -> float | None:
-        """Saving of one run, where its row has one and it missed nothing itself."""
-        found = case.saving(row)
-        if found is None or found.pct is None or run.summary["slo_missed"] or run.summary["floor_missed"]:
-            return None
-        theirs = next(one for one in case.rows[0].runs if one.seed == run.seed)
-        return saving_pct(run.outcome, theirs.outcome, case.price_g or 0.0)
+    def _savings_of(case: Case, row: Row, run: Run) -> dict[str, float | None]:
+        """Savings of one run, at equal accuracy and as it ran, where its row has one and the rule allows them."""
+        found, theirs = case.saving(row), next(one for one in case.rows[0].runs if one.seed == run.seed)
+        alone = (Row(one.name, (one,)).outcomes for one in (run, theirs))
+        prices = {"saving_pct": case.price_g or 0.0, "saving_uncorrected_pct": 0.0}
+        if found is None or found.pct is None or no_saving(*alone, priced=case.price_g is not None):
+            return dict.fromkeys(prices)
+        return {name: saving_pct(run.outcome, theirs.outcome, price_g) for name, price_g in prices.items()}
 
     def frame(self) -> Any:
         """pandas DataFrame, one row a run: the values, policy, seed, numbers (units end their names), saving [%].

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from trefoil.comparison.comparison import AVERAGED, COMPARED, Case, Comparison, Row, Saving
+from trefoil.comparison.comparison import COMPARED, EXPLORED, Case, Comparison, Row
 from trefoil.simulator.report.result import json_safe
 from trefoil.tables import Grid
 
@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FILES: Final = ("comparison.json", "comparison.csv", "comparison.png", "comparison.html")
-MISSED: Final = 6  # place of what a row misses among its cells
+MISSED: Final = -2  # place of what a row misses among its cells
+COLUMNS: Final[Mapping[str, tuple[str, float, str]]] = {
+    "grams_per_request": ("mg/request", 1e3, ".4f"),
+    "joules_per_request": ("J/request", 1.0, ".3f"),
+    "p95_ms": ("p95 ms", 1.0, ".1f"),
+    "slo_attainment": ("in SLO", 100.0, ".2f"),
+    "accuracy": ("accuracy", 1.0, ".4f"),
+    "objective": ("f, %", 1.0, ".1f"),
+    "evaluations": ("evaluations", 1.0, ".0f"),
+    "exploration_s": ("exploring, s", 1.0, ".0f"),
+}
+"""Title, factor and format of each averaged number."""
 
 
 def comparison_tables(found: Comparison) -> list[Table]:
@@ -31,7 +42,7 @@ def comparison_tables(found: Comparison) -> list[Table]:
 def _table(found: Comparison, case: Case) -> Table:
     table = Grid(title=case_title(found, case), caption=case_caption(found, case))
     table.title_justify = table.caption_justify = "left"
-    for number, name in enumerate(columns(found)):
+    for number, name in enumerate(columns(found, case)):
         table.add_column(name, justify="right" if number else "left")
     for cells in case_cells(case):
         table.add_row(*cells, style="red" if cells[MISSED] not in ("", "-") else "")
@@ -59,28 +70,38 @@ def case_caption(found: Comparison, case: Case) -> str:
     left_out = "".join(f"\n{policy} does not apply: {why}" for policy, why in case.left_out.items())
     profiles = "".join(f"\nprofile of {name}: {one['profile']}" for name, one in families.items())
     traces = "".join(f"\n{line}" for line in case.traces)
-    return f"equal load: {arrived:,} arrivals each, digest {digests}{traces}\n{price}; {draws}{profiles}{left_out}"
+    weighed = f"; f at lambda {case.lambda_weight:g} against base" if "objective" in case.averaged else ""
+    equal = f"equal load: {arrived:,} arrivals each, digest {digests}{traces}"
+    return f"{headline(found, case)}{equal}\n{price}; {draws}{weighed}{profiles}{left_out}"
 
 
-def columns(found: Comparison) -> tuple[str, ...]:
+def headline(found: Comparison, case: Case) -> str:
+    """Saving of the subject against the best carbon-blind policy with its levers, as a line; "" where there is none."""
+    if (rows := found.headline(case)) is None:
+        return ""
+    subject, opponent = rows
+    what = f"{subject.name} against {opponent.name}, the best carbon-blind policy here with its levers"
+    return f"{what}: {_saving_text(case, subject, opponent)}\n"
+
+
+def columns(found: Comparison, case: Case) -> tuple[str, ...]:
     """Columns of a case's table."""
     saving = f"saving against {found.names[0]} at equal accuracy"
-    return COMPARED[found.setting][0], "mg/request", "J/request", "p95 ms", "in SLO", "accuracy", "missed", saving
+    return COMPARED[found.setting][0], *(COLUMNS[name][0] for name in case.averaged), "missed", saving
 
 
 def case_cells(case: Case) -> list[tuple[str, ...]]:
     """Cells of a case's table: each policy, and below it each of several families."""
     rows = []
     for row in case.rows:
-        rows.append((*_numbers(row, ""), missed_text(row), saving_text(case, row)))
+        rows.append((*_numbers(case, row, ""), missed_text(row), saving_text(case, row)))
         if len(row.families) > 1:
-            rows += [(f"  {name}", *_numbers(row, name)[1:], "", "") for name in row.families]
+            rows += [(f"  {name}", *_numbers(case, row, name)[1:], "", "") for name in row.families]
     return rows
 
 
-def _numbers(row: Row, family: str) -> tuple[str, ...]:
-    wanted = ((1e3, ".4f"), (1.0, ".3f"), (1.0, ".1f"), (100.0, ".2f"), (1.0, ".4f"))
-    cells = [_spread_text(row.spread(name, family), *how) for name, how in zip(AVERAGED, wanted, strict=True)]
+def _numbers(case: Case, row: Row, family: str) -> tuple[str, ...]:
+    cells = [_number(row, name, family) for name in case.averaged]
     families = row.runs[0].summary["families"]
     if family or len(families) == 1:
         one = families[family or row.families[0]]
@@ -88,6 +109,12 @@ def _numbers(row: Row, family: str) -> tuple[str, ...]:
         cells[3] += f" of {100 * one['slo_quantile']:g}"
         cells[4] += f" of {one['floor']:.4f}"
     return (row.name, *cells)
+
+
+def _number(row: Row, name: str, family: str) -> str:
+    if name in EXPLORED and (family or not any(run.summary.get(name) for run in row.runs)):
+        return "-"
+    return _spread_text(row.spread(name, family), *COLUMNS[name][1:])
 
 
 def _spread_text(found: Mapping[str, float], scale: float, shape: str) -> str:
@@ -108,16 +135,16 @@ def missed_text(row: Row) -> str:
 
 def saving_text(case: Case, row: Row) -> str:
     """Saving of a policy, what the first one misses before it; or why there is none."""
-    found = case.saving(row)
-    if found is None:
-        return ""
+    return "" if row is case.rows[0] else _saving_text(case, row, case.rows[0])
+
+
+def _saving_text(case: Case, row: Row, against: Row) -> str:
+    found = case.saving(row, against)
+    assert found is not None, "two rows"
     if found.pct is None or found.plain_pct is None:
         return f"none: {found.why}"
-    return f"{_against_text(case, found)}{_percent_text(found.pct)} ({_percent_text(found.plain_pct)} as it ran)"
-
-
-def _against_text(case: Case, found: Saving) -> str:
-    return f"{case.rows[0].name} misses its {' and '.join(found.against_missed)}; " if found.against_missed else ""
+    late = f"{against.name} misses its {' and '.join(found.against_missed)}; " if found.against_missed else ""
+    return f"{late}{_percent_text(found.pct)} ({_percent_text(found.plain_pct)} as it ran)"
 
 
 def _percent_text(found: Mapping[str, float]) -> str:
@@ -152,7 +179,7 @@ def _html(found: Comparison, figure: "Figure", about: Mapping[str, Any]) -> str:
     for case in found.cases:
         rows, caption = case_cells(case), case_caption(found, case).splitlines()
         missed = {number for number, cells in enumerate(rows) if cells[MISSED] not in ("", "-")}
-        cards.append(Card(case_title(found, case), columns(found), rows, caption, missed=missed))
+        cards.append(Card(case_title(found, case), columns(found, case), rows, caption, missed=missed))
     cards.append(Card("By case; a red cross misses SLO or floor", figure=svg_of(figure)))
     return page(
         f"{', '.join(found.names)} at equal load",

@@ -10,11 +10,15 @@ from typing import Any, Final
 
 import numpy as np
 
+from controller.planners.clover.objective import delta_accuracy, delta_carbon, weighted
+from controller.planners.exact.aim import BASE_INTENSITY
+from controller.planners.policy_parts import planner_settings, with_preset
 from trefoil.comparison.comparison import Case, Comparison, Row, Run
 from trefoil.comparison.saving import MARGIN, OBLIVIOUS, PRICE_STEP, price_g
 from trefoil.core.errors import InvalidInput, SettingError, TrefoilError
 from trefoil.core.policies import POLICIES as TABLE
-from trefoil.core.units import HOUR_S
+from trefoil.core.policies import preset_settings, split_preset
+from trefoil.core.units import HOUR_S, grams
 from trefoil.reproduce.runs import StudyRun, played, run_all
 from trefoil.runtime.config import changed
 from trefoil.simulator.scenario.inputs import Provided, arrivals_of, prepare, traces_read
@@ -68,6 +72,21 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Weighed:
+    """What CLOVER's objective f (Eq. 1 to 3) of a run is made of, but for the run of `base` under its seed."""
+
+    lambda_weight: float
+    base_intensity_g_per_kwh: float
+    pue: float
+
+    def objective(self, run: Run, base: Run) -> float:
+        """Objective f of a whole run [%]."""
+        base_g = grams(base.summary["joules_per_request"], self.base_intensity_g_per_kwh, self.pue)
+        carbon = delta_carbon(run.summary["grams_per_request"], base_g)
+        return weighted(self.lambda_weight, carbon, delta_accuracy(run.summary["accuracy"], base.summary["accuracy"]))
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedCase:
     """One case to be played: by row its jobs, a seed each; and the pairs of jobs that price accuracy."""
 
@@ -76,6 +95,7 @@ class PlannedCase:
     priced: Sequence[tuple[Job, Job]]
     left_out: Mapping[str, str]
     traces: tuple[str, ...] = ()
+    weighed: "Weighed | None" = None
 
     def __iter__(self) -> Iterator[Job]:
         yield from (job for jobs in self.jobs.values() for job in jobs)
@@ -95,7 +115,8 @@ def compare(
 
     Args:
         scenario: a scenario, its file, or the name of one that ships.
-        policies: names of the table, or module:ROW, or ("all",); the others are compared with the first that applies.
+        policies: names of the table, or module:ROW, each with @PRESET where one is meant, or ("all",); the others are
+            compared with the first that applies.
         values: values of settings by dotted key; each combination of them is a case.
         seeds: how many, from the scenario's own on.
         jobs: runs side by side; 0: one per core.
@@ -223,7 +244,7 @@ def _plan(
     every: bool,
 ) -> PlannedCase:
     """Jobs of one case, of which each row's first scenario has been read and checked whole. `rows`: setting, values."""
-    loaded = {name: _scenario(scenario, {**chosen, rows[0]: name}) for name in rows[1]}
+    loaded = {name: _row_scenario(scenario, chosen, rows[0], name) for name in rows[1]}
     left_out = dict[str, str]()
     for name, one in tuple(loaded.items()):
         try:
@@ -241,7 +262,35 @@ def _plan(
         name, first = next(iter(loaded.items()))
         dear = _with_higher_floors(first)
         priced = tuple((_job(name, first, n), _job(name, dear, n)) for n in range(seeds))
-    return PlannedCase(shown, jobs, priced, left_out, traces_read(next(iter(loaded.values()))))
+    weighed = _weighed(loaded) if rows[0] == "policy" else None
+    return PlannedCase(shown, jobs, priced, left_out, traces_read(next(iter(loaded.values()))), weighed)
+
+
+def _row_scenario(scenario: Path | str | Scenario, chosen: Mapping[str, Any], setting: str, name: str) -> Scenario:
+    """Scenario of a row; settings of a preset go over the scenario's, and `chosen` over the preset's."""
+    if setting != "policy":
+        return _scenario(scenario, {**chosen, setting: name})
+    row, preset = split_preset(name)
+    found = _scenario(scenario, {**chosen, "policy": row})
+    if not preset:
+        return found
+    with_preset(found.policy_row(), preset)
+    given = {
+        f"parts.planner.{key}": value for key, value in preset_settings(found.policy_row().planner, preset).items()
+    }
+    return _scenario(scenario, {**given, **chosen, "policy": row})
+
+
+def _weighed(loaded: Mapping[str, Scenario]) -> Weighed | None:
+    """Parts of f, where `base` and a policy that has f are compared for one family: by the weight of the first one."""
+    for one in loaded.values():
+        weight = getattr(planner_settings(one.policy_row()), "lambda_weight", None)
+        if weight is None or "base" not in loaded or len(one.families) > 1:
+            continue
+        objective = one.families[0].objective
+        weight = objective.lambda_weight if objective.type == "lambda" else one.params.get("lambda_weight", weight)
+        return Weighed(weight, objective.base_intensity_g_per_kwh or BASE_INTENSITY, one.control.pue)
+    return None
 
 
 def _pricing(mix: Scenario, seeds: int) -> tuple[tuple[Job, Job], ...]:
@@ -291,13 +340,23 @@ def _case(planned: PlannedCase, found: Mapping[Job, StudyRun]) -> Case:
     if len(rows_) < 2:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise SettingError(f"fewer than two policies apply ({why})", field="--policies", value=ALL)
-    rows = tuple(rows_)
+    rows, weighed = tuple(rows_), planned.weighed
+    if weighed is not None and (base := next((row for row in rows if row.name == "base"), None)) is not None:
+        rows = tuple(_with_objective(row, base, weighed) for row in rows)
     pairs = [(_run(cheap, found[cheap]).outcome, _run(dear, found[dear]).outcome) for cheap, dear in planned.priced]
     dearer = planned.priced[0][0].row if planned.priced else ""
     how = f"static_mix with a floor {PRICE_STEP:g} higher, rough beyond that"
     if dearer != OBLIVIOUS:
         how = f"{dearer} with a floor {FLOOR_STEP:g} higher"
-    return Case(planned.values, rows, price_g(pairs), left_out, planned.traces, how)
+    weight = weighed.lambda_weight if weighed is not None else 0.0
+    return Case(planned.values, rows, price_g(pairs), left_out, planned.traces, how, weight)
+
+
+def _with_objective(row: Row, base: Row, weighed: Weighed) -> Row:
+    pairs = zip(row.runs, base.runs, strict=True)
+    return Row(
+        row.name, tuple(replace(a, summary={**a.summary, "objective": weighed.objective(a, b)}) for a, b in pairs)
+    )
 
 
 def _run(job: Job, found: StudyRun) -> Run:

@@ -1,4 +1,6 @@
-"""Saving: grams per request of one run against another at equal load, at equal accuracy. The one rule of every report.
+"""Saving: grams per request of one run against another at equal load, at equal accuracy.
+
+When it may be stated: `trefoil/core/saving.py`.
 
 Two runs seldom end at the same mean accuracy, and accuracy costs grams. So savings are compared at the accuracy of the
 run they are of: the other run's grams are corrected by the price of accuracy, which is what `OBLIVIOUS` pays for
@@ -31,12 +33,6 @@ def saving_pct(ours: RunOutcome, theirs: RunOutcome, price_g: float) -> float:
     """Saving in grams per request at equal accuracy, in percent of what the other run had needed at ours."""
     there = theirs.grams_per_request + price_g * (ours.accuracy - theirs.accuracy)
     return 100 * (1 - ours.grams_per_request / there)
-
-
-def what_missed(slo: bool, floor: bool) -> str:
-    """What a run missed, which makes no saving; "" if nothing."""
-    missed = (("the SLO", slo), ("the accuracy floor", floor))
-    return " and ".join(what for what, is_missed in missed if is_missed)
 
 
 def price_g(pairs: Sequence[tuple[RunOutcome, RunOutcome]]) -> float | None:

@@ -1,7 +1,7 @@
 """Table of policies. A row is added when its parts work; unknown names are refused by naming these.
 
 A row of one's own is named as module:ROW: its columns may name parts of the tables or, as module:Class, one's own.
-Sources: base, co2opt, clover, blover, oracle: CLOVER. static_mix, exact, exact_miad: docs/policies.md.
+Sources: base, co2opt, clover, blover, oracle: CLOVER. static_mix, static_miad, exact, exact_miad: docs/policies.md.
 wattwiser, sharing_aware, packed_uniform, uniform: WattWiser; their planner asks to be run each second (`tick`).
 carbondis, dybatch, random, highperf, lowenergy: CARBONDIS; least_grams: docs/policies.md.
 alpaserve, alpaserve_sched, alpaserve_scaling, muserve: mu-Serve; *_no_sched: without its scheduler (A.3).
@@ -34,6 +34,17 @@ class Policy:
         name: str = getattr(self, kind.value)
         return name
 
+    @property
+    def carbon_blind(self) -> bool:
+        """Whether it never looks at carbon."""
+        return "carbon" not in self.triggers and self.router != "carbondis"
+
+    @property
+    def moves_clocks(self) -> bool:
+        """Whether GPUs may run below their highest clock."""
+        planned = self.settings.get(Kind.PLANNER, {}).get("clocks", "highest")
+        return self.governor not in ("", "fixed") or planned != "highest"
+
 
 SHIPPED: Final[Mapping[Kind, frozenset[str]]] = {
     Kind.ROUTER: frozenset({"weighted", "fifo", "least_loaded", "carbondis", "dybatch", "random", "least_grams"}),
@@ -41,12 +52,16 @@ SHIPPED: Final[Mapping[Kind, frozenset[str]]] = {
     Kind.GOVERNOR: frozenset({"", "fixed", "miad"}),
 }
 """Names of the shipped parts that plans name ("": the agent's default), for services that have not their tables."""
-LOAD: Final = ("start", "load", "slo", "objective", "loss")
+LOAD: Final = ("start", "load", "slo", "scale", "objective", "loss")
 CARBON: Final = ("start", "carbon", "load", "slo", "scale", "objective", "loss")
 MEASURED: Final = ("start", "carbon", "load", "slo", "accuracy", "objective", "loss")
 BY_P95: Final[Mapping[str, Mapping[str, Value]]] = {Kind.GOVERNOR: {"statistic": "p95", "slack": 0.5}}
 """Of `miad`, as it is reproduced: the mean, as published, says nothing of a tail, and at a slack of 0.05 queues have
 grown before it sees them (docs/clocks.md)."""
+GOVERNED: Final[Mapping[str, Mapping[str, Value]]] = {
+    Kind.PLANNER: {"clocks": "governed"},
+    Kind.GOVERNOR: {"statistic": "slo", "slack": 0.0},  # the planner fills slices up to the SLO
+}
 SCALED: Final = ("start", "load", "scale", "objective", "loss")
 
 POLICIES: Final[Mapping[str, Policy]] = {
@@ -55,17 +70,9 @@ POLICIES: Final[Mapping[str, Policy]] = {
         Policy("base", "base"),
         Policy("co2opt", "co2opt"),
         Policy("static_mix", "static_mix", triggers=LOAD),
+        Policy("static_miad", "static_mix", triggers=LOAD, governor="miad", settings=GOVERNED),
         Policy("exact", "exact", triggers=CARBON),
-        Policy(
-            "exact_miad",
-            "exact",
-            triggers=CARBON,
-            governor="miad",
-            settings={
-                Kind.PLANNER: {"clocks": "governed"},
-                Kind.GOVERNOR: {"statistic": "slo", "slack": 0.0},  # the planner fills slices up to the SLO
-            },
-        ),
+        Policy("exact_miad", "exact", triggers=CARBON, governor="miad", settings=GOVERNED),
         Policy("clover", "clover", triggers=MEASURED, router="fifo"),
         Policy("blover", "blover", triggers=MEASURED, router="fifo"),
         Policy("oracle", "oracle", triggers=MEASURED, router="fifo"),
@@ -134,6 +141,12 @@ PLANNER_PRESETS: Final[Mapping[tuple[str, str], Mapping[str, Value]]] = {
 def preset_settings(planner: str, preset: str) -> Mapping[str, Value]:
     """Settings of a planner in a preset that there is; `paper` is the defaults of each."""
     return PLANNER_PRESETS.get((planner, preset), PRESETS[preset])
+
+
+def split_preset(name: str) -> tuple[str, str]:
+    """Policy and preset of POLICY@PRESET, as comparisons name their rows; "": no preset."""
+    row, _, preset = name.partition("@")
+    return row, preset
 
 
 def policy(name: str) -> Policy:

@@ -106,6 +106,7 @@ def _run(name: str, n: int, grams: float, accuracy: float, slo_attainment: float
     numbers = {
         "grams_per_request": grams, "joules_per_request": 8.0, "p95_ms": 50.0, "slo_attainment": slo_attainment,
         "accuracy": accuracy, "slo_missed": slo_attainment < 0.95, "floor_missed": accuracy < 0.9545, "arrived": 900,
+        "answered": 900,
     }  # fmt: skip
     family = {**numbers, "slo_ms": 66.0, "slo_quantile": 0.95, "floor": 0.955}
     return Run(name, 7 + n, f"load{n}", {**numbers, "seed": 7 + n, "families": {"digits": family}})

@@ -507,7 +507,7 @@ HOUR = {
             0.98,
             "50 more requests are needed (150 of 200)",
         ),
-        ({"requests": 200.0}, 0.949, 0.98, "digits misses its SLO (94.9% in time, 95.0% asked)"),
+        ({"requests": 200.0}, 0.949, 0.98, "digits misses its SLO (94.90% in time, 95.00% asked)"),
         ({"requests": 200.0}, 0.96, 0.9, "digits is below its accuracy floor (0.9000, 0.9700 asked)"),
         (
             {"requests": 200.0, "requests:digits-l": 100.0, "requests:digits-m": 100.0},

@@ -41,9 +41,27 @@ def test_every_policy_value_and_seed_meets_the_same_load(tmp_path):
     rows = list(csv.DictReader((tmp_path / "comparison.csv").open()))
     assert [(r[rate], r["policy"]) for r in rows[:4]] == [("10", "base")] * 2 + [("10", "co2opt")] * 2
     page = (tmp_path / "comparison.html").read_text()
-    assert "none: floor missed" in page
+    assert "none: digits is below its accuracy floor" in page
     assert "<svg" in page
     assert (tmp_path / "comparison.png").stat().st_size > 1000
+
+
+def test_two_presets_of_a_policy_are_compared_by_its_objective_with_what_exploring_took():
+    named = "base,clover@paper,clover@guided"
+    longer = ("digits", "--set", "duration_s=120", "--set", "warmup_s=5")
+    code, out, err = run(*longer, "--policies", named, "--seeds", "1", "--jobs", "1", "--json")
+    assert (code, err) == (0, "")
+    (case,) = json.loads(out)["cases"]
+    assert [row["policy"] for row in case["rows"]] == named.split(",")
+    assert case["lambda_weight"] == 0.5
+    base, paper, guided = case["rows"]
+    for row in (paper, guided):
+        carbon = 100 * (1 - row["grams_per_request"]["mean"] / (base["joules_per_request"]["mean"] * 250 * 1.2 / 3.6e6))
+        accuracy = 100 * (row["accuracy"]["mean"] / base["accuracy"]["mean"] - 1)
+        assert row["objective"]["mean"] == pytest.approx((carbon + accuracy) / 2)
+        assert row["evaluations"]["mean"] > 0
+        assert row["exploration_s"]["mean"] > 0
+    assert base["evaluations"]["mean"] == 0
 
 
 def test_progress_is_printed_within_two_seconds_and_while_it_lasts(monkeypatch):
@@ -88,6 +106,7 @@ def test_all_policies_that_apply_are_played_and_the_others_named_with_the_reason
     ("arguments", "words"),
     [
         (("--policies", "base,exat"), ("policy = 'exat': unknown policy", "exact")),
+        (("--policies", "base,clover@papr"), ("preset = 'papr': no preset of planner clover", "paper")),
         (("--policies", "base"), ("--policies = 'base': nothing to compare", "two or more")),
         (("--set", "policy=base,exact"), ("policy", "--policies")),
         (("--set", "families.1.name=digits"), ("families: has 1 entry", "families.0")),

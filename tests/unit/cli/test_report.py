@@ -14,7 +14,8 @@ from trefoil.cli.demo.spread import savings_of
 
 TOP_LEVEL = {
     "simulated", "triton_version", "gpus", "duration_s", "carbon_speedup", "seed", "commit", "pad_overrun_ratio",
-    "saving_pct", "saving_uncorrected_pct", "accuracy", "missed_floor", "spread", "base", "static_mix", "exact",
+    "saving_pct", "saving_uncorrected_pct", "no_saving", "accuracy", "missed_floor", "spread",
+    "base", "static_mix", "exact",
 }  # fmt: skip
 PER_RUN = {
     "requests", "answered", "failed", "slo", "latency_ms_p50", "latency_ms_p95", "latency_ms_p99", "slo_attainment",
@@ -79,8 +80,8 @@ def test_who_answered_is_said_of_a_fleet_of_several_device_types() -> None:
 
 def no_saving(of: Report, missed: str) -> None:
     lines, page = "\n".join(report.report_lines(of)), report.report_html(of, {})
-    assert f"saving of exact against base: none, {missed} missed" in lines
-    assert f"{missed} missed, so no saving" in page
+    assert f"saving of exact against base: none: {missed}" in lines
+    assert f"no saving: {missed}" in page
     assert "at equal accuracy +" not in lines
     assert "simulated seeds" not in page
 
@@ -92,7 +93,7 @@ def test_a_run_below_its_floor_has_saved_nothing(field: str, value: float) -> No
     values = missed.to_json()
     assert values["missed_floor"] == {"base": False, "static_mix": False, "exact": True}
     assert values["saving_pct"] == {"base": None, "static_mix": None}
-    no_saving(missed, "the accuracy floor")
+    no_saving(missed, "digits is below its accuracy floor (0.9544, 0.9550 asked)")
     assert run_demo.exit_code(missed) == 1
     assert run_demo.exit_code(one) == 0
     held = with_family(one, replace(recorded.family_summary(0.956), **{field: 0.9546}))
@@ -109,6 +110,7 @@ def test_the_simulated_seeds_say_how_far_one_run_is_to_be_believed() -> None:
     assert values["cases"][0]["rows"][2]["missed_floor_seeds"] == [9]
     lines = "\n".join(report.report_lines(recorded.report()))
     assert "one draw" in lines
+    assert "exact against static_mix, the best carbon-blind policy here with its levers: +" in lines
     assert "simulated, 3 seeds: saving of exact against static_mix at equal accuracy" in lines
     assert "below the floor base under 0 of 3, static_mix under 0 of 3, exact under 1 of 3 seeds" in lines
 
@@ -121,13 +123,13 @@ def test_a_written_report_reads_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "missed"),
-    [({"accuracy": 0.95}, "floor"), ({"slo_attainment": 0.9}, "SLO"),
-     ({"accuracy": 0.9, "slo_attainment": 0.9}, "SLO and floor")],
+    [({"accuracy": 0.95}, "digits is below its accuracy floor (0.9500, 0.9550 asked)"),
+     ({"slo_attainment": 0.9}, "digits misses its SLO (90.00% in time, 95.00% asked)")],
 )  # fmt: skip
 def test_seeds_that_miss_what_was_asked_for_in_the_mean_make_no_saving(wrong, missed) -> None:
     of = replace(recorded.report(), spread=recorded.spread(**wrong))
     assert of.to_json()["spread"]["saving_pct"] == {"base": None, "static_mix": None}
-    assert f"3 seeds: saving of exact against base: none, {missed} missed in the mean" in report.savings_caption(of)
+    assert f"3 seeds: saving of exact against base: none: {missed}, in the mean" in report.savings_caption(of)
     assert "simulated seeds" not in report.report_html(of, {})
 
 
@@ -203,7 +205,7 @@ def test_a_report_without_exact_is_of_the_policy_named_last(tmp_path: Path) -> N
     assert "clover against base" in page
     assert "41,250 J" in page
     lines = "\n".join(report.report_lines(explored()))
-    assert "saving of clover against base: +37.1 %" in lines
+    assert "saving of clover against base: none: accuracy of digits differs by -0.0140 and has no price here" in lines
     assert "evaluations, refused, broken off: base=-  clover=9, 1, 1" in lines
     assert "exploration" not in "\n".join(report.report_lines(recorded.report()))
 
@@ -220,16 +222,19 @@ def test_what_was_missed_is_red_and_stands_before_the_saving() -> None:
     assert 'role="alert"' not in report.report_html(one, {})
     late = with_family(one, replace(recorded.family_summary(0.956), slo_attainment=0.93))
     assert late.to_json()["missed_slo"] == {"base": False, "static_mix": False, "exact": True}
-    said = "SLO: exact answered 93.00% of digits within 66 ms, 0.95 is asked for"
+    said = "exact: digits misses its SLO (93.00% in time, 95.00% asked)"
     assert report.report_lines(late)[0] == f"MISSED {said}"
     page = report.report_html(late, {})
     assert page.index(said) < page.index('class="headline"')
     assert 'class="subject bad"' in page
     assert late.to_json()["saving_pct"] == {"base": None, "static_mix": None}
-    no_saving(late, "the SLO")
+    no_saving(late, "digits misses its SLO (93.00% in time, 95.00% asked)")
+    assert run_demo.exit_code(late) == 1
     base = replace(one.runs["base"], families={"digits": replace(recorded.family_summary(), slo_attainment=0.9)})
     both = replace(late, runs={**late.runs, "base": base})
-    assert [line.split()[1] for line in report.missed_lines(both)] == ["exact", "base"], "what it is about comes first"
+    assert [line.split(":")[0] for line in report.missed_lines(both)] == ["exact", "base"], (
+        "what it is about comes first"
+    )
 
 
 def test_a_decision_that_was_superseded_says_by_which() -> None:

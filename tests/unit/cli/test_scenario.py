@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from trefoil.cli.demo.results import subject
 from trefoil.cli.run.scenario import (
     CarbonTrace,
     DemoScenario,
@@ -14,6 +13,7 @@ from trefoil.cli.run.scenario import (
     load_system,
     overrides_against_base,
 )
+from trefoil.comparison.comparison import subject_of
 from trefoil.core.errors import NotFound, SettingError
 
 SHIPPED = Path(__file__).parents[3] / "deploy" / "config"
@@ -28,7 +28,7 @@ def demo(tmp_path: Path, text: str = "", **overrides: object) -> DemoScenario:
 def test_the_shipped_files_load() -> None:
     assert load_system(SHIPPED / "up.toml", System).policy == "exact"
     shipped = load_system(SHIPPED / "demo.toml", DemoScenario)
-    assert shipped.policies == ("base", "static_mix", "exact", "exact_miad")
+    assert shipped.policies == ("base", "static_mix", "static_miad", "exact_miad")
     assert shipped.duration_s == pytest.approx(108.0)
     assert shipped.carbon.speedup == pytest.approx(24 * 3600 / 108)
     assert (shipped.availability.replicas_min, shipped.availability.spread_min) == (1, 1)
@@ -39,7 +39,7 @@ def test_every_shipped_demo_loads_and_is_about_the_policy_that_it_is_named_after
     shipped = load_system(path, DemoScenario)
     assert shipped.name == path.stem
     named = path.stem.removeprefix("demo").strip("-").partition("-")[0]  # what follows says how it is played
-    assert subject(shipped.policies) == (named or "exact_miad")
+    assert subject_of(shipped.policies) == (named or "exact_miad")
     assert all(load.items_max <= 8 for load in shipped.loads.values()), "max_batch_size of digits"
 
 

@@ -30,5 +30,5 @@ def test_simulate_writes_a_page_that_says_simulated_and_what_was_missed(
         assert part in page
     for part in ("Triton", "wall time", "accuracy, measured", "one draw"):
         assert part not in page.replace("No Triton", "")
-    assert ("accuracy floor: digits reached" in page) == missed
+    assert ("digits is below its accuracy floor" in page) == missed
     assert ('role="alert"' in page) == missed

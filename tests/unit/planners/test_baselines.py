@@ -94,6 +94,20 @@ def test_static_mix_holds_the_mean_accuracy_at_every_instant_and_follows_load():
     assert awake[0] < awake[-1]
 
 
+def test_static_miad_has_the_levers_of_exact_miad_and_no_carbon():
+    one = view(rate=20.0, history=DUCK, wanted=[objective(slo_ms=150.0)])
+    blind, aware, mix = (
+        decide(planner_of("", POLICIES[n]), one).plan for n in ("static_miad", "exact_miad", "static_mix")
+    )
+    assert {d.governor for n in blind.nodes for d in n.devices} == {"miad"}
+    assert POLICIES["static_miad"].settings == POLICIES["exact_miad"].settings
+    lowest = [[d.clock_min_mhz for n in plan.nodes for d in n.devices] for plan in (blind, aware, mix)]
+    assert all(any(clocks) for clocks in lowest[:2])
+    assert not any(lowest[2])
+    other = decide(planner_of("", POLICIES["static_miad"]), view(700.0, rate=20.0, history=DUCK, wanted=one.objectives))
+    assert other.plan.content_digest == blind.content_digest
+
+
 def test_reference_is_base_at_the_same_demand():
     one = view(rate=20.0)
     world = read_view(one, 1.0)

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from controller.planners.table import PLANNERS
-from trefoil.cli.demo.results import DemoSeries, subject
+from trefoil.cli.demo.results import DemoSeries
+from trefoil.comparison.comparison import subject_of
 from trefoil.core.parts import Kind, find
 from trefoil.core.policies import policy
 from trefoil.page import svg_of
@@ -67,7 +68,7 @@ def plot_carbon_and_load(runs: Mapping[str, DemoSeries], speedup: float) -> str:
 
     `speedup` of the carbon trace, for a second axis.
     """
-    series = runs[subject(runs)]
+    series = runs[subject_of(runs)]
 
     def draw(axes: Sequence[Axes]) -> None:
         carbon, load = axes
@@ -155,7 +156,7 @@ def plot_variant_mix(runs: Mapping[str, DemoSeries], order: Sequence[str]) -> st
             panel.set_ylabel("answers / s")
             panel.set_title(run_label(name), loc="left", fontsize=10, fontweight="bold")
             _from_zero(panel)
-            if name == subject(runs):
+            if name == subject_of(runs):
                 _mark_events(panel, series)
             if rows:
                 _legend(panel)

@@ -13,6 +13,7 @@ from trefoil.cli.demo import plots
 from trefoil.cli.demo.results import DemoFamilySummary, DemoSeries, DemoSummary, Exploration, Report, write_json
 from trefoil.cli.demo.spread import savings_of
 from trefoil.comparison.comparison import Comparison
+from trefoil.comparison.report import headline
 from trefoil.page import render
 from trefoil.tables import Grid
 
@@ -20,8 +21,9 @@ UNKNOWN: Final = "not metered"
 RUN_TITLES: Final = {
     "base": "largest variant, one 7g slice per GPU",
     "static_mix": "best carbon-oblivious mix at the same mean accuracy",
+    "static_miad": "the same, and the GPUs' clocks: a governor moves them by each slice's latencies",
     "exact": "carbon-aware planner, budget mode",
-    "exact_miad": "the same, and the GPUs' clocks: a governor moves them by each slice's p95",
+    "exact_miad": "carbon-aware planner with those clocks and that governor",
     "co2opt": "smallest variant, finest slices",
     "clover": "configuration graphs, annealed by measuring on this system",
     "blover": "random configurations, measured on this system",
@@ -92,22 +94,8 @@ def report_table(report: Report) -> Table:
 
 def missed_lines(report: Report) -> list[str]:
     """What runs have missed of what was asked for, SLOs and accuracy floors, the report's subject first."""
-    lines = []
-    for name in sorted(report.runs, key=lambda name: name != report.subject):
-        run = report.runs[name]
-        asked = run.slo["percentile"] / 100
-        for family, one in run.families.items():
-            if one.slo_attainment < asked:
-                lines.append(
-                    f"SLO: {name} answered {one.slo_attainment:.2%} of {family} within {one.slo_ms:.0f} ms, "
-                    f"{asked:.4g} is asked for"
-                )
-            if report.missed_floor(name) and one.missed_floor:
-                reached = min(one.accuracy, one.accuracy_profile)
-                lines.append(
-                    f"accuracy floor: {name} reached {reached:.4f} of {family}, {one.accuracy_floor:.4f} is asked for"
-                )
-    return lines
+    names = sorted(report.runs, key=lambda name: name != report.subject)
+    return [f"{name}: {line}" for name in names for one in report.outcomes(name) for line in one.misses]
 
 
 def savings_caption(report: Report) -> str:
@@ -131,8 +119,8 @@ def savings_caption(report: Report) -> str:
 
 def saving_text(report: Report, against: str) -> str:
     """Saving of the live run, which is one draw, with and without the correction for accuracy."""
-    if report.missed:
-        return f"none, {report.missed} missed"
+    if why := report.no_saving(against):
+        return f"none: {why}"
     saving, plain = report.saving_pct(against), report.saving_pct(against, corrected=False)
     if saving is None or plain is None:
         return UNKNOWN
@@ -142,16 +130,18 @@ def saving_text(report: Report, against: str) -> str:
 
 def spread_lines(found: Comparison, subject: str) -> list[str]:
     """Savings of the simulated seeds, at equal accuracy: the figure, of which the live run is one draw."""
-    lines, (case,), count = [], found.cases, len(found.seeds)
+    (case,), count = found.cases, len(found.seeds)
+    lines = headline(found, case).splitlines()
     what = f"simulated, {count} seed{'s' * (count > 1)}: saving of {subject} against"
     for name, saving in savings_of(found, subject).items():
         if saving.pct is None:
-            lines.append(f"{what} {name}: none, {saving.why} in the mean")
+            lines.append(f"{what} {name}: none: {saving.why}, in the mean")
             continue
+        assert saving.plain_pct is not None, "where there is a saving there is one as it ran"
         ends = f"{saving.pct['lowest']:+.1f} to {saving.pct['highest']:+.1f}"
         lines.append(
             f"{what} {name} at equal accuracy {saving.pct['mean']:+.1f} % (deviation {saving.pct['deviation']:.1f}, "
-            f"{ends}; its twin {saving.by_seed[0]:+.1f} %)"
+            f"{ends}; its twin {saving.by_seed[0]:+.1f} %), {saving.plain_pct['mean']:+.1f} % as it ran"
         )
     below = ", ".join(f"{row.name} under {len(row.missed_seeds('floor'))} of {count}" for row in case.rows)
     price = f"costs {1e3 * case.price_g:.2f} mg per request and unit" if case.price_g else "has no price here"
@@ -221,7 +211,8 @@ def write_report(folder: Path, report: Report, series: Mapping[str, DemoSeries])
 def report_html(report: Report, series: Mapping[str, DemoSeries]) -> str:
     """HTML page of a report, as one string."""
     slo = next(iter(report.runs.values())).slo
-    others = [name for name in report.runs if name != report.subject]
+    opponent = _opponent(report)
+    others = sorted((name for name in report.runs if name != report.subject), key=lambda name: name != opponent)
     simulated = savings_of(report.spread, report.subject) if report.spread and not report.missed else {}
     spread = {name: saving for name, saving in simulated.items() if saving.pct is not None}
     return render(
@@ -233,14 +224,15 @@ def report_html(report: Report, series: Mapping[str, DemoSeries]) -> str:
         savings={name: report.saving_pct(name) for name in others},
         plain={name: report.saving_pct(name, corrected=False) for name in others},
         fleet=" and ".join(f"{count} × {kind}" for kind, count in Counter(report.gpus).items()),
-        missed=report.missed,
+        opponent=opponent,
+        no_saving={name: report.no_saving(name) for name in others},
         missed_lines=missed_lines(report),
         missed_rows={
             "SLO attainment": [name for name in report.runs if report.missed_slo(name)],
             "accuracy of the variants": [name for name in report.runs if report.missed_floor(name)],
         },
         spread=spread,
-        price_g=report.spread.cases[0].price_g if report.spread else None,
+        price_g=report.price_g,
         seeds=report.spread.cases[0].row(report.subject).runs if report.spread else (),
         rows=[
             (label, {name: show(run) for name, run in report.runs.items()}) for label, show, _ in report_rows(report)
@@ -250,6 +242,12 @@ def report_html(report: Report, series: Mapping[str, DemoSeries]) -> str:
         cause_colours=plots.CAUSE_COLOURS,
         figures=_figures(report, series, slo["percentile"]) if series else [],
     )
+
+
+def _opponent(report: Report) -> str:
+    """Policy that the headline is against, by the simulated seeds; "" where there is none."""
+    found = report.spread.headline(report.spread.cases[0]) if report.spread else None
+    return found[1].name if found else ""
 
 
 def _figures(report: Report, series: Mapping[str, DemoSeries], percentile: float) -> list[tuple[str, str, str]]:

@@ -9,16 +9,16 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import trefoil
 from trefoil.cli.demo.spread import savings_of
-from trefoil.comparison.comparison import Comparison
-from trefoil.comparison.saving import RunOutcome, saving_pct, what_missed
-from trefoil.core.objective import floor_missed
+from trefoil.comparison.comparison import Comparison, subject_of
+from trefoil.comparison.saving import RunOutcome, saving_pct
+from trefoil.core.saving import FamilyOutcome, missed, no_saving
 from trefoil.installation import CHECKOUT, SHIPPED
 
 CAUSES: Final = ("carbon", "load", "slo", "objective")
@@ -67,11 +67,6 @@ class DemoFamilySummary:
     accuracy_floor: float
     device_type_shares: Mapping[str, float] = field(default_factory=dict)  # of the answers
     profile: str = ""  # what its profile rests on: basis and source
-
-    @property
-    def missed_floor(self) -> bool:
-        """Whether its answers missed the floor, by their labels or by the variants that answered."""
-        return floor_missed(min(self.accuracy, self.accuracy_profile), self.accuracy_floor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,42 +137,56 @@ class Report:
     @property
     def subject(self) -> str:
         """Name of the run that the others are compared with."""
-        return subject(self.runs)
+        return subject_of(self.runs)
 
     def saving_pct(self, against: str, *, corrected: bool = True) -> float | None:
         """Saving in grams per answered request against another run at the same offered load, in percent of it.
 
         Corrected: what the other run had needed at our accuracy stands for what it took. None: nothing was metered, or
-        our run missed what was asked for, and what it has not spent is no saving.
+        `no_saving` says why.
         """
         ours, theirs = _outcome(self.runs[self.subject]), _outcome(self.runs[against])
-        if ours is None or theirs is None or self.missed:
+        if ours is None or theirs is None or self.no_saving(against):
             return None
-        price_g = self.spread.cases[0].price_g if self.spread is not None and corrected else None
-        return saving_pct(ours, theirs, price_g or 0.0)
+        return saving_pct(ours, theirs, (self.price_g or 0.0) if corrected else 0.0)
 
     @property
-    def slo_quantile(self) -> float:
-        """Share of the requests that our run's SLO asks for."""
-        return float(self.runs[self.subject].slo["percentile"]) / 100
+    def price_g(self) -> float | None:
+        """Price of accuracy in the simulated seeds [g per request and unit]; None: it has none."""
+        return self.spread.cases[0].price_g if self.spread is not None else None
+
+    def no_saving(self, against: str) -> str:
+        """Why our run has saved nothing against another one; "" where a saving may be stated."""
+        return no_saving(self.outcomes(self.subject), self.outcomes(against), priced=self.price_g is not None)
 
     @property
     def missed(self) -> str:
         """What our run missed of what was asked for; "" if nothing."""
-        return what_missed(self.missed_slo(self.subject), self.missed_floor(self.subject))
+        return missed(self.outcomes(self.subject))
+
+    def outcomes(self, name: str) -> list[FamilyOutcome]:
+        """Outcome of each family in a run; its accuracy is the lower one of its labels and of the variants' own."""
+        run = self.runs[name]
+        return [
+            FamilyOutcome(
+                family,
+                run.slo["percentile"] / 100,
+                one.slo_attainment,
+                one.accuracy_floor,
+                min(one.accuracy, one.accuracy_profile),
+                one.requests,
+                one.answered,
+            )
+            for family, one in run.families.items()
+        ]
 
     def missed_floor(self, name: str) -> bool:
-        """Whether a run missed the floor of a family.
-
-        A policy that measures candidates has an objective of its own, and no floor of the mean.
-        """
-        run = self.runs[name]
-        return run.exploration is None and any(one.missed_floor for one in run.families.values())
+        """Whether a run missed the floor of a family."""
+        return any(one.floor_missed for one in self.outcomes(name))
 
     def missed_slo(self, name: str) -> bool:
         """Whether a run answered too few requests of a family within its SLO."""
-        asked = self.runs[name].slo["percentile"] / 100
-        return any(one.slo_attainment < asked for one in self.runs[name].families.values())
+        return any(one.slo_missed for one in self.outcomes(name))
 
     def to_json(self) -> dict[str, Any]:
         """JSON values of report.json: runs stand at top level, savings and accuracies beside each other."""
@@ -185,6 +194,7 @@ class Report:
         runs = values.pop("runs")
         others = [name for name in runs if name != self.subject]
         values["saving_pct"] = {name: self.saving_pct(name) for name in others}
+        values["no_saving"] = {name: self.no_saving(name) for name in others}
         values["saving_uncorrected_pct"] = {name: self.saving_pct(name, corrected=False) for name in others}
         values["accuracy"] = {name: run.accuracy for name, run in self.runs.items()}
         values["missed_floor"] = {name: self.missed_floor(name) for name in self.runs}
@@ -196,20 +206,15 @@ class Report:
 
 def spread_json(found: Comparison, subject: str) -> dict[str, Any]:
     """JSON values of the simulated seeds, with the savings of the policy that the demo is about."""
-    savings = {name: saving.pct for name, saving in savings_of(found, subject).items()}
-    return {**found.to_json(), "subject": subject, "saving_pct": savings}
+    savings = savings_of(found, subject)
+    equal, plain = ({name: getattr(one, what) for name, one in savings.items()} for what in ("pct", "plain_pct"))
+    return {**found.to_json(), "subject": subject, "saving_pct": equal, "saving_uncorrected_pct": plain}
 
 
 def _outcome(run: DemoSummary) -> RunOutcome | None:
     if run.grams_per_request is None or run.joules_per_request is None:
         return None
     return RunOutcome(run.grams_per_request, run.joules_per_request, run.accuracy_profile, run.slo_attainment)
-
-
-def subject(names: Iterable[str]) -> str:
-    """Name of the run that a report is about: `exact_miad`, else `exact`, where it plays, else the one named last."""
-    found = list(names)
-    return next((name for name in ("exact_miad", "exact") if name in found), found[-1])
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -229,7 +234,7 @@ def read_report(path: Path) -> Report:
     values = json.loads(path.read_text())
     names = list(values["accuracy"])
     runs = {name: _summary(values.pop(name)) for name in names}
-    for derived in ("saving_pct", "saving_uncorrected_pct", "accuracy", "missed_floor", "missed_slo"):
+    for derived in ("saving_pct", "no_saving", "saving_uncorrected_pct", "accuracy", "missed_floor", "missed_slo"):
         values.pop(derived)
     spread = Comparison.from_json(values["spread"]) if values["spread"] else None
     return Report(**{**values, "gpus": tuple(values["gpus"]), "runs": runs, "spread": spread})

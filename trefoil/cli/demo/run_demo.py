@@ -19,14 +19,14 @@ from trefoil.cli.demo import report
 from trefoil.cli.demo.live_view import View, view_for
 from trefoil.cli.demo.own_repository import with_own_repository
 from trefoil.cli.demo.report import spread_lines
-from trefoil.cli.demo.results import Report, git_commit, made_by, spread_json, subject, write_json
+from trefoil.cli.demo.results import Report, git_commit, made_by, spread_json, write_json
 from trefoil.cli.demo.run_policy import DemoContext, PolicyRun, measure_p95_ms, run_policy
 from trefoil.cli.demo.spread import judged_by_simulation, simulate_spread
 from trefoil.cli.output import console, count_equal, print_json, ticking
 from trefoil.cli.run import services
 from trefoil.cli.run.scenario import DemoScenario
 from trefoil.cli.run.shutdown import EXIT_INTERRUPTED, ShutdownSignals, run_until_signal
-from trefoil.comparison.comparison import Comparison
+from trefoil.comparison.comparison import Comparison, subject_of
 from trefoil.comparison.report import comparison_tables
 from trefoil.runtime.clock import Clock, WallClock
 from trefoil.simulator.report.result import json_safe
@@ -44,7 +44,7 @@ class DemoOutcome:
 
 
 def run_demo(scenario: DemoScenario, out: Path, *, as_json: bool) -> int:
-    """Run every policy and write the report; returns the exit code, 1 when the run it is about missed the floor.
+    """Run every policy and write the report; returns the exit code, 1 when the run it is about missed SLO or floor.
 
     On every way out nothing is left running.
     """
@@ -82,7 +82,7 @@ def simulate_only(scenario: DemoScenario, *, as_json: bool) -> None:
     with ticking(quiet=as_json) as say, TemporaryDirectory() as folder:
         scenario = judged_by_simulation(with_own_repository(scenario, Path(folder) / MODELS))
         found = simulate_spread(scenario, scenario.slo, scenario.policies, 0, say)
-    about = subject(scenario.policies)
+    about = subject_of(scenario.policies)
     if as_json:
         print_json({"commit": git_commit(), **json_safe(spread_json(found, about))})
         return
@@ -94,8 +94,8 @@ def simulate_only(scenario: DemoScenario, *, as_json: bool) -> None:
 
 
 def exit_code(found: Report) -> int:
-    """Exit code of a demo: 1 when the run that it is about ended below its floor."""
-    return int(found.missed_floor(found.subject))
+    """Exit code of a demo: 1 when the run that it is about missed its SLO or its floor."""
+    return int(bool(found.missed))
 
 
 async def _run_policies(

@@ -271,7 +271,9 @@ def saving_lines(found: Mapping[str, Any]) -> list[str]:
         or ("nothing is metered" if saving["grams"] is None else "a part of the time had no model")
     )
     pct = saving["saving_pct"]
-    against = f"{pct:+.1f} % against modelled BASE ({base})" if pct is not None else f"no saving is shown: {why}"
+    against = (
+        f"{pct:+.1f} % against modelled BASE ({base}), as it ran" if pct is not None else f"no saving is shown: {why}"
+    )
     since = f"since {format_time(saving['since_s'])}{', the hour of the start' if saving['since_start'] else ''}"
     lines = [f"{since}: {saving['requests']:,} requests, {took}; {against}"]
     if pct is not None and saving["basis"]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from trefoil.cli.system_client import REQUESTS_MIN, own_requests
-from trefoil.core.objective import Objective, ObjectiveMode, floor_missed
+from trefoil.core.objective import Objective, ObjectiveMode
+from trefoil.core.saving import FamilyOutcome, missed
 
 COUNTED: Final = "requests:"  # of a variant, in the totals of an hour
 
@@ -18,7 +19,8 @@ def saving_withheld(
     """Why no saving is shown; "" where it is. `totals`: of the saving's hours, by family; `served`: rows of the last
     minute, by family and class; `accuracies`: by family and variant, as far as they are known.
 
-    A budget's floor binds a mean: that of the saving's hours, else of the last minute.
+    A budget's floor binds a mean: that of the saving's hours, else of the last minute. Work is equal, as BASE is
+    modelled on the same answers.
     """
     requests = sum(own_requests(hour) for hours in totals.values() for hour in hours)
     if requests < REQUESTS_MIN:
@@ -27,15 +29,14 @@ def saving_withheld(
         objective = objectives.get(row["family"])
         if objective is None:
             continue
-        attained, whole = row["slo_attainment"], not row["slo_class"]
-        if attained is not None and attained < objective.slo_quantile:
-            name = row["family"] if whole else f"class {row['slo_class']} of {row['family']}"
-            return f"{name} misses its SLO ({attained:.1%} in time, {objective.slo_quantile:.1%} asked)"
+        whole = not row["slo_class"]
         mean = mean_accuracy(objective.family, totals.get(objective.family, ()), accuracies)
         accuracy = row["accuracy"] if objective.mode != ObjectiveMode.BUDGET or mean is None else mean
-        if whole and accuracy is not None and floor_missed(accuracy, objective.min_accuracy):
-            floor = objective.min_accuracy
-            return f"{row['family']} is below its accuracy floor ({accuracy:.4f}, {floor:.4f} asked)"
+        name = row["family"] if whole else f"class {row['slo_class']} of {row['family']}"
+        attained, floor = row["slo_attainment"], objective.min_accuracy
+        outcome = FamilyOutcome(name, objective.slo_quantile, attained, floor, accuracy if whole else None)
+        if why := missed([outcome]):
+            return why
     return ""
 
 

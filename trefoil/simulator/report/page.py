@@ -22,7 +22,7 @@ def result_page(scenario: Scenario, found: Result, about: Mapping[str, Any]) -> 
     summary = found.summary
     devices = Counter(kind for node in scenario.nodes for _ in range(node.count) for kind in node.devices)
     fleet = " and ".join(f"{count} × {kind}" for kind, count in devices.items())
-    missed = [line for name, family in summary.families.items() for line in _missed(name, family)]
+    missed = [line for name, family in summary.families.items() for line in family.outcome(name).misses]
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": summary.scenario}):
         figure = svg_of(found.plot())
     decisions = [
@@ -45,16 +45,3 @@ def result_page(scenario: Scenario, found: Result, about: Mapping[str, Any]) -> 
         cards,
         {**about, "seed": summary.seed, "the same as data": "result.json and series.csv beside this file"},
     )
-
-
-def _missed(name: str, family: Any) -> list[str]:
-    """What a family missed of what was asked for."""
-    lines = []
-    if family.slo_missed:
-        lines.append(
-            f"SLO: {family.slo_attainment:.2%} of {name} within {family.slo_ms:.0f} ms, "
-            f"{family.slo_quantile:.4g} is asked for"
-        )
-    if family.floor_missed:
-        lines.append(f"accuracy floor: {name} reached {family.accuracy:.4f}, {family.floor:.4f} is asked for")
-    return lines

@@ -17,6 +17,7 @@ from rich.table import Table
 from trefoil.core.catalog import profile_basis
 from trefoil.core.objective import floor_missed
 from trefoil.core.plan import DecisionRecord
+from trefoil.core.saving import FamilyOutcome
 from trefoil.simulator.books.intervals import Interval
 from trefoil.simulator.report.frames import data_frame
 from trefoil.simulator.simulation import Simulation
@@ -53,6 +54,11 @@ class FamilySummary:
     """Share of the answers by the type of the device that gave them."""
     profile: str = ""
     """What its profile rests on: basis and source."""
+
+    def outcome(self, name: str) -> FamilyOutcome:
+        """Outcome under a family's name, by which savings are judged."""
+        found = self.slo_attainment, self.floor, self.accuracy, self.arrived, self.answered
+        return FamilyOutcome(name, self.slo_quantile, *found)
 
 
 @dataclass(frozen=True, slots=True)
