@@ -7,7 +7,7 @@ from carbon_feed.core.history import History
 from carbon_feed.history.core.ratio import ratio
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.units import HOUR_S
-from trefoil.reproduce.carbondis import (
+from trefoil.reproduce.carbondis.experiment import (
     A100,
     MODELS,
     P4,

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from trefoil.reproduce.clover import CloverOptions, Study
+from trefoil.reproduce.clover.study import CloverOptions, Study
+from trefoil.reproduce.clover.sweeps import base_variants
 from trefoil.reproduce.experiment import capacity_per_s, reference_spec
 from trefoil.reproduce.runs import catalogs, run_spec, scenario_of
-from trefoil.reproduce.sweeps import base_variants
 from trefoil.simulator import simulate
 from trefoil.simulator.scenario.inputs import Provided
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from trefoil.reproduce.carbondis import A100, MS_PER_ITEM, P4, PAPERS, SETS, T4, JobsSpec
-from trefoil.reproduce.carbondis_study import QUICK, intensities, study
+from trefoil.reproduce.carbondis.experiment import A100, MS_PER_ITEM, P4, PAPERS, SETS, T4, JobsSpec
+from trefoil.reproduce.carbondis.study import QUICK, intensities, study
 
 SENT_S = 1500.0
 

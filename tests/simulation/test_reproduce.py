@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 from benchmarks import results
 from trefoil.cli.main import app
 from trefoil.core.units import grams
-from trefoil.reproduce import runs, sweeps
-from trefoil.reproduce.clover import CloverOptions, Study, traces
+from trefoil.reproduce import runs
+from trefoil.reproduce.clover import sweeps
+from trefoil.reproduce.clover.figures import all_figures, sweep_figures
+from trefoil.reproduce.clover.opportunities import partitions
+from trefoil.reproduce.clover.study import CloverOptions, Study, traces
 from trefoil.reproduce.experiment import BASE_INTENSITY
-from trefoil.reproduce.figures import all_figures, sweep_figures
-from trefoil.reproduce.opportunities import partitions
 from trefoil.reproduce.runs import PUE, StudyRun
 from trefoil.reproduce.scores import json_finite, mean_objective, objective_curve
 from trefoil.reproduce.tables import clover_tables

@@ -44,7 +44,7 @@ PAPERS: Final = (
         "One pair, one seed, 20 s of each hour, no sweeps.",
     ),
     Paper(
-        "carbondis", "carbondis_study", "tables:carbondis_tables", ("carbondis", "carbondis"),
+        "carbondis", "carbondis.study", "tables:carbondis_tables", ("carbondis", "carbondis.experiment"),
         "CARBONDIS: two sets of five jobs on P4s or T4s and A100s, as published and a week of carbon. Runs are kept.",
         "How many seeds, each of which begins another day.", "Also CIT from 0.8 to 1.2, and constants turned by 30 %.",
         "One seed, 2,000 requests a job, a day, no sweeps.",
@@ -106,9 +106,9 @@ def clover(
     as_json: AsJson = False,
 ) -> None:
     """CLOVER (SC 23): ten A100s, three applications, 48 h of carbon. Runs kept in --out are not played again."""
-    from trefoil.reproduce.clover import FAMILIES, QUICK, CloverOptions
+    from trefoil.reproduce.clover.figures import all_figures
+    from trefoil.reproduce.clover.study import FAMILIES, QUICK, CloverOptions
     from trefoil.reproduce.experiment import data_folder
-    from trefoil.reproduce.figures import all_figures
 
     unknown = sorted(set(family or ()) - set(FAMILIES))
     if unknown:

@@ -11,7 +11,7 @@ from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import A100_40GB, slice_type
 from trefoil.core.queueing import ServerClass, arrivals_s, serve_shared, service_time
 from trefoil.core.units import MS_PER_S
-from trefoil.reproduce.clover import LARGEST
+from trefoil.reproduce.clover.study import LARGEST
 from trefoil.reproduce.experiment import DEVICE, ITEMS, LOAD, capacity_per_s
 from trefoil.reproduce.runs import REPOSITORY
 from trefoil.runtime.repository import load_family

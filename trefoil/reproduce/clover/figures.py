@@ -9,8 +9,9 @@ from carbon_feed.providers.trace import load_trace
 from carbon_feed.settings import TraceSettings
 from trefoil.core.carbon import Factors
 from trefoil.core.units import HOUR_S, grams
-from trefoil.reproduce import opportunities, plots, sweeps
-from trefoil.reproduce.clover import CloverOptions, Study, curves, headline, paper_method, schemes_of, traces
+from trefoil.reproduce import plots
+from trefoil.reproduce.clover import opportunities, sweeps
+from trefoil.reproduce.clover.study import CloverOptions, Study, curves, headline, paper_method, schemes_of, traces
 from trefoil.reproduce.experiment import BASE_INTENSITY, data_folder
 from trefoil.reproduce.plots import write_csv
 from trefoil.reproduce.runs import PUE

@@ -13,7 +13,7 @@ from typing import Any, Final
 from trefoil.core.device_types import A100_40GB, A100_40GB_WHOLE
 from trefoil.core.power import SWEEP_IDLE_W
 from trefoil.core.units import HOUR_S
-from trefoil.reproduce.clover import LARGEST, MAIN_TRACE, Study
+from trefoil.reproduce.clover.study import LARGEST, MAIN_TRACE, Study
 from trefoil.reproduce.experiment import (
     CONSTANT_G,
     DEVICE,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from trefoil.core.units import HOUR_S, MS_PER_S
 from trefoil.reproduce import plots
-from trefoil.reproduce.carbondis import A100, CHANGED, OURS, PAPERS, SETS, JobsSpec, carbon_of, trace_path
+from trefoil.reproduce.carbondis.experiment import A100, CHANGED, OURS, PAPERS, SETS, JobsSpec, carbon_of, trace_path
 from trefoil.reproduce.runs import StudyRun, run_all
 from trefoil.reproduce.scores import over_seeds, saving_pct
 from trefoil.simulator.scenario.carbon import ForecastFeed, intensity_of

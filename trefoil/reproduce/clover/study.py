@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from trefoil.core.policies import PRESETS
+from trefoil.reproduce.clover.optimum import measured_frontiers, optimum_row
+from trefoil.reproduce.clover.past import past_of
 from trefoil.reproduce.experiment import (
     GPUS,
     LOAD,
@@ -22,8 +24,6 @@ from trefoil.reproduce.experiment import (
     spec_of,
     trace_of,
 )
-from trefoil.reproduce.optimum import measured_frontiers, optimum_row
-from trefoil.reproduce.past import past_of
 from trefoil.reproduce.runs import REPOSITORY, Spec, StudyRun, run_all
 from trefoil.reproduce.scores import ScoreCurve, objective_curve, over_seeds, saving_pct, scheme_row
 from trefoil.runtime.repository import load_family
