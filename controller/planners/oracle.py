@@ -47,7 +47,7 @@ class OraclePlanner:
         settings = self.settings
         inputs = read_view(view, settings.rate_floor_per_s, unprofiled=bool(self.given))
         chosen = []
-        for pod in pods_of(inputs, standardised=True, artifact=False):
+        for pod in pods_of(inputs, standardised=True):
             search = Search(pod.base, 0.0, stopped="all of them were looked at")
             if pod.family in self.given:
                 look = self._given(pod)

@@ -182,7 +182,7 @@ def test_a_decision_record_imports_nothing_unless_the_command_names_it(
 
 def test_a_preset_is_of_the_planner_that_runs_and_the_settings_of_its_part_go_over_it() -> None:
     chosen = {"policy": "exact", "planner": "clover", "preset": "guided", "parts": {"planner": {"warm": False}}}
-    assert row_of(ControllerSettings(**chosen)).settings == {Kind.PLANNER: {"guided": True, "warm": False}}
+    assert row_of(ControllerSettings(**chosen)).settings == {Kind.PLANNER: {"neighbours": "guided", "warm": False}}
 
 
 @pytest.mark.parametrize(("planner", "preset", "literal"), [("clover", "literal", True), ("exact", "literal", None)])

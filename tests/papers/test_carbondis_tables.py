@@ -1,5 +1,7 @@
 """CARBONDIS's tables as data, what is modelled of them, and the carbon ratio of Algorithm 1 (lines 1 to 3) by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from carbon_feed.core.history import History
 from carbon_feed.history.core.ratio import ratio
 from trefoil.core.carbon import CarbonReading, Factors, Method, Quality, Series
 from trefoil.core.units import HOUR_S
-from trefoil.reproduce.carbondis import (
+from trefoil.reproduce.carbondis.experiment import (
     A100,
     MODELS,
     P4,
@@ -21,6 +23,7 @@ from trefoil.reproduce.carbondis import (
     batch,
     catalog_of,
 )
+from trefoil.reproduce.carbondis.study import intensities
 
 PRINTED = """
 1  18  81.64  12  73.78  13.89   68.17
@@ -95,16 +98,35 @@ def test_an_a100_takes_fewer_joules_for_every_batch():
         assert len(rows) == 2 * 5 * 128
 
 
+@pytest.mark.parametrize(("history", "before_h"), [("2022-01", 173), ("2021-10", 173 + 2030)])
+def test_the_average_of_carbon_starts_with_the_papers_traces_or_with_the_series_at_hand(tmp_path, history, before_h):
+    """A cheap autumn before 2022 lowers ACI and raises CIR; a ratio is told from the second hour on."""
+    began, autumn = np.datetime64("2021-10-08T10:00:00"), 2030
+    values = [100.0] * autumn + [200.0] * 400
+    times = [str(began + np.timedelta64(hour, "h")).replace("T", " ") for hour in range(len(values))]
+    path = tmp_path / "trace.csv"
+    path.write_text("datetime,us-west-1\n" + "".join(f"{at},{ci}\n" for at, ci in zip(times, values, strict=True)))
+    second = JobsSpec("Set 1", "carbondis", 2, 1.0, trace=str(path), history=history)
+    first = intensities(second, 3)[0]
+    assert first["aci"] == pytest.approx((100 * (before_h - 173) + 200 * 173) / before_h)
+    assert first["cir"] == pytest.approx(200 / first["aci"])
+    one = intensities(replace(second, seed=1), 3)
+    assert np.isnan(one[0]["cir"]) == (history == "2022-01")
+    assert one[1]["cir"] == pytest.approx(1.0 if history == "2022-01" else 200 * 2031 / (100 * 2030 + 200))
+
+
 def test_the_carbon_ratio_by_hand():
     """ACI is the mean of what came before, CIR = CCI / ACI, and only then is CCI part of the history."""
-    history, found = History(SERIES), []
+    history, found, printed = History(SERIES), [], []
     values = [100.0] * 12 + [300.0] * 12 + [500.0, 104.0]
     for hour, value in enumerate(values):
         starts_s = hour * HOUR_S
         now = CarbonReading(SERIES, starts_s, starts_s + HOUR_S, value, Quality.MEASURED, "", fetched_at_s=starts_s)
         found.append(ratio(history, now))
+        printed.append(ratio(history, now, known_h=0.0))
         history.add(now)
     assert found[:24] == [None] * 24
+    assert (printed[0], printed[1].cir, printed[24:]) == (None, 1.0, found[24:])
     assert (found[24].aci_g_per_kwh, found[24].cir) == (200, 2.5)
     assert found[25].aci_g_per_kwh == pytest.approx((24 * 200 + 500) / 25)
     assert found[25].cir == pytest.approx(104 / 212)

@@ -51,6 +51,15 @@ def test_what_has_no_number_is_judged_by_true_or_false():
         claims.verdict_of(said, {"saved": 3})
 
 
+def test_what_was_not_played_is_judged_as_soon_as_results_hold_it():
+    waiting = Claim.model_validate(SAVED | {"verdict": "not played", "cause": {"says": "hours"}})
+    assert claims.verdict_of(waiting, {}) == "not played"
+    assert claims.verdict_of(waiting, {"saved": 75}) == "holds"
+    with pytest.raises(KeyError):
+        claims.verdict_of(Claim.model_validate(SAVED), {})
+    assert "| not played | hours |" in claims.table(Claims(paper="A", results="a.json", claims=(waiting,)), {})
+
+
 @pytest.mark.parametrize("value", ["75", [], None, [1, "2"]])
 def test_what_is_no_number_is_refused(value):
     with pytest.raises(TypeError, match="expected numbers"):

@@ -1,6 +1,7 @@
 """Numbers of CLOVER's text and artifact: Fig. 1, Fig. 6, Fig. 7, sizes of the search space."""
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -35,11 +36,36 @@ def test_19_configurations_and_14_multisets():
 
 
 def test_size_of_the_artifacts_space():
-    assert len(partitions(A100_40GB, artifact=True)) == 15
+    assert len(partitions(A100_40GB)) == 15
     for number, graphs, raw in ((3, 438, 4071), (4, 1282, 24804)):
         assert len({s.key for s in unit_setups(A100_40GB, variants(number))}) == graphs
-        points = [number ** sum(n for _, n in c.slices) for c in partitions(A100_40GB, artifact=True)]
+        points = [number ** sum(n for _, n in c.slices) for c in partitions(A100_40GB)]
         assert sum(points) == raw
+
+
+def test_neighbours_are_raw_draws_as_in_the_artifact_and_by_the_deviation_graphs_alike():
+    """Of BASE: one whole-GPU partition, two of two slices, and those of three without the repeats of Fig. 1."""
+    space, rng = Space(((A100_40GB, 1),), variants(4)), np.random.default_rng(0)
+    centre = space.uniform({A100: mig_configuration(A100_40GB, 1)}, variants(4)[-1].name)
+    near = space.neighbourhood(centre)
+    partitions_by_size = Counter(sum(n for _, n in c.slices) for c in partitions(A100_40GB))
+    weights = {1: partitions_by_size[1] * 3 / 4, 2: partitions_by_size[2], 3: partitions_by_size[3]}
+    expected = {
+        True: {size: weight / sum(weights.values()) for size, weight in weights.items()},
+        False: {size: sum(s.graph.instances == size for s in near) / len(near) for size in weights},
+    }
+    assert expected[True][1] > 7 * expected[False][1], "another variant on the whole GPU is drawn one time in eight"
+    for raw, shares in expected.items():
+        drawn = Counter(space.neighbour(centre, rng, set(), raw, {}).graph.instances for _ in range(1000))
+        assert {size: n / 1000 for size, n in drawn.items()} == pytest.approx(shares, abs=0.05)
+
+
+def test_base_is_five_edits_from_any_graph_of_four_copies_and_a_step_has_four():
+    """Why CLOVER as printed cannot hop between BASE and albert's best mixes; `warm` begins at the best graph known."""
+    space = Space(((A100_40GB, 1),), variants(4))
+    base = space.uniform({A100: mig_configuration(A100_40GB, 1)}, variants(4)[-1].name)
+    assert max(s.graph.instances for s in space.neighbourhood(base)) == 3
+    assert min(edit_distance(base.graph, s.graph) for s in space.units(A100_40GB) if s.graph.instances == 4) == 5
 
 
 def test_fig_6_where_b_at_500_is_a_misprint():

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from trefoil.reproduce.clover import CloverOptions, Study
-from trefoil.reproduce.experiment import capacity_per_s, reference_spec
+from trefoil.reproduce.clover.study import CloverOptions, Study
+from trefoil.reproduce.clover.sweeps import base_variants
+from trefoil.reproduce.experiment import Experiment, capacity_per_s, reference_spec
 from trefoil.reproduce.runs import catalogs, run_spec, scenario_of
-from trefoil.reproduce.sweeps import base_variants
 from trefoil.simulator import simulate
 from trefoil.simulator.scenario.inputs import Provided
 
@@ -19,7 +19,9 @@ SEED = 1
 def found(tmp_path_factory):
     said = []
     study = Study(
-        CloverOptions((FAMILY,), (SEED,), 1.0, 1.0, 1.0, 1, False), tmp_path_factory.mktemp("bases"), said.append
+        CloverOptions(Experiment((FAMILY,)), (SEED,), 1.0, 1.0, 1.0, 1, False),
+        tmp_path_factory.mktemp("bases"),
+        said.append,
     )
     study.run_references()
     return base_variants(study, FAMILY)

@@ -2,10 +2,9 @@
 
 import pytest
 
-from trefoil.reproduce.clover import MAIN_TRACE
-from trefoil.reproduce.experiment import reference_of, reference_spec, spec_of, trace_of
-from trefoil.reproduce.optimum import measured_frontiers, optimum_row
-from trefoil.reproduce.past import past_of
+from trefoil.reproduce.clover.optimum import measured_frontiers, optimum_row
+from trefoil.reproduce.clover.past import past_of
+from trefoil.reproduce.experiment import MAIN_TRACE, reference_of, reference_spec, spec_of, trace_of
 from trefoil.reproduce.runs import run_spec
 
 NEAR_CLOVER: dict[str, float] = {"albert": 0.832, "yolo": 0.5065, "efficientnet": 0.8342}  # its accuracy, all seeds

@@ -12,17 +12,18 @@ from typer.testing import CliRunner
 from benchmarks import results
 from trefoil.cli.main import app
 from trefoil.core.units import grams
-from trefoil.reproduce import runs, sweeps
-from trefoil.reproduce.clover import CloverOptions, Study, traces
-from trefoil.reproduce.experiment import BASE_INTENSITY
-from trefoil.reproduce.figures import all_figures, sweep_figures
-from trefoil.reproduce.opportunities import partitions
+from trefoil.reproduce import runs
+from trefoil.reproduce.clover import sweeps
+from trefoil.reproduce.clover.figures import all_figures, sweep_figures
+from trefoil.reproduce.clover.opportunities import partitions
+from trefoil.reproduce.clover.study import CloverOptions, Study, traces
+from trefoil.reproduce.experiment import BASE_INTENSITY, Experiment
 from trefoil.reproduce.runs import PUE, StudyRun
 from trefoil.reproduce.scores import json_finite, mean_objective, objective_curve
 from trefoil.reproduce.tables import clover_tables
 from trefoil.simulator.books.intervals import Interval, histogram_of
 
-SMALL = CloverOptions(("efficientnet",), (1,), 9.0, 9.0, 18.0, 1, False)
+SMALL = CloverOptions(Experiment(("efficientnet",)), (1,), 9.0, 9.0, 18.0, 1, False)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,7 @@ def test_every_scheme_met_the_same_load_slo_and_fleet(played):
     assert {"base", "co2opt", "blover", "clover", "clover, guided", "oracle", "exact", "static_mix"} <= set(rows)
     kept = kept_runs(played)
     main = [run for run in kept if not run["spec"]["label"].startswith(("reference", "frontier"))]
+    assert {run["spec"]["lambda_weight"] for run in main} == {0.5, 0.1}
     for name in ("rate_per_s", "slo_ms", "gpus", "items", "trace", "seed"):
         assert len({run["spec"][name] for run in main}) == 1, name
     arrived = {run["summary"]["arrived"] for run in main}
@@ -94,11 +96,58 @@ def test_figures_stand_beside_their_numbers_and_nothing_is_played_twice(played):
     assert json.dumps(again["equal"]) == json.dumps(found["equal"])
 
 
-def test_an_unknown_application_is_refused_by_name():
-    done = CliRunner().invoke(app, ["reproduce", "clover", "--family", "resnet"])
+@pytest.mark.parametrize(
+    ("option", "value", "remedy"),
+    [
+        ("--family", "resnet", "efficientnet"),
+        ("--trace", "ciso-april", "did you mean ciso-march"),
+        ("--device", "A100", "A100-SXM4-40GB"),
+        ("--policies", "base,oracel", "did you mean oracle"),
+    ],
+)
+def test_an_unknown_name_of_an_experiment_is_refused(option, value, remedy):
+    done = CliRunner().invoke(app, ["reproduce", "clover", option, value])
     assert done.exit_code == 2
-    assert "resnet" in done.output
-    assert "Remedy" in done.output
+    assert value.split(",")[-1] in done.output
+    assert remedy in " ".join(done.output.split())
+
+
+def own_experiment(tmp_path):
+    """Options of a family under another name, and of a trace of two levels."""
+    folder = tmp_path / "models" / "mine"
+    shutil.copytree(runs.REPOSITORY / "efficientnet", folder, ignore=shutil.ignore_patterns("[0-9]*"))
+    for path in (folder / "family.toml", folder / "profile.csv"):
+        path.write_text(path.read_text().replace("efficientnet", "mine"))
+    trace = tmp_path / "own.csv"
+    hours = [f"2026-01-0{1 + h // 24}T{h % 24:02}:00:00Z,{100 + 300 * (h % 2)}" for h in range(48)]
+    trace.write_text("\n".join(["datetime,carbon_intensity_gco2_per_kwh", *hours]) + "\n")
+    return ["--repository", str(tmp_path / "models"), "--trace", str(trace)]
+
+
+@pytest.mark.long
+def test_an_experiment_of_ones_own_is_played_by_the_same_method(tmp_path):
+    out, lengths = tmp_path / "out", ["--seeds", "1", "--hours", "2", "--speedup", "8", "--jobs", "1"]
+    scenario = [
+        *own_experiment(tmp_path),
+        "--gpus",
+        "2",
+        "--load",
+        "0.4",
+        "--lambda",
+        "0.3",
+        "--policies",
+        "exact,oracle",
+    ]
+    done = CliRunner().invoke(app, ["reproduce", "clover", "--out", str(out), *lengths, *scenario])
+    assert done.exit_code == 0, done.output
+    found = json.loads((out / "summary.json").read_text())
+    (one,) = found["equal"].values()
+    assert [*found["equal"], *one["rows"]] == ["mine", "base", "exact", "oracle"]
+    assert one["rows"]["exact"]["objective"]["mean"] > one["rows"]["base"]["objective"]["mean"]
+    specs = [json.loads(path.read_text())["spec"] for path in (out / "runs").glob("*.json")]
+    assert {(spec["gpus"], spec["rate_per_s"]) for spec in specs} == {(2, one["rate_per_s"])}
+    assert {spec["lambda_weight"] for spec in specs if spec["label"] in one["rows"]} == {0.3}
+    assert "printed" not in found, "figures of the paper's GPU are of the paper's experiment"
 
 
 def study_of(played):
@@ -223,7 +272,9 @@ def test_f_of_a_whole_run_is_that_of_its_grams_and_accuracy(played):
     half = {"grams_per_request": base_g / 2, "accuracy": 0.98 * reference.accuracy}
     spec = next(iter(study.runs))
     assert mean_objective(StudyRun(spec, like_base, {}), reference) == pytest.approx(0.0)
-    assert mean_objective(StudyRun(spec, half, {}), reference) == pytest.approx(0.1 * 50 - 0.9 * 2)
+    for weight in (0.1, 0.5):
+        run = StudyRun(replace(spec, lambda_weight=weight), half, {})
+        assert mean_objective(run, reference) == pytest.approx(weight * 50 - (1 - weight) * 2)
 
 
 def test_who_misses_its_accuracy_is_not_compared_by_grams():

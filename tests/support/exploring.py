@@ -34,7 +34,7 @@ def lambda_view(intensity: float = 250.0, weight: float = 0.1, gpus: int = 4, **
 def served(one: PlanView, plan: Plan, family: str = "digits", truth: Catalog | None = None) -> Outcome:
     """What a plan does in truth."""
     world = read_view(replace(one, catalog=truth or one.catalog), 1.0)
-    pod = next(p for p in pods_of(world, False, False) if p.family == family)
+    pod = next(p for p in pods_of(world, False) if p.family == family)
     weights: dict[tuple[str, str, str], int] = {}
     for node in plan.nodes:
         for device in node.devices:
@@ -97,6 +97,6 @@ def explore(
 def value(one: PlanView, outcome: Outcome) -> float:
     """f of an outcome by the first objective of a view."""
     world = read_view(replace(one, catalog=digits()), 1.0)
-    goal = goal_of(world, pods_of(world, True, False)[0], {}, CloverSettings())
+    goal = goal_of(world, pods_of(world, True)[0], {}, CloverSettings())
     assert goal is not None
     return goal.value(outcome)

@@ -1,12 +1,12 @@
 """`trefoil reproduce`: a paper played again in the simulator, at equal load."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,8 +14,16 @@ from trefoil.cli.guarded import Guarded
 from trefoil.cli.output import AsJson, console, print_json
 from trefoil.core.errors import SettingError, one_of
 
+if TYPE_CHECKING:
+    from trefoil.reproduce.experiment import Experiment
+
 app = typer.Typer(cls=Guarded, no_args_is_help=True, help="Play a paper again in the simulator, at equal load.")
 Out = Annotated[Path, typer.Option(help="Folder for summary.json, a CSV and PNG per figure, and kept runs.")]
+Families = Annotated[list[str] | None, typer.Option("--family", help="Only these families of the repository.")]
+Repository = Annotated[Path | None, typer.Option(help="Model repository; default: the one that ships.")]
+TraceOf = Annotated[str, typer.Option("--trace", help="ciso-march, ciso-september, eso-march, or a CSV file.")]
+DeviceOf = Annotated[str, typer.Option("--device", help="Device type of the GPUs; default: the paper's A100-40GB.")]
+Policies = Annotated[str, typer.Option(help="Play only these next to base, e.g. clover,oracle,exact.")]
 Jobs = Annotated[int, typer.Option(min=0, help="Runs side by side; 0: one per core.")]
 
 
@@ -44,7 +52,7 @@ PAPERS: Final = (
         "One pair, one seed, 20 s of each hour, no sweeps.",
     ),
     Paper(
-        "carbondis", "carbondis_study", "tables:carbondis_tables", ("carbondis", "carbondis"),
+        "carbondis", "carbondis.study", "tables:carbondis_tables", ("carbondis", "carbondis.experiment"),
         "CARBONDIS: two sets of five jobs on P4s or T4s and A100s, as published and a week of carbon. Runs are kept.",
         "How many seeds, each of which begins another day.", "Also CIT from 0.8 to 1.2, and constants turned by 30 %.",
         "One seed, 2,000 requests a job, a day, no sweeps.",
@@ -97,7 +105,14 @@ def clover(
     seeds: Annotated[int, typer.Option(min=1, max=100, help="How many seeds of the headline.")] = 5,
     hours: Annotated[float, typer.Option(min=1, max=48, help="Of the traces.")] = 48.0,
     speedup: Annotated[float, typer.Option(min=1, max=96, help="Trace hours in one simulated hour.")] = 1.0,
-    family: Annotated[list[str] | None, typer.Option(help="Only these applications.")] = None,
+    family: Families = None,
+    repository: Repository = None,
+    trace: TraceOf = "",
+    device: DeviceOf = "",
+    gpus: Annotated[int, typer.Option(min=1, max=1000, help="How many GPUs; the paper's: 10.")] = 10,
+    load: Annotated[float, typer.Option(min=0.01, max=1, help="Share of what BASE answers.")] = 0.6,
+    weight: Annotated[float, typer.Option("--lambda", min=0, max=1, help="Weight of carbon in f.")] = 0.5,
+    policies: Policies = "",
     jobs: Jobs = 0,
     sweeps: Annotated[bool, typer.Option(help="Also levers, loads, thresholds, seasons, assumptions turned.")] = True,
     quick: Annotated[
@@ -105,26 +120,51 @@ def clover(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """CLOVER (SC 23): ten A100s, three applications, 48 h of carbon. Runs kept in --out are not played again."""
-    from trefoil.reproduce.clover import FAMILIES, QUICK, CloverOptions
-    from trefoil.reproduce.experiment import data_folder
-    from trefoil.reproduce.figures import all_figures
+    """CLOVER (SC 23): ten A100s, three applications, 48 h of carbon; or your own. Runs kept in --out are not played
+    again.
+    """
+    from trefoil.reproduce.clover.figures import all_figures
+    from trefoil.reproduce.clover.study import QUICK, CloverOptions
+    from trefoil.reproduce.experiment import trace_of
 
-    unknown = sorted(set(family or ()) - set(FAMILIES))
-    if unknown:
-        raise SettingError(
-            "no such application", field="--family", value=unknown[0], remedy=one_of(FAMILIES, unknown[0])
-        )
-    seeds_played = tuple(range(1, seeds + 1))
-    options = CloverOptions(tuple(family or FAMILIES), seeds_played, hours, hours, speedup, jobs, sweeps)
+    of = _experiment(family or (QUICK.experiment.families if quick else ()), repository, trace, device, policies)
+    of = replace(of, gpus=gpus, load=load, lambda_weight=weight)
+    options = CloverOptions(of, tuple(range(1, seeds + 1)), hours, hours, speedup, jobs, sweeps)
     if quick:
-        options = replace(QUICK, jobs=jobs)
+        options = replace(QUICK, experiment=of, jobs=jobs)
     about = {
         "paper": "CLOVER, SC 23", "basis": "simulated on modelled profiles", "seeds": list(options.seeds),
         "hours": options.hours, "speedup": options.speedup,
-        "data": "real traces (TREFOIL_DATA)" if data_folder() else "synthetic curve: the real traces are not here",
+        "data": trace_of(of.trace) or "synthetic curve: the real traces are not here (TREFOIL_DATA)",
     }  # fmt: skip
     _play(about, ("", "runs"), partial(all_figures, options, out), "tables:clover_tables", out, as_json)
+
+
+def _experiment(
+    families: Sequence[str], repository: Path | None, trace: str, device: str, policies: str
+) -> "Experiment":
+    """Experiment with what was given; the rest as printed.
+
+    Raises:
+        SettingError, NotFound: a name that stands for nothing.
+    """
+    from trefoil.core.device_types import device_type
+    from trefoil.core.policies import policy
+    from trefoil.reproduce.experiment import TRACES, Experiment
+    from trefoil.reproduce.runs import family_folder
+
+    folder = str(repository) if repository else ""
+    known = sorted(path.parent.name for path in family_folder("", folder).glob("*/family.toml"))
+    for name in families:
+        if name not in known:
+            raise SettingError("no such family", field="--family", value=name, remedy=one_of(known, name))
+    if trace and trace not in TRACES and not Path(trace).is_file():
+        remedy = one_of(TRACES, trace, also="a CSV file of intensities")
+        raise SettingError("no such trace", field="--trace", value=trace, remedy=remedy)
+    found = Experiment(repository=folder, policies=tuple(policy(name).name for name in policies.split(",") if name))
+    if repository or families:
+        found = replace(found, families=tuple(families or known))
+    return replace(found, trace=trace or found.trace, device=device_type(device or found.device).name)
 
 
 for _paper in PAPERS:

@@ -104,10 +104,9 @@ PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
     "literal": {"literal": True},  # CLOVER's Eq. 6, WattWiser's Algorithm 2 as printed
     "shared_gpus": {"gpus_shared": 1},  # uniform on GPUs of which neighbours share one, as wattwiser has them
     "shared_slices": {"families_per_slice": 2},  # exact: two families on a slice, where that saves
-    "guided": {"guided": True, "warm": True},  # ours: neighbours by a fitted law, rounds from the best graph known
+    "guided": {"neighbours": "guided", "warm": True},  # ours: by a fitted law, rounds from the best graph
     "artifact": {  # CLOVER's public code
         "literal": True,
-        "raw_draws": True,
         "lambda_weight": 0.1,
         "base_intensity_g_per_kwh": 250.0,
         "first_accepted": True,

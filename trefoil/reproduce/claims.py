@@ -3,7 +3,8 @@
 A claim says where it stands, the paper's own number, the condition, our command and the place in what it left
 (`benchmarks/results`). Its verdict is `holds` (ours lies within `within` of the paper's range), `direction holds` (on
 the paper's side of `neutral`, where the claim would be false), `differs`, which names its cause and the figure with the
-cause turned off, or `not played`. `verdict_of` judges again what the file states.
+cause turned off, or `not played`. `verdict_of` judges again what the file states; a claim that is not played may have
+a path already, and has a verdict as soon as results hold it.
 """
 
 import statistics
@@ -133,7 +134,12 @@ def verdict_of(claim: Claim, found: Mapping[str, Any]) -> Verdict:
     """Verdict on a claim by kept results, whatever the file states. Raises as `ours`."""
     if not claim.path:
         return "not played"
-    value = ours(found, claim.path)
+    try:
+        value = ours(found, claim.path)
+    except KeyError:
+        if claim.verdict != "not played":
+            raise
+        return "not played"
     if isinstance(value, bool) or isinstance(claim.published, str):
         if not isinstance(value, bool) or not isinstance(claim.published, str):
             raise TypeError(f"{claim.name}: a published number needs numbers, a published text needs true or false")
@@ -150,7 +156,7 @@ def table(claims: Claims, found: Mapping[str, Any]) -> str:
     """Claims of a paper as a table in Markdown, with the share that holds."""
     rows = []
     for claim in claims.claims:
-        mine = _shown(claim, ours(found, claim.path)) if claim.path else ""
+        mine = "" if claim.verdict == "not played" else _shown(claim, ours(found, claim.path))
         cause = ""
         if claim.cause is not None:
             off = _shown(claim, ours(found, claim.cause.path)) if claim.cause.path else ""

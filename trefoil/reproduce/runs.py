@@ -58,6 +58,7 @@ class Spec:
     variants, shapes  what the planner may use; empty: all
     energy, latency   factors on the profile's active joules and service times, by slice type ("" = every one)
     sleep    factor on what a sleeping GPU draws
+    repository  model repository of the family; "" = the one that ships
     """
 
     family: str
@@ -74,7 +75,7 @@ class Spec:
     constant_g_per_kwh: float | None = None
     fidelity: str = "request"
     mode: str = "lambda"
-    lambda_weight: float = 0.1
+    lambda_weight: float = 0.5
     min_accuracy: float = 0.0
     base_j_per_request: float = 0.0
     base_intensity: float = 250.0
@@ -91,6 +92,7 @@ class Spec:
     latency: tuple[tuple[str, float], ...] = ()
     sleep: float = 1.0
     device: str = "A100-SXM4-40GB"
+    repository: str = ""
     exact_quantiles: bool = False
     forecast: str = "none"
     past: tuple[float, ...] = ()
@@ -106,7 +108,7 @@ class Spec:
     @property
     def key(self) -> str:
         """Key of the run, whatever process computes it."""
-        return key_of(self, source_hash(self.policy))
+        return key_of(self, source_hash(self.policy, repository=self.repository))
 
     @property
     def name(self) -> str:
@@ -156,12 +158,12 @@ def key_of(spec: Any, sources: str) -> str:
 
 
 @cache
-def source_hash(policy: str = "", module: str = __name__) -> str:
+def source_hash(policy: str = "", module: str = __name__, repository: str = "") -> str:
     """Hash of every module of ours that a run imports, and of the repository's families and profiles.
 
     Of a policy: without the planners that only others need, so that who improves one does not play all of them again.
     """
-    files = {path for suffix in ("*.toml", "*.csv") for path in REPOSITORY.glob(f"*/{suffix}")}
+    files = {path for suffix in ("*.toml", "*.csv") for path in family_folder("", repository).glob(f"*/{suffix}")}
     left, seen = [module], set[str]()
     if policy:
         left.append(PLANNERS[POLICIES[policy].planner].make.__module__)
@@ -201,6 +203,11 @@ class StudyRun:
         return self.summary[name]
 
 
+def family_folder(family: str, repository: str = "") -> Path:
+    """Folder of a family; `repository` "": of the one that ships."""
+    return (Path(repository) if repository else REPOSITORY) / family
+
+
 def scenario_of(spec: Spec) -> Scenario:
     """Scenario of a spec."""
     zone = Zone(trace=Path(spec.trace) if spec.trace else None, constant_g_per_kwh=spec.constant_g_per_kwh)
@@ -227,7 +234,7 @@ def scenario_of(spec: Spec) -> Scenario:
         families=(
             Served(
                 name=spec.family,
-                repository=REPOSITORY,
+                repository=family_folder("", spec.repository),
                 items=spec.items,
                 arrivals=Arrivals(rate_per_s=spec.rate_per_s),
                 objective=wanted,
@@ -252,7 +259,7 @@ def scenario_of(spec: Spec) -> Scenario:
 
 def catalogs(spec: Spec) -> tuple[Catalog, Catalog]:
     """Catalogs (told to the planner, true before noise): the profile with the spec's limits and factors."""
-    family, rows = load_family(REPOSITORY / spec.family)
+    family, rows = load_family(family_folder(spec.family, spec.repository))
     energy, latency = dict(spec.energy), dict(spec.latency)
     changed = []
     for row in rows:

@@ -8,7 +8,7 @@ from typing import Any
 
 from controller.planners.clover.objective import delta_accuracy, delta_carbon, weighted
 from trefoil.core.units import grams
-from trefoil.reproduce.experiment import BASE_INTENSITY, LAMBDA, Reference
+from trefoil.reproduce.experiment import BASE_INTENSITY, Reference
 from trefoil.reproduce.runs import PUE, StudyRun
 
 SETTLED_S = 8 * 3600.0  # CLOVER's first window
@@ -51,7 +51,7 @@ class ScoreCurve:
         return sum(values) / len(values) if values else math.nan
 
 
-def objective_curve(result: StudyRun, reference: Reference, weight: float = LAMBDA) -> ScoreCurve:
+def objective_curve(result: StudyRun, reference: Reference) -> ScoreCurve:
     """Objective (Eq. 3) of every bin, from what was really drawn and answered in it; who was refused is a miss."""
     family, series = result.spec.family, result.series
     width_s = result.spec.span_s / result.spec.bins
@@ -69,19 +69,19 @@ def objective_curve(result: StudyRun, reference: Reference, weight: float = LAMB
         if rate <= 0 or accuracy is None:
             continue
         c, a = delta_carbon(co2 / (rate * width_s), base_g), delta_accuracy(accuracy, reference.accuracy)
-        rows.append((at * result.spec.speedup, ci, c, a, weighted(weight, c, a), p95))
+        rows.append((at * result.spec.speedup, ci, c, a, weighted(result.spec.lambda_weight, c, a), p95))
     columns = zip(*rows, strict=True) if rows else [()] * 6
     return ScoreCurve(*(tuple(column) for column in columns))
 
 
-def mean_objective(result: StudyRun, reference: Reference, weight: float = LAMBDA) -> float:
+def mean_objective(result: StudyRun, reference: Reference) -> float:
     """Objective (Eq. 3) of a whole run at a constant load: f is linear in grams and in accuracy.
 
     For flows, whose steps are longer than the bins of a curve and put all of their grams into one.
     """
     base_g = grams(reference.joules, BASE_INTENSITY, PUE)
     lost = delta_accuracy(result["accuracy"], reference.accuracy)
-    return weighted(weight, delta_carbon(result["grams_per_request"], base_g), lost)
+    return weighted(result.spec.lambda_weight, delta_carbon(result["grams_per_request"], base_g), lost)
 
 
 def evaluations_of(result: StudyRun, slo_ms: float) -> list[dict[str, Any]]:
@@ -114,13 +114,13 @@ def evaluations_of(result: StudyRun, slo_ms: float) -> list[dict[str, Any]]:
     return found
 
 
-def scheme_row(runs: Sequence[StudyRun], references: Mapping[int, Reference], weight: float = LAMBDA) -> dict[str, Any]:
+def scheme_row(runs: Sequence[StudyRun], references: Mapping[int, Reference]) -> dict[str, Any]:
     """Row of one scheme over all of its seeds. `held`: to an accuracy."""
 
     def each(pick: Callable[[StudyRun], float]) -> dict[str, Any]:
         return asdict(over_seeds([pick(run) for run in runs]))
 
-    curves = {run.spec.seed: objective_curve(run, references[run.spec.seed], weight) for run in runs}
+    curves = {run.spec.seed: objective_curve(run, references[run.spec.seed]) for run in runs}
     return {
         "scheme": runs[0].spec.label,
         "knows_truth": runs[0].spec.knows_truth,

@@ -125,7 +125,9 @@ class Simulation(NullPorts):
         self._reported: dict[str, list[Interval]] = {f: [] for f in inputs.objectives}  # since the last load window
         self._seq = 0
         self._viewed: PlanView | None = None
-        self.forecasts = ForecastFeed(scenario.carbon.forecast, inputs.carbon[inputs.zone])
+        self.forecasts = ForecastFeed(
+            scenario.carbon.forecast, inputs.carbon[inputs.zone], scenario.carbon.ratio_after_h
+        )
         self._read_carbon()
         self._set_routes()
         self._run_step(self.core.enter_epoch(EPOCH))

@@ -6,7 +6,7 @@ Data: pieces [s_i, e_i) with value v_i that began before the current interval, a
 Formulation: ACI = sum v_i (e_i - s_i) / sum (e_i - s_i) over the window: `expanding` all of them; `30d` those of the
 last 30 days; `same_hour` those of the last 30 days that begin less than half an hour from the same time of day.
 Deviations: the mean is weighted by time, so that a change of resolution or a gap does not tilt it; there is no ratio
-before 24 h of the window's reach are known.
+before `known_h` of the window's reach are known (24; 0 as printed: from the second interval on).
 A replay that runs `speedup` times as fast has days that are as much shorter on the wall clock.
 """
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from carbon_feed.core.history import History, Values, check_series
 from trefoil.core import errors
 from trefoil.core.carbon import CarbonRatio, CarbonReading
-from trefoil.core.units import DAY_S
+from trefoil.core.units import DAY_S, HOUR_S
 
 WINDOW_DAYS: Final = 30
 NEAR_DAYS: Final = 0.5 / 24
@@ -39,8 +39,9 @@ def ratio(
     *,
     as_of_s: float = math.inf,
     speedup: float = 1.0,
+    known_h: float = 24.0,
 ) -> CarbonRatio | None:
-    """Ratio CIR with its ACI, window and number of pieces; None: less than 24 h of the window are known, or ACI is 0.
+    """Ratio CIR with its ACI, window and number of pieces; None: too little of the window is known, or ACI is 0.
 
     Raises:
         errors.SettingError: no such window.
@@ -57,7 +58,7 @@ def ratio(
     reach = np.full(before, True) if window == EXPANDING else ago_days <= WINDOW_DAYS + SLACK_DAYS
     chosen = reach & (_same_hour(ago_days) if window == SAME_HOUR else True)
     lengths = ends - starts
-    if float(lengths[reach].sum()) < day_s * (1 - SLACK_DAYS) or not chosen.any():
+    if float(lengths[reach].sum()) < known_h * HOUR_S / speedup * (1 - SLACK_DAYS) or not chosen.any():
         return None
     values, lengths = values[chosen], lengths[chosen]
     average = float((values * lengths).sum() / lengths.sum())

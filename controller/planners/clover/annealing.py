@@ -37,6 +37,8 @@ class Rules:
     measured_max: int = 0
     first_accepted: bool = False
     random: bool = False
+    raw: bool = True
+    """Neighbours come from raw draws."""
 
 
 @dataclass
@@ -90,7 +92,9 @@ class Search:
             self.stopped = self._stop(rules)
         if not self.stopped:
             drawn = (
-                space.random(rng) if rules.random else space.neighbour(self.centre, rng, self.seen, slo_kept, surrogate)
+                space.random(rng)
+                if rules.random
+                else space.neighbour(self.centre, rng, self.seen, rules.raw, slo_kept, surrogate)
             )
             if drawn is None:
                 self.stopped = "no neighbour is left"

@@ -164,10 +164,11 @@ class CloverPlanner:
             settings.measured_max,
             settings.first_accepted,
             self.random,
+            settings.neighbours == "raw",
         )
 
     def _pods(self, inputs: PlanningInput, settings: CloverSettings) -> tuple[Pod, ...]:
-        return pods_of(inputs, settings.standardised, settings.raw_draws)
+        return pods_of(inputs, settings.standardised)
 
     def _known_at_load(self, pod: Pod, rate_per_s: float, settings: CloverSettings) -> dict[str, Outcome]:
         """What is known of this pod at this load, by graph."""
@@ -216,7 +217,7 @@ class CloverPlanner:
         rng: Generator,
     ) -> None:
         """Judge what is known until something has to be measured or the round ends."""
-        guided = settings.guided and goal is not None
+        guided = settings.neighbours == "guided" and goal is not None
         setups = {key: setup for key in known if guided and (setup := pod.space.named(key)) is not None}
         while True:
             kept = {s.graph: goal.feasible(known[key]) for key, s in setups.items() if goal}

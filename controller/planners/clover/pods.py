@@ -121,7 +121,7 @@ def _edges(device: Device, family: str) -> list[Edge]:
     return [(r.variant, device.type.name, r.key.slice_type) for r in device.running if r.family == family]
 
 
-def pods_of(inputs: PlanningInput, standardised: bool, artifact: bool) -> tuple[Pod, ...]:
+def pods_of(inputs: PlanningInput, standardised: bool) -> tuple[Pod, ...]:
     """Pods of a fleet, one per family that has an objective and at least one device."""
     dealt = sorted((d for d in inputs.devices if not d.frozen), key=lambda device: device.type.name)
     taken = _assign_devices(dealt, inputs.tasks)
@@ -134,7 +134,7 @@ def pods_of(inputs: PlanningInput, standardised: bool, artifact: bool) -> tuple[
             variants = inputs.view.catalog.family(task.family).by_accuracy()
             known = inputs.known.family(task.family).by_accuracy()
             without = tuple(v.name for v in known if v not in variants)
-            found.append(Pod(task, tuple(devices), Space(kinds, variants, standardised, artifact, without)))
+            found.append(Pod(task, tuple(devices), Space(kinds, variants, standardised, without)))
     return tuple(found)
 
 

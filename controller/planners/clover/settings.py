@@ -14,7 +14,9 @@ class CloverSettings(PlannerSettings):
         "lambda": "call it lambda_weight",
         "base_intensity": "call it base_intensity_g_per_kwh",
         "accuracy_loss_max": "call it accuracy_loss_max_pct",
-        "artifact": "call it raw_draws, true or false",
+        "artifact": "call it neighbours, raw or uniform",
+        "raw_draws": "call it neighbours, raw or uniform",
+        "guided": "call it neighbours, guided",
     }
     FLEET: ClassVar[frozenset[str]] = PlannerSettings.FLEET | {
         "base_intensity_g_per_kwh",
@@ -31,9 +33,8 @@ class CloverSettings(PlannerSettings):
         "standardised",
         "literal",
         "first_accepted",
-        "raw_draws",
+        "neighbours",
         "warm",
-        "guided",
         "carbon_base_g_per_kwh",
         "kernel_requests",
     }
@@ -72,12 +73,11 @@ class CloverSettings(PlannerSettings):
     """Use Eq. 6 as the paper prints it."""
     first_accepted: bool = False
     """The first neighbour of a round becomes the centre whatever it is worth; the artifact's."""
-    raw_draws: bool = False
-    """Neighbours are drawn from the raw space until one is near, as the artifact does."""
+    neighbours: Literal["raw", "uniform", "guided"] = "raw"
+    """Draw raw partitions and variants until one is near, as the public code does; or among distinct near graphs, all
+    alike or by how known graphs near them keep the SLO: ours."""
     warm: bool = False
     """A round begins at the best graph known, by the intensity of now, and not at the deployed one; ours."""
-    guided: bool = False
-    """Neighbours are drawn by how known graphs near them keep the SLO; ours."""
     carbon_base_g_per_kwh: float = Field(default=0.0, ge=0)
     """Fixed base of the carbon trigger's threshold; 0: the intensity that was planned with."""
     pod_devices: int = Field(default=0, ge=0)

@@ -5,8 +5,9 @@ its artifact, where every GPU takes the same partition and models ("standardised
 Data: the devices of a pod by type, the variants of its family.
 Formulation: a `Setup` says how many devices take each configuration and which graph results; only such compositions
 are realisable. Standardised: the graph of one device per type, of which every device is a copy; its space is
-enumerated (1,282 graphs for four variants on an A100), and a neighbour is drawn from all within the distance: alike, or
-by how the known graphs near it keep the SLO (`slo_chance`), as graphs that are near behave alike.
+enumerated (1,282 graphs for four variants on an A100). A neighbour comes from raw draws: partition and variants at
+random until the graph is within the distance, so that a graph of many raw points is drawn more often. Deviations by
+setting: all graphs within the distance alike, or by how the known graphs near them keep the SLO (`slo_chance`).
 Fleet graph: at most two devices take another configuration and at most two copies another variant, drawn at random
 and kept if the distance is within the threshold.
 Deviations: every slice hosts a copy, as in CLOVER; a configuration with a slice in which no variant fits is left out.
@@ -97,9 +98,9 @@ def mig_configuration(kind: DeviceType, number: int) -> Configuration:
     )
 
 
-def partitions(kind: DeviceType, artifact: bool) -> tuple[Configuration, ...]:
-    """Partitions to draw from: position-aware placements, as x_p; the artifact leaves out duplicates."""
-    if artifact and len(placements(kind)) == len(FIG_1):
+def partitions(kind: DeviceType) -> tuple[Configuration, ...]:
+    """Partitions to draw from: position-aware placements, as x_p; of an A100 without the artifact's duplicates."""
+    if len(placements(kind)) == len(FIG_1):
         return tuple(mig_configuration(kind, n) for n in FIG_1 if n not in ARTIFACT_DROPS)
     return tuple(
         Configuration(kind.name, tuple(sorted(Counter(name for name, _, _ in p).items()))) for p in placements(kind)
@@ -174,7 +175,6 @@ class Space:
     kinds: tuple[tuple[DeviceType, int], ...]
     variants: tuple[Variant, ...]
     standardised: bool = True
-    artifact: bool = False
     without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -247,15 +247,16 @@ class Space:
         centre: Setup,
         rng: Generator,
         seen: Collection[str],
+        raw: bool,
         slo_kept: Mapping[Graph, bool],
         surrogate: Callable[[Sequence[Graph]], npt.NDArray[np.float64]] | None = None,
     ) -> Setup | None:
         """Neighbour within the distance that is not seen yet; None when there is none, or none is found.
 
-        `slo_kept`: which known graphs keep the SLO. A standardised neighbour is drawn by how its nearest known ones do,
-        and by what the `surrogate` says it may be worth.
+        `raw`: the first of raw draws that is near. Else a standardised neighbour is drawn from all near ones by how the
+        known graphs near it keep the SLO (`slo_kept`), and by what the `surrogate` says it may be worth.
         """
-        if self.standardised and not self.artifact:
+        if self.standardised and not raw:
             near = [s for s in self.neighbourhood(centre) if s.key not in seen]
             if not near:
                 return None
@@ -343,7 +344,7 @@ class Space:
         layouts: Counter[Configuration] = Counter()
         weights: Counter[Edge] = Counter()
         for kind, number in self.kinds:
-            options = [c for c in partitions(kind, self.artifact) if self._hostable(kind, c)]
+            options = [c for c in partitions(kind) if self._hostable(kind, c)]
             allowed = fitting_variants(kind, self.variants)
             for _ in range(1 if self.standardised else number):
                 configuration = options[int(rng.integers(len(options)))]

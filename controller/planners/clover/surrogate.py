@@ -1,6 +1,6 @@
 """Surrogate of configurations that were never measured: a scaling law fitted to those that were.
 
-Source: ours (preset `guided`); CLOVER draws neighbours all alike. A proposal only: what counts is what is measured.
+Source: ours (preset `guided`); CLOVER draws neighbours at random. A proposal only: what counts is what is measured.
 Data: outcomes of known graphs, each variant's MACs and accuracy, compute slices, idle power and rate of the pod, SLO.
 Formulation: a copy of variant v on a slice with c compute slices takes t = tau MACs_v^g / c^d for a request and active
 joules that are proportional to c t. In a FIFO that every free copy pulls from, a copy's share of the requests is 1 / t

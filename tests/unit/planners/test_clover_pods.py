@@ -66,7 +66,7 @@ def pods(plan):
 
 def value(one, plan, family):
     world = read_view(one, 1.0)
-    pod = next(p for p in pods_of(world, True, False) if p.family == family)
+    pod = next(p for p in pods_of(world, True) if p.family == family)
     return goal_of(world, pod, {}, CloverSettings()).value(served(one, plan, family))
 
 

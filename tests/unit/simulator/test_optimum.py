@@ -6,9 +6,9 @@ import pytest
 
 from trefoil.core import errors
 from trefoil.core.units import grams
-from trefoil.reproduce import past
+from trefoil.reproduce.clover import past
+from trefoil.reproduce.clover.optimum import FrontierPlan, measured_frontiers, open_prices, optimum_of, optimum_row
 from trefoil.reproduce.experiment import BASE_INTENSITY, CONSTANT_G, Reference
-from trefoil.reproduce.optimum import FrontierPlan, measured_frontiers, open_prices, optimum_of, optimum_row
 from trefoil.reproduce.runs import PUE
 
 REFERENCE = Reference("albert", 1, 60.0, 150.0, 30.0, 0.87)

@@ -123,6 +123,7 @@ class ForecastFeed:
 
     name: str
     intensity: Intensity
+    ratio_after_h: float = 24.0
     _played: Playback | None = None
     _forecaster: LiveForecaster | None = None
     _history: History | None = None
@@ -142,8 +143,9 @@ class ForecastFeed:
         return issued.forecast or CarbonForecast(series, self.name, now_s, fallback_reason=issued.why)
 
     def ratio(self, now_s: float) -> float | None:
-        """Intensity now over its average so far (carbon_feed/history/core/ratio.py); None before a day is known."""
-        found = ratio(self._history_until(now_s), self.intensity.reading(now_s), speedup=self.intensity.played.speedup)
+        """Intensity now over its average so far (carbon_feed/history/core/ratio.py); None before enough is known."""
+        history, reading = self._history_until(now_s), self.intensity.reading(now_s)
+        found = ratio(history, reading, speedup=self.intensity.played.speedup, known_h=self.ratio_after_h)
         return None if found is None else found.cir
 
     def _history_until(self, now_s: float) -> History:

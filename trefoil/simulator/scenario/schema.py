@@ -189,6 +189,8 @@ class Carbon(Settings):
     """Resample to means over this; 0: as in the trace."""
     speedup: float = Field(default=1.0, gt=0)
     """Trace seconds in a simulated second."""
+    ratio_after_h: float = Field(default=24.0, ge=0)
+    """Hours of the trace that must be known before routers are told its ratio to the average."""
     forecast: Literal["none", "persistence", "climatology", "blend", "perfect"] = "none"
     """What budgets are planned by: a model of the feed (only what has begun is known), or the trace itself."""
 

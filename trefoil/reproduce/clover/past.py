@@ -22,12 +22,14 @@ PASTS: Final = {  # trace: file, column, the hour at which the trace begins
 
 
 def past_of(trace: str) -> tuple[float, ...]:
-    """Past of a trace [g/kWh], hour by hour, oldest first; empty without the real traces.
+    """Past of a trace [g/kWh], hour by hour, oldest first; empty without the real traces, and of a user's own.
 
     Raises:
         errors.TraceError: the file does not hold the week.
     """
     folder = data_folder()
+    if trace not in PASTS:
+        return ()
     file, column, begins = PASTS[trace]
     if folder is None or not (folder / "carbon" / file).exists():
         return ()

@@ -11,12 +11,12 @@ from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import A100_40GB, slice_type
 from trefoil.core.queueing import ServerClass, arrivals_s, serve_shared, service_time
 from trefoil.core.units import MS_PER_S
-from trefoil.reproduce.clover import LARGEST
 from trefoil.reproduce.experiment import DEVICE, ITEMS, LOAD, capacity_per_s
 from trefoil.reproduce.runs import REPOSITORY
 from trefoil.runtime.repository import load_family
 
 KERNEL_REQUESTS: Final = 20_000
+LARGEST: Final = "7g.40gb"
 LAYOUTS: Final = {
     "C1 7g": (("7g.40gb", 1),),
     "C2 4g+2g+1g": (("4g.20gb", 1), ("2g.10gb", 1), ("1g.5gb", 1)),

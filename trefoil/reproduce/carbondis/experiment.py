@@ -16,11 +16,13 @@ fixed ms per step over Inception-V3's, A100 column of keras.io/api/applications;
 Every batch of one size takes the same time, as the paper replays means.
 Deviations: all jobs send until the slowest has sent its requests. Intensities are hourly, of California and New South
     Wales by the nearest public series (Table IV's is not public), and each seed begins on another day.
+The average of carbon (ACI) starts as the paper's traces do, on 1 January 2022; `history` "2021-10" starts it with the
+    series at hand, 85 days earlier.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -37,6 +39,7 @@ from trefoil.core.units import HOUR_S, MS_PER_S
 from trefoil.reproduce.experiment import data_folder
 from trefoil.reproduce.runs import StudyRun, key_of, source_hash
 from trefoil.simulator.report.result import result
+from trefoil.simulator.scenario.carbon import Intensity, intensity_of
 from trefoil.simulator.scenario.inputs import Provided, prepare
 from trefoil.simulator.scenario.schema import (
     Arrivals,
@@ -146,6 +149,7 @@ PLANNERS: Final[Mapping[str, Mapping[str, float]]] = {
 class JobsSpec:
     """Spec of one run. `duration_s`: simulated; `speedup` hours of the trace pass in each hour of it.
 
+    history    month in which the average of carbon starts
     settings   of the router, by name
     changed    factors on constants of the model, by name
     """
@@ -158,6 +162,7 @@ class JobsSpec:
     arrivals: Literal["deeprecsys", "poisson"] = "deeprecsys"
     speedup: float = 1.0
     trace: str = ""
+    history: Literal["2022-01", "2021-10"] = "2022-01"
     settings: tuple[tuple[str, float | bool], ...] = ()
     changed: tuple[tuple[str, float], ...] = ()
 
@@ -178,7 +183,8 @@ class JobsSpec:
 
     def play(self) -> StudyRun:
         """Simulate it."""
-        simulation = Simulation(prepare(scenario_of(self), Provided(catalog=catalog_of(self))))
+        before = {"grid": intensity(self).played.lead_g_per_kwh}
+        simulation = Simulation(prepare(scenario_of(self), Provided(catalog=catalog_of(self), carbon_before=before)))
         simulation.run(simulation.end_s)
         found = json.loads(result(simulation).to_json())
         for job in SETS[self.jobs].jobs:  # what the report leaves out
@@ -248,12 +254,23 @@ def _row(device: DeviceType, model: str, items: int, changed: Mapping[str, float
 
 
 def carbon_of(spec: JobsSpec) -> Carbon:
-    """Intensities of a run. What lies before its start, another for each seed, is known to the carbon ratio."""
+    """Intensities of a run, another start for each seed; its ratio as printed, from the first average on."""
     if not spec.trace:
-        return Carbon(zones={"grid": Zone(offset_h=24 + (spec.seed - 1) * 5 % 24)}, speedup=spec.speedup)
-    start_h = JANUARY_H + (spec.seed - 1) * APART_H
-    zone = Zone(trace=Path(spec.trace), value_column=SETS[spec.jobs].zone, unit="g/kWh", offset_h=start_h)
-    return Carbon(zones={"grid": zone}, speedup=spec.speedup)
+        zone = Zone(offset_h=24 + (spec.seed - 1) * 5 % 24)
+    else:
+        start_h = JANUARY_H + (spec.seed - 1) * APART_H
+        zone = Zone(trace=Path(spec.trace), value_column=SETS[spec.jobs].zone, unit="g/kWh", offset_h=start_h)
+    return Carbon(zones={"grid": zone}, speedup=spec.speedup, ratio_after_h=0.0)
+
+
+def intensity(spec: JobsSpec) -> Intensity:
+    """Intensity of a run: what came before it since its history starts."""
+    found = intensity_of("grid", carbon_of(spec))
+    hours = (spec.seed - 1) * APART_H
+    if spec.history == "2021-10" or not spec.trace:
+        return found
+    before = found.played.lead_g_per_kwh[-hours:] if hours else ()
+    return replace(found, played=replace(found.played, lead_g_per_kwh=before))
 
 
 def scenario_of(spec: JobsSpec) -> Scenario:

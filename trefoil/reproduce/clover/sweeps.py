@@ -13,7 +13,8 @@ from typing import Any, Final
 from trefoil.core.device_types import A100_40GB, A100_40GB_WHOLE
 from trefoil.core.power import SWEEP_IDLE_W
 from trefoil.core.units import HOUR_S
-from trefoil.reproduce.clover import LARGEST, MAIN_TRACE, Study
+from trefoil.reproduce.clover.opportunities import LARGEST
+from trefoil.reproduce.clover.study import Study
 from trefoil.reproduce.experiment import (
     CONSTANT_G,
     DEVICE,
@@ -23,7 +24,6 @@ from trefoil.reproduce.experiment import (
     reference_of,
     reference_spec,
     spec_of,
-    trace_of,
 )
 from trefoil.reproduce.runs import REPOSITORY, Spec, StudyRun
 from trefoil.reproduce.scores import mean_objective, objective_curve, over_seeds, saving_pct
@@ -69,8 +69,9 @@ def _fluid(spec: Spec) -> Spec:
 
 def fluid_reference(study: Study, family: str, load: float = LOAD, **changes: Any) -> Reference:
     """Reference of BASE in the fluid model: SLO and C_base of what is compared in it."""
-    spec = replace(_fluid(reference_spec(family, study.options.seeds[0], load)), **changes)
-    return reference_of(study.run([spec])[0])
+    of = study.options.experiment
+    spec = replace(_fluid(reference_spec(family, study.options.seeds[0], of, load)), **changes)
+    return reference_of(study.run([spec])[0], of)
 
 
 def ablation(study: Study, family: str, floor: float, slo_ratio: float = 1.0) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def ablation(study: Study, family: str, floor: float, slo_ratio: float = 1.0) ->
         for lever, lock in locked.items():
             changes |= free.get(lever, {}) if lever in levers else lock
         return _fluid(
-            spec_of(reference, label, "exact", study.options.side_hours, trace_of(MAIN_TRACE), mode="budget",
+            spec_of(reference, label, "exact", study.options.side_hours, study.trace, mode="budget",
                     min_accuracy=round(floor, 6), **changes)
         )  # fmt: skip
 
@@ -127,7 +128,7 @@ def beside_clover(
     """Runs of schemes as flows; those that plan for an accuracy are held to what CLOVER reached in this very case."""
 
     def spec(policy: str, **more: Any) -> Spec:
-        plain = spec_of(reference, policy, policy, study.options.side_hours, trace_of(MAIN_TRACE), **more)
+        plain = spec_of(reference, policy, policy, study.options.side_hours, study.trace, **more)
         return _fluid(replace(plain, label=f"{policy} {case}", **changes))
 
     more = {"oracle": {"knows_truth": True}}

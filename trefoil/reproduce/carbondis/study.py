@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from trefoil.core.units import HOUR_S, MS_PER_S
 from trefoil.reproduce import plots
-from trefoil.reproduce.carbondis import A100, CHANGED, OURS, PAPERS, SETS, JobsSpec, carbon_of, trace_path
+from trefoil.reproduce.carbondis.experiment import A100, CHANGED, OURS, PAPERS, SETS, JobsSpec, intensity, trace_path
+from trefoil.reproduce.carbondis.printed import printed
 from trefoil.reproduce.runs import StudyRun, run_all
 from trefoil.reproduce.scores import over_seeds, saving_pct
-from trefoil.simulator.scenario.carbon import ForecastFeed, intensity_of
+from trefoil.simulator.scenario.carbon import ForecastFeed
 
 PAPER: Final = {  # grams of CARBONDIS, and jobs over their SLA
     "Set 1": {"below_highperf_pct": 16.21, "above_dybatch_pct": 5.39, "jobs_over": 0},
@@ -58,11 +59,12 @@ def study(options: CarbondisOptions, out: Path, say: Callable[[str], None]) -> d
         for name in PAPER
         for policy in (*PAPERS, *OURS)
     }
+    longer = {key: [replace(s, history="2021-10") for s in specs] for key, specs in published.items()}
     week = {key: [_week(spec, options) for spec in specs] for key, specs in published.items()}
     fig2 = {policy: _published("Fig. 2", policy, 1, CarbondisOptions()) for policy in FIG_2}
     swept, turned = week["Set 1", "carbondis"][:SEEDS_OF_CIT], _turned(options) if options.sweeps else {}
     cits = {cit: [replace(one, settings=(("cit", cit),)) for one in swept] for cit in CITS if options.sweeps}
-    wanted = [spec for by in (published, week, cits) for specs in by.values() for spec in specs]
+    wanted = [spec for by in (published, longer, week, cits) for specs in by.values() for spec in specs]
     runs = run_all(
         [*wanted, *fig2.values(), *(spec for by in turned.values() for spec in by.values())],
         out / "runs", options.jobs, say,
@@ -71,17 +73,18 @@ def study(options: CarbondisOptions, out: Path, say: Callable[[str], None]) -> d
     found: dict[str, Any] = {
         "paper": PAPER,
         "published": _rows(runs, published),
+        "history_2021_10": _rows(runs, longer),
         "week": _rows(runs, week),
         "cir_above_1_pct": {
             how: {name: _high_pct(by[name, "carbondis"]) for name in PAPER}
-            for how, by in (("published", published), ("week", week))
+            for how, by in (("published", published), ("history_2021_10", longer), ("week", week))
         },
         "fig2": {policy: _alone(runs[spec]) | {"paper_g": FIG_2[policy]} for policy, spec in fig2.items()},
         "fig10": {f"{cit:g}": _row([runs[spec] for spec in specs], highperf) for cit, specs in cits.items()},
         "turned": {case: _case(runs, by) for case, by in turned.items()},
     }
     _figures(found, {key: runs[specs[0]] for key, specs in published.items()}, out)
-    return found
+    return found | {"printed": printed(found)}
 
 
 def _published(name: str, policy: str, seed: int, options: CarbondisOptions) -> JobsSpec:
@@ -112,13 +115,14 @@ def _turned(options: CarbondisOptions) -> dict[str, dict[str, JobsSpec]]:
 
 
 def _by_job(run: StudyRun) -> dict[str, dict[str, float]]:
-    """Of each job its p95 over the SLA, how many were late, and of a thousand requests those that an A100 answered."""
+    """Of each job its p95 over the SLA, late requests, median, and requests of a thousand that an A100 answered."""
     found = {}
     for number, job in enumerate(SETS[run.spec.jobs].jobs, 1):
         one = run["families"][job.model]
         found[f"{number} {job.model}"] = {
             "p95_over_sla": one["p95_ms"] / job.sla_ms,
             "late": one["late"],
+            "median_ms": one["centiles_ms"][49],
             "high_uses": 1000 * one["by_device_type"].get(A100.name, 0.0),
         }
     return found
@@ -152,7 +156,7 @@ def _row(runs: Sequence[StudyRun], highperf: Sequence[StudyRun]) -> dict[str, An
         "requests": each(lambda run: run["answered"]),
         **{
             key: {job: asdict(over_seeds([one[job][key] for one in jobs])) for job in jobs[0]}
-            for key in ("p95_over_sla", "late", "high_uses")
+            for key in ("p95_over_sla", "late", "high_uses", "median_ms")
         },
     }
 
@@ -192,8 +196,8 @@ def _case(runs: Runs, by: Mapping[str, JobsSpec]) -> dict[str, Any]:
 
 
 def intensities(spec: JobsSpec, hours: int) -> list[dict[str, float]]:
-    """CCI, ACI and CIR of a run hour by hour of its trace, as routers are told; NaN before a day is known."""
-    feed, found = ForecastFeed("none", intensity_of("grid", carbon_of(spec))), []
+    """CCI, ACI and CIR of a run hour by hour of its trace, as routers are told; NaN before there is an average."""
+    feed, found = ForecastFeed("none", intensity(spec), 0.0), []
     for hour in range(hours):
         at_s = hour * HOUR_S / spec.speedup
         cci, cir = feed.intensity.reading(at_s).intensity_g_per_kwh, feed.ratio(at_s) or math.nan
@@ -214,6 +218,7 @@ def _figures(found: Mapping[str, Any], first: Mapping[tuple[str, str], StudyRun]
     """Figures as published, of what was published: Fig. 1 without Ontario, of which there is no series here."""
     rows = {name: intensities(first[name, "carbondis"].spec, JANUARY) for name in PAPER}
     plots.write_csv(out, "fig01", [{"set": name, **row} for name, each in rows.items() for row in each])
+    plots.write_csv(out, "fig04", rows["Set 1"])
     hours = list(range(JANUARY))
     of = {key: (hours, [row[key] for row in rows["Set 1"]]) for key in ("cci", "aci", "cir")}
     zones: Any = {"g/kWh": {name: (hours, [row["cci"] for row in each]) for name, each in rows.items()}}
@@ -226,7 +231,7 @@ def _figures(found: Mapping[str, Any], first: Mapping[tuple[str, str], StudyRun]
             "arrivals": how, "set": name, "policy": policy, "job": model, "p95_over_sla": ratio["mean"],
             "high_uses": row["high_uses"][model]["mean"],
         }
-        for how in ("published", "week")
+        for how in ("published", "history_2021_10", "week")
         for name, by in found[how].items()
         for policy, row in by.items()
         for model, ratio in row["p95_over_sla"].items()
@@ -246,6 +251,17 @@ def _figures(found: Mapping[str, Any], first: Mapping[tuple[str, str], StudyRun]
         for name, by in found["published"].items()
     }
     plots.grouped(grams, out, "fig08", ("g",))
+    plots.write_csv(out, "fig08", [
+        {"set": name, "policy": policy, "idle_g": by["idle"][policy], "active_g": by["active"][policy]}
+        for name, by in grams.items() for policy in by["idle"]
+    ])  # fmt: skip
+    _fig07(first, out)
+    if found["fig10"]:
+        _fig10(found["fig10"], out)
+
+
+def _fig07(first: Mapping[tuple[str, str], StudyRun], out: Path) -> None:
+    """Fig. 7: distribution of the latencies of job 1 of Set 1, one seed."""
     model = SETS["Set 1"].jobs[0].model
     cdf: Any = {
         f"{model}, SLA {SETS['Set 1'].jobs[0].sla_ms:g} ms": {
@@ -255,8 +271,11 @@ def _figures(found: Mapping[str, Any], first: Mapping[tuple[str, str], StudyRun]
         }
     }
     plots.lines(cdf, out, "fig07", "ms", "% of requests")
-    if found["fig10"]:
-        _fig10(found["fig10"], out)
+    plots.write_csv(out, "fig07", [
+        {"policy": policy, "pct_of_requests": pct, "ms": ms}
+        for by in cdf.values() for policy, (centiles_ms, pcts) in by.items()
+        for ms, pct in zip(centiles_ms, pcts, strict=True)
+    ])  # fmt: skip
 
 
 def _fig10(by: Mapping[str, Mapping[str, Any]], out: Path) -> None:
@@ -268,3 +287,10 @@ def _fig10(by: Mapping[str, Mapping[str, Any]], out: Path) -> None:
         "late": {m: (at, [row["late"][m]["mean"] for row in by.values()]) for m in models},
     }
     plots.lines(panels, out, "fig10", "CIT", "", marked=True)
+    plots.write_csv(out, "fig10", [
+        {
+            "cit": cit, "job": model, "high_uses": row["high_uses"][model]["mean"], "late": row["late"][model]["mean"],
+            "idle_g": row["idle_g"]["mean"], "active_g": row["active_g"]["mean"],
+        }
+        for cit, row in by.items() for model in models
+    ])  # fmt: skip

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,8 +10,20 @@ from carbon_feed.providers.trace import load_trace
 from carbon_feed.settings import TraceSettings
 from trefoil.core.carbon import Factors
 from trefoil.core.units import HOUR_S, grams
-from trefoil.reproduce import opportunities, plots, sweeps
-from trefoil.reproduce.clover import CloverOptions, Study, curves, headline, paper_method, schemes_of, traces
+from trefoil.reproduce import plots
+from trefoil.reproduce.clover import opportunities, sweeps
+from trefoil.reproduce.clover.printed import printed
+from trefoil.reproduce.clover.study import (
+    SEARCHES,
+    CloverOptions,
+    Study,
+    at_code_lambda,
+    curves,
+    headline,
+    paper_method,
+    schemes_of,
+    traces,
+)
 from trefoil.reproduce.experiment import BASE_INTENSITY, data_folder
 from trefoil.reproduce.plots import write_csv
 from trefoil.reproduce.runs import PUE
@@ -31,32 +44,39 @@ LCA: Final = "Carbon Intensity gCO₂eq/kWh (LCA)"
 
 
 def all_figures(options: CloverOptions, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Play everything; figures of the whole paper as CSV and PNG in `folder`, kept runs below it."""
+    """Play everything; figures of the whole paper as CSV and PNG in `folder`, kept runs below it.
+
+    Of policies of a user's own: their rows alone. Of another fleet, load or families: what needs no A100 of the paper.
+    """
     study = Study(options, folder, say)
     study.run_references()
-    equal = headline(study)
-    found: dict[str, Any] = {"equal": equal, "paper_method": _paper_method(study, equal, folder)}
-    figures: dict[str, Any] = {"fig02": _fig02(study, folder), "fig03": _fig03(study, folder)}
-    figures["fig04"] = _fig04(folder)
-    figures |= _fig09_to_11(study, equal, folder)
+    equal, of = headline(study), options.experiment
+    figures = _fig09_to_11(study, equal, folder)
+    found: dict[str, Any] = {"experiment": asdict(of), "equal": equal, "figures": figures}
+    if of.policies:
+        return found
+    found |= {"at_code_lambda": at_code_lambda(study), "paper_method": _paper_method(study, equal, folder)}
     figures |= {"fig12": _fig12(study, folder), "fig13": _fig13(study, folder)}
-    if study.options.sweeps:
-        floor = {f: equal[f]["rows"]["clover"]["accuracy"]["mean"] for f in study.options.families}
+    if not of.as_printed:
+        return found
+    figures |= {"fig02": _fig02(study, folder), "fig03": _fig03(study, folder), "fig04": _fig04(folder)}
+    if options.sweeps:
+        floor = {f: equal[f]["rows"]["clover"]["accuracy"]["mean"] for f in study.families}
         swept = sweep_figures(study, folder, floor)
         figures |= swept.pop("figures")
         found |= swept
-    return found | {"figures": figures}
+    return found | {"printed": printed(study, found)}
 
 
 def _fig02(study: Study, folder: Path) -> Any:
-    rows = {f: opportunities.mixes(f) for f in study.options.families}
+    rows = {f: opportunities.mixes(f) for f in study.families}
     write_csv(folder, "fig02", [{"family": f, **row} for f, found in rows.items() for row in found])
     plots.scatter(rows, folder, "fig02")
     return rows
 
 
 def _fig03(study: Study, folder: Path) -> Any:
-    rows = {f: opportunities.partitions(f) for f in study.options.families}
+    rows = {f: opportunities.partitions(f) for f in study.families}
     write_csv(folder, "fig03", [{"family": f, **row} for f, found in rows.items() for row in found])
     shown = {
         "saving at one load, %": "carbon_saving_pct",
@@ -122,7 +142,7 @@ def _fig04(folder: Path) -> Any:
 
 def _fig09_to_11(study: Study, equal: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     nine, ten = [], []
-    for family in study.options.families:
+    for family in study.families:
         rows = equal[family]["rows"]
         base = rows["base"]["grams_per_request"]["all"]
         for label, row in rows.items():
@@ -146,13 +166,13 @@ def _fig09_to_11(study: Study, equal: Mapping[str, Any], folder: Path) -> dict[s
         "p95 over the SLO": lambda r: r["p95_over_slo"],
     }
     plots.grouped(
-        {title: {f: {r["scheme"]: pick(r) for r in nine if r["family"] == f} for f in study.options.families}
+        {title: {f: {r["scheme"]: pick(r) for r in nine if r["family"] == f} for f in study.families}
          for title, pick in shown.items()},
         folder, "fig09", tuple(shown),
     )  # fmt: skip
-    plots.schemes({f: equal[f]["rows"] for f in study.options.families}, folder, "fig10")
+    plots.schemes({f: equal[f]["rows"] for f in study.families}, folder, "fig10")
     seed = study.options.seeds[0]
-    over_time = {f: curves(study, f, seed) for f in study.options.families}
+    over_time = {f: curves(study, f, seed) for f in study.families}
     plots.objective(over_time, folder, "fig11")
     lines = [
         {"family": f, "scheme": label, "at_s": at, "intensity": ci, "dC_pct": c, "dA_pct": a, "f_pct": value}
@@ -170,9 +190,9 @@ def _fig12(study: Study, folder: Path) -> Any:
     found: dict[str, Any] = {}
     hours, speedup = study.options.hours, study.options.speedup
     widths_s = [min(WINDOW_H, hours - n * WINDOW_H) * HOUR_S / speedup for n in range(math.ceil(hours / WINDOW_H))]
-    for family in study.options.families:
+    for family in study.families:
         found[family] = {}
-        for scheme in ("blover", "clover", "clover, guided"):
+        for scheme in SEARCHES:
             runs = [study.runs[s] for s in schemes_of(study, family)[scheme]]
             time_pct, inside, count = [0.0] * len(widths_s), 0, 0
             for run in runs:
@@ -205,7 +225,7 @@ def _fig13(study: Study, folder: Path) -> Any:
 
     Joules are priced at the intensity of the moment, C_base is BASE at 250 g/kWh: a clean hour saves by itself.
     """
-    family = FIG13_FAMILY if FIG13_FAMILY in study.options.families else study.options.families[-1]
+    family = FIG13_FAMILY if FIG13_FAMILY in study.families else study.families[-1]
     seed = study.options.seeds[0]
     run = study.runs[next(s for s in schemes_of(study, family)["clover"] if s.seed == seed)]
     reference = study.reference(family, seed)
@@ -234,7 +254,7 @@ def sweep_figures(study: Study, folder: Path, floor: Mapping[str, float]) -> dic
 
     The summary's parts `ablation`, `ablation_loose_slo`, `loads` and `turned_by_30_pct`, and its `figures`.
     """
-    families = study.options.families
+    families = study.families
     figures = {
         "fig14": _fig14(study, folder),
         "fig15": _fig15(study, folder),
@@ -265,14 +285,14 @@ def _flat(found: Mapping[str, Any], names: tuple[str, str] = CASES) -> list[dict
 
 
 def _fig14(study: Study, folder: Path) -> Any:
-    found = {f: sweeps.lambda_sweep(study, f) for f in study.options.families}
+    found = {f: sweeps.lambda_sweep(study, f) for f in study.families}
     write_csv(folder, "fig14", _flat(found, ("sweep", "value")))
     plots.weights(found, folder, "fig14")
     return found
 
 
 def _fig15(study: Study, folder: Path) -> Any:
-    found = {f: sweeps.fleet_sweep(study, f) for f in study.options.families}
+    found = {f: sweeps.fleet_sweep(study, f) for f in study.families}
     write_csv(folder, "fig15", _flat(found))
     plots.grouped(
         {f: {f"{n} GPUs": {p: one["p95_over_slo"] for p, one in by.items()} for n, by in cases.items()}
@@ -294,7 +314,7 @@ def _fig16(study: Study, folder: Path) -> Any:
 
 
 def _bases(study: Study, folder: Path) -> Any:
-    found = {f: sweeps.base_variants(study, f) for f in study.options.families}
+    found = {f: sweeps.base_variants(study, f) for f in study.families}
     write_csv(folder, "bases", [{"family": f, "base": b, **one} for f, by in found.items() for b, one in by.items()])
     plots.bars(
         {f: {name: one["joules_over_7g_pct"] for name, one in by.items()} for f, by in found.items()},
