@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
+from itertools import chain
 from typing import Final, NamedTuple
 
 from controller.planners.planner_settings import ExactSettings, PlannerSettings
@@ -20,7 +21,7 @@ from trefoil.core.common import ProfileRow
 from trefoil.core.device_types import COMPUTE_SLICES, CPUS, device_share, profile_type, slice_servers, slice_type
 from trefoil.core.fleet import DeviceKind, DeviceType, SliceType
 from trefoil.core.plan_check import CONTEXT_MIB
-from trefoil.core.power import at_clock
+from trefoil.core.power import rows_at
 from trefoil.core.queueing import Z_95, ServiceTime, pool_rate_max, service_time, utilisation_max
 from trefoil.core.units import MS_PER_S
 
@@ -397,7 +398,7 @@ class CatalogKey:
     def rows(self, kind: DeviceType, shape: str, family: str, variant: str, clock_mhz: int) -> tuple[ProfileRow, ...]:
         """Rows of whole models alone on their slice at a clock (0: the highest that is profiled), by batch.
 
-        Where nobody profiled that clock, as the law of the nearest one that is has it.
+        At a clock that is not profiled by the law of trefoil/core/power.py.
         """
         by_clock = _index(self).get((profile_type(kind.name), shape, family, variant), {})
         if not by_clock and profile_type(kind.name) == CPUS:
@@ -425,8 +426,7 @@ def _rows_at(
     same: CatalogKey, kind: DeviceType, shape: str, family: str, variant: str, clock_mhz: int
 ) -> tuple[ProfileRow, ...]:
     by_clock = _index(same)[profile_type(kind.name), shape, family, variant]
-    nearest = by_clock[min(by_clock, key=lambda profiled_mhz: (abs(profiled_mhz - clock_mhz), profiled_mhz))]
-    return tuple(at_clock(kind, row, clock_mhz) for row in nearest)
+    return rows_at(kind, chain.from_iterable(by_clock.values()), clock_mhz)
 
 
 @lru_cache(maxsize=16)

@@ -42,10 +42,11 @@ class SliceLatencies:
 
     def learn(self, catalog: Catalog) -> None:
         """Go by another catalogue from now on."""
-        self._weights: dict[tuple[str, str, str, str, int], float] = {}
+        highest: dict[tuple[str, str, str, str, int], tuple[int, float]] = {}  # clock, and s there of all batches
         for row in catalog.rows:
             key = (row.device_type, row.slice_type, row.family, row.variant, row.stage)
-            self._weights[key] = max(row.clock_sensitivity, self._weights.get(key, 0.0))
+            highest[key] = max(highest.get(key, (0, 0.0)), (row.clock_mhz, row.clock_sensitivity))
+        self._weights = {key: s for key, (_, s) in highest.items()}
 
     def add_window(self, window: LoadWindow, now_s: float) -> None:
         """Add a window that came now."""

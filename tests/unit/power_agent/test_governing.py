@@ -96,7 +96,9 @@ def window(*cells: tuple[SliceKey, str, list[float]], length_s: float = 0.5, seq
 
 def test_a_governor_is_told_who_is_hosted_and_how_late_each_slice_was_since_the_clock_changed():
     row = ProfileRow(A100, "3g.20gb", "digits", "m", 0, 1, 1410, (), 20.0, 22.0, 23.0, 50.0, 5.0, 100.0, 100)
-    catalog = Catalog((), (replace(row, clock_sensitivity=0.3), replace(row, variant="s", clock_sensitivity=0.7)))
+    slower = replace(row, clock_mhz=735, clock_sensitivity=0.5)  # of its own clock: of the highest it is 0.3
+    full, small = replace(row, clock_sensitivity=0.3), replace(row, variant="s", clock_sensitivity=0.7)
+    catalog = Catalog((), (full, slower, small))
     seen = SliceLatencies(catalog)
     seen.slo_ms = {"digits": 75.0}
     plan = replace(planned(), slices=SERVING)
